@@ -295,7 +295,7 @@ def test_a_vm_with_nodes_of_its_own_runs_and_grows(world: World) -> None:
     world.hypervisor.define(spec)
     world.hypervisor.start(spec.uuid)
     world.resizing.add_vcpus(spec.uuid, 4)
-    world.resizing.set_memory(spec.uuid, 64 << 20, WAIT_LIMIT)
+    world.resizing.set_memory(spec.uuid, 64 << 20, WAIT_LIMIT, threading.Event())
     assert world.hypervisor.power(spec.uuid).power is Power.RUNNING
 
 
@@ -543,13 +543,13 @@ def test_a_vm_gets_more_vcpus_up_to_what_it_was_made_for_on_or_off(world: World)
 def test_a_vm_that_is_off_takes_memory_up_to_what_it_was_made_for(world: World) -> None:
     spec = world.spec(size=VmSize(vcpus=1, memory_bytes=32 << 20, max_memory_bytes=64 << 20))
     world.hypervisor.define(spec)
-    world.resizing.set_memory(spec.uuid, 48 << 20, WAIT_LIMIT)
-    world.resizing.set_memory(spec.uuid, 32 << 20, WAIT_LIMIT)
+    world.resizing.set_memory(spec.uuid, 48 << 20, WAIT_LIMIT, threading.Event())
+    world.resizing.set_memory(spec.uuid, 32 << 20, WAIT_LIMIT, threading.Event())
     with pytest.raises(WrongState, match="not 134217728"):
-        world.resizing.set_memory(spec.uuid, 128 << 20, WAIT_LIMIT)
+        world.resizing.set_memory(spec.uuid, 128 << 20, WAIT_LIMIT, threading.Event())
     assert world.resizing.memory_in_use(spec.uuid) is None
     world.hypervisor.start(spec.uuid)
-    world.resizing.set_memory(spec.uuid, 64 << 20, WAIT_LIMIT)
+    world.resizing.set_memory(spec.uuid, 64 << 20, WAIT_LIMIT, threading.Event())
 
 
 def test_no_foreign_and_no_unknown_vm_is_resized(world: World) -> None:
@@ -558,7 +558,7 @@ def test_no_foreign_and_no_unknown_vm_is_resized(world: World) -> None:
     for domain in (foreign, uuid.uuid4()):
         for change in (
             lambda domain=domain: world.resizing.add_vcpus(domain, 1),
-            lambda domain=domain: world.resizing.set_memory(domain, 32 << 20, WAIT_LIMIT),
+            lambda domain=domain: world.resizing.set_memory(domain, 32 << 20, WAIT_LIMIT, threading.Event()),
             lambda domain=domain: world.resizing.memory_in_use(domain),
         ):
             with pytest.raises(NotFound):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import uuid
 from typing import Any
 
 from fakes.hypervisor import FakeHypervisor
+from fakes.journal import WAIT_LIMIT
 
 from virtshim.domain.cgroup import CgroupLimits
-from virtshim.domain.errors import NotFound, WrongState
+from virtshim.domain.errors import Aborted, NotFound, WrongState
 from virtshim.domain.vm import VmSpec
 
 
@@ -21,6 +23,9 @@ class FakeResizing:
         self._hypervisor = hypervisor
         self.used: int | None = 0
         self.stubborn: set[uuid.UUID] = set()
+        # They give memory back one day; `waits` is set when one is waited for.
+        self.slow: set[uuid.UUID] = set()
+        self.waits = threading.Event()
 
     def add_vcpus(self, domain: uuid.UUID, count: int) -> None:
         spec = self._spec(domain)
@@ -28,13 +33,17 @@ class FakeResizing:
             raise WrongState(f"VM {domain} can have {spec.size.max_vcpus} vCPUs, not {count}")
         self._resize(domain, vcpus=max(spec.size.vcpus, count), max_vcpus=max(spec.size.vcpus, spec.size.max_vcpus))
 
-    def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
+    def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float, cancelled: threading.Event) -> None:
         spec = self._spec(domain)
         most = max(spec.size.memory_bytes, spec.size.max_memory_bytes)
         if memory_bytes > most:
             raise WrongState(f"VM {domain} can have {most} bytes, not {memory_bytes}")
         if domain in self.stubborn and memory_bytes < spec.size.memory_bytes:
             raise WrongState(f"the guest of VM {domain} did not give memory back")
+        if domain in self.slow and memory_bytes < spec.size.memory_bytes:
+            self.waits.set()
+            assert cancelled.wait(WAIT_LIMIT), "nobody cut it short"
+            raise Aborted(f"VM {domain} is being stopped")
         self._resize(domain, memory_bytes=memory_bytes, max_memory_bytes=most)
 
     def memory_in_use(self, domain: uuid.UUID) -> int | None:

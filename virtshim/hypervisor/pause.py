@@ -16,6 +16,7 @@ from lxml import etree
 from virtshim.domain.errors import Aborted, DeadlineExceeded, NotFound, WrongState
 from virtshim.domain.vm import Power
 from virtshim.hypervisor import ownership
+from virtshim.hypervisor.bounded import BoundedCalls
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.domain_xml import SECRETS, NodeProfile
 from virtshim.hypervisor.errors import code_of, message_of
@@ -25,6 +26,8 @@ from virtshim.hypervisor.xmltext import absolute_path
 log = structlog.get_logger(__name__)
 
 _ENDED: Final = frozenset({libvirt.VIR_ERR_OPERATION_ABORTED, libvirt.VIR_ERR_OPERATION_FAILED})
+# Seconds for a QEMU that answers its monitor at all.
+_LIMIT: Final = 10.0
 # Seconds between two tries to abort: the job may not have begun when the time is over.
 _AGAIN: Final = 0.2
 
@@ -33,14 +36,35 @@ class LibvirtPausing:
     def __init__(self, connection: Connection, profile: NodeProfile) -> None:
         self._connection = connection
         self._profile = profile
+        self._pausing = BoundedCalls("pause")
+        self._resuming = BoundedCalls("resume")
+        self._asking = BoundedCalls("ask for disk errors of")
 
     def pause(self, domain: uuid.UUID) -> None:
-        with self._using(domain, "pause") as (_, found):
-            if power_of(found).power is not Power.RUNNING:
-                raise WrongState(f"VM {domain} is not running: it cannot be paused")
-            found.suspend()
+        """One that comes when it is not waited for any more is taken back."""
+        is_paused, given_up = threading.Event(), threading.Event()
+
+        def suspend() -> None:
+            with self._using(domain, "pause") as (_, found):
+                if power_of(found).power is not Power.RUNNING:
+                    raise WrongState(f"VM {domain} is not running: it cannot be paused")
+                found.suspend()
+            is_paused.set()
+            if given_up.is_set():
+                self._resume(domain)
+
+        try:
+            self._pausing.call(domain, suspend, _LIMIT)
+        except DeadlineExceeded:
+            given_up.set()
+            if is_paused.is_set():  # this moment
+                self.resume(domain)
+            raise
 
     def resume(self, domain: uuid.UUID) -> None:
+        self._resuming.call(domain, lambda: self._resume(domain), _LIMIT)
+
+    def _resume(self, domain: uuid.UUID) -> None:
         with contextlib.suppress(NotFound), self._using(domain, "resume") as (_, found):
             try:
                 found.resume()
@@ -50,12 +74,14 @@ class LibvirtPausing:
 
     def out_of_space(self, domain: uuid.UUID) -> bool:
         try:
-            with self._using(domain, "ask for disk errors of") as (_, found):
-                # libvirt-python's annotation says str.
-                errors = cast("dict[str, int]", found.diskErrors())
+            errors = self._asking.call(domain, lambda: self._disk_errors(domain), _LIMIT)
         except (NotFound, WrongState):
             return False
         return bool(errors) and set(errors.values()) == {libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE}
+
+    def _disk_errors(self, domain: uuid.UUID) -> dict[str, int]:
+        with self._using(domain, "ask for disk errors of") as (_, found):
+            return cast("dict[str, int]", found.diskErrors())  # libvirt-python's annotation says str
 
     def save_memory(self, domain: uuid.UUID, path: str, timeout: float) -> None:
         """A snapshot of memory alone: the VM and its disks stay as they are, and libvirt remembers nothing of it."""

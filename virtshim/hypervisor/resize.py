@@ -13,7 +13,7 @@ from typing import cast
 import libvirt
 
 from virtshim.domain.cgroup import CgroupLimits
-from virtshim.domain.errors import WrongState
+from virtshim.domain.errors import Aborted, WrongState
 from virtshim.domain.sizing import numbers_in
 from virtshim.hypervisor import ownership
 from virtshim.hypervisor.bounded import BoundedCalls
@@ -47,9 +47,13 @@ class LibvirtResizing:
         """See the port."""
         self._changing.call(domain, lambda: self._add_vcpus(domain, count), _ANSWER_TIMEOUT)
 
-    def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
+    def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float, cancelled: threading.Event) -> None:
         """See the port."""
-        self._changing.call(domain, lambda: self._set_memory(domain, memory_bytes, timeout), timeout + _ANSWER_TIMEOUT)
+
+        def change() -> None:
+            self._set_memory(domain, memory_bytes, timeout, cancelled)
+
+        self._changing.call(domain, change, timeout + _ANSWER_TIMEOUT)
 
     def memory_in_use(self, domain: uuid.UUID) -> int | None:
         """See the port."""
@@ -65,17 +69,17 @@ class LibvirtResizing:
                 if found.vcpusFlags(scope) < count:
                     found.setVcpusFlags(count, scope)
 
-    def _set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
+    def _set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float, cancelled: threading.Event) -> None:
         with self._connection.using(f"change the memory of VM {domain}") as conn:
             found = ownership.find(conn, domain, self._profile.node)
             most = found.maxMemory() << 10
             if memory_bytes > most:
                 raise WrongState(f"VM {domain} can have {most} bytes of memory, not {memory_bytes}; recreate the pod")
             if found.isActive():
-                self._inflate(found, domain, memory_bytes, timeout)
+                self._inflate(found, memory_bytes, timeout, cancelled)
             found.setMemoryFlags(memory_bytes >> 10, _CONFIG)
 
-    def _inflate(self, found: libvirt.virDomain, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
+    def _inflate(self, found: libvirt.virDomain, memory_bytes: int, timeout: float, cancelled: threading.Event) -> None:
         before = has = _actual(found)
         found.setMemoryFlags(memory_bytes >> 10, _LIVE)
         moved = started = time.monotonic()
@@ -84,10 +88,12 @@ class LibvirtResizing:
             if now >= started + timeout or now >= moved + _STALLED:
                 found.setMemoryFlags(before >> 10, _LIVE)
                 raise WrongState(
-                    f"the guest of VM {domain} does not release memory: it still has {has} bytes, {memory_bytes} were "
+                    f"the guest of VM {found.name()} does not release memory: it still has {has} bytes, {memory_bytes} were "
                     "requested; free some in the guest, or restart the pod"
                 )
-            threading.Event().wait(_BALLOON_POLL)
+            if cancelled.wait(_BALLOON_POLL):
+                found.setMemoryFlags(before >> 10, _LIVE)
+                raise Aborted(f"the memory of VM {found.name()} is what it was: it is being stopped")
             last, has = has, _actual(found)
             moved = time.monotonic() if has < last else moved
 

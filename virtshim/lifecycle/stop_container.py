@@ -90,7 +90,7 @@ class StopContainer:
     def stop(self, container: Container, grace: float) -> None:
         """Returns when the container is not running any more, and its devices are free or known to be broken: kubelet may
         grant them anew. `grace` in seconds, 0 ends it at once. Overlapping calls share one stop and the shortest grace wins."""
-        with self._locks.held(container.sandbox_id):  # behind a StartContainer that is under way
+        with self._locks.held_to_end(container.sandbox_id):  # behind a StartContainer that is under way
             found = self._records.containers.get(container.id)
             # Of one whose record cannot be read a VM may run.
             may_run = found is not None and found.phase in (ContainerPhase.RUNNING, ContainerPhase.UNKNOWN)
@@ -153,11 +153,17 @@ class StopContainer:
     def kill(self, container: Container, message: str) -> None:
         """Ends its VM now, whoever else is stopping it. Waits for no other stop and for no devices, so it may be called with the
         pod's lock held; `stop` may not: what it joins needs that lock."""
-        with contextlib.suppress(ShimError):  # it is to end, whatever can be written
-            self._exits.record_if_ended(container.id)  # by itself, a moment ago: libvirt may call it destroyed by us
+        self._record_own_end(container)
         self._unplug.before_kill(container, message)
         self._hypervisor.destroy(container.domain_uuid, container.id)
         self._settled(container, message)
+
+    def _record_own_end(self, container: Container) -> None:
+        """Of one that ended by itself a moment ago: libvirt may call it destroyed when we have tried to. Waits for nobody: who
+        has the pod's lock may be waiting for this VM's end. Nor is what cannot be written a reason to let it run."""
+        with self._locks.held_soon(container.sandbox_id, 0) as held, contextlib.suppress(ShimError):
+            if held:
+                self._exits.record_if_ended(container.id)
 
     def _lead(self, container: Container, stop: _Stop) -> None:
         try:

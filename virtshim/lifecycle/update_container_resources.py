@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from dataclasses import dataclass
 
@@ -36,6 +37,8 @@ class _Change:
     size: VmSize
     before: VmCgroup
     after: VmCgroup
+    # Set when its VM is to end.
+    cancelled: threading.Event
 
     @property
     def runs(self) -> bool:
@@ -55,8 +58,9 @@ class UpdateContainerResources:
 
     def resize(self, wanted: Container, resources: Resources) -> None:
         """`resources` holds what is to change; 0 and "" leave alone. On an error everything is as it was, but for vCPUs
-        that were added already: no guest can be made to let go of one. Raises NotFound, WrongState, InvalidRequest."""
-        with self.locks.held(wanted.sandbox_id):
+        that were added already: no guest can be made to let go of one. Raises NotFound, WrongState, InvalidRequest; Aborted
+        for a VM that is being stopped, which does not wait for a guest to give memory back."""
+        with self.locks.held_while_waiting(wanted.sandbox_id) as cancelled:
             container = existing_container(self.records, wanted.id)
             if container.phase not in (ContainerPhase.CREATED, ContainerPhase.RUNNING):
                 raise WrongState(
@@ -81,6 +85,7 @@ class UpdateContainerResources:
                 size=size,
                 before=cgroup_of(container, sandbox, container.resources, container.status.size, sizes),
                 after=cgroup_of(container, sandbox, after, size, sizes),
+                cancelled=cancelled,
             )
             self._apply(change, after)
         log.info("container.resized", container=container.id.short, vcpus=size.vcpus, memory=size.memory_bytes)
@@ -125,5 +130,9 @@ class UpdateContainerResources:
 
     def _set_memory(self, change: _Change, undo: Rollback) -> None:
         before = change.container.status.size.memory_bytes
-        undo.add("memory", lambda: self.resizing.set_memory(change.domain, before, _BALLOON_LIMIT))
-        self.resizing.set_memory(change.domain, change.size.memory_bytes, _BALLOON_LIMIT)
+
+        def set_to(memory_bytes: int) -> None:
+            self.resizing.set_memory(change.domain, memory_bytes, _BALLOON_LIMIT, change.cancelled)
+
+        undo.add("memory", lambda: set_to(before))
+        set_to(change.size.memory_bytes)

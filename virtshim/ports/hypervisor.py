@@ -75,9 +75,9 @@ class VmResizing(Protocol):
     def add_vcpus(self, domain: uuid.UUID, count: int) -> None:
         """Brings it to `count` vCPUs; none is taken away."""
 
-    def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
+    def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float, cancelled: threading.Event) -> None:
         """Guest memory, by the balloon. Returns when a running guest has given back what it is to give back; if it has
-        not within the time, WrongState, and its memory is what it was."""
+        not within the time, WrongState, or when `cancelled` is set, Aborted, and its memory is what it was."""
 
     def memory_in_use(self, domain: uuid.UUID) -> int | None:
         """Bytes that the guest cannot give back; None if it does not say (off, or no balloon driver)."""

@@ -10,10 +10,10 @@ from virtshim.domain.ids import ContainerId
 
 
 class VmPausing(Protocol):
-    """Pauses and resumes VMs. Errors: as Hypervisor."""
+    """Pauses and resumes VMs. Errors: as Hypervisor; DeadlineExceeded, within seconds, if its QEMU does not answer."""
 
     def pause(self, domain: uuid.UUID) -> None:
-        """WrongState if it is not running."""
+        """WrongState if it is not running. After any error it is not paused, or not for long."""
 
     def resume(self, domain: uuid.UUID) -> None:
         """A paused one goes on; a write that failed is tried again. No error if it is not paused, off or gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,9 @@ class PodLocks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._locks: dict[SandboxId, tuple[threading.RLock, int]] = {}
+        # By who waits for a guest; of those who wait to end its VM, how many.
+        self._waits: dict[SandboxId, threading.Event] = {}
+        self._ends = Counter[SandboxId]()
 
     def is_busy(self, sandbox: SandboxId) -> bool:
         """Whether a call has the pod, or waits for it."""
@@ -36,6 +40,38 @@ class PodLocks:
             finally:
                 if held:
                     lock.release()
+
+    @contextmanager
+    def held_while_waiting(self, sandbox: SandboxId) -> Iterator[threading.Event]:
+        """As `held`, by who waits for the pod's guest, and not within another `held`: it leaves off when the event is set."""
+        with self.held(sandbox):
+            leave_off = threading.Event()
+            with self._lock:
+                self._waits[sandbox] = leave_off
+                if sandbox in self._ends:
+                    leave_off.set()
+            try:
+                yield leave_off
+            finally:
+                with self._lock:
+                    del self._waits[sandbox]
+
+    @contextmanager
+    def held_to_end(self, sandbox: SandboxId) -> Iterator[None]:
+        """As `held`, by who is to end the pod's VM: who waits for its guest need not."""
+        with self._lock:
+            self._ends[sandbox] += 1
+            if (waits := self._waits.get(sandbox)) is not None:
+                waits.set()
+        try:
+            with self.held(sandbox):
+                yield
+        finally:
+            with self._lock:
+                if self._ends[sandbox] == 1:
+                    del self._ends[sandbox]
+                else:
+                    self._ends[sandbox] -= 1
 
     @contextmanager
     def _known(self, sandbox: SandboxId) -> Iterator[threading.RLock]:

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -112,4 +113,4 @@ def end():
     connection.close()
 
 
-_ = dataclasses, os
+_ = dataclasses, os, threading

@@ -87,7 +87,7 @@ def test_each_of_a_guests_nodes_runs_on_the_cpus_of_its_own_and_so_do_vcpus_that
 boot_on_two(limits=CgroupLimits(cpuset_mems="0"))
 say(runs_on())
 resizing.add_vcpus(SPEC.uuid, 4)
-resizing.set_memory(SPEC.uuid, 64 << 20, 30)
+resizing.set_memory(SPEC.uuid, 64 << 20, 30, threading.Event())
 say(runs_on())
 words = Path(f"/proc/{qemu_pid()}/cmdline").read_text().split(chr(0))
 say([word for word in words if '"policy"' in word])

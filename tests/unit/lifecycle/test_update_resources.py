@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.journal import WAIT_LIMIT
 from fakes.world import World, container_config, sandbox_config
 
 from virtshim.domain.container import ContainerPhase, Resources
-from virtshim.domain.errors import InvalidRequest, NotFound, ShimError, WrongState
+from virtshim.domain.errors import Aborted, InvalidRequest, NotFound, ShimError, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.vm import VmSize, VmSpec
 
@@ -226,6 +228,22 @@ def test_a_guest_that_keeps_its_memory_keeps_everything_as_it_was(world: World) 
     with pytest.raises(WrongState, match="did not give memory back"):
         resize(world, container, memory_limit_bytes=512 * MIB, cpu_quota=50_000)
     assert picture(world, container) == before
+
+
+def test_a_stop_does_not_wait_until_a_guest_has_given_memory_back(world: World) -> None:
+    _, container = vm(world)
+    before = world.container(container)
+    resizing = world.outside.resizing
+    resizing.slow.add(world.domain(container))
+    with ThreadPoolExecutor(1) as pool:
+        resized = pool.submit(resize, world, container, memory_limit_bytes=512 * MIB)
+        assert resizing.waits.wait(WAIT_LIMIT)
+        world.stop(container)
+        with pytest.raises(Aborted, match="is being stopped"):
+            resized.result(WAIT_LIMIT)
+    after = world.container(container)
+    assert after.phase is ContainerPhase.EXITED
+    assert (after.resources, after.status.size) == (before.resources, before.status.size)
 
 
 def test_a_limit_that_the_kernel_refuses_gives_the_guest_its_memory_back(world: World) -> None:

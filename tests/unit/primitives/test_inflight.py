@@ -201,6 +201,30 @@ def test_pods_do_not_wait_for_each_other() -> None:
         Background(other).done()
 
 
+def test_who_waits_for_a_guest_leaves_off_for_who_is_to_end_its_vm() -> None:
+    locks = PodLocks()
+
+    def end() -> None:
+        with locks.held_to_end(POD):
+            pass
+
+    with locks.held_while_waiting(POD) as leave_off:
+        ending = Background(end)
+        assert leave_off.wait(WAIT_LIMIT)
+    ending.done()
+    with locks.held_while_waiting(POD) as leave_off:
+        assert not leave_off.is_set(), "that is over"
+
+
+def test_who_comes_between_an_end_and_its_turn_does_not_wait_for_the_guest_either() -> None:
+    locks = PodLocks()
+    with locks.held_to_end(POD):
+        with locks.held_while_waiting(POD) as leave_off:
+            assert leave_off.is_set()
+        with locks.held_while_waiting(OTHER) as leave_off:
+            assert not leave_off.is_set()
+
+
 def test_locks_that_nobody_holds_are_forgotten() -> None:
     locks = PodLocks()
     with pytest.raises(InternalError), locks.held(POD):

@@ -1,0 +1,106 @@
+"""A QEMU that does not answer, and a guest that keeps its memory, hold nobody up who can do something about it."""
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import libvirt
+import pytest
+
+from virtshim.domain.errors import Aborted, DeadlineExceeded
+from virtshim.hypervisor import ownership, pause
+from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
+from virtshim.hypervisor.domain_xml import NodeProfile
+from virtshim.hypervisor.pause import LibvirtPausing
+from virtshim.hypervisor.resize import LibvirtResizing
+
+VM = uuid.uuid4()
+PROFILE = NodeProfile("node", DomainType.QEMU, "/usr/bin/qemu", "/usr/bin/qemu", Cgroups.OFF)
+LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
+MIB = 1 << 20
+WAIT_LIMIT = 30.0
+
+
+class Domain:
+    """A running one, which answers its monitor once `answers` is set."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.resumed = threading.Event()
+        self.memory = 512 * MIB
+        self.asked: list[tuple[int, int]] = []
+
+    def state(self) -> list[int]:
+        return [libvirt.VIR_DOMAIN_RUNNING, 0]
+
+    def suspend(self) -> None:
+        assert self.answers.wait(WAIT_LIMIT)
+
+    def resume(self) -> None:
+        assert self.answers.wait(WAIT_LIMIT)
+        self.resumed.set()
+
+    def diskErrors(self) -> dict[str, int]:  # noqa: N802  libvirt's
+        assert self.answers.wait(WAIT_LIMIT)
+        return {}
+
+    def name(self) -> str:
+        return "virtshim-test"
+
+    def isActive(self) -> int:  # noqa: N802
+        return 1
+
+    def maxMemory(self) -> int:  # noqa: N802
+        return 1024 * MIB >> 10
+
+    def memoryStats(self) -> dict[str, int]:  # noqa: N802
+        return {"actual": self.memory >> 10}
+
+    def setMemoryFlags(self, kib: int, flags: int) -> None:  # noqa: N802
+        self.asked.append((kib << 10, flags))
+
+
+class Connected:
+    @contextlib.contextmanager
+    def using(self, _what: str) -> Iterator[None]:
+        yield
+
+
+@pytest.fixture
+def domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Domain]:
+    made = Domain()
+    monkeypatch.setattr(ownership, "find", lambda *_: made)
+    yield made
+    made.answers.set()
+
+
+@pytest.fixture
+def pausing(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> LibvirtPausing:
+    monkeypatch.setattr(pause, "_LIMIT", 0.0)
+    connection: Any = Connected()
+    return LibvirtPausing(connection, PROFILE)
+
+
+@pytest.mark.parametrize("action", ["pause", "resume", "out_of_space"])
+def test_a_qemu_that_does_not_answer_is_given_up(pausing: LibvirtPausing, action: str) -> None:
+    for _ in range(2):
+        with pytest.raises(DeadlineExceeded, match=f"VM {VM}: its QEMU does not answer"):
+            getattr(pausing, action)(VM)
+
+
+def test_a_pause_that_comes_when_nobody_waits_any_more_is_taken_back(pausing: LibvirtPausing, domain: Domain) -> None:
+    with pytest.raises(DeadlineExceeded):
+        pausing.pause(VM)
+    domain.answers.set()
+    assert domain.resumed.wait(WAIT_LIMIT), "the VM stands still, and no record says why"
+
+
+def test_a_guest_is_not_waited_for_whose_vm_is_to_end(domain: Domain) -> None:
+    connection: Any = Connected()
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises(Aborted, match="being stopped"):
+        LibvirtResizing(connection, PROFILE).set_memory(VM, 256 * MIB, WAIT_LIMIT, cancelled)
+    assert domain.asked == [(256 * MIB, LIVE), (512 * MIB, LIVE)]
