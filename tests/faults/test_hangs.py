@@ -17,6 +17,10 @@ from refusals import within
 from work import Work
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.cri.operator.client import operating
+from virtshim.domain.errors import DeadlineExceeded
+from virtshim.domain.guest.operation import Action
+from virtshim.domain.layout import admin_socket
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
@@ -89,6 +93,34 @@ def test_a_hung_qemu_holds_up_nobody_and_is_killed_when_its_grace_is_over(
     status = work.cri.status(work.container)
     assert (status.state, status.exit_code) == (pb.CONTAINER_EXITED, 137)
     assert hung not in mortal.qemu_pids()
+
+
+def pause(mortal: MortalNode, work: Work) -> None:
+    with operating(admin_socket(mortal.settings.layout())) as operator:
+        operator.act(Action.PAUSE, work.container)
+
+
+def test_a_pause_that_hangs_is_given_up_and_keeps_nobody_from_stopping_the_container(
+    mortal: MortalNode, work: Work, hung: int
+) -> None:
+    with pytest.raises(DeadlineExceeded, match="does not answer"):
+        within(4 * SOON, lambda: pause(mortal, work))
+    within(GRACE + KILLING, lambda: work.cri.stop(work.container, GRACE))
+    assert work.cri.status(work.container).state == pb.CONTAINER_EXITED
+    assert hung not in mortal.qemu_pids()
+
+
+def test_a_paused_vm_whose_qemu_hangs_can_be_stopped(mortal: MortalNode, work: Work) -> None:
+    """It is to go on before it is asked to end."""
+    for step in (work.run, work.create, work.start):
+        step()
+    pause(mortal, work)
+    assert mortal.bystander is not None
+    (pid,) = mortal.qemu_pids() - mortal.bystander.pids
+    with stopped(pid):
+        within(2 * SOON + GRACE + KILLING, lambda: work.cri.stop(work.container, GRACE))
+    assert work.cri.status(work.container).state == pb.CONTAINER_EXITED
+    assert pid not in mortal.qemu_pids()
 
 
 def test_a_pod_whose_qemu_hangs_can_be_removed(mortal: MortalNode, work: Work, hung: int) -> None:

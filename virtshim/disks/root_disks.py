@@ -136,9 +136,10 @@ class RootDiskStore:
                 for file in (*own.glob(empty_disk_name("*")), *own.glob(f"{KERNELS}*")):
                     file.unlink(missing_ok=True)
                 return
-            remove_tree(self._layout.containers, container.value)
             remove_tree(self._layout.sockets, container.short)
             remove_tree(self._layout.vnc_sockets, container.short)
+            # Last: of a container without a record this alone is known, to who repeats it.
+            remove_tree(self._layout.containers, container.value)
         except OSError as exc:
             raise InternalError(f"container {container}: its files cannot be removed: {exc.strerror}") from exc
 

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fakes.disks import FakeContainersRoom, FakeDiskPlaces, FakeRootDisks
 
-from virtshim.disks import containers_room
+from virtshim.disks import containers_room, root_disks
 from virtshim.disks.disk_places import DiskPlacesFiles
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.domain.errors import InternalError
@@ -24,6 +25,7 @@ from virtshim.domain.pod_disk import disk_name, pod_hash
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.vm import Disk
 from virtshim.ports.disks import ContainersRoom, DiskPlaces, RootDisks
+from virtshim.removal import remove_tree
 
 A = ContainerId("a" * 64)
 B = ContainerId("b" * 64)
@@ -300,6 +302,30 @@ def test_what_tpms_remember_goes_with_the_pods_disk(tmp_path: Path) -> None:
         world.places.keep_tpm(POD_DISK, one)
     disks.delete_pod_disks(pod_hash(WEB))
     assert [path.name for path in states.iterdir()] == [str(uuids[2])]
+
+
+def test_a_removal_that_was_cut_off_is_known_until_the_repeated_one_has_done_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = OnDisk(tmp_path)
+    world.create(A)
+    made = [world.layout.socket_dir(A), f"{world.layout.vnc_sockets}/{A.short}", world.layout.container_dir(A)]
+    os.makedirs(made[1])
+    steps: Iterator[str] = iter(())
+
+    def dies(parent: str, name: str) -> None:
+        if next(steps, "") == "die":
+            raise KeyboardInterrupt
+        remove_tree(parent, name)
+
+    monkeypatch.setattr(root_disks, "remove_tree", dies)
+    for before in range(3):
+        steps = iter([*["go on"] * before, "die"])
+        with pytest.raises(KeyboardInterrupt):
+            world.disks.delete(A)
+        assert world.disks.existing() == {A}
+    world.disks.delete(A)
+    assert not any(os.path.exists(path) for path in made)
 
 
 def test_uefis_variables_and_a_kernel_go_with_a_containers_disk(tmp_path: Path) -> None:
