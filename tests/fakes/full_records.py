@@ -163,6 +163,7 @@ CONTAINER = Container(
         exit=Exit(137, ExitReason.OOM_KILLED, 7, "oops"),
         size=VmSize(1, 2, 3, 4, 5),
         changed=RESOURCES,
+        resizing=RESOURCES,
         trouble="paused",
         checkpointing="/var/lib/kubelet/checkpoints/x.tar",
         command_begun=True,

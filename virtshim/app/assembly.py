@@ -190,9 +190,8 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         update_sandbox_resources=UpdateSandboxResources(a.records, locks, live.sizes),
     )
     ending = (exits, remove_container, checkpoints, entrypoints)
-    repairs = Repairs(
-        a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout, a.shares, guest_set_up
-    )
+    guest = (guest_set_up, services.update_container_resources)
+    repairs = Repairs(a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout, a.shares, *guest)
     recovering = recovery(repairs, runner, a.inventory, a.copies, images, locks, live.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, freezer, timeout)
     events = VmEvents(a.records, exits)

@@ -215,6 +215,8 @@ class ContainerStatus:
     size: VmSize = VmSize()
     # What UpdateContainerResources made of the config's resources.
     changed: Resources | None = None
+    # A change of them that has begun: all of it or nothing of it is made before this goes.
+    resizing: Resources | None = None
     # Why a running one is stuck, for display.
     trouble: str = ""
     # The file that a checkpoint is being written to; meanwhile we may have paused the VM.
@@ -385,7 +387,7 @@ class Container:
         return self._with(ending=how)
 
     def resized(self, resources: Resources, size: VmSize) -> Container:
-        return self._with(changed=resources, size=size)
+        return self._with(changed=resources, size=size, resizing=None)
 
     def with_claims(self, claims: tuple[str, ...]) -> Container:
         """A VM that lacks one of those it was granted is off, and is not started."""
@@ -394,7 +396,3 @@ class Container:
 
 def asked_to_stop(container: Container) -> Container:
     return dataclasses.replace(container, status=dataclasses.replace(container.status, stop_asked=True))
-
-
-def began_as(container: Container, user: ProcessUser) -> Container:
-    return dataclasses.replace(container, status=dataclasses.replace(container.status, user=user))

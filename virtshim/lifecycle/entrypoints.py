@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import Container, Exit, began_as
+from virtshim.domain.container import Container, Exit, ProcessUser
 from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, Unavailable
 from virtshim.domain.guest.command import entrypoint_command
 from virtshim.domain.guest.entrypoint import exit_of_entrypoint, failed_start, lost
@@ -184,7 +185,7 @@ class EntrypointRunner:
             state.heard, state.pause = now, _SOONEST
             self._listeners.publish(container.id, progress.output)
         if container.status.user is None and (user := self._guests.entrypoint_user(container.id)) is not None:
-            self._write(container.id, lambda found: began_as(found, user))
+            self._write(container.id, lambda found: _began_as(found, user))
         if progress.ended and state.exited is None:
             state.exited = state.heard = now
         if state.exited is not None:
@@ -223,6 +224,10 @@ class EntrypointRunner:
     def _running(self, container: ContainerId) -> Container | None:
         found = self._records.containers.get(container)
         return found if found is not None and found.is_running else None
+
+
+def _began_as(container: Container, user: ProcessUser) -> Container:
+    return dataclasses.replace(container, status=dataclasses.replace(container.status, user=user))
 
 
 def _is_quiet(container: Container, silent: float, exited: float) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import uuid
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
 from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.cgroup import VmCgroup
 from virtshim.domain.container import Container, ContainerPhase, Resources
-from virtshim.domain.errors import NotFound, WrongState
+from virtshim.domain.errors import InvalidRequest, NotFound, WrongState
 from virtshim.domain.sizing import NodeLimits, cgroup_of, merged, resized
 from virtshim.domain.vm import VmSize
 from virtshim.ports.cgroups import VmCgroups
@@ -26,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 # How long a guest may take to give memory back, seconds.
 _BALLOON_LIMIT = 30.0
+_RESIZABLE: Final = (ContainerPhase.CREATED, ContainerPhase.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class _Change:
 
     container: Container
     domain: uuid.UUID
+    resources: Resources
     size: VmSize
     before: VmCgroup
     after: VmCgroup
@@ -62,37 +66,62 @@ class UpdateContainerResources:
         for a VM that is being stopped, which does not wait for a guest to give memory back."""
         with self.locks.held_while_waiting(wanted.sandbox_id) as cancelled:
             container = existing_container(self.records, wanted.id)
-            if container.phase not in (ContainerPhase.CREATED, ContainerPhase.RUNNING):
+            if container.phase not in _RESIZABLE:
                 raise WrongState(
                     f"container {container.id} is {container.phase.value}: only a created or running one can be resized"
                 )
-            sandbox = self.records.sandboxes.get(container.sandbox_id)
-            if sandbox is None:
-                raise NotFound(f"the sandbox of container {container.id} is gone")
-            sizes = self.sizes.now
-            after = merged(container.resources, resources)
-            if after == container.resources:
-                return
-            size = resized(container.status.size, parse_vm_options(sandbox.vm_annotations), after, sizes)
-            if size.memory_bytes != container.status.size.memory_bytes and container.granted.pins_memory:
-                raise WrongState(
-                    "resources.limits.memory: the memory of a virtual machine with host devices is in use from its "
-                    "start to its end (they reach it by themselves); restart the pod with another limit"
-                )
-            change = _Change(
-                container=container,
-                domain=container.domain_uuid,
-                size=size,
-                before=cgroup_of(container, sandbox, container.resources, container.status.size, sizes),
-                after=cgroup_of(container, sandbox, after, size, sizes),
-                cancelled=cancelled,
-            )
-            self._apply(change, after)
-        log.info("container.resized", container=container.id.short, vcpus=size.vcpus, memory=size.memory_bytes)
+            self._finish(container, cancelled)
+            container = existing_container(self.records, wanted.id)
+            if merged(container.resources, resources) != container.resources:
+                self._apply(self._change(container, resources, cancelled))
 
-    def _apply(self, change: _Change, after: Resources) -> None:
-        old, new = change.container.status.size, change.size
+    def finish_leftover(self, wanted: Container) -> None:
+        """What another process, or a failed undo, has left half done becomes whole, or nothing of it stays. Raises as
+        `resize`."""
+        with self.locks.held_while_waiting(wanted.sandbox_id) as cancelled:
+            container = self.records.containers.get(wanted.id)
+            if container is not None and container.phase in _RESIZABLE:
+                self._finish(container, cancelled)
+
+    def _finish(self, container: Container, cancelled: threading.Event) -> None:
+        if container.status.resizing is None:
+            return
+        try:
+            change = self._change(container, container.status.resizing, cancelled)
+        except InvalidRequest as exc:  # the node's settings are others by now; what is asked for next is not to wait
+            log.warning("container.resize.given_up", container=container.id.short, why=str(exc))
+            self._forget(container)
+        else:
+            self._apply(change)
+
+    def _change(self, container: Container, resources: Resources, cancelled: threading.Event) -> _Change:
+        """Makes nothing yet. Raises as `resize`."""
+        sandbox = self.records.sandboxes.get(container.sandbox_id)
+        if sandbox is None:
+            raise NotFound(f"the sandbox of container {container.id} is gone")
+        sizes = self.sizes.now
+        after = merged(container.resources, resources)
+        size = resized(container.status.size, parse_vm_options(sandbox.vm_annotations), after, sizes)
+        if size.memory_bytes != container.status.size.memory_bytes and container.granted.pins_memory:
+            raise WrongState(
+                "resources.limits.memory: the memory of a virtual machine with host devices is in use from its "
+                "start to its end (they reach it by themselves); restart the pod with another limit"
+            )
+        return _Change(
+            container=container,
+            domain=container.domain_uuid,
+            resources=after,
+            size=size,
+            before=cgroup_of(container, sandbox, container.resources, container.status.size, sizes),
+            after=cgroup_of(container, sandbox, after, size, sizes),
+            cancelled=cancelled,
+        )
+
+    def _apply(self, change: _Change) -> None:
+        container, old, new = change.container, change.container.status.size, change.size
         with Rollback() as undo:
+            self.records.containers.replace(_resizing(container, change.resources))
+            undo.add("record", lambda: self._forget(container) if undo.clean else None)
             if new.memory_bytes < old.memory_bytes:  # first out of the guest, then out of its cgroup
                 self._shrink(change, undo)
                 self._limit(change, undo)
@@ -104,8 +133,12 @@ class UpdateContainerResources:
             self.resizing.set_limits(change.domain, change.after.limits)
             if new.vcpus > old.vcpus:
                 self.resizing.add_vcpus(change.domain, new.vcpus)
-            self.records.containers.replace(change.container.resized(after, new))
+            self.records.containers.replace(container.resized(change.resources, new))
             undo.commit()
+        log.info("container.resized", container=container.id.short, vcpus=new.vcpus, memory=new.memory_bytes)
+
+    def _forget(self, container: Container) -> None:
+        self.records.containers.replace(_resizing(container, None))
 
     def _limit(self, change: _Change, undo: Rollback) -> None:
         """A created container has no cgroup yet: it is made with the new values."""
@@ -136,3 +169,7 @@ class UpdateContainerResources:
 
         undo.add("memory", lambda: set_to(before))
         set_to(change.size.memory_bytes)
+
+
+def _resizing(container: Container, target: Resources | None) -> Container:
+    return dataclasses.replace(container, status=dataclasses.replace(container.status, resizing=target))

@@ -34,7 +34,7 @@ class NodeState:
 class Plan:
     """`undo_*`: half-made or half-removed, to be made gone. `follow`: VMs that run on. `adopt`: CREATED in the record, but
     the VM runs. `settle`: RUNNING in the record, but the VM has ended. `stray_*`: ours by mark, without a record.
-    `unwanted_domains`: EXITED in the record, but the VM runs. `checkpoints`: begun and not
+    `unwanted_domains`: EXITED in the record, but the VM runs. `checkpoints`, `resizes`: begun and not
     ended; otherwise no container is in two of the lists. UNKNOWN ones are in none."""
 
     undo_sandboxes: tuple[Sandbox, ...]
@@ -49,6 +49,7 @@ class Plan:
     stray_directories: tuple[ContainerId, ...]
     stray_pod_disks: tuple[str, ...]
     checkpoints: tuple[Container, ...]
+    resizes: tuple[Container, ...] = ()
     stray_shares: tuple[str, ...] = ()
 
     def without_deletions(self) -> Plan:
@@ -62,6 +63,7 @@ def plan(found: NodeState) -> Plan:
     known = {container.id for container in found.containers}
     sandboxes = {sandbox.id for sandbox in found.sandboxes}
     on = {domain.container_id for domain in found.domains if not domain.state.has_ended}
+    defined = {domain.container_id for domain in found.domains}
     half = (ContainerPhase.CREATING, ContainerPhase.REMOVING)
     undo = tuple(c for c in found.containers if c.phase in half or _is_orphan(c, sandboxes, found))
     undone = {c.id for c in undo}
@@ -83,6 +85,7 @@ def plan(found: NodeState) -> Plan:
         stray_directories=tuple(sorted(d for d in found.directories if d not in known)),
         stray_pod_disks=tuple(sorted(found.pods_with_disks - {pod_hash(s.key) for s in found.sandboxes})),
         checkpoints=tuple(c for c in found.containers if c.status.checkpointing or c.status.frozen),
+        resizes=tuple(c for c in whole if c.status.resizing is not None and _can_be_resized(c, on, defined)),
         stray_shares=tuple(sorted(found.shares - {c.id.short for c in found.containers if _may_need_volumes(c, on)})),
     )
     return todo.without_deletions() if found.in_doubt else todo
@@ -91,6 +94,14 @@ def plan(found: NodeState) -> Plan:
 def _may_need_volumes(container: Container, on: set[ContainerId]) -> bool:
     """Its VM may be running, or be about to."""
     return container.phase is not ContainerPhase.EXITED or container.may_be_running or container.id in on
+
+
+def _can_be_resized(container: Container, on: set[ContainerId], defined: set[ContainerId]) -> bool:
+    return (
+        container.id in on
+        if container.is_running
+        else container.phase is ContainerPhase.CREATED and container.id in defined
+    )
 
 
 def _is_orphan(container: Container, sandboxes: set[SandboxId], found: NodeState) -> bool:

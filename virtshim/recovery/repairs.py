@@ -23,6 +23,7 @@ from virtshim.lifecycle.entrypoints import EntrypointRunner
 from virtshim.lifecycle.guest.set_up import GuestSetUp
 from virtshim.lifecycle.record_exit import ExitRecorder, how_it_ended
 from virtshim.lifecycle.remove_container import RemoveContainer
+from virtshim.lifecycle.update_container_resources import UpdateContainerResources
 from virtshim.ports.clock import Clock
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.hypervisor import Hypervisor
@@ -89,6 +90,7 @@ class Repairs:
     timeout: float
     shares: VmShares
     guest_set_up: GuestSetUp
+    update_container_resources: UpdateContainerResources
 
     def of(self, todo: Plan, *, rebooted: bool) -> Iterator[Repair]:
         """In the order in which they are to be made."""
@@ -106,6 +108,8 @@ class Repairs:
         yield from self._each("sandbox without network", todo.lost_networks, self._lost_network)
         yield from self._each("stray network", todo.stray_networks, self._drop_network)
         yield from self._each("unfinished checkpoint", todo.checkpoints, self.checkpoints.finish_leftover)
+        for half in self._each("unfinished resize", todo.resizes, self.update_container_resources.finish_leftover):
+            yield dataclasses.replace(half, takes_lock=True)
 
     def idle_devices(self) -> Iterator[Repair]:
         """Devices that were borrowed for containers which have gone: after all others, which may set them free."""

@@ -16,7 +16,7 @@ from fakes.journal import Crash, When
 from fakes.world import IMAGE, World, container_config, sandbox_config
 
 from virtshim.cri.to_proto import container_state, sandbox_state
-from virtshim.domain.container import ContainerPhase
+from virtshim.domain.container import Container, ContainerPhase, Resources
 from virtshim.domain.devices.granted import CriDevice
 from virtshim.domain.errors import ShimError
 from virtshim.domain.image import ImageConfig
@@ -109,6 +109,33 @@ def deaf_pod(world: World) -> Any:
     return pod
 
 
+START, GROWN, SHRUNK = (
+    Resources(cpu_quota=100_000 * cpus, cpu_period=100_000, memory_limit_bytes=memory << 20)
+    for cpus, memory in ((1, 1024), (2, 2048), (1, 512))
+)
+
+
+def roomy_pod(world: World) -> Any:
+    room = {"virtshim.io/max-vcpus": "4", "virtshim.io/max-memory": "2Gi"}
+    sandbox = world.run(config=sandbox_config(annotations=room))
+    container = world.create(sandbox, config=container_config(resources=START))
+    world.start(container)
+    return sandbox, container
+
+
+def resize_to(resources: Resources) -> Callable[[World, Any], None]:
+    def resize(world: World, prepared: Any) -> None:
+        found = find_container(world.records, ids(world, prepared)[1])
+        assert found is not None
+        world.do.update_container_resources.resize(found, resources)
+
+    return resize
+
+
+def has(resources: Resources) -> Callable[[World, Any], bool]:
+    return lambda world, prepared: world.container(prepared[1]).resources == resources
+
+
 def released(world: World, prepared: Any) -> bool:
     found = world.records.sandboxes.get(prepared[0])
     return found is None or found.network_released
@@ -192,6 +219,8 @@ CALLS = {
         make=start_container,
         done=lambda world, pod: container_phase(world, pod) is ContainerPhase.RUNNING,
     ),
+    "grow": Call(prepare=roomy_pod, make=resize_to(GROWN), done=has(GROWN)),
+    "shrink": Call(prepare=roomy_pod, make=resize_to(SHRUNK), done=has(SHRUNK)),
     "stop": Call(
         prepare=lambda world: world.running(),
         make=stop_container,
@@ -241,6 +270,19 @@ def steps_of(call: Call, directory: Path) -> int:
     return len(world.journal.calls)
 
 
+def wrong_sizes(world: World, container: Container) -> list[str]:
+    """What of a VM that is, or may be started, is not as its record says."""
+    if container.phase not in (ContainerPhase.CREATED, ContainerPhase.RUNNING):
+        return []
+    vm, told, lies = world.outside.vms.spec(world.domain(container.id)), container.status.size, []
+    if (vm.size.vcpus, vm.size.memory_bytes) != (told.vcpus, told.memory_bytes):
+        lies.append(f"its size is {told}, and that of its VM {vm.size}")
+    groups = [group for group in world.outside.cgroups.cgroups.values() if group.container == container.id]
+    if container.is_running and any(group.limits != vm.limits for group in groups):
+        lies.append("its VM and its cgroup have different limits")
+    return lies
+
+
 def truth(world: World) -> list[str]:
     """What lists say that is not so."""
     lies = []
@@ -259,6 +301,7 @@ def truth(world: World) -> list[str]:
             lies.append(f"console of a VM that is {'on' if on else 'off'} is followed the wrong way")
         if container.phase in (ContainerPhase.CREATING, ContainerPhase.REMOVING):
             lies.append(f"container is {container.phase.value} with nobody working on it")
+        lies += wrong_sizes(world, container)
     return lies + world.leftovers()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.journal import WAIT_LIMIT
+from fakes.journal import WAIT_LIMIT, Crash, When
 from fakes.world import World, container_config, sandbox_config
 
 from virtshim.domain.container import ContainerPhase, Resources
@@ -228,6 +228,43 @@ def test_a_guest_that_keeps_its_memory_keeps_everything_as_it_was(world: World) 
     with pytest.raises(WrongState, match="did not give memory back"):
         resize(world, container, memory_limit_bytes=512 * MIB, cpu_quota=50_000)
     assert picture(world, container) == before
+
+
+def test_a_resize_that_was_cut_off_is_made_whole_although_nobody_asks_again(tmp_path: Path) -> None:
+    """Its user has taken it back by then: kubelet compares with what the record says."""
+    world = World(tmp_path)
+    _, container = vm(world)
+    world.journal.fail("resizing.set_memory", WrongState("no"), after=True)
+    world.outside.resizing.stubborn.add(world.domain(container))
+    with pytest.raises(WrongState):
+        resize(world, container, memory_limit_bytes=2 * GIB)
+    half = world.container(container)
+    assert half.status.resizing is not None
+    assert half.status.size.memory_bytes == GIB
+    world = world.recovered()
+    whole = world.container(container)
+    assert whole.status.resizing is None
+    assert whole.resources.memory_limit_bytes == whole.status.size.memory_bytes == 2 * GIB
+    assert spec(world, container).size.memory_bytes == 2 * GIB
+    world.close()
+
+
+def test_a_resize_that_was_cut_off_and_that_the_node_allows_no_more_keeps_no_other_from_being_made(
+    tmp_path: Path,
+) -> None:
+    """Its operator has lowered `vm.max_vcpus` when virtshim starts again."""
+    world = World(tmp_path)
+    _, container = vm(world)
+    world.journal.crash(1, When.AFTER)
+    with pytest.raises(Crash):
+        resize(world, container, cpu_quota=400_000)
+    world.sections["vm"] = {"max_vcpus": 2}
+    world = world.recovered()
+    assert world.container(container).status.resizing is None
+    assert world.container(container).resources == START
+    resize(world, container, cpu_quota=200_000)
+    assert spec(world, container).size.vcpus == world.container(container).status.size.vcpus == 2
+    world.close()
 
 
 def test_a_stop_does_not_wait_until_a_guest_has_given_memory_back(world: World) -> None:

@@ -1,5 +1,6 @@
 """The plan of a start: a pure table from records and what exists to actions."""
 
+import dataclasses
 import itertools
 import uuid
 from dataclasses import fields
@@ -15,6 +16,7 @@ from virtshim.domain.container import (
     ContainerStatus,
     Exit,
     ExitReason,
+    Resources,
 )
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.sandbox import Sandbox, SandboxPhase
@@ -70,6 +72,23 @@ def planned(
 def test_nothing_found_is_nothing_to_do() -> None:
     assert planned() == {}
     assert planned(rebooted=True) == {}
+
+
+def test_a_resize_that_was_not_ended_is_finished_while_there_is_a_vm() -> None:
+    for phase, state, expected in (
+        (ContainerPhase.RUNNING, ON, {"follow", "resizes"}),
+        (ContainerPhase.RUNNING, OFF, {"settle"}),
+        (ContainerPhase.CREATED, OFF, {"resizes"}),
+        (ContainerPhase.CREATED, None, set()),
+        (ContainerPhase.EXITED, OFF, set()),
+    ):
+        made = container(phase)
+        half = Container(made.spec, dataclasses.replace(made.status, resizing=Resources(cpu_quota=1)))
+        found = planned(
+            sandboxes=(sandbox(),), containers=(half,), domains=(domain(state),) if state else (),
+            networks=frozenset({POD}), directories=frozenset({CONTAINER}),
+        )  # fmt: skip
+        assert found.keys() == expected
 
 
 @pytest.mark.parametrize("phase", [SandboxPhase.CREATING, SandboxPhase.REMOVING])

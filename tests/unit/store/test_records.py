@@ -400,6 +400,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert len(vm.pop("copies")) == 1  # came later: read as none
     assert len(vm.pop("empty_disks")) == 1  # came later: read as none
     assert vm.pop("copied")  # came later: read as none that the guest is known to have
+    assert vm.pop("resizing")  # came later: read as none under way
     assert vm.pop("paused")  # came later: read as not paused
     assert vm.pop("unmounted")  # came later: read as mounted, as far as is known
     assert [mount.pop("follows") for mount in vm["config"]["mounts"]] == [False, False]  # came later
@@ -451,6 +452,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
             user=None,
             copied=(),
             unmounted=False,
+            resizing=None,
             paused=False,
         ),
     )
