@@ -258,7 +258,9 @@ class LibvirtHypervisor:
             conn.getAllDomainStats(wanted, libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE)
         self._exits.forget_exits()
         with contextlib.suppress(ShimError):
-            for domain in self.owned():
+            there = self.owned()
+            self._exits.keep([domain.uuid for domain in there])
+            for domain in there:
                 if domain.state.is_on:
                     self._exits.follow(domain.uuid, domain.name)
                     self._take_back(domain)

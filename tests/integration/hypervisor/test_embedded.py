@@ -180,6 +180,21 @@ def test_a_vm_outlives_its_killed_process_and_is_found_again(place):
     assert b"guest is up\ny" in _words(place.log)
 
 
+def test_that_a_guest_has_shut_down_is_still_known_to_the_next_process(place):
+    """libvirt takes it for a crash, or knows nothing of it: it is killed, too."""
+    place.run("boot(); type_into_console(b'q'); wait_off(); os.kill(os.getpid(), 9)", expect=KILLED)
+    assert place.run("wait_off(); say(state())") == [["off", "shutdown"]]
+    place.run(
+        "hypervisor.start(SPEC.uuid); wait_for_log(b'guest is up', 2)\n"
+        "os.kill(qemu_pid(), 9); wait_off(); os.kill(os.getpid(), 9)",
+        expect=KILLED,
+    )
+    said = place.run("wait_off(); say(state()); hypervisor.undefine(SPEC.uuid, SPEC.container_id)")
+    assert said[0][0] == "off"
+    assert said[0][1] != "shutdown", "that was the run before"
+    assert list((place.root / "run/qemu/guest-ends").iterdir()) == []
+
+
 def test_a_vm_that_ended_while_nobody_watched_is_off(place):
     place.run("boot(); os.kill(os.getpid(), 9)", expect=KILLED)
     pid = int((place.root / "run/qemu/virtshim-integration.pid").read_text())

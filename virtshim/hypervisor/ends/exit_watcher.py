@@ -17,12 +17,13 @@ import re
 import select
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
 from virtshim.domain.vm import OffReason, Power, PowerState
 from virtshim.hypervisor import qemu_process
+from virtshim.hypervisor.ends.guest_ends import GuestEnds
 
 # The beginning of a status file: `state` is of the words that virsh uses.
 _STATE: Final = re.compile(rb"<domstatus state='(\w+)'")
@@ -51,6 +52,8 @@ class QemuExitWatcher:
         self._directory = directory
         self._notify = notify
         self._is_embedded = is_embedded
+        # Where others run libvirt it remembers by itself.
+        self._guest_ends = GuestEnds(os.path.join(directory, "guest-ends") if directory and is_embedded else "")
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._ended_from_outside: set[uuid.UUID] = set()
@@ -71,14 +74,24 @@ class QemuExitWatcher:
         """What libvirt reports, corrected."""
         with self._lock:
             from_outside = domain in self._ended_from_outside
-        is_shutdown = told.power is Power.OFF and told.reason is OffReason.SHUTDOWN
-        return PowerState(Power.OFF, OffReason.DESTROYED) if is_shutdown and from_outside else told
+        if told.power is not Power.OFF:
+            return told
+        if told.reason is OffReason.SHUTDOWN and from_outside:
+            return PowerState(Power.OFF, OffReason.DESTROYED)
+        if told.reason in (OffReason.CRASHED, OffReason.UNKNOWN) and self._guest_ends.has(domain):
+            return PowerState(Power.OFF, OffReason.SHUTDOWN)
+        return told
 
     def forget(self, domain: uuid.UUID) -> None:
         """It is about to be started, or it is removed: what is known is of an earlier run."""
         with self._lock:
             self._ended_from_outside.discard(domain)
+        self._guest_ends.forget(domain)
         self._drop(domain)
+
+    def keep(self, there: Collection[uuid.UUID]) -> None:
+        """Nothing is remembered of others, which are gone."""
+        self._guest_ends.keep(there)
 
     def follow(self, domain: uuid.UUID, name: str) -> None:
         """It runs. One that cannot be found (it has just ended) is left to libvirt; a second call does nothing."""
@@ -105,6 +118,8 @@ class QemuExitWatcher:
     def shutting_down(self, domain: uuid.UUID, *, by_host: bool) -> None:
         """QEMU has said so: its guest did it, or something on the host. The first word counts: libvirt ends a QEMU whose guest
         has shut down by a signal, too. Called on libvirt's event thread."""
+        if not by_host:  # first: from here on libvirt ends QEMU
+            self._guest_ends.add(domain)
         with self._news:
             for followed in self._of(domain):
                 followed.by = followed.by or (OffReason.DESTROYED if by_host else OffReason.SHUTDOWN)

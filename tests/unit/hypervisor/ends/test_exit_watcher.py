@@ -222,3 +222,39 @@ def test_closing_gives_the_descriptors_back_and_may_be_repeated(node: Node) -> N
     ends.close()
     ends.follow(VM, "vm")
     assert len(os.listdir("/proc/self/fd")) == before + pipes
+
+
+@pytest.mark.parametrize("told", [OffReason.CRASHED, OffReason.UNKNOWN])
+def test_that_a_guest_shut_its_vm_down_outlives_the_process_that_saw_it(
+    node: Node, ends: QemuExitWatcher, told: OffReason
+) -> None:
+    """The embedded libvirt forgets it."""
+    other, off = uuid.uuid4(), PowerState(Power.OFF, told)
+    ends.shutting_down(VM, by_host=False)
+    ends.shutting_down(VM, by_host=True)  # libvirt's own signal, when its guest is through
+    ends.shutting_down(other, by_host=True)
+    for later in followed(node):
+        assert later.corrected(VM, off) == PowerState(Power.OFF, OffReason.SHUTDOWN)
+        assert later.corrected(VM, PowerState(Power.OFF, OffReason.DESTROYED)).reason is OffReason.DESTROYED
+        assert later.corrected(VM, PowerState(Power.RUNNING)) == PowerState(Power.RUNNING)
+        assert later.corrected(other, off) == off
+        later.forget(VM)  # it is started again
+        assert later.corrected(VM, off) == off
+    for later in followed(node):
+        assert later.corrected(VM, off) == off
+
+
+def test_of_vms_that_are_gone_nothing_is_remembered(node: Node, ends: QemuExitWatcher) -> None:
+    other, off = uuid.uuid4(), PowerState(Power.OFF)
+    for domain in (VM, other):
+        ends.shutting_down(domain, by_host=False)
+    for later in followed(node):
+        later.keep([VM])
+    for later in followed(node):
+        assert later.corrected(VM, off).reason is OffReason.SHUTDOWN
+        assert later.corrected(other, off) == off
+
+
+def test_a_libvirt_that_runs_by_itself_remembers_by_itself(node: Node, remote: QemuExitWatcher) -> None:
+    remote.shutting_down(VM, by_host=False)
+    assert not (node.directory / "guest-ends").exists()
