@@ -67,13 +67,14 @@ def free_bytes(place: str | int | os.PathLike[str]) -> int:
 
 
 def space_taken(paths: Iterable[str | os.PathLike[str]]) -> tuple[int, int]:
-    """Bytes on disk, holes not counted, and inodes of these files and directories; what is gone meanwhile takes none."""
-    used = inodes = 0
+    """Bytes on disk, holes not counted, and inodes of these files and directories, of a file by several names once; what is gone
+    meanwhile takes none."""
+    taken: dict[tuple[int, int], int] = {}
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
-            used += os.lstat(path).st_blocks * _BLOCK
-            inodes += 1
-    return used, inodes
+            found = os.lstat(path)
+            taken[found.st_dev, found.st_ino] = found.st_blocks * _BLOCK
+    return sum(taken.values()), len(taken)
 
 
 def mountpoint(directory: str | os.PathLike[str]) -> str:

@@ -192,6 +192,7 @@ IMAGE = Image(
     config=ImageConfig("app:7", ("A=ü",), ("/bin/x",), ("y",), "/srv", "SIGQUIT"),
     boot=(BootFile("/boot/vmlinuz", ImageDigest(f"sha256:{'4' * 64}"), 2**29),),
     tree=ImageDigest(f"sha256:{'e' * 64}"),
+    taken=2**60 + 7,
 )
 
 

@@ -15,6 +15,9 @@ from virtshim.domain.image import BootFile, Credentials, DiskFormat, FilesystemU
 from virtshim.domain.image_name import ImageName
 from virtshim.ports.images import FetchedImage
 
+TREE_BYTES = 7
+"""What the files of any image take."""
+
 
 @dataclass(frozen=True)
 class Published:
@@ -156,7 +159,7 @@ class FakeImageFiles:
 
     def describe(self, digest: ImageDigest) -> FetchedImage:
         if digest in self.trees:
-            return FetchedImage(ImageId(digest.value), digest, "", "", 7, 0, DiskFormat.RAW, tree=digest)
+            return FetchedImage(ImageId(digest.value), digest, "", "", TREE_BYTES, 0, DiskFormat.RAW, tree=digest)
         size = self.files.get(digest)
         if size is None:
             raise InternalError(f"image {digest} is not here")
@@ -165,8 +168,10 @@ class FakeImageFiles:
     def sweep(self) -> None:
         self.unfinished.clear()
 
-    def use(self) -> FilesystemUsage:
-        return FilesystemUsage("/images", sum(self.files.values()), len(self.files), 1)
+    def use(self, *of: ImageDigest) -> FilesystemUsage:
+        counted = {one for one in (of or (*self.files, *self.trees)) if one in self.files or one in self.trees}
+        used = sum(self.files.get(one, TREE_BYTES) for one in counted)
+        return FilesystemUsage("/images", used, len(counted), 1)
 
     def under_way(self) -> Sequence[PullProgress]:
         return [PullProgress(reference, 3, 10, 1) for reference in self.waiting]

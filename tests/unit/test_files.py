@@ -34,6 +34,13 @@ def test_holes_take_no_space_and_what_is_gone_takes_none(tmp_path: Path) -> None
     assert (1 << 16 <= used < 1 << 20, inodes) == (True, 2)
 
 
+def test_a_file_by_several_names_takes_its_space_once(tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"x" * (1 << 16))
+    (tmp_path / "two").hardlink_to(tmp_path / "one")
+    sync(tmp_path / "one")
+    assert space_taken([tmp_path / "one", tmp_path / "two"]) == space_taken([tmp_path / "two"])
+
+
 def test_a_directory_can_be_synced_also_by_a_link_to_it(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     sync(tmp_path / "link")

@@ -188,13 +188,14 @@ def event(change: ContainerEvent) -> pb.ContainerEventResponse:
 
 
 def image_item(image: Image) -> pb.Image:
-    """kubelet refuses runAsNonRoot by the user in it."""
+    """kubelet refuses runAsNonRoot by the user in it, and takes its size for what is free when the image is gone; CRI wants that
+    to be more than 0."""
     config = image.config
     return pb.Image(
         id=image.id.value,
         repo_tags=image.tags,
         repo_digests=image.repo_digests,
-        size=image.size,
+        size=image.taken or image.size,
         spec=pb.ImageSpec(image=image.id.value),
         pinned=image.pinned,
         uid=None if config.uid is None else pb.Int64Value(value=config.uid),

@@ -73,9 +73,10 @@ NO_DISK: Final = ImageDigest(f"sha256:{hashlib.sha256(bytes(NO_DISK_BYTES)).hexd
 @dataclass(frozen=True, slots=True)
 class Image:
     """`id` is the image id in all CRI fields; `digest` names the stored disk, which several images may share; `tags` are the
-    names by which it was pulled, `repo_digests` the `name@sha256:...` forms; `size` is bytes on disk of the file as published,
+    names by which it was pulled, `repo_digests` the `name@sha256:...` forms; `size` is bytes of the file as published,
     `virtual_size` the guest-visible bytes; `config` what it says of containers; `boot` what it has below /boot; `tree` its files,
-    if a volume can have them. Of an image that is no VM's they are all there is: `digest` names them, too."""
+    if a volume can have them. Of an image that is no VM's they are all there is: `digest` names them, too. `taken`: bytes on disk
+    of all of it, 0 if nobody has counted them."""
 
     id: ImageId
     digest: ImageDigest
@@ -89,6 +90,7 @@ class Image:
     config: ImageConfig = ImageConfig()
     boot: tuple[BootFile, ...] = ()
     tree: ImageDigest | None = None
+    taken: int = 0
 
     @property
     def has_disk(self) -> bool:

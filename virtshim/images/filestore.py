@@ -44,7 +44,7 @@ from virtshim.images.names import FileLocation, HttpLocation, Location, Registry
 from virtshim.images.policy.disk_paths import DiskPath, place_of_disk
 from virtshim.images.policy.rules import Rule, keys_wanted
 from virtshim.images.pull_cache import PullCache, Pulled
-from virtshim.images.pull_watch import PullWatch
+from virtshim.images.pull_watch import PullsUnderWay, PullWatch
 from virtshim.images.qemu_img import verify
 from virtshim.images.registries.endpoint import Endpoint
 from virtshim.images.registries.hosts_file import hosts_of
@@ -106,8 +106,7 @@ class ImageFileStore:
         self._ground = Ground(self._incoming, self._partials, Turns(), Room(), self._stored_before)
         self._trees = Trees(self._root / "trees", self._incoming)
         self._settings = settings
-        self._watches: list[PullWatch] = []
-        self._watches_lock = threading.Lock()
+        self._pulls = PullsUnderWay()
         self._forbidden = ForbiddenNetworks(settings.forbidden_networks)
 
     def change(self, settings: ImageSettings) -> None:
@@ -192,19 +191,7 @@ class ImageFileStore:
             self._trees.publish(landing.files, tree, str(name), disk)
 
     def under_way(self) -> Sequence[PullProgress]:
-        with self._watches_lock:
-            watches = list(self._watches)
-        return [PullProgress(one.name, one.received, one.total, one.began_at) for one in watches]
-
-    @contextlib.contextmanager
-    def _listed(self, watch: PullWatch) -> Iterator[None]:
-        with self._watches_lock:
-            self._watches.append(watch)
-        try:
-            yield
-        finally:
-            with self._watches_lock:
-                self._watches.remove(watch)
+        return self._pulls.progress()
 
     def path(self, digest: ImageDigest, below: str | None = None) -> str:
         return str(self._files / digest.hex) if below is None else self._trees.path(digest, below)
@@ -252,10 +239,11 @@ class ImageFileStore:
                 self._let_read(Path(self.path(digest)))
             self._memory.keep_only(self.stored())
 
-    def use(self) -> FilesystemUsage:
-        """Counts what the files take on disk, holes not counted, and the directories' own blocks and inodes; images' trees as
-        they were counted once."""
-        used, inodes = self._trees.space_with(self._root)
+    def use(self, *of: ImageDigest) -> FilesystemUsage:
+        """Holes are not counted, directories' own blocks and inodes are; images' trees as they were counted once."""
+        with self._store_errors(self._root):
+            beside = map(self.path, of) if of else self._trees.beside(self._root)
+            used, inodes = self._trees.space(of or self._trees.stored(), beside)
         return FilesystemUsage(mountpoint(self._root), used, inodes, time.time_ns())
 
     def _download(
@@ -271,7 +259,7 @@ class ImageFileStore:
         transport = location.transport if isinstance(location, HttpLocation) else Transport()
         with (
             PullWatch(str(location.name), cancelled, self._settings.progress_timeout, self._settings.min_rate) as watch,
-            self._listed(watch),
+            self._pulls.listed(watch),
             contextlib.ExitStack() as clients,
         ):
             if self._settings.pull_timeout:

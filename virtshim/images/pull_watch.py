@@ -11,11 +11,12 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from virtshim.domain.errors import DeadlineExceeded, ShimError, Unavailable
+from virtshim.domain.image import PullProgress
 
 _POLL_INTERVAL = 0.2
 
@@ -153,3 +154,27 @@ class PullWatch:
 def _shut_down(guarded: socket.socket) -> None:
     with contextlib.suppress(OSError):
         guarded.shutdown(socket.SHUT_RDWR)
+
+
+class PullsUnderWay:
+    """Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._watches: list[PullWatch] = []
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def listed(self, watch: PullWatch) -> Iterator[None]:
+        with self._lock:
+            self._watches.append(watch)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._watches.remove(watch)
+
+    def progress(self) -> Sequence[PullProgress]:
+        """Oldest first."""
+        with self._lock:
+            watches = list(self._watches)
+        return [PullProgress(one.name, one.received, one.total, one.began_at) for one in watches]

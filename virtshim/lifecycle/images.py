@@ -105,6 +105,7 @@ class ImageService:
             boot=fetched.boot,
             tree=fetched.tree or (old.tree if old else None),  # a source that brings the disk alone takes nothing away
         )
+        image = self._counted(image)
         self._put(image)
         for other in self._records.images.all():
             if other.id != image.id:
@@ -113,6 +114,12 @@ class ImageService:
             self._collect(digest)
         self._collect_boot()
         return image
+
+    def _counted(self, image: Image) -> Image:
+        """With what it takes now. What other images have, too, is each one's."""
+        boot = {one.digest: one.size for one in image.boot}
+        files = [digest for digest in (image.digest, image.tree) if digest is not None]
+        return dataclasses.replace(image, taken=self._files.use(*files).used_bytes + sum(boot.values()))
 
     def _refuse_anothers_id(self, fetched: FetchedImage) -> None:
         """An OCI image's config, with the path of the disk in it, determines its disk. So one of the two is a file whose bytes
@@ -197,6 +204,9 @@ class ImageService:
                 frozenset(one.digest for image in self._records.images.all() for one in image.boot)
             )
 
+    def _with_stored_files(self, image: Image) -> Image:
+        return image if image.tree in self._files.stored() else dataclasses.replace(image, tree=None)
+
     def _may_be_needed(self) -> bool:
         """As long as there is a record that does not tell its image, no file goes."""
         unknown = any(container.image == UNKNOWN_IMAGE for container in self._records.containers.all())
@@ -240,7 +250,7 @@ class ImageService:
             return
         kernels = {one.digest for one in noted.boot} <= self._files.boot.stored()
         if (found.size, found.format) == (noted.size, noted.format) and kernels:
-            self._put(noted if noted.tree in self._files.stored() else dataclasses.replace(noted, tree=None))
+            self._put(self._with_stored_files(noted))
             log.warning("image.adopted", digest=str(noted.digest), tags=noted.tags)
 
     def unneeded(self) -> frozenset[ImageDigest]:
@@ -259,8 +269,10 @@ class ImageService:
                 if image.digest not in stored or not {one.digest for one in image.boot} <= boot:
                     log.warning("image.file.missing", id=str(image.id), digest=str(image.digest))
                     self._drop(image.id)
-                elif image.tree is not None and image.tree not in stored:
-                    self._put(dataclasses.replace(image, tree=None))
+                    continue
+                now = self._counted(self._with_stored_files(image))  # an earlier version did not count
+                if now != image:
+                    self._put(now)
             for digest in stored:
                 self.collect(digest)
             self._collect_boot()

@@ -5,6 +5,7 @@ from typing import Any
 import grpc
 import pytest
 from fakes.cri import Client, refused
+from fakes.images import TREE_BYTES
 from fakes.world import IMAGE, World
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -87,6 +88,14 @@ def test_an_image_with_a_disk_is_a_vms_and_a_volume(client: Client, world: World
     client.remove(made)
     assert world.outside.files.trees == {}
     assert len(world.outside.files.files) == 1, "the other image's disk"
+
+
+def test_an_images_size_is_what_its_disk_and_its_files_take(client: Client, world: World) -> None:
+    world.outside.files.publish_files(FILES, has_disk=True)
+    both = client.pull(FILES)
+    (image,) = [one for one in world.records.images.all() if one.id.value == both]
+    (size,) = [one.size for one in client.ListImages(pb.ListImagesRequest()).images if one.id == both]
+    assert size == world.outside.files.files[image.digest] + TREE_BYTES
 
 
 def test_an_image_that_is_no_vms_is_told_as_such_when_a_vm_is_made_of_it(

@@ -283,3 +283,11 @@ def test_what_is_stored_is_counted(world: World, disks: list[bytes]) -> None:
     assert after.used_bytes > before.used_bytes
     assert after.inodes_used > before.inodes_used
     assert os.path.isabs(after.mountpoint)
+
+
+def test_what_one_image_takes_is_told(world: World, disks: list[bytes]) -> None:
+    found, other = (world.fetch(world.publish(name, disk)) for name, disk in zip("ab", disks, strict=True))
+    taken = world.files.use(found.digest).used_bytes
+    assert 0 < taken < world.files.use(found.digest, other.digest).used_bytes <= world.files.use().used_bytes
+    assert world.files.use(ABSENT).used_bytes == 0
+    assert world.files.use(found.digest, ABSENT).used_bytes == taken

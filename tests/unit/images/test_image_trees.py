@@ -37,6 +37,7 @@ from virtshim.store.records import SqliteRecords
 NEVER = threading.Event()
 ROOT_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="AREA images NOT TESTED: owners are root's to give")
 BY_ROOT = 0o7777
+RAW_DISK = b"\xeb\x3c" + os.urandom((2 << 20) - 2)
 
 
 @pytest.fixture(autouse=True)
@@ -566,6 +567,43 @@ def test_use_counts_what_was_unpacked(push, pull, store) -> None:
     assert after.inodes_used - before.inodes_used >= 20
     store.delete(found.tree)
     eventually(lambda: store.use().inodes_used <= before.inodes_used)
+
+
+def test_what_removing_an_image_frees_is_what_it_was_said_to_take(push, store, incoming, tmp_path: Path) -> None:
+    """kubelet removes images until the sizes that it was told are enough."""
+    kernel = os.urandom(300_000)
+    files = [entry(f"etc/f{n}", os.urandom(5000)) for n in range(40)]
+    name = push(
+        layer(entry("disk/vm.img", RAW_DISK), entry("boot/vmlinuz", kernel), *files, entry("holes", bytes(8 << 20)))
+    )
+    with contextlib.closing(SqliteRecords(str(tmp_path / "state.db"))) as records:
+        images = ImageService(records, store, ImageNoteFiles(str(tmp_path / "notes")), FakeClock())
+        taken = images.pull(name, None, NEVER).taken
+        before = images.filesystem().used_bytes
+        images.remove(name)
+        eventually(lambda: incoming() == [])
+        freed = before - images.filesystem().used_bytes
+    assert len(RAW_DISK) + 2 * len(kernel) + 40 * 5000 <= taken < 2 * len(RAW_DISK), "the disk once"
+    assert 0 <= freed - taken <= 16 << 10, "but for notes of a few bytes"
+
+
+def test_a_disk_that_only_a_volume_has_left_is_still_counted(push, pull, store, incoming) -> None:
+    found = pull(push(layer(entry("disk/vm.img", RAW_DISK), entry("a", b"1"))))
+    both = store.use()
+    store.delete(found.digest)
+    assert both.used_bytes - store.use().used_bytes < len(RAW_DISK)
+    store.delete(found.tree)
+    eventually(lambda: incoming() == [])
+    assert both.used_bytes - store.use().used_bytes >= len(RAW_DISK)
+
+
+def test_files_that_an_earlier_version_unpacked_are_counted_by_what_is_in_them(
+    push, pull, store, tmp_path: Path
+) -> None:
+    found = pull(push(layer(entry("a", os.urandom(100_000)))))
+    (tmp_path / "images" / "trees" / found.tree.hex / "use").write_text("100000 4\n")
+    assert store.use(found.tree).used_bytes == 100_000
+    assert pull(push(layer(entry("a", b"1")))).size == 1
 
 
 # -- artifacts ---------------------------------------------------------------------------------------------------------

@@ -367,6 +367,14 @@ def test_a_pinned_name_of_hex_digits_is_not_the_beginning_of_an_id(tmp_path: Pat
         world.close()
 
 
+def test_what_an_earlier_versions_images_take_is_counted_at_start(world: World) -> None:
+    (image,) = world.images.all()
+    assert image.taken == image.size
+    world.records.images.put(dataclasses.replace(image, taken=0))
+    world.images.collect_all()
+    assert world.images.all() == [image]
+
+
 def test_a_pinned_name_that_is_none_is_told_at_start() -> None:
     with pytest.raises(ValueError, match="pinned"):
         Images(pinned=("Not A Name",))

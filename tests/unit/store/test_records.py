@@ -474,9 +474,9 @@ def test_a_record_written_before_a_field_existed_gets_its_default(records: Sqlit
     fill(records)
     records.close()
     with sqlite3.connect(path) as older:
-        older.execute("update images set document = json_remove(document, '$[0].pinned')")
+        older.execute("update images set document = json_remove(document, '$[0].pinned', '$[0].taken')")
     older.close()
-    assert opened(path).images.all() == [dataclasses.replace(IMAGE, pinned=False)]
+    assert opened(path).images.all() == [dataclasses.replace(IMAGE, pinned=False, taken=0)]
 
 
 def test_two_processes_do_not_share_a_database_silently(records: SqliteRecords, path: Path) -> None:

@@ -3,7 +3,8 @@ the one file's own digest and name.
 
 <directory>/          0700: set-user-ID or not, nobody on the node runs what is in there
   <hex>/root          what is at the top of the image
-  <hex>/use           bytes and inodes that it takes, the disk's not counted; written last
+  <hex>/disk          the disk that is among these files, if one is: one of its names
+  <hex>/use           what it takes, the disk not counted; written last
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import structlog
@@ -23,9 +25,10 @@ import structlog
 from virtshim.domain.errors import InternalError, InvalidRequest, NotFound
 from virtshim.domain.ids import ImageDigest
 from virtshim.domain.printable import escaped
-from virtshim.files import replace_text, space_taken, sync
+from virtshim.files import space_taken, sync
 from virtshim.images.confined.frames import ROOT
-from virtshim.images.trees.writer import TreeWriter
+from virtshim.images.trees.use import Use, counted, note, noted
+from virtshim.images.trees.writer import DISK, TreeWriter
 from virtshim.removal import remove_tree
 
 log = structlog.get_logger(__name__)
@@ -58,8 +61,8 @@ class Trees:
         return tree is not None and self._place(tree).is_dir()
 
     def size(self, tree: ImageDigest) -> int:
-        """Bytes. Raises OSError."""
-        return self._use(tree)[0]
+        """Bytes in its files. Raises OSError."""
+        return self._use(tree).size
 
     def publish(self, written: TreeWriter | None, tree: ImageDigest, image: str, disk: str) -> None:
         """Those that are there already stay. `disk`: the stored one. Raises InvalidRequest for those that no volume can have,
@@ -70,7 +73,7 @@ class Trees:
             written.finish(disk)
         if written.refused:
             raise InvalidRequest(f"image {image!r} cannot be a volume: {written.refused}; push it without")
-        replace_text(str(written.place / _USE), f"{written.size} {written.entries + 3}\n")
+        note(_use_of(written), written.place / _USE)
         try:
             written.place.rename(self._place(tree))
         except OSError as exc:
@@ -92,17 +95,18 @@ class Trees:
         except OSError as exc:
             log.warning("image.files.not_removed", name=name, error=str(exc.strerror))
 
-    def space_with(self, above: Path) -> tuple[int, int]:
-        """Bytes and inodes of what is below `above`, these too, as they were counted when they were written: nobody walks
-        through all files of all images every few seconds."""
-        used, inodes = space_taken(self._beside(above))
-        for tree in self.stored():
+    def space(self, trees: Iterable[ImageDigest], beside: Iterable[str]) -> tuple[int, int]:
+        """Bytes on disk and inodes that these take with other files, a disk that is among both once."""
+        trees = set(trees)
+        used, inodes = space_taken(itertools.chain(beside, (str(self._place(tree) / DISK) for tree in trees)))
+        for tree in trees:
             with contextlib.suppress(OSError):
-                size, count = self._use(tree)
-                used, inodes = used + size, inodes + count
+                use = self._use(tree)
+                used, inodes = used + use.taken, inodes + use.inodes
         return used, inodes
 
-    def _beside(self, above: Path) -> Iterator[str]:
+    def beside(self, above: Path) -> Iterator[str]:
+        """All that is below `above`, these left out."""
         for directory, directories, names in os.walk(above):
             if directory == str(self.directory):
                 directories.clear()
@@ -134,12 +138,15 @@ class Trees:
     def _place(self, tree: ImageDigest) -> Path:
         return self.directory / tree.hex
 
-    def _use(self, tree: ImageDigest) -> tuple[int, int]:
-        try:
-            size, inodes = map(int, (self._place(tree) / _USE).read_text().split())
-        except ValueError as exc:
-            raise OSError(errno.EIO, "it is damaged") from exc
-        return size, inodes
+    def _use(self, tree: ImageDigest) -> Use:
+        return noted(self._place(tree) / _USE)
+
+
+def _use_of(written: TreeWriter) -> Use:
+    """It is finished."""
+    taken, inodes = counted(written.place)
+    disk, names_disk = space_taken([written.place / DISK])
+    return Use(written.size, inodes - names_disk + 1, taken - disk)  # and the note itself
 
 
 def _followed(root: int, path: str) -> str:

@@ -24,6 +24,9 @@ from virtshim.images.confined.frames import ASIDE, MOST_DEPTH, MOST_ENTRIES, ROO
 from virtshim.images.disk_writer import OUT_OF_SPACE
 from virtshim.removal import remove_tree
 
+DISK = "disk"
+"""Beside the files: one more name of the disk among them, by which it is found."""
+
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_MODE = 0o1777
@@ -149,6 +152,8 @@ class TreeWriter:
             for path in self._disks:
                 directory, name = self._open_parent(_parts(path))
                 os.link(disk, name, dst_dir_fd=directory)
+            if self._disks:
+                os.link(disk, DISK, dst_dir_fd=self._base)
             remove_tree(str(self.place), ASIDE)
             for path, mtime in self._times.items():
                 directory, name = self._open_parent(_parts(path))
