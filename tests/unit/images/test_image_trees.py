@@ -398,6 +398,13 @@ def said(kind: str, path: str, more: str = "") -> bytes:
     return frames.names(kind, path, "420", "0", "0", "0", more)
 
 
+def test_a_file_larger_than_the_node_allows_is_refused_before_it_is_written(writer: TreeWriter) -> None:
+    writer.tell(said("f", "root/a", str(1 << 20)))
+    writer.write(bytes(1 << 20))
+    writer.tell(said("f", "root/b", "1"))
+    assert "images.max_bytes" in writer.refused
+
+
 @pytest.mark.parametrize("name", ["root/x/evil", "root/d/../x/evil", "root/up/evil"])
 def test_nothing_is_written_behind_a_link_or_above_the_root(writer: TreeWriter, tmp_path: Path, name: str) -> None:
     (tmp_path / "outside").mkdir()

@@ -112,12 +112,9 @@ class TreeWriter:
         """Bytes of the file that was told last; zeros become a hole."""
         if self.refused:
             return
-        self.size += len(data)
-        if self.size > self._max_bytes:
-            self.refuse(f"its files are larger than {self._max_bytes} bytes, this node's limit (images.max_bytes)")
-            return
         if self._file < 0 or len(data) > self._left:
             raise self._nonsense()
+        self.size += len(data)
         try:
             if data == _ZEROS[: len(data)]:
                 os.lseek(self._file, len(data), os.SEEK_CUR)
@@ -173,6 +170,8 @@ class TreeWriter:
         directory, name = self._open_parent(told.parts)
         if told.kind == "d":
             self._make_directory(directory, name, told)
+        elif told.kind == "f" and self.size + told.size > self._max_bytes:
+            self.refuse(f"its files are larger than {self._max_bytes} bytes, this node's limit (images.max_bytes)")
         elif told.kind == "f":
             self._file = os.open(name, _NEW_FILE, 0o600, dir_fd=directory)
             self._left, self._at, self._mtime = told.size, 0, told.mtime
