@@ -123,7 +123,8 @@ def test_a_bomb_is_refused_before_it_has_gone_off(web: WebServer, refused: Calla
 def test_while_a_layer_unpacks_for_an_hour_other_images_are_pulled(web: WebServer, tmp_path: Path) -> None:
     """A terabyte of zeros is refused at 64 GiB, after minutes; here its pull is given up before, and leaves nothing."""
     gibibyte = zstd.compress(bytes(1 << 30))
-    header = rewritten(member("ballast"), 124, b"\x80" + (1 << 40).to_bytes(11, "big"))[:512]
+    # Called like a raw disk: of others, so many bytes are refused at once where there is no room for them.
+    header = rewritten(member("ballast.img"), 124, b"\x80" + (1 << 40).to_bytes(11, "big"))[:512]
     packed = zstd.compress(header) + gibibyte * 1024
     store = ImageFileStore(str(tmp_path / "images"), ImageSettings(max_bytes=1 << 50))
     store.sweep()

@@ -13,7 +13,7 @@ from typing import Self
 from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted
 from virtshim.domain.ids import ImageDigest
 from virtshim.files import begin_sync, free_bytes
-from virtshim.images.downloads.room import Room
+from virtshim.images.downloads.room import Share
 
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ZEROS = bytes(1 << 18)
@@ -26,9 +26,9 @@ _QCOW_MAGIC = b"QFI\xfb"
 
 class DiskWriter:
     """A context manager. `max_bytes` is the largest disk that is taken. With a file that is there already `resume`, or `restart`,
-    comes first. `room`: of its file system, shared with other writers."""
+    comes first. `room`: its pull's, of its file system."""
 
-    def __init__(self, path: Path, name: str, max_bytes: int, room: Room) -> None:
+    def __init__(self, path: Path, name: str, max_bytes: int, room: Share) -> None:
         self.path = path
         self._name = name
         self._max_bytes = max_bytes

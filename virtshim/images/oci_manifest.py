@@ -141,6 +141,10 @@ def is_archive(layer: Descriptor) -> bool:
     return "tar" in re.split("[.+]", layer.media_type)
 
 
+def is_packed(layer: Descriptor) -> bool:
+    return not {"gzip", "zstd"}.isdisjoint(re.split("[.+]", layer.media_type))
+
+
 def image_config(body: bytes, image: str) -> ImageConfig:
     """What the image's config says of containers. Raises InvalidRequest."""
     said = _object(body, image).get("config")

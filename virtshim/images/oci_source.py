@@ -3,10 +3,11 @@ all files are unpacked for who mounts the image as a volume."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from virtshim.images.oci_manifest import (
     image_config,
     is_archive,
     is_artifact,
+    is_packed,
     parse_manifest,
 )
 from virtshim.images.pull_cache import Pulled
@@ -37,6 +39,7 @@ from virtshim.images.pull_watch import PullWatch
 from virtshim.images.registries.repository import Repository
 from virtshim.images.trees import artifact_files
 from virtshim.images.trees.store import tree_of
+from virtshim.images.trees.writer import TreeWriter, may_be_holes
 
 _PIECE = 1 << 18
 
@@ -82,9 +85,10 @@ def download(
     if stored is None:
         diffs = diff_ids(config, manifest, wanted, image)
         described = zip(reversed(manifest.layers), reversed(diffs), strict=True)
-        layers = _layers(image, described, repository, landing)
-        written = landing.disk()
-        has_disk = unpacking.run(image, layers, written, size, place, arriving, landing.tree())
+        written, tree = landing.disk(), landing.tree()
+        tree.expect(_least(manifest.layers))
+        layers = _layers(image, described, repository, landing, tree)
+        has_disk = unpacking.run(image, layers, written, size, place, arriving, tree)
         if not written.size and not arriving.is_empty:
             for _ in range(NO_DISK_BYTES // _PIECE):  # holes
                 written.write(bytes(_PIECE))
@@ -131,14 +135,15 @@ class _Artifact:
         self._watch.expect(sum(layer.size for layer in layers))
         if stored is None:
             tree = self._landing.tree()
+            tree.expect(_least(layers))
             archives = [(layer, layer.digest) for layer in reversed(layers) if is_archive(layer)]
             for layer in layers:
                 if not is_archive(layer):
                     part = self._landing.part(self._repository.identity(layer), layer.size)
-                    artifact_files.add(tree, layer, self._repository.blob(layer, part))
+                    artifact_files.add(tree, layer, _counted(self._repository.blob(layer, part), layer, tree))
             if archives:
                 packed = sum(layer.size for layer, _ in archives)
-                from_top = _layers(self._image, archives, self._repository, self._landing)
+                from_top = _layers(self._image, archives, self._repository, self._landing, tree)
                 self._unpacking.run(self._image, from_top, self._landing.disk(), packed, "", tree=tree)
         return Pulled(self._chosen, stored, self._listed, tree=self._tree, has_disk=False)
 
@@ -157,11 +162,41 @@ def _id(config: Descriptor, place: str) -> ImageId:
 
 
 def _layers(
-    image: str, layers: Iterable[tuple[Descriptor, str]], repository: Repository, landing: Landing
+    image: str,
+    layers: Iterable[tuple[Descriptor, str]],
+    repository: Repository,
+    landing: Landing,
+    tree: TreeWriter | None = None,
 ) -> Iterator[Layer]:
     """From the top one down, with their diff_ids; without one it is the disk itself."""
     for layer, diff in layers:
         part = landing.part(repository.identity(layer), layer.size)
         what = f"layer {layer.digest} of image {image!r}"
-        opened = functools.partial(repository.blob, layer, part)
+        opened = functools.partial(_opened, repository, layer, part, tree)
         yield Layer(what, layer.digest, diff or layer.digest, opened, is_disk=not diff)
+
+
+def _opened(
+    repository: Repository, layer: Descriptor, part: Path | None, tree: TreeWriter | None
+) -> Generator[bytes, None, None]:
+    chunks = repository.blob(layer, part)
+    return chunks if tree is None else _counted(chunks, layer, tree)
+
+
+def _counted(chunks: Generator[bytes, None, None], layer: Descriptor, tree: TreeWriter) -> Generator[bytes, None, None]:
+    """Passed on; the tree is told what has come of that which it expects."""
+    with contextlib.closing(chunks):
+        for chunk in chunks:
+            if _is_dense(layer):
+                tree.came(len(chunk))
+            yield chunk
+
+
+def _least(layers: Iterable[Descriptor]) -> int:
+    """Bytes of them that do not become less on disk, but for what layers hide of those below them."""
+    return sum(layer.size for layer in layers if _is_dense(layer))
+
+
+def _is_dense(layer: Descriptor) -> bool:
+    """Whether it takes no less on disk than on its way: what is not packed may be holes for the most part."""
+    return is_packed(layer) or not (is_archive(layer) or may_be_holes(layer.title))

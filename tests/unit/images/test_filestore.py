@@ -13,7 +13,7 @@ from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhaus
 from virtshim.domain.ids import ImageDigest
 from virtshim.images import disk_writer
 from virtshim.images.disk_writer import DiskWriter
-from virtshim.images.downloads.room import Room
+from virtshim.images.downloads.room import Room, Share
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 
 NEVER = threading.Event()
@@ -108,7 +108,7 @@ def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(fd: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with DiskWriter(tmp_path / "x", "img", 1 << 62, Room()) as disk:
+    with DiskWriter(tmp_path / "x", "img", 1 << 62, Share(Room())) as disk:
         disk.expect(1 << 61)
         with pytest.raises(ResourceExhausted, match="does not fit"):
             disk.write(b"QFI\xfb")
@@ -118,7 +118,7 @@ def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_raw_disk_needs_the_room_of_what_it_holds(tmp_path: Path) -> None:
-    with DiskWriter(tmp_path / "x", "img", 1 << 62, Room()) as disk:
+    with DiskWriter(tmp_path / "x", "img", 1 << 62, Share(Room())) as disk:
         disk.expect(1 << 61)
         for data in (b"\0", b"boot", bytes(1 << 18)):
             disk.write(data)
@@ -131,7 +131,7 @@ def test_disks_that_are_written_at_once_are_not_promised_the_same_room(
 ) -> None:
     monkeypatch.setattr(disk_writer, "free_bytes", lambda _: 1000)
     room = Room()
-    one, two = (DiskWriter(tmp_path / name, name, 1 << 62, room) for name in ("one", "two"))
+    one, two = (DiskWriter(tmp_path / name, name, 1 << 62, Share(room)) for name in ("one", "two"))
     with two:
         with one:
             one.expect(600)
@@ -163,7 +163,7 @@ def test_the_disk_is_busy_while_an_image_comes_in(tmp_path: Path, monkeypatch: p
     """So that little is left to wait for at its end."""
     begun: list[tuple[int, int]] = []
     monkeypatch.setattr(disk_writer, "begin_sync", lambda _, first, count: begun.append((first, count)))
-    with DiskWriter(tmp_path / "disk", "x", 1 << 30, Room()) as disk:
+    with DiskWriter(tmp_path / "disk", "x", 1 << 30, Share(Room())) as disk:
         for _ in range(40):
             disk.write(b"x" * (1 << 20))
         disk.finish()

@@ -27,6 +27,10 @@ from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, Reso
 from virtshim.images.confined import frames
 from virtshim.images.confined.image_tree import ImageTree
 from virtshim.images.confined.layer_tar import EntryKind, TarEntry
+from virtshim.images.downloads.landing import Ground, Landing
+from virtshim.images.downloads.partials import Partials
+from virtshim.images.downloads.room import Room, Share
+from virtshim.images.downloads.turns import Turns
 from virtshim.images.filestore import ImageFileStore
 from virtshim.images.trees.writer import TreeWriter
 from virtshim.lifecycle.images import ImageService
@@ -385,12 +389,158 @@ def test_no_room_for_them_is_told_as_such(push, pull, monkeypatch: pytest.Monkey
         pull(push(layer(entry("a", b"1"), symlink("b", "a"))))
 
 
+# -- room for them -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Says how many bytes are free."""
+
+    def say(size: int) -> None:
+        for module in ("trees.writer", "disk_writer"):
+            monkeypatch.setattr(f"virtshim.images.{module}.free_bytes", lambda _: size)
+
+    return say
+
+
+@pytest.fixture
+def landings(tmp_path: Path) -> Iterator[list[Landing]]:
+    """Of two pulls that are under way at once."""
+    ground = Ground(tmp_path, Partials(tmp_path / "partial"), Turns(), Room(), lambda _: None)
+    with contextlib.ExitStack() as held:
+        yield [held.enter_context(Landing(ground, name, 1 << 20)) for name in ("one", "two")]
+
+
+@pytest.fixture
+def pulls(landings: list[Landing]) -> list[TreeWriter]:
+    """Their files."""
+    return [landing.tree() for landing in landings]
+
+
+def test_files_that_are_written_at_once_are_not_promised_the_same_room(
+    pulls: list[TreeWriter], free: Callable[[int], None]
+) -> None:
+    one, two = pulls
+    free(1000)
+    one.tell(said("f", "root/a", "600"))
+    with pytest.raises(ResourceExhausted, match="'two' does not fit on this node's image file system; free some space"):
+        two.tell(said("f", "root/a", "600"))
+    # What is written is no longer free, and no longer promised.
+    one.write(b"1" * 600)
+    free(400)
+    two.tell(said("f", "root/b", "400"))
+
+
+def test_what_is_still_to_come_keeps_room_for_what_it_becomes(
+    pulls: list[TreeWriter], free: Callable[[int], None]
+) -> None:
+    one, two = pulls
+    free(1000)
+    one.expect(600)
+    with pytest.raises(ResourceExhausted, match="'two' does not fit"):
+        two.expect(401)
+    one.came(300)
+    two.expect(700)
+    with pytest.raises(ResourceExhausted, match="'one' does not fit"):
+        one.tell(said("f", "root/a", "301"))
+
+
+def test_what_needs_no_room_has_it_when_others_have_taken_what_was_promised(
+    pulls: list[TreeWriter], free: Callable[[int], None]
+) -> None:
+    one, two = pulls
+    free(1000)
+    one.expect(600)
+    free(500)
+    two.expect(0)
+    for name in ("data.img", "empty"):
+        two.tell(said("f", f"root/{name}", "0"))
+
+
+@pytest.mark.parametrize("why", ["", "it holds evil"])
+def test_files_that_are_given_up_or_refused_need_no_room(tmp_path: Path, free: Callable[[int], None], why: str) -> None:
+    free(1000)
+    room = Room()
+    with TreeWriter(tmp_path / "other", "other", 1 << 20, Share(room)) as other:
+        with TreeWriter(tmp_path / "ended", "ended", 1 << 20, Share(room)) as ended:
+            ended.expect(900)
+            ended.tell(said("f", "root/a", "900"))
+            if why:
+                ended.refuse(why)
+                other.expect(1000)
+        other.expect(1000)
+
+
+def test_a_pulls_disk_and_files_come_of_the_same_bytes(landings: list[Landing], free: Callable[[int], None]) -> None:
+    free(1000)
+    one, two = landings
+    tree, disk, other = one.tree(), one.disk(), two.tree()
+    tree.expect(800)
+    disk.expect(900)
+    disk.write(b"QFI\xfb")
+    other.expect(1000 - (900 - 4))
+    with pytest.raises(ResourceExhausted):
+        other.expect(1000 - (900 - 5))
+
+
+def test_a_raw_disk_among_the_files_needs_the_room_of_what_it_holds(
+    writer: TreeWriter, free: Callable[[int], None]
+) -> None:
+    free(1000)
+    writer.tell(said("f", "root/data.img", str(1 << 20)))
+    writer.write(bytes(1 << 20))
+    assert not writer.refused
+
+
+def test_files_that_the_node_does_not_allow_are_refused_as_such_whatever_room_there_is(
+    writer: TreeWriter, free: Callable[[int], None]
+) -> None:
+    """A VM of that image is fine all the same."""
+    free(1000)
+    writer.tell(said("f", "root/a", str(2 << 20)))
+    assert "images.max_bytes" in writer.refused
+
+
+def test_an_image_that_will_not_fit_is_refused_before_its_layers_are_fetched(
+    push, pull, web, free: Callable[[int], None]
+) -> None:
+    name = push(layer(*(entry(f"f{n}", os.urandom(1000)) for n in range(100))))
+    free(90_000)
+    with pytest.raises(ResourceExhausted, match="does not fit on this node's image file system; free some space"):
+        pull(name)
+    assert sum("/blobs/" in path for path, *_ in web.seen) == 1, "its config alone"
+    free(1 << 30)
+    assert pull(name).size == 100_000
+
+
+def test_an_image_that_just_fits_is_not_asked_for_more_room_than_what_is_left_of_it(
+    push, pull, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    write = TreeWriter.write
+    monkeypatch.setattr(TreeWriter, "write", lambda tree, data: (written.append(len(data)), write(tree, data)))
+    monkeypatch.setattr("virtshim.images.trees.writer.free_bytes", lambda _: 320_000 - sum(written))
+    assert pull(push(layer(*(entry(f"f{n}", os.urandom(10_000)) for n in range(30))))).size == 300_000
+
+
+def test_a_file_that_will_not_fit_unpacked_is_refused_before_it_is_written(
+    push, pull, free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    write = TreeWriter.write
+    monkeypatch.setattr(TreeWriter, "write", lambda tree, data: (written.append(len(data)), write(tree, data)))
+    free(100_000)
+    with pytest.raises(ResourceExhausted, match="does not fit"):
+        pull(push(layer(entry("small", b"1"), entry("large", b"packs well" * 50_000))))
+    assert written == [1]
+
+
 # -- who reads the layers may have been taken over ---------------------------------------------------------------------
 
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[TreeWriter]:
-    with TreeWriter(tmp_path / "tree", "evil", 1 << 20) as made:
+    with TreeWriter(tmp_path / "tree", "evil", 1 << 20, Share(Room())) as made:
         yield made
 
 
@@ -684,6 +834,16 @@ def test_what_an_artifacts_archive_has_in_boot_is_a_file_as_others(artifact, pul
 def test_a_layer_without_a_title_is_named_by_its_digest(artifact, pull, store) -> None:
     found = pull(artifact(**{"": b"text", "a": b"1"}))
     assert set(os.listdir(store.path(found.tree, ""))) == {"a", hashlib.sha256(b"text").hexdigest()}
+
+
+def test_an_artifact_that_will_not_fit_is_refused_before_its_first_file(
+    artifact, pull, web, free: Callable[[int], None]
+) -> None:
+    name = artifact(**{f"model-{n}": os.urandom(1000) for n in range(5)})
+    free(4500)
+    with pytest.raises(ResourceExhausted, match="does not fit"):
+        pull(name)
+    assert sum("/blobs/" in path for path, *_ in web.seen) == 1, "its config alone"
 
 
 @pytest.mark.parametrize("title", ["../evil", "a/../../evil", ".."])

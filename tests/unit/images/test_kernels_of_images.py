@@ -18,7 +18,7 @@ from virtshim.domain.ids import ImageDigest
 from virtshim.domain.image import NO_DISK, NO_DISK_BYTES, BootFile, DiskFormat
 from virtshim.images.confined import container_disk
 from virtshim.images.disk_writer import DiskWriter
-from virtshim.images.downloads.room import Room
+from virtshim.images.downloads.room import Room, Share
 from virtshim.images.filestore import ImageFileStore
 from virtshim.images.kernels.arriving import ArrivingBoot
 from virtshim.lifecycle.images import ImageService
@@ -208,7 +208,7 @@ def test_a_child_that_was_taken_over_cannot_have_other_files_written(path: str, 
 
 
 def test_a_file_is_taken_whole_or_not_at_all(tmp_path: Path) -> None:
-    with DiskWriter(tmp_path / "k", "it", 1 << 20, Room()) as writer:
+    with DiskWriter(tmp_path / "k", "it", 1 << 20, Share(Room())) as writer:
         arriving = ArrivingBoot(lambda: writer)
         assert not arriving.takes(b"the disk's")
         arriving.begin("/boot/k", "3")

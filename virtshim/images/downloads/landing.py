@@ -14,7 +14,7 @@ from virtshim.domain.errors import InternalError
 from virtshim.domain.ids import ImageDigest
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.downloads.partials import Partials
-from virtshim.images.downloads.room import Room
+from virtshim.images.downloads.room import Room, Share
 from virtshim.images.downloads.turns import Turns
 from virtshim.images.pull_cache import StoredDiskLookup
 from virtshim.images.trees.writer import TreeWriter
@@ -41,6 +41,7 @@ class Landing:
         self._name = name
         self._max_bytes = max_bytes
         self._held = contextlib.ExitStack()
+        self._room = Share(ground.room)
         self._disk: DiskWriter | None = None
         self.files: TreeWriter | None = None
 
@@ -67,20 +68,20 @@ class Landing:
         if path is None:
             path = self._ground.incoming / secrets.token_hex(16)
             self._held.callback(path.unlink, missing_ok=True)
-        self._disk = self._held.enter_context(DiskWriter(path, self._name, self._max_bytes, self._ground.room))
+        self._disk = self._held.enter_context(DiskWriter(path, self._name, self._max_bytes, self._room))
         return self._disk
 
     def beside(self) -> DiskWriter:
         """A file for what comes with the disk, open to be written."""
         path = self._ground.incoming / secrets.token_hex(16)
         self._held.callback(path.unlink, missing_ok=True)
-        return self._held.enter_context(DiskWriter(path, self._name, self._max_bytes, self._ground.room))
+        return self._held.enter_context(DiskWriter(path, self._name, self._max_bytes, self._room))
 
     def tree(self) -> TreeWriter:
         """Where its files go."""
         name = secrets.token_hex(16)
         self._held.callback(remove_tree, str(self._ground.incoming), name)
-        self.files = TreeWriter(self._ground.incoming / name, self._name, self._max_bytes)
+        self.files = TreeWriter(self._ground.incoming / name, self._name, self._max_bytes, self._room)
         return self._held.enter_context(self.files)
 
     def finished(self) -> tuple[ImageDigest, Path]:

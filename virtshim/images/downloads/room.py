@@ -6,27 +6,65 @@ import threading
 
 
 class Room:
-    """Bytes that writers were promised and have not written yet. Safe to use from many threads."""
+    """What pulls will need: bytes that they have not written yet."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        self.needed: dict[Share, int] = {}
+
+
+class Share:
+    """One pull's. Safe to use from many threads. Of what its source still sends, packed, and what its writers were promised, the
+    larger is what it needs at least: the one becomes the other."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._coming: dict[object, int] = {}
         self._promised: dict[object, int] = {}
 
+    def expect(self, writer: object, size: int, free: int) -> bool:
+        """Whether there is room for what `size` bytes of its source will become in this writer's files; if so, it is kept.
+        `free`: on the file system."""
+        with self._room.lock:
+            return self._take(self._coming, writer, size, free)
+
+    def came(self, writer: object, size: int) -> None:
+        """So many of them."""
+        self._less(self._coming, writer, size)
+
     def promise(self, writer: object, size: int, free: int) -> bool:
-        """Whether `size` further bytes fit into the `free` ones beside what others were promised; if so, they are its own."""
-        with self._lock:
-            self._promised.pop(writer, None)
-            if size > free - sum(self._promised.values()):
-                return False
-            self._promised[writer] = size
-            return True
+        """Whether `size` further bytes fit; if so, they are the writer's own."""
+        with self._room.lock:
+            return self._take(self._promised, writer, size, free)
 
     def wrote(self, writer: object, size: int) -> None:
-        with self._lock:
-            left = self._promised.get(writer)
-            if left is not None:
-                self._promised[writer] = max(0, left - size)
+        self._less(self._promised, writer, size)
 
     def release(self, writer: object) -> None:
-        with self._lock:
+        """It needs nothing any more."""
+        with self._room.lock:
+            self._coming.pop(writer, None)
             self._promised.pop(writer, None)
+            self._note()
+
+    def _take(self, of: dict[object, int], writer: object, size: int, free: int) -> bool:
+        of[writer] = size
+        others = sum(needed for share, needed in self._room.needed.items() if share is not self)
+        if not (fits := not size or self._needed() <= free - others):
+            del of[writer]
+        self._note()
+        return fits
+
+    def _less(self, of: dict[object, int], writer: object, size: int) -> None:
+        with self._room.lock:
+            if writer in of:
+                of[writer] = max(0, of[writer] - size)
+                self._note()
+
+    def _needed(self) -> int:
+        return max(sum(self._coming.values()), sum(self._promised.values()))
+
+    def _note(self) -> None:
+        self._room.needed[self] = self._needed()
+        if not self._room.needed[self]:
+            del self._room.needed[self]

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,11 @@ from typing import Self
 
 from virtshim.domain.errors import InternalError, ResourceExhausted, ShimError
 from virtshim.domain.printable import escaped
+from virtshim.files import free_bytes
 from virtshim.images.confined import frames
 from virtshim.images.confined.frames import ASIDE, MOST_DEPTH, MOST_ENTRIES, ROOT
 from virtshim.images.disk_writer import OUT_OF_SPACE
+from virtshim.images.downloads.room import Share
 from virtshim.removal import remove_tree
 
 DISK = "disk"
@@ -34,6 +37,8 @@ _MOST_OWNER, _LATEST = (1 << 32) - 2, (1 << 33) - 1
 # Directories that layers do not tell of, and second names.
 _MOST_TOLD = 8 * MOST_ENTRIES
 _ZEROS = bytes(1 << 20)
+# Raw disks.
+_MAY_BE_HOLES = re.compile(r"\.(?:img|raw)$")
 # What names can be wrong by; everything else is the node's own trouble.
 _UNFIT = frozenset(
     (
@@ -61,14 +66,15 @@ class TreeWriter:
     """A context manager; what is not moved away by then is for others to remove. `refused` says why these files are none that a
     volume can have; what comes after that is dropped."""
 
-    def __init__(self, place: Path, name: str, max_bytes: int) -> None:
-        """`place` is made. `max_bytes`: of all files together."""
+    def __init__(self, place: Path, name: str, max_bytes: int, room: Share) -> None:
+        """`place` is made. `max_bytes`: of all files together. `room`: its pull's, of its file system."""
         self.place = place
         self.refused = ""
         self.size = 0
         self.entries = 0
         self._name = name
         self._max_bytes = max_bytes
+        self._room = room
         place.mkdir(0o700)
         self._base = os.open(place, os.O_PATH | _DIRECTORY)
         self._parent: tuple[tuple[str, ...], int] = ((), os.dup(self._base))
@@ -86,9 +92,20 @@ class TreeWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._room.release(self)
         self._end_file()
         for descriptor in (self._parent[1], self._base):
             os.close(descriptor)
+
+    def expect(self, size: int) -> None:
+        """Its source will send so many bytes of what does not become less on disk. Raises ResourceExhausted if they do not
+        fit."""
+        if not self._room.expect(self, size, free_bytes(self._base)):
+            raise self._no_room()
+
+    def came(self, size: int) -> None:
+        """So many of these."""
+        self._room.came(self, size)
 
     def tell(self, payload: bytes) -> None:
         """One of them. Raises ShimError for the node's own troubles, and for nonsense."""
@@ -122,6 +139,7 @@ class TreeWriter:
                 view = memoryview(data)
                 while view:
                     view = view[os.write(self._file, view) :]
+            self._room.wrote(self, len(data))
             self._left -= len(data)
             self._at += len(data)
             if not self._left:
@@ -133,6 +151,7 @@ class TreeWriter:
     def refuse(self, why: str) -> None:
         """What is there of them goes at once."""
         self.refused = self.refused or why
+        self._room.release(self)
         self._left = 0
         self._end_file()
         for part in (ROOT, ASIDE):
@@ -173,6 +192,7 @@ class TreeWriter:
         elif told.kind == "f" and self.size + told.size > self._max_bytes:
             self.refuse(f"its files are larger than {self._max_bytes} bytes, this node's limit (images.max_bytes)")
         elif told.kind == "f":
+            self._claim(name, told.size)
             self._file = os.open(name, _NEW_FILE, 0o600, dir_fd=directory)
             self._left, self._at, self._mtime = told.size, 0, told.mtime
             _give(self._file, told)
@@ -191,6 +211,11 @@ class TreeWriter:
             del self._disks["/".join(told.parts)]
         else:
             self._unmake(directory, name)
+
+    def _claim(self, name: str, size: int) -> None:
+        known = 0 if may_be_holes(name) else size
+        if not self._room.promise(self, known, free_bytes(self._base)):
+            raise self._no_room()
 
     def _unmake(self, directory: int, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # it is still awaited
@@ -259,6 +284,11 @@ class TreeWriter:
 
     def _no_room(self) -> ShimError:
         return ResourceExhausted(f"image {self._name!r} does not fit on this node's image file system; free some space")
+
+
+def may_be_holes(name: str) -> bool:
+    """Whether what it takes on disk cannot be known by its size."""
+    return _MAY_BE_HOLES.search(name) is not None
 
 
 def _parse(payload: bytes) -> _Told:
