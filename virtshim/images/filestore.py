@@ -147,7 +147,8 @@ class ImageFileStore:
                 self._publish_files(landing, name, pulled.tree, "")
             else:
                 digest, boot = self._publish_disk(landing, name, cancelled, pulled), self._publish_boot(pulled.boot)
-            tree = pulled.tree if self._trees.has(pulled.tree) else None
+            tree = pulled.tree if pulled.known is None else self._memory.tree(pulled.identity)
+            tree = tree if self._trees.has(tree) else None
             if pulled.identity and pulled.known is None:
                 self._memory.remember(pulled.identity, digest, boot, tree)
             with self._not_removed(name):

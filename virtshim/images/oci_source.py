@@ -92,7 +92,8 @@ def download(
         if not written.size and not arriving.is_empty:
             for _ in range(NO_DISK_BYTES // _PIECE):  # holes
                 written.write(bytes(_PIECE))
-    ids = (_id(manifest.config, place), _whole(arriving, image), tree_of(chosen))
+    # Packed in whatever way, and wherever the disk is among them, layers of one config are the same files.
+    ids = (_id(manifest.config, place), _whole(arriving, image), tree_of(f"config {manifest.config.digest}"))
     return Pulled(content, stored, listed, said, *ids, has_disk=has_disk)
 
 
@@ -117,7 +118,8 @@ class _Artifact:
     _watch: PullWatch
 
     def disk(self, disk: Descriptor) -> Pulled:
-        """If it is the only layer, and is not packed, it is the only file, too."""
+        """If it is the only layer, and is not packed, it is the only file, too, by the title of its first pull: by another it is
+        the same image."""
         stored = self._landing.claim(self._chosen, self._watch.progressed, self._repository.name)
         self._watch.expect(disk.size)
         is_called_so = bool(DISK_NAME.search(disk.title))
@@ -127,7 +129,8 @@ class _Artifact:
             self._unpacking.run(self._image, layers, writer, disk.size)
             if len(self._manifest.layers) == 1 and writer.digest().value == disk.digest:
                 artifact_files.add_disk(self._landing.tree(), disk)
-        return Pulled(self._chosen, stored, self._listed, tree=self._tree, may_be_file=not is_called_so)
+        tree = None if len(self._manifest.layers) > 1 else tree_of(f"disk {disk.digest}")
+        return Pulled(self._chosen, stored, self._listed, tree=tree, may_be_file=not is_called_so)
 
     def files(self) -> Pulled:
         stored = self._landing.claim(self._chosen, self._watch.progressed, self._repository.name)
@@ -145,13 +148,14 @@ class _Artifact:
                 packed = sum(layer.size for layer, _ in archives)
                 from_top = _layers(self._image, archives, self._repository, self._landing, tree)
                 self._unpacking.run(self._image, from_top, self._landing.disk(), packed, "", tree=tree)
-        return Pulled(self._chosen, stored, self._listed, tree=self._tree, has_disk=False)
+        return Pulled(self._chosen, stored, self._listed, tree=self._files, has_disk=False)
 
     @property
-    def _tree(self) -> ImageDigest:
-        """One file that is pushed again has another manifest, and as a disk it is the same image."""
+    def _files(self) -> ImageDigest:
+        """One file that is pushed again has another manifest."""
         only, *others = self._manifest.layers
-        return tree_of(self._chosen if others or is_archive(only) else f"{only.digest} {only.title}")
+        is_one = not others and not is_archive(only)
+        return tree_of(f"file {only.digest} {only.title}" if is_one else f"manifest {self._chosen}")
 
 
 def _id(config: Descriptor, place: str) -> ImageId:

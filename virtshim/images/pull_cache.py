@@ -27,9 +27,9 @@ _MAX_BYTES = 16 << 10
 class Pulled:
     """`identity` is the source's name for the content ("" if it has none), `known` the stored disk, or tree of files, that it is
     already, None if that was written; `manifest` the `sha256:` digest to list it under ("": the disk's own), `config` what it
-    says of containers, `image` its id (None: the disk's digest), `boot` what came with the disk. `tree` names its files, which
-    may have been written or not; without `has_disk` they are all that it has. `may_be_file`: what was taken for a disk is a
-    file, if it proves to be none."""
+    says of containers, `image` its id (None: the disk's digest), `boot` what came with the disk. `tree` names its files, written
+    or not, unless it is known; without `has_disk` they are all that it has. `may_be_file`: what was taken for a disk is a file,
+    if it proves to be none."""
 
     identity: str
     known: ImageDigest | None = None

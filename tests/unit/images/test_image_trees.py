@@ -770,14 +770,14 @@ def test_files_that_an_earlier_version_unpacked_are_counted_by_what_is_in_them(
 def artifact(fake_registry: FakeRegistry) -> Callable[..., str]:
     """Files as layers, by their titles; those called .tar are archives."""
 
-    def push(**files: bytes) -> str:
+    def push(when: str = "", **files: bytes) -> str:
         layers = []
         for title, data in files.items():
             kind = "application/vnd.oci.image.layer.v1.tar" if title.endswith(".tar") else "text/plain"
             named = {"annotations": {"org.opencontainers.image.title": title}} if title else {}
             layers.append({**fake_registry.blob("art", data), "mediaType": kind, **named})
-        config = fake_registry.blob("art", b"{}")
-        fake_registry.document("art", "latest", {"schemaVersion": 2, "config": config, "layers": layers})
+        made = {"schemaVersion": 2, "config": fake_registry.blob("art", b"{}"), "layers": layers}
+        fake_registry.document("art", "latest", {**made, "annotations": {"when": when}})
         return fake_registry.name("art")
 
     return push
@@ -804,6 +804,13 @@ def test_an_artifacts_only_file_is_a_disk_or_a_file_as_it_proves_to_be(artifact,
     assert pull(artifact(**{"chart.txt": b"text"})) == text
 
 
+def test_a_file_that_is_pushed_again_is_the_same_image(artifact, pull) -> None:
+    first, again = (pull(artifact(when, **{"model.bin": b"weights"})) for when in ("monday", "tuesday"))
+    assert (again.id, again.tree) == (first.id, first.tree)
+    assert again.repo_digest != first.repo_digest
+    assert pull(artifact(**{"other.bin": b"weights"})).tree != first.tree
+
+
 def test_a_disk_that_comes_from_elsewhere_too_keeps_its_files(
     fake_registry: FakeRegistry, store, web, qcow2: bytes, tmp_path: Path
 ) -> None:
@@ -823,6 +830,31 @@ def test_a_disk_that_comes_from_elsewhere_too_keeps_its_files(
             found = images.pull(again, None, NEVER)
             assert (found.id, found.tree) == (first.id, first.tree)
         assert store.stored() == {first.digest, first.tree}
+
+
+def test_a_disk_by_another_title_is_the_same_image_with_the_same_files(
+    artifact, store, web, qcow2: bytes, tmp_path: Path
+) -> None:
+    with contextlib.closing(SqliteRecords(str(tmp_path / "state.db"))) as records:
+        images = ImageService(records, store, ImageNoteFiles(str(tmp_path / "notes")), FakeClock())
+        first = images.pull(artifact(**{"vm.qcow2": qcow2}), None, NEVER)
+        for title in ("other.qcow2", "vm.qcow2", "other.qcow2"):
+            found = images.pull(artifact(**{title: qcow2}), None, NEVER)
+            assert (found.id, found.tree) == (first.id, first.tree)
+        assert store.stored() == {first.digest, first.tree}
+        assert os.listdir(store.path(first.tree, "")) == ["vm.qcow2"]
+    disk = f"/blobs/{first.digest}"
+    assert sum(path.endswith(disk) for path, *_ in web.seen) == 2, "once for each manifest"
+
+
+def test_layers_that_are_packed_otherwise_are_the_same_files(push, store, web, qcow2: bytes, tmp_path: Path) -> None:
+    layers = layer(entry("disk/vm.qcow2", qcow2), entry("etc/motd", b"hello"))
+    names = [push(layers, name=name, pack=pack) for name, pack in (("a", same_gzip), ("b", zstd.compress))]
+    with contextlib.closing(SqliteRecords(str(tmp_path / "state.db"))) as records:
+        images = ImageService(records, store, ImageNoteFiles(str(tmp_path / "notes")), FakeClock())
+        found = [images.pull(name, None, NEVER) for name in names * 2]
+        assert len({(one.id, one.tree) for one in found}) == 1
+        assert store.stored() == {found[0].digest, found[0].tree}
 
 
 def test_what_an_artifacts_archive_has_in_boot_is_a_file_as_others(artifact, pull, store) -> None:

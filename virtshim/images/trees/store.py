@@ -1,5 +1,4 @@
-"""The files of images that pods may have as volumes: a directory each, by a digest of the manifest that they come from, or of
-the one file's own digest and name.
+"""The files of images that pods may have as volumes: a directory each, by a digest of what they come from.
 
 <directory>/          0700: set-user-ID or not, nobody on the node runs what is in there
   <hex>/root          what is at the top of the image
@@ -41,7 +40,8 @@ _MOST_LINKS = 40
 
 
 def tree_of(origin: str) -> ImageDigest:
-    """The name of the files that an image has: `origin` is its manifest's digest, or that of the one file, and its title."""
+    """The name of the files that an image has: `origin` is a word for what it comes from, so that nobody publishes one thing as
+    another, and what tells it from all others of that kind."""
     return ImageDigest(f"sha256:{hashlib.sha256(f'files of {origin}'.encode(errors='replace')).hexdigest()}")
 
 
