@@ -68,7 +68,8 @@ class ImageFiles(Protocol):
 
     def path(self, digest: ImageDigest, below: str | None = None) -> str:
         """Absolute path of the stored file, whether or not it is there. With `below`, of a tree's own directory (""), or of one
-        in it; links in the tree lead nowhere else, and none is in the path. Raises NotFound for such."""
+        in it; links in the tree lead nowhere else, and none is in the path. Raises NotFound for such, InvalidRequest for one
+        whose name is no text."""
 
     def format_of(self, digest: ImageDigest) -> DiskFormat:
         """Of a file that was stored; also of one that no record lists any more. Raises NotFound."""

@@ -646,6 +646,21 @@ def test_a_directory_of_an_image_is_found_and_nothing_outside_of_it(push, pull, 
             store.path(tree, missing)
 
 
+def test_a_directory_whose_name_is_no_text_is_told_apart(push, pull, store) -> None:
+    """It would be in records, and said to the program that serves it."""
+    name = "\udcff\udcfe"
+    odd = layer(
+        entry(f"srv/{name}/deep/a", b"1"), symlink("latest", f"srv/{name}"), folder("etc"), form=tarfile.GNU_FORMAT
+    )
+    tree = pull(push(odd)).tree
+    for below in ("latest", "latest/deep"):
+        with pytest.raises(
+            InvalidRequest, match=rf"{below} leads to srv/.*udcff.*, whose name is not UTF-8; name another"
+        ):
+            store.path(tree, below)
+    assert store.path(tree, "latest/../../etc").endswith("/root/etc")
+
+
 # As systemd has it under RestrictSUIDSGID, since a mode in memory cannot be judged.
 WITHOUT_OPENAT2 = """
 import sys

@@ -116,7 +116,7 @@ class Trees:
 
     def path(self, tree: ImageDigest, below: str = "") -> str:
         """Of the root directory, or of the one that `below` leads to in it, links and all; no link is in the path. Raises
-        NotFound, InternalError."""
+        NotFound, InvalidRequest, InternalError."""
         root = self._place(tree) / ROOT
         try:
             directory = os.open(root, _DIRECTORY)
@@ -131,9 +131,16 @@ class Trees:
         finally:
             os.close(directory)
         try:
-            return os.readlink(f"/proc/self/fd/{inside}")
+            found = os.readlink(f"/proc/self/fd/{inside}")
         finally:
             os.close(inside)
+        if not _is_text(found):
+            name = escaped(found.removeprefix(f"{root}/"), 200)
+            raise InvalidRequest(
+                f"{escaped(below, 200)} leads to {name}, whose name is not UTF-8; name another directory in the volumeMount's "
+                "subPath, or rename it in the image"
+            )
+        return found
 
     def _place(self, tree: ImageDigest) -> Path:
         return self.directory / tree.hex
@@ -147,6 +154,15 @@ def _use_of(written: TreeWriter) -> Use:
     taken, inodes = counted(written.place)
     disk, names_disk = space_taken([written.place / DISK])
     return Use(written.size, inodes - names_disk + 1, taken - disk)  # and the note itself
+
+
+def _is_text(path: str) -> bool:
+    """What is in records, and told to others, is text."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _followed(root: int, path: str) -> str:
