@@ -1,4 +1,4 @@
-"""A VM whose kernel and initial RAM disk are files of its image, which has no disk at all."""
+"""A VM whose kernel and initial RAM disk are files of its image, which has no disk at all; started by a BIOS and by UEFI."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ ARGUMENTS = (
     "console=ttyS0,115200 loglevel=6 mitigations=off nokaslr tsc=reliable no_timer_check net.ifnames=0 x=a,b,,c /etc"
 )
 
+ANNOTATIONS = {
+    "virtshim.io/kernel": "/boot/vmlinuz",
+    "virtshim.io/initrd": "/boot/initramfs",
+    "virtshim.io/kernel-args": ARGUMENTS,
+}
+
 
 @pytest.fixture
 def kernel_image(oci_registry: Registry, guest_image: Path, tmp_path: Path) -> str:
@@ -31,12 +37,7 @@ def kernel_image(oci_registry: Registry, guest_image: Path, tmp_path: Path) -> s
 
 
 def test_a_kernel_of_the_image_starts_with_the_pods_command_line(cri: PodClient, node: Node, kernel_image: str) -> None:
-    annotations = {
-        "virtshim.io/kernel": "/boot/vmlinuz",
-        "virtshim.io/initrd": "/boot/initramfs",
-        "virtshim.io/kernel-args": ARGUMENTS,
-    }
-    config = pod_config("kernel", f"{node.directory}/logs/kernel", annotations=annotations)
+    config = pod_config("kernel", f"{node.directory}/logs/kernel", annotations=ANNOTATIONS)
     image = cri.pull(kernel_image)
     pod = cri.run_pod(config)
     container = cri.create(pod, container_config(image), config)
@@ -51,3 +52,21 @@ def test_a_kernel_of_the_image_starts_with_the_pods_command_line(cri: PodClient,
     assert cri.exec_sync(container, "cat", "/sys/class/block/vda/size").stdout == b"2048\n"
     cri.remove_pod(pod)
     assert not any(file.exists() for file in own)
+
+
+@pytest.mark.timeout(900)
+def test_uefi_starts_a_kernel_of_the_image_with_the_pods_command_line(
+    cri: PodClient, node: Node, kernel_image: str
+) -> None:
+    annotations = {**ANNOTATIONS, "virtshim.io/firmware": "uefi"}
+    config = pod_config("kernel-uefi", f"{node.directory}/logs/kernel-uefi", annotations=annotations)
+    pod = cri.run_pod(config)
+    container = cri.create(pod, container_config(cri.pull(kernel_image), memory=256 << 20), config)
+    cri.start(container)
+    wait_for_log(cri.status(container).log_path, READY, 3 * BOOT)
+    assert cri.exec_sync(container, "test", "-d", "/sys/firmware/efi").exit_code == 0
+    # The last words are OVMF's, for kernels that look for their initrd there.
+    told = cri.exec_sync(container, "cat", "/proc/cmdline").stdout.decode().strip()
+    assert told == f"{ARGUMENTS} initrd=initrd"
+    assert cri.exec_sync(container, "cat", "/sys/class/block/vda/size").stdout == b"2048\n"
+    cri.remove_pod(pod)
