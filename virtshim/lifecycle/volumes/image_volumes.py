@@ -43,9 +43,8 @@ class ImageVolumes:
                 "it has no files here: it is a plain disk, or was pulled before volumes could have them (remove it and pull it "
                 "again), or its files were refused (image.no_volume in virtshim's log)"
             )
-        ref = image.repo_digests[0] if image.repo_digests else image.id.value
         host = self.files.path(image.tree, mount.image_sub_path)
-        return SharedVolume(guest, host, readonly=True, image=VolumeImage(image.tree, image.id, ref))
+        return SharedVolume(guest, host, readonly=True, image=VolumeImage(image.tree, image.id, image.id.value))
 
 
 def collect_images_of(container: Container, images: ImageService) -> None:
