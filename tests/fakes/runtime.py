@@ -170,6 +170,10 @@ class FakeRuntime(grpc.GenericRpcHandler):
         ]
         return pb.ListContainersResponse(containers=found).SerializeToString()
 
+    def _StreamContainers(self, request: bytes, _context: Any) -> list[bytes]:
+        found = self.containers.values()
+        return [pb.StreamContainersResponse(containers=[one]).SerializeToString() for one in found]
+
     def _Exec(self, _request: bytes, _context: Any) -> bytes:
         return pb.ExecResponse(url=f"http://127.0.0.1:1/exec/{self.name}").SerializeToString()
 

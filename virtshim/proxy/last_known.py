@@ -4,6 +4,7 @@ disk too, so that they stay there when the proxy is started anew meanwhile."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,8 @@ class LastKnown:
         """`directory` is there. Raises InvalidRequest for a file in it that cannot be read."""
         self._directory = directory
         self._lists: dict[tuple[str, str], bytes] = {}
+        self._asked: dict[tuple[str, str], int] = {}
+        self._clock = itertools.count(1)
         self._unsaved: set[tuple[str, str]] = set()
         self._saving: asyncio.Task[None] | None = None
         for name in runtimes:
@@ -38,8 +41,16 @@ class LastKnown:
     def keeps(self, runtime: str, method: str) -> bool:
         return (runtime, method) in self._lists
 
-    def keep(self, runtime: str, method: str, answer: bytes) -> None:
-        """`answer` to a request without a filter."""
+    def asking(self) -> int:
+        """When a runtime is asked for a list, for `keep`."""
+        return next(self._clock)
+
+    def keep(self, runtime: str, method: str, answer: bytes, asked: int) -> None:
+        """`answer` to a request without a filter. Of several the one that was asked for last counts, in whatever order they come:
+        a list that took long does not bring back what has gone since, nor lose what has been made."""
+        if asked < self._asked.get((runtime, method), 0):
+            return
+        self._asked[runtime, method] = asked
         before = self._lists[runtime, method]
         # Some list in another order each time.
         if answer == before or (len(answer) == len(before) and sorted(payloads(answer)) == sorted(payloads(before))):

@@ -18,6 +18,8 @@ from virtshim.proxy.wire import message, text
 
 # In every request for a list; a test says so.
 _FILTER: Final = field(pb.ListContainersRequest, "filter")
+# No filter, and one that says nothing: kubelet asks for all its pods with the one, for all its containers with the other.
+_FOR_ALL: Final = (b"", bytes((_FILTER << 3 | 2, 0)))
 _ID_FIELDS: Final = {
     "ListPodSandbox": (field(pb.PodSandboxFilter, "id"),),
     "ListContainers": (field(pb.ContainerFilter, "id"), field(pb.ContainerFilter, "pod_sandbox_id")),
@@ -38,14 +40,15 @@ class Lists:
         backends = self._backends
         if owner := self._filtered_owner(asked):
             backends = (owner,)
+        since = self._last_known.asking()
         outcomes = await ask_all(backends, asked, self._patience)
         parts: list[bytes] = []
         failures: list[CallFailed] = []
         for backend, outcome in zip(backends, outcomes, strict=True):
             if not isinstance(outcome, CallFailed):
                 parts.append(outcome)
-                if not asked.request and self._last_known.keeps(backend.name, asked.method):
-                    self._last_known.keep(backend.name, asked.method, outcome)
+                if asks_for_all(asked.request) and self._last_known.keeps(backend.name, asked.method):
+                    self._last_known.keep(backend.name, asked.method, outcome, since)
             elif outcome.is_down and backend.runtime.degraded:
                 parts.append(self._last_known.answer(backend.name, asked.method, asked.request))
             else:
@@ -60,9 +63,10 @@ class Lists:
         """What is kept of a runtime that may be down has what was just made there, too."""
         for method in (LIST_PODS, LIST_CONTAINERS):
             if self._last_known.keeps(backend.name, method):
+                since = self._last_known.asking()
                 with contextlib.suppress(CallFailed):
                     answer = await backend.call(method, b"", self._patience)
-                    self._last_known.keep(backend.name, method, answer.body)
+                    self._last_known.keep(backend.name, method, answer.body, since)
 
     def _filtered_owner(self, asked: Asked) -> Backend | None:
         if not asked.request:
@@ -72,6 +76,11 @@ class Lists:
             if owner := self._owners.remembered(text(wanted, number)):
                 return owner
         return None
+
+
+def asks_for_all(request: bytes) -> bool:
+    """Whether the answer to this request for a list leaves nothing out."""
+    return request in _FOR_ALL
 
 
 def refuse(failures: Sequence[CallFailed]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from virtshim.proxy.asked import Asked
 from virtshim.proxy.backend import Backend, CallFailed
 from virtshim.proxy.last_known import LastKnown
-from virtshim.proxy.lists import refuse
+from virtshim.proxy.lists import asks_for_all, refuse
 from virtshim.proxy.methods import LIST_CONTAINERS, LIST_PODS
 
 # Messages that one listener has not read yet; then the runtimes wait, or do with it what they do with slow listeners.
@@ -22,6 +23,16 @@ _LISTED_BY: Final = {"StreamPodSandboxes": LIST_PODS, "StreamContainers": LIST_C
 Pieces = AsyncGenerator[bytes, None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A runtime's list: what has come of it, and what is to come. `kept_as`: the list that it is kept as once it is whole; "" for
+    none."""
+
+    head: list[bytes]
+    rest: Pieces
+    kept_as: str = ""
+
+
 class Streams:
     def __init__(self, backends: Sequence[Backend], last_known: LastKnown, patience: float) -> None:
         self._backends = backends
@@ -31,37 +42,43 @@ class Streams:
     async def pieces(self, asked: Asked) -> Pieces:
         """Lists. Every runtime has begun before the first piece is passed on: a method that one of them does not know ends as if
         nobody knew it, so that kubelet asks for the whole list instead."""
+        since = self._last_known.asking()
         begun = await asyncio.gather(*(self._begin(backend, asked) for backend in self._backends))
         try:
             refuse([one for one in begun if isinstance(one, CallFailed)])
-            for one in begun:
-                if not isinstance(one, CallFailed):
-                    head, rest = one
-                    for piece in head:
-                        yield piece
-                    async for piece in rest:
-                        yield piece
+            for backend, one in zip(self._backends, begun, strict=True):
+                if isinstance(one, CallFailed):
+                    continue
+                kept = list(one.head)
+                for piece in one.head:
+                    yield piece
+                async for piece in one.rest:
+                    if one.kept_as:
+                        kept.append(piece)
+                    yield piece
+                if one.kept_as:
+                    self._last_known.keep(backend.name, one.kept_as, b"".join(kept), since)
         finally:
             for one in begun:
                 if not isinstance(one, CallFailed):
-                    await one[1].aclose()
+                    await one.rest.aclose()
 
-    async def _begin(self, backend: Backend, asked: Asked) -> tuple[list[bytes], Pieces] | CallFailed:
+    async def _begin(self, backend: Backend, asked: Asked) -> _Begun | CallFailed:
         """Its first piece, if it has one, and the others."""
         rest = backend.read(asked.method, asked.request, asked.remaining, asked.metadata)
+        listed_by = _LISTED_BY.get(asked.method.rpartition("/")[2], "")
+        kept = asks_for_all(asked.request) and self._last_known.keeps(backend.name, listed_by)
         try:
             async with asyncio.timeout(self._patience):
-                async for head in rest:
-                    return [head], rest
-                return [], rest
+                head = await anext(rest, None)
+                return _Begun([] if head is None else [head], rest, listed_by if kept else "")
         except TimeoutError:
             failed = backend.silent(self._patience)
         except CallFailed as exc:
             failed = exc
         await rest.aclose()
         if failed.is_down and backend.runtime.degraded:
-            listed_by = _LISTED_BY.get(asked.method.rpartition("/")[2], "")
-            return [self._last_known.answer(backend.name, listed_by, asked.request)], rest
+            return _Begun([self._last_known.answer(backend.name, listed_by, asked.request)], rest)
         return failed
 
     async def events(self, asked: Asked) -> Pieces:

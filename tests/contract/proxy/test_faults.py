@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -258,6 +258,100 @@ def test_the_last_known_pods_of_one_that_may_be_down_stay_listed(
         program.start()  # with one pod of its own: the others have gone meanwhile
         wait_until(lambda: len(proxy.client.pods()) == 2, WAIT_LIMIT, "the runtime is heard again")
         assert {pod.state for pod in proxy.client.pods()} == {pb.SANDBOX_READY}
+
+
+ALL_PODS = pb.ListPodSandboxRequest()
+# As kubelet asks for its containers: with a filter that says nothing.
+ALL_CONTAINERS = pb.ListContainersRequest(filter=pb.ContainerFilter())
+
+
+def _lists(client: Client) -> None:
+    client.ListPodSandbox(ALL_PODS)
+    client.ListContainers(ALL_CONTAINERS)
+
+
+def _streams(client: Client) -> None:
+    """As a kubelet since 1.36."""
+    assert list(client.runtime.StreamPodSandboxes(pb.StreamPodSandboxesRequest(), timeout=20))
+    request = pb.StreamContainersRequest(filter=pb.ContainerFilter())
+    assert list(client.runtime.StreamContainers(request, timeout=20))
+
+
+@pytest.mark.parametrize("ask", [_lists, _streams])
+def test_what_kubelet_has_listed_last_is_what_stays_listed(
+    place: Path, primary: FakeRuntime, ask: Callable[[Client], None]
+) -> None:
+    """With what was there before the proxy, and without what has gone since."""
+    with (
+        FakeRuntime(f"{place}/other.sock", "other") as other,
+        Proxy(place, primary.socket, other.socket, others=DEGRADED) as proxy,
+    ):
+        stays, goes = other.add_pod(), other.add_pod()
+        containers = {pod: other.add_container(pod) for pod in (stays, goes)}
+        ask(proxy.client)
+        del other.pods[goes], other.containers[containers[goes]]
+        ask(proxy.client)
+        other.stop()
+        assert [(pod.id, pod.state) for pod in proxy.client.pods()] == [(stays, pb.SANDBOX_NOTREADY)]
+        kept = proxy.client.ListContainers(ALL_CONTAINERS).containers
+        assert [(one.id, one.state) for one in kept] == [(containers[stays], pb.CONTAINER_UNKNOWN)]
+
+
+def _pods_listed(client: Client) -> list[str]:
+    return [one.id for one in client.ListPodSandbox(ALL_PODS).items]
+
+
+def _pods_streamed(client: Client) -> list[str]:
+    pieces = client.runtime.StreamPodSandboxes(pb.StreamPodSandboxesRequest(), timeout=20)
+    return [one.id for piece in pieces for one in piece.pod_sandboxes]
+
+
+@pytest.mark.parametrize("ask", [_pods_listed, _pods_streamed])
+def test_a_list_that_comes_late_does_not_bring_back_what_has_gone_since(
+    place: Path, primary: FakeRuntime, ask: Callable[[Client], list[str]]
+) -> None:
+    asked, over = threading.Event(), threading.Event()
+
+    def late(request: bytes, context: object) -> bytes:
+        is_first, found = not asked.is_set(), other._ListPodSandbox(request, context)
+        asked.set()
+        assert not is_first or over.wait(WAIT_LIMIT)
+        return found
+
+    with (
+        FakeRuntime(f"{place}/other.sock", "other") as other,
+        Proxy(place, primary.socket, other.socket, others=DEGRADED) as proxy,
+    ):
+        stays, goes = other.add_pod(), other.add_pod()
+        other.answers["ListPodSandbox"] = other.answers["StreamPodSandboxes"] = late
+        slow = Background(lambda: ask(proxy.client))
+        try:
+            assert asked.wait(WAIT_LIMIT)
+            del other.pods[goes]
+            assert ask(proxy.client) == [stays]
+        finally:
+            over.set()
+        assert slow.done() == [stays, goes]
+        other.stop()
+        assert _pods_listed(proxy.client) == [stays]
+
+
+def test_a_list_in_pieces_that_breaks_off_is_not_kept(place: Path, primary: FakeRuntime) -> None:
+    def broken(_request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield other._StreamPodSandboxes(b"", context)[0]
+        context.abort(grpc.StatusCode.INTERNAL, "the database is broken")
+
+    with (
+        FakeRuntime(f"{place}/other.sock", "other") as other,
+        Proxy(place, primary.socket, other.socket, others=DEGRADED) as proxy,
+    ):
+        theirs = [other.add_pod(), other.add_pod()]
+        assert _pods_streamed(proxy.client) == theirs
+        other.answers["StreamPodSandboxes"] = broken
+        with refused(grpc.StatusCode.INTERNAL, "the database is broken"):
+            _pods_streamed(proxy.client)
+        other.stop()
+        assert _pods_listed(proxy.client) == theirs
 
 
 def test_a_pod_that_was_never_listed_stays_listed_too(place: Path, primary: FakeRuntime, program: Program) -> None:

@@ -8,7 +8,7 @@ from fakes.runtime import FakeRuntime, Refusal
 from podclient import wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.proxy import lists
+from virtshim.proxy import lists, streams
 from virtshim.proxy.methods import METHODS, Shape
 
 pytestmark = pytest.mark.proxy
@@ -75,7 +75,7 @@ def test_a_filter_by_a_known_id_asks_its_owner_alone(client: Client, primary: Fa
 def test_ids_are_where_they_are_looked_for_in_every_filter() -> None:
     fields = {
         name: pb.DESCRIPTOR.message_types_by_name[f"{name}Request"].fields_by_name["filter"].number
-        for name in lists._ID_FIELDS
+        for name in (*lists._ID_FIELDS, *streams._LISTED_BY)
     }
     assert set(fields.values()) == {lists._FILTER}
 
