@@ -20,9 +20,10 @@ class Asked:
     metadata: Metadata = ()
 
 
-async def ask_all(backends: Sequence[Backend], asked: Asked, seconds: float) -> list[Outcome]:
-    """The answers in the order of `backends`; none takes longer than `seconds`, or than its caller has time."""
-    patience = Patience.of(seconds, asked.remaining)
+async def ask_all(backends: Sequence[Backend], asked: Asked, seconds: float, *, is_full: bool = True) -> list[Outcome]:
+    """The answers in the order of `backends`; none takes longer than `seconds`, or than its caller has time. `is_full`: whoever
+    takes as long as that is down."""
+    patience = Patience.of(seconds, asked.remaining, is_full=is_full)
     return await asyncio.gather(*(_ask(backend, asked, patience) for backend in backends))
 
 

@@ -76,13 +76,13 @@ class Patience:
 
     seconds: float
     is_full: bool = True
-    """Whoever takes longer is down; otherwise it was the caller who had no more time."""
+    """Whoever takes longer is down; otherwise it was the caller who had no more time for it."""
 
     @classmethod
-    def of(cls, seconds: float, remaining: float | None) -> Patience:
+    def of(cls, seconds: float, remaining: float | None, *, is_full: bool = True) -> Patience:
         """The caller is to have its answer before it gives up."""
         if remaining is None or remaining * _SHARE >= seconds:
-            return cls(seconds)
+            return cls(seconds, is_full)
         return cls(remaining * _SHARE, is_full=False)
 
 

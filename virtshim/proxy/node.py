@@ -15,7 +15,8 @@ from virtshim.proxy.lists import refuse
 from virtshim.proxy.methods import RUNTIME_CONFIG
 from virtshim.proxy.owed import Owed
 
-# kubelet asks for the status each five seconds, and nobody waits for a runtime that is not the primary.
+# kubelet asks for the status each five seconds, and nobody waits for a runtime that is not the primary. That one is slow does not
+# make it down: it may be given much longer for a list.
 _OTHERS_PATIENCE: Final = 2.0
 
 
@@ -32,7 +33,7 @@ class Node:
         primary, *others = self._backends
         own, told = await asyncio.gather(
             primary.call(asked.method, asked.request, asked.remaining, asked.metadata),
-            ask_all(others, asked, min(_OTHERS_PATIENCE, self._patience)),
+            self._soon(others, asked),
         )
         status = pb.StatusResponse.FromString(own.body)
         handlers = {handler.name: primary.name for handler in status.runtime_handlers}
@@ -47,7 +48,7 @@ class Node:
         primary, *others = self._backends
         own, told = await asyncio.gather(
             primary.call(asked.method, asked.request, asked.remaining, asked.metadata),
-            ask_all(others, asked, min(_OTHERS_PATIENCE, self._patience)),
+            self._soon(others, asked),
         )
         self._refuse_other_drivers([own.body, *told])
         return own
@@ -55,7 +56,11 @@ class Node:
     async def check_drivers(self) -> None:
         """At start; whoever does not answer is checked when kubelet asks. Raises WrongState."""
         asked = Asked(RUNTIME_CONFIG, b"", None)
-        self._refuse_other_drivers(await ask_all(self._backends, asked, min(_OTHERS_PATIENCE, self._patience)))
+        self._refuse_other_drivers(await self._soon(self._backends, asked))
+
+    async def _soon(self, backends: Sequence[Backend], asked: Asked) -> list[Outcome]:
+        seconds = min(_OTHERS_PATIENCE, self._patience)
+        return await ask_all(backends, asked, seconds, is_full=seconds >= self._patience)
 
     def _refuse_other_drivers(self, outcomes: Sequence[Outcome]) -> None:
         drivers = {

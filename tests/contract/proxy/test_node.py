@@ -2,11 +2,14 @@
 
 import json
 import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
 from fakes.cri import Client, refused
+from fakes.journal import WAIT_LIMIT
 from fakes.proxy import Proxy
 from fakes.runtime import FakeRuntime, Refusal
 from podclient import wait_until
@@ -19,6 +22,16 @@ pytestmark = pytest.mark.proxy
 def driver(value: int) -> bytes:
     linux = pb.LinuxRuntimeConfiguration(cgroup_driver=pb.CgroupDriver.Name(value))
     return pb.RuntimeConfigResponse(linux=linux).SerializeToString()
+
+
+def not_before(over: threading.Event) -> Callable[..., bytes]:
+    """An answer that says nothing, and comes late."""
+
+    def answer(*_: object) -> bytes:
+        assert over.wait(WAIT_LIMIT)
+        return b""
+
+    return answer
 
 
 def test_the_version_is_the_primarys(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
@@ -50,6 +63,40 @@ def test_the_primarys_error_is_the_nodes(client: Client, primary: FakeRuntime, o
     primary.answers["Status"] = Refusal(grpc.StatusCode.INTERNAL, "broken")
     with refused(grpc.StatusCode.INTERNAL, "^broken$"):
         client.Status(pb.StatusRequest())
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda client: client.Status(pb.StatusRequest()), lambda client: client.RuntimeConfig(pb.RuntimeConfigRequest())],
+    ids=["Status", "RuntimeConfig"],
+)
+def test_a_runtime_that_is_slow_to_say_how_it_is_is_not_down(
+    proxy: Proxy, client: Client, primary: FakeRuntime, other: FakeRuntime, ask: Callable[[Client], object]
+) -> None:
+    """Its pods would be refused, or told to be NOTREADY, though it has longer for a list than a status may wait."""
+    theirs, over, before = other.add_pod(), threading.Event(), len(proxy.events())
+    other.answers["Status"] = other.answers["RuntimeConfig"] = not_before(over)
+    try:
+        ask(client)
+    finally:
+        over.set()
+    assert client.pod_status(theirs).id == theirs
+    assert [pod.id for pod in client.pods()] == [theirs]
+    assert not [one for one in proxy.events()[before:] if one["event"] == "proxy.runtime.down"]
+
+
+def test_the_status_tells_of_a_runtime_that_does_not_answer_soon(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    over = threading.Event()
+    other.answers["Status"] = not_before(over)
+    try:
+        conditions = client.Status(pb.StatusRequest()).status.conditions
+    finally:
+        over.set()
+    told = [(one.type, one.status, one.reason, one.message) for one in conditions][2:]
+    why = f"the runtime other at {other.socket} is not available: no answer within 2.0 s"
+    assert told == [("other/RuntimeReady", False, "Unavailable", why)]
 
 
 def test_the_runtime_configuration_is_the_primarys(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
