@@ -11,21 +11,23 @@ import re
 import signal
 import sys
 import termios
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.background import Background
 
 from virtshim.cli import terminal
-from virtshim.cli.operating import acting, logs, run, tables, top
+from virtshim.cli.operating import acting, events, logs, run, tables, top
 from virtshim.cli.operating.acting import summary
 from virtshim.cli.operating.events import Event, line
 from virtshim.cli.operating.pulling import pull
 from virtshim.cli.operating.run import wanted_vm
 from virtshim.cri.client import PodSummary, VmSummary
-from virtshim.cri.operator.client import operating
-from virtshim.cri.operator.node_work import PodUsage
+from virtshim.cri.operator.client import Taken, operating
+from virtshim.cri.operator.node_work import Happened, PodUsage
 from virtshim.domain.errors import InvalidRequest, Unavailable, WrongState
 
 NOW = 1_800_000_000.0
@@ -197,6 +199,38 @@ def test_on_a_narrow_terminal_a_table_leaves_nothing_out(columns: int, monkeypat
 
 def test_an_event_is_one_line() -> None:
     assert line(Event(NOW, "pause", "f" * 64, "default/web", "paused\n")).count("\n") == 0
+
+
+class _Quiet:
+    """A node that tells nothing more, until it is stopped in order."""
+
+    def __init__(self, *, stops: bool) -> None:
+        self._over = threading.Event()
+        if stops:
+            self._over.set()
+
+    def events(self) -> Iterator[Happened]:
+        yield Happened(NOW, "pod created", "a" * 64, "default/web")
+        self._over.wait()
+
+    def actions(self, _since: float) -> Iterator[Taken]:
+        yield Taken(NOW, "pause", "f" * 64, "default/web", "paused")
+        self._over.wait()
+
+
+@pytest.mark.parametrize("stops", ["vms", "operators"])
+def test_events_end_when_the_node_ends_them(
+    stops: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node, operator = _Quiet(stops=stops == "vms"), _Quiet(stops=stops == "operators")
+    monkeypatch.setattr(events, "working", lambda _socket: contextlib.nullcontext(node))
+    monkeypatch.setattr(events, "operating", lambda _path: contextlib.nullcontext(operator))
+    watching = Background(lambda: events.events("", "", as_json=True))
+    with pytest.raises(Unavailable, match="the node has ended its events"):
+        watching.done()
+    node._over.set()
+    operator._over.set()
+    assert capsys.readouterr().out
 
 
 def test_a_vm_by_hand_is_what_its_options_say() -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from virtshim.cli.operating.tables import show_json_line
 from virtshim.cri.operator.client import operating
 from virtshim.cri.operator.node_work import working
-from virtshim.domain.errors import ShimError
+from virtshim.domain.errors import ShimError, Unavailable
 from virtshim.domain.printable import printable_text
 
 _SHORT: Final = 12
@@ -60,6 +60,7 @@ def _lives(socket: str) -> Iterator[Event]:
     with working(socket) as node:
         for one in node.events():
             yield Event(one.at, one.what, one.id, one.pod)
+    raise _ended()
 
 
 def _actions(admin: str) -> Iterator[Event]:
@@ -71,6 +72,12 @@ def _actions(admin: str) -> Iterator[Event]:
             return
         for one in operator.actions(time.time()):
             yield Event(one.at, one.action, one.vm, one.pod, one.message)
+    raise _ended()
+
+
+def _ended() -> Unavailable:
+    """A node that is stopped in order ends its streams without an error."""
+    return Unavailable("the node has ended its events: was virtshim stopped? Run this again when it serves")
 
 
 def _gather(source: Callable[[], Iterator[Event]], arrived: queue.SimpleQueue[Event | ShimError]) -> None:
