@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import math
 import os
@@ -356,3 +358,48 @@ def test_a_vm_by_hand_is_removed_when_its_terminal_hangs_up_and_the_shell_says_s
         run.run("", "", wanted_vm("image", "", "", 0, (), ()))
     assert end.value.code == 128 + signal.SIGHUP
     assert len(removed) == 1
+
+
+class _Away:
+    """A node that is restarted: so many calls fail."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.removed: list[str] = []
+
+    def remove_marked(self, mark: str) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("no answer")
+        self.removed.append(mark)
+
+
+def test_a_vm_by_hand_is_removed_when_virtshim_is_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "_AGAIN", 0.0)
+    work = _Away(3)
+    run._remove(work, "mark", run._Signals())  # type: ignore[arg-type]
+    assert work.removed == ["mark"]
+    assert capsys.readouterr().err.count("virtshim does not answer") == 1
+
+
+class _HungUp(io.StringIO):
+    def write(self, _text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_vm_by_hand_is_removed_though_nobody_hears_that_virtshim_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_AGAIN", 0.0)
+    monkeypatch.setattr(sys, "stderr", _HungUp())
+    work = _Away(1)
+    run._remove(work, "mark", run._Signals())  # type: ignore[arg-type]
+    assert work.removed == ["mark"]
+
+
+def test_a_vm_by_hand_that_nobody_can_remove_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "_AWAY", 0.0)
+    run._remove(_Away(9), "mark", run._Signals())  # type: ignore[arg-type]
+    assert "virtshim.io/run=mark" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Final
@@ -17,13 +18,15 @@ from virtshim.cli.relay import Detached, relay
 from virtshim.cri.client import connected
 from virtshim.cri.operator.node_work import NodeWork, WantedVm, working
 from virtshim.domain.annotations.quantity import parse_bytes
-from virtshim.domain.errors import InvalidRequest, ShimError
+from virtshim.domain.errors import InvalidRequest, ShimError, Unavailable
 from virtshim.streaming import client as streaming
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 # Seconds between two looks whether the VM's end is recorded, and how long that may take.
 _LOOK, _RECORDED = 0.2, 60.0
+# Seconds for a virtshim that is restarted to serve again, and between two tries.
+_AWAY, _AGAIN = 60.0, 1.0
 
 
 def wanted_vm(
@@ -153,12 +156,31 @@ def _remove(work: NodeWork, mark: str, signals: _Signals) -> None:
     """Signals wait: a second Ctrl-C must not leave a VM behind."""
     try:
         signals.hold()
-        work.remove_marked(mark)
+        _once_it_serves(work, mark)
     except ShimError as exc:
         _say(
             f"it could not be removed: {exc}; `crictl pods --label virtshim.io/run={mark}` shows it, `crictl rmp -f` removes it"
         )
 
 
+def _once_it_serves(work: NodeWork, mark: str) -> None:
+    """Raises ShimError. A restart of virtshim ends the stream, and so this program, while nobody can be asked."""
+    until, said, pause = time.monotonic() + _AWAY, False, threading.Event()
+    while True:
+        try:
+            work.remove_marked(mark)
+        except Unavailable:
+            if time.monotonic() >= until:
+                raise
+            if not said:
+                _say(f"virtshim does not answer; waiting for it, {_AWAY:.0f} s at most, to remove the VM")
+            said = True
+            pause.wait(_AGAIN)
+        else:
+            return
+
+
 def _say(text: str) -> None:
-    print(f"\r\nrun: {text}\r" if sys.stderr.isatty() else f"run: {text}", file=sys.stderr, flush=True)
+    """A terminal that has hung up hears nothing; the VM is removed all the same."""
+    with contextlib.suppress(OSError):
+        print(f"\r\nrun: {text}\r" if sys.stderr.isatty() else f"run: {text}", file=sys.stderr, flush=True)

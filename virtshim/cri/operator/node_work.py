@@ -232,6 +232,10 @@ def _usage(one: pb.PodSandboxStats) -> PodUsage:
 def working(socket: str) -> Iterator[NodeWork]:
     """On the node that serves CRI on this Unix socket. Raises PermissionRefused for one that is somebody else's."""
     refuse_others_socket(socket)
-    options = [("grpc.max_receive_message_length", _MESSAGE_BYTES)]
+    options = [
+        ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+        # By default up to two minutes between attempts: `virtshim run` waits one for a virtshim that is restarted.
+        ("grpc.max_reconnect_backoff_ms", 1000),
+    ]
     with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
         yield NodeWork(channel)
