@@ -11,15 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from virtshim.streaming.spdy import frames
 from virtshim.streaming.spdy.frames import GoAwayStatus, SpdyError, Status
 from virtshim.streaming.spdy.headers import HeaderReader, HeaderWriter
 
+# What Kubernetes' clients say of a stream. All else is dropped: it would be held as long as the stream, and comes compressed.
+_KEPT: Final = frozenset(("streamtype", "port", "requestid"))
+_LONGEST: Final = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Wants `reply` or `reset`."""
+    """Wants `reply` or `reset`. `headers`: those of a stream's kind, port and request."""
 
     stream: int
     headers: Mapping[str, str]
@@ -118,11 +123,12 @@ class SpdyConnection:
         if frame.stream % 2 == 0 or frame.stream <= self._last:
             raise SpdyError(f"stream id {frame.stream} after {self._last}: ids must be odd and rising")
         self._last = frame.stream
-        if self._leaving or len(self._streams) >= self._max_streams:
+        kept = {name: value for name, value in headers.items() if name in _KEPT}
+        if self._leaving or len(self._streams) >= self._max_streams or any(len(v) > _LONGEST for v in kept.values()):
             self._out.append(frames.rst_stream(frame.stream, Status.REFUSED_STREAM))
             return []
         self._streams[frame.stream] = _State()
-        opened: list[Event] = [Opened(frame.stream, headers)]
+        opened: list[Event] = [Opened(frame.stream, kept)]
         return opened + (self._client_done(frame.stream) if frame.fin else [])
 
     def _data(self, frame: frames.DataPiece) -> list[Event]:
