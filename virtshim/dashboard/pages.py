@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 
 from aiohttp import WSMsgType, web
 
+from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.dashboard import guard, streams, views
 from virtshim.dashboard.assets import PAGE
 from virtshim.dashboard.node_calls import NodeCalls
@@ -119,10 +120,19 @@ class Pages:
         wanted = request.match_info["id"]
         try:
             pod = await asyncio.to_thread(self._node.pod_status, wanted)
-            vms = [await asyncio.to_thread(self._node.vm_status, vm) for vm in self._watch.vms_of(wanted) if vm]
+            vms = [vm async for vm in self._vms(wanted)]
         except ShimError as exc:
             return web.json_response({"error": str(exc)}, status=_STATUS.get(exc.kind, 502))
         return web.json_response(views.detail(pod, vms, await asyncio.to_thread(self._start, wanted)))
+
+    async def _vms(self, pod: str) -> AsyncIterator[pb.ContainerStatusResponse]:
+        """Without those that have gone since the last look."""
+        for vm in self._watch.vms_of(pod):
+            try:
+                found = await asyncio.to_thread(self._node.vm_status, vm)
+            except NotFound:
+                continue
+            yield found
 
     def _start(self, pod: str) -> list[dict[str, Any]]:
         """A virtshim that was restarted knows no more how earlier pods came up: what it once told is kept here."""

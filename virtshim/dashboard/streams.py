@@ -27,6 +27,8 @@ _CONNECTING: Final = 15.0
 _LARGEST_SIZE: Final = 1000
 # Channels of a forward's one port. Each begins with the port's number, two bytes.
 _DATA, _FAILURE, _NUMBER = 0, 1, 2
+# Bytes of a reason in a close frame.
+_REASON: Final = 123
 
 # Reasons to close a page's WebSocket, of the range that is for applications.
 ENDED: Final = 4000
@@ -182,5 +184,6 @@ async def _first_of(*works: Any) -> None:
 
 
 async def _close(page: web.WebSocketResponse, code: int, why: str) -> None:
-    """A close frame has room for 123 bytes."""
-    await page.close(code=code, message=why.encode()[:120])
+    """A reason that is no UTF-8, as one cut in the middle of a letter, is no reason to a browser but a broken connection."""
+    reason = why.encode(errors="replace")[:_REASON].decode(errors="ignore")
+    await page.close(code=code, message=reason.encode())

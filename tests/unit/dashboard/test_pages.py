@@ -1,0 +1,65 @@
+"""What a page is answered by a node that changes meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.dashboard.pages import Pages, Place
+from virtshim.dashboard.sessions import Sessions
+from virtshim.dashboard.streams import ENDED, _close
+from virtshim.domain.errors import NotFound
+
+
+class Node:
+    """`vms`: those that are still there."""
+
+    def __init__(self, vms: Sequence[str]) -> None:
+        self._vms = vms
+
+    def pod_status(self, pod: str) -> pb.PodSandboxStatusResponse:
+        return pb.PodSandboxStatusResponse(status=pb.PodSandboxStatus(id=pod))
+
+    def vm_status(self, vm: str) -> pb.ContainerStatusResponse:
+        if vm not in self._vms:
+            raise NotFound(f"no such container: {vm}")
+        return pb.ContainerStatusResponse(status=pb.ContainerStatus(id=vm))
+
+    def start_up(self, _pod: str) -> Sequence[object]:
+        return ()
+
+
+def test_a_pod_is_shown_without_a_vm_that_has_gone_since_the_last_look() -> None:
+    watch = Mock(vms_of=lambda _pod: ["new", "old"])
+    pages = Pages(Node(["new"]), watch, Sessions(), Path(), Place.of_this_run())  # type: ignore[arg-type]
+    answer = asyncio.run(pages._pod(make_mocked_request("GET", "/", match_info={"id": "web"})))
+    assert answer.status == 200
+    assert [vm["id"] for vm in json.loads(answer.text)["vms"]] == ["new"]  # type: ignore[attr-defined]
+
+
+class Page:
+    """Keeps how it was closed."""
+
+    async def close(self, *, code: int, message: bytes) -> None:
+        self.code, self.message = code, message
+
+
+@pytest.mark.parametrize(
+    "why",
+    ["", "ended", "x" * 500, "\u00e4" * 61 + "x", "a" + "\u00e4" * 200, "\ud800" + "\u20ac" * 99],
+    ids=["none", "short", "long", "as long as can be", "cut in a letter", "no text of UTF-8"],
+)
+def test_why_a_stream_has_ended_is_text_that_fits_into_a_close_frame(why: str) -> None:
+    page = Page()
+    asyncio.run(_close(page, ENDED, why))  # type: ignore[arg-type]
+    assert len(page.message) <= 123
+    told = page.message.decode()  # a browser takes nothing else
+    assert why.encode(errors="replace").decode().startswith(told)
+    assert bool(told) == bool(why)
