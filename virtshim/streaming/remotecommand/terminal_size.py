@@ -25,23 +25,27 @@ class SizeReader:
 
     def feed(self, data: bytes) -> Size | None:
         """The newest whole size in what came, if there is one."""
-        self._text += data.decode("ascii", errors="replace")
-        newest = None
-        while self._text:
-            self._text = self._text.lstrip()
+        text = self._text + data.decode("ascii", errors="replace")
+        if len(text) > _MAX_PENDING:
+            # The newest is at the end, and all sessions wait while this is read.
+            text = text[text.find("{", len(text) - _MAX_PENDING) :]
+        newest, place = None, 0
+        while place < len(text):
+            if text[place].isspace():
+                place += 1
+                continue
             try:
-                value, end = self._decoder.raw_decode(self._text)
+                value, place = self._decoder.raw_decode(text, place)
             except (ValueError, RecursionError):
-                self._drop_nonsense()
                 break
-            self._text = self._text[end:]
             newest = _size(value) or newest
+        self._text = _pending(text[place:])
         return newest
 
-    def _drop_nonsense(self) -> None:
-        """What may still become an object is kept."""
-        if not self._text.startswith("{") or len(self._text) > _MAX_PENDING:
-            self._text = ""
+
+def _pending(text: str) -> str:
+    """What may still become an object; the rest is nonsense."""
+    return text if text.startswith("{") and len(text) < _MAX_PENDING else ""
 
 
 def _size(value: object) -> Size | None:

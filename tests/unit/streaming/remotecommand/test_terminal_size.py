@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from virtshim.streaming.remotecommand.terminal_size import Size, SizeReader
@@ -36,3 +38,27 @@ def test_a_wrong_size_is_thrown_away_and_the_next_one_counts(nonsense):
     reader = SizeReader()
     assert reader.feed(nonsense) is None
     assert Size(80, 24) in [reader.feed(b'{"Width":80,"Height":24}') for _ in range(2)]
+
+
+class Counting:
+    """Counts what is read, letter by letter."""
+
+    def __init__(self) -> None:
+        self.letters = 0
+        self._decoder = json.JSONDecoder()
+
+    def raw_decode(self, text: str, place: int = 0) -> tuple[object, int]:
+        value, end = self._decoder.raw_decode(text, place)
+        self.letters += end - place
+        return value, end
+
+
+@pytest.mark.parametrize("many", [b"{}", b"1 ", b'{"Width":1,"Height":1}\n'])
+def test_of_more_sizes_than_anybody_sends_the_last_ones_are_read(many):
+    """All sessions of the node wait meanwhile."""
+    reader = SizeReader()
+    reader._decoder = counting = Counting()
+    assert reader.feed(many * ((256 << 10) // len(many)) + b'{"Width":80,"Height":24}') == Size(80, 24)
+    assert counting.letters <= 4096
+    assert reader.feed(b'{"Width":90,') is None
+    assert reader.feed(b'"Height":30}') == Size(90, 30)
