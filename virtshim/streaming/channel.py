@@ -18,6 +18,10 @@ PIECE: Final = 64 << 10
 # What the kernel holds of it; by itself it would take up to 4 MiB for each connection whose peer does not read.
 SEND_BUFFER: Final = 256 << 10
 
+# Frames of one read, after which others get their turn: there may be ten thousand. Those of a client that sends what it has in
+# large ones never are so many.
+TURN: Final = 16
+
 _ESTABLISHED: Final = 1  # tcpi_state, the first byte of struct tcp_info
 
 

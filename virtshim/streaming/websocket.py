@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import deque
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from wsproto.events import BytesMessage, CloseConnection, Event, Ping, TextMessa
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError
 
-from virtshim.streaming.channel import ByteChannel
+from virtshim.streaming.channel import TURN, ByteChannel
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,12 @@ class WebSocket:
             if not data:
                 return None
             self._ws.receive_data(data)
-            for event in self._ws.events():
+            for number, event in enumerate(self._ws.events(), 1):
                 await self._handle(event)
+                if number % TURN == 0:
+                    await asyncio.sleep(0)
+        if len(self._fragments) % TURN == 0:
+            await asyncio.sleep(0)  # what is done with one takes as long as reading it
         return self._fragments.popleft()
 
     async def _handle(self, event: Event) -> None:

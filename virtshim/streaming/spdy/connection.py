@@ -1,15 +1,15 @@
 """The server's side of one SPDY/3.1 connection: which stream is in which state. No I/O.
 
-    receive(bytes) -> events        what the client did
+    arriving(bytes) -> events       what the client did, frame by frame; `receive`: all of it at once
     reply, data, reset, goaway      what we do
     output() -> bytes               what must be sent now, answers to PING and the like included
 
-A client that breaks the protocol gets GOAWAY (in `output`), `receive` raises SpdyError, and nothing is to be received after it.
+A client that breaks the protocol gets GOAWAY (in `output`), both raise SpdyError, and nothing is to be received after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,17 +84,19 @@ class SpdyConnection:
 
     def receive(self, data: bytes) -> list[Event]:
         """Raises SpdyError; the events before the mistake are lost with the connection."""
+        return [event for events in self.arriving(data) for event in events]
+
+    def arriving(self, data: bytes) -> Iterator[list[Event]]:
+        """The same, frame by frame: whoever takes them may do something else in between."""
         if self._broken is not None:
             raise self._broken
-        events: list[Event] = []
         try:
             for frame in self._decoder.feed(data):
-                events += self._take(frame)
+                yield self._take(frame)
         except SpdyError as exc:
             self._broken = exc
             self._out.append(frames.goaway(self._last, GoAwayStatus.PROTOCOL_ERROR))
             raise
-        return events
 
     def _take(self, frame: frames.Frame) -> list[Event]:
         match frame:

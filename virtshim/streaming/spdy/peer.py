@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from virtshim.streaming.channel import PIECE, ByteChannel, Gone, put
+from virtshim.streaming.channel import PIECE, TURN, ByteChannel, Gone, put
 from virtshim.streaming.pipe import Pipe
 from virtshim.streaming.spdy.connection import (
     Event,
@@ -76,17 +76,25 @@ class SpdyPeer:
         try:
             while data := await self._channel.receive():
                 try:
-                    events = self._spdy.receive(data)
+                    await self._take(data)
                 except SpdyError as exc:
                     log.info("streaming.spdy.broken", why=str(exc))
-                    return
-                finally:
                     await self._flush()
-                for event in events:
-                    await self._handle(event)
+                    return
         finally:
             for stream in self._streams.values():
                 stream.incoming.end()
+
+    async def _take(self, data: bytes) -> None:
+        """Raises SpdyError after all that came before the mistake; Gone."""
+        for number, events in enumerate(self._spdy.arriving(data), 1):
+            if events:
+                await self._flush()  # before what may have to wait
+            for event in events:
+                await self._handle(event)
+            if number % TURN == 0:
+                await asyncio.sleep(0)
+        await self._flush()
 
     async def _handle(self, event: Event) -> None:
         match event:
@@ -144,4 +152,5 @@ class SpdyPeer:
             self._streams.pop(number, None)
 
     async def _flush(self) -> None:
-        await self._channel.send(self._spdy.output())
+        if data := self._spdy.output():
+            await self._channel.send(data)
