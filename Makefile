@@ -2,55 +2,29 @@
 PYTHON := .venv/bin/python
 DIR ?= /var/lib/virtshim-up
 
-.PHONY: demo test test-half-one test-half-two test-e2e test-machine test-anywhere test-faults test-vfio faults long e2e-vfio soak bench bench-compare setup lock guest debian-guest vfio-machine dashboard-assets dashboard-picture up down deb deb-packages e2e-install image docs lint clean
+.PHONY: demo test test-all test-machine install-machine soak bench bench-compare setup lock guest debian-guest vfio-machine dashboard-assets dashboard-picture up down deb deb-packages e2e-install image docs lint clean
 
 demo: guest            ## a VM pod through the CRI socket, step by step
 	$(PYTHON) deploy/demo.py
 
-# What needs a processor and nothing else of the machine.
-ANYWHERE := tests/unit tests/property tests/policy tests/contract/cri tests/contract/proxy tests/contract/streaming tests/contract/ports
+# Which tests; with the default, the minutes of a run that passes go to build/test_minutes.json.
+TESTS ?= tests
+BEGAN := $(shell date +%s.%N)
+gate = $(PYTHON) -m pytest -p tests.gate --two-workers $(if $(filter-out tests,$(TESTS)),,--began=$(BEGAN)) $(1) $(PYTEST_ARGS) $(TESTS)
 
-test:                  ## every test: two halves beside each other, each of lanes that run one after the other
+test: test-machine     ## what a change has to pass: every area, sampled where it is long. TESTS="tests/e2e tests/faults": some of it
+	$(call gate)
+
+test-all: test-machine install-machine ## every test, every kill point, the package on a real Debian: before a release
+	$(call gate,--all)
+
+test-machine:          # what the tests need of this machine; two builds at a time
 	+@$(MAKE) -j 2 --output-sync=line vfio-machine debian-guest deb-packages
-	@rm -rf build/failures
-	+@status=0; $(MAKE) -j 2 --output-sync=line test-half-one test-half-two || status=$$?; \
-	  cat build/failures/* 2>/dev/null; exit $$status
 
-# The lanes in turn, whatever becomes of the first.
-in_turn = status=0; for lane in $(1); do $(MAKE) $$lane || status=$$?; done; exit $$status
-
-test-half-one:         # both would see the other's processes
-	+@$(call in_turn,test-e2e test-anywhere)
-
-test-half-two:         # out of sight of the other half: tests/apart.sh tells how
-	+@$(call in_turn,test-machine test-vfio test-faults)
-
-test-e2e:              ## whole nodes with VMs
-	$(PYTHON) -m pytest $(PYTEST_ARGS) --failures=build/failures/e2e tests/e2e
-
-test-machine:          ## namespaces, links, mounts, libvirt, programs: a part of the product at a time
-	tests/apart.sh $(PYTHON) -m pytest $(PYTEST_ARGS) --failures=build/failures/machine $(addprefix --ignore=,$(ANYWHERE) tests/e2e tests/faults)
-
-test-anywhere:         ## what needs a processor and nothing else of the machine
-	$(PYTHON) -m pytest $(PYTEST_ARGS) --failures=build/failures/anywhere $(ANYWHERE)
-
-test-faults:           ## kills, hangs, full disks, and a soak, on real parts: a sample of each
-	tests/apart.sh $(PYTHON) -m pytest $(PYTEST_ARGS) --failures=build/failures/faults tests/faults
-
-test-vfio:             ## devices of device plugins in VMs, on an emulated machine with IOMMU and SR-IOV
-	tests/apart.sh $(PYTHON) -m pytest $(PYTEST_ARGS) --failures=build/failures/vfio tests/vfio -s --strict-areas -o faulthandler_timeout=2800
-
-faults: guest          ## every kill point on real parts; `make test` takes a sample
-	$(PYTHON) -m pytest tests/faults -s --all-faults
-
-long: guest            ## much data through a guest, a GiB each way; a pod's bandwidth over seconds
-	$(PYTHON) -m pytest tests/e2e/test_big_transfers.py tests/integration/network/test_bandwidth.py -s --long -o faulthandler_timeout=3000
-
-e2e-vfio: vfio-machine ## passthrough alone; some minutes
-	$(MAKE) test-vfio
-
-e2e-install: guest     ## the package on a real Debian, emulated: installed, upgraded under a VM, rebooted, purged; some minutes
+install-machine: guest # the real Debian that the package is installed on: build/install
 	tests/install/machine/build.sh build/install
+
+e2e-install: install-machine ## the package on a real Debian, emulated: installed, upgraded under a VM, rebooted, purged; some minutes
 	$(PYTHON) -m tests.install
 
 soak: guest            ## pod cycles with random kills; SOAK_ARGS="--minutes 60"
@@ -81,7 +55,7 @@ guest: setup           ## the small guests: build/guest.qcow2, build/null.qcow2;
 debian-guest: guest    ## a Debian of Debian's own packages: build/debian.qcow2
 	tests/e2e/debian/build.sh build/debian.qcow2
 
-vfio-machine: guest    ## what test-vfio boots: build/vfio
+vfio-machine: guest    ## what the passthrough tests boot: build/vfio
 	tests/vfio/machine/build.sh build/vfio
 
 deb: setup             ## the Debian package of a node: dist/virtshim_VERSION_amd64.deb; VERSION=... for another one

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from grpc_tools import protoc  # type: ignore[import-untyped]  # nobody publishes stubs for it
 
-_HERE = Path(__file__).parent
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,14 @@ class GenerationFailed(Exception):
     """protoc or one of its plugins refused; what it said went to standard error."""
 
 
-def generated_files(contract: Contract) -> dict[str, bytes]:
-    """Compile the contract: name and content of each file its package must hold beside the empty __init__.py."""
+def generated_files(contract: Contract, directory: Path = HERE) -> dict[str, bytes]:
+    """Compile the contract in that directory: name and content of each file its package must hold beside the empty
+    __init__.py."""
     with tempfile.TemporaryDirectory(prefix="criproto-") as scratch:
         out = Path(scratch)
         arguments = [
             "protoc",
-            f"--proto_path=criproto/{contract.package}={_HERE}",
+            f"--proto_path=criproto/{contract.package}={directory}",
             *_plugins("mypy", "mypy_grpc"),
             f"--python_out={out}",
             f"--grpc_python_out={out}",
@@ -67,23 +68,23 @@ def generated_files(contract: Contract) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in made}
 
 
-def stale_files() -> list[str]:
-    """The generated files that are missing, differ, or no longer belong there, as paths under criproto."""
+def stale_files(directory: Path = HERE, contracts: Sequence[Contract] = CONTRACTS) -> list[str]:
+    """The generated files that are missing, differ, or no longer belong there, as paths under the directory."""
     stale: list[str] = []
-    for contract in CONTRACTS:
-        wanted = generated_files(contract) | {"__init__.py": b""}
-        there = {path.name: path.read_bytes() for path in (_HERE / contract.package).glob("*.py*")}
+    for contract in contracts:
+        wanted = generated_files(contract, directory) | {"__init__.py": b""}
+        there = {path.name: path.read_bytes() for path in (directory / contract.package).glob("*.py*")}
         names = sorted(wanted.keys() | there.keys())
         stale += [f"{contract.package}/{name}" for name in names if wanted.get(name) != there.get(name)]
     return stale
 
 
-def write_files() -> None:
+def write_files(directory: Path = HERE, contracts: Sequence[Contract] = CONTRACTS) -> None:
     """Write every package anew."""
-    for contract in CONTRACTS:
-        package = _HERE / contract.package
+    for contract in contracts:
+        package = directory / contract.package
         package.mkdir(exist_ok=True)
-        for name, content in (generated_files(contract) | {"__init__.py": b""}).items():
+        for name, content in (generated_files(contract, directory) | {"__init__.py": b""}).items():
             (package / name).write_bytes(content)
 
 

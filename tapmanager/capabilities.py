@@ -11,6 +11,7 @@ import ctypes
 import logging
 import os
 import struct
+from collections.abc import Collection
 
 log = logging.getLogger(__name__)
 
@@ -37,20 +38,23 @@ _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 _MOST = 64
 
 
+def bits(names: Collection[str]) -> int:
+    """The set of them as the kernel writes it."""
+    return sum(1 << _NUMBERS[name] for name in names)
+
+
 def give_up() -> None:
     """Once, before there are other threads: each has its own. What this process has not is no trouble. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    kept = {_NUMBERS[name] for name in PLUGINS}
+    own, plugins = bits(OWN), bits(PLUGINS)
     for number in range(_MOST):
-        has_it = number not in kept and libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1
+        has_it = not plugins >> number & 1 and libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1
         if has_it and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
             log.info("capabilities.kept number=%d error=%s", number, os.strerror(ctypes.get_errno()))
     header = ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0))
     data = ctypes.create_string_buffer(24)
     _check(libc.capget(header, data), "capget")
     low_effective, low, _, high_effective, high, _ = struct.unpack("=6I", data.raw[:24])
-    own = sum(1 << _NUMBERS[name] for name in OWN)
-    plugins = sum(1 << number for number in kept)
     effective, permitted = (low_effective | high_effective << 32) & own, (low | high << 32) & plugins
     wanted = (effective & 0xFFFFFFFF, permitted & 0xFFFFFFFF, 0, effective >> 32, permitted >> 32, 0)
     _check(libc.capset(header, ctypes.create_string_buffer(struct.pack("=6I", *wanted))), "capset")

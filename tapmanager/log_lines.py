@@ -10,6 +10,7 @@ import logging.handlers
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 # Characters of one line; tracebacks are ours and stay whole.
@@ -82,7 +83,8 @@ class _Allowance:
 class UserLines:
     """Which lines that users' requests cause are logged; root's all are."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._users: dict[int, _Allowance] = {}
 
@@ -90,7 +92,7 @@ class UserLines:
         """None: not to be logged. Else how many of that user's were not since the last that was."""
         if uid == 0:
             return 0
-        now = time.monotonic()
+        now = self._monotonic()
         with self._lock:
             user = self._users.setdefault(uid, _Allowance(_BURST, now))
             user.left = min(float(_BURST), user.left + (now - user.at) / _EVERY)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import fcntl
 import logging
 import os
@@ -27,13 +28,21 @@ from tapmanager.verbs import Answer, seconds_of
 
 log = logging.getLogger(__name__)
 
-# Seconds a peer may take to send its (next) request, or to read its answer.
-_PEER_TIMEOUT = 5.0
-_CONNECTIONS_ROOT = 1024
-# One QEMU process (libvirt's seccomp sandbox lets it start no other) needs one; all QEMUs together must not starve root.
-_CONNECTIONS_PROCESS = 4
-_CONNECTIONS_OTHER = 256
 _BACKLOG = 512
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """`peer_seconds`: to send the (next) request, or to read its answer. The others are numbers of connections: one QEMU process
+    (libvirt's seccomp sandbox lets it start no other) needs one; all QEMUs together must not starve root."""
+
+    peer_seconds: float = 5.0
+    of_root: int = 1024
+    of_process: int = 4
+    of_others: int = 256
+
+
+USUAL = ServerLimits()
 
 # (request, peer, until) -> Answer; raises TapmanagerError, OSError
 Perform = Callable[[Json, Peer, float], Answer]
@@ -80,7 +89,7 @@ def listen(path: str, group: int) -> socket.socket:
 
 class Server:
     """Serves `listener` until `stop`. `qemu_uid`: the user that VMs have in common, None if there is none. `is_vm`: whether a
-    user is one VM's own."""
+    user is one VM's own. `peer`: who is at the other end of a connection. `monotonic` is the clock of the log's bounds."""
 
     def __init__(
         self,
@@ -88,14 +97,19 @@ class Server:
         perform: Perform,
         qemu_uid: int | None,
         is_vm: Callable[[int], bool] = lambda _uid: False,
+        limits: ServerLimits = USUAL,
+        peer: Callable[[socket.socket], Peer] = peer_of,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._is_vm = is_vm
+        self._limits = limits
+        self._peer = peer
         self._listener = listener
         self._perform = perform
         self._qemu_uid = qemu_uid
         self._lock = threading.Lock()
         self._connections: collections.Counter[Peer] = collections.Counter()
-        self._user_lines = UserLines()
+        self._user_lines = UserLines(monotonic)
         self._working = 0
         self._idle = threading.Condition(self._lock)
         self._stopping = threading.Event()
@@ -137,7 +151,7 @@ class Server:
             self._admit(conn)
 
     def _admit(self, conn: socket.socket) -> None:
-        peer = peer_of(conn)
+        peer = self._peer(conn)
         refusal = self._refusal(peer)
         if refusal is not None:
             self._log(peer, logging.WARNING, "server.refused uid=%d pid=%d why=%s", peer.uid, peer.pid, refusal)
@@ -162,10 +176,10 @@ class Server:
         with self._lock:
             of_process = self._connections[peer]
             alike = sum(count for other, count in self._connections.items() if other.is_root == peer.is_root)
-        if alike >= (_CONNECTIONS_ROOT if peer.is_root else _CONNECTIONS_OTHER):
+        if alike >= (self._limits.of_root if peer.is_root else self._limits.of_others):
             whose = "root" if peer.is_root else "VMs"
             return TapmanagerError("unavailable", f"{alike} connections of {whose} are open already; try again")
-        if not peer.is_root and of_process >= _CONNECTIONS_PROCESS:
+        if not peer.is_root and of_process >= self._limits.of_process:
             return TapmanagerError(
                 "unavailable", f"{of_process} connections of process {peer.pid} are open already; try again"
             )
@@ -174,7 +188,7 @@ class Server:
     def _serve_connection(self, conn: socket.socket, peer: Peer) -> None:
         try:
             with conn:
-                conn.settimeout(_PEER_TIMEOUT)
+                conn.settimeout(self._limits.peer_seconds)
                 while not self._stopping.is_set() and self._one_request(conn, peer):
                     pass
         except OSError as exc:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import secrets
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 from leaks import Snapshot
 
@@ -31,7 +35,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 # Areas that touch the machine: their tests are followed by a leak check.
 _OUTSIDE = ("network", "guest", "e2e", "faults", "images", "devices")
 # Fixtures that start what serves many tests come first, so that it is part of the picture on both sides.
-_SHARED = ("node", "debian")
+_SHARED = ("node", "debian", "vm", "empty_node")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,10 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--strict-areas", action="store_true", help="fail if an area was skipped that this machine could have run"
     )
     parser.addoption(
-        "--long", action="store_true", help="a GiB through a guest where some MiB are usual; rates measured"
+        "--all",
+        action="store_true",
+        help="also what `make test` only samples: tests marked `full`, every kill point, a GiB",
     )
-    parser.addoption("--all-faults", action="store_true", help="every kill point, not a sample")
-    parser.addoption("--failures", type=Path, help="a file for what failed, so that it can be told at the very end")
 
 
 def missing_for(area: str) -> str:
@@ -64,6 +68,15 @@ def missing_for(area: str) -> str:
     return ""
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers():
         why = missing_for(mark.name)
@@ -82,7 +95,9 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 def _report_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
     if report.skipped and isinstance(report.longrepr, tuple) and _NOT_TO_BE_HAD not in report.longrepr[2]:
-        _REPORTED.append((report.nodeid, report.longrepr[2]))
+        skip = (report.nodeid, report.longrepr[2])
+        if skip not in _REPORTED:  # each worker reports what it collects
+            _REPORTED.append(skip)
 
 
 _REPORTED: list[tuple[str, str]] = []
@@ -100,27 +115,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if config.getoption("--strict-areas"):
         for name, why in _REPORTED:
             terminalreporter.write_line(f"SKIPPED, AND THAT FAILS THE GATE: {name}: {why}", red=True)
-    file: Path | None = config.getoption("--failures")
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(_failures(terminalreporter) + _forbidden_skips(config), encoding="utf-8")
-
-
-def _failures(reporter: pytest.TerminalReporter) -> str:
-    """Each reason once, its end only, and after it the tests that it failed: one broken fixture fails many."""
-    by_reason: dict[str, list[str]] = {}
-    for report in [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]:
-        by_reason.setdefault(report.longreprtext[-2500:], []).append(report.nodeid)
-    return "".join(
-        f"{reason}\nFAILED: {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}\n\n"
-        for reason, names in by_reason.items()
-    )
-
-
-def _forbidden_skips(config: pytest.Config) -> str:
-    if not config.getoption("--strict-areas"):
-        return ""
-    return "".join(f"SKIPPED: {name}: {why}\n" for name, why in _REPORTED)
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +130,28 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     left = before.settled(seconds=10)
     assert not left, "left behind: " + "; ".join(left)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A test may run a command in this process, and commands set logging up for their whole process."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    for handler in set(root.handlers) - set(handlers):
+        with contextlib.suppress(OSError):  # of one that cannot be written
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        for module in list(sys.modules.values()):
+            # A logger that was used keeps what it was configured with.
+            if isinstance(log := getattr(module, "log", None), type(_A_LOGGER)):
+                vars(log).pop("bind", None)
+
+
+_A_LOGGER = structlog.get_logger()
 
 
 @pytest.fixture

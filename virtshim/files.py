@@ -58,6 +58,7 @@ def replace_bytes(path: str, content: bytes, mode: int = 0o600) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, path)
+    sync(os.path.dirname(path) or ".")
 
 
 def free_bytes(place: str | int | os.PathLike[str]) -> int:

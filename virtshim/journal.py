@@ -17,13 +17,13 @@ _PRIORITIES: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, log
 _TOLD_OTHERWISE: Final = frozenset({"event", "level", "timestamp"})
 
 
-def is_our_stderr(environ: Mapping[str, str] = os.environ, descriptor: int = 2) -> bool:
+def is_our_stderr(environ: Mapping[str, str] = os.environ, descriptor: int = 2, socket: str = SOCKET) -> bool:
     """Whether systemd has joined standard error to the journal."""
     try:
         found = os.fstat(descriptor)
     except OSError:
         return False
-    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}" and os.path.exists(SOCKET)
+    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}" and os.path.exists(socket)
 
 
 class JournalHandler(logging.Handler):

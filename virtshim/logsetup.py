@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import structlog
@@ -30,9 +30,11 @@ _BURST = 100
 _RATE = 2.0
 
 
-def set_up_logging(level: str, form: str) -> None:
+def set_up_logging(
+    level: str, form: str, journal_socket: str = journal.SOCKET, monotonic: Callable[[], float] = time.monotonic
+) -> None:
     """`form` is auto, text, json or journal; auto is text on a terminal, the journal where systemd has joined it, else json.
-    Standard library loggers come out the same way.
+    Standard library loggers come out the same way. `monotonic` is the clock of the bound on warnings.
 
     Tracebacks come without local variables, which structlog would show: passwords and pods' data are among them."""
     if form == "auto":
@@ -59,8 +61,8 @@ def set_up_logging(level: str, form: str) -> None:
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processor=render, foreign_pre_chain=shared))
     if form == "journal":
-        handler = journal.JournalHandler(handler.formatter or logging.Formatter(), handler)
-    handler.addFilter(_Flood())
+        handler = journal.JournalHandler(handler.formatter or logging.Formatter(), handler, journal_socket)
+    handler.addFilter(_Flood(monotonic))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     if path := os.environ.get(FILE_VARIABLE):
@@ -139,8 +141,9 @@ def _indented_traceback(out: Any, exc_info: Any) -> None:
 class _Flood(logging.Filter):
     """Cuts off more warnings of one name than anybody reads; the next one that passes says how many there were."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         # event, or library -> how many may pass, since when, how many did not
         self._events: dict[str, tuple[float, float, int]] = {}
@@ -150,7 +153,7 @@ class _Flood(logging.Filter):
         if record.levelno < logging.WARNING:
             return True
         event = str(record.msg.get("event")) if isinstance(record.msg, dict) else record.name
-        now = time.monotonic()
+        now = self._monotonic()
         with self._lock:
             left, since, unlogged = self._events.get(event, (float(_BURST), now, 0))
             left = min(float(_BURST), left + (now - since) * _RATE)

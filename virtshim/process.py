@@ -22,7 +22,7 @@ from typing import IO
 from virtshim.domain.errors import DeadlineExceeded, InternalError
 from virtshim.domain.printable import printable_text
 
-_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 _CHUNK = 1 << 16
 _CANCEL_POLL = 0.2
 # More than a pipe holds (1 MiB, fs.pipe-max-size): enough to take what a program left, and an end if somebody still writes.
@@ -146,7 +146,7 @@ def _started(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd="/",
-            env={**_ENVIRONMENT, **(environment or {})},
+            env={**ENVIRONMENT, **(environment or {})},
             start_new_session=True,
             umask=0o077,
             pass_fds=pass_fds,

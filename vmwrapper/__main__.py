@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "VIRTSHIM_"
 _DEFAULT_SOCKET = "/run/virtshim/tapmanager.sock"
-# Seconds tapmanager may be away (an upgrade, a restart) before the VM's start fails, and how often it is looked for.
-_CONNECT_TIMEOUT = 10.0
+# Seconds between two looks for tapmanager.
 _RETRY_EVERY = 0.05
 _LONGEST_MESSAGE = 2000
 # Bytes of a core dump: a file has at least a page, and of one byte the kernel starts no program that takes dumps either.
@@ -63,7 +62,7 @@ def _become_qemu(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     emulator = environ.get("VIRTSHIM_EMULATOR") or _default_emulator()
     args = [emulator, *argv]
     if environ.get("VIRTSHIM_FETCH_KEY"):
-        nics, fds = _fetch(environ)
+        nics, fds = fetch(environ)
         numbers = [int(number) for number in environ.get("VIRTSHIM_NICS", "").split(",") if number]
         args += argv_plan.QUIET_PORTS
         args += argv_plan.nic_arguments(argv, nics, fds, numbers, environ.get("VIRTSHIM_NIC_MODEL") or "virtio")
@@ -72,6 +71,8 @@ def _become_qemu(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     if environ.get("VIRTSHIM_OUTPUT"):
         _say_into(environ["VIRTSHIM_OUTPUT"])
     if "VIRTSHIM_CONFINE" in environ:
+        argv = _call_servers(argv)
+        args[1 : len(argv) + 1] = argv
         _confine(argv, emulator, environ)
     # libvirt hands a library that is loaded into the daemon on; it is none of QEMU's, and may need what QEMU gave up.
     environment = {
@@ -93,6 +94,16 @@ def _say_into(path: str) -> None:
     for descriptor in (1, 2):
         os.dup2(pipe, descriptor)
     os.close(pipe)
+
+
+def _call_servers(argv: Sequence[str]) -> Sequence[str]:
+    from vmwrapper import calls
+
+    try:
+        return calls.call_servers(argv)
+    except OSError as exc:
+        why = "what serves one of its devices (virtiofsd, swtpm) has ended; start the VM again"
+        raise CannotStart(f"{exc.filename}: {exc.strerror}; {why}") from exc
 
 
 def _confine(argv: Sequence[str], emulator: str, environ: Mapping[str, str]) -> None:
@@ -147,20 +158,21 @@ def _default_emulator() -> str:
     return next((path for path in found if os.access(path, os.X_OK)), found[0])
 
 
-def _fetch(environ: Mapping[str, str]) -> tuple[list[dict[str, object]], list[int]]:
-    """This VM's interfaces and tap descriptors (close-on-exec still)."""
+def fetch(environ: Mapping[str, str], patience: float = 10.0) -> tuple[list[dict[str, object]], list[int]]:
+    """This VM's interfaces and tap descriptors (close-on-exec still). `patience`: seconds tapmanager may be away (an upgrade, a
+    restart) before the VM's start fails."""
     path = environ.get("VIRTSHIM_TAPMANAGER") or _DEFAULT_SOCKET
     args = {"sandbox": environ.get("VIRTSHIM_SANDBOX", ""), "key": environ["VIRTSHIM_FETCH_KEY"]}
-    ok, fds = _call(path, args)
+    ok, fds = _call(path, args, patience)
     nics = ok.get("interfaces")
     if not isinstance(nics, list) or not all(isinstance(nic, dict) for nic in nics):
         raise CannotStart("tapmanager's answer has no interfaces; virtshim and tapmanager must be of the same version")
     return nics, fds
 
 
-def _call(path: str, args: dict[str, str]) -> tuple[dict[str, object], list[int]]:
+def _call(path: str, args: dict[str, str], patience: float) -> tuple[dict[str, object], list[int]]:
     """fetch may be repeated by the same process as often as the connection breaks."""
-    until = time.monotonic() + _CONNECT_TIMEOUT
+    until = time.monotonic() + patience
     while True:
         try:
             return protocol.call(path, "fetch", args, max(until - time.monotonic(), 1.0))
@@ -176,7 +188,7 @@ def _call(path: str, args: dict[str, str]) -> tuple[dict[str, object], list[int]
             if time.monotonic() >= until:
                 remedy = "check whether tapmanager is running (systemctl status tapmanager)"
                 raise CannotStart(
-                    f"tapmanager at {path} did not answer within {_CONNECT_TIMEOUT:.0f} s: {exc}; {remedy}"
+                    f"tapmanager at {path} did not answer within {patience:.0f} s: {exc}; {remedy}"
                 ) from exc
         select.select([], [], [], _RETRY_EVERY)
 

@@ -32,6 +32,7 @@ _MODULES = (
     ("vmwrapper.confine.landlock", "vmwrapper.confine.landlock"),
     ("vmwrapper.confine.seccomp", "vmwrapper.confine.seccomp"),
     ("vmwrapper.jail", "vmwrapper.jail"),
+    ("vmwrapper.calls", "vmwrapper.calls"),
     ("vmwrapper.__main__", "vmwrapper.__main__"),
 )
 _SCRIPT = """\

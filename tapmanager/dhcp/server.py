@@ -94,6 +94,11 @@ class DhcpServer:
         with self._lock:
             return frozenset(served.owner for served in self._served.values())
 
+    def flooded(self) -> frozenset[str]:
+        """Owners of whom a socket is not read at the moment."""
+        with self._lock:
+            return frozenset(served.owner for served in self._served.values() if served.paused)
+
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # then it is full, and wakes
             os.write(self._wake_write, b".")

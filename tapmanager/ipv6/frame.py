@@ -20,7 +20,7 @@ LEAST_MTU = 1280
 HEADER = 40
 _ETHERTYPE = 0x86DD
 _ETHERNET = 14
-_CHECKSUM_AT = {UDP: 6, ICMP: 2}
+CHECKSUM_AT = {UDP: 6, ICMP: 2}
 _SHORTEST = {UDP: 8, ICMP: 4}
 
 
@@ -55,7 +55,7 @@ def parse(data: bytes) -> Packet:
 
 
 def build(packet: Packet) -> bytes:
-    at = _CHECKSUM_AT[packet.protocol]
+    at = CHECKSUM_AT[packet.protocol]
     bare = packet.payload[:at] + b"\0\0" + packet.payload[at + 2 :]
     total = checksum(_pseudo_header(packet) + bare) or 0xFFFF  # 0 would say "no checksum"
     head = struct.pack("!IHBB", 6 << 28, len(bare), packet.protocol, packet.hop_limit)

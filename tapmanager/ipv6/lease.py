@@ -21,7 +21,7 @@ from tapmanager.pod import Dns, Nic
 _LEASE_SECONDS = 86400
 _TIMES = _LEASE_SECONDS // 2, _LEASE_SECONDS * 7 // 8
 # A UUID (RFC 6355), the same on each tap and each node: a guest may wake up on another.
-_SERVER_ID = b"\0\4" + uuid.UUID("a7c0a6a2-91f0-5f5b-9d3b-6b1ad1c2f0a4").bytes
+SERVER_ID = b"\0\4" + uuid.UUID("a7c0a6a2-91f0-5f5b-9d3b-6b1ad1c2f0a4").bytes
 # There is no other server to wait for.
 _FIRST_CHOICE = message.PREFERENCE, b"\xff"
 _MOST_ADDRESSES = 8
@@ -95,9 +95,9 @@ def reply_to(request: Message, lease: Lease) -> bytes | None:
 def _is_valid(request: Message) -> bool:
     server, client = request.get(message.SERVER_ID), request.get(message.CLIENT_ID)
     if request.kind == message.INFORMATION_REQUEST:
-        return server in (None, _SERVER_ID) and not request.associations
+        return server in (None, SERVER_ID) and not request.associations
     names_server = request.kind in (message.REQUEST, message.RENEW, message.RELEASE, message.DECLINE)
-    return client is not None and server == (_SERVER_ID if names_server else None)
+    return client is not None and server == (SERVER_ID if names_server else None)
 
 
 def _to_solicit(request: Message, lease: Lease) -> bytes:
@@ -174,7 +174,7 @@ def _reply(request: Message, kind: int, must: Sequence[Option], may: Sequence[Op
     """`must`, and of `may` what fits into a packet that every link carries; domains become one option."""
     client = request.get(message.CLIENT_ID)
     head = [] if client is None else [(message.CLIENT_ID, client)]
-    options = [*head, (message.SERVER_ID, _SERVER_ID), *must]
+    options = [*head, (message.SERVER_ID, SERVER_ID), *must]
     room = _ROOM - 4 - len(message.encode(options)) - 4
     search = b""
     for code, value in may:

@@ -18,7 +18,7 @@ SUCCESS, _, NO_ADDRESSES, NO_BINDING, NOT_ON_LINK, _, NO_PREFIXES = range(7)
 
 # Those that are read here, and can mean two things if they come twice.
 _SINGLE = frozenset({CLIENT_ID, SERVER_ID, ASKED, ELAPSED, RAPID_COMMIT})
-_HEADS = {IA_NA: 12, IA_TA: 4, IA_PD: 12}  # bytes before the options within
+HEADS = {IA_NA: 12, IA_TA: 4, IA_PD: 12}  # bytes before the options within
 _ADDRESS = 24  # bytes of one before the options within
 _DUID = range(3, 131)  # RFC 8415, 11.1: two of its type, and 1 to 128
 # Of one client with one address all of these are few; more would not fit into an answer either.
@@ -54,21 +54,21 @@ def parse(data: bytes) -> Message:
     """Raises BadPacket, for relayed messages (which are of another form) too."""
     if len(data) < 4 or not SOLICIT <= data[0] <= INFORMATION_REQUEST:
         raise BadPacket("not a message between a DHCPv6 client and a server")
-    options = tuple(_options(data[4:]))
+    options = tuple(parse_options(data[4:]))
     codes = [code for code, _ in options]
     if any(codes.count(code) > 1 for code in _SINGLE):
         raise BadPacket("an option twice that can be there once")
     for code, value in options:
         if code in (CLIENT_ID, SERVER_ID) and len(value) not in _DUID:
             raise BadPacket("a bad DUID")
-    associations = tuple(_association(code, value) for code, value in options if code in _HEADS)
+    associations = tuple(_association(code, value) for code, value in options if code in HEADS)
     addresses = sum(len(one.addresses) for one in associations)
     if len(associations) > _MOST_ASSOCIATIONS or addresses > _MOST_ADDRESSES:
         raise BadPacket("too many addresses for one client")
     return Message(data[0], data[1:4], options, associations)
 
 
-def _options(area: bytes) -> Iterator[Option]:
+def parse_options(area: bytes) -> Iterator[Option]:
     at = 0
     while at < len(area):
         if at + 4 > len(area):
@@ -81,10 +81,10 @@ def _options(area: bytes) -> Iterator[Option]:
 
 
 def _association(kind: int, value: bytes) -> Association:
-    head = _HEADS[kind]
+    head = HEADS[kind]
     if len(value) < head:
         raise BadPacket("an identity association is cut short")
-    inner = [found for code, found in _options(value[head:]) if code == IA_ADDRESS]
+    inner = [found for code, found in parse_options(value[head:]) if code == IA_ADDRESS]
     if any(len(one) < _ADDRESS for one in inner):
         raise BadPacket("an address is cut short")
     return Association(kind, value[:4], tuple(IPv6Address(one[:16]) for one in inner))

@@ -15,11 +15,11 @@ def read(nics: Sequence[Nic]) -> Mapping[str, Counters]:
     """By the NICs' interface names. Must run inside the pod's namespace (netns.run_in_each). Raises OSError."""
     # Not /proc/net: that is the namespace of the process's first thread.
     with open("/proc/thread-self/net/dev", encoding="ascii", errors="replace") as file:
-        taps = _parsed(file.read())
+        taps = parsed(file.read())
     return {nic.link: taps[nic.tap] for nic in nics if nic.tap in taps}
 
 
-def _parsed(text: str) -> Mapping[str, Counters]:
+def parsed(text: str) -> Mapping[str, Counters]:
     """proc(5): two lines of headings, then `name: 8 numbers received, 8 sent`, of which the first four of each count."""
     found = {}
     for line in text.splitlines()[2:]:

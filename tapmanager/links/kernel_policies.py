@@ -13,12 +13,15 @@ import ipaddress
 import socket
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tapmanager.links import netlink
 from tapmanager.links.netlink import Attributes
 from tapmanager.links.policy_routes import RESERVED_TABLES, Policies, PolicyRule, TableRoute
+
+# Payloads of all that the kernel tells to a request for a list: of a kind, with a head.
+Dump = Callable[[int, bytes], Sequence[bytes]]
 
 _GETROUTE, _GETRULE = 26, 34
 _FAMILIES = {socket.AF_INET: 4, socket.AF_INET6: 6}
@@ -86,12 +89,12 @@ class _Route:
     wrong: str
 
 
-def read() -> Mapping[int, Policies]:
+def read(dump: Dump = netlink.dump) -> Mapping[int, Policies]:
     """By the links' numbers. Raises OSError."""
-    rules = list(_rules())
+    rules = list(_rules(dump))
     if not rules:
         return {}
-    return _by_link(rules, list(_routes()))
+    return _by_link(rules, list(_routes(dump)))
 
 
 def of_link(found: Mapping[int, Policies], index: int) -> Policies:
@@ -141,9 +144,9 @@ def _first_wrong(table: Sequence[_Route]) -> str:
     return ""
 
 
-def _rules() -> Iterator[_Rule]:
+def _rules(dump: Dump) -> Iterator[_Rule]:
     """Without those that each namespace has."""
-    for data in netlink.dump(_GETRULE, struct.pack("=12x")):
+    for data in dump(_GETRULE, struct.pack("=12x")):
         family, target_length, source_length, tos, table, action, flags = struct.unpack_from("=BBBBB2xBI", data)
         if family not in _FAMILIES:  # multicast routing's
             continue
@@ -175,9 +178,9 @@ def _wrong_with_rule(of: Attributes, tos: int, action: int, flags: int) -> str:
     return ", ".join(sorted({_RULES_MORE.get(kind, f"attribute {kind}") for kind in more}))
 
 
-def _routes() -> Iterator[_Route]:
+def _routes(dump: Dump) -> Iterator[_Route]:
     """Of all tables but those that each system has."""
-    for data in netlink.dump(_GETROUTE, struct.pack("=12x")):
+    for data in dump(_GETROUTE, struct.pack("=12x")):
         family, length, source_length, tos, table, kind, flags = struct.unpack_from("=BBBBB2xBI", data)
         of = netlink.attributes(data, 12)
         table = _number(of, _RTA_TABLE) or table

@@ -11,7 +11,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tapmanager.links import netlink
 
@@ -36,41 +36,45 @@ _VALID_HOOKS, _ENTRIES = 1, 12
 def first() -> str:
     """One of them, as `nft` would name its chain: "ip nat OUTPUT"; or the old iptables' table that it is in: "ip_tables nat".
     "" if there are none."""
+    return _of_nftables() or of_the_old_kind()
+
+
+def _of_nftables() -> str:
     told = netlink.dump(_GETRULE, struct.pack("!BBH", socket.AF_UNSPEC, 0, 0), _NETLINK_NETFILTER)
     for data in told:
         if data[0] in _FAMILIES:
             of = netlink.attributes(data, 4)
             words = (of.get(kind, b"").rstrip(b"\0").decode(errors="replace") for kind in (_TABLE, _CHAIN))
             return " ".join((_FAMILIES[data[0]], *words))
-    return _of_the_old_kind()
-
-
-def _of_the_old_kind() -> str:
-    """Kernels before 5.15 have the tables in each namespace as soon as the node uses them: it is the rules that count."""
-    for kind, family, level in _OF_THE_OLD_KIND:
-        try:
-            if found := _with_rules(_names(kind), family, level):
-                return f"{kind} {found}"
-        except OSError as exc:
-            if exc.errno not in _NOT_IN_THIS_KERNEL:
-                raise
     return ""
 
 
-def _with_rules(tables: Sequence[str], family: int, level: int) -> str:
+def with_rules(tables: Sequence[str], family: int, level: int) -> str:
     """The first that has some, "" if none has."""
-    if not tables:
-        return ""
     with socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW) as sock:
         return next((table for table in tables if _has_rules(sock, level, table)), "")
 
 
-def _names(kind: str) -> Sequence[str]:
+def table_names(kind: str) -> Sequence[str]:
     try:
         with open(f"/proc/thread-self/net/{kind}_names", encoding="ascii") as file:
             return file.read().split()
     except FileNotFoundError:
         return ()
+
+
+def of_the_old_kind(
+    names: Callable[[str], Sequence[str]] = table_names, find: Callable[[Sequence[str], int, int], str] = with_rules
+) -> str:
+    """Kernels before 5.15 have the tables in each namespace as soon as the node uses them: it is the rules that count."""
+    for kind, family, level in _OF_THE_OLD_KIND:
+        try:
+            if (tables := names(kind)) and (found := find(tables, family, level)):
+                return f"{kind} {found}"
+        except OSError as exc:
+            if exc.errno not in _NOT_IN_THIS_KERNEL:
+                raise
+    return ""
 
 
 def _has_rules(sock: socket.socket, level: int, table: str) -> bool:

@@ -11,6 +11,7 @@ import logging
 import os
 import struct
 import threading
+from collections.abc import Callable
 
 from tapmanager import protocol
 
@@ -42,9 +43,10 @@ def trouble(device: str = DEVICE) -> str:
 
 
 class VhostNet:
-    """Thread-safe. `wanted`: whether VMs are to have it."""
+    """Thread-safe. `wanted`: whether VMs are to have it. `trouble`: why the device does not work."""
 
-    def __init__(self, *, wanted: bool = True, device: str = DEVICE) -> None:
+    def __init__(self, *, wanted: bool = True, device: str = DEVICE, trouble: Callable[[str], str] = trouble) -> None:
+        self._trouble = trouble
         self.wanted = wanted
         self._device = device
         self._works = False
@@ -57,7 +59,7 @@ class VhostNet:
             return []
         fds: list[int] = []
         try:
-            if why := self._trouble():
+            if why := self._why_not():
                 self._tell(why)
                 return []
             for _ in range(count):
@@ -69,11 +71,11 @@ class VhostNet:
             return []
         return fds
 
-    def _trouble(self) -> str:
+    def _why_not(self) -> str:
         """Tried until it has worked once: a module may be loaded later."""
         if self._works:
             return ""
-        why = trouble(self._device)
+        why = self._trouble(self._device)
         self._works = not why
         return why
 

@@ -7,6 +7,7 @@ of this program at any step leaves what the next call finds.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -32,6 +33,9 @@ from tapmanager.shares.plan import SharedMount
 log = logging.getLogger(__name__)
 
 _LONGEST_ANSWER = 65536
+_FILE_MAX = "/proc/sys/fs/file-max"
+# Of a process, a cgroup or a file; the last two where the kernel hides a process that is another user's.
+_GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.EACCES, errno.EPERM)
 _VERSION_SECONDS = 10.0
 # Of the asker's time: who waits until its end has stopped listening when it is told which volume does not answer.
 _TO_TELL = 0.1
@@ -61,9 +65,11 @@ class Place:
 class ShareDaemons:
     """Thread-safe; one VM's never waits for another's. `until` is a point of time.monotonic()."""
 
-    def __init__(self, groups: VmCgroups, program: str = "") -> None:
+    def __init__(self, groups: VmCgroups, program: str = "", open_files: int = 0) -> None:
+        """`open_files`: how many each daemon may have open; 0: a part of the node's."""
         self._groups = groups
         self._program = program
+        self._open_files = open_files
         self._locks = KeyedLocks()
         self._children = _Children()
 
@@ -88,6 +94,7 @@ class ShareDaemons:
                     orders = {
                         "command": list(plan.command_line(program, listener.fileno(), place.root, rust=rust)),
                         "groups": self._enter(group),
+                        "open_files": self._open_files or plan.most_open_files(int(_text(_FILE_MAX))),
                     }
                     self._launch("serve", place.root, mounts, orders, until, keep=listener.fileno())
             except BaseException:
@@ -175,7 +182,7 @@ class ShareDaemons:
         killed: set[int] = set()
         while found := self._of(place):
             for pid in found:
-                _kill(pid)
+                self._kill(pid, place)
             killed.update(found)
             if time.monotonic() >= until:
                 raise TapmanagerError(
@@ -189,6 +196,16 @@ class ShareDaemons:
         if os.path.lexists(place.directory):
             _remove(place.directory)
             log.info("share.ended directory=%s", place.directory)
+
+    def _kill(self, pid: int, place: Place) -> None:
+        """If it is still one of the place's: its number may have gone to another process since it was read."""
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            try:
+                if pid in self._of(place):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            finally:
+                os.close(descriptor)
 
     def _of(self, place: Place) -> list[int]:
         in_group = {int(word) for file in self._files(_text(place.group_file)) for word in _text(file).split()}
@@ -287,15 +304,12 @@ def _remove(directory: str) -> None:
         os.rmdir(directory)
 
 
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
 def _text(path: str) -> str:
-    """ "" of what has gone."""
+    """ "" of what has gone. Raises OSError: what cannot be read may serve volumes still."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
-    except (FileNotFoundError, ProcessLookupError, PermissionError, OSError):
+    except OSError as exc:
+        if exc.errno not in _GONE:
+            raise
         return ""

@@ -10,8 +10,10 @@ with 1 then. Nothing of what is mounted here is seen elsewhere, and all of it go
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
+import resource
 import signal
 import stat
 import struct
@@ -29,16 +31,18 @@ if TYPE_CHECKING:
 
     class _Orders(TypedDict):
         mounts: list[_Mount]
-        # Of serve: what it becomes, and the cgroup.procs files that it enters before it touches a volume.
+        # Of serve: what it becomes, the cgroup.procs files that it enters before it touches a volume, and how many files it may
+        # have open.
         command: list[str]
         groups: list[str]
+        open_files: int
 
 
-# linux/mount.h, linux/sched.h
+# linux/mount.h, linux/sched.h; the first four are also mount_setattr's.
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC = 1, 2, 4, 8, 32, 4096, 16384
 _PRIVATE, _SLAVE = 1 << 18, 1 << 19
 _NEWNS = 0x00020000
-_SYS_MOUNT_SETATTR, _MOUNT_ATTR_RDONLY, _AT_FDCWD, _AT_RECURSIVE = 442, 1, -100, 0x8000
+_SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # Users of the guest reach volumes at their places, and not past the directories above these.
 _ROOT_OPTIONS = b"mode=0700,size=4m"
@@ -73,6 +77,7 @@ def main(argv: Sequence[str]) -> int:
             _write("/proc/self/oom_score_adj", b"0")  # who starts it is spared, it is not
             for group in orders["groups"]:
                 _write(group, b"0")
+            _limit_open_files(orders["open_files"])
             _own_mounts()
         sources = []
         for number, mount in enumerate(orders["mounts"]):
@@ -90,6 +95,14 @@ def main(argv: Sequence[str]) -> int:
     except ValueError:  # who gives the orders was killed
         pass
     return 1
+
+
+def _limit_open_files(most: int) -> None:
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except ValueError:  # who starts it may have fewer, and may not raise that
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _own_mounts() -> None:
@@ -127,16 +140,25 @@ def _assemble(root: str, mounts: list[_Mount], sources: list[int]) -> None:
         try:
             _mount(f"/proc/self/fd/{source}", here, None, _BIND | _REC)
             _mount(None, here, None, (_SLAVE if mount["follows"] else _PRIVATE) | _REC)
-            if mount["readonly"]:
-                _read_only(here)
+            _restrict(here, readonly=mount["readonly"])
         except OSError as exc:
             raise Refused("internal", f"{mount['host_path']} cannot be bound: {exc.strerror}") from exc
     _mount(None, root, None, _REMOUNT | _RDONLY | _NOSUID | _NODEV | _NOEXEC)
 
 
-def _read_only(here: str) -> None:
-    """With all that is mounted below it. Touches none of these file systems (Linux 5.12)."""
-    attributes = struct.pack("=4Q", _MOUNT_ATTR_RDONLY, 0, 0, 0)
+def _restrict(here: str, *, readonly: bool) -> None:
+    """With all that is mounted below it: nobody in here opens a device or runs a program of a volume, and virtiofsd never has to.
+    Touches none of these file systems (Linux 5.12)."""
+    wanted = _NOSUID | _NODEV | _NOEXEC | (_RDONLY if readonly else 0)
+    try:
+        _set_attributes(here, wanted)
+    except OSError as exc:
+        if readonly or exc.errno != errno.ENOSYS:
+            raise
+
+
+def _set_attributes(here: str, wanted: int) -> None:
+    attributes = struct.pack("=4Q", wanted, 0, 0, 0)
     _call(
         here,
         _libc.syscall(

@@ -13,6 +13,8 @@ from tapmanager.fields import BadField, Json, objects, refuse_unknown, text
 PROGRAMS = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd", "/usr/lib/virtiofsd", "/usr/bin/virtiofsd")
 MOST_MOUNTS = 256
 _LONGEST_PATH = 4095
+# What virtiofsd itself takes where it may, and of the node's files in all: each file that a guest has looked up is one.
+_MOST_OPEN, _SHARE_OF_NODES = 1_000_000, 8
 # In the directory of a share: the socket that QEMU calls; where, in the daemon's own mounts, the volumes are; the path of its
 # cgroup.
 SOCKET, ROOT, GROUP = "fs.sock", "root", "group"
@@ -74,7 +76,8 @@ def is_rust(version: str) -> bool:
 
 def command_line(program: str, socket: int, root: str, *, rust: bool) -> Sequence[str]:
     """It serves `root` to the first that calls `socket`, a listening one, and ends with that call. It runs as root, so that
-    chown, 0600 files and setgid directories mean in the guest what they mean in a container; the rest is taken away."""
+    chown, 0600 files and setgid directories mean in the guest what they mean in a container; the rest is taken away. It keeps the
+    limit of open files that it was started with."""
     if rust:
         return (
             program,
@@ -82,12 +85,19 @@ def command_line(program: str, socket: int, root: str, *, rust: bool) -> Sequenc
             f"--shared-dir={root}",
             "--sandbox=namespace",
             "--seccomp=kill",
+            "--rlimit-nofile=0",
             "--modcaps=-mknod:-setfcap",
             "--announce-submounts",
             "--cache=auto",
         )
     options = ("sandbox=namespace", "modcaps=-mknod:-setfcap", "announce_submounts", "cache=auto")
-    return (program, f"--fd={socket}", "-o", f"source={root}", *(word for option in options for word in ("-o", option)))
+    words = (program, f"--fd={socket}", "--rlimit-nofile=0", "-o", f"source={root}")
+    return (*words, *(word for option in options for word in ("-o", option)))
+
+
+def most_open_files(of_the_node: int) -> int:
+    """How many files a VM's volumes may keep open. `of_the_node`: how many all processes may."""
+    return min(_MOST_OPEN, of_the_node // _SHARE_OF_NODES)
 
 
 def serves(command: Sequence[str], root: str) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from fakes.cgroups import FakeVmCgroups
-from tap_node import TapNode, private_node
+from tap_node import TapNode, for_a_test, private_node
 
 from tapmanager.cgroups import tree as cgroups
 from tapmanager.cgroups.plan import RequestedLimits
@@ -138,14 +139,24 @@ class OnThisMachine(World):
         self.node.stop()
 
 
-@pytest.fixture
-def on_this_machine(pod_cgroup: str) -> Iterator[World]:
+@pytest.fixture(scope="module", autouse=True)
+def running_node() -> Iterator[TapNode | None]:
+    """It is there before a test's picture of the machine is taken."""
+    if os.geteuid() != 0:
+        yield None
+        return
     with private_node() as node:
         node.start()
+        yield node
+
+
+@pytest.fixture
+def on_this_machine(running_node: TapNode, pod_cgroup: str) -> Iterator[World]:
+    with for_a_test(running_node) as node:
         node.attach(SANDBOX.value)
         world = OnThisMachine(node, pod_cgroup)
         yield world
-        if node.process is None:
+        if not node.runs():
             node.start()
         for container in (A, B):
             world.vm_cgroups.remove(container, pod_cgroup, SECONDS)

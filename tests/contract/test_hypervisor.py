@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import libvirt
@@ -40,6 +40,7 @@ from virtshim.hypervisor.inventory import LibvirtInventory
 from virtshim.hypervisor.pause import LibvirtPausing
 from virtshim.hypervisor.resize import LibvirtResizing
 from virtshim.hypervisor.stats.bulk import BulkStats
+from virtshim.hypervisor.stats.counters import Stats
 from virtshim.hypervisor.stats.readings import LibvirtReadings
 from virtshim.hypervisor.stats.vm_statistics import VmStatistics
 from virtshim.ports.control import VmControl
@@ -49,6 +50,8 @@ from virtshim.ports.recovery import VmInventory
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 WAIT_LIMIT = 30.0
+# Longer than a test may take: who waits for it fails.
+AN_HOUR = 3600.0
 A = ContainerId("a" * 64)
 
 FOREIGN = """<domain type='{type}'><name>{name}</name><uuid>{uuid}</uuid>{metadata}<memory>65536</memory><vcpu>1</vcpu>
@@ -80,6 +83,8 @@ class World:
     # Into the definition: a VM of ours has one for each device of the host alone.
     add_root_port: Callable[[uuid.UUID], None]
     control: VmControl
+    # How often libvirt was asked for numbers.
+    questions: list[None] = dataclasses.field(default_factory=list)
 
     def usage_of(self, *specs: VmSpec) -> Mapping[uuid.UUID, DomainUsage]:
         return self.readings.usage({spec.uuid: spec.name for spec in specs})
@@ -173,6 +178,12 @@ def _libvirt_world(
         beside.defineXML(definition.replace("</devices>", "<controller type='pci' model='pcie-root-port'/></devices>"))
 
     control = LibvirtControl(connection, _profile(kind))
+    statistics, questions = VmStatistics(connection, hypervisor.busy), []
+
+    def asked(wanted: Collection[uuid.UUID]) -> Mapping[uuid.UUID, Stats]:
+        questions.append(None)
+        return statistics.read(wanted)
+
     try:
         yield World(
             hypervisor,
@@ -180,7 +191,7 @@ def _libvirt_world(
             add(""),
             lambda domain: bool(beside.lookupByUUID(domain.bytes).isActive()),
             add(OTHER_NODE),
-            LibvirtReadings(BulkStats(VmStatistics(connection, hypervisor.busy).read), qemu_process.pid_directory(uri)),
+            LibvirtReadings(BulkStats(asked), qemu_process.pid_directory(uri)),
             LibvirtResizing(connection, _profile(kind)),
             LibvirtPausing(connection, _profile(kind)),
             LibvirtInventory(connection, _profile(kind)),
@@ -188,6 +199,7 @@ def _libvirt_world(
             plug_in,
             add_root_port,
             control,
+            questions,
         )
     finally:
         control.close()
@@ -509,9 +521,8 @@ def test_a_vm_that_hangs_takes_no_numbers_from_the_others(world: World, request:
     os.kill(process.pid, signal.SIGSTOP)
     try:
         for _ in range(2):
-            started = time.monotonic()
+            before = len(world.questions)
             found = world.usage_of(broken, healthy)
-            assert time.monotonic() - started < 3
             whole = found[healthy.uuid].counters
             assert whole is not None
             assert whole.memory is not None
@@ -521,7 +532,7 @@ def test_a_vm_that_hangs_takes_no_numbers_from_the_others(world: World, request:
             assert rest.process is not None
             assert rest.counters is not None
             assert rest.counters.cpu is not None
-        assert time.monotonic() - started < 0.5, "the second list need not wait again"
+        assert len(world.questions) == before + 1, "the second list need not wait again"
     finally:
         os.kill(process.pid, signal.SIGCONT)
 
@@ -701,9 +712,7 @@ def test_what_a_guest_lets_go_of_is_the_vms_no_more(world: World, request: pytes
     for alias in ("ua-host-pci1", "ua-host-pci2"):
         world.plug_in(domain, SERIAL_PORT, alias)
     assert not world.unplugging.unplug(domain, ContainerId("b" * 64), WAIT_LIMIT), "another container's"
-    begun = time.monotonic()
-    assert not world.unplugging.unplug(domain, A, WAIT_LIMIT)
-    assert time.monotonic() - begun < WAIT_LIMIT / 2, "the guest is not waited for any longer"
+    assert not world.unplugging.unplug(domain, A, AN_HOUR), "the guest is not waited for any longer"
     assert world.hypervisor.power(domain).power is Power.RUNNING
 
 
@@ -717,11 +726,9 @@ def test_a_guest_that_does_not_let_go_costs_the_time_and_no_more(world: World, r
     world.hypervisor.start(domain)
     world.plug_in(domain, CARD, "ua-host-pci1")
     for _ in range(2):  # asked again before it has answered
-        begun = time.monotonic()
-        assert list(world.unplugging.unplug(domain, A, 0.5)) == ["ua-host-pci1"]
-        assert time.monotonic() - begun < 5
+        assert list(world.unplugging.unplug(domain, A, 0.2)) == ["ua-host-pci1"]
     world.hypervisor.destroy(domain, A)
-    assert not world.unplugging.unplug(domain, A, WAIT_LIMIT)
+    assert not world.unplugging.unplug(domain, A, AN_HOUR)
 
 
 def test_a_guest_that_stands_still_is_not_asked(world: World, request: pytest.FixtureRequest) -> None:
@@ -730,14 +737,16 @@ def test_a_guest_that_stands_still_is_not_asked(world: World, request: pytest.Fi
     domain = world.running()
     world.plug_in(domain, SERIAL_PORT, "ua-host-pci1")
     world.pausing.pause(domain)
-    begun = time.monotonic()
-    assert list(world.unplugging.unplug(domain, A, WAIT_LIMIT)) == ["ua-host-pci1"]
-    assert time.monotonic() - begun < WAIT_LIMIT / 2
+    assert list(world.unplugging.unplug(domain, A, AN_HOUR)) == ["ua-host-pci1"]
     world.pausing.resume(domain)
     assert not world.unplugging.unplug(domain, A, WAIT_LIMIT)
 
 
-def test_a_vm_that_hangs_holds_nobody_up_who_unplugs(world: World, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("ended", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_vm_that_hangs_holds_nobody_up_who_unplugs(
+    world: World, request: pytest.FixtureRequest, *, ended: bool
+) -> None:
+    """`ended`: and is destroyed, for which libvirt takes ten seconds."""
     if "qemu" not in request.node.name:
         return  # only a real process can be stopped
     spec = world.spec()
@@ -747,15 +756,13 @@ def test_a_vm_that_hangs_holds_nobody_up_who_unplugs(world: World, request: pyte
     assert process is not None
     os.kill(process.pid, signal.SIGSTOP)
     try:
-        begun = time.monotonic()
         assert list(world.unplugging.unplug(domain, A, 0.5)) == ["ua-host-pci1"]
-        assert time.monotonic() - begun < 5
-        world.hypervisor.destroy(domain, A)
-        assert time.monotonic() - begun < 20
+        if ended:
+            world.hypervisor.destroy(domain, A)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGCONT)
-    assert not world.hypervisor.power(domain).is_on
+    assert world.hypervisor.power(domain).is_on != ended
 
 
 def test_a_vm_has_the_machine_that_its_guest_knows(world: World) -> None:

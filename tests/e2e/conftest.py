@@ -14,6 +14,7 @@ from imageserver import Registry, push_container_disk, registry, serve_directory
 from leaks import Snapshot
 from node import Node, free_cidr
 from podclient import PodClient, wait_until
+from running_vm import RunningVm, Vm
 
 
 @pytest.fixture(scope="package")
@@ -51,9 +52,30 @@ def node(node_root: str) -> Iterator[Node]:
     assert not os.path.exists(node.directory)
 
 
+@pytest.fixture(scope="package")
+def running_vm(node: Node, image_url: str) -> Iterator[RunningVm]:
+    running = RunningVm(node, image_url)
+    yield running
+    running.end()
+
+
 @pytest.fixture
-def cri(node: Node) -> Iterator[PodClient]:
-    """The node's CRI socket. Pods that the test leaves are removed."""
+def vm(running_vm: RunningVm) -> Vm:
+    """For tests that only look: the VM that all of them have, up and answering."""
+    return running_vm.get()
+
+
+@pytest.fixture
+def empty_node(node: Node, running_vm: RunningVm) -> Node:
+    """For tests that want the node for themselves: no pod is on it when they begin."""
+    running_vm.end()
+    return node
+
+
+@pytest.fixture
+def cri(empty_node: Node) -> Iterator[PodClient]:
+    """The CRI socket of a node without pods. Pods that the test leaves are removed."""
+    node = empty_node
     with PodClient(node.socket) as client:
         yield client
         # A test may have failed while its daemon was starting again.

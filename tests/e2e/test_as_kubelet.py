@@ -116,8 +116,14 @@ CLASSES = {
     ),
     Qos.BEST_EFFORT: (Asked(), Asked()),
 }
-# A RuntimeClass's, other than the node's.
-DECLARED = {"overhead_cpu": 100, "overhead_memory": 200 * MIB}
+# A RuntimeClass's, other than the node's; and none.
+DECLARED: dict[str, int] = {"overhead_cpu": 100, "overhead_memory": 200 * MIB}
+NONE: dict[str, int] = {}
+# Each pod, and whether it is restarted.
+EVERY = [(qos, overhead, overhead == restarted) for qos, restarted in
+         ((Qos.GUARANTEED, NONE), (Qos.BURSTABLE, DECLARED), (Qos.BEST_EFFORT, NONE))
+         for overhead in (NONE, DECLARED)]  # fmt: skip
+SAMPLE = [(Qos.GUARANTEED, NONE, False), (Qos.BURSTABLE, DECLARED, True), (Qos.BEST_EFFORT, NONE, False)]
 
 
 @dataclass
@@ -198,19 +204,20 @@ class Pod:
         self.cri.remove_pod(self.sandbox)
 
 
-def test_pods_of_every_class_are_run_resized_restarted_and_deleted(groups, cri, node, image_url):
+def test_pods_of_every_class_are_run_resized_restarted_and_deleted(groups, cri, node, image_url, request):
     image = cri.pull(f"{image_url}/guest.qcow2")
-    pods = []
-    for qos, (before, _) in CLASSES.items():
-        for overhead in ({}, DECLARED):
-            asked = dataclasses.replace(before, **overhead)
-            assert asked.qos is qos
-            name = f"{qos.name.lower().replace('_', '-')}-{len(pods)}"
-            config = pod_config(name, f"{node.directory}/logs/{name}", annotations=ROOM)
-            own = groups.make_pod(config.metadata.uid, asked)
-            config.linux.CopyFrom(sandbox_linux(asked, own))
-            pods.append(Pod(cri, groups, asked, config, own, cri.run_pod(config)))
-            pods[-1].start(image)
+    pods, again = [], []
+    for qos, overhead, is_restarted in EVERY if request.config.getoption("--all") else SAMPLE:
+        asked = dataclasses.replace(CLASSES[qos][0], **overhead)
+        assert asked.qos is qos
+        name = f"{qos.name.lower().replace('_', '-')}-{len(pods)}"
+        config = pod_config(name, f"{node.directory}/logs/{name}", annotations=ROOM)
+        own = groups.make_pod(config.metadata.uid, asked)
+        config.linux.CopyFrom(sandbox_linux(asked, own))
+        pods.append(Pod(cri, groups, asked, config, own, cri.run_pod(config)))
+        pods[-1].start(image)
+        if is_restarted:
+            again.append(pods[-1])
     for pod in pods:
         pod.wait_until_up()
         pod.check()
@@ -223,8 +230,7 @@ def test_pods_of_every_class_are_run_resized_restarted_and_deleted(groups, cri, 
             pod.resize(dataclasses.replace(after, **(DECLARED if pod.asked.overhead_memory else {})))
         pod.check()
 
-    # One of each class; what it was resized to is what it is begun with.
-    again = [pods[0], pods[3], pods[4]]
+    # What it was resized to is what it is begun with.
     for pod in again:
         pod.restart(image)
     for pod in again:
@@ -247,6 +253,7 @@ def begins_again(policy: str, status: pb.ContainerStatus) -> bool:
     return policy == "Always" or (policy == "OnFailure" and status.exit_code != 0)
 
 
+@pytest.mark.full  # ends by the power button and by a stop: test_events.py, test_pod_lifecycle.py
 def test_what_has_ended_is_begun_again_as_the_restart_policy_says(groups, cri, node, image_url):
     image = cri.pull(f"{image_url}/guest.qcow2")
     asked = Asked(cpu=100, memory=128 * MIB, memory_limit=128 * MIB)

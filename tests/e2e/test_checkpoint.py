@@ -125,6 +125,7 @@ def checkpoint_at_once(cri, container: str, location: str) -> None:
     cri.runtime.CheckpointContainer(request, timeout=0.2)
 
 
+@pytest.mark.full  # the disk that is the pod's: test_uefi.py has it too
 def test_a_pods_root_disk_and_uuid_stay_over_restarts_and_sandboxes(cri, node, image_url):
     chosen = str(uuid.uuid4())
     annotations = {

@@ -95,6 +95,7 @@ def test_an_image_with_an_entrypoint_runs_it_as_a_container_does(
     cri.remove_pod(pod)
 
 
+@pytest.mark.full  # running/test_exec.py has a terminal, running/test_streaming.py a console that is attached to
 def test_people_attach_to_a_command_with_a_terminal(cri: PodClient, node: Node, image_url: str):
     config = pod_config("typed", f"{node.directory}/logs/typed")
     pod = cri.run_pod(config)
@@ -157,6 +158,7 @@ while :; do sleep 0.2; done
 """
 
 
+@pytest.mark.full
 def test_virtshim_killed_while_a_command_ends_loses_neither_its_words_nor_its_code(
     cri: PodClient, node: Node, image_url: str
 ):

@@ -12,7 +12,8 @@ from guest import BOOT, READY
 from node import VIRTSHIM, Node
 from podclient import PodClient, container_config, pod_config, wait_for_log
 
-pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.operator]
+# `make test` has the page in a browser before a made-up node: tests/integration/operator/dashboard.
+pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.operator, pytest.mark.full]
 
 LIMIT = 90_000
 ON_THE_TERMINAL = """(text) => {

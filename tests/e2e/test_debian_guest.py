@@ -1,12 +1,16 @@
 """A real Debian as a pod: systemd, udev, cloud-init with netplan, the QEMU guest agent, OpenSSH. What we write for guests is
-read here by what reads it at users'. One VM serves all tests; the last one stops it, and boots its disk once more."""
+read here by what reads it at users'.
+
+One VM serves all tests. The last but one stops it, and the last boots its disk once more. `make test` boots it once, by its
+BIOS; `--all` boots it with UEFI, secure boot and a TPM.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import grpc
@@ -18,6 +22,7 @@ from fakes.spdy import close_all, spdy
 from guest import ping
 from node import Node
 from podclient import PodClient, container_config, log_lines, pod_config, wait_until
+from running_vm import RunningVm
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.guest.ignition import FIRMWARE_NAMES
@@ -62,9 +67,12 @@ exit 3
 class Debian:
     """A pod whose root disk lives as long as it does, and the container that runs in it now."""
 
-    def __init__(self, cri: PodClient, node: Node, image: str, key: Path, claim: Path) -> None:
-        """`claim`: a directory that it has as a volume."""
+    def __init__(
+        self, cri: PodClient, node: Node, image: str, key: Path, claim: Path, machine: Mapping[str, str]
+    ) -> None:
+        """`claim`: a directory that it has as a volume. `machine`: annotations about what it boots with."""
         self.cri = cri
+        self.identity: list[str] = []
         self._claim = claim
         self._image = cri.pull(image)
         public = key.with_suffix(".pub").read_text()
@@ -73,10 +81,9 @@ class Debian:
             "VirtletSSHKeys": public,
             "VirtletCloudInitUserData": USER_DATA,
             "virtshim.io/root-disk": "pod",
-            "virtshim.io/firmware": "uefi-secure",
-            "virtshim.io/tpm": "true",
             "virtshim.io/forward": "agent",
             "virtshim.io/ignition": json.dumps(IGNITION),
+            **machine,
         }
         self._config = pod_config("debian-pod", f"{node.directory}/logs/debian", annotations=annotations)
         self.texts = WrittenVolume(Path(node.directory, "kubelet"), self._config.metadata.uid, "secret", "texts")
@@ -106,6 +113,16 @@ class Debian:
         self.pod = self.cri.run_pod(self._config)
         self.address = self.cri.pod_ip(self.pod)
         self.cri.remove_pod(old)
+
+    def shut_down(self) -> str:
+        """By its power button: the container that has ended."""
+        ended = self.containers[-1]
+        # What an instance has for good: its id, its host key, its first commands.
+        self.identity = self.says(
+            "cat /var/lib/cloud/data/instance-id; md5sum < /etc/ssh/ssh_host_ed25519_key.pub; wc -l < /var/lib/boots"
+        ).splitlines()
+        self.cri.stop(ended, PATIENCE)
+        return ended
 
     def comes_up(self) -> None:
         """Returns when cloud-init has done all that it does at a boot."""
@@ -142,16 +159,32 @@ def claim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+# shim, signed by Microsoft; GRUB and kernel, signed by Debian.
+SIGNED = {"virtshim.io/firmware": "uefi-secure", "virtshim.io/tpm": "true"}
+
+
+@pytest.fixture(scope="module")
+def machine(request: pytest.FixtureRequest) -> Mapping[str, str]:
+    return SIGNED if request.config.getoption("--all") else {}
+
+
 @pytest.fixture(scope="module")
 def debian_pod(
-    node: Node, image_url: str, ssh_key: Path, claim: Path, tmp_path_factory: pytest.TempPathFactory
+    node: Node,
+    running_vm: RunningVm,
+    image_url: str,
+    ssh_key: Path,
+    claim: Path,
+    machine: Mapping[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Debian]:
+    running_vm.end()
     folder = tmp_path_factory.mktemp("networks")
     calico = {"name": "calico", "type": "calico", "addresses": CALICO}
     ptp = {"name": "ptp", "type": "ptp", "mtu": 1400, "ipam": leases(folder, f"{PTP}.0/24")}
     with PodClient(node.socket) as cri:
         with networks(node, folder, calico, ptp):
-            made = Debian(cri, node, f"{image_url}/debian.qcow2", ssh_key, claim)
+            made = Debian(cri, node, f"{image_url}/debian.qcow2", ssh_key, claim, machine)
         yield made
         cri.remove_pod(made.pod)
 
@@ -165,6 +198,16 @@ def debian(debian_pod: Debian) -> Debian:
     return debian_pod
 
 
+@pytest.fixture
+def shut_down(debian_pod: Debian) -> Debian:
+    """It has run, and was shut down by its power button."""
+    if not debian_pod.identity:
+        debian_pod.begin()
+        debian_pod.comes_up()
+        debian_pod.shut_down()
+    return debian_pod
+
+
 def test_the_root_disk_is_vda_and_has_grown_to_what_the_pod_asks_for(debian: Debian):
     assert debian.says("findmnt --noheadings --output SOURCE /") == "/dev/vda1"
     assert int(debian.says("cat /sys/class/block/vda/size")) * 512 == 3 * GIB
@@ -175,6 +218,7 @@ def test_the_root_disk_is_vda_and_has_grown_to_what_the_pod_asks_for(debian: Deb
     ]
 
 
+@pytest.mark.full
 def test_uefi_started_only_what_is_signed_and_there_is_a_tpm(debian: Debian):
     """Microsoft's keys are the firmware's, shim has Debian's: GRUB and kernel are Debian's own."""
     debian.says("test -d /sys/firmware/efi && test -c /dev/tpm0")
@@ -270,6 +314,7 @@ networkctl reconfigure eth0
 """
 
 
+@pytest.mark.full  # the guest's own network daemon asks for as long as emulation makes it wait
 def test_networkd_learns_the_same_by_asking_the_network_without_cloud_init(debian: Debian):
     def has_all() -> bool:
         return addresses_of(debian, "eth0") == set(CALICO) and gateways_of(debian, "6") == [GATEWAY_6]
@@ -356,6 +401,7 @@ def test_the_guest_agent_tells_what_runs(debian: Debian):
     assert told["hostname"] == "debian-pod"
 
 
+@pytest.mark.full
 @pytest.mark.volumes
 def test_its_volumes_are_there_again_after_the_guest_has_rebooted(debian: Debian):
     boot = "cat /proc/sys/kernel/random/boot_id"
@@ -374,30 +420,31 @@ def test_its_volumes_are_there_again_after_the_guest_has_rebooted(debian: Debian
     assert debian.says("cat /srv/claim/text") == "from the node"
 
 
-def test_systemd_hears_the_power_button_and_the_disk_is_the_same_instance_in_a_new_sandbox(debian: Debian):
-    """Host keys and first commands are an instance's; addresses, and the container's variables, are the sandbox's."""
-    instance, key = debian.says(
-        "cat /var/lib/cloud/data/instance-id; md5sum < /etc/ssh/ssh_host_ed25519_key.pub"
-    ).splitlines()
-    first, address = debian.containers[-1], debian.address
-    assert debian.says("wc -l < /var/lib/boots") == "1"
-    debian.cri.stop(first, PATIENCE)
-    status = debian.cri.status(first)
+def test_systemd_hears_the_power_button(debian: Debian):
+    ended = debian.shut_down()
+    status = debian.cri.status(ended)
     assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, 143, "Error")
-    assert "Reached target" in (log := debian.log_of(first))
+    assert "Reached target" in (log := debian.log_of(ended))
     assert "Power down" in log, "systemd went through all of its shut-down"
 
-    debian.move_to_a_new_sandbox()
-    assert debian.address != address
-    second = debian.begin("sh", "-c", JOB, greeting=b"hello again")
-    wait_until(lambda: not debian.is_running(), PATIENCE, "the container's command has ended")
-    status = debian.cri.status(second)
+
+@pytest.mark.full
+def test_the_disk_is_the_same_instance_in_a_new_sandbox(shut_down: Debian):
+    """Host keys and first commands are an instance's; addresses, and the container's variables, are the sandbox's."""
+    *identity, commands = shut_down.identity
+    assert commands == "1"
+    address = shut_down.address
+    shut_down.move_to_a_new_sandbox()
+    assert shut_down.address != address
+    second = shut_down.begin("sh", "-c", JOB, greeting=b"hello again")
+    wait_until(lambda: not shut_down.is_running(), PATIENCE, "the container's command has ended")
+    status = shut_down.cri.status(second)
     assert (status.exit_code, status.reason) == (3, "Error")
-    *said, size = [line for line in debian.log_of(second).splitlines() if line != "trouble"]
+    *said, size = [line for line in shut_down.log_of(second).splitlines() if line != "trouble"]
     assert said[:4] == ["debian", "/var/lib/cloud", "hello again", "debian-pod"]
-    assert said[4:6] == [instance, key]
-    assert said[6].partition("/")[0] == debian.address
+    assert said[4:6] == identity
+    assert said[6].partition("/")[0] == shut_down.address
     assert said[7] == "GREETING=hello again"
     assert said[8] == "1", "what is done once was not done again"
     assert int(size) > 2.8 * GIB
-    debian.cri.remove_pod(debian.pod)  # it is this test's
+    shut_down.cri.remove_pod(shut_down.pod)  # it is this test's

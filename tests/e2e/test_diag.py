@@ -47,12 +47,12 @@ def taken(node: Node, directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def test_an_archive_has_what_is_needed_and_no_secret(
-    cri: PodClient, node: Node, image_url: str, tmp_path: Path
+    cri: PodClient, node: Node, image_url: str, null_image: Path, tmp_path: Path
 ) -> None:
     config = pod_config("looked-at", f"{node.directory}/logs/looked-at", ANNOTATIONS)
     pod = cri.run_pod(config)
     login = pb.AuthConfig(username="me", password="Planted-registry-7")
-    wanted = container_config(cri.pull(f"{image_url}/guest.qcow2", login))
+    wanted = container_config(cri.pull(f"{image_url}/{null_image.name}", login))
     wanted.envs.add(key="DATABASE_URL", value=b"Planted-variable-7")
     wanted.command.extend(["sh", "-c", "sleep 600", "--license", "Planted-argument-7"])
     vm = cri.create(pod, wanted, config)

@@ -21,6 +21,7 @@ import stranger
 from fakes.spdy import close_all, spdy
 from node import VIRTSHIM, Node
 from podclient import PodClient, container_config, pod_config
+from running_vm import RunningVm
 
 from criproto.runtime_v1 import api_pb2 as pb
 
@@ -70,7 +71,8 @@ def token_of(url: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def attacked(node: Node, image_url: str) -> Iterator[Attacked]:
+def attacked(node: Node, running_vm: RunningVm, image_url: str) -> Iterator[Attacked]:
+    running_vm.end()
     annotations = {"virtshim.io/vnc": "true", "VirtletCloudInitUserData": f"password: {PASSWORD}\n"}
     config = pod_config("attacked", f"{node.directory}/logs/attacked", annotations=annotations)
     with PodClient(node.socket) as cri:

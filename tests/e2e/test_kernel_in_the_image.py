@@ -54,6 +54,7 @@ def test_a_kernel_of_the_image_starts_with_the_pods_command_line(cri: PodClient,
     assert not any(file.exists() for file in own)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_uefi_starts_a_kernel_of_the_image_with_the_pods_command_line(
     cri: PodClient, node: Node, kernel_image: str

@@ -143,7 +143,9 @@ conn.close()
 """
 
 
-def test_what_is_not_the_nodes_stays_whatever_happens(own_node: Node, image_url: str) -> None:
+def test_what_is_not_the_nodes_stays_whatever_happens(
+    own_node: Node, image_url: str, request: pytest.FixtureRequest
+) -> None:
     node = own_node
     with PodClient(node.socket) as cri:
         cri.pull(f"{image_url}/null.qcow2")
@@ -183,12 +185,13 @@ def test_what_is_not_the_nodes_stays_whatever_happens(own_node: Node, image_url:
         node.stop()
         for path in (*strangers, *definitions):
             assert path.exists(), f"recovery: {path}"
-        node.up()
-        ours.parent.mkdir()
-        wait_until(lambda: not ours.parent.exists(), 130, "the reconciler removes what is ours")
-        for path in (*strangers, *definitions):
-            assert path.exists(), f"the reconciler: {path}"
-        node.stop()
+        if request.config.getoption("--all"):  # the reconciler acts on nothing before it has seen it for a minute
+            node.up()
+            ours.parent.mkdir()
+            wait_until(lambda: not ours.parent.exists(), 130, "the reconciler removes what is ours")
+            for path in (*strangers, *definitions):
+                assert path.exists(), f"the reconciler: {path}"
+            node.stop()
         done = subprocess.run([*VIRTSHIM, "down", "--dir", node.directory], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         for path in strangers:

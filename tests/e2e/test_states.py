@@ -37,6 +37,7 @@ def type_and_leave(console: SerialConsole, command: str) -> None:
     console.type(f"{{ (sleep 1; {command}) & }}")
 
 
+@pytest.mark.full  # reboots: test_operator_commands.py; killed QEMUs: test_events.py
 def test_a_reboot_inside_the_guest_is_no_end_and_a_killed_qemu_is_one(cri, node, image_url):
     _pod, container, log = boot(cri, node, f"{image_url}/guest.qcow2", "phoenix")
     (before,) = node.qemu_pids()
@@ -172,32 +173,35 @@ def test_a_qemu_that_the_kernel_kills_for_memory_is_oom_killed(cri, node, image_
     assert "memory" in status.message
 
 
-def test_a_sandbox_whose_network_was_deleted_is_not_ready(cri, node, image_url):
-    digest = cri.pull(f"{image_url}/null.qcow2")
+def delete_tap(pod: str) -> str:
+    """The link, in the pod's network namespace, that its VM uses: its name."""
+    netns = f"virtshim-{pod[:20]}"
+    listed = subprocess.run(["ip", "-n", netns, "-br", "link"], capture_output=True, text=True, check=True).stdout
+    (tap,) = [line.split()[0] for line in listed.splitlines() if line.startswith("tap")]
+    subprocess.run(["ip", "-n", netns, "link", "delete", tap], check=True)
+    return tap
+
+
+def test_a_sandbox_whose_network_or_namespace_was_deleted_is_not_ready(cri, node, null_image, image_url):
+    digest = cri.pull(f"{image_url}/{null_image.name}")
     config = pod_config("cut-off", f"{node.directory}/logs/cut-off")
     pod = cri.run_pod(config)
+    homeless = cri.run_pod(pod_config("homeless", f"{node.directory}/logs/homeless"))
     other = cri.run_pod(pod_config("connected", f"{node.directory}/logs/connected"))
     container = cri.create(pod, container_config(digest, 64 << 20), config)
     cri.start(container)
-    netns = f"virtshim-{pod[:20]}"
-    links = subprocess.run(
-        ["ip", "-n", netns, "-br", "link"], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    (tap,) = [line.split()[0] for line in links if line.startswith("tap")]
-    subprocess.run(["ip", "-n", netns, "link", "delete", tap], check=True)
-    wait_until(lambda: cri.pod_status(pod).state == pb.SANDBOX_NOTREADY, ROUND, "the sandbox is NOTREADY")
+    tap = delete_tap(pod)
+    subprocess.run(["ip", "netns", "delete", f"virtshim-{homeless[:20]}"], check=True)
+    for lost in (pod, homeless):
+        wait_until(
+            lambda lost=lost: cri.pod_status(lost).state == pb.SANDBOX_NOTREADY, ROUND, "the sandbox is NOTREADY"
+        )
     request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
     info = json.loads(cri.runtime.PodSandboxStatus(request, timeout=10).info["info"])
     assert tap in info["reason"]
     assert cri.pod_status(other).state == pb.SANDBOX_READY
     # What kubelet does then.
     cri.stop(container, 0)
-    cri.stop_pod(pod)
-    cri.remove_pod(pod)
-
-
-def test_a_sandbox_whose_namespace_was_deleted_is_not_ready(cri, node):
-    pod = cri.run_pod(pod_config("homeless", f"{node.directory}/logs/homeless"))
-    subprocess.run(["ip", "netns", "delete", f"virtshim-{pod[:20]}"], check=True)
-    wait_until(lambda: cri.pod_status(pod).state == pb.SANDBOX_NOTREADY, ROUND, "the sandbox is NOTREADY")
-    cri.remove_pod(pod)
+    for lost in (pod, homeless):
+        cri.stop_pod(lost)
+        cri.remove_pod(lost)

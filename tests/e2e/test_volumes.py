@@ -144,6 +144,7 @@ def _running(cri: PodClient, container: str) -> bool:
         return False
 
 
+@pytest.mark.full  # restarts: test_kubelet_volumes.py; daemons that die: tests/faults/test_virtiofsd_killed.py
 def test_a_guest_that_restarts_has_them_again_and_a_daemon_that_dies_is_told(
     cri: PodClient, node: Node, image_url: str, volumes: Path
 ) -> None:

@@ -23,6 +23,10 @@ class Background:
         except Exception as error:  # noqa: BLE001  raised again by `done`
             self._error = error
 
+    def ended_within(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
     def done(self) -> object:
         self._thread.join(WAIT_LIMIT)
         assert not self._thread.is_alive(), "the call never returned"

@@ -60,7 +60,7 @@ class TwoGuests:
 
     def is_read(self) -> bool:
         """Whether frames of both guests are, at the moment."""
-        return not any(served.paused for served in self.dhcp._served.values())
+        return not self.dhcp.flooded()
 
 
 @contextlib.contextmanager

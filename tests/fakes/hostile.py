@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import queue
+import select
 import socket
+import termios
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +21,25 @@ from virtshim.guestagent import exec_scripts
 
 Script = Callable[["HostileAgent", socket.socket], None]
 
+IN_A_SOCKET = 256 << 10
+"""Bytes that a guest can send at most while nobody reads them."""
+
+
+def waits_to_be_read(connected: socket.socket) -> bool:
+    """Something of what was sent; without it, what is sent next is read by itself."""
+    return array("i", fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, bytes(4)))[0] > 0
+
+
+def until_read(connected: socket.socket) -> None:
+    while waits_to_be_read(connected):
+        os.sched_yield()
+
 
 class HostileAgent(Listener):
     """Hands each connection to the script, in turn; the last one serves all further connections."""
 
     def __init__(self, path: Path, *scripts: Script) -> None:
-        self.connections = 0
+        self.connections = self.sent = 0
         self.requests: list[dict[str, Any]] = []
         self._scripts = list(scripts)
         super().__init__(path)
@@ -30,6 +48,13 @@ class HostileAgent(Listener):
         script = self._scripts[min(self.connections, len(self._scripts) - 1)]
         self.connections += 1
         script(self, connected)
+
+    def say(self, connected: socket.socket, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            count = connected.send(rest)
+            self.sent += count
+            rest = rest[count:]
 
     def asked(self, connected: socket.socket) -> Iterator[dict[str, Any]]:
         for line in connected.makefile("rb"):
@@ -51,7 +76,7 @@ def says(*pieces: bytes) -> Script:
     def script(agent: HostileAgent, connected: socket.socket) -> None:
         next(agent.asked(connected))
         for piece in pieces:
-            connected.sendall(piece)
+            agent.say(connected, piece)
 
     return script
 
@@ -62,7 +87,22 @@ def answers(*pieces: bytes) -> Script:
     def script(agent: HostileAgent, connected: socket.socket) -> None:
         for request in agent.asked(connected):
             for piece in (in_step(request),) if in_step(request) else pieces:
-                connected.sendall(piece)
+                agent.say(connected, piece)
+
+    return script
+
+
+def answers_byte_by_byte(answer: bytes) -> Script:
+    """It comes into step, and each byte of its answers takes a read."""
+
+    def script(agent: HostileAgent, connected: socket.socket) -> None:
+        for request in agent.asked(connected):
+            if in_step(request):
+                agent.say(connected, in_step(request))
+                continue
+            for at in range(len(answer)):
+                agent.say(connected, answer[at : at + 1])
+                until_read(connected)
 
     return script
 
@@ -85,6 +125,7 @@ class HostilePort(Listener):
     def __init__(self, path: Path) -> None:
         self.said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.sent = 0
+        self.byte_by_byte = False
         super().__init__(path)
 
     def client(self, connected: socket.socket) -> None:
@@ -93,15 +134,16 @@ class HostilePort(Listener):
             rest = memoryview(piece)
             while rest and not self._closed:
                 with contextlib.suppress(TimeoutError):
-                    count = connected.send(rest)
+                    count = connected.send(rest[:1] if self.byte_by_byte else rest)
                     rest = rest[count:]
                     self.sent += count
+                    if self.byte_by_byte:
+                        until_read(connected)
 
     def _next(self, connected: socket.socket) -> bytes | None:
         """b"" to look again; None when it is over."""
-        with contextlib.suppress(TimeoutError):
-            if not connected.recv(65536):
-                return None
+        if select.select([connected], (), (), 0)[0] and not connected.recv(65536):
+            return None
         with contextlib.suppress(queue.Empty):
             return self.said.get(timeout=0.02)
         return b""
@@ -109,12 +151,12 @@ class HostilePort(Listener):
 
 class HostileVm:
     """An agent that starts commands as it should, and whose ports then say what `out` and `err` give for the session's token;
-    None in it hangs up. With `gone` it says that the command has ended."""
+    None in it hangs up. With `gone` it says that the command has ended; with `ends` each command has when it was started."""
 
     def __init__(self, directory: Path, ports: int = 6) -> None:
         self.out: Callable[[bytes], Iterable[bytes | None]] = silent
         self.err: Callable[[bytes], Iterable[bytes | None]] = silent
-        self.gone = False
+        self.gone = self.ends = False
         self.ports = {
             f"virtshim.exec.{number}": HostilePort(directory / f"exec-{number}.sock") for number in range(ports)
         }
@@ -131,12 +173,17 @@ class HostileVm:
         if words[2] != "virtshim-exec":
             self.gone = self.gone or exec_scripts.KILL in words
             return {"pid": 2}
-        self.gone = False
+        self.gone = self.ends
         token, out, err = words[3].encode(), words[4], words[5]
         for name, talk in ((out, self.out), (err, self.err)):
             for piece in talk(token) if name else ():
                 self.ports[name].said.put(piece)
         return {"pid": 1}
+
+    def speaks_byte_by_byte(self) -> None:
+        """On its ports: each byte takes a read."""
+        for port in self.ports.values():
+            port.byte_by_byte = True
 
     def close(self) -> None:
         for listener in (self.agent, *self.ports.values()):

@@ -24,6 +24,18 @@ class Crash(BaseException):
     """The process dies here. Nobody catches it, and what still runs reaches nothing outside any more."""
 
 
+_tell = threading.excepthook
+
+
+def _tell_unless_dead(end: threading.ExceptHookArgs) -> None:
+    """The threads of a process that dies end without a word."""
+    if not issubclass(end.exc_type, Crash):
+        _tell(end)
+
+
+threading.excepthook = _tell_unless_dead
+
+
 class When(enum.Enum):
     """Where in a call the process dies: before it has any effect, half-way, or with the effect there and the answer lost."""
 
@@ -58,6 +70,10 @@ class Journal:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.divisible: list[int] = []
+        """Which of the calls, counted from 1, can be left half-done."""
+        self.on_call: Callable[[str], object] = lambda _: None
+        """Hears of each call before it is made."""
         self._lock = threading.Lock()
         self._troubles: dict[str, list[_Trouble]] = {}
         self._gates: dict[str, Gate] = {}
@@ -68,6 +84,11 @@ class Journal:
     def fail(self, name: str, error: Exception, *, times: int = 1, after: bool = False) -> None:
         """The next `times` calls of that name raise; with `after` only when they have had their effect."""
         self._troubles.setdefault(name, []).append(_Trouble(error, times, after))
+
+    def forget(self) -> None:
+        """The calls so far."""
+        self.calls.clear()
+        self.divisible.clear()
 
     def heal(self) -> None:
         self._troubles.clear()
@@ -84,7 +105,7 @@ class Journal:
     def revive(self) -> None:
         """A new process: no trouble, no memory of calls."""
         with self._lock:
-            self.calls.clear()
+            self.forget()
             self._crash_at, self._dead = 0, False
             self._troubles.clear()
             self._gates.clear()
@@ -93,10 +114,13 @@ class Journal:
         return self.calls.count(name)
 
     def call(self, name: str, do: Callable[[], R], half: Callable[[], object] | None = None) -> R:
+        self.on_call(name)
         with self._lock:
             if self._dead:
                 raise Crash(name)
             self.calls.append(name)
+            if half is not None:
+                self.divisible.append(len(self.calls))
             dies = len(self.calls) == self._crash_at
             self._dead = dies
             trouble = None if dies else self._next_trouble(name)

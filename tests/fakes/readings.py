@@ -31,11 +31,13 @@ def process_usage(pid: int = 4711) -> ProcessUsage:
 
 class FakeReadings:
     """Implements `virtshim.ports.VmReadings` over a FakeHypervisor. `cpu` is each VM's CPU time, which grows by a tenth of a
-    second with every reading. Of a VM in `silent` libvirt tells nothing; with `hung` it tells nothing of any."""
+    second with every reading. Of a VM in `silent` libvirt tells nothing; with `hung` it tells nothing of any. The guest of a VM
+    in `unreported` has not told of its memory yet."""
 
     def __init__(self, hypervisor: FakeHypervisor, now: Callable[[], int]) -> None:
         self.cpu: dict[uuid.UUID, int] = {}
         self.silent: set[uuid.UUID] = set()
+        self.unreported: set[uuid.UUID] = set()
         self.hung = False
         self.calls = 0
         self.blocks: tuple[BlockUsage, ...] = (
@@ -67,9 +69,9 @@ class FakeReadings:
             memory=GuestMemory(
                 maximum=128 * MIB,
                 current=128 * MIB,
-                available=120 * MIB,
-                unused=80 * MIB,
-                usable=90 * MIB,
+                available=None if domain in self.unreported else 120 * MIB,
+                unused=None if domain in self.unreported else 80 * MIB,
+                usable=None if domain in self.unreported else 90 * MIB,
                 disk_caches=10 * MIB,
                 swap_in=0,
                 swap_out=0,

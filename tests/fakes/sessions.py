@@ -81,6 +81,8 @@ class FakeSessions:
         self.script: Callable[[FakeSession], Awaitable[int]] = echo
         self.refuse: Exception | None = None
         self.started: list[FakeSession] = []
+        # On which the newest was started.
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.requests: list[ExecRequest | AttachStreams] = []
         self.dialed: list[tuple[ContainerId, int]] = []
 
@@ -99,6 +101,7 @@ class FakeSessions:
             self.requests.append(request)
         if self.refuse is not None:
             raise self.refuse
+        self.loop = asyncio.get_running_loop()
         session = FakeSession(self.script)
         self.started.append(session)
         return session

@@ -8,6 +8,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+# What `images.insecure_registries` says of a node that is to fetch from it.
+LOOPBACK = ("127.0.0.1", "localhost")
+
 Route = Callable[[http.server.BaseHTTPRequestHandler], None]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fakes.statements  # noqa: F401 (databases opened from now on share their compiled statements)
 from fakes.archives import FakeArchives
 from fakes.boot_output import FakeBootOutput
 from fakes.cgroups import FakeVmCgroups
@@ -133,6 +134,9 @@ class World:
         database = directory / "state.db"
         if not database.exists():
             database.write_bytes(_empty_database())
+            # As long as a reserve, and without the room that it takes: there are thousands of these directories.
+            with Path(f"{database}.reserve").open("wb") as reserve:
+                reserve.truncate(5 << 20)
         self.records = SqliteRecords(str(database))
         self.journal = self.outside.journal
         self.app: App = wire(self.settings, self._adapters())
@@ -191,6 +195,13 @@ class World:
     def close(self) -> None:
         self.app.close()
         self.records.close()
+
+    def damage_database(self) -> None:
+        """Under the daemon, which has a look at it then. What was written is what it remembers."""
+        database = self.directory / "state.db"
+        Path(f"{database}-wal").unlink(missing_ok=True)
+        database.write_bytes(b"no database any more" * 1000)
+        self.app.adapters.records.check()
 
     def restarted(self, *, rebooted: bool = False) -> World:
         """Whatever the old daemon had in memory is gone. Recovery is up to the caller."""

@@ -42,20 +42,23 @@ class Steps:
         return result
 
     def _strike(self, order: object) -> None:
-        if not self._victims:
-            self._die()
-            return
         if not self._claim(order):
             return
         try:
-            for pid in pids_of(self._victims, os.path.dirname(self._order)):
-                if pid not in self._spared:
-                    with contextlib.suppress(ProcessLookupError):  # it went with another one of them
-                        os.kill(pid, signal.SIGKILL)
-                    with open(f"{self._order}.killed", "a") as killed:
-                        killed.write(f"{pid}\n")
+            if self._victims:
+                self._kill_victims()
+            else:
+                self._die()
         finally:
             _claimed(self._order).unlink()
+
+    def _kill_victims(self) -> None:
+        for pid in pids_of(self._victims, os.path.dirname(self._order)):
+            if pid not in self._spared:
+                with contextlib.suppress(ProcessLookupError):  # it went with another one of them
+                    os.kill(pid, signal.SIGKILL)
+                with open(f"{self._order}.killed", "a") as killed:
+                    killed.write(f"{pid}\n")
 
     def _claim(self, order: object) -> bool:
         """False if it was withdrawn meanwhile: the step may be a thread's whose call has returned long since. What is claimed
@@ -136,6 +139,7 @@ class Killer:
         self.order = order
 
     def arm(self, number: int = 0, when: str = "before", victims: str = "", spared: Collection[int] = ()) -> None:
+        _claimed(Path(self.order)).unlink(missing_ok=True)  # by a daemon that died of it
         for file in ("steps", "killed"):
             Path(f"{self.order}.{file}").write_text("")
         Path(f"{self.order}.new").write_text(" ".join(map(str, (number, when, victims, *spared))))
@@ -145,7 +149,7 @@ class Killer:
         Path(self.order).unlink(missing_ok=True)
 
     def is_striking(self) -> bool:
-        """Nothing dies any more once the killer is disarmed and this is false."""
+        """Nothing dies any more once the killer is disarmed, and this is false or the daemon has died."""
         return _claimed(Path(self.order)).exists()
 
     def steps(self) -> list[str]:

@@ -4,8 +4,10 @@ take the machine for restarted (VIRTSHIM_TEST_BOOT)."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
@@ -13,9 +15,10 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 from dying import Stepping, Steps
 
 from virtshim import process
-from virtshim.app import assembly
+from virtshim.app import adapters, assembly
 from virtshim.cli.serve import serve_command
-from virtshim.disks import root_disks
+from virtshim.disks.root_disks import RootDiskStore
+from virtshim.images import qemu_img
 
 _SILENT = {
     "hypervisor": ("watching", "on_power_event", "trouble", "usage"),
@@ -43,26 +46,41 @@ class _Records:
         return getattr(self._records, attribute)
 
 
+def _use_programs() -> None:
+    """Who makes disks looks for qemu-img where the test has one, and waits for it no longer than the test says."""
+    path = f"{os.environ['VIRTSHIM_TEST_PROGRAMS']}:{os.environ['PATH']}"
+    limit = float(os.environ["VIRTSHIM_TEST_QEMU_IMG_LIMIT"])
+
+    def run(argv: Sequence[str], *, timeout: float, **options: Any) -> process.Finished:
+        return process.run(argv, timeout=timeout, environment={"PATH": path}, **options)
+
+    def run_in_time(argv: Sequence[str], *, timeout: float, **options: Any) -> process.Finished:
+        return run(argv, timeout=min(timeout, limit), **options)
+
+    images: Any = qemu_img
+    parts: Any = adapters
+    images.run = run
+    parts.RootDiskStore = functools.partial(RootDiskStore, run=run_in_time)
+
+
 def main() -> None:
     steps = Steps(os.environ["VIRTSHIM_TEST_ORDER"])
     wire = assembly.wire
 
-    def dressed(settings: Any, adapters: Any) -> Any:
+    def dressed(settings: Any, wired: Any) -> Any:
         parts: dict[str, Any] = {}
-        for field in dataclasses.fields(adapters):
-            part = getattr(adapters, field.name)
+        for field in dataclasses.fields(wired):
+            part = getattr(wired, field.name)
             if field.name == "records":
                 parts[field.name] = _Records(part, steps)
             elif field.name not in _NO_STEPS:
                 parts[field.name] = Stepping(field.name, part, steps, _SILENT.get(field.name, ()))
-        return wire(settings, dataclasses.replace(adapters, **parts))
+        return wire(settings, dataclasses.replace(wired, **parts))
 
     assembly.wire = dressed
     if boot := os.environ.get("VIRTSHIM_TEST_BOOT"):
         assembly.machine.boot_id = lambda: boot
-    process._ENVIRONMENT["PATH"] = f"{os.environ['VIRTSHIM_TEST_PROGRAMS']}:{process._ENVIRONMENT['PATH']}"
-    limits: Any = root_disks
-    limits._CREATE_TIMEOUT = float(os.environ["VIRTSHIM_TEST_QEMU_IMG_LIMIT"])
+    _use_programs()
     serve_command(sys.argv[2])
 
 

@@ -109,6 +109,8 @@ class MortalNode:
         # Ids of containers that were made here: their cgroups lie beside those of other nodes.
         self.containers: set[str] = set()
         self.bystander: Bystander | None = None
+        # Call -> daemon -> what it does of that can be interrupted, once a call was counted.
+        self.steps: dict[str, dict[str, list[str]]] = {}
         self._undertaker = _Undertaker()
 
     def up(self) -> None:
@@ -274,7 +276,7 @@ class MortalNode:
             yield
         finally:
             self.killers[name].disarm()
-            wait_until(lambda: not self.killers[name].is_striking(), 30, "the strike is over")
+            wait_until(lambda: not self.killers[name].is_striking() or self.died(name, 0.0), 30, "the strike is over")
 
 
 def _answers(cri: PodClient) -> bool:

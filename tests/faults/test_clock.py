@@ -15,7 +15,6 @@ import grpc
 import pytest
 from mortal_node import MortalNode
 from podclient import wait_for_log
-from refusals import within
 from work import Work
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -71,7 +70,7 @@ def clock(mortal: MortalNode) -> Iterator[Clock]:
         left.unlink()
 
 
-@pytest.mark.parametrize("jump", ["+2h", "-2h"])
+@pytest.mark.parametrize("jump", [pytest.param("+2h", marks=pytest.mark.full), "-2h"])
 def test_what_is_made_after_a_jump_is_younger_than_what_was_there(
     mortal: MortalNode, clock: Clock, work: Work, jump: str
 ) -> None:
@@ -88,7 +87,7 @@ def test_what_is_made_after_a_jump_is_younger_than_what_was_there(
     assert stamps == sorted(set(stamps))
     assert work.cri.status(later.container).created_at > before.created_at
     assert (abs(stamps[1] - stamps[0]) > HOUR) == (jump == "+2h"), "the daemon's clock has not jumped"
-    within(10, work.stop)
+    work.stop()
     ended = work.cri.status(work.container)
     assert ended.created_at <= ended.started_at <= ended.finished_at
     mortal.restart("virtshim")
@@ -97,7 +96,7 @@ def test_what_is_made_after_a_jump_is_younger_than_what_was_there(
     assert work.cri.pod_status(again.pod).created_at > stamps[1]
 
 
-@pytest.mark.parametrize("jump", ["+2h", "-2h"])
+@pytest.mark.parametrize("jump", ["+2h", pytest.param("-2h", marks=pytest.mark.full)])
 def test_a_grace_period_lasts_as_long_as_it_should(mortal: MortalNode, clock: Clock, work: Work, jump: str) -> None:
     """The null guest does not heed its power button."""
     clock.set("+0")
@@ -108,10 +107,9 @@ def test_a_grace_period_lasts_as_long_as_it_should(mortal: MortalNode, clock: Cl
     stopping = threading.Thread(target=lambda: work.cri.stop(work.container, 4))
     stopping.start()
     clock.set(jump)
-    stopping.join(30)
-    taken = time.monotonic() - started
-    assert not stopping.is_alive()
-    assert 4 <= taken < 15, taken
+    stopping.join(60)
+    assert not stopping.is_alive(), "it waits for two hours more"
+    assert time.monotonic() - started >= 4
     status = work.cri.status(work.container)
     assert (status.state, status.exit_code) == (pb.CONTAINER_EXITED, 137)
 
@@ -127,5 +125,6 @@ def test_a_deadline_and_a_streaming_token_do_not_expire_early(mortal: MortalNode
     code = work.cri.exec_sync(mortal.bystander.container, "true", timeout=20).exit_code
     assert code == 0
     with pytest.raises(grpc.RpcError) as caught:
-        within(15, lambda: work.cri.exec_sync(mortal.bystander.container, "sleep", "60", timeout=2))
+        work.cri.exec_sync(mortal.bystander.container, "sleep", "600", timeout=2)
+    assert "2 s" in caught.value.details(), "the command's time is over, not the caller's"
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -6,9 +6,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import os
-import shutil
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +15,6 @@ from typing import Any
 
 import grpc
 import pytest
-from imageserver import serve_directory
 from mortal_node import MortalNode
 from node import VIRTSHIM
 from podclient import PodClient, log_lines, wait_until
@@ -39,42 +36,18 @@ class Place:
     disk: SmallDisk
 
 
-@pytest.fixture(scope="module")
-def place(guest_image: Path) -> Iterator[Place]:
-    if why := missing():
-        pytest.skip(why)
-    directory = Path(tempfile.mkdtemp(prefix="virtshim-disk-", dir="/var/tmp"))
-    directory.chmod(0o711)
-    disk = SmallDisk(directory / "disk", directory / "n" / "state", megabytes=64)
-    disk.mount()
-    try:
-        with serve_directory(guest_image.parent) as url:
-            node = MortalNode(f"{directory}/n", url.removeprefix("http://"))
-            try:
-                node.up()
-                with node.client() as cri:  # the bridge comes with the first pod and stays
-                    pod = Work(node, cri, "")
-                    pod.run()
-                    pod.remove_pod()
-                yield Place(node, disk)
-            finally:
-                node.stop()
-                disk.unmount()
-                node.end()
-    finally:
-        shutil.rmtree(directory)
-
-
 @pytest.fixture
-def disk(place: Place) -> Iterator[SmallDisk]:
+def place(expendable: MortalNode, small_disk: SmallDisk | None) -> Iterator[Place]:
     """There is room again afterwards."""
-    yield place.disk
+    if small_disk is None:
+        pytest.skip(missing())
+    yield Place(expendable, small_disk)
     with contextlib.suppress(FileNotFoundError):
-        place.disk.free()
+        small_disk.free()
 
 
 @pytest.fixture
-def work(place: Place, disk: SmallDisk) -> Iterator[Work]:
+def work(place: Place) -> Iterator[Work]:
     with working(place.node, Work.pull) as work:
         yield work
 

@@ -11,17 +11,13 @@ import pytest
 from guest import BOOT, READY
 from mortal_node import MortalNode
 from podclient import container_config, wait_for_log, wait_until
-from refusals import within
 from slow_fuse import SlowFuse
 from work import Work
 
 from criproto.runtime_v1 import api_pb2 as pb
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.volumes]
-
-# Seconds: how long virtshim waits for the share program, and for an end of it.
-ANSWER = 90.0
-END = 60.0
+# Sampled by tests/integration/volumes/test_share_daemons.py, without a node.
+pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.volumes, pytest.mark.full]
 
 
 @pytest.fixture
@@ -57,7 +53,7 @@ def test_a_volume_that_stops_answering_holds_up_its_own_pod_alone_and_that_can_b
     config = container_config(work.image, 64 << 20)
     config.mounts.add(container_path="/slow", host_path=f"{directory}/volume")
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(within, ANSWER, lambda: cri.create(second.pod, config, second.config))
+        late = pool.submit(cri.create, second.pod, config, second.config)
         other = Work(mortal, cri, work.image)
         for step in (other.run, other.create, other.start, other.stop, other.remove_pod):
             step()
@@ -68,7 +64,7 @@ def test_a_volume_that_stops_answering_holds_up_its_own_pod_alone_and_that_can_b
     assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     second.remove_pod()
 
-    within(END, lambda: cri.stop(work.container, 0))
+    cri.stop(work.container, 0)
     assert cri.status(work.container).state == pb.CONTAINER_EXITED
     work.remove_pod()
     assert not mortal.virtiofsd_pids()

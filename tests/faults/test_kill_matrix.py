@@ -1,12 +1,13 @@
 """SIGKILL of any daemon at the steps of each life-cycle call, on real parts. Afterwards statuses are true, the VM beside it
 has noticed nothing, the repeated call finishes the work, and after removal nothing is left.
 
-A first run counts the steps: they are whatever the code calls. Runs with `--all-faults` take each of them, before and after
-it has its effect; others a spread-out sample.
+A first call counts the steps of all daemons: they are whatever the code calls. A run with `--all` kills at each of them,
+before and after the step has its effect; another one at one point of each row (`kill_points.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from fakes.loop import no_loop_devices
+from kill_points import strike
 from mortal_node import MortalNode
 from podclient import wait_until
 from work import Work, working
@@ -51,48 +53,67 @@ MATRIX: list[Any] = [
 ]
 MATRIX += [(name, "tapmanager") for name in ("RunPodSandbox", "StartContainer", "StopPodSandbox", "RemovePodSandbox")]
 MATRIX += [(name, "shares") for name in ("CreateContainer", "StartContainer", "StopContainer", "RemovePodSandbox")]
-_SAMPLE = 3
 
 
-def steps_of(node: MortalNode, call: Call, daemon: str) -> list[str]:
-    with working(node, *call.prepare) as work, node.armed(daemon, 0, "before"):
+@dataclass(frozen=True)
+class Point:
+    """Before or after which step of a call."""
+
+    number: int
+    when: str
+    step: str
+    is_last: bool
+
+    def __str__(self) -> str:
+        return f"killed {self.when} step {self.number} ({self.step})"
+
+
+def points_of(node: MortalNode, name: str, daemon: str) -> list[Point]:
+    """In the order in which the call comes by them. What one call has counted serves all rows with it on this node."""
+    if name not in node.steps:
+        node.steps[name] = counted(node, CALLS[name])
+    steps = node.steps[name][daemon]
+    return [
+        Point(number, when, step, is_last=number == len(steps))
+        for number, step in enumerate(steps, start=1)
+        for when in ("before", "after")
+    ]
+
+
+def counted(node: MortalNode, call: Call) -> dict[str, list[str]]:
+    """The steps of each daemon in one call."""
+    with working(node, *call.prepare) as work, contextlib.ExitStack() as counting:
+        for daemon in node.killers:
+            counting.enter_context(node.armed(daemon, 0, "before"))
         call.make(work)
-        assert call.done(work)
-        return node.killers[daemon].steps()
+        wait_until(lambda: call.done(work), 20, "the call has done its work")
+        return {daemon: killer.steps() for daemon, killer in node.killers.items()}
 
 
-def sample(points: list[Any], wanted: int) -> list[Any]:
-    """Spread over the list, its ends included."""
-    if len(points) <= wanted:
-        return points
-    return [points[round(at * (len(points) - 1) / (wanted - 1))] for at in range(wanted)]
+def kill_along(node: MortalNode, name: str, daemon: str, *, every: bool) -> None:
+    """One row of the matrix."""
+    call, points = CALLS[name], points_of(node, name, daemon)
+    assert points, f"{name} does nothing that {daemon} could die of"
+
+    def kill(point: Point) -> bool:
+        with working(node, *call.prepare) as work:
+            return dies_and_recovers(node, work, call, daemon, point)
+
+    strike(f"{name} {daemon}", points, kill, every=every, at_least=lambda taken: taken // 2)
 
 
 @pytest.mark.parametrize(("name", "daemon"), MATRIX)
-def test_a_kill_at_any_step_is_made_good(
-    mortal: MortalNode, name: str, daemon: str, request: pytest.FixtureRequest
-) -> None:
-    call = CALLS[name]
-    steps = steps_of(mortal, call, daemon)
-    assert steps, f"{name} does nothing that {daemon} could die of"
-    points = [(number, when) for number in range(1, len(steps) + 1) for when in ("before", "after")]
-    if not request.config.getoption("--all-faults"):
-        points = sample(points, _SAMPLE)
-    killed = 0
-    for number, when in points:
-        with working(mortal, *call.prepare) as work:
-            killed += dies_and_recovers(mortal, work, call, daemon, number, when, steps)
-    print(f"KILLS {name} {daemon}: {killed} of {len(points)} points taken, {2 * len(steps)} there are")
-    assert killed >= len(points) // 2, f"only {killed} of {len(points)} points were reached"
+def test_a_kill_at_any_step_is_made_good(mortal: MortalNode, name: str, daemon: str, every_point: bool) -> None:
+    kill_along(mortal, name, daemon, every=every_point)
 
 
-def dies_and_recovers(
-    node: MortalNode, work: Work, call: Call, daemon: str, number: int, when: str, steps: list[str]
-) -> bool:
-    where = f"killed {when} step {number} ({steps[number - 1]})"
-    with node.armed(daemon, number, when):
+def dies_and_recovers(node: MortalNode, work: Work, call: Call, daemon: str, point: Point) -> bool:
+    where = str(point)
+    with node.armed(daemon, point.number, point.when):
         failure = attempt(call, work)
-        died = node.died(daemon, within=5.0 if failure is None and number <= len(steps) - 1 else 1.0)
+        # A step may be a thread's that has outlived the call.
+        node.died(daemon, within=5.0 if failure is None and not point.is_last else 1.0)
+    died = node.died(daemon, within=0.0)
     node.up()
     node.check_bystander(work.cri)
     if failure is not None or died:

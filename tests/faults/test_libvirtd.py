@@ -1,6 +1,6 @@
 """virtshim on a libvirtd that dies, on real parts: nothing is lost, no VM notices, and virtshim connects again by itself.
 
-As in the kill matrix, a first run counts the daemon's calls to libvirt; `--all-faults` takes each of them.
+As in the kill matrix, a first call counts what the daemon asks of libvirt; `--all` takes each of these points.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from leaks import Snapshot
 from libvirtd_node import LibvirtdNode
 from own_libvirtd import missing
 from podclient import PodClient, wait_until
-from test_kill_matrix import CALLS, dies_and_recovers, sample, steps_of
+from test_kill_matrix import CALLS, kill_along
 from work import working
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -26,7 +26,6 @@ from criproto.runtime_v1 import api_pb2 as pb
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(1800)]
 
 _CALLS = ("CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox")
-_SAMPLE = 3
 
 
 @pytest.fixture(scope="module")
@@ -100,18 +99,5 @@ def test_virtshim_that_starts_before_libvirtd_waits_for_it(node: LibvirtdNode) -
 
 
 @pytest.mark.parametrize("name", _CALLS)
-def test_a_kill_of_libvirtd_at_any_step_is_made_good(
-    node: LibvirtdNode, name: str, request: pytest.FixtureRequest
-) -> None:
-    call = CALLS[name]
-    steps = steps_of(node, call, "libvirtd")
-    assert steps, f"{name} asks libvirt for nothing"
-    points = [(number, when) for number in range(1, len(steps) + 1) for when in ("before", "after")]
-    if not request.config.getoption("--all-faults"):
-        points = sample(points, _SAMPLE)
-    killed = 0
-    for number, when in points:
-        with working(node, *call.prepare) as work:
-            killed += dies_and_recovers(node, work, call, "libvirtd", number, when, steps)
-    print(f"KILLS {name} libvirtd: {killed} of {len(points)} points taken, {2 * len(steps)} there are")
-    assert killed >= len(points) // 2, f"only {killed} of {len(points)} points were reached"
+def test_a_kill_of_libvirtd_at_any_step_is_made_good(node: LibvirtdNode, name: str, every_point: bool) -> None:
+    kill_along(node, name, "libvirtd", every=every_point)

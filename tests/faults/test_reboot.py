@@ -7,13 +7,10 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
-from imageserver import serve_directory
 from mortal_node import CNI_PLUGINS, MortalNode
 from podclient import wait_until
 from work import Work, working
@@ -24,27 +21,6 @@ from tapmanager.cgroups.tree import VmCgroups, hierarchies
 pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 SOON = 20.0
-
-
-@pytest.fixture(scope="module")
-def node(guest_image: Path) -> Iterator[MortalNode]:
-    """One of its own, which may be restarted."""
-    directory = tempfile.mkdtemp(prefix="virtshim-reboot-", dir="/var/tmp")
-    os.chmod(directory, 0o711)
-    try:
-        with serve_directory(guest_image.parent) as url:
-            node = MortalNode(f"{directory}/n", url.removeprefix("http://"))
-            try:
-                node.up()
-                with node.client() as cri:  # the bridge comes with the first pod and stays
-                    pod = Work(node, cri, "")
-                    pod.run()
-                    pod.remove_pod()
-                yield node
-            finally:
-                node.end()
-    finally:
-        shutil.rmtree(directory)
 
 
 def reboot(node: MortalNode, sandboxes: list[str], boot: str) -> None:
@@ -70,7 +46,8 @@ def leases(node: MortalNode) -> set[str]:
     return {item for item in node.left() if "/cni/leases/" in item and item.rpartition("/")[2][0].isdigit()}
 
 
-def test_after_a_restart_of_the_node_all_that_ran_has_ended_and_nothing_else_is_lost(node: MortalNode) -> None:
+def test_after_a_restart_of_the_node_all_that_ran_has_ended_and_nothing_else_is_lost(expendable: MortalNode) -> None:
+    node = expendable
     with working(node, Work.pull, Work.run, Work.create, Work.start) as work:
         cri = work.cri
         kept = Work(node, cri, work.image)
@@ -142,8 +119,9 @@ class recorded_dels:  # noqa: N801  a context manager
         self._program.__exit__(*error)
 
 
-def test_a_restart_of_the_daemons_alone_is_no_restart_of_the_node(node: MortalNode) -> None:
-    with working(node, Work.pull, Work.run, Work.create, Work.start) as work:
-        node.restart()
-        assert work.cri.status(work.container).state == pb.CONTAINER_RUNNING
-        assert work.is_ready()
+def test_a_restart_of_the_daemons_alone_is_no_restart_of_the_node(mortal: MortalNode, work: Work) -> None:
+    for step in (work.run, work.create, work.start):
+        step()
+    mortal.restart()
+    assert work.cri.status(work.container).state == pb.CONTAINER_RUNNING
+    assert work.is_ready()

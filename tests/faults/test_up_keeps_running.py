@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.operator]
 
-# More than that were too many once, of all daemons together.
-KILLS = 6
+# Of all daemons together; the sixth was one too many once.
+KILLS, EVERY_KILL = 2, 6
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +45,13 @@ def serves(node: Node) -> bool:
     return all(condition.status for condition in status.conditions)
 
 
-def test_a_daemon_may_be_killed_as_often_as_somebody_likes(node: Node) -> None:
-    for number in range(1, KILLS + 1):
+def test_a_daemon_may_be_killed_as_often_as_somebody_likes(node: Node, every_point: bool) -> None:
+    kills = EVERY_KILL if every_point else KILLS
+    for number in range(1, kills + 1):
         name = ("tapmanager", "virtshim")[number % 2]
         os.kill(node.daemons()[name], signal.SIGKILL)
         wait_until(lambda name=name, number=number: back(node, name, (number + 1) // 2), 120, f"{name} is back")
-    assert node.log().count("was killed by SIGKILL; starting it again") == KILLS
+    assert node.log().count("was killed by SIGKILL; starting it again") == kills
     assert serves(node)
 
 
@@ -73,6 +73,7 @@ def test_settings_that_can_change_do_at_sighup_in_both_daemons(node: Node) -> No
     file.write_text(before)
 
 
+@pytest.mark.full
 def test_a_daemon_that_never_comes_up_is_given_up_with_what_it_says(node: Node) -> None:
     process = node.process
     assert process is not None
@@ -89,17 +90,14 @@ def test_a_daemon_that_never_comes_up_is_given_up_with_what_it_says(node: Node) 
 
 
 def test_ctrl_c_ends_it_at_once_while_a_daemon_is_waited_for(node: Node) -> None:
-    node.up()
-    process = node.process
-    assert process is not None
+    if node.process is None:
+        node.up()
     file = Path(node.directory, "config.toml")
     before = file.read_text()
     file.write_text("nonsense")
     with contextlib.suppress(ProcessLookupError):
         os.kill(node.daemons()["tapmanager"], signal.SIGKILL)
-    wait_until(lambda: "starting it again in 4 s" in node.log(), 60, "it waits")
-    began = time.monotonic()
+    wait_until(lambda: "starting it again in 2 s" in node.log(), 60, "it waits")
     node.stop()
-    # Of the others each has a moment to end by itself.
-    assert time.monotonic() - began < 30
+    assert "starting it again in 4 s" not in node.log(), "it has waited for another try"
     file.write_text(before)

@@ -12,7 +12,7 @@ import pytest
 from fakes.cri import Client, served
 from fakes.cri import refused as refused_as
 from fakes.registry import FakeRegistry
-from fakes.webserver import WebServer, serving
+from fakes.webserver import LOOPBACK, WebServer, serving
 from fakes.world import Outside
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -62,7 +62,9 @@ class PullingNode:
 @pytest.fixture(scope="module")
 def pulling_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingNode]:
     directory = tmp_path_factory.mktemp("node")
-    store = ImageFileStore(str(directory / "images"), ImageSettings(max_bytes=LARGEST_DISK))
+    store = ImageFileStore(
+        str(directory / "images"), ImageSettings(insecure_registries=LOOPBACK, max_bytes=LARGEST_DISK)
+    )
     outside: Any = Outside()
     outside.files = store
     with served(directory, outside) as (_, client, _), serving() as web:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from fakes.clock import FakeClock
-from fakes.hostile import HostileAgent, Script, answers, in_step, polite, says
+from fakes.hostile import IN_A_SOCKET, HostileAgent, Script, answers, answers_byte_by_byte, in_step, polite, says
 
 from virtshim.domain.errors import DeadlineExceeded, ShimError, Unavailable
 from virtshim.guestagent.channel import AgentChannel
 from virtshim.guestagent.junk import BURST
-from virtshim.guestagent.replies import MAX_LINE, ReplyReader, room_for_answer
+from virtshim.guestagent.replies import MAX_LINE, room_for_answer
 from virtshim.guestagent.wait import CancellableDeadline
 
 pytestmark = pytest.mark.hostile
@@ -44,20 +44,6 @@ def guest(tmp_path: Path, clock: FakeClock) -> Iterator[Make]:
         part.close()
 
 
-@pytest.fixture
-def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of all pieces that were looked at."""
-    sizes: list[int] = []
-    feed = ReplyReader.feed
-
-    def counting(self: ReplyReader, data: bytes) -> list[object]:
-        sizes.append(len(data))
-        return feed(self, data)
-
-    monkeypatch.setattr(ReplyReader, "feed", counting)
-    return sizes
-
-
 def ask(channel: AgentChannel, command: str = "guest-ping", seconds: float = 60.0) -> object:
     return channel.ask(command, None, CancellableDeadline.of(seconds))
 
@@ -81,40 +67,35 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
-def test_while_an_agent_is_awaited_a_flood_is_read_for_a_moment_only(
-    guest: Make, parsed: list[int], flood: bytes
-) -> None:
+def test_while_an_agent_is_awaited_a_flood_is_read_for_a_moment_only(guest: Make, flood: bytes) -> None:
     agent, channel = guest(says(flood))
     with pytest.raises(Unavailable):
         ask(channel)
-    assert sum(parsed) <= BURST + _READ
+    assert agent.sent <= BURST + _READ + IN_A_SOCKET
     assert agent.connections == 1
     assert ask(guest(polite)[1]) == {}, "another VM is served"
 
 
-def test_a_guest_that_flooded_is_left_alone_until_it_may_speak_again(
-    guest: Make, parsed: list[int], clock: FakeClock
-) -> None:
+def test_a_guest_that_flooded_is_left_alone_until_it_may_speak_again(guest: Make, clock: FakeClock) -> None:
     agent, channel = guest(says(FLOODS["answers to somebody else's requests, without end"]), polite)
     with pytest.raises(Unavailable, match="keeps sending data"):
         ask(channel)
-    read = sum(parsed)
     for _ in range(20):
         with pytest.raises(DeadlineExceeded, match=r"floods its channel .* restart its agent"):
             ask(channel, seconds=0.01)
-    assert (agent.connections, sum(parsed)) == (1, read), "nobody looked"
+    assert agent.connections == 1, "nobody looked"
     clock.advance(2.0)
     assert ask(channel) == {}
 
 
 def test_ten_floods_take_no_more_than_ten_allowances_however_often_they_are_asked(
-    guest: Make, parsed: list[int], clock: FakeClock
+    guest: Make, clock: FakeClock
 ) -> None:
-    made = [guest(says(FLOODS["JSON that is no answer"]))[1] for _ in range(10)]
-    for channel in made * 3:
+    made = [guest(says(FLOODS["JSON that is no answer"])) for _ in range(10)]
+    for _, channel in made * 3:
         with pytest.raises(ShimError):
             ask(channel, seconds=0.2)
-    assert sum(parsed) <= 10 * (BURST + _READ)
+    assert sum(agent.sent for agent, _ in made) <= 10 * (BURST + _READ + IN_A_SOCKET)
     assert ask(guest(polite)[1]) == {}
 
 
@@ -138,13 +119,11 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE)
-def test_a_question_answered_by_nonsense_fails_and_little_of_it_is_read(
-    guest: Make, parsed: list[int], nonsense: bytes
-) -> None:
+def test_a_question_answered_by_nonsense_fails_and_little_of_it_is_read(guest: Make, nonsense: bytes) -> None:
     agent, channel = guest(answers(nonsense), polite)
     with pytest.raises(Unavailable, match="connection to the guest agent broke"):
         ask(channel)
-    assert sum(parsed) <= room_for_answer("guest-ping") + 2 * _READ
+    assert agent.sent <= room_for_answer("guest-ping") + 2 * _READ + IN_A_SOCKET
     assert ask(channel) == {}, "the next question is asked on a new connection"
     assert agent.connections == 2
     assert ask(guest(polite)[1]) == {}, "another VM is served"
@@ -176,26 +155,22 @@ def test_an_error_with_escape_sequences_is_told_in_plain_text(guest: Make) -> No
     assert len(str(told.value)) < 400
 
 
-def test_an_answer_a_byte_at_a_time_is_cut_off_when_the_allowance_is_used_up(
-    guest: Make, parsed: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_a_byte_at_a_time_is_cut_off_when_the_allowance_is_used_up(guest: Make) -> None:
     """Each read is work, however little it brings."""
-    monkeypatch.setattr("virtshim.guestagent.channel._ANSWER_SECONDS", 600.0)
-    monkeypatch.setattr("virtshim.guestagent.channel._RECEIVE", 1)
-    _, channel = guest(answers(b'{"return": "' + b"a" * 15_000 + b'"}\n'))
+    agent, channel = guest(answers_byte_by_byte(b'{"return": "' + b"a" * 15_000 + b'"}\n'))
     with pytest.raises(Unavailable):
         ask(channel)
-    assert len(parsed) < 1000
+    assert agent.sent < 1000
     assert ask(guest(polite)[1]) == {}
 
 
-def test_a_big_answer_that_was_asked_for_costs_nothing_of_the_allowance(guest: Make, parsed: list[int]) -> None:
+def test_a_big_answer_that_was_asked_for_costs_nothing_of_the_allowance(guest: Make) -> None:
     """A command's output, as the follower reads it piece by piece."""
     piece = b'{"return": {"count": 131072, "buf-b64": "' + b"QUFB" * 43691 + b'", "eof": false}}\n'
     agent, channel = guest(answers(piece))
     for _ in range(50):
         ask(channel, "guest-file-read")
-    assert sum(parsed) > 4 * BURST
+    assert agent.sent > 4 * BURST
     assert agent.connections == 1
 
 

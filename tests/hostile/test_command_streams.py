@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from fakes.hostile import HostileVm, record, silent
+from fakes.hostile import IN_A_SOCKET, HostileVm, record, silent
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError, ShimError, Unavailable
 from virtshim.domain.guest.command import CommandResult, GuestCommand
@@ -16,8 +16,8 @@ from virtshim.domain.guest.streaming import Ended, Output, Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
 from virtshim.domain.token_bucket import ReadPace
-from virtshim.guestagent.agents import AgentClients
-from virtshim.guestagent.session_stream import MAX_AFTER_END, MAX_RECORD, SessionStream
+from virtshim.guestagent.agents import OUTPUT_LIMIT, AgentClients
+from virtshim.guestagent.session_stream import MAX_AFTER_END
 from virtshim.ports.streaming import StreamSession
 
 pytestmark = pytest.mark.hostile
@@ -58,18 +58,9 @@ def clients(layout: Layout) -> Iterator[AgentClients]:
     clients.close()
 
 
-@pytest.fixture
-def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of all pieces that were looked at."""
-    sizes: list[int] = []
-    feed = SessionStream.feed
-
-    def counting(self: SessionStream, piece: bytes) -> object:
-        sizes.append(len(piece))
-        return feed(self, piece)
-
-    monkeypatch.setattr(SessionStream, "feed", counting)
-    return sizes
+def taken_of(vm: HostileVm) -> int:
+    """Bytes of all ports; a part of them may wait in a socket still."""
+    return sum(port.sent for port in vm.ports.values())
 
 
 def run(clients: AgentClients, container: ContainerId = HOSTILE, seconds: float = 30.0) -> CommandResult:
@@ -78,6 +69,10 @@ def run(clients: AgentClients, container: ContainerId = HOSTILE, seconds: float 
 
 def honest(token: bytes) -> list[bytes]:
     return [record(token, b"start") + b"fine" + record(token, b"exit 0") + record(token, b"end")]
+
+
+def becomes_honest(vm: HostileVm) -> None:
+    vm.out, vm.err, vm.ends = honest, silent, True
 
 
 def begun(*words: bytes) -> Talk:
@@ -110,13 +105,14 @@ BROKEN: dict[str, Talk] = {
 
 @pytest.mark.parametrize("talk", BROKEN.values(), ids=BROKEN)
 def test_a_command_whose_stream_breaks_the_form_ends_with_an_error_and_little_of_it_is_read(
-    vm: Callable[[ContainerId], HostileVm], clients: AgentClients, fed: list[int], talk: Talk
+    vm: Callable[[ContainerId], HostileVm], clients: AgentClients, talk: Talk
 ) -> None:
-    vm(HOSTILE).out = talk
+    hostile = vm(HOSTILE)
+    hostile.out = talk
     with pytest.raises(InternalError, match="breaks the exec protocol"):
         run(clients)
-    assert sum(fed) <= (6 << 20) + MAX_AFTER_END
-    vm(OTHER).out = honest
+    assert taken_of(hostile) <= (6 << 20) + MAX_AFTER_END + IN_A_SOCKET
+    becomes_honest(vm(OTHER))
     assert run(clients, OTHER) == CommandResult(0, b"fine", b""), "another VM is served"
 
 
@@ -139,28 +135,27 @@ def test_a_guest_that_lies_about_a_command_harms_that_command_only(
 ) -> None:
     vm(HOSTILE).out = talk
     with pytest.raises(error) as told:
-        run(clients, seconds=1.5 if error is DeadlineExceeded else 30.0)
+        run(clients, seconds=0.6 if error is DeadlineExceeded else 30.0)
     assert str(told.value).isprintable()
     assert len(str(told.value)) < 600
-    vm(OTHER).out = honest
+    becomes_honest(vm(OTHER))
     assert run(clients, OTHER) == CommandResult(0, b"fine", b"")
 
 
 def test_output_beyond_the_limit_is_not_kept_however_much_comes(
-    vm: Callable[[ContainerId], HostileVm], clients: AgentClients, monkeypatch: pytest.MonkeyPatch
+    vm: Callable[[ContainerId], HostileVm], clients: AgentClients
 ) -> None:
-    monkeypatch.setattr("virtshim.guestagent.agents.OUTPUT_LIMIT", 100_000)
-    vm(HOSTILE).out = lambda token: [
-        record(token, b"start"), *[b"x" * 65536] * 100, record(token, b"exit 3"), record(token, b"end"),
+    hostile = vm(HOSTILE)
+    much = b"x" * (1 << 20)
+    hostile.ends = True
+    hostile.out = lambda token: [
+        record(token, b"start"), *[much] * (2 * OUTPUT_LIMIT // len(much)), record(token, b"exit 3"), record(token, b"end"),
     ]  # fmt: skip
-    assert run(clients) == CommandResult(3, b"x" * 100_000, b"")
+    assert run(clients) == CommandResult(3, b"x" * OUTPUT_LIMIT, b"")
 
 
-def test_output_a_byte_at_a_time_is_let_gather(
-    vm: Callable[[ContainerId], HostileVm], clients: AgentClients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_a_byte_at_a_time_is_let_gather(vm: Callable[[ContainerId], HostileVm], clients: AgentClients) -> None:
     """Whoever reads waits, once the first thousand pieces have come."""
-    monkeypatch.setattr("virtshim.guestagent.exec_collector._PIECE", 8)
     waited: list[float] = []
 
     class Cancelled(threading.Event):
@@ -168,10 +163,13 @@ def test_output_a_byte_at_a_time_is_let_gather(
             waited.append(timeout or 0.0)
             return False
 
-    vm(HOSTILE).out = lambda token: [
-        record(token, b"start"), b"x" * 16_000, record(token, b"exit 0"), record(token, b"end"),
+    hostile = vm(HOSTILE)
+    hostile.speaks_byte_by_byte()
+    hostile.ends = True
+    hostile.out = lambda token: [
+        record(token, b"start"), b"x" * 1800, record(token, b"exit 0"), record(token, b"end"),
     ]  # fmt: skip
-    assert clients.run(HOSTILE, TRUE, 60.0, Cancelled()).stdout == b"x" * 16_000
+    assert clients.run(HOSTILE, TRUE, 60.0, Cancelled()).stdout == b"x" * 1800
     assert len(waited) > 500
 
 
@@ -180,7 +178,7 @@ def test_both_streams_may_break_at_once(vm: Callable[[ContainerId], HostileVm], 
     hostile.out = hostile.err = BROKEN["records without end"]
     with pytest.raises(InternalError, match="keeps sending records"):
         run(clients)
-    hostile.out, hostile.err = honest, silent
+    becomes_honest(hostile)
     assert run(clients).stdout == b"fine", "its ports are free again"
 
 
@@ -202,7 +200,7 @@ def test_a_session_whose_stream_breaks_the_form_is_broken_off_and_another_vm_is_
     vm: Callable[[ContainerId], HostileVm], clients: AgentClients, talk: Talk
 ) -> None:
     vm(HOSTILE).out = talk
-    vm(OTHER).out = honest
+    becomes_honest(vm(OTHER))
 
     async def test() -> None:
         session = await clients.open(HOSTILE, TRUE, Streams(stdout=True, stderr=True))
@@ -216,31 +214,27 @@ def test_a_session_whose_stream_breaks_the_form_is_broken_off_and_another_vm_is_
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
-def test_a_sessions_output_a_byte_at_a_time_is_let_gather(
-    vm: Callable[[ContainerId], HostileVm], clients: AgentClients, monkeypatch: pytest.MonkeyPatch
+def test_a_sessions_output_a_byte_at_a_time_is_read_at_a_pace(
+    vm: Callable[[ContainerId], HostileVm], clients: AgentClients
 ) -> None:
-    """All sessions share one loop."""
-    monkeypatch.setattr("virtshim.guestagent.live_session._PIECE", MAX_RECORD + 8)
-    monkeypatch.setattr("virtshim.guestagent.live_session.ReadPace", lambda now: ReadPace(now, 200.0, 20.0))
-    vm(HOSTILE).out = lambda token: [
-        record(token, b"start"), b"x" * 1600, record(token, b"exit 0"), record(token, b"end"),
+    """All sessions share one loop. A thousand reads are free."""
+    hostile = vm(HOSTILE)
+    hostile.speaks_byte_by_byte()
+    hostile.ends = True
+    hostile.out = lambda token: [
+        record(token, b"start"), b"x" * 1150, record(token, b"exit 0"), record(token, b"end"),
     ]  # fmt: skip
 
-    async def test() -> None:
-        pauses: list[float] = []
-        sleep = asyncio.sleep
-
-        async def counted(seconds: float) -> None:
-            pauses.append(seconds)
-            await sleep(0)
-
+    async def test() -> float:
+        loop = asyncio.get_running_loop()
         session = await clients.open(HOSTILE, TRUE, Streams(stdout=True, stderr=True))
-        monkeypatch.setattr("virtshim.guestagent.live_session.asyncio.sleep", counted)
-        assert await all_of(session) == (b"x" * 1600, 0)
-        assert len(pauses) > 100
+        began = loop.time()
+        assert await all_of(session) == (b"x" * 1150, 0)
+        took = loop.time() - began
         await session.close()
+        return took
 
-    asyncio.run(asyncio.wait_for(test(), 60))
+    assert asyncio.run(asyncio.wait_for(test(), 60)) > 0.9, "two hundred reads a second"
 
 
 def test_a_guest_that_answers_what_it_is_asked_is_never_made_to_wait() -> None:

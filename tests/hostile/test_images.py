@@ -17,7 +17,7 @@ import pytest
 from fakes.background import Background
 from fakes.registry import FakeRegistry, tar
 from fakes.waiting import eventually
-from fakes.webserver import WebServer
+from fakes.webserver import LOOPBACK, WebServer
 
 from virtshim.domain.errors import DeadlineExceeded, ShimError
 from virtshim.images.filestore import ImageFileStore, ImageSettings
@@ -36,7 +36,7 @@ SECRET = "/etc/shadow"
 
 @pytest.fixture
 def store(tmp_path: Path) -> ImageFileStore:
-    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(max_bytes=64 * MIB))
+    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(insecure_registries=LOOPBACK, max_bytes=64 * MIB))
     store.sweep()
     return store
 
@@ -126,7 +126,7 @@ def test_while_a_layer_unpacks_for_an_hour_other_images_are_pulled(web: WebServe
     # Called like a raw disk: of others, so many bytes are refused at once where there is no room for them.
     header = rewritten(member("ballast.img"), 124, b"\x80" + (1 << 40).to_bytes(11, "big"))[:512]
     packed = zstd.compress(header) + gibibyte * 1024
-    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(max_bytes=1 << 50))
+    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(insecure_registries=LOOPBACK, max_bytes=1 << 50))
     store.sweep()
     registry, gives_up = FakeRegistry(web), threading.Event()
     registry.manifest("a/bomb", [(packed, DISK)])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fakes.webserver import WebServer, serving
+from fakes.webserver import LOOPBACK, WebServer, serving
 from fakes.world import World, sandbox_config
 
 from virtshim.config import Vm
@@ -48,7 +48,9 @@ def trickled(web: WebServer, piece: bytes) -> str:
 
 
 def test_a_source_that_sends_a_byte_now_and_then_is_given_up(web: WebServer, tmp_path: Path) -> None:
-    settings = ImageSettings(download_protocol="http", progress_timeout=1.0, min_rate=1000)
+    settings = ImageSettings(
+        insecure_registries=LOOPBACK, download_protocol="http", progress_timeout=1.0, min_rate=1000
+    )
     store = ImageFileStore(str(tmp_path / "images"), settings)
     with pytest.raises(Unavailable, match=r"slower than 1000 bytes a second \(images\.min_rate\) for 1 s"):
         store.fetch(trickled(web, b"x"), None, NEVER)
@@ -58,7 +60,9 @@ def test_a_source_that_sends_a_byte_now_and_then_is_given_up(web: WebServer, tmp
 def test_a_source_that_sends_little_all_the_time_is_listened_to_until_the_pull_is_over(
     web: WebServer, tmp_path: Path
 ) -> None:
-    settings = ImageSettings(download_protocol="http", progress_timeout=1.0, min_rate=100, pull_timeout=2.5)
+    settings = ImageSettings(
+        insecure_registries=LOOPBACK, download_protocol="http", progress_timeout=1.0, min_rate=100, pull_timeout=2.5
+    )
     store = ImageFileStore(str(tmp_path / "images"), settings)
     with pytest.raises(DeadlineExceeded, match=r"images\.pull_timeout"):
         store.fetch(trickled(web, bytes(1000)), None, NEVER)
@@ -98,9 +102,11 @@ def test_an_image_is_read_by_qemus_group_and_by_nobody_else_who_knows_its_digest
     web: WebServer, open_to_all: Path, sound_disk: Callable[[], bytes]
 ) -> None:
     where = str(open_to_all / "images")
-    earlier = ImageFileStore(where, ImageSettings(download_protocol="http"))
+    earlier = ImageFileStore(where, ImageSettings(insecure_registries=LOOPBACK, download_protocol="http"))
     one = earlier.fetch(web.serve("/one.qcow2", sound_disk()), None, NEVER).digest
-    store = ImageFileStore(where, ImageSettings(download_protocol="http"), lambda: READERS)
+    store = ImageFileStore(
+        where, ImageSettings(insecure_registries=LOOPBACK, download_protocol="http"), lambda: READERS
+    )
     store.sweep()
     other = store.fetch(web.serve("/other.qcow2", sound_disk()), None, NEVER).digest
     for digest in (one, other):
@@ -115,10 +121,12 @@ def test_an_image_that_is_opened_for_qemus_is_read_by_root_alone(
     web: WebServer, open_to_all: Path, sound_disk: Callable[[], bytes]
 ) -> None:
     where = str(open_to_all / "images")
-    earlier = ImageFileStore(where, ImageSettings(download_protocol="http"), lambda: READERS)
+    earlier = ImageFileStore(
+        where, ImageSettings(insecure_registries=LOOPBACK, download_protocol="http"), lambda: READERS
+    )
     one = earlier.fetch(web.serve("/one.qcow2", sound_disk()), None, NEVER).digest
     assert reads(earlier.path(one), STRANGER, READERS)
-    store = ImageFileStore(where, ImageSettings(download_protocol="http"), os.getegid)
+    store = ImageFileStore(where, ImageSettings(insecure_registries=LOOPBACK, download_protocol="http"), os.getegid)
     store.sweep()
     other = store.fetch(web.serve("/other.qcow2", sound_disk()), None, NEVER).digest
     for digest in (one, other):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -13,7 +14,6 @@ import pytest
 from fakes.background import Background
 from fakes.cri import refused, served
 from fakes.hostile import HostileAgent, HostileVm, record, silent
-from podclient import wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.errors import InternalError, ResourceExhausted
@@ -24,7 +24,7 @@ from virtshim.domain.layout import Layout
 from virtshim.guestagent.agents import AgentClients
 from virtshim.guestagent.exec_collector import OutputMemory
 from virtshim.guestagent.vm_workers import OF_VM, WAITING, VmWorkers
-from virtshim.guestagent.wait import CancellableDeadline, Turns
+from virtshim.guestagent.wait import CancellableDeadline, ExecLimits, Turns
 from virtshim.primitives.pod_places import Places, PodPlaces
 
 pytestmark = pytest.mark.hostile
@@ -50,11 +50,16 @@ def guests() -> Iterator[contextlib.ExitStack]:
 
 
 @pytest.fixture
-def clients(layout: Layout) -> Iterator[AgentClients]:
+def limits() -> ExecLimits:
+    return ExecLimits()
+
+
+@pytest.fixture
+def clients(layout: Layout, limits: ExecLimits) -> Iterator[AgentClients]:
     def no_more(container: ContainerId, number: int) -> None:
         raise InternalError("no free slot")
 
-    clients = AgentClients(layout, no_more)
+    clients = AgentClients(layout, no_more, limits=limits)
     yield clients
     clients.close()
 
@@ -99,10 +104,10 @@ def test_what_waits_for_one_guest_is_bounded_and_keeps_nobody_else_waiting() -> 
     workers.close()
 
 
+@pytest.mark.parametrize("limits", [ExecLimits(lease=0.2)])
 def test_a_probe_runs_while_the_sessions_of_users_take_every_port_they_get(
-    layout: Layout, clients: AgentClients, guests: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+    layout: Layout, clients: AgentClients, guests: contextlib.ExitStack
 ) -> None:
-    monkeypatch.setattr("virtshim.guestagent.exec_ports._LEASE_WAIT", 0.2)
     vm = guests.enter_context(contextlib.closing(HostileVm(Path(layout.socket_dir(HOSTILE)), ports=12)))
     vm.out = vm.err = lambda token: [record(token, b"start")]  # and never ends
 
@@ -124,25 +129,36 @@ def test_a_probe_runs_while_the_sessions_of_users_take_every_port_they_get(
     asyncio.run(sessions())
 
 
-def test_a_probe_has_its_turn_with_the_agent_before_all_sessions_that_wait() -> None:
-    turns, order, go = Turns(), [], threading.Event()
+@dataclass(frozen=True)
+class Awaited(CancellableDeadline):
+    """One that tells when somebody waits."""
 
-    def turn(name: str, *, patient: bool) -> None:
-        with turns.mine(CancellableDeadline.of(20.0, patient=patient), "a turn"):
+    is_awaited: threading.Event = field(default_factory=threading.Event)
+
+    def slice(self, waiting_for: str) -> float:
+        self.is_awaited.set()
+        return super().slice(waiting_for)
+
+
+def test_a_probe_has_its_turn_with_the_agent_before_all_sessions_that_wait() -> None:
+    turns, order, held, go = Turns(), [], threading.Event(), threading.Event()
+
+    def turn(name: str, until: Awaited) -> None:
+        with turns.mine(until, "a turn"):
             order.append(name)
 
     def first() -> None:
         with turns.mine(CancellableDeadline.of(20.0), "a turn"):
+            held.set()
             go.wait(20)
 
     holding = Background(first)
-    wait_until(lambda: turns._held, 10, "somebody has the turn")
+    assert held.wait(10)
     waiting = []
-    for number in range(5):
-        waiting.append(Background(lambda n=number: turn(f"session {n}", patient=True)))
-        wait_until(lambda n=number: len(turns._patient) == n + 1, 10, "it waits")
-    waiting.append(Background(lambda: turn("probe", patient=False)))
-    wait_until(lambda: len(turns._first) == 1, 10, "the probe waits")
+    for name in (*(f"session {number}" for number in range(5)), "probe"):
+        until = Awaited.of(20.0, patient=name != "probe")
+        waiting.append(Background(lambda name=name, until=until: turn(name, until)))
+        assert until.is_awaited.wait(10)
     go.set()
     for one in (holding, *waiting):
         one.done()

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from fakes.loop import loop_device, no_loop_devices
 from fakes.registry import FakeRegistry, tar
-from fakes.webserver import WebServer, serving
+from fakes.webserver import LOOPBACK, WebServer, serving
 from leaks import runs
 from podclient import wait_until
 
@@ -100,7 +100,7 @@ def attack(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ImageFileStore]:
-    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(max_bytes=64 << 20))
+    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(insecure_registries=LOOPBACK, max_bytes=64 << 20))
     store.sweep()
     yield store
     assert store.stored() == frozenset()
@@ -114,7 +114,7 @@ def false_qemu_img(
     """Puts a program before the real one, where everybody can run it."""
     directory = Path("/var/tmp") / f"virtshim-{tmp_path_factory.mktemp('programs').name}-{os.getpid()}"
     directory.mkdir(mode=0o755)
-    monkeypatch.setitem(process._ENVIRONMENT, "PATH", f"{directory}:{process._ENVIRONMENT['PATH']}")
+    monkeypatch.setitem(process.ENVIRONMENT, "PATH", f"{directory}:{process.ENVIRONMENT['PATH']}")
 
     def put(code: str) -> None:
         program = directory / "qemu-img"
@@ -135,7 +135,7 @@ def false_tar_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
             shutil.copytree(PROJECT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
         with (copy / "virtshim/images/confined/layer_tar.py").open("a") as module:
             module.write(f"\nfrom virtshim.domain.errors import InvalidRequest\n{code}\n")
-        monkeypatch.setattr(confinement, "_ROOT", str(copy))
+        monkeypatch.setattr(confinement, "ROOT", str(copy))
 
     return put
 
@@ -222,14 +222,14 @@ def test_qemu_img_that_takes_all_memory_is_stopped(web, store, false_qemu_img) -
 
 
 def test_qemu_img_that_never_ends_is_stopped_and_its_limit_is_named(web, store, false_qemu_img, monkeypatch) -> None:
-    monkeypatch.setattr(qemu_img, "_BOUNDS", Bounds(1 << 30, 1))
+    monkeypatch.setattr(qemu_img, "BOUNDS", Bounds(1 << 30, 1))
     false_qemu_img("while True: pass")
     with pytest.raises(InvalidRequest, match=r"in 1 s of processor time, the limit; convert it"):
         store.fetch(web.serve("/x.img", bytes(1024)), None, NEVER)
 
 
 def test_what_qemu_img_says_without_end_is_read_up_to_a_limit(web, store, false_qemu_img, monkeypatch) -> None:
-    monkeypatch.setattr(qemu_img, "_BOUNDS", Bounds(1 << 30, 1))
+    monkeypatch.setattr(qemu_img, "BOUNDS", Bounds(1 << 30, 1))
     false_qemu_img("import os\nwhile True: os.write(1, b'[' * 65536)")
     with pytest.raises(ShimError):
         store.fetch(web.serve("/x.img", bytes(1024)), None, NEVER)
@@ -247,7 +247,7 @@ def test_what_qemu_img_says_without_end_is_read_up_to_a_limit(web, store, false_
     ids=["time", "memory"],
 )
 def test_a_limit_met_while_unpacking_is_named(web, store, false_tar_reader, monkeypatch, code: str, words: str) -> None:
-    monkeypatch.setattr(layer_child, "_LEAST_CPU_SECONDS", -1)  # and 2 s for 64 MiB
+    monkeypatch.setattr(layer_child, "LEAST_CPU_SECONDS", -1)  # and 2 s for 64 MiB
     false_tar_reader(f"{code}\nTarStream.__init__ = _taken")
     with pytest.raises(InvalidRequest, match=words):
         pulled_from_a_registry(web, store)
@@ -314,7 +314,7 @@ def test_a_child_ends_when_virtshim_is_killed() -> None:
 
 @pytest.mark.parametrize("user", ["root", "nobody-of-this-name"])
 def test_nothing_is_read_without_an_unprivileged_user(web, tmp_path: Path, user: str) -> None:
-    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(parser_user=user))
+    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(insecure_registries=LOOPBACK, parser_user=user))
     for name in (web.serve("/x.img", bytes(1024)), FakeRegistry(web).push("a/b", {"disk/a.img": bytes(1024)})):
         with pytest.raises(InternalError, match=r"images\.parser_user"):
             store.fetch(name, None, NEVER)

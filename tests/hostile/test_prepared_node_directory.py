@@ -37,7 +37,6 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         raise WouldServe
 
     monkeypatch.setattr(up_module, "tapmanager_daemon", serve)
-    monkeypatch.setattr(up_module, "_routes", list)  # those of other nodes on this machine do not matter
     with tempfile.TemporaryDirectory(prefix="h-") as directory:
         os.chmod(directory, 0o1777)
         yield Path(directory)
@@ -63,7 +62,8 @@ def everything_below(path: Path) -> dict[str, str]:
 
 
 def up(directory: Path | str) -> None:
-    up_command(NodeOptions(str(directory), domain_type="qemu"))
+    # Of networks for benchmarks: no other node on this machine has it.
+    up_command(NodeOptions(str(directory), domain_type="qemu", pod_cidr="198.18.77.0/24"))
 
 
 def down(directory: Path | str) -> None:
@@ -208,11 +208,8 @@ def test_a_fifo_or_a_strangers_file_is_no_lock(place: Path) -> None:
             lock_file(str(place / name))
 
 
-def test_down_signals_nobody_whose_number_somebody_wrote_into_a_lock(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_down_signals_nobody_whose_number_somebody_wrote_into_a_lock(place: Path) -> None:
     """The lock is held, by one process, and names another."""
-    monkeypatch.setattr("virtshim.cli.down._STOP_LIMIT", 0.2)
     node = NodeDir.of(str(own(place / "n")))
     own(Path(node.run))
     Path(node.config_file).write_text("")
@@ -225,7 +222,7 @@ def test_down_signals_nobody_whose_number_somebody_wrote_into_a_lock(
             fcntl.flock(held, fcntl.LOCK_EX)
             assert lock_holder(node.lock) == 0
             with pytest.raises(ShimError, match="already running"):
-                down(node.path)
+                down_command(node.path, everything=True, stop_limit=0.2)
         victim.communicate(b"\n", timeout=30)
         assert victim.returncode == 0, "it was not told to end"
     finally:

@@ -51,7 +51,8 @@ class Story:
     def set_up(self) -> None:
         """virtshim setup, virtshim check"""
         # The image is served on loopback.
-        self._do("printf '[images]\\ndownload_protocol = \"http\"\\n' > /etc/virtshim/config.toml.d/test.toml")
+        settings = '[images]\\ndownload_protocol = "http"\\ninsecure_registries = ["127.0.0.1"]\\n'
+        self._do(f"printf '{settings}' > /etc/virtshim/config.toml.d/test.toml")
         self._say(self._do("virtshim setup", _LONG))
         for unit in SERVED:
             self._is(f"systemctl is-active {unit}", "active")

@@ -1,5 +1,7 @@
 """What the policy tests look at: the project's own files, and a way to run its tools on them."""
 
+import ast
+import functools
 import os
 import subprocess
 import sys
@@ -42,12 +44,21 @@ class Project:
             if path.suffix == ".py" and not path.name.endswith(GENERATED):
                 yield path
 
+    def tree(self, path: Path) -> ast.Module:
+        """What a Python file says; nobody changes it. Each file is parsed once."""
+        return _parsed(path)
+
     def check(self, tool: Sequence[str]) -> None:
         """Run a tool of this environment in the root; its output is the failure."""
         command = [sys.executable, "-m", *tool[1:]] if tool[0] == "-m" else [_script(tool[0]), *tool[1:]]
         done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False, timeout=280)
         if done.returncode != 0:
             pytest.fail(f"{' '.join(tool)}\n{done.stdout}{done.stderr}", pytrace=False)
+
+
+@functools.cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
 
 
 def _script(name: str) -> str:

@@ -32,7 +32,7 @@ def texts(project: Any) -> Iterator[tuple[str, str]]:
         name = project.name(path)
         if name.startswith(OF_A_PAGE):
             continue
-        tree = ast.parse(path.read_text())
+        tree = project.tree(path)
         alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:

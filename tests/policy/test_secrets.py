@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
+import logging
 import re
 from typing import Any
 
+import pytest
+import structlog
+
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.image import Credentials
-from virtshim.logsetup import _plain
+from virtshim.logsetup import set_up_logging
 
 # Fields that hold, or may hold, what nobody else is to know.
 SECRET = re.compile(
@@ -35,10 +40,17 @@ def test_no_record_shows_a_secret_when_it_is_printed(project: Any) -> None:
     assert hidden > 5
 
 
-def test_registry_logins_and_requests_are_hidden_whole() -> None:
+def test_registry_logins_and_requests_are_hidden_whole(capsys: pytest.CaptureFixture[str]) -> None:
     assert "hunter2" not in repr(Credentials(username="me", password="hunter2"))
     request = pb.PullImageRequest(auth=pb.AuthConfig(password="hunter2"))
-    assert _plain({"request": request, "list": [request]}, 5) == {
-        "request": "<PullImageRequest>",
-        "list": ["<PullImageRequest>"],
-    }
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        set_up_logging("info", "json")
+        structlog.get_logger("any").info("asked", request=request, all=[request])
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        structlog.reset_defaults()
+    told = json.loads(capsys.readouterr().err)
+    assert (told["request"], told["all"]) == ("<PullImageRequest>", ["<PullImageRequest>"])

@@ -2,12 +2,11 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-MODULE_LINES = 400
+MODULE_LINES = 600
 FUNCTION_LINES = 60
 PUBLIC_METHODS = 10
 
@@ -16,11 +15,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @pytest.fixture(scope="session")
 def trees(project: Any) -> dict[str, ast.Module]:
-    return {project.name(path): parsed(path) for path in project.modules()}
-
-
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), filename=str(path))
+    return {project.name(path): project.tree(path) for path in project.modules()}
 
 
 def named(tree: ast.Module, kinds: Any) -> Iterator[Any]:
@@ -52,7 +47,7 @@ def answers_a_generated_service(node: ast.ClassDef) -> bool:
     return any(ast.unparse(base).endswith(("Servicer", "ServicerPart")) for base in node.bases)
 
 
-def test_no_module_is_longer_than_400_lines(project: Any) -> None:
+def test_no_module_is_longer_than_its_limit(project: Any) -> None:
     lengths = {project.name(path): len(path.read_text().splitlines()) for path in project.modules()}
     assert {name: length for name, length in lengths.items() if length > MODULE_LINES} == {}
 

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from fakes.examples import examples
 from fakes.journal import Crash, When
 from fakes.world import World, container_config
 from hypothesis import HealthCheck, given, settings
@@ -106,7 +107,7 @@ STEPS = ("create", "start", "stop", "exit", "remove", "stop_pod", "remove_pod", 
 STEP = st.tuples(st.sampled_from((*STEPS, "create", "create", "start", "start")), st.integers(0, 11), st.integers(0, 2))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEP, max_size=25))
 def test_no_two_running_vms_ever_have_one_device(steps: list[tuple[str, int, int]]) -> None:
     node = Node()

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 from fakes.cri import served
+from fakes.examples import examples
 from fakes.world import IMAGE, Outside
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -233,7 +234,7 @@ STEPS = [
         st.tuples(st.sampled_from(STEPS), st.integers(0, 11), st.booleans(), st.booleans()), min_size=30, max_size=60
     )
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_sequence_of_calls_does_what_the_model_says(steps: list[Any]) -> None:
     node = Node()
     try:

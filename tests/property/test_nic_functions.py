@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from fakes.examples import examples
 from fakes.netcard import FRESH, VFS, FakeNetCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,7 +47,7 @@ def made(root: str, owned: VfSettings, dropped: dict[str, Any]) -> tuple[FakeNet
     return card, functions, NicFunction("net1", VFS[1], "iavf", MAC, 1500, (), (), (), owned)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     owned=SETTINGS,
     dropped=DROPPED,
@@ -91,7 +92,7 @@ def assert_holds(now: VfSettings, owned: VfSettings) -> None:
     assert owned.trust or not now.trust
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(owned=SETTINGS)
 def test_at_a_card_that_forgets_nothing_the_mac_alone_is_set(owned: VfSettings) -> None:
     with tempfile.TemporaryDirectory() as root:

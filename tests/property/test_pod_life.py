@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from fakes.examples import examples
 from fakes.journal import Crash, When
 from fakes.world import IMAGE, World, container_config, sandbox_config
 from hypothesis import HealthCheck, settings
@@ -188,6 +189,6 @@ class PodLife(RuleBasedStateMachine):
 
 
 PodLife.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestAnyOrderOfCalls = PodLife.TestCase

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from fakes.cri import Client, container, pod, served
+from fakes.examples import examples
 from fakes.world import IMAGE, World
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -145,7 +146,7 @@ def real_ids(world: World) -> tuple[list[str], list[str]]:
     )
 
 
-BOUNDED = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+BOUNDED = settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
 @pytest.mark.parametrize("rpc", sorted(set(RPCS) - {"GetContainerEvents"}))  # whose request is empty and answer endless
@@ -181,7 +182,7 @@ def test_a_good_request_with_one_random_part_is_answered_or_refused(node: tuple[
     count = iter(range(1_000_000))
 
     @given(st.data())
-    @settings(BOUNDED, max_examples=100)
+    @settings(BOUNDED, max_examples=examples(100))
     def holds(data: st.DataObject) -> None:
         world.pull()
         config = pod(f"pod-{os.getpid()}-{next(count)}")

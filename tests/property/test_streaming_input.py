@@ -6,6 +6,8 @@ import contextlib
 import struct
 import zlib
 
+from fakes.examples import examples
+from fakes.holding import bytes_held
 from fakes.spdy import Reader, Writer, control, data, plain_block
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -24,12 +26,17 @@ HEADERS = st.dictionaries(NAMES, st.text(max_size=30), max_size=5)
 STREAMS = st.integers(0, 40)
 
 
+UNFED_SERVER = bytes_held(SpdyConnection(MAX_STREAMS))
+
+
 class Fed:
     """A server that is fed, and whose invariants are looked at after each piece."""
 
     def __init__(self) -> None:
         self.server = SpdyConnection(MAX_STREAMS)
         self.open: set[int] = set()
+        # Of which one half at least is open.
+        self.known: set[int] = set()
         self.broken = False
 
     def feed(self, wire: bytes) -> None:
@@ -46,6 +53,7 @@ class Fed:
                     assert number % 2 == 1
                     assert number not in self.open
                     self.open.add(number)
+                    self.known.add(number)
                 case Received(number, piece):
                     assert number in self.open
                     assert piece
@@ -53,10 +61,11 @@ class Fed:
                     assert number in self.open
                 case Reset(number):
                     self.open.remove(number)
-        assert len(self.server._streams) <= MAX_STREAMS
-        assert len(self.server._decoder._buffer) <= MAX_CONTROL_BYTES + 8
+        self.known = set(filter(self.server.known, self.known))
+        assert len(self.known) <= MAX_STREAMS
         # All that it answers are whole frames, about as many as came in.
         answers = self.server.output()
+        assert bytes_held(self.server) <= UNFED_SERVER + MAX_CONTROL_BYTES + 8
         assert len(answers) <= 64 + 2 * len(wire)
         assert sum(1 for _ in Reader().feed(answers)) <= 2 + len(wire)
 
@@ -67,7 +76,7 @@ def in_pieces(wire: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(st.binary(max_size=2000), st.lists(st.integers(0, 2000), max_size=5))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_random_bytes(wire, cuts):
     fed = Fed()
     for piece in in_pieces(wire, cuts):
@@ -87,7 +96,7 @@ random_data = st.builds(
 
 
 @given(st.lists(random_control | random_data, max_size=20), st.lists(st.integers(0, 4000), max_size=5))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_random_frames(frames, cuts):
     fed = Fed()
     for piece in in_pieces(b"".join(frames), cuts):
@@ -126,7 +135,7 @@ def wire_of(client: Writer, step: tuple, number: int) -> bytes:
 
 
 @given(steps)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_any_sequence_of_what_clients_and_we_do(sequence):
     fed, client, number = Fed(), Writer(), -1
     for step in sequence:
@@ -158,7 +167,7 @@ SESSION = valid_session()
 
 
 @given(st.lists(st.tuples(st.integers(0, len(SESSION) - 1), st.integers(0, 255)), min_size=1, max_size=6))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_a_valid_session_with_some_bytes_changed(changes):
     wire = bytearray(SESSION)
     for at, value in changes:
@@ -167,7 +176,7 @@ def test_a_valid_session_with_some_bytes_changed(changes):
 
 
 @given(st.integers(0, 1 << 21), st.integers(0, 255))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @example(1 << 20, 0)
 @example((1 << 20) - 20, 65)
 def test_header_blocks_of_any_size_and_content(size, filler):
@@ -199,10 +208,11 @@ def test_channel_messages_say_the_same_however_they_are_cut(payload, cuts, in_ba
 @given(st.lists(st.tuples(st.binary(max_size=50), st.booleans(), st.booleans()), max_size=10), st.booleans())
 def test_random_channel_messages(fragments, in_base64):
     reader = ChannelReader(in_base64=in_base64)
+    unfed = bytes_held(reader)
     with contextlib.suppress(BadMessage):
         for payload, starts, ends in fragments:
             reader.feed(Fragment(payload, starts, ends))
-            assert len(reader._carry) < 4
+            assert bytes_held(reader) - unfed < 4
 
 
 @given(
@@ -210,6 +220,7 @@ def test_random_channel_messages(fragments, in_base64):
 )
 def test_random_terminal_sizes(pieces):
     reader = SizeReader()
+    unfed = bytes_held(reader)
     for piece in pieces:
         reader.feed(piece)
-        assert len(reader._text) <= 4096
+        assert bytes_held(reader) - unfed <= 4096

@@ -67,3 +67,15 @@ def test_a_lock_names_its_holder_until_it_is_closed(tmp_path: Path) -> None:
     assert caught.value.holder == lock_holder(path) == os.getpid()
     os.close(descriptor)
     os.close(lock_file(path))
+
+
+def test_a_replaced_files_name_is_on_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, fsync = [], os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", note)
+    replace_text(str(tmp_path / "file"), "text")
+    assert synced == [str(tmp_path / "file.new"), str(tmp_path)]

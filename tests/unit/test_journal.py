@@ -33,15 +33,14 @@ def _logging_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture
-def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+def received() -> Iterator[socket.socket]:
     """The journal's end."""
     directory = tempfile.mkdtemp(prefix="jn-")
     path = f"{directory}/s"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.settimeout(60)
         listening.bind(path)
-        real = journal.JournalHandler
-        monkeypatch.setattr(journal, "JournalHandler", lambda line, otherwise: real(line, otherwise, path))
+        set_up_logging("info", "journal", path)
         yield listening
     shutil.rmtree(directory)
 
@@ -60,7 +59,6 @@ def fields(data: bytes) -> dict[str, str]:
 
 
 def test_each_field_of_an_event_is_a_field_of_the_entry(received: socket.socket) -> None:
-    set_up_logging("info", "journal")
     with structlog.contextvars.bound_contextvars(pod="default/web", trace="ab"):
         structlog.get_logger("any").warning("container.exited", container="c1", code=137, ips=("10.0.0.1",))
     told = fields(received.recv(1 << 16))
@@ -76,7 +74,6 @@ def test_each_field_of_an_event_is_a_field_of_the_entry(received: socket.socket)
 
 @pytest.mark.hostile
 def test_words_of_others_make_no_field_of_their_own(received: socket.socket) -> None:
-    set_up_logging("info", "journal")
     structlog.get_logger("any").error("pull.failed", **{"error": "x\nPRIORITY=0\n_UID=0", "a=b\nc": "y"})
     told = fields(received.recv(1 << 16))
     assert told["PRIORITY"] == "3"
@@ -91,23 +88,16 @@ def test_a_value_of_several_lines_is_told_by_its_length() -> None:
 
 
 def test_what_the_journal_does_not_take_is_on_standard_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    real = journal.JournalHandler
-    monkeypatch.setattr(
-        journal, "JournalHandler", lambda line, otherwise: real(line, otherwise, str(tmp_path / "absent"))
-    )
-    set_up_logging("info", "journal")
+    set_up_logging("info", "journal", str(tmp_path / "absent"))
     structlog.get_logger("any").info("serve.stopped")
     assert "serve.stopped" in capsys.readouterr().err
 
 
-def test_standard_error_is_the_journals_only_where_systemd_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "SOCKET", str(tmp_path))
+def test_standard_error_is_the_journals_only_where_systemd_says_so(tmp_path: Path) -> None:
     with (tmp_path / "stderr").open("w") as file:
-        found = os.fstat(file.fileno())
-        assert journal.is_our_stderr({"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}, file.fileno())
-        assert not journal.is_our_stderr({"JOURNAL_STREAM": f"{found.st_dev}:1"}, file.fileno())
-        assert not journal.is_our_stderr({}, file.fileno())
+        found, its = os.fstat(file.fileno()), (file.fileno(), str(tmp_path))
+        assert journal.is_our_stderr({"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}, *its)
+        assert not journal.is_our_stderr({"JOURNAL_STREAM": f"{found.st_dev}:1"}, *its)
+        assert not journal.is_our_stderr({}, *its)

@@ -1,10 +1,8 @@
 """What reaches the log."""
 
-import contextlib
 import ipaddress
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,21 +10,7 @@ import structlog
 from grpc import _common
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim import logsetup
 from virtshim.logsetup import set_up_logging
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    for handler in set(root.handlers) - set(handlers):
-        with contextlib.suppress(OSError):  # of one that cannot be written
-            handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -110,11 +94,10 @@ def test_a_long_value_is_cut(capsys: pytest.CaptureFixture[str], form: str, valu
 
 @pytest.mark.hostile
 def test_warnings_without_end_fill_no_log_and_are_counted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = [100.0]
-    set_up_logging("info", "json")
-    monkeypatch.setattr(logsetup.time, "monotonic", lambda: now[0])
+    set_up_logging("info", "json", monotonic=lambda: now[0])
     log = structlog.get_logger("any")
     for _ in range(1000):
         log.warning("console.lost", bytes=1)

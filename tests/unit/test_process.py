@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,6 @@ def test_nothing_of_the_group_outlives_the_call(tmp_path: Path, how: str) -> Non
     script = f"sleep 600 & echo $! > {pids}; {'exit 0' if how == 'end' else 'wait'}"
     cancelled = threading.Event()
     timer = threading.Timer(0.3, cancelled.set)
-    before = time.monotonic()
     if how == "end":
         assert run(["sh", "-c", script], timeout=60).returncode == 0
     elif how == "timeout":
@@ -50,7 +48,6 @@ def test_nothing_of_the_group_outlives_the_call(tmp_path: Path, how: str) -> Non
         with pytest.raises(DeadlineExceeded, match="gave up"):
             run(["sh", "-c", script], timeout=60, cancelled=cancelled)
         timer.join()
-    assert time.monotonic() - before < 5
     wait_until(lambda: not runs(int(pids.read_text())), 5, "the child is gone")
 
 
@@ -83,8 +80,9 @@ def test_a_program_is_fed_and_listened_to_while_it_runs() -> None:
 @pytest.mark.parametrize("how", ["left", "waited for"])
 def test_a_piped_program_is_not_left_behind(how: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with piped(["sleep", "600"]) as program:
-        pid = program._child.pid
+    with piped(["sh", "-c", "echo $$; exec sleep 600"]) as program:
+        assert select.select([program.answers], [], [], 60)[0]
+        pid = int(os.read(program.answers, 100))
         if how == "waited for":
             assert program.end(0.1).returncode == -9
     assert not runs(pid)

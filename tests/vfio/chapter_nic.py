@@ -85,7 +85,8 @@ def tell(stage: Stage) -> None:
             facts["states"] = [card.state(number) for number in range(3)]
         with card.wire() as wire:
             _at_its_kernel_driver(stage, wire)
-            _at_vfio(stage, wire)
+            if stage.full:
+                _at_vfio(stage, wire)
     finally:
         card.remove_functions()
 
@@ -134,13 +135,14 @@ def _at_its_kernel_driver(stage: Stage, wire: card.Wire) -> None:
         facts["console"] = pod.run(cluster.container())
         facts["frames"] = list(wire.frames)
         facts["passed"] = passed(node)
-    with report.step("nic: daemons killed") as facts:
-        running = node.qemu_pids()
-        set_bind(node, on=False)
-        kill_daemons(node, client, "tapmanager", "virtshim")
-        facts["same"] = node.qemu_pids() == running
-        facts["states"] = [pb.ContainerState.Name(container.state) for container in client.containers()]
-        facts["state"] = card.state(0)
+    if stage.full:
+        with report.step("nic: daemons killed") as facts:
+            running = node.qemu_pids()
+            set_bind(node, on=False)
+            kill_daemons(node, client, "tapmanager", "virtshim")
+            facts["same"] = node.qemu_pids() == running
+            facts["states"] = [pb.ContainerState.Name(container.state) for container in client.containers()]
+            facts["state"] = card.state(0)
     with report.step("nic: removed") as facts:
         before = len(node.log())
         pod.remove()

@@ -37,8 +37,11 @@ def tell(stage: Stage) -> None:
         _refused(stage, one)
         _granted(stage, one, card)
         other = stage.cluster.sandbox("other")
-        _given_on(stage, one, other, card)
-        _gone(stage, other, card, stack)
+        _claimed_twice(stage, one, other, card)
+        if stage.full:
+            _given_on(stage, other, card)
+            _gone(stage, other, card, stack)
+        other.remove()
 
 
 def _refused(stage: Stage, pod: Sandbox) -> None:
@@ -64,7 +67,7 @@ def _granted(stage: Stage, pod: Sandbox, card: NetworkCard) -> None:
         facts.update(_state(card), **of_qemu(stage.node))
 
 
-def _given_on(stage: Stage, one: Sandbox, other: Sandbox, card: NetworkCard) -> None:
+def _claimed_twice(stage: Stage, one: Sandbox, other: Sandbox, card: NetworkCard) -> None:
     report, cluster = stage.report, stage.cluster
     with report.step("usb: claimed twice") as facts:
         facts.update(other.refusal(cluster.container(devices=(_stick().node,))))
@@ -73,6 +76,10 @@ def _given_on(stage: Stage, one: Sandbox, other: Sandbox, card: NetworkCard) -> 
     with report.step("usb and vdpa: removed") as facts:
         one.remove()
         facts.update(_state(card))
+
+
+def _given_on(stage: Stage, other: Sandbox, card: NetworkCard) -> None:
+    report, cluster = stage.report, stage.cluster
     with report.step("usb and vdpa: given again") as facts:
         facts["console"] = other.run(cluster.container(devices=(_stick().node, card.node)))
     with report.step("usb and vdpa: killed") as facts:
@@ -93,7 +100,6 @@ def _gone(stage: Stage, pod: Sandbox, card: NetworkCard, holds_card: ExitStack) 
         config = cluster.container(devices=(stick.node, card.node))
         facts["usb"], facts["vdpa"] = stick.node, card.node
         facts.update(pod.refusal(config, meanwhile=unplug))
-        pod.remove()
     with report.step("usb: back") as facts:
         stick.plug_in()
         wait_until(_stick_is_ready, WAIT_LIMIT, "the USB stick is ready")

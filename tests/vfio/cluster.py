@@ -20,7 +20,7 @@ from podclient import PodClient, container_config, log_lines, pod_config, wait_f
 from criproto.deviceplugin_v1beta1 import deviceplugin_pb2 as plugin_pb
 from criproto.runtime_v1 import api_pb2 as pb
 
-# What takes a second elsewhere takes ten.
+# What takes a second elsewhere takes ten. A plugin that looks at all devices each second would do nothing else.
 WAIT_LIMIT = 600.0
 MEMORY = 32 << 20
 
@@ -28,7 +28,7 @@ _PLUGIN = """
 paths.state_dir = "/var/tmp/n/state"
 [device_plugin]
 directory = "/run/device-plugins"
-interval = 1.0
+interval = 5.0
 deliver = "%s"
 """
 _RESOURCE = """

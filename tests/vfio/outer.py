@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ _MEMORY_MIB = 3072
 # With a thread for each processor, one may still look up an access in a memory map that another has just replaced, as devices
 # come and go here: "iotlb_to_section: Assertion `section_index < d->map.sections_nb' failed" (seen with QEMU 10.0.2).
 _ACCELERATOR = "tcg,thread=single"
+# They would take turns on one thread, and wait for each other.
+_PROCESSORS = 1
 _VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
 
 _SRIOV = "sriov_max_vfs=4,sriov_vq_flexible=8,sriov_vi_flexible=4,max_ioqpairs=10,msix_qsize=6"
@@ -86,7 +89,7 @@ def missing() -> str:
     if not any(map(os.path.exists, _VIRTIOFSD)):
         return "needs virtiofsd (package qemu-system-common, elsewhere virtiofsd)"
     if not (_BUILT / "inputs").exists():
-        return "needs build/vfio; run make e2e-vfio"
+        return "needs build/vfio; run make vfio-machine"
     return ""
 
 
@@ -107,27 +110,37 @@ def no_card() -> str:
     return "" if asked.stdout else "QEMU has no such card (it is older than 8.0)"
 
 
-def run_story(seconds: float) -> dict[str, dict[str, Any]]:
+def run_story(chapters: list[str], *, full: bool, seconds: float) -> dict[str, dict[str, Any]]:
     """Boots the machine and waits until it has powered itself off. What story.py reported, by step. Raises NoReport.
 
     A story that QEMU's own crash has cut off is told once more, from its beginning.
     """
+    _compile_modules()
+    wanted = f"chapters={','.join(chapters)}" + (" full" if full else "")
     try:
-        return _tell(seconds)
+        return _tell(wanted, seconds)
     except EmulatorCrashed as crash:
         print(f"THE EMULATED MACHINE CRASHED AND IS BOOTED AGAIN: {str(crash)[-2000:]}")
-        return _tell(seconds)
+        return _tell(wanted, seconds)
 
 
-def _tell(seconds: float) -> dict[str, dict[str, Any]]:
+def _compile_modules() -> None:
+    """The machine cannot write bytecode to its read-only disk: each daemon would compile all its modules there, for a minute."""
+    directories = [
+        str(PROJECT / name) for name in ("criproto", "virtshim", "tapmanager", "vmwrapper", "deploy", "tests")
+    ]
+    subprocess.run([sys.executable, "-m", "compileall", "-q", *directories], check=True)
+
+
+def _tell(wanted: str, seconds: float) -> dict[str, dict[str, Any]]:
     directory = tempfile.mkdtemp(prefix="virtshim-vfio-", dir="/var/tmp")
     try:
-        return _run(Path(directory), seconds)
+        return _run(Path(directory), wanted, seconds)
     finally:
         shutil.rmtree(directory)
 
 
-def _run(directory: Path, seconds: float) -> dict[str, dict[str, Any]]:
+def _run(directory: Path, wanted: str, seconds: float) -> dict[str, dict[str, Any]]:
     root = directory / "root"
     root.mkdir()
     for name in ("console", "report", "output"):
@@ -147,7 +160,12 @@ def _run(directory: Path, seconds: float) -> dict[str, dict[str, Any]]:
         )  # fmt: skip
         try:
             ended = subprocess.run(
-                _qemu(directory), stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=seconds, check=False
+                _qemu(directory, wanted),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                timeout=seconds,
+                check=False,
             ).returncode
         except subprocess.TimeoutExpired:
             ended = None
@@ -166,21 +184,21 @@ def _run(directory: Path, seconds: float) -> dict[str, dict[str, Any]]:
     return steps
 
 
-def _qemu(directory: Path) -> list[str]:
+def _qemu(directory: Path, wanted: str) -> list[str]:
+    """`wanted`: words for run.sh."""
     # The check counts timer interrupts while a processor spins, and an emulated one may not run meanwhile.
     words = "console=ttyS0 quiet panic=-1 intel_iommu=on mitigations=off audit=0 random.trust_cpu=on no_timer_check"
-    if chapters := os.environ.get("VFIO_CHAPTERS"):
-        words += f" chapters={chapters}"
     arguments = [
         # It never outlives the tests.
         "setpriv", "--pdeathsig", "KILL", "--",
-        *_emulator(), "-machine", "q35", "-accel", _ACCELERATOR, "-cpu", "max", "-smp", "2", "-m", str(_MEMORY_MIB),
+        *_emulator(), "-machine", "q35", "-accel", _ACCELERATOR, "-cpu", "max", "-smp", str(_PROCESSORS),
+        "-m", str(_MEMORY_MIB),
         # virtiofsd reads and writes the machine's memory.
         "-object", f"memory-backend-memfd,id=memory,size={_MEMORY_MIB}M,share=on", "-numa", "node,memdev=memory",
         "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         "-serial", f"file:{directory}/console", "-serial", f"file:{directory}/report",
         "-kernel", f"{_BUILT}/vmlinuz", "-initrd", f"{_BUILT}/initramfs",
-        "-append", f"{words} project={PROJECT}",
+        "-append", f"{words} project={PROJECT} {wanted}",
         "-chardev", f"socket,id=root,path={directory}/root.sock",
     ]  # fmt: skip
     for device in _DEVICES:

@@ -1,6 +1,6 @@
 """What happens in the machine, from the first virtual function to `virtshim down`; each step is reported as a line of JSON.
 
-    python tests/vfio/story.py REPORT [CHAPTER,...]
+    python tests/vfio/story.py REPORT CHAPTER,... [full]
 
 A fake kubelet talks to `virtshim device-plugin` and to a node's CRI socket, all over real sockets. Nothing is judged here: tests
 do that, outside. A step that fails reports `error` and ends its chapter.
@@ -32,7 +32,7 @@ from node import Node  # noqa: E402
 from podclient import PodClient  # noqa: E402
 from telling import Report, Stage  # noqa: E402
 
-# Each in a file of its own, judged by the test file of that name. Each but the last leaves no pod behind.
+# Each in a file of its own, judged by the test file of that name, and told in this order. Each but the last leaves no pod behind.
 CHAPTERS: dict[str, Callable[[Stage], None]] = {
     "nic": chapter_nic.tell,
     "usb_vdpa": chapter_usb_vdpa.tell,
@@ -51,13 +51,13 @@ unplug = %s
 """
 
 
-def tell(report: Report, chapters: list[str], stack: ExitStack) -> None:
+def tell(report: Report, chapters: list[str], stack: ExitStack, *, full: bool) -> None:
     if _VHOST in chapters:
         with suppress(Exception):  # its step has reported it
             chapter_vhost.tell(report)
-        chapters = [name for name in chapters if name != _VHOST]
-        if not chapters:
-            return
+    chapters = [name for name in CHAPTERS if name in chapters]
+    if not chapters:
+        return
     with report.step("hardware") as facts:
         hardware.make_functions()
         for address in (*hardware.VFS[:2], hardware.EDU, hardware.SHARED_EDU, hardware.faulty()):
@@ -78,7 +78,7 @@ def tell(report: Report, chapters: list[str], stack: ExitStack) -> None:
     url = stack.enter_context(serve_directory(PROJECT / "build" / "vfio"))
     with report.step("image"):
         node.make_bridge()
-        cluster = Cluster(client, f"{url.removeprefix('http://')}/devices.qcow2", node.directory)
+        cluster = Cluster(client, f"{url.removeprefix('http://')}/unplugs.qcow2", node.directory)
 
     Path("/run/device-plugins").mkdir()
     kubelet = FakeKubelet(Path("/run/device-plugins"))
@@ -86,7 +86,7 @@ def tell(report: Report, chapters: list[str], stack: ExitStack) -> None:
     stack.callback(kubelet.stop)
     books = FakePodResources()
     stack.enter_context(serving(books, "/run/pod-resources.sock"))
-    stage = Stage(report, node, client, cluster, kubelet, books)
+    stage = Stage(report, node, client, cluster, kubelet, books, full)
     for name in chapters:
         told = False
         with suppress(Exception):  # its step has reported it
@@ -107,11 +107,11 @@ def _down(node: Node, before: Snapshot, report: Report) -> None:
 
 def main() -> None:
     report = Report(sys.argv[1])
-    chapters = sys.argv[2].split(",") if len(sys.argv) > 2 else [_VHOST, *CHAPTERS]
+    chapters = sys.argv[2].split(",")
     failed = False
     with suppress(Exception), ExitStack() as stack:
         failed = True
-        tell(report, chapters, stack)
+        tell(report, chapters, stack, full="full" in sys.argv[3:])
         failed = False
     with report.step("end") as facts:
         facts["told"] = not failed

@@ -49,3 +49,5 @@ class Stage:
     cluster: Cluster
     kubelet: FakeKubelet
     books: FakePodResources
+    full: bool
+    """Also what tests marked `full` judge."""

@@ -76,6 +76,7 @@ def test_inspecting_the_pod_shows_its_nics_function_and_what_is_set_for_it(told)
     assert (function["spoofCheck"], function["linkState"]) == (True, "auto")
 
 
+@pytest.mark.full
 def test_a_vm_keeps_its_function_while_both_daemons_die_and_come_back(told):
     after = told("nic: daemons killed")
     assert after["same"], "the QEMU of before"
@@ -104,6 +105,7 @@ def test_the_plugin_found_the_function_where_it_had_put_it(told):
     assert "function.not_given_back" not in log
 
 
+@pytest.mark.full
 def test_without_devices_bind_a_function_at_its_kernel_driver_is_refused_and_keeps_it(told):
     refused = told("nic: not bound")
     assert (refused["of"], refused["code"], refused["left"]) == ("create", "FAILED_PRECONDITION", 0)
@@ -113,6 +115,7 @@ def test_without_devices_bind_a_function_at_its_kernel_driver_is_refused_and_kee
     assert refused["state"] == told("nic: no address set")["state"]
 
 
+@pytest.mark.full
 def test_a_function_at_vfio_that_a_plugin_names_and_kubelet_grants_is_attached_once(told):
     facts = told("nic: named, and granted too")
     assert len(facts["devices"]) == 2, "its group's node, and /dev/vfio/vfio"
@@ -121,6 +124,7 @@ def test_a_function_at_vfio_that_a_plugin_names_and_kubelet_grants_is_attached_o
     assert facts["frames"] == [{"source": MACS[1], "tag": 0, "words": "device guest"}]
 
 
+@pytest.mark.full
 def test_cloud_init_finds_the_nic_by_its_mac_and_gives_it_the_networks_addresses(told):
     facts = told("nic: named, and granted too")
     assert facts["ip"] == ADDRESSES[1].partition("/")[0]
@@ -128,6 +132,7 @@ def test_cloud_init_finds_the_nic_by_its_mac_and_gives_it_the_networks_addresses
     assert ADDRESSES[1] in facts["network config"]
 
 
+@pytest.mark.full
 def test_nothing_was_rebound_without_devices_bind(told):
     assert told("nic: both gone")["state"] == told("nic: functions")["states"][1]
     first, second, _ = told("nic: functions")["states"]

@@ -105,6 +105,7 @@ def test_tapmanager_takes_no_device_from_under_a_vm_whoever_asks(told):
     assert asked["drivers"] == told("passthrough")["drivers"]
 
 
+@pytest.mark.full
 def test_a_vm_keeps_its_devices_while_virtshim_dies_and_comes_back(told):
     after = told("daemon killed")
     assert after["same"], "the QEMU of before"
@@ -141,6 +142,7 @@ def test_a_group_with_a_function_at_another_driver_is_refused_before_qemu_is(tol
     assert refused["driver"] == "virtio-pci", "what was not granted keeps its driver"
 
 
+@pytest.mark.full
 def test_a_group_without_a_node_is_refused_with_what_to_do(told):
     refused, group = told("not bound"), told("hardware")["groups"][THIRD]
     assert refused["of"] == "create"
@@ -153,6 +155,7 @@ def test_a_removed_container_leaves_its_devices_free_and_as_they_were(told):
     assert removed["drivers"] == told("hardware")["drivers"]
 
 
+@pytest.mark.full
 def test_with_cdi_a_container_is_granted_names_and_no_nodes(told):
     assert told("granted by CDI")["cdi"] == [f"{NVME_RESOURCE}={FIRST}"]
     assert told("granted by CDI")["devices"] == []
@@ -164,6 +167,7 @@ def test_freed_devices_are_given_to_the_next_container(told):
     assert "controller=1" in first
 
 
+@pytest.mark.full
 def test_a_vm_that_was_killed_is_started_again_with_the_same_devices(told):
     assert (told("killed")["state"], told("killed")["reason"]) == ("CONTAINER_EXITED", "Error")
     third, first = lines(told("restarted by kubelet")["console"], "nvme")
@@ -171,6 +175,7 @@ def test_a_vm_that_was_killed_is_started_again_with_the_same_devices(told):
     assert "controller=1" in first
 
 
+@pytest.mark.full
 def test_removing_the_dead_container_takes_nothing_from_its_successor(told):
     assert told("restarted by kubelet")["drivers"][THIRD] == "vfio-pci"
     assert told("restarted by kubelet")["vfio_users"] == ["qemu-system-x86"]

@@ -34,6 +34,7 @@ def test_a_guest_lets_go_of_its_devices_before_it_is_ended(told):
     assert is_over(facts)
 
 
+@pytest.mark.full
 def test_a_guest_that_does_not_answer_is_ended_with_its_devices_when_its_time_is_over(told):
     facts = told("unplug ignored")
     assert unplugged(facts["console"]) == []
@@ -46,12 +47,14 @@ def test_a_guest_that_does_not_answer_is_ended_with_its_devices_when_its_time_is
     assert is_over(facts)
 
 
+@pytest.mark.full
 def test_a_vm_whose_end_was_begun_ends_although_virtshim_died_and_nobody_asks_again(told):
     facts = told("killed while it waits for the guest")
     assert (facts["state"], facts["code"], facts["message"]) == ("CONTAINER_EXITED", 137, "killed: no grace period")
     assert is_over(facts)
 
 
+@pytest.mark.full
 def test_the_next_container_of_the_pod_gets_the_same_devices_and_removing_the_pod_frees_them(told):
     facts = told("unplug: pod removed")
     assert {address: facts["drivers"][address] for address in AT_VFIO} == AT_VFIO
@@ -64,6 +67,7 @@ def test_a_function_is_reset_after_its_vm_and_counted(told):
     assert facts["message"] == "killed: no grace period"
 
 
+@pytest.mark.full
 def test_a_reset_that_the_kernel_refuses_is_told_to_everybody(told):
     facts = told("reset fails")
     assert facts["methods"].strip(), "it could be reset before"
@@ -75,6 +79,7 @@ def test_a_reset_that_the_kernel_refuses_is_told_to_everybody(told):
     assert facts["check"] == "no: reset failed"
 
 
+@pytest.mark.full
 def test_no_vm_gets_a_function_that_could_not_be_reset(told):
     refused = told("broken device refused")
     assert (refused["of"], refused["code"], refused["left"]) == ("create", "FAILED_PRECONDITION", 0)
@@ -82,6 +87,7 @@ def test_no_vm_gets_a_function_that_could_not_be_reset(told):
     assert f"echo 1 > /sys/bus/pci/devices/{FIRST}/reset" in refused["message"]
 
 
+@pytest.mark.full
 def test_it_is_given_again_when_a_reset_works(told):
     facts = told("healed")
     assert facts["metrics"][f"virtshim_device_broken {FIRST}"] == 0
@@ -99,6 +105,7 @@ def faulty(told) -> str:
     return before["address"]
 
 
+@pytest.mark.full
 def test_errors_that_are_not_fatal_are_told_and_counted_and_keep_the_device_healthy(told, faulty):
     facts = told("errors: nonfatal")
     assert facts["metrics"][f"virtshim_device_nonfatal_errors_total {faulty}"] >= 1
@@ -107,6 +114,7 @@ def test_errors_that_are_not_fatal_are_told_and_counted_and_keep_the_device_heal
     assert "fatal" not in facts["message"]
 
 
+@pytest.mark.full
 def test_a_fatal_error_is_told_to_kubelet_and_in_the_containers_status(told, faulty):
     facts = told("errors: fatal")
     assert facts["metrics"][f"virtshim_device_fatal_errors_total {faulty}"] == 1
@@ -114,6 +122,7 @@ def test_a_fatal_error_is_told_to_kubelet_and_in_the_containers_status(told, fau
     assert any("fatal=1" in line and faulty in line for line in facts["log"])
 
 
+@pytest.mark.full
 def test_a_reset_makes_it_fit_for_the_next_vm_and_the_error_stays_in_the_status_of_the_last(told, faulty):
     facts = told("errors: reset")
     assert f"device {faulty} has had 1 fatal PCI Express error" in facts["message"]

@@ -75,12 +75,14 @@ def test_after_the_container_the_node_has_the_stick_and_the_card_as_before(step)
     assert [removed[fact] for fact in facts] == [step("usb and vdpa: hardware")[fact] for fact in facts]
 
 
+@pytest.mark.full
 def test_freed_devices_are_given_to_the_next_container(step):
     console = step("usb and vdpa: given again")["console"]
     assert f'serial="{STICK}"' in lines(console, "usb")[0]
     assert 'heard="hello, card"' in lines(console, "virtio-net")[0]
 
 
+@pytest.mark.full
 def test_also_a_qemu_that_was_killed_leaves_the_stick_to_the_nodes_driver(step):
     killed = step("usb and vdpa: killed")
     assert (killed["usb_driver"], killed["usb_owner"]) == ("usb-storage", "0 600")
@@ -103,6 +105,7 @@ def test_what_no_container_may_have_is_refused_before_there_is_one(step, what, c
     assert words in refused["message"]
 
 
+@pytest.mark.full
 def test_devices_that_went_after_the_container_was_created_are_named_when_it_is_started(step):
     gone = step("usb and vdpa: gone")
     assert (gone["of"], gone["code"]) == ("start", "FAILED_PRECONDITION")
@@ -111,5 +114,6 @@ def test_devices_that_went_after_the_container_was_created_are_named_when_it_is_
     assert f"{gone['vdpa']} is not there" in gone["message"]
 
 
+@pytest.mark.full
 def test_a_stick_that_comes_back_is_another_device(step):
     assert step("usb: back")["usb"] != step("usb and vdpa: gone")["usb"]

@@ -85,7 +85,9 @@ class App:
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
         runtime = RuntimeServicer(self.services)  # type: ignore[abstract]
-        image = ImageServicer(self.images, self.adapters.containers_room.use, settings.cri.runtime_handlers)
+        image = ImageServicer(
+            self.images, self.adapters.containers_room.use, settings.cri.runtime_handlers, self.live.pulls
+        )
         admin = AdminServicer(self.adapters.records, self.adapters.guest_operations, self.adapters.streaming)
         return CriServer(
             settings.cri_socket,
@@ -161,7 +163,9 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     freezer = GuestFreezer(a.records, a.guest_operations, a.clock, locks)
     stop_container = _stop_container(a, exits, locks, devices, freezer)
     entrypoints = _entrypoints(live, a, stop_container, locks, guest_set_up)
-    stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, timeout, a.streaming, devices)
+    stop_sandbox = StopSandbox(
+        a.records, a.hypervisor, a.networks, stop_container, a.clock, locks, timeout, a.streaming, devices
+    )
     remove_container = RemoveContainer(
         a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.cgroups, devices, timeout, volumes
     )

@@ -23,6 +23,7 @@ class LiveSettings:
     reconcile_interval: Live[float]
     profiles: Live[Sequence[Profile]]
     commands: PodPlaces
+    pulls: PodPlaces
     pinned_images: Live[Sequence[str]]
     others: list[Callable[[Settings], None]] = field(default_factory=list)
     """Of parts that hold settings of their own."""
@@ -36,6 +37,7 @@ class LiveSettings:
             Live(settings.cri.reconcile_interval),
             Live(_profiles(settings)),
             PodPlaces(_commands(settings)),
+            PodPlaces(_pulls(settings)),
             Live(settings.images.pinned),
         )
 
@@ -46,6 +48,7 @@ class LiveSettings:
         self.reconcile_interval.now = settings.cri.reconcile_interval
         self.profiles.now = _profiles(settings)
         self.commands.allow(_commands(settings))
+        self.pulls.allow(_pulls(settings))
         self.pinned_images.now = settings.images.pinned
         for use in self.others:
             use(settings)
@@ -62,4 +65,15 @@ def _commands(settings: Settings) -> Places:
         each=settings.cri.pod_commands,
         remedy="wait for some to end, or raise cri.pod_commands",
         remedy_of_node="wait for some to end, or raise cri.max_calls",
+    )
+
+
+def _pulls(settings: Settings) -> Places:
+    return Places(
+        what="pulls under way",
+        total=settings.images.pulls,
+        each=min(settings.images.namespace_pulls, settings.images.pulls),
+        remedy="wait for some to end, or raise images.namespace_pulls",
+        remedy_of_node="wait for some to end, or raise images.pulls",
+        holder="namespace",
     )

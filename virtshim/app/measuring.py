@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from virtshim.app.assembly import App
 from virtshim.config import Metrics, Tracing
 from virtshim.primitives import observed
+
+if TYPE_CHECKING:
+    from virtshim.telemetry.sending import Sending
 
 # Seconds that a guest which is asked just now gets when the daemon stops.
 _JOIN = 3.0
@@ -56,7 +60,7 @@ def measured(app: App, settings: Metrics) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def traced(settings: Tracing) -> Iterator[None]:
+def traced(settings: Tracing, sending: Sending | None = None) -> Iterator[None]:
     """Inside the block the daemon's calls are spans."""
     if not settings.endpoint:
         yield
@@ -67,7 +71,7 @@ def traced(settings: Tracing) -> Iterator[None]:
         observed.meter().spans(result, number)
 
     with (
-        contextlib.closing(OtlpTracer("virtshim", settings.endpoint, settings.sampling, count)) as tracer,
+        contextlib.closing(OtlpTracer("virtshim", settings.endpoint, settings.sampling, count, sending)) as tracer,
         observed.traced_by(tracer),
     ):
         yield

@@ -16,6 +16,7 @@ import fcntl
 import os
 import struct
 import termios
+from collections.abc import Collection
 from typing import Final
 
 from virtshim.attach.attachments import MAX_CLIENTS, bytes_lost, input_ended, room_for_each, too_many_clients
@@ -47,6 +48,11 @@ class ConsoleAttach:
         self._sizes = sizes
         self._lines: dict[ContainerId, _Line] = {}
         self._input_over: set[ContainerId] = set()
+
+    @property
+    def connected(self) -> Collection[ContainerId]:
+        """VMs to whose console there is a connection."""
+        return self._lines.keys()
 
     async def attach(self, request: AttachStreams) -> ConsoleSession:
         """Raises Unavailable, WrongState, ResourceExhausted."""

@@ -19,8 +19,6 @@ from virtshim.cli.keeping.last_lines import LastLines
 from virtshim.cli.keeping.orphans import Orphans
 from virtshim.domain.errors import PermissionRefused, Unavailable
 
-_START_LIMIT = 120.0
-_STOP_LIMIT = 20.0
 _STOP_LIMIT_AT_START = 2.0
 
 
@@ -37,6 +35,9 @@ class Daemon:
     process: subprocess.Popen[bytes] | None = None
     said: LastLines | None = None
     """Its standard error goes through this one, if there is one."""
+    start_limit: float = 120.0
+    stop_limit: float = 20.0
+    """Seconds until it is ready, and from SIGTERM to its end."""
     _starting: _Starting | None = None
 
     def start(self, stopping: threading.Event | None = None) -> None:
@@ -49,7 +50,7 @@ class Daemon:
     def launch(self) -> None:
         """Returns at once: `is_ready` says when it serves."""
         self._over()
-        self._starting = starting = _Starting()
+        self._starting = starting = _Starting(self.start_limit)
         environment = {k: v for k, v in os.environ.items() if k not in ("WATCHDOG_USEC", "WATCHDOG_PID")}
         environment["NOTIFY_SOCKET"] = starting.address
         if self.log_file:
@@ -79,7 +80,7 @@ class Daemon:
             raise Unavailable(f"{self.name} ended with code {code} before it was ready")
         if time.monotonic() > starting.until:
             self.stop()
-            raise Unavailable(f"{self.name} was not ready within {_START_LIMIT:g} s")
+            raise Unavailable(f"{self.name} was not ready within {self.start_limit:g} s")
         return False
 
     @property
@@ -96,7 +97,7 @@ class Daemon:
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL after a while, soon if it was not serving yet: all daemons survive either."""
-        process, limit = self.process, _STOP_LIMIT if self._starting is None else _STOP_LIMIT_AT_START
+        process, limit = self.process, self.stop_limit if self._starting is None else _STOP_LIMIT_AT_START
         self._over()
         if process is None or process.poll() is not None:
             return
@@ -116,10 +117,10 @@ class Daemon:
 class _Starting:
     """The socket on which a daemon says that it is ready."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="virtshim-up-")
         self.address = f"{self._directory.name}/notify"
-        self.until = time.monotonic() + _START_LIMIT
+        self.until = time.monotonic() + limit
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.bind(self.address)
 

@@ -14,7 +14,14 @@ from virtshim import config
 from virtshim.app import assembly
 from virtshim.cli import containerd
 from virtshim.cli.daemons import need_root, shares_daemon, tapmanager_daemon
-from virtshim.cli.node_dir import NodeDir, drop_path_variables, make_directory, refuse_drop_ins, remove_unstarted
+from virtshim.cli.node_dir import (
+    NodeDir,
+    drop_path_variables,
+    make_directory,
+    refuse_drop_ins,
+    remove_part,
+    remove_unstarted,
+)
 from virtshim.cli.own_path import refuse_strangers
 from virtshim.cli.up import take_lock
 from virtshim.domain.deadline import Deadline
@@ -23,14 +30,13 @@ from virtshim.files import lock_holder
 from virtshim.logsetup import set_up_logging
 from virtshim.primitives.clock import SystemClock
 from virtshim.process import run
-from virtshim.removal import remove_tree
 
-_STOP_LIMIT = 60.0
 _POD_LIMIT = 120.0
 
 
-def down_command(directory: str, *, everything: bool) -> None:
-    """Raises ShimError if something could not be removed; what is left then is named, and the call can be repeated."""
+def down_command(directory: str, *, everything: bool, stop_limit: float = 60.0) -> None:
+    """Raises ShimError if something could not be removed; what is left then is named, and the call can be repeated.
+    `stop_limit`: seconds that a running `up` gets to end."""
     need_root()
     console = Console(stderr=True, highlight=False)
     node = NodeDir.of(directory)
@@ -46,7 +52,7 @@ def down_command(directory: str, *, everything: bool) -> None:
             return
         raise InvalidRequest(f"--dir {node.path}: no node was ever started there (config.toml is missing)")
     make_directory(node.run)
-    _stop_node(node, console)
+    _stop_node(node, console, stop_limit)
     lock = take_lock(node)
     try:
         _remove_pods(node, console)
@@ -56,22 +62,15 @@ def down_command(directory: str, *, everything: bool) -> None:
     finally:
         os.close(lock)
     for path in (node.run, node.libvirt, node.cni, node.log, os.path.dirname(node.vmwrapper)):
-        _remove(path)
+        remove_part(path)
     if everything:
-        _remove(node.path)
+        remove_part(node.path)
     console.print("down: nothing is left" + ("" if everything else f" but images and settings in {node.path}"))
 
 
-def _remove(path: str) -> None:
-    try:
-        remove_tree(*os.path.split(path))
-    except OSError as exc:
-        raise WrongState(f"{path} cannot be removed: {exc.strerror}. Repeat `virtshim down` after that") from exc
-
-
-def _stop_node(node: NodeDir, console: Console) -> None:
+def _stop_node(node: NodeDir, console: Console, limit: float) -> None:
     """Ends the `up` that holds the lock, and only that one."""
-    until = time.monotonic() + _STOP_LIMIT
+    until = time.monotonic() + limit
     signalled, clock, never = False, SystemClock(), threading.Event()
     while True:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -228,16 +228,18 @@ def version() -> None:
     print(installed("virtshim"))
 
 
-def main() -> None:
-    """Entry point. A ShimError is one line on standard error, never a traceback, and so is output that cannot be written."""
+def main(words: Sequence[str] | None = None, command: Callable[[Sequence[str]], object] = app) -> None:
+    """Entry point; the arguments are those of the process, or `words`. A ShimError is one line on standard error, never a
+    traceback, and so is output that cannot be written."""
     # The embedded libvirt driver forks to start QEMU; gRPC's own fork handlers would abort the child. grpc reads this
     # when it is first imported, which is later.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     open_closed_streams()
+    words = sys.argv[1:] if words is None else words
     try:
-        _refuse_other_bytes(sys.argv[1:])
+        _refuse_other_bytes(words)
         try:
-            app()
+            command(words)
         finally:
             write_out()
     except ShimError as exc:

@@ -27,8 +27,9 @@ from typing import Any
 
 from virtshim import config as settings_table
 from virtshim.cli.own_path import refuse_strangers
-from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.files import replace_text
+from virtshim.removal import remove_tree
 
 # Settings as the environment names them; a whole table may be given as JSON.
 _OWN_TABLES = ("PATHS", "PROXY", "SHARES", "TAPMANAGER")
@@ -174,6 +175,14 @@ def remove_unstarted(node: NodeDir) -> bool:
     return True
 
 
+def remove_part(path: str) -> None:
+    """What `up` made there; nothing that is mounted in it. Raises WrongState, which names what stands in the way."""
+    try:
+        remove_tree(*os.path.split(path))
+    except OSError as exc:
+        raise WrongState(f"{path} cannot be removed: {exc.strerror}. Repeat `virtshim down` after that") from exc
+
+
 def make_directory(path: str) -> None:
     """With all above it. Raises InvalidRequest where none can be, or where it would not be root's alone (see `own_path`)."""
     refuse_strangers(path)
@@ -258,6 +267,8 @@ def node_settings(node: NodeDir, conf_dir: str, options: NodeOptions) -> dict[st
             "cni_conf_dir": conf_dir,
         },
         "shares": {"socket": f"{node.run}/shares.sock"},
+        # Who tries a node out serves images of his own there.
+        "images": {"insecure_registries": ["127.0.0.1", "localhost"]},
         "log": {"format": "text"},
     }
     if options.with_containerd:

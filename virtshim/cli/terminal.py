@@ -44,17 +44,15 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def resizes() -> Iterator[int]:
-    """A descriptor that becomes readable with each change of the terminal's size."""
+    """A descriptor that becomes readable with each change of the terminal's size, and with any other signal: one that comes just
+    before a select() would otherwise wait for its end."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-
-    def changed(_number: int, _frame: FrameType | None) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it is readable already
-            os.write(writing, b"\0")
-
-    before = signal.signal(signal.SIGWINCH, changed)
+    before = signal.signal(signal.SIGWINCH, lambda _number, _frame: None)
+    earlier = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
         yield reading
     finally:
+        signal.set_wakeup_fd(earlier)
         signal.signal(signal.SIGWINCH, before)
         os.close(reading)
         os.close(writing)

@@ -1,6 +1,7 @@
-"""`virtshim vnc`: a VM's screen on a local port or socket, for any VNC client.
+"""`virtshim vnc`: a VM's screen on a local socket or port, for any VNC client of who started it.
 
-Each client gets a stream of its own, by the admin socket.
+Each client gets a stream of its own, by the admin socket. A screen has no password, and every local user reaches a port of
+loopback: so by default there is a Unix socket, which is the user's alone, and at a port the kernel is asked whose each client is.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ import re
 import select
 import socket
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from virtshim import tcp_peer
 from virtshim.cli import terminal
 from virtshim.cli.vm_lookup import running_vm
 from virtshim.cri.client import VmSummary, connected
@@ -30,21 +35,22 @@ _ADDRESS: Final = re.compile(r"\[?(?P<host>[0-9a-fA-F.:]+?)\]?:(?P<port>[0-9]{1,
 # Channels of the forward's one port. Each begins with the port's number, two bytes.
 _DATA, _ERROR = 0, 1
 _NUMBER: Final = 2
+_UID_DIGITS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where clients are awaited: `path` of a Unix socket, or else an address."""
+    """Where clients are awaited: an address, or else the `path` of a Unix socket, "" for one in a directory of its own."""
 
-    host: str = "127.0.0.1"
+    host: str = ""
     port: int = VNC_PORT
     path: str = ""
 
 
 def parse_listen_address(listen: str, path: str) -> ListenAddress:
     """Raises InvalidRequest. VNC has no password here, so only this machine's own people may reach it."""
-    if path:
-        return ListenAddress(path=os.path.abspath(path))
+    if path or not listen:
+        return ListenAddress(path=os.path.abspath(path) if path else "")
     found = _ADDRESS.fullmatch(listen)
     try:
         host = ipaddress.ip_address(found["host"]) if found else None
@@ -66,8 +72,7 @@ def vnc(cri_socket: str, admin: str, wanted: str, place: ListenAddress) -> None:
         vm = running_vm(wanted, node.pods(), node.vms())
         if not node.has_vnc(vm.pod):
             raise WrongState(f'{vm.name} has no screen; set the annotation {VNC_ANNOTATION}: "true" on its pod')
-    with _listener(place) as listener:
-        shown = place.path or "{}:{}".format(*listener.getsockname()[:2])
+    with listening(place) as (listener, shown):
         try:
             with terminal.ended_by_signals():
                 print(
@@ -75,18 +80,55 @@ def vnc(cri_socket: str, admin: str, wanted: str, place: ListenAddress) -> None:
                     file=sys.stderr,
                     flush=True,
                 )
-                while True:
-                    local, _ = listener.accept()
+                for local in clients(listener):
                     threading.Thread(target=_serve, args=(admin, vm, local), daemon=True).start()
         except KeyboardInterrupt:
             return
-        finally:
-            if place.path:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(place.path)
 
 
-def _listener(place: ListenAddress) -> socket.socket:
+def clients(listener: socket.socket) -> Iterator[socket.socket]:
+    """Those of root, and of who became root to start this. Others are hung up on before a byte of the screen."""
+    while True:
+        local, _ = listener.accept()
+        if local.family == socket.AF_UNIX or _user_of(local) in (0, os.getuid(), _caller()):
+            yield local
+        else:
+            local.close()
+            print("vnc: a client of another user was refused", file=sys.stderr, flush=True)
+
+
+def _user_of(local: socket.socket) -> int | None:
+    with contextlib.suppress(OSError):
+        return tcp_peer.user_of(local)
+    return None
+
+
+def _caller() -> int:
+    """Who ran sudo, else who runs this."""
+    said = os.environ.get("SUDO_UID", "")
+    is_user = said.isascii() and said.isdigit() and len(said) <= _UID_DIGITS
+    return int(said) if is_user and os.getuid() == 0 else os.getuid()
+
+
+@contextlib.contextmanager
+def listening(place: ListenAddress) -> Iterator[tuple[socket.socket, str]]:
+    """The socket, and where it is. Raises WrongState."""
+    with contextlib.ExitStack() as stack:
+        directory = ""
+        if not place.host and not place.path:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="virtshim-vnc-"))
+            place = ListenAddress(path=f"{directory}/screen.sock")
+        listener = stack.enter_context(listen_at(place))
+        if place.path:
+            stack.callback(Path(place.path).unlink, missing_ok=True)
+        if directory:  # last: until then nobody else can put a file of root's where the socket is
+            os.chown(place.path, _caller(), -1)
+            os.chown(directory, _caller(), -1)
+        yield listener, place.path or "{}:{}".format(*listener.getsockname()[:2])
+
+
+def listen_at(place: ListenAddress) -> socket.socket:
+    """Raises WrongState."""
     family = socket.AF_UNIX if place.path else socket.AF_INET6 if ":" in place.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     before = os.umask(0o177)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Final
 
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import to_proto
 from virtshim.cri.services import ServicerPart, Services
-
-# Seconds that a client that fell behind has to read what gRPC holds for it, and then why its stream ends. One that reads
-# nothing at all is cut off then: until it reads, its thread waits in the middle of a message.
-_DROP_GRACE: Final = 10.0
 
 
 class EventCalls(ServicerPart):
@@ -25,9 +20,10 @@ class EventCalls(ServicerPart):
     def GetContainerEvents(
         self, request: pb.GetEventsRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.ContainerEventResponse]:
-        """The initial metadata says that from here on nothing is missed."""
+        """The initial metadata says that from here on nothing is missed. A client that fell behind and reads nothing at all is
+        cut off after its grace: until it reads, its thread waits in the middle of a message."""
         del request
-        cut = threading.Timer(_DROP_GRACE, context.cancel)
+        cut = threading.Timer(self._broadcaster.grace, context.cancel)
         cut.daemon = True
         subscription = self._broadcaster.subscribe(on_drop=cut.start)
         try:

@@ -16,15 +16,22 @@ from virtshim.domain.errors import InvalidRequest, RegistryUnavailable, Signatur
 from virtshim.domain.image import FilesystemUsage
 from virtshim.domain.sandbox import check_handler
 from virtshim.lifecycle.images import ImageService
+from virtshim.primitives.pod_places import PodPlaces
 
 
 class ImageServicer(api_pb2_grpc.ImageServiceServicer):
     """What is not defined here answers UNIMPLEMENTED."""
 
     def __init__(
-        self, images: ImageService, containers_take: Callable[[], FilesystemUsage], handlers: Collection[str]
+        self,
+        images: ImageService,
+        containers_take: Callable[[], FilesystemUsage],
+        handlers: Collection[str],
+        pulls: PodPlaces,
     ) -> None:
+        """`pulls`: places of namespaces."""
         self._images = images
+        self._pulls = pulls
         self._containers_take = containers_take
         self._handlers = handlers
 
@@ -60,7 +67,8 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
         reference = _reference(request.image)
         credentials = to_domain.credentials(request.auth) if request.HasField("auth") else None
         try:
-            image = self._images.pull(reference, credentials, set_when_cancelled(context))
+            with self._pulls.held(request.sandbox_config.metadata.namespace):
+                image = self._images.pull(reference, credentials, set_when_cancelled(context))
         except SignatureRefused as exc:
             # kubelet tells the pod's owner by these words.
             raise SignatureRefused(f"SignatureValidationFailed: {exc}") from exc

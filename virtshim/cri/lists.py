@@ -26,9 +26,6 @@ R = TypeVar("R", bound=_Record)
 M = TypeVar("M", bound=Message)
 A = TypeVar("A", bound=Message)
 
-# Items of records that are gone stay until a list of (nearly) everything renews them; this many at most.
-_MAX: Final = 10_000
-
 # Far below the 4 MiB that gRPC clients take if nobody told them more.
 _BATCH_BYTES: Final = 1 << 20
 
@@ -36,8 +33,10 @@ _BATCH_BYTES: Final = 1 << 20
 class ItemCache(Generic[R, M]):
     """Used from any thread: at worst an item is made twice. The items are shared: never change them."""
 
-    def __init__(self, make: Callable[[R], M]) -> None:
+    def __init__(self, make: Callable[[R], M], most: int = 10_000) -> None:
+        """Items of records that are gone stay until a list of (nearly) everything renews them; no more than `most`."""
         self._make = make
+        self._most = most
         self._made: dict[str, tuple[R, M]] = {}
 
     def of(self, records: Iterable[R]) -> list[M]:
@@ -48,7 +47,7 @@ class ItemCache(Generic[R, M]):
             if found is None or found[0] is not record:
                 found = (record, self._make(record))
             wanted[record.id.value] = found
-        if 2 * len(wanted) >= len(made) or len(made) > _MAX:
+        if 2 * len(wanted) >= len(made) or len(made) > self._most:
             self._made = wanted
         else:
             made.update(wanted)

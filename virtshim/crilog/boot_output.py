@@ -11,9 +11,10 @@ from virtshim.domain.layout import Layout
 # Firmware and boot loaders write a few KiB at most; more than this, and something else runs.
 _LONGEST: Final = 64 << 10
 
-# A kernel's first words, with or without a time: Linux's own and its EFI stub's, the BSDs'.
+# A kernel's first words, with or without a time: Linux's own and its EFI stub's, the BSDs'. The guest writes what is searched:
+# no part may repeat without a bound.
 _KERNEL: Final = re.compile(
-    rb"Linux version |^\[ *\d+\.\d{6}\]|EFI stub|Copyright \(c\) \d{4}-\d{4} The .*BSD", re.MULTILINE
+    rb"Linux version |^\[ *\d+\.\d{6}\]|EFI stub|Copyright \(c\) \d{4}-\d{4} The [^\n]{0,100}?BSD", re.MULTILINE
 )
 
 

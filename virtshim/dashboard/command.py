@@ -14,6 +14,7 @@ from aiohttp import web
 
 from virtshim.dashboard.assets import assets_directory
 from virtshim.dashboard.door import Door
+from virtshim.dashboard.history import Graphs
 from virtshim.dashboard.host_facts import host_facts
 from virtshim.dashboard.listening import listening_sockets
 from virtshim.dashboard.node_calls import NodeCalls
@@ -60,11 +61,11 @@ async def _until_stopped(cri_socket: str, port: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(cri_socket: str, port: int) -> AsyncIterator[Served]:
-    """Sessions end with it."""
+async def serving(cri_socket: str, port: int, graphs: Graphs | None = None) -> AsyncIterator[Served]:
+    """Sessions end with it. `graphs`: what was seen before."""
     assets = assets_directory()
     node, sessions = NodeCalls(cri_socket), Sessions()
-    watch = NodeWatch(node, host_facts)
+    watch = NodeWatch(node, host_facts, graphs=graphs)
     place = Place.of_this_run()
     runner = web.AppRunner(
         Pages(node, watch, sessions, assets, place).application(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Sequence
 from typing import Final
 
 from virtshim.domain.errors import WrongState
@@ -12,17 +13,19 @@ from virtshim.domain.errors import WrongState
 _ADDRESSES: Final = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 # A kernel without IPv6, or a loopback without its address: nobody else has it then.
 _NOT_THERE: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
-# A free port of one address may be another's on the other.
-_TRIES: Final = 16
+# A free port of one address may be another's on the other. 0: the kernel chooses.
+_TRIED: Final = (0,) * 16
 
 
-def listening_sockets(port: int) -> list[socket.socket]:
-    """On one port; 0 takes a free one. Raises WrongState."""
-    for left in reversed(range(_TRIES)):
+def listening_sockets(port: int, tried: Sequence[int] = _TRIED) -> list[socket.socket]:
+    """On one port; 0 takes the first of those to be `tried` that is free. Raises WrongState."""
+    for left, wanted in zip(reversed(range(len(tried))), tried, strict=True):
         bound: list[socket.socket] = []
         try:
             for family, address in _ADDRESSES:
-                if (one := _listener(family, address, bound[0].getsockname()[1] if bound else port)) is not None:
+                if (
+                    one := _listener(family, address, bound[0].getsockname()[1] if bound else port or wanted)
+                ) is not None:
                     bound.append(one)
         except OSError as exc:
             for one in bound:

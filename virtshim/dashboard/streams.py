@@ -72,7 +72,7 @@ async def console(page: web.WebSocketResponse, ask: Callable[[], tuple[str, bool
             window = Window()
             await _first_of(_from_console(node, page, window), _to_console(page, node, window, takes_input))
     except ShimError as exc:
-        await _close(page, REFUSED, str(exc))
+        await close(page, REFUSED, str(exc))
 
 
 async def screen(page: web.WebSocketResponse, ask: Callable[[], str]) -> None:
@@ -82,7 +82,7 @@ async def screen(page: web.WebSocketResponse, ask: Callable[[], str]) -> None:
         async with _connected(url, FORWARD) as node:
             await _first_of(_from_screen(node, page), _to_screen(page, node))
     except ShimError as exc:
-        await _close(page, REFUSED, str(exc))
+        await close(page, REFUSED, str(exc))
 
 
 async def _from_console(node: aiohttp.ClientWebSocketResponse, page: web.WebSocketResponse, window: Window) -> None:
@@ -95,7 +95,7 @@ async def _from_console(node: aiohttp.ClientWebSocketResponse, page: web.WebSock
             window.sent(len(data))
             await window.wait()
     outcome = from_status(status) if status else Failed("the node closed the stream before its end")
-    await _close(page, ENDED, outcome.message if isinstance(outcome, Failed) else "")
+    await close(page, ENDED, outcome.message if isinstance(outcome, Failed) else "")
 
 
 async def _to_console(
@@ -141,7 +141,7 @@ async def _from_screen(node: aiohttp.ClientWebSocketResponse, page: web.WebSocke
             await page.send_bytes(data[rest:])
         if failure:
             break
-    await _close(page, REFUSED if failure else ENDED, failure.decode(errors="replace"))
+    await close(page, REFUSED if failure else ENDED, failure.decode(errors="replace"))
 
 
 async def _to_screen(page: web.WebSocketResponse, node: aiohttp.ClientWebSocketResponse) -> None:
@@ -183,7 +183,7 @@ async def _first_of(*works: Any) -> None:
             raise result
 
 
-async def _close(page: web.WebSocketResponse, code: int, why: str) -> None:
+async def close(page: web.WebSocketResponse, code: int, why: str) -> None:
     """A reason that is no UTF-8, as one cut in the middle of a letter, is no reason to a browser but a broken connection."""
     reason = why.encode(errors="replace")[:_REASON].decode(errors="ignore")
     await page.close(code=code, message=reason.encode())

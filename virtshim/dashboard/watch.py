@@ -30,8 +30,6 @@ _LOST: Final = 1.0
 # However big the node is, looking at it takes no more than a small part of its time; but one slow look makes nobody blind.
 _TIMES_AS_LONG: Final = 20.0
 _LONGEST: Final = 30.0
-# Changes come in groups.
-_GATHER: Final = 0.2
 _QUEUE: Final = 64
 
 Message = Mapping[str, Any]
@@ -75,7 +73,17 @@ def pause_after(*, connected: bool, watched: bool, busy: float) -> float:
 
 
 class NodeWatch:
-    def __init__(self, node: Node, host_facts: Callable[[], Mapping[str, object]]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        host_facts: Callable[[], Mapping[str, object]],
+        pauses: Callable[..., float] = pause_after,
+        gather: float = 0.2,
+        graphs: Graphs | None = None,
+    ) -> None:
+        """Changes come in groups: after one, so many seconds are waited to `gather` others. `graphs`: what was seen before."""
+        self._pauses = pauses
+        self._gather = gather
         self._node = node
         self._host_facts = host_facts
         self._seen: Seen | None = None
@@ -83,7 +91,7 @@ class NodeWatch:
         self._addresses: dict[tuple[str, bool], Sequence[str]] = {}
         self._told: list[dict[str, Any]] = []
         self._host: Mapping[str, object] = {}
-        self._graphs = Graphs()
+        self._graphs = graphs or Graphs()
         self._rates = Rates()
         self._timeline = Timeline()
         self._listeners: set[Listener] = set()
@@ -125,10 +133,10 @@ class NodeWatch:
                 began = time.monotonic()
                 connected = await self._look()
                 busy = time.monotonic() - began
-                pause = pause_after(connected=connected, watched=bool(self._listeners), busy=busy)
+                pause = self._pauses(connected=connected, watched=bool(self._listeners), busy=busy)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), pause)
-                    await asyncio.sleep(max(_GATHER, min(busy, pause)))
+                    await asyncio.sleep(max(self._gather, min(busy, pause)))
                 self._wake.clear()
 
     async def _look(self) -> bool:

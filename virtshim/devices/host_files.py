@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.errors import InvalidRequest, Unavailable
 
 _MAX_TEXT: Final = 1 << 20
 
@@ -50,8 +50,15 @@ def node_stat(path: str) -> NodeStat:
     return NodeStat(kind, os.major(found.st_rdev), os.minor(found.st_rdev))
 
 
+def _require_absent(path: str, exc: Exception) -> None:
+    """A driver may refuse to be read, too; of such an attribute nothing is known. Raises Unavailable."""
+    if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise Unavailable(f"{path} cannot be read now: {exc.strerror}") from exc
+
+
 class HostFiles:
-    """Paths are the host's, absolute; what is not there reads as empty."""
+    """Paths are the host's, absolute; what is not there reads as empty. What cannot be read for want of descriptors or memory
+    raises Unavailable: a device whose neighbours are not seen is not one without any."""
 
     def __init__(self, root: str = "/", node: Callable[[str], NodeStat] = node_stat) -> None:
         self._root = os.path.realpath(root)
@@ -62,17 +69,20 @@ class HostFiles:
 
     def text(self, path: str) -> str:
         """Without surrounding white space."""
-        with (
-            contextlib.suppress(OSError, ValueError),
-            open(self._below(path), encoding="utf-8", errors="replace") as file,
-        ):
-            return file.read(_MAX_TEXT).strip()
+        try:
+            with open(self._below(path), encoding="utf-8", errors="replace") as file:
+                return file.read(_MAX_TEXT).strip()
+        except (OSError, ValueError) as exc:
+            _require_absent(path, exc)
         return ""
 
     def head(self, path: str, size: int) -> bytes:
         """Its first bytes; fewer if it has no more."""
-        with contextlib.suppress(OSError, ValueError), open(self._below(path), "rb", buffering=0) as file:
-            return file.read(size)
+        try:
+            with open(self._below(path), "rb", buffering=0) as file:
+                return file.read(size)
+        except (OSError, ValueError) as exc:
+            _require_absent(path, exc)
         return b""
 
     def content(self, path: str, most: int) -> bytes:
@@ -92,8 +102,10 @@ class HostFiles:
 
     def names(self, path: str) -> list[str]:
         """Of a directory, sorted."""
-        with contextlib.suppress(OSError, ValueError):
+        try:
             return sorted(os.listdir(self._below(path)))
+        except (OSError, ValueError) as exc:
+            _require_absent(path, exc)
         return []
 
     def exists(self, path: str) -> bool:

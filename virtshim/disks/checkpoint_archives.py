@@ -32,8 +32,22 @@ _NO_CLONE: Final = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+def share_blocks(old: IO[bytes], new: IO[bytes]) -> bool:
+    """Makes the new file of the old one's blocks; false where that cannot be done. Raises OSError."""
+    try:
+        fcntl.ioctl(new, _FICLONE, old.fileno())
+    except OSError as exc:
+        if exc.errno in _NO_CLONE:
+            return False
+        raise
+    return True
+
+
 class CheckpointArchives:
-    """Stateless, thread-safe; one checkpoint of a container at a time."""
+    """Thread-safe; one checkpoint of a container at a time."""
+
+    def __init__(self, clone: Callable[[IO[bytes], IO[bytes]], bool] = share_blocks) -> None:
+        self._clone = clone
 
     def begin(self, location: str, container: ContainerId) -> str:
         _require_location(location)
@@ -49,7 +63,7 @@ class CheckpointArchives:
             open(source, "rb") as old,
             open(target, "xb", opener=_private) as new,
         ):
-            if _clone(old, new):
+            if self._clone(old, new):
                 return
             while piece := old.read(_PIECE):
                 check()
@@ -110,16 +124,6 @@ def _require_location(location: str) -> None:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
-def _clone(old: IO[bytes], new: IO[bytes]) -> bool:
-    try:
-        fcntl.ioctl(new, _FICLONE, old.fileno())
-    except OSError as exc:
-        if exc.errno in _NO_CLONE:
-            return False
-        raise
-    return True
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:

@@ -23,9 +23,13 @@ class DiskPlacesFiles:
         self._layout = layout
 
     def read(self, disk: str) -> Places:
-        with contextlib.suppress(OSError):
-            return from_bytes(self._file(disk).read_bytes()[:BYTES])
-        return Places()
+        path = self._file(disk)
+        try:
+            return from_bytes(path.read_bytes()[:BYTES])
+        except FileNotFoundError:
+            return Places()
+        except OSError as exc:  # it has some: they must not be numbered anew
+            raise InternalError(f"pod disk {disk}: its devices cannot be read from {path}: {exc.strerror}") from exc
 
     def keep(self, disk: str, places: Places) -> None:
         path = self._file(disk)
@@ -35,13 +39,15 @@ class DiskPlacesFiles:
             raise InternalError(f"pod disk {disk}: its devices cannot be noted in {path}: {exc.strerror}") from exc
 
     def firmware(self, disk: str, kind: Firmware) -> FirmwareFiles | None:
-        if not os.path.exists(kept_variables(self._layout, disk, kind)):
-            return None
-        with contextlib.suppress(OSError, ValueError):
-            path = Path(kept_firmware(self._layout, disk, kind))
+        path = Path(kept_firmware(self._layout, disk, kind))
+        try:
+            os.stat(kept_variables(self._layout, disk, kind))
             code, variables = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-            return FirmwareFiles(code, variables)
-        return None
+        except (FileNotFoundError, ValueError):
+            return None
+        except OSError as exc:
+            raise InternalError(f"pod disk {disk}: its firmware cannot be read from {path}: {exc.strerror}") from exc
+        return FirmwareFiles(code, variables)
 
     def keep_firmware(self, disk: str, kind: Firmware, files: FirmwareFiles) -> None:
         path = kept_firmware(self._layout, disk, kind)
@@ -60,19 +66,26 @@ class DiskPlacesFiles:
             raise InternalError(f"pod disk {disk}: its TPM cannot be noted in {path}: {exc}") from exc
 
     def tpm_owners(self, domain: uuid.UUID) -> frozenset[str]:
-        with contextlib.suppress(FileNotFoundError):
+        try:
             pods = os.listdir(self._layout.pod_disks)
-            return frozenset(pod for pod in pods if str(domain) in tpm_uuids(self._layout, pod))
-        return frozenset()
+        except FileNotFoundError:
+            return frozenset()
+        except OSError as exc:
+            raise InternalError(f"whose TPM VM {domain} has cannot be read: {exc.strerror}") from exc
+        return frozenset(pod for pod in pods if str(domain) in tpm_uuids(self._layout, pod))
 
     def _file(self, disk: str) -> Path:
         return Path(self._layout.pod_disk(disk)).with_suffix(".places")
 
 
 def tpm_uuids(layout: Layout, pod: str) -> list[str]:
-    """Of all the TPMs that were noted for the disks of that pod."""
+    """Of all the TPMs that were noted for the disks of that pod. Raises InternalError: what cannot be read must not be taken for
+    nobody's."""
     found = []
-    for path in Path(layout.pod_disks, pod).glob(f"*{_TPM}"):
-        with contextlib.suppress(OSError, ValueError):
-            found += [str(uuid.UUID(word)) for word in path.read_text(encoding="ascii").split()]
+    try:
+        for path in Path(layout.pod_disks, pod).glob(f"*{_TPM}"):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                found += [str(uuid.UUID(word)) for word in path.read_text(encoding="ascii").split()]
+    except OSError as exc:
+        raise InternalError(f"the TPMs of pod {pod} cannot be read: {exc.strerror}") from exc
     return found

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from virtshim.disks.disk_places import tpm_uuids
@@ -17,7 +18,7 @@ from virtshim.domain.layout import KERNELS, NVRAM, Layout, empty_disk_name
 from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
 from virtshim.files import free_bytes, space_taken, sync
-from virtshim.process import run
+from virtshim.process import Finished, run
 from virtshim.removal import remove_tree
 
 SERIAL = "root"
@@ -34,8 +35,9 @@ _POD = re.compile(r"[0-9a-f]{64}")
 class RootDiskStore:
     """Implements `virtshim.ports.disks.RootDisks`."""
 
-    def __init__(self, layout: Layout, tpm_states: str = "") -> None:
-        """`tpm_states`: the directory where libvirt keeps what TPMs remember, by UUID."""
+    def __init__(self, layout: Layout, tpm_states: str = "", run: Callable[..., Finished] = run) -> None:
+        """`tpm_states`: the directory where libvirt keeps what TPMs remember, by UUID. `run` is for qemu-img."""
+        self._run = run
         self._layout = layout
         self._tpm_states = tpm_states
         self._templates = OverlayTemplates()
@@ -121,7 +123,7 @@ class RootDiskStore:
             disk,
             str(size),
         ]
-        done = run(argv, timeout=_CREATE_TIMEOUT)
+        done = self._run(argv, timeout=_CREATE_TIMEOUT)
         if done.returncode != 0:
             raise self._failure(what, disk, done.summary())
         with contextlib.suppress(OSError):  # the next one is qemu-img's, too

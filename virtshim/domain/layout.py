@@ -1,7 +1,7 @@
 """Where everything of this node lives. Every path is computed from an id alone, so any clean-up can be repeated. No I/O.
 
 state_dir/                       survives a reboot, root only
-  state.db                       SQLite; state.db.corrupt-<time>: one that was damaged
+  state.db                       SQLite; state.db.corrupt-<time>: one that was damaged, state.db.new: made of it
   node.id                        the node's id once more
   images/                        disks by digest; searchable by the QEMU user
   containers/<id>/               root.qcow2  root.nvram  seed.iso  sysprep.iso  ignition.json  console.log (raw bytes)

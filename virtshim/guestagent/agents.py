@@ -24,7 +24,7 @@ from virtshim.guestagent.guest_info import ask_guest_info
 from virtshim.guestagent.guest_operations import AgentOperations
 from virtshim.guestagent.live_session import LiveSession
 from virtshim.guestagent.vm_workers import VmWorkers
-from virtshim.guestagent.wait import CancellableDeadline
+from virtshim.guestagent.wait import USUAL, CancellableDeadline, ExecLimits
 from virtshim.ports.streaming import StreamSession
 
 # kubectl and critest run a command right after the start: the guest gets this long to boot.
@@ -46,10 +46,12 @@ class AgentClients:
         plug: Callable[[ContainerId, int], None],
         listens: Callable[[ContainerId], bool] = lambda _container: True,
         answers: Callable[[ContainerId], None] = lambda _container: None,
+        limits: ExecLimits = USUAL,
     ) -> None:
         """`plug` brings one more serial port, by its number, into a running VM. Raises ShimError. `listens`: whether the guest
         has the agent's port open. `answers` is called, and does not wait, when an agent has answered on a new connection."""
         self._answers = answers
+        self._limits = limits
         self._layout = layout
         self._plug = plug
         self._listens = listens
@@ -155,6 +157,7 @@ class AgentClients:
                     self._layout.socket_dir(container),
                     partial(self._plug, container),
                     partial(self._answers, container),
+                    self._limits,
                 )
                 self._vms[container] = vm
             return vm

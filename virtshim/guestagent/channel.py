@@ -29,8 +29,6 @@ log = structlog.get_logger(__name__)
 
 # The commands asked here are answered at once by an agent that lives.
 _ANSWER_SECONDS = 10.0
-# An agent that was restarted while it read the request to start anew gets another one.
-_SYNC_AGAIN = 5.0
 _ID_RANGE = 1 << 30
 _RECEIVE = 65536
 # What the agent says of commands that it does not run in between freeze and thaw.
@@ -68,10 +66,13 @@ class AgentChannel:
         path: str,
         monotonic: Callable[[], float] = time.monotonic,
         answers: Callable[[], None] = lambda: None,
+        sync_again: float = 5.0,
     ) -> None:
         """`monotonic`: the clock of the guest's allowance for what it says unasked. `answers` is called whenever an agent has
-        answered on a new connection; it does not wait."""
+        answered on a new connection; it does not wait. `sync_again`: an agent that was restarted while it read the request to
+        start anew gets another one after so many seconds."""
         self._answers = answers
+        self._sync_again = sync_again
         self._path = path
         self._turns = Turns()
         self._junk = JunkBudget(path, monotonic)
@@ -143,7 +144,7 @@ class AgentChannel:
         while True:
             now = time.monotonic()
             if now >= again:
-                again = now + _SYNC_AGAIN
+                again = now + self._sync_again
                 # QEMU reads nothing before the guest has opened the port: after some minutes of asking the socket is full.
                 if _has_room(connected):
                     number = secrets.randbelow(_ID_RANGE)

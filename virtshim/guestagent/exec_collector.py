@@ -58,7 +58,7 @@ class Collector:
         self._held = 0
         self._kept = {stream: bytearray() for stream in OutStream}
         now = time.monotonic()
-        self._silence = SilenceTracker(now)
+        self._silence = SilenceTracker(now, vm.limits.silence)
         self._pace = ReadPace(now)
         self._unseen = TokenBucket(_UNSEEN, _UNSEEN, now)
 

@@ -18,11 +18,10 @@ from virtshim.domain.annotations.options import MAX_EXEC_PORTS
 from virtshim.domain.errors import ResourceExhausted, ShimError, Unavailable, WrongState
 from virtshim.domain.guest.command import exec_port
 from virtshim.guestagent.wait import CancellableDeadline
+from virtshim.primitives.threads import started
 
 log = structlog.get_logger(__name__)
 
-# A port is free again a moment after its command has ended.
-_LEASE_WAIT = 5.0
 # Ports of one command, its output and its errors; a VM with fewer ports than two sessions take keeps none.
 _KEPT = 2
 _KEPT_FROM = 6
@@ -55,11 +54,16 @@ class ExecPort:
 
 class ExecPorts:
     def __init__(
-        self, directory: str, plug: Callable[[int], None], await_ports: Callable[[Sequence[int]], Collection[int]]
+        self,
+        directory: str,
+        plug: Callable[[int], None],
+        await_ports: Callable[[Sequence[int]], Collection[int]],
+        lease_seconds: float,
     ) -> None:
         """The ports are those whose sockets are there. When they do not suffice, `plug` brings more into the VM, by number, and
         they stay; a VM without any was made so on purpose, and gets none. `await_ports` waits for some to show up in the guest,
         and tells which did. Both raise ShimError."""
+        self._lease_seconds = lease_seconds
         self._directory = directory
         self._plug = plug
         self._await_ports = await_ports
@@ -92,7 +96,7 @@ class ExecPorts:
             try:
                 while len(self._free) < wanted:
                     self._plug_more()
-                    if time.monotonic() >= max(begun + _LEASE_WAIT, self._plugging_until):
+                    if time.monotonic() >= max(begun + self._lease_seconds, self._plugging_until):
                         raise ResourceExhausted(
                             f"all {self.count - wanted + count} ports for {'sessions' if wanted > count else 'commands'} are in "
                             f"use in this virtual machine{self._refusal and f' and no more fit ({self._refusal})'}; wait for a "
@@ -114,8 +118,8 @@ class ExecPorts:
     def _plug_more(self) -> None:
         """On a thread of its own: callers may leave when their time is over, however long libvirt takes."""
         if not self._plugging and self._numbers():
-            self._plugging = True
-            threading.Thread(target=self._plug_wanted, name="exec-ports", daemon=True).start()
+            started(threading.Thread(target=self._plug_wanted, name="exec-ports", daemon=True))
+            self._plugging = True  # it takes the lock first, which is held here
 
     def _numbers(self) -> range:
         """Of the next ports to plug in: those that are wanted and to be had."""

@@ -7,15 +7,16 @@ from __future__ import annotations
 _QUIET_AFTER_EXIT = 0.5
 _LONGEST_AFTER_EXIT = 5.0
 _AFTER_TURN = 0.1
-# Silence after which the agent is asked. The beginning takes milliseconds.
+# Silence after which the agent is asked whether the command has started, which takes milliseconds.
 _CHECK_START = 1.0
-_CHECK = 5.0
 # What was on its way when the command was found gone has arrived by then.
 _LAST_BYTES = 0.5
 
 
 class SilenceTracker:
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, check_after: float) -> None:
+        """The agent is asked after so many seconds of silence."""
+        self._check_after = check_after
         self._heard = now
         self._checked = now
         self._exited: float | None = None
@@ -47,7 +48,7 @@ class SilenceTracker:
 
     def check_due(self, now: float, *, started: bool) -> bool:
         """True once for each time that the agent should be asked."""
-        limit = _CHECK if started else _CHECK_START
+        limit = self._check_after if started else _CHECK_START
         if self._gone is not None or now - max(self._heard, self._checked) < limit:
             return False
         self._checked = now

@@ -20,7 +20,7 @@ from virtshim.guestagent import entrypoint_scripts, exec_scripts
 from virtshim.guestagent.channel import AgentChannel, AgentRefused, CommandDisabled, VmEnded, mapping, whole_number
 from virtshim.guestagent.command_output import CommandOutput
 from virtshim.guestagent.exec_ports import ExecPort, ExecPorts
-from virtshim.guestagent.wait import CancellableDeadline, Turns
+from virtshim.guestagent.wait import USUAL, CancellableDeadline, ExecLimits, Turns
 
 log = structlog.get_logger(__name__)
 
@@ -107,10 +107,12 @@ class GuestVm:
         socket_directory: str,
         plug: Callable[[int], None],
         answers: Callable[[], None] = lambda: None,
+        limits: ExecLimits = USUAL,
     ) -> None:
         """`plug` brings one more serial port into the VM, by its number. Raises ShimError. `answers`: as that of the channel."""
+        self.limits = limits
         self.channel = AgentChannel(agent_socket, answers=answers)
-        self._ports = ExecPorts(socket_directory, plug, self._await_ports)
+        self._ports = ExecPorts(socket_directory, plug, self._await_ports, limits.lease)
         self._starting = Turns()
         self._swept = False
         self._ended = threading.Event()

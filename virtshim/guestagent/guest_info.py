@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from virtshim.domain.errors import ShimError
 from virtshim.domain.guest.filesystems import GuestFilesystem
 from virtshim.domain.printable import printable_text
-from virtshim.guestagent.channel import AgentChannel, AgentRefused, CommandDisabled
+from virtshim.guestagent.channel import AgentRefused, CommandDisabled
 from virtshim.guestagent.wait import CancellableDeadline
 
 ASK_FILESYSTEMS = "guest-get-fsinfo"
@@ -19,7 +19,13 @@ _MAX_ITEMS = 16
 _MAX_NUMBER = 1 << 63
 
 
-def ask_guest_info(channel: AgentChannel, deadline: CancellableDeadline) -> Mapping[str, object]:
+class Asked(Protocol):
+    """What is wanted of an `AgentChannel`."""
+
+    def ask(self, command: str, arguments: Mapping[str, Any] | None, deadline: CancellableDeadline) -> Any: ...
+
+
+def ask_guest_info(channel: Asked, deadline: CancellableDeadline) -> Mapping[str, object]:
     """One entry for each question that the agent answers in time."""
     facts: dict[str, object] = {}
     with suppress(ShimError):

@@ -43,7 +43,7 @@ class LiveSession:
         self._running = running
         self._submit = submit
         self._pending: deque[Output] = deque()
-        self._silence = SilenceTracker(time.monotonic())
+        self._silence = SilenceTracker(time.monotonic(), vm.limits.silence)
         self._pace = ReadPace(time.monotonic())
         self._pause = 0.0
         self._input_over = asyncio.Event()

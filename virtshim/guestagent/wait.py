@@ -1,4 +1,4 @@
-"""Waiting in a VM: a deadline that the caller can cancel, and turns."""
+"""Waiting in a VM: a deadline that the caller can cancel, limits, and turns."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from virtshim.domain.errors import Aborted, DeadlineExceeded
-
-# A caller that gives up is noticed within this many seconds.
-_SLICE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class CancellableDeadline:
     """`until` is a point of the monotonic clock, `cancelled` is set by a caller that has gone. `patient`: on behalf of a
-    session, which lets probes, hooks and whatever else virtshim wants of the guest go first."""
+    session, which lets probes, hooks and whatever else virtshim wants of the guest go first. Who waits looks at it every
+    `tick` seconds, and so notices a caller that gives up."""
 
     until: float
     cancelled: threading.Event = field(default_factory=threading.Event)
     patient: bool = False
+    tick: float = 0.1
 
     @classmethod
     def of(
@@ -31,7 +31,7 @@ class CancellableDeadline:
         return cls(time.monotonic() + seconds, cancelled or threading.Event(), patient)
 
     def at_most(self, seconds: float) -> CancellableDeadline:
-        return CancellableDeadline(min(self.until, time.monotonic() + seconds), self.cancelled, self.patient)
+        return replace(self, until=min(self.until, time.monotonic() + seconds))
 
     def slice(self, waiting_for: str) -> float:
         """Seconds to wait at a time. Raises DeadlineExceeded, naming what did not come, or Aborted."""
@@ -40,7 +40,20 @@ class CancellableDeadline:
         left = self.until - time.monotonic()
         if left <= 0:
             raise DeadlineExceeded(f"timed out waiting for {waiting_for}")
-        return min(left, _SLICE)
+        return min(left, self.tick)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecLimits:
+    """How long commands are waited for where no caller says it; seconds."""
+
+    lease: float = 5.0
+    """For a free port: it is free again a moment after its command has ended."""
+    silence: float = 5.0
+    """Of a command that has begun, after which the agent is asked whether it still runs."""
+
+
+USUAL: Final = ExecLimits()
 
 
 class Turns:

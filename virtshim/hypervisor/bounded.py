@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 import structlog
 
 from virtshim.domain.errors import DeadlineExceeded
+from virtshim.primitives.threads import started
 
 log = structlog.get_logger(__name__)
 
@@ -98,8 +99,7 @@ class EarlyCalls:
 
         thread = threading.Thread(target=run, name="early-call", daemon=True)
         with self._lock:
-            self._under_way[thread] = domain
-        thread.start()
+            self._under_way[started(thread)] = domain
         while not ended and not has_come_about():
             news.wait()
             news.clear()

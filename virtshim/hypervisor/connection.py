@@ -22,6 +22,7 @@ from virtshim.hypervisor.chains import open_images
 from virtshim.hypervisor.errors import code_of, message_of, talking_to_libvirt, translated
 from virtshim.hypervisor.events import start_event_loop
 from virtshim.hypervisor.file_owner import QemuIds
+from virtshim.primitives.threads import started
 
 log = structlog.get_logger(__name__)
 
@@ -67,8 +68,7 @@ class Connection:
         start_event_loop()
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._keep_open, name="libvirt-connection", daemon=True)
-                self._thread.start()
+                self._thread = started(threading.Thread(target=self._keep_open, name="libvirt-connection", daemon=True))
 
     def wait_open(self, seconds: float) -> bool:
         """True once there is a connection."""
@@ -147,7 +147,10 @@ class Connection:
             self._conn, self._trouble = conn, ""
         self._opened.set()
         for notify in self._notify:
-            notify()
+            try:
+                notify()
+            except Exception:  # the edge of a thread that must never end; the connection is good
+                log.exception("libvirt.connection.notify_crashed")
         log.info("libvirt.connection.opened", uri=self._uri)
         return True
 

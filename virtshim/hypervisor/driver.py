@@ -145,7 +145,14 @@ class LibvirtHypervisor:
             if self._state_directory:
                 take_back_vms(self._state_directory, found.ID(), found.name())
             log.info("libvirt.domain.started", name=found.name(), ms=_ms_since(began))
-            self._exits.follow(domain, found.name())
+            self._follow_exit(domain, found.name())
+
+    def _follow_exit(self, domain: uuid.UUID, name: str) -> None:
+        """It runs, and is not to fail for want of a thread or a descriptor: libvirt tells of its end, too, a little later."""
+        try:
+            self._exits.follow(domain, name)
+        except Exception as exc:  # noqa: BLE001  whatever it is, the VM is on
+            log.warning("libvirt.domain.not_followed", name=name, error=str(exc))
 
     def _create(self, domain: uuid.UUID, found: libvirt.virDomain, said: Callable[[], str]) -> None:
         try:
@@ -262,7 +269,7 @@ class LibvirtHypervisor:
             self._exits.keep([domain.uuid for domain in there])
             for domain in there:
                 if domain.state.is_on:
-                    self._exits.follow(domain.uuid, domain.name)
+                    self._follow_exit(domain.uuid, domain.name)
                     self._take_back(domain)
                     self._output.follow(domain.name, domain.uuid)
         self._events.events_were_lost()

@@ -26,14 +26,14 @@ from virtshim.hypervisor.xmltext import absolute_path
 log = structlog.get_logger(__name__)
 
 _ENDED: Final = frozenset({libvirt.VIR_ERR_OPERATION_ABORTED, libvirt.VIR_ERR_OPERATION_FAILED})
-# Seconds for a QEMU that answers its monitor at all.
-_LIMIT: Final = 10.0
 # Seconds between two tries to abort: the job may not have begun when the time is over.
 _AGAIN: Final = 0.2
 
 
 class LibvirtPausing:
-    def __init__(self, connection: Connection, profile: NodeProfile) -> None:
+    def __init__(self, connection: Connection, profile: NodeProfile, limit: float = 10.0) -> None:
+        """`limit`: seconds for a QEMU that answers its monitor at all."""
+        self._limit = limit
         self._connection = connection
         self._profile = profile
         self._pausing = BoundedCalls("pause")
@@ -54,7 +54,7 @@ class LibvirtPausing:
                 self._resume(domain)
 
         try:
-            self._pausing.call(domain, suspend, _LIMIT)
+            self._pausing.call(domain, suspend, self._limit)
         except DeadlineExceeded:
             given_up.set()
             if is_paused.is_set():  # this moment
@@ -62,7 +62,7 @@ class LibvirtPausing:
             raise
 
     def resume(self, domain: uuid.UUID) -> None:
-        self._resuming.call(domain, lambda: self._resume(domain), _LIMIT)
+        self._resuming.call(domain, lambda: self._resume(domain), self._limit)
 
     def _resume(self, domain: uuid.UUID) -> None:
         with contextlib.suppress(NotFound), self._using(domain, "resume") as (_, found):
@@ -74,7 +74,7 @@ class LibvirtPausing:
 
     def out_of_space(self, domain: uuid.UUID) -> bool:
         try:
-            errors = self._asking.call(domain, lambda: self._disk_errors(domain), _LIMIT)
+            errors = self._asking.call(domain, lambda: self._disk_errors(domain), self._limit)
         except (NotFound, WrongState):
             return False
         return bool(errors) and set(errors.values()) == {libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE}

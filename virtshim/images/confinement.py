@@ -22,7 +22,7 @@ OWN_USER: Final = "virtshim-parser"
 """Made by systemd-sysusers."""
 
 _FALLBACK: Final = "nobody"
-_ROOT = str(Path(__file__).resolve().parents[2])
+ROOT = str(Path(__file__).resolve().parents[2])
 # No site-packages, nothing from the environment: the standard library, what lies below the one directory, zlib-ng, and zstd, a
 # part of the standard library from Python 3.14 on.
 _START = (
@@ -67,11 +67,11 @@ def command(
 ) -> Sequence[str]:
     """What starts the child."""
     numbers = (user.uid, user.gid, os.getpid(), bounds.memory, bounds.cpu_seconds, descriptor, target, at)
-    return (sys.executable, "-I", "-S", "-c", _START, _ROOT, do, _packages(), *map(str, numbers))
+    return (sys.executable, "-I", "-S", "-c", _START, ROOT, do, _packages(), *map(str, numbers))
 
 
 @functools.cache
 def _packages() -> str:
     """The directory in which the child finds zlib-ng and zstd."""
     found = importlib.util.find_spec("zlib_ng")
-    return str(Path(found.origin).parents[1]) if found and found.origin else _ROOT
+    return str(Path(found.origin).parents[1]) if found and found.origin else ROOT

@@ -25,7 +25,7 @@ def dial(
     deadline = time.monotonic() + timeout
     failure: OSError = OSError(f"no address for {host}")
     found = _addresses(host, port, deadline, watch)
-    allowed = [one for one in found if forbidden is None or not forbidden.has(str(one[4][0]))]
+    allowed = [one for one in found if forbidden is None or not forbidden.has(str(one[4][0]), host, port)]
     if found and not allowed:
         raise _refusal(host)
     for family, kind, protocol, _, address in allowed:
@@ -43,7 +43,7 @@ def dial(
     raise failure
 
 
-def refuse_forbidden(host: str, timeout: float, watch: PullWatch, forbidden: ForbiddenNetworks) -> None:
+def refuse_forbidden(host: str, port: int, timeout: float, watch: PullWatch, forbidden: ForbiddenNetworks) -> None:
     """For a host that somebody else connects to (a proxy): raises InvalidRequest if any address of it is in forbidden networks. A
     name that is not known here is that one's to judge."""
     if "%" in host.partition("%25")[0]:
@@ -52,14 +52,14 @@ def refuse_forbidden(host: str, timeout: float, watch: PullWatch, forbidden: For
         found = _addresses(host.rstrip("."), 0, time.monotonic() + timeout, watch)
     except OSError:
         return
-    if any(forbidden.has(str(one[4][0])) for one in found):
+    if any(forbidden.has(str(one[4][0]), host, port) for one in found):
         raise _refusal(host)
 
 
 def _refusal(host: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{host} is at a link-local, metadata or other address from which images are not fetched on this node "
-        "(images.forbidden_networks); publish the image elsewhere"
+        f"{host} is at a loopback, link-local, metadata or other address from which images are not fetched on this node "
+        "(images.forbidden_networks; loopback: images.insecure_registries); publish the image elsewhere"
     )
 
 

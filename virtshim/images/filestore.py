@@ -63,10 +63,11 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
     """`translations_dir` and `registry_hosts_dir` "" mean none; `download_protocol` is https or http; `insecure_registries` are
-    `host[:port]`; `max_bytes` bounds a disk as published and as the guest sees it; `progress_timeout` is in seconds without a
-    byte, `min_rate` in bytes a second, `pull_timeout` in seconds in all, 0 for none; `forbidden_networks` are CIDR texts;
-    `parser_user` reads what was downloaded, "" for the default one; `policy`: what may be pulled, all if empty; `file_dirs`:
-    where file:// may point; `disk_paths`: where the disks of containerDisks are, if not below /disk."""
+    `host[:port]`, among them those on loopback that may be asked; `max_bytes` bounds a disk as published and as the guest sees
+    it; `progress_timeout` is in seconds without a byte, `min_rate` in bytes a second, `pull_timeout` in seconds in all, 0 for
+    none; `forbidden_networks` are CIDR texts; `parser_user` reads what was downloaded, "" for the default one; `policy`: what may
+    be pulled, all if empty; `file_dirs`: where file:// may point; `disk_paths`: where the disks of containerDisks are, if not
+    below /disk."""
 
     translations_dir: str = ""
     registry_hosts_dir: str = ""
@@ -107,11 +108,14 @@ class ImageFileStore:
         self._trees = Trees(self._root / "trees", self._incoming)
         self._settings = settings
         self._pulls = PullsUnderWay()
-        self._forbidden = ForbiddenNetworks(settings.forbidden_networks)
+        self._forbidden = ForbiddenNetworks(settings.forbidden_networks, settings.insecure_registries)
 
     def change(self, settings: ImageSettings) -> None:
         """From the next pull on; one that is under way may end by either."""
-        self._settings, self._forbidden = settings, ForbiddenNetworks(settings.forbidden_networks)
+        self._settings, self._forbidden = (
+            settings,
+            ForbiddenNetworks(settings.forbidden_networks, settings.insecure_registries),
+        )
 
     def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
         name = ImageName.parse(reference)
@@ -295,7 +299,7 @@ class ImageFileStore:
     ) -> Repository:
         endpoints = []
         for host in hosts_of(location.registry, self._settings.registry_hosts_dir):
-            client = clients.enter_context(HttpClient(watch, host.transport, self._forbidden))
+            client = clients.enter_context(HttpClient(watch, host.transport, self._forbidden.but_not(host.url)))
             endpoints.append(Endpoint(location, host, credentials, client, self._settings.insecure_registries))
         return Repository(location, endpoints, watch)
 

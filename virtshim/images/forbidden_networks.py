@@ -1,13 +1,15 @@
 """Where images are never fetched from: who names an image would make this daemon ask there, from the node's own network. Pure.
 
-Always forbidden: a cloud's metadata service, which knows the node's credentials; what is no host of its own. More is the
-operator's to list.
+Always forbidden: a cloud's metadata service, which knows the node's credentials; what is no host of its own. The node itself,
+where daemons listen that trust whoever reaches them, is forbidden unless the operator lists the server. More networks are the
+operator's to forbid.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -27,6 +29,8 @@ _ALWAYS = (
     "255.255.255.255/32",
 )
 
+_LOOPBACK = tuple(map(ipaddress.ip_network, ("127.0.0.0/8", "::1/128")))
+
 # Prefixes of IPv6 addresses that end in the IPv4 address which is meant: IPv4-compatible ones, NAT64.
 _WITH_IPV4_AT_THEIR_END = tuple(
     map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"))
@@ -36,15 +40,37 @@ _ISATAP = frozenset({0x00005EFE, 0x02005EFE})
 
 
 class ForbiddenNetworks:
-    """`networks`: CIDR texts, more of them."""
+    """`networks`: CIDR texts, more of them. `here`: servers on loopback that may be asked, `host[:port]` as images' names have
+    them; one without a port is all ports of that host."""
 
-    def __init__(self, networks: Sequence[str] = ()) -> None:
+    def __init__(self, networks: Sequence[str] = (), here: Sequence[str] = ()) -> None:
+        self._texts = tuple(networks)
         self._networks: list[_Network] = [ipaddress.ip_network(text) for text in (*_ALWAYS, *networks)]
+        self._here = frozenset(text.lower() for text in here)
 
-    def has(self, address: str) -> bool:
-        """`address` as getaddrinfo gives it, in whatever spelling of IPv4 within IPv6."""
-        meant = ipaddress.ip_address(address.partition("%")[0])
-        return any(one in network for one in _meanings(meant) for network in self._networks if _same(one, network))
+    def but_not(self, url: str) -> ForbiddenNetworks:
+        """A mirror's that the operator named, and often it is on the node itself: its server may be asked. "" is none."""
+        parts = urlsplit(url)
+        if not parts.hostname:
+            return self
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return ForbiddenNetworks(self._texts, (*self._here, f"{_authority(parts.hostname)}:{port}"))
+
+    def has(self, address: str, host: str = "", port: int = 0) -> bool:
+        """`address` as getaddrinfo gives it, in whatever spelling of IPv4 within IPv6, of the server `host` at `port`."""
+        meanings = list(_meanings(ipaddress.ip_address(address.partition("%")[0])))
+        if _any_in(meanings, self._networks):
+            return True
+        return _any_in(meanings, _LOOPBACK) and self._here.isdisjoint((_authority(host), f"{_authority(host)}:{port}"))
+
+
+def _authority(host: str) -> str:
+    host = host.strip("[]").rstrip(".").lower()
+    return f"[{host}]" if ":" in host else host
+
+
+def _any_in(addresses: Sequence[_Address], networks: Sequence[_Network]) -> bool:
+    return any(one in network for one in addresses for network in networks if _same(one, network))
 
 
 def _same(one: _Address, network: _Network) -> bool:

@@ -203,7 +203,9 @@ class HttpClient:
         """One pool a thread, proxy and scheme; a context with the system's CAs takes milliseconds, so plain HTTP makes none."""
         proxy = self._transport.proxy or _environment_proxy(url)
         if proxy:  # it connects; that the proxy itself may be asked is the operator's word
-            refuse_forbidden(urlsplit(url).hostname or "", CONNECT_TIMEOUT, self.watch, self._forbidden)
+            parts = urlsplit(url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            refuse_forbidden(parts.hostname or "", port, CONNECT_TIMEOUT, self.watch, self._forbidden)
         tls = url.startswith("https://") or proxy.startswith("https://")
         key = (threading.get_ident(), tls, proxy)
         if key not in self._pools:
@@ -328,8 +330,9 @@ def _environment_proxy(url: str) -> str:
 
 
 def _next_url(url: str, location: str) -> str:
-    following = urljoin(url, location)
+    following = ""
     try:
+        following = urljoin(url, location)
         parts = urlsplit(following)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:

@@ -25,7 +25,7 @@ from virtshim.images.trees.writer import TreeWriter
 from virtshim.process import Finished, Piped, piped
 
 _MEMORY = 512 << 20
-_LEAST_CPU_SECONDS = 60
+LEAST_CPU_SECONDS = 60
 # Slower than any node unpacks and digests.
 _BYTES_A_CPU_SECOND = 32 << 20
 
@@ -63,7 +63,7 @@ class Unpacking:
     def bounds(self, packed: int | None) -> Bounds:
         """For layers of so many bytes in all, as they are downloaded; None: nobody says."""
         plain = self.max_bytes if packed is None else min(self.max_bytes, max(ALWAYS, RATIO * packed))
-        return Bounds(_MEMORY, _LEAST_CPU_SECONDS + plain // _BYTES_A_CPU_SECOND)
+        return Bounds(_MEMORY, LEAST_CPU_SECONDS + plain // _BYTES_A_CPU_SECOND)
 
     def run(
         self,

@@ -92,9 +92,15 @@ def download(
         if not written.size and not arriving.is_empty:
             for _ in range(NO_DISK_BYTES // _PIECE):  # holes
                 written.write(bytes(_PIECE))
-    # Packed in whatever way, and wherever the disk is among them, layers of one config are the same files.
-    ids = (_id(manifest.config, place), _whole(arriving, image), tree_of(f"config {manifest.config.digest}"))
+    ids = (_id(manifest.config, place), _whole(arriving, image), _files_of(manifest))
     return Pulled(content, stored, listed, said, *ids, has_disk=has_disk)
+
+
+def _files_of(manifest: Manifest) -> ImageDigest:
+    """By what was digested here. The child alone knows that layers are those of a config, and layers may have taken it over.
+    So layers that are packed in another way are other files."""
+    layers = " ".join(layer.digest for layer in manifest.layers)
+    return tree_of(f"config {manifest.config.digest} layers {layers}")
 
 
 def _whole(arriving: ArrivingBoot, image: str) -> Sequence[tuple[BootFile, Path]]:

@@ -16,7 +16,7 @@ from virtshim.images.verify import judge_info, parse_info
 from virtshim.process import Finished, run
 
 # Reading a header takes milliseconds and a few megabytes; what takes more was made to.
-_BOUNDS = Bounds(memory=1 << 30, cpu_seconds=20)
+BOUNDS = Bounds(memory=1 << 30, cpu_seconds=20)
 _TIMEOUT = 60.0
 _MAX_OUTPUT = 1 << 16
 # The slowest device gets the largest image in that time; kubelet's repeated calls join the first meanwhile.
@@ -67,7 +67,7 @@ def _judged(path: str, user: Account, cancelled: threading.Event | None) -> Fini
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         return run(
-            command("judge", user, _BOUNDS, descriptor),
+            command("judge", user, BOUNDS, descriptor),
             name="qemu-img",
             timeout=_TIMEOUT,
             pass_fds=(descriptor,),
@@ -96,10 +96,10 @@ def _failure(done: Finished, image: str) -> InternalError | InvalidRequest:
         return InternalError(f"image {image!r}: qemu-img was killed by signal 9 (no memory left?); pull it again")
     if done.returncode == -signal.SIGXCPU:
         return InvalidRequest(
-            f"image {image!r} cannot be read by qemu-img in {_BOUNDS.cpu_seconds} s of processor time, the limit; "
+            f"image {image!r} cannot be read by qemu-img in {BOUNDS.cpu_seconds} s of processor time, the limit; "
             "convert it with qemu-img convert -O qcow2"
         )
     words = _PATH.sub("it", done.summary())
     if done.returncode < 0:
-        words += f"; it may use {_BOUNDS.memory >> 20} MiB of memory"
+        words += f"; it may use {BOUNDS.memory >> 20} MiB of memory"
     return InvalidRequest(f"image {image!r} cannot be read by qemu-img: {words}; repair it or publish it again")

@@ -8,9 +8,13 @@ import socket
 import ssl
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from virtshim.kubeapi.kubeconfig import Access
+
+# As socket.getaddrinfo.
+Resolve: TypeAlias = Callable[..., list[Any]]
 
 
 class BoundedSocket(ssl.SSLSocket):
@@ -27,10 +31,10 @@ class BoundedSocket(ssl.SSLSocket):
         return super().send(data, flags)
 
 
-def connected(access: Access, until: float) -> ssl.SSLSocket:
+def connected(access: Access, until: float, resolve: Resolve) -> ssl.SSLSocket:
     """Whose server has shown who it is, if it must. Raises OSError, of which TimeoutError after `until`; ValueError."""
     failure = OSError(f"no address for {access.host}")
-    for family, kind, protocol, _, address in _addresses(access.host, access.port, until):
+    for family, kind, protocol, _, address in _addresses(access.host, access.port, until, resolve):
         plain = socket.socket(family, kind, protocol)
         try:
             plain.settimeout(_left(until))
@@ -55,17 +59,17 @@ def connected(access: Access, until: float) -> ssl.SSLSocket:
     raise failure
 
 
-def _addresses(host: str, port: int, until: float) -> list[Any]:
+def _addresses(host: str, port: int, until: float, resolve: Resolve) -> list[Any]:
     """getaddrinfo cannot be interrupted, so a thread does it; an abandoned one ends with the resolver's own limit."""
     answer: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
 
-    def resolve() -> None:
+    def look_up() -> None:
         try:
-            answer.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            answer.put(resolve(host, port, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError) as exc:
             answer.put(exc)
 
-    threading.Thread(target=resolve, name="api-server-resolve", daemon=True).start()
+    threading.Thread(target=look_up, name="api-server-resolve", daemon=True).start()
     try:
         found = answer.get(timeout=_left(until))
     except queue.Empty:

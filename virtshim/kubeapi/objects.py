@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from virtshim.domain.errors import InvalidRequest, PermissionRefused, ShimError, Unavailable, WrongState
 from virtshim.domain.guest.data_source import Data, DataSource
-from virtshim.kubeapi.asking import Answer, get
+from virtshim.kubeapi.asking import USUAL, Answer, RequestLimits, get
 from virtshim.kubeapi.kubeconfig import access
 
 PLURAL: Final = {"secret": "secrets", "configmap": "configmaps"}
@@ -22,9 +22,10 @@ class KubeObjects:
     """Implements ClusterObjects. The kubeconfig, and the files that it names, are read each time: tokens and certificates are
     renewed beside us."""
 
-    def __init__(self, kubeconfig: str) -> None:
+    def __init__(self, kubeconfig: str, limits: RequestLimits = USUAL) -> None:
         """`kubeconfig`: "" for a node that asks no API server."""
         self._kubeconfig = kubeconfig
+        self._limits = limits
 
     def use(self, kubeconfig: str) -> None:
         self._kubeconfig = kubeconfig
@@ -38,7 +39,7 @@ class KubeObjects:
             )
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/{PLURAL[source.kind]}/{quote(source.name, safe='')}"
         try:
-            answer = get(access(kubeconfig, verified=True), path)
+            answer = get(access(kubeconfig, verified=True), path, self._limits)
         except (OSError, HTTPException, ValueError, InvalidRequest) as exc:
             why = " ".join(str(exc).split())[:300]
             raise Unavailable(f"the API server cannot be asked (kubernetes.kubeconfig {kubeconfig}): {why}") from None

@@ -123,9 +123,13 @@ class GuestFreezer:
         log.info("guest.thawed", container=container.short)
 
     def after_resume(self, container: ContainerId, *, was_paused: bool = True) -> None:
-        """Its VM goes on: its file systems shall, too, and if it stood still its clock is set. Returns at once; nothing if
-        that is under way already."""
-        self._threads.start(container, lambda: self._run(container, was_paused))
+        """Its VM goes on: its file systems shall, too, and if it stood still its clock is set. Returns at once. If that
+        is under way it is looked at again after it: what is under way may have found it held."""
+        self._threads.start(container, lambda: self._run(container, was_paused), again=True)
+
+    def is_thawing(self, container: ContainerId) -> bool:
+        """Whether that is under way, or its guest has not answered yet."""
+        return self._threads.of(container) is not None
 
     def close(self) -> None:
         """What is not done the next process does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -87,10 +88,13 @@ class ImageService:
     def _record(self, fetched: FetchedImage) -> Image:
         """A name names one image, however it is spelt: it is taken from the one that had it before, when the new one has it."""
         old = self._records.images.get(fetched.id)
-        replaced: set[ImageDigest | None] = {old.tree} if old else set()
-        if old is not None and old.digest != fetched.digest:
+        if old is not None and not _is_same(old, fetched):
             self._refuse_anothers_id(fetched)
-            replaced.add(old.digest)
+            if old.id.value != old.digest.value:
+                fetched = dataclasses.replace(fetched, id=_id_of_its_own(fetched))
+                old = self._records.images.get(fetched.id)
+        replaced: set[ImageDigest | None] = {old.digest, old.tree} if old else set()
+        if old is not None and old.digest != fetched.digest:  # a file that is this image's config
             old = None
         image = Image(
             id=fetched.id,
@@ -122,8 +126,7 @@ class ImageService:
         return dataclasses.replace(image, taken=self._files.use(*files).used_bytes + sum(boot.values()))
 
     def _refuse_anothers_id(self, fetched: FetchedImage) -> None:
-        """An OCI image's config, with the path of the disk in it, determines its disk. So one of the two is a file whose bytes
-        are the other's config, published as a disk: it never stands for that image."""
+        """A file whose bytes are an image's config, published as a disk, never stands for that image."""
         if fetched.id.value == fetched.digest.value:
             raise InvalidRequest(
                 f"the file {fetched.digest} is the configuration of an image on this node, not a disk; publish the disk"
@@ -298,6 +301,21 @@ class ImageService:
 
     def filesystem(self) -> FilesystemUsage:
         return self._files.use()
+
+
+def _is_same(known: Image, fetched: FetchedImage) -> bool:
+    """Only the child that unpacks layers compares them with their image's config. Layers may have taken it over, and a known id
+    may come with another image's content. A disk that is known by its own digest cannot: it may bring files, or none."""
+    if known.digest != fetched.digest:
+        return False
+    return fetched.id.value == fetched.digest.value or (known.tree, known.boot) == (fetched.tree, fetched.boot)
+
+
+def _id_of_its_own(fetched: FetchedImage) -> ImageId:
+    """Of what came with the id of a known image and is not that image. It replaces nothing, and nobody is kept from his own."""
+    kernels = " ".join(f"{one.path} {one.digest}" for one in fetched.boot)
+    content = f"{fetched.id} disk {fetched.digest} files {fetched.tree} boot {kernels}"
+    return ImageId(f"sha256:{hashlib.sha256(content.encode()).hexdigest()}")
 
 
 def _is_of_plain_disk(container: Container) -> bool:

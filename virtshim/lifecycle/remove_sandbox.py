@@ -40,8 +40,9 @@ class RemoveSandbox:
             sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None:
                 return
-            self._remove_disks_with_the_last(sandbox)
-            self.records.sandboxes.delete(sandbox.id)
+            with self.locks.held_for_all(pod_hash(sandbox.key)):
+                self._remove_disks_with_the_last(sandbox)
+                self.records.sandboxes.delete(sandbox.id)
             self.start_ups.forget(sandbox.id)
         for image in set(sandbox.root_disks.values()):
             self.images.collect(image)

@@ -13,6 +13,7 @@ from virtshim.domain.annotations.profiles import Profile, of_pod
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import AlreadyExists
 from virtshim.domain.ids import ImageDigest, SandboxId
+from virtshim.domain.pod_disk import pod_hash
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase, check_handler
 from virtshim.domain.sizing import may_want_queues
 from virtshim.domain.vm import DiskBus
@@ -68,8 +69,15 @@ class RunSandbox:
                     f"a sandbox for pod {key} already exists: {other.id} ({other.phase.value}); remove it first"
                 )
         deadline.check(self.clock.monotonic(), "the pod network was requested")
+        own = SandboxId(secrets.token_hex(32))
+        with self.locks.held(own), self.start_ups.phase("sandbox", own):
+            with self.locks.held_for_all(pod_hash(key)):  # from here on its record keeps the pod's disks
+                sandbox = self._recorded(own, key, config, profile)
+            return self._make(sandbox, deadline)
+
+    def _recorded(self, own: SandboxId, key: PodKey, config: SandboxConfig, profile: Mapping[str, str]) -> Sandbox:
         sandbox = Sandbox(
-            id=SandboxId(secrets.token_hex(32)),
+            id=own,
             key=key,
             config=config,
             created_at=self.stamps.next(),
@@ -78,8 +86,9 @@ class RunSandbox:
             sole_container=self._sole_container(key),
             profile=profile,
         )
-        with self.locks.held(sandbox.id), self.start_ups.phase("sandbox", sandbox.id):
-            return self._make(sandbox, deadline)
+        # Not synced, READY is: after a power cut kubelet asks for the pod again, and a network without a record is released.
+        self.records.sandboxes.add(sandbox, survives_power_cuts=False)
+        return sandbox
 
     def _root_disks(self, pod: PodKey) -> Mapping[str, ImageDigest]:
         """Those that the pod's earlier sandboxes made."""
@@ -103,9 +112,6 @@ class RunSandbox:
         """On failure nothing is left, unless undo fails too: then the row stays NOT_READY, so that kubelet's own
         StopPodSandbox and RemovePodSandbox finish the job."""
         with Rollback() as undo:
-            # Not synced, READY below is: after a power cut kubelet asks for the pod again, and a network without a record is
-            # released.
-            self.records.sandboxes.add(sandbox, survives_power_cuts=False)
             undo.add("record", lambda: self._forget(sandbox, undo))
             undo.add("network", lambda: self.networks.release(sandbox.id, self.timeout))
             config = sandbox.config

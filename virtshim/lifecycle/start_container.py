@@ -83,7 +83,9 @@ class StartContainer:
                     self.hypervisor.start(domain)
                 self.records.containers.replace(container.running(self.clock.now_ns()))
                 self.boots.began(container)
-            except ShimError as exc:
+                self.entrypoints.follow(container)
+                self.guest_set_up.follow(container)
+            except Exception as exc:  # whatever it is, no VM may be on whose record says that it was never started
                 self._failed(container, domain, exc)
                 raise
         log.info("container.started", container=container.id.short)
@@ -92,8 +94,6 @@ class StartContainer:
             self.exits.record_if_ended(container.id)
         except ShimError as exc:  # it was started, whatever became of it
             log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
-        self.entrypoints.follow(container)
-        self.guest_set_up.follow(container)
 
     def _step(self, which: observed.Step, container: Container) -> AbstractContextManager[None]:
         return self.start_ups.step(which, container.sandbox_id, container.id)
@@ -127,7 +127,7 @@ class StartContainer:
             self.hypervisor.destroy(other.domain_uuid, other.id)
         return sandbox
 
-    def _failed(self, container: Container, domain: uuid.UUID, error: ShimError) -> None:
+    def _failed(self, container: Container, domain: uuid.UUID, error: Exception) -> None:
         observed.meter().tell(observed.Exited(ExitReason.START_ERROR))
         log.warning("container.start.failed", container=container.id.short, error=str(error))
         ended = container.exited(Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error)))

@@ -94,6 +94,9 @@ class StopContainer:
             found = self._records.containers.get(container.id)
             # Of one whose record cannot be read a VM may run.
             may_run = found is not None and found.phase in (ContainerPhase.RUNNING, ContainerPhase.UNKNOWN)
+            if found is not None and found.phase is ContainerPhase.CREATED:
+                # Its start may have failed between libvirt's start and the record.
+                self._hypervisor.destroy(found.domain_uuid, found.id)
             if found is not None and grace:
                 self._note(found)
                 self._let_go_on(found.id)

@@ -13,6 +13,7 @@ from virtshim.domain.sandbox import Sandbox, SandboxPhase
 from virtshim.lifecycle.stop_container import StopContainer
 from virtshim.passthrough.assembly import DeviceServices
 from virtshim.ports.clock import Clock
+from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.network import PodNetworks
 from virtshim.ports.records import Records
 from virtshim.ports.streaming import Streaming
@@ -28,6 +29,7 @@ class StopSandbox:
     """`timeout`: seconds that CNI DEL gets even if the caller's deadline is nearer."""
 
     records: Records
+    hypervisor: Hypervisor
     networks: PodNetworks
     stop_container: StopContainer
     clock: Clock
@@ -45,6 +47,7 @@ class StopSandbox:
             if sandbox is None:
                 return
             self._kill_containers(sandbox.id)  # one that was started while we waited for the lock
+            self._end_unstarted(sandbox.id)
             if sandbox.phase is SandboxPhase.READY:
                 sandbox = sandbox.not_ready("stopped")
                 self.records.sandboxes.replace(sandbox)
@@ -66,6 +69,12 @@ class StopSandbox:
         for container in self.records.containers.all():  # at most one runs: a pod is one virtual machine
             if container.sandbox_id == sandbox and container.may_be_running:
                 self.stop_container.kill(container, "killed: its pod was stopped")
+
+    def _end_unstarted(self, sandbox: SandboxId) -> None:
+        """Their starts may have failed between libvirt's start and the record. With the lock held."""
+        for container in self.records.containers.all():
+            if container.sandbox_id == sandbox and container.phase is ContainerPhase.CREATED:
+                self.hypervisor.destroy(container.domain_uuid, container.id)
 
     def _free_devices(self, sandbox: SandboxId) -> None:
         """Of those that never ran. None of its VMs is on, and none is started any more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase
@@ -64,10 +64,21 @@ class DeviceClaims:
             self.devices.check(granted.passthrough, guest_memory=size.max_memory_bytes)
             self.resets.refuse_broken(granted)
 
-    def add(self, container: Container, sandbox: Sandbox) -> None:
-        """Writes the new container's record, and its claims with it. WrongState, naming who has it, for a device that is
-        another one's."""
-        self._make_way(container, sandbox)
+    def end_earlier(self, granted: GrantedDevices, sandbox: Sandbox) -> frozenset[ContainerId]:
+        """VMs of this sandbox's other containers that hold some of them, and are not started any more, are off; or this raises.
+        It waits for libvirt. Which containers those are."""
+        earlier = [other for other, _ in self._holders(granted.claims) if _may_give_way(other, sandbox)]
+        for other in earlier:
+            self.hypervisor.destroy(other.domain_uuid, other.id)
+        return frozenset(other.id for other in earlier)
+
+    def add(self, container: Container, ended: frozenset[ContainerId]) -> None:
+        """Writes the new container's record, and its claims with it, which are taken from those that have `ended`. WrongState,
+        naming who has it, for a device that is another one's."""
+        for other, shared in self._holders(container.claims):
+            if other.id not in ended:
+                raise self._held(other, shared)
+            self.records.containers.replace(other.with_claims(()))
         self.records.containers.add(container)
 
     def await_free(self, held: NotYetFree, left: float) -> None:
@@ -78,18 +89,11 @@ class DeviceClaims:
         except ShimError as exc:
             raise WrongState(f"{held} ({exc})") from exc
 
-    def _make_way(self, container: Container, sandbox: Sandbox) -> None:
+    def _holders(self, claims: Collection[str]) -> Iterator[tuple[Container, list[str]]]:
+        """Containers that hold some of them, with which."""
         for other in self.records.containers.all():
-            shared = set(other.claims).intersection(container.claims)
-            if not shared:
-                continue
-            # Of this sandbox, whose lock is ours: kubelet makes the next attempt of one that was never started, or whose failed
-            # start could not be undone, and leaves the row for later.
-            at_rest = other.phase in (ContainerPhase.CREATED, ContainerPhase.EXITED)
-            if other.sandbox_id != sandbox.id or not at_rest or other.owes_devices:
-                raise self._held(other, sorted(shared))
-            self.hypervisor.destroy(other.domain_uuid, other.id)  # off, or this raises
-            self.records.containers.replace(other.with_claims(()))
+            if shared := set(other.claims).intersection(claims):
+                yield other, sorted(shared)
 
     def _held(self, other: Container, claims: list[str]) -> WrongState:
         owner = self.records.sandboxes.get(other.sandbox_id)
@@ -102,6 +106,13 @@ class DeviceClaims:
             f"device, one virtual machine. {when}"
         )
         return NotYetFree(message, other.id) if other.owes_devices else WrongState(message)
+
+
+def _may_give_way(other: Container, sandbox: Sandbox) -> bool:
+    """kubelet makes the next attempt of one that was never started, or whose failed start could not be undone, and leaves the
+    row for later. Asked with the sandbox's lock held. Pure."""
+    at_rest = other.phase in (ContainerPhase.CREATED, ContainerPhase.EXITED)
+    return other.sandbox_id == sandbox.id and at_rest and not other.owes_devices
 
 
 def _joined(envs: Sequence[tuple[str, bytes]]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from virtshim.passthrough.usb_drivers import UsbReprobe
 from virtshim.ports.records import Records
 from virtshim.primitives.inflight import Inflight
 from virtshim.primitives.pod_locks import PodLocks
+from virtshim.primitives.threads import started
 
 log = structlog.get_logger(__name__)
 
@@ -61,11 +62,18 @@ class DeviceReleases:
         with self._lock:
             if self._closing or container in self._waiting or self._running.is_running(_key(container)):
                 return
+            if len(self._threads) < _MAX and not self._has_another_thread():
+                return
             self._waiting[container] = None
-            if len(self._threads) < _MAX:
-                thread = threading.Thread(target=self._work, name="device-release", daemon=True)
-                thread.start()
-                self._threads.add(thread)
+
+    def _has_another_thread(self) -> bool:
+        """The lock is held. If the system has none to give, the release is begun with the next look at all pods."""
+        try:
+            self._threads.add(started(threading.Thread(target=self._work, name="device-release", daemon=True)))
+        except RuntimeError as exc:
+            log.warning("devices.release_not_begun", error=str(exc))
+            return False
+        return True
 
     def begin_all(self) -> None:
         """Those that were not finished: virtshim was killed, or a record could not be written."""

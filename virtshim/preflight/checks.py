@@ -23,6 +23,7 @@ from virtshim.machine import systemd_runs
 from virtshim.preflight import confinement, host_facts, machine, network, parsers, runtimes, virtualization
 from virtshim.preflight.access import UserAccount
 from virtshim.preflight.finding import Finding, error
+from virtshim.preflight.machine import FreeSpace
 from virtshim.preflight.node import checks as node
 
 Check = Callable[[Settings], Sequence[Finding]]
@@ -190,9 +191,9 @@ def run_dir(settings: Settings) -> Sequence[Finding]:
     return [machine.reach("paths.run_dir", settings.paths.run_dir, way, _vm_user(settings))]
 
 
-def room(settings: Settings) -> Sequence[Finding]:
+def room(settings: Settings, of: Callable[[str], FreeSpace] = host_facts.room) -> Sequence[Finding]:
     try:
-        return [machine.room(host_facts.room(settings.paths.state_dir))]
+        return [machine.room(of(settings.paths.state_dir))]
     except OSError as exc:
         trouble = f"{settings.paths.state_dir}: {exc.strerror}"
         return [error("disk room", trouble, "correct paths.state_dir")]

@@ -10,6 +10,7 @@ from typing import Any, Final
 import structlog
 
 from virtshim.domain.ids import ContainerId
+from virtshim.primitives.threads import started
 
 # Seconds that all of them together get to end.
 _CLOSE: Final = 5.0
@@ -24,18 +25,23 @@ class ContainerThreads:
         self.closing = threading.Event()
         self._lock = threading.Lock()
         self._threads: dict[ContainerId, threading.Thread] = {}
+        self._again: dict[ContainerId, Callable[[], None]] = {}
 
-    def start(self, container: ContainerId, run: Callable[[], None], *, beside_earlier: bool = False) -> None:
-        """Nothing happens if one of that container runs, unless `beside_earlier` is set, or after `close`."""
+    def start(
+        self, container: ContainerId, run: Callable[[], None], *, beside_earlier: bool = False, again: bool = False
+    ) -> None:
+        """Nothing happens after `close`, nor if one of that container runs: unless `beside_earlier` is set, or `again`, which has
+        `run` follow it."""
         # Its lines in the log belong to the call that has begun it, but are not that call's own.
         bound = {key: value for key, value in structlog.contextvars.get_contextvars().items() if key != "rpc"}
         thread = threading.Thread(
             target=self._run, args=(container, run, bound), name=f"{self._name}-{container.short}", daemon=True
         )
         with self._lock:
-            if not self.closing.is_set() and (beside_earlier or container not in self._threads):
-                self._threads[container] = thread
-                thread.start()
+            if again and container in self._threads:
+                self._again[container] = run
+            elif not self.closing.is_set() and (beside_earlier or container not in self._threads):
+                self._threads[container] = started(thread)
 
     def of(self, container: ContainerId) -> threading.Thread | None:
         with self._lock:
@@ -51,10 +57,23 @@ class ContainerThreads:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self, container: ContainerId, run: Callable[[], None], bound: Mapping[str, Any]) -> None:
-        try:
-            with structlog.contextvars.bound_contextvars(**bound):
-                run()
-        finally:
-            with self._lock:
-                if self._threads.get(container) is threading.current_thread():
-                    del self._threads[container]
+        due: Callable[[], None] | None = run
+        while due is not None:
+            ended = False
+            try:
+                with structlog.contextvars.bound_contextvars(**bound):
+                    due()
+                ended = True
+            finally:
+                due = self._next(container, ended=ended)
+
+    def _next(self, container: ContainerId, *, ended: bool) -> Callable[[], None] | None:
+        """What was asked for meanwhile. Looked at and forgotten under one lock: who asks later starts a thread."""
+        with self._lock:
+            if self._threads.get(container) is not threading.current_thread():
+                return None
+            again = self._again.pop(container, None)
+            if again is not None and ended and not self.closing.is_set():
+                return again
+            del self._threads[container]
+            return None

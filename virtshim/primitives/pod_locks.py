@@ -1,4 +1,4 @@
-"""One lock a pod."""
+"""One lock a sandbox, and one for what all sandboxes of a pod share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PodLocks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._locks: dict[SandboxId, tuple[threading.RLock, int]] = {}
+        self._locks: dict[SandboxId | str, tuple[threading.RLock, int]] = {}
         # By who waits for a guest; of those who wait to end its VM, how many.
         self._waits: dict[SandboxId, threading.Event] = {}
         self._ends = Counter[SandboxId]()
@@ -28,6 +28,13 @@ class PodLocks:
     @contextmanager
     def held(self, sandbox: SandboxId) -> Iterator[None]:
         with self._known(sandbox) as lock, lock:
+            yield
+
+    @contextmanager
+    def held_for_all(self, pod: str) -> Iterator[None]:
+        """For all sandboxes of the pod whose `pod_hash` that is: none is recorded while its disks go. Taken after a sandbox's
+        own lock, never before, and for a moment only."""
+        with self._known(pod) as lock, lock:
             yield
 
     @contextmanager
@@ -74,16 +81,16 @@ class PodLocks:
                     self._ends[sandbox] -= 1
 
     @contextmanager
-    def _known(self, sandbox: SandboxId) -> Iterator[threading.RLock]:
+    def _known(self, whose: SandboxId | str) -> Iterator[threading.RLock]:
         with self._lock:
-            lock, users = self._locks.get(sandbox, (threading.RLock(), 0))
-            self._locks[sandbox] = (lock, users + 1)
+            lock, users = self._locks.get(whose, (threading.RLock(), 0))
+            self._locks[whose] = (lock, users + 1)
         try:
             yield lock
         finally:
             with self._lock:
-                lock, users = self._locks[sandbox]
+                lock, users = self._locks[whose]
                 if users == 1:
-                    del self._locks[sandbox]
+                    del self._locks[whose]
                 else:
-                    self._locks[sandbox] = (lock, users - 1)
+                    self._locks[whose] = (lock, users - 1)

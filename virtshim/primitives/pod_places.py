@@ -1,4 +1,5 @@
-"""So many places on a node for something that pods hold: fewer for one pod, and some kept for those that have none."""
+"""So many places on a node for something that pods, or namespaces, hold: fewer for one of them, and some kept for those that have
+none."""
 
 from __future__ import annotations
 
@@ -17,13 +18,15 @@ _REMEMBERED: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """`what` is a plural, `each` the most of one pod. The remedies say what to do when a pod, and when the node has no more."""
+    """`what` is a plural, `each` the most of one holder. The remedies say what to do when a holder, and when the node has no
+    more."""
 
     what: str
     total: int
     each: int
     remedy: str
     remedy_of_node: str
+    holder: str = "pod"
 
     @property
     def kept(self) -> int:
@@ -32,13 +35,17 @@ class Places:
 
 
 class PodPlaces:
-    """Who holds how many; pods by `namespace/name`. Any thread."""
+    """Who holds how many; pods by `namespace/name`, or namespaces. Any thread."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._lock = threading.Lock()
         self._held: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
+
+    @property
+    def allowed(self) -> Places:
+        return self._places
 
     def allow(self, places: Places) -> None:
         """From now on. Whoever holds more keeps what it has."""
@@ -79,14 +86,12 @@ class PodPlaces:
         of = self._places
         mine, all_held = self._held.get(pod, 0), self._held.total()
         if mine >= of.each:
-            return f"pod {pod} has {mine} {of.what}, the most for one pod; {of.remedy}"
+            return f"{of.holder} {pod} has {mine} {of.what}, the most for one {of.holder}; {of.remedy}"
         if all_held >= of.total:
-            return (
-                f"the pods of this node have {all_held} {of.what} together, the most there may be; {of.remedy_of_node}"
-            )
+            return f"the {of.holder}s of this node have {all_held} {of.what} together, the most there may be; {of.remedy_of_node}"
         if mine and all_held >= of.total - of.kept:
             return (
-                f"pod {pod} has {mine} {of.what}; the last {of.kept} of this node's {of.total} are kept for pods that have "
-                f"none; {of.remedy_of_node}"
+                f"{of.holder} {pod} has {mine} {of.what}; the last {of.kept} of this node's {of.total} are kept for "
+                f"{of.holder}s that have none; {of.remedy_of_node}"
             )
         return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -12,6 +11,7 @@ from virtshim.proxy.backend import Answer, Backend, CallFailed
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import Lists, refuse
 from virtshim.proxy.methods import IMAGE_STATUS, LIST_PODS, field
+from virtshim.proxy.recent import Recent
 from virtshim.proxy.routes import Routes, Runtime
 from virtshim.proxy.wire import message, text, text_map
 
@@ -49,14 +49,10 @@ class Images:
         self._lists = lists
         self._last_known = last_known
         self._patience = patience
-        self._pods: OrderedDict[PodKey, Backend] = OrderedDict()
+        self._pods: Recent[PodKey, Backend] = Recent(_REMEMBERED)
 
     def remember_pod(self, sandbox_config: bytes, backend: Backend) -> None:
-        key = pod_key(sandbox_config)
-        self._pods[key] = backend
-        self._pods.move_to_end(key)
-        if len(self._pods) > _REMEMBERED:
-            self._pods.popitem(last=False)
+        self._pods.put(pod_key(sandbox_config), backend)
 
     async def pull(self, asked: Asked) -> Answer:
         """To the runtime of the image's name, which must be that of its pod; else to the pod's. Raises CallFailed,
@@ -124,7 +120,6 @@ class Images:
     async def _runtime_of(self, key: PodKey, asked: Asked) -> Runtime | None:
         """Of a pod that has been started; after a start of the proxy its runtime is asked for. None if it is nobody's."""
         if backend := self._pods.get(key):
-            self._pods.move_to_end(key)
             return backend.runtime
         question = Asked(LIST_PODS, b"", asked.remaining)
         outcomes = await ask_all(self._backends, question, self._patience)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -12,6 +11,7 @@ from virtshim.proxy.asked import Asked, ask_all
 from virtshim.proxy.backend import Backend, CallFailed
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.methods import LIST_CONTAINERS, LIST_PODS, Id
+from virtshim.proxy.recent import Recent
 
 # Of the ids last used; each is some 200 bytes.
 _REMEMBERED: Final = 65536
@@ -22,20 +22,14 @@ class Owners:
         self._backends = backends
         self._last_known = last_known
         self._patience = patience
-        self._owners: OrderedDict[str, Backend] = OrderedDict()
+        self._owners: Recent[str, Backend] = Recent(_REMEMBERED)
 
     def remember(self, id_: str, owner: Backend) -> None:
         """Ids are random, and no other runtime ever has the same one: what is gone need not be forgotten."""
-        self._owners[id_] = owner
-        self._owners.move_to_end(id_)
-        if len(self._owners) > _REMEMBERED:
-            self._owners.popitem(last=False)
+        self._owners.put(id_, owner)
 
     def remembered(self, id_: str) -> Backend | None:
-        owner = self._owners.get(id_)
-        if owner:
-            self._owners.move_to_end(id_)
-        return owner
+        return self._owners.get(id_)
 
     async def of(self, id_: str, kind: Id | None, remaining: float | None) -> Backend | None:
         """None if no runtime has it; `id_` may be the beginning of one; a pod's or a container's, if `kind` does not say. Raises

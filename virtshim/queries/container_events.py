@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import structlog
 
@@ -17,9 +16,6 @@ from virtshim.domain.sandbox import Sandbox
 from virtshim.primitives.clock import Stamps
 
 log = structlog.get_logger(__name__)
-
-# Changes that wait for one listener: a minute of a busy node's. They are references to records, so they weigh little.
-_ROOM: Final = 1024
 
 
 class EventType(enum.Enum):
@@ -44,7 +40,8 @@ class ContainerEvent:
 class Subscription:
     """One listener: a bounded queue. Made by `EventBroadcaster.subscribe`; used by one thread, closed from any."""
 
-    def __init__(self, forget: Callable[[Subscription], None], on_drop: Callable[[], object]) -> None:
+    def __init__(self, forget: Callable[[Subscription], None], on_drop: Callable[[], object], room: int) -> None:
+        self._room = room
         self._forget = forget
         self._on_drop = on_drop
         self._changed = threading.Condition()
@@ -72,11 +69,13 @@ class Subscription:
     def offer(self, change: ContainerEvent) -> bool:
         """False if there is no room: then the subscription is over."""
         with self._changed:
-            if len(self._waiting) < _ROOM:
+            if len(self._waiting) < self._room:
                 self._waiting.append(change)
                 self._changed.notify_all()
                 return True
-        self.end(ResourceExhausted(f"this client fell {_ROOM} events behind and was dropped; list, then follow again"))
+        self.end(
+            ResourceExhausted(f"this client fell {self._room} events behind and was dropped; list, then follow again")
+        )
         self._on_drop()
         return False
 
@@ -91,7 +90,12 @@ class Subscription:
 class EventBroadcaster:
     """`most`: listeners at once (each may hold a thread of the caller's)."""
 
-    def __init__(self, stamps: Stamps, most: int) -> None:
+    def __init__(self, stamps: Stamps, most: int, room: int = 1024, grace: float = 10.0) -> None:
+        """`room`: changes that wait for one listener, from `subscribe` on. By default a minute of a busy node's: they are
+        references to records, so they weigh little. `grace`: seconds that a listener which fell behind has to read what is
+        held for it elsewhere, and then why it was dropped."""
+        self.room = room
+        self.grace = grace
         self._stamps = stamps
         self._most = most
         self._lock = threading.Lock()
@@ -113,7 +117,7 @@ class EventBroadcaster:
                 raise ResourceExhausted(
                     f"{self._most} clients already follow events; end one of them, or raise cri.max_calls"
                 )
-            made = Subscription(self._forget, on_drop)
+            made = Subscription(self._forget, on_drop, self.room)
             self._listeners.append(made)
             return made
 
@@ -127,7 +131,7 @@ class EventBroadcaster:
                 slow = [listener for listener in self._listeners if not listener.offer(change)]
                 for listener in slow:
                     self._listeners.remove(listener)
-                    log.warning("events.listener.dropped", behind=_ROOM, left=len(self._listeners))
+                    log.warning("events.listener.dropped", behind=self.room, left=len(self._listeners))
 
     def close(self) -> None:
         """The daemon stops: every subscription ends, and there will be no new ones."""

@@ -15,6 +15,7 @@ from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReaso
 from virtshim.domain.devices.granted import BorrowedDevice
 from virtshim.domain.errors import DeadlineExceeded, ShimError
 from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.pod_disk import pod_hash
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import OwnedDomain
 from virtshim.lifecycle.checkpoint_container import CheckpointContainer
@@ -99,7 +100,7 @@ class Repairs:
         for half in self._each("half-made container", todo.undo_containers, self.remove_container.remove):
             yield dataclasses.replace(half, takes_lock=True)
         yield from self._each("stray directory", todo.stray_directories, self.disks.delete)
-        yield from self._each("stray disks of a pod", todo.stray_pod_disks, self.disks.delete_pod_disks)
+        yield from self._each("stray disks of a pod", todo.stray_pod_disks, self._drop_pod_disks)
         yield from self._each("stray share", todo.stray_shares, self._drop_share)
         yield from self._each("started container", todo.adopt, self._adopt)
         yield from self._each(FOLLOW, todo.follow, self._follow)
@@ -177,6 +178,13 @@ class Repairs:
         """kubelet replaces a sandbox that is not ready; its own StopPodSandbox releases what CNI still holds."""
         self.records.sandboxes.replace(sandbox.not_ready("its network is gone (the node or tapmanager was restarted)"))
 
+    def _drop_pod_disks(self, pod: str) -> None:
+        """The pod's next sandbox may have come since the look."""
+        with self.exits.locks.held_for_all(pod):
+            if self.records.unreadable() or any(pod_hash(one.key) == pod for one in self.records.sandboxes.all()):
+                return
+            self.disks.delete_pod_disks(pod)
+
     def _drop_share(self, name: str) -> None:
         self.shares.end(name, self.timeout)
 
@@ -203,7 +211,7 @@ class RepairRunner:
     one's turn comes. `budget` bounds, in seconds, how long one round may wait for such repairs."""
 
     def __init__(self, limit: float, budget: float) -> None:
-        self._limit = limit
+        self.limit = limit
         self._budget = budget
         self._lock = threading.Lock()
         self._behind: list[_Attempt] = []
@@ -226,7 +234,7 @@ class RepairRunner:
         attempt = _Attempt(repair)
         thread = threading.Thread(target=attempt.run, name="repair", daemon=True)
         thread.start()
-        limit = min(self._limit, left)
+        limit = min(self.limit, left)
         if not attempt.over.wait(limit):
             with self._lock:
                 self._behind.append(attempt)

@@ -106,14 +106,14 @@ class Images(Section):
     )
     insecure_registries: tuple[str, ...] = setting(
         (),
-        "registries contacted without TLS",
-        allowed="`host[:port]` each",
+        "registries contacted without TLS; servers on loopback are asked for images only if they are here",
+        allowed="`host[:port]` each; of loopback, all ports without one",
         reload=True,
-        why="whoever is on the way could change the disk",
+        why="whoever is on the way could change the disk; daemons of the node trust who reaches them on loopback",
     )
     forbidden_networks: tuple[NetworkText, ...] = setting(
         (),
-        "networks that images are not fetched from, beside link-local and metadata addresses",
+        "networks that images are not fetched from, beside loopback, link-local and metadata addresses",
         allowed="networks such as 10.0.0.0/8",
         reload=True,
         why="registries are often inside; list what pods' authors must not reach through the node",
@@ -147,6 +147,24 @@ class Images(Section):
         ge=0,
         reload=True,
         why="six hours: 20 GiB at a megabyte a second",
+    )
+    pulls: int = setting(
+        24,
+        "pulls under way at once; the last quarter is for namespaces that have none",
+        unit="pulls",
+        ge=1,
+        le=1024,
+        reload=True,
+        why="each takes a processor, up to 512 MiB and a part of the free inodes, at worst",
+    )
+    namespace_pulls: int = setting(
+        12,
+        "pulls under way at once for the pods of one namespace",
+        unit="pulls",
+        ge=1,
+        le=1024,
+        reload=True,
+        why="registries that trickle must not take the other namespaces' places",
     )
     parser_user: str = setting(
         "",

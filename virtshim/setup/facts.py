@@ -15,6 +15,7 @@ from virtshim.neighbours import kubelet, runtimes
 from virtshim.neighbours.kubelet import KubeletSetup
 from virtshim.neighbours.runtimes import RuntimeSetup
 from virtshim.preflight.network import first_configuration
+from virtshim.setup import networks
 
 UNITS: Final = (
     "tapmanager.service",
@@ -63,6 +64,8 @@ class NodeFacts:
     kubelet_version: tuple[int, int] | None = None
     """None if it is not known."""
     vms_only: bool = False
+    networks: tuple[str, ...] = ()
+    """Of the cluster's services, pods and nodes, as far as the node's files tell them."""
 
     @property
     def runtime(self) -> RuntimeSetup | None:
@@ -78,13 +81,13 @@ def look(
     `vms_only`: a container runtime is no business of ours; `is_image`: nothing of it runs yet. Raises InvalidRequest for a text
     that cannot be added to."""
     beside = () if vms_only else tuple(runtimes.read(files))
-    networks = cni_conf_dir or next((one.cni_conf_dir.rstrip("/") for one in beside if one.serves_cri), _NETWORKS)
+    conf_dir = cni_conf_dir or next((one.cni_conf_dir.rstrip("/") for one in beside if one.serves_cri), _NETWORKS)
     return NodeFacts(
-        kubelet=kubelet.read(files, running=False),
+        kubelet=(own := kubelet.read(files, running=False)),
         runtimes=beside,
         systemd_runs=files.exists("/run/systemd/system") or (is_image and bool(_first(files, _SYSTEMD))),
-        cni_conf_dir=networks,
-        cni_configuration=first_configuration(files.names(networks)),
+        cni_conf_dir=conf_dir,
+        cni_configuration=(network := first_configuration(files.names(conf_dir))),
         emulator=_first(files, _EMULATORS),
         vmwrapper=_first(files, _WRAPPERS),
         virtiofsd=_first(files, PROGRAMS),
@@ -96,6 +99,7 @@ def look(
         units=_units(files),
         texts={path: _text(files, path) for path in texts if files.exists(path)},
         vms_only=vms_only,
+        networks=networks.networks(files, own, f"{conf_dir}/{network}" if network else ""),
     )
 
 

@@ -5,6 +5,7 @@ Labels and taints are the cluster's: kubelet gives its own only to a node that r
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 
 from virtshim.neighbours.kubelet import KubeletSetup
@@ -13,10 +14,16 @@ from virtshim.setup.facts import NodeFacts
 from virtshim.setup.kubelet_plan import LABEL, TAINT, of_vms_only
 
 
-def after_set_up(facts: NodeFacts, name: str, socket: str, *, had_taint: bool) -> list[str]:
-    """`socket`: what kubelet asks from now on; `had_taint`: the set-up before made a node of VMs alone."""
+def after_set_up(facts: NodeFacts, name: str, socket: str, *, had_taint: bool, forbids: bool = False) -> list[str]:
+    """`socket`: what kubelet asks from now on; `had_taint`: the set-up before made a node of VMs alone; `forbids`: the operator
+    has said which networks images do not come from."""
     steps = ["virtshim check"]
     kubelet = facts.kubelet
+    if facts.networks and not forbids:
+        steps.append(
+            f"images.forbidden_networks = {json.dumps(facts.networks)}   # these are the cluster's: without it pods' authors can "
+            "make the node ask there for images; leave out those that have your registries"
+        )
     if not kubelet.is_there:
         return [*steps, f"when kubelet is installed: virtshim setup, once more; kubeadm: --cri-socket unix://{socket}"]
     node, alone = _name(kubelet, name), facts.runtime is None

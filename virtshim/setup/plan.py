@@ -107,9 +107,14 @@ def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE", had_taint: b
             *wiring.problems,
             *(_unsaid(choices) if own.has_file else ()),
         ),
-        steps=() if refusal else tuple(next_steps.after_set_up(facts, name, socket, had_taint=had_taint)),
+        steps=() if refusal else tuple(_steps(facts, own, name, socket, had_taint=had_taint)),
         refusal=refusal,
     )
+
+
+def _steps(facts: NodeFacts, own: OwnSettings, name: str, socket: str, *, had_taint: bool) -> list[str]:
+    forbids = "images.forbidden_networks" in own.said
+    return next_steps.after_set_up(facts, name, socket, had_taint=had_taint, forbids=forbids)
 
 
 def _tables(keys: Collection[str]) -> set[str]:

@@ -60,25 +60,27 @@ def check(path: str) -> str:
     return "" if found == ["ok"] else f"the state database {path} is damaged ({'; '.join(found)[:200]}); {_REMEDY}"
 
 
-def set_aside(path: str, stamp: str) -> str:
-    """Renames the database with all that belongs to it. Returns its new name; raises InternalError."""
-    aside = f"{path}.corrupt-{stamp}"
+def set_aside(path: str, stamp: str) -> None:
+    """Renames the database with all that belongs to it. The file itself goes first: without its log it may look whole, as it was
+    some time ago. Repeatable. Raises InternalError."""
+    aside = aside_name(path, stamp)
     try:
-        for suffix in reversed(
-            _SUFFIXES
-        ):  # the file itself last: until then a next start finds it, and does this again
+        for suffix in _SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 os.replace(path + suffix, aside + suffix)
         sync(os.path.dirname(path))
     except OSError as exc:
         raise InternalError(f"the damaged state database {path} cannot be renamed: {exc.strerror}") from exc
-    return aside
+
+
+def aside_name(path: str, stamp: str) -> str:
+    return f"{path}.corrupt-{stamp}"
 
 
 def readable_rows(path: str, table: str, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
     """The rows of a damaged database that can be read: from the first on as far as it goes, then from the last one back.
-    A row may come twice."""
-    with contextlib.closing(sqlite3.connect(path)) as database:
+    A row may come twice. The database stays as it is."""
+    with reading(path) as database:
         database.text_factory = lossless_text
         for order in ("asc", "desc"):
             with contextlib.suppress(sqlite3.Error):

@@ -23,7 +23,7 @@ _VERSION_TABLE = (
 
 log = structlog.get_logger(__name__)
 
-_SCRIPTS = os.path.join(os.path.dirname(__file__), "migrations")
+SCRIPTS = os.path.join(os.path.dirname(__file__), "migrations")
 
 
 def migrate(engine: Engine) -> None:
@@ -51,7 +51,7 @@ def upgrade_schema(engine: Engine) -> None:
     from alembic.util.exc import CommandError
 
     config = Config()
-    config.set_main_option("script_location", _SCRIPTS.replace("%", "%%"))
+    config.set_main_option("script_location", SCRIPTS.replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     current = _current(engine)
     if current is not None:

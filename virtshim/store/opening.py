@@ -1,7 +1,13 @@
-"""Opens the state database. One that is damaged is set aside, and what can still be read of it goes into a new one."""
+"""Opens the state database. One that is damaged is set aside, and what can still be read of it goes into a new one.
+
+The new one is made beside it, and is whole before the damaged one is renamed. So a virtshim that is killed meanwhile loses
+nothing: while the damaged one has its name the next start begins anew, and after that it gives the new one the name.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,13 +15,15 @@ from typing import Any
 import structlog
 
 from virtshim.domain.container import ContainerPhase
-from virtshim.domain.errors import ShimError
+from virtshim.domain.errors import InternalError, ShimError
 from virtshim.domain.image import Image
 from virtshim.domain.sandbox import SandboxPhase
+from virtshim.files import sync
 from virtshim.store import rows
-from virtshim.store.damage import DatabaseDamaged, readable_rows, set_aside
+from virtshim.store.damage import DatabaseDamaged, aside_name, readable_rows, set_aside
 from virtshim.store.images_by_disk import split_by_config
 from virtshim.store.records import SqliteRecords
+from virtshim.store.writer import spend_reserve
 
 # If one of these was finished meanwhile and the damaged file does not know it, its VM tells.
 _HALF_MADE = (ContainerPhase.CREATING, SandboxPhase.CREATING)
@@ -25,27 +33,63 @@ log = structlog.get_logger(__name__)
 
 def open_records(path: str) -> SqliteRecords:
     """Raises what `SqliteRecords` raises, but for damage."""
+    if not os.path.exists(path) and os.path.exists(_new(path)):
+        _take_over(path)
     try:
         return SqliteRecords(path)
     except DatabaseDamaged as exc:
-        aside = set_aside(path, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
-        log.critical("database.damaged", error=str(exc), kept_as=aside)
-        records = SqliteRecords(path)
-        _salvage(aside, records)
-        return records
+        log.critical("database.damaged", error=str(exc))
+        _make_new(path)
+        _take_over(path)
+        return SqliteRecords(path)
 
 
-def _salvage(aside: str, records: SqliteRecords) -> None:
+def _new(path: str) -> str:
+    return f"{path}.new"
+
+
+def _make_new(path: str) -> None:
+    """On disk when it returns. Raises InternalError, ResourceExhausted."""
+    new = _new(path)
+    for suffix in ("", "-wal", "-shm"):  # of one that was not finished
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new + suffix)
+    spend_reserve(path)  # the new one keeps its own
+    records = SqliteRecords(new)
+    try:
+        _salvage(path, records)
+    finally:
+        records.close()
+        spend_reserve(new)
+    if os.path.exists(f"{new}-wal"):
+        raise InternalError(f"the new state database {new} cannot be written; is the disk full?")
+    sync(os.path.dirname(path))
+
+
+def _take_over(path: str) -> None:
+    """The new one gets the name. Raises InternalError."""
+    new = _new(path)
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(os.stat(new).st_mtime))  # the same after a kill
+    set_aside(path, stamp)
+    try:
+        os.replace(new, path)
+        sync(os.path.dirname(path))
+    except OSError as exc:
+        raise InternalError(f"the new state database {new} cannot be renamed: {exc.strerror}") from exc
+    log.critical("database.replaced", kept_as=aside_name(path, stamp))
+
+
+def _salvage(damaged: str, records: SqliteRecords) -> None:
     """Rows that are whole. Of the node's facts only its id: that a recovery was finished is not true of the new database."""
-    for key, value in readable_rows(aside, "node", ("key", "value")):
+    for key, value in readable_rows(damaged, "node", ("key", "value")):
         if key == "id" and isinstance(value, str):
             records.set_node_fact("id", value)
     counts = {
-        "sandboxes": _copy(aside, "sandboxes", rows.sandbox_from, records.sandboxes.put),
-        "containers": _copy(aside, "containers", rows.container_from, records.containers.put),
-        "images": _copy(aside, "images", _images_from, _each(records.images.put)),
-        "borrowed": _copy(aside, "borrowed", rows.borrowed_from, records.borrowed.put),
-        "device_conditions": _copy(aside, "device_conditions", rows.condition_from, records.device_conditions.put),
+        "sandboxes": _copy(damaged, "sandboxes", rows.sandbox_from, records.sandboxes.put),
+        "containers": _copy(damaged, "containers", rows.container_from, records.containers.put),
+        "images": _copy(damaged, "images", _images_from, _each(records.images.put)),
+        "borrowed": _copy(damaged, "borrowed", rows.borrowed_from, records.borrowed.put),
+        "device_conditions": _copy(damaged, "device_conditions", rows.condition_from, records.device_conditions.put),
     }
     log.warning("database.salvaged", **counts)
 
@@ -63,9 +107,9 @@ def _images_from(document: Any) -> Sequence[Image]:
     return [rows.image_from(text) for text in split_by_config(document).values() or (document,)]
 
 
-def _copy(aside: str, table: str, parse: Callable[[Any], Any], put: Callable[[Any], None]) -> int:
+def _copy(damaged: str, table: str, parse: Callable[[Any], Any], put: Callable[[Any], None]) -> int:
     seen = set()
-    for (document,) in readable_rows(aside, table, ("document",)):
+    for (document,) in readable_rows(damaged, table, ("document",)):
         try:
             if document not in seen:
                 seen.add(document)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +16,45 @@ from sqlalchemy.exc import DatabaseError
 from virtshim.domain.container import Container
 from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.devices.granted import BorrowedDevice
-from virtshim.domain.errors import InternalError, WrongState
+from virtshim.domain.errors import InternalError, ResourceExhausted, WrongState
 from virtshim.domain.ids import ContainerId, ImageId, SandboxId
 from virtshim.domain.image import Image
 from virtshim.domain.sandbox import Sandbox
-from virtshim.files import replace_text
+from virtshim.files import free_bytes, replace_text
 from virtshim.store import damage, rows, schema
 from virtshim.store.damage import DatabaseDamaged, database_trouble
 from virtshim.store.engine import open_engine
 from virtshim.store.migrate import migrate
 from virtshim.store.table import SqliteTable, TableMapping
-from virtshim.store.writer import DatabaseWriter
+from virtshim.store.writer import DatabaseWriter, spend_reserve
 
 
 class SqliteRecords:
     """Safe to use from any thread."""
 
-    def __init__(self, path: str) -> None:
-        """Opens or makes the database, brings its schema up to date and loads everything. Raises WrongState for a database
-        of a newer version, DatabaseDamaged for one that holds nonsense, InternalError for one that cannot be used."""
+    def __init__(
+        self, path: str, engine: Callable[[str], Engine] = open_engine, free: Callable[[int], int] = free_bytes
+    ) -> None:
+        """Opens or makes the database, brings its schema up to date and loads everything. `engine` opens it; `free` tells how
+        many bytes the disk under an open file has left. Raises WrongState for a database of a newer version, DatabaseDamaged
+        for one that holds nonsense, InternalError for one that cannot be used."""
         self._path = path
         self._damage = ""
         if wrong := damage.check(path):
             raise DatabaseDamaged(wrong)
-        self._engine = open_engine(path)
+        try:
+            self._open(path, engine, free)
+        except (ResourceExhausted, InternalError) as exc:
+            # A clean close has removed the write-ahead log, for which a full disk has no room now. SQLite may not say so.
+            if isinstance(exc, DatabaseDamaged) or not spend_reserve(path):
+                raise
+            self._open(path, engine, free)
+
+    def _open(self, path: str, engine: Callable[[str], Engine], free: Callable[[int], int]) -> None:
+        self._engine = engine(path)
         try:
             migrate(self._engine)
-            self._writing = DatabaseWriter(self._engine, path)
+            self._writing = DatabaseWriter(self._engine, path, free)
             self.sandboxes: SqliteTable[SandboxId, Sandbox] = SqliteTable(self._writing, _SANDBOXES)
             self.containers: SqliteTable[ContainerId, Container] = SqliteTable(
                 self._writing, _containers(_claims_by_container(self._engine))
@@ -97,8 +109,9 @@ class SqliteRecords:
 
     def set_node_fact(self, key: str, value: str) -> None:
         statement = insert(schema.node).values(key=key, value=value)
-        with self._writing.lock, self._engine.begin() as connection:
-            connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_={"value": value}))
+        statement = statement.on_conflict_do_update(index_elements=["key"], set_={"value": value})
+        with self._writing.lock:  # a start needs it, also on a full disk
+            self._writing.commit(statement, {}, makes_new=False)
 
     def node_id(self) -> str:
         """A UUID made once; it marks what this node owns. A second copy is in a file, for a database that is lost."""
@@ -237,9 +250,14 @@ def _delete_orphaned_claims(engine: Engine) -> None:
 
 
 def _read_copy(path: str) -> str | None:
-    """None if there is none, or it is not one."""
-    with contextlib.suppress(OSError, ValueError):
-        return str(uuid.UUID(Path(path).read_text(encoding="ascii").strip()))
+    """None if there is none, or it is not one. Raises InternalError if that cannot be known."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        try:
+            return str(uuid.UUID(Path(path).read_text(encoding="ascii").strip()))
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            raise InternalError(f"the node's id cannot be read from {path}: {exc.strerror}") from exc
     return None
 
 

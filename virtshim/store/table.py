@@ -5,12 +5,13 @@ A write goes to the database first and to memory after it is committed; reads ne
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Delete, Update, bindparam, delete, select, update
+from sqlalchemy import Column, Connection, Delete, Update, bindparam, delete, select, update
 from sqlalchemy import Table as SqlTable
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import IntegrityError
@@ -45,20 +46,39 @@ class TableMapping(Generic[K, R]):
     also: Callable[[Connection, R | None, R], None] = lambda _connection, _before, _now: None
 
 
+@dataclass(frozen=True, slots=True)
+class _Statements:
+    """The writes of one SQL table. SQLAlchemy takes longer to build a statement than SQLite to carry it out."""
+
+    key: Column[Any]
+    insert: Insert
+    update: Update
+    delete: Delete
+    put: Insert
+
+
+@functools.cache
+def _statements_of(table: SqlTable) -> _Statements:
+    key = next(iter(table.primary_key))
+    is_this = key == bindparam(_KEY)
+    new = insert(table)
+    changed = {column.name: new.excluded[column.name] for column in table.columns}
+    return _Statements(
+        key=key,
+        insert=new,
+        update=update(table).where(is_this),
+        delete=delete(table).where(is_this),
+        put=new.on_conflict_do_update(index_elements=[key], set_=changed),
+    )
+
+
 class SqliteTable(Generic[K, R]):
     """Safe to use from any thread; `writing` is shared by all tables of one database."""
 
     def __init__(self, writing: DatabaseWriter, mapping: TableMapping[K, R]) -> None:
         self._writing = writing
         self._map = mapping
-        self._key_column = next(iter(mapping.table.primary_key))
-        # Made once: SQLAlchemy takes longer to build a statement than SQLite to carry it out.
-        is_this = self._key_column == bindparam(_KEY)
-        self._insert = insert(mapping.table)
-        self._update = update(mapping.table).where(is_this)
-        self._delete = delete(mapping.table).where(is_this)
-        changed = {column.name: self._insert.excluded[column.name] for column in mapping.table.columns}
-        self._put = self._insert.on_conflict_do_update(index_elements=[self._key_column], set_=changed)
+        self._do = _statements_of(mapping.table)
         self._listeners: tuple[Callable[[R | None, R | None], None], ...] = ()
         self.unreadable: dict[str, str] = {}
         self._memory: dict[K, R] = {}
@@ -68,7 +88,7 @@ class SqliteTable(Generic[K, R]):
 
     def _load(self, row: Mapping[str, Any]) -> None:
         """A row that cannot be read is never taken for an absent one."""
-        key = str(row[self._key_column.name])
+        key = str(row[self._do.key.name])
         try:
             record: R | None = self._parsed(row["document"], key)
         except InternalError as exc:
@@ -94,19 +114,19 @@ class SqliteTable(Generic[K, R]):
 
     def add(self, record: R, *, survives_power_cuts: bool = True) -> None:
         values = self._map.columns(record)
-        self._write(self._insert, values, self._map.key_of(record), record, synced=survives_power_cuts)
+        self._write(self._do.insert, values, self._map.key_of(record), record, synced=survives_power_cuts)
 
     def replace(self, record: R, *, survives_power_cuts: bool = True) -> None:
         key = self._map.key_of(record)
         values = {_KEY: self._map.key_text(key), **self._map.columns(record)}
-        if not self._write(self._update, values, key, record, synced=survives_power_cuts):
+        if not self._write(self._do.update, values, key, record, synced=survives_power_cuts):
             raise NotFound(f"{self._map.what} {self._map.key_text(key)} is gone")
 
     def put(self, record: R) -> None:
-        self._write(self._put, self._map.columns(record), self._map.key_of(record), record)
+        self._write(self._do.put, self._map.columns(record), self._map.key_of(record), record)
 
     def delete(self, key: K) -> None:
-        self._write(self._delete, {_KEY: self._map.key_text(key)}, key, None)
+        self._write(self._do.delete, {_KEY: self._map.key_text(key)}, key, None)
 
     def get(self, key: K) -> R | None:
         return self._memory.get(key)

@@ -18,7 +18,6 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import DatabaseError, IntegrityError
 
 from virtshim.domain.errors import ResourceExhausted, ShimError
-from virtshim.files import free_bytes
 from virtshim.store import schema
 from virtshim.store.damage import DatabaseDamaged, database_trouble
 
@@ -32,9 +31,11 @@ ExtraWrite: TypeAlias = Callable[[Connection], None]
 class DatabaseWriter:
     """Of one database at `path`. The caller holds `lock` around `commit` and what must follow it."""
 
-    def __init__(self, engine: Engine, path: str) -> None:
+    def __init__(self, engine: Engine, path: str, free: Callable[[int], int]) -> None:
         self.engine = engine
+        self._free = free
         self.lock = threading.Lock()
+        self._path = path
         self._reserve = path + _SUFFIX
         self._trouble = self._damage = ""
         with contextlib.suppress(ResourceExhausted):
@@ -47,17 +48,21 @@ class DatabaseWriter:
         also: ExtraWrite | None = None,
         *,
         synced: bool = True,
+        makes_new: bool | None = None,
     ) -> int:
-        """Rows changed. `values`: of the statement's parameters. `also` writes what else belongs into the transaction, if there
+        """Rows changed. `makes_new`: it is refused when only the reserve is left; an insertion does if nothing else is said.
+        `values`: of the statement's parameters. `also` writes what else belongs into the transaction, if there
         are any. Without `synced` a power cut may undo it, unless a later commit is synced: that syncs all before it. Raises
         IntegrityError, ResourceExhausted, DatabaseDamaged, InternalError, and what `also` raises."""
-        if isinstance(statement, Insert):
+        if makes_new is None:
+            makes_new = isinstance(statement, Insert)
+        if makes_new:
             self._keep_reserve()
         try:
             with self._syncing(synced):
                 changed = self._execute(statement, values, also)
         except ResourceExhausted:
-            if isinstance(statement, Insert) or not self._spend_reserve():
+            if makes_new or not spend_reserve(self._path):
                 raise
             changed = self._execute(statement, values, also)
         return changed
@@ -122,15 +127,16 @@ class DatabaseWriter:
                 os.close(descriptor)
 
     def _require_room(self, descriptor: int, wanted: int) -> None:
-        if free_bytes(descriptor) < wanted:
+        if self._free(descriptor) < wanted:
             raise ResourceExhausted(
                 "the disk of the state database is full but for what removing pods needs; free space and repeat the call"
             )
 
-    def _spend_reserve(self) -> bool:
-        """False if there is none."""
-        try:
-            os.unlink(self._reserve)
-        except OSError:
-            return False
-        return True
+
+def spend_reserve(path: str) -> bool:
+    """The room that is kept beside that database is free; False if there was none."""
+    try:
+        os.unlink(path + _SUFFIX)
+    except OSError:
+        return False
+    return True

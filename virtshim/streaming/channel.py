@@ -29,18 +29,15 @@ class Gone(Exception):
     """The peer has left, or the stream to it was reset."""
 
 
-# Seconds between two looks whether a client that we cannot read from is still there.
-_STALL_CHECK: Final = 5.0
-
 # Seconds between two looks whether the last bytes have arrived.
 _DELIVERY_CHECK: Final = 0.05
 
 
-async def put(pipe: Pipe, data: bytes, gone: Callable[[], bool]) -> None:
-    """Waits for room, as long as the client is there. Raises Gone."""
+async def put(pipe: Pipe, data: bytes, gone: Callable[[], bool], look_every: float = 5.0) -> None:
+    """Waits for room, as long as the client is there: that is looked at every so many seconds. Raises Gone."""
     while data:
         try:
-            async with asyncio.timeout(_STALL_CHECK):
+            async with asyncio.timeout(look_every):
                 fits = await pipe.room()
         except TimeoutError:
             if gone():

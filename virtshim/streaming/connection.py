@@ -42,19 +42,20 @@ KINDS: Final[dict[type[StreamRequest], str]] = {
 # Connections that have not presented a token yet; one more closes the oldest.
 MAX_UNAUTHENTICATED: Final = 128
 
-# Seconds that a session gets to end by itself when the daemon stops, and a closing connection for its last bytes.
+# Seconds that a session gets to end by itself when the daemon stops.
 _SHUTDOWN_TIMEOUT: Final = 4.0
-_LINGER: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTimeouts:
-    """Seconds: for the whole handshake, for the client to open the streams that belong together, and without any byte in a
-    session."""
+    """Seconds: for the whole handshake, for the client to open the streams that belong together, without any byte in a session,
+    for a client that has all to leave, and for a closing connection's last bytes."""
 
     handshake: float = 10.0
     streams: float = 30.0
     idle: float = 4 * 3600.0
+    leaving: float = 5.0
+    linger: float = 2.0
 
 
 class ConnectionHandler:
@@ -120,7 +121,7 @@ class ConnectionHandler:
         channel = TcpChannel(reader, writer)
         try:
             await self._received(channel)
-            await channel.close(_LINGER)
+            await channel.close(self._timeouts.linger)
         except Gone:
             pass
         except Exception:
@@ -206,6 +207,7 @@ class ConnectionHandler:
                     lambda: self._execs.start(request),
                     ended,
                     self._timeouts.streams,
+                    self._timeouts.leaving,
                 )
             case AttachStreams():
                 return serve(
@@ -213,6 +215,7 @@ class ConnectionHandler:
                     lambda: self._attaches.attach(request),
                     ended,
                     self._timeouts.streams,
+                    self._timeouts.leaving,
                 )
 
     async def _forward(

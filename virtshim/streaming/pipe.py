@@ -52,6 +52,11 @@ class Pipe:
     def ended(self) -> bool:
         return self._ended
 
+    @property
+    def waiting(self) -> int:
+        """Bytes that nobody has read yet."""
+        return len(self._bytes)
+
     async def room(self) -> int:
         """Returns when there is room: for how many bytes."""
         while not (fits := self._fits()):

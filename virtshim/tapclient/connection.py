@@ -46,10 +46,6 @@ _ERRORS: Mapping[Kind, type[ShimError]] = {
         InternalError,
     )
 }
-# tapmanager answers at once whatever its plugins do; one that says nothing for so long, in seconds, hangs. It is asked when an
-# answer takes longer than most.
-_ALIVE_TIMEOUT = 4.0
-_PATIENCE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,13 @@ SHARES: Final = Program("the share program", "virtshim-shares", "VMs keep their 
 class TapmanagerConnection:
     """Stateless but for the socket's path, thread-safe. `program`: the share program speaks the same protocol."""
 
-    def __init__(self, socket_path: str, program: Program = TAPMANAGER) -> None:
+    def __init__(
+        self, socket_path: str, program: Program = TAPMANAGER, patience: float = 1.0, alive_within: float = 4.0
+    ) -> None:
+        """After `patience`, which most answers do not take, the program is asked whether it lives. It answers that at once,
+        whatever else it does: one that says nothing `alive_within` that time hangs. Both are seconds."""
+        self._patience = patience
+        self._alive_within = alive_within
         self._path = socket_path
         self._program = program
 
@@ -105,15 +107,15 @@ class TapmanagerConnection:
     def _call(self, verb: str, args: Mapping[str, object], timeout: float) -> Json:
         if timeout <= 0:
             raise TimeoutError
-        when_over = self._require_alive if timeout > _PATIENCE + _ALIVE_TIMEOUT else None
-        answer, fds = protocol.call(self._path, verb, args, timeout, _PATIENCE, when_over)
+        when_over = self._require_alive if timeout > self._patience + self._alive_within else None
+        answer, fds = protocol.call(self._path, verb, args, timeout, self._patience, when_over)
         protocol.close_all(fds)  # none of these verbs sends any
         return answer
 
     def _require_alive(self) -> None:
         """When a request takes long: nobody should wait as long as that may for a process that hangs."""
         try:
-            _, fds = protocol.call(self._path, "list", {}, _ALIVE_TIMEOUT)
+            _, fds = protocol.call(self._path, "list", {}, self._alive_within)
         except TimeoutError as exc:
             raise Unavailable(
                 f"{self._program.name} at {self._path} does not answer; restart it (systemctl restart {self._program.unit}), "

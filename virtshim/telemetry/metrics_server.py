@@ -6,6 +6,7 @@ Blocking, on threads of its own, so that both `virtshim serve` and the proxy, wh
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import threading
@@ -45,11 +46,13 @@ class MetricsServer:
     def __init__(self, address: str, render: Render) -> None:
         self._text = address
         self._address = ListenAddress.parse(address)
+        self._is_local = bool(self._address.host) and ipaddress.ip_address(self._address.host).is_loopback
         self._render = render
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None
-        self._room = threading.BoundedSemaphore(_CONNECTIONS)
+        # The oldest first, and whether they have asked.
+        self._open: dict[socket.socket, bool] = {}
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
@@ -109,32 +112,50 @@ class MetricsServer:
             self._admit(connection)
 
     def _admit(self, connection: socket.socket) -> None:
-        if not self._room.acquire(blocking=False):
-            connection.close()
-            return
+        self._make_room(connection)
         try:
             threading.Thread(target=self._serve, args=(connection,), name="metrics-client", daemon=True).start()
         except RuntimeError as exc:  # no more threads
             log.warning("metrics.no_thread", error=str(exc))
             connection.close()
-            self._room.release()
+            self._forget(connection)
+
+    def _make_room(self, connection: socket.socket) -> None:
+        """For a new one the oldest that has asked nothing goes, else the oldest: who holds all of them keeps nobody out."""
+        with self._lock:
+            if len(self._open) >= _CONNECTIONS:
+                oldest = next((one for one, has_asked in self._open.items() if not has_asked), next(iter(self._open)))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # by that its thread ends
+            self._open[connection] = False
+
+    def _asks(self, connection: socket.socket) -> None:
+        with self._lock:
+            if connection in self._open:
+                self._open[connection] = True
+
+    def _forget(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.pop(connection, None)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            with connection:
-                self._answer(connection)
-        except OSError:  # the client has left, or is too slow
+            self._answer(connection)
+        except OSError:  # the client has left, or is too slow, or had to make room
             pass
         except Exception:
             log.exception("metrics.crashed")  # the edge of a thread
         finally:
-            self._room.release()
+            self._forget(connection)  # before its descriptor can be another's
+            connection.close()
 
     def _answer(self, connection: socket.socket) -> None:
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD)
         status, kind, body = 200, "text/plain; charset=utf-8", b""
         try:
-            accepted = _asked(http, connection)
+            accepted = _asked(http, connection, is_local=self._is_local)
+            self._asks(connection)
             kind, body = self._render(accepted)
         except _Refused as refused:
             status, body = refused.status, f"{refused.text}\n".encode()
@@ -173,7 +194,7 @@ def _listen_unix(path: str) -> socket.socket:
     return listener
 
 
-def _asked(http: h11.Connection, connection: socket.socket) -> str:
+def _asked(http: h11.Connection, connection: socket.socket, *, is_local: bool) -> str:
     """What the client accepts as an answer. Raises _Refused, RemoteProtocolError, OSError."""
     until = time.monotonic() + _REQUEST
     while (event := http.next_event()) is h11.NEED_DATA:
@@ -188,7 +209,22 @@ def _asked(http: h11.Connection, connection: socket.socket) -> str:
         raise _Refused(405, "only GET is allowed")
     if event.target.partition(b"?")[0] != b"/metrics":
         raise _Refused(404, "only /metrics is here")
+    host = next((value.decode("latin-1") for name, value in event.headers if name == b"host"), "localhost")
+    if is_local and not _is_no_name(host):
+        raise _Refused(421, "ask by an IP address or localhost")
     return next((value.decode("latin-1") for name, value in event.headers if name == b"accept"), "")
+
+
+def _is_no_name(host: str) -> bool:
+    """A page in a browser of this machine can give any name loopback's address, and read what it is answered. It cannot do so
+    with an address, or with localhost."""
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    if name.lower() == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+        return True
+    return False
 
 
 def _send(connection: socket.socket, *parts: bytes) -> None:

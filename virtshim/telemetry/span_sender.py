@@ -16,23 +16,25 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from virtshim.primitives.trouble_log import TroubleLog
+from virtshim.telemetry.sending import Sending
 
 log = structlog.get_logger(__name__)
 
-_ROOM: Final = 4096
 _AT_ONCE: Final = 512
-# Seconds: spans wait so long for others; what a stopping daemon spends on those that are left.
+# Seconds that spans wait for others.
 _PAUSE: Final = 1.0
-_LAST: Final = 2.0
 
 SENT, REFUSED, DROPPED = "sent", "refused", "dropped"
 
 
 class SpanSender(SpanProcessor):
-    def __init__(self, exporter: SpanExporter, count: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, exporter: SpanExporter, count: Callable[[str, int], None], sending: Sending | None = None
+    ) -> None:
         """`count` is told what became of how many spans."""
         self._exporter = exporter
         self._count = count
+        self._sending = sending or Sending()
         self._waiting: deque[ReadableSpan] = deque()
         self._changed = threading.Condition()
         self._stopping = False
@@ -47,7 +49,7 @@ class SpanSender(SpanProcessor):
         if span.context is None or not span.context.trace_flags.sampled:
             return
         with self._changed:
-            has_room = len(self._waiting) < _ROOM
+            has_room = len(self._waiting) < self._sending.room
             if has_room:
                 self._waiting.append(span)
                 if len(self._waiting) >= _AT_ONCE:
@@ -59,7 +61,8 @@ class SpanSender(SpanProcessor):
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._thread.join(_LAST)  # a collector that hangs keeps its spans' thread, which ends with the process
+        # A collector that hangs keeps its spans' thread, which ends with the process.
+        self._thread.join(self._sending.last)
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
         del timeout_millis

@@ -18,10 +18,9 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from virtshim.primitives.observed import Call, Metadata, NoCall, kind_of
+from virtshim.telemetry.sending import Sending
 from virtshim.telemetry.span_sender import SpanSender
 
-# Seconds that the collector gets to take some hundred spans.
-_EXPORT: Final = 5
 _CONTEXT: Final = TraceContextTextMapPropagator()
 _CARRIED: Final = frozenset(_CONTEXT.fields)
 # Codes that are not the server's fault, as OpenTelemetry's rules for gRPC have it.
@@ -45,17 +44,25 @@ class _Traced:
 class OtlpTracer:
     """`close` ends it. What a span says are the product's own words: no request, no error's text, nothing of a pod's."""
 
-    def __init__(self, service: str, endpoint: str, sampling: float, count: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        service: str,
+        endpoint: str,
+        sampling: float,
+        count: Callable[[str, int], None],
+        sending: Sending | None = None,
+    ) -> None:
         """`sampling`: the share of traces that are begun here; of others whoever began them has decided."""
+        sending = sending or Sending()
         is_plain = not endpoint.startswith("https://")
-        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=is_plain, timeout=_EXPORT)
+        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=is_plain, timeout=sending.export)
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(sampling)),
             resource=Resource({SERVICE_NAME: service, SERVICE_VERSION: version("virtshim")}),
             span_limits=SpanLimits(max_attributes=32, max_attribute_length=256),
             shutdown_on_exit=False,
         )
-        self._provider.add_span_processor(SpanSender(exporter, count))
+        self._provider.add_span_processor(SpanSender(exporter, count, sending))
         self._tracer = self._provider.get_tracer("virtshim")
 
     def close(self) -> None:

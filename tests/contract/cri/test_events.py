@@ -15,9 +15,7 @@ from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.config import Cri
-from virtshim.cri import events
 from virtshim.domain.vm import OffReason
-from virtshim.queries import container_events
 
 pytestmark = pytest.mark.cri
 
@@ -157,10 +155,8 @@ def test_streams_leave_threads_for_calls(tmp_path: Path) -> None:
 BIG = {"example.com/big": "x" * (511 << 10)}
 
 
-def test_a_client_that_does_not_read_is_dropped_and_told_and_nobody_waits_for_it(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(container_events, "_ROOM", 8)
+def test_a_client_that_does_not_read_is_dropped_and_told_and_nobody_waits_for_it(world: World, client: Client) -> None:
+    world.app.services.events.room = 8
     with following(client) as slow, following(client) as quick:
         expected = []
         for n in range(12):
@@ -174,10 +170,9 @@ def test_a_client_that_does_not_read_is_dropped_and_told_and_nobody_waits_for_it
     assert len(read) < len(expected)
 
 
-def test_clients_that_never_read_again_lose_their_threads_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container_events, "_ROOM", 2)
-    monkeypatch.setattr(events, "_DROP_GRACE", 0.05)
+def test_clients_that_never_read_again_lose_their_threads_too(tmp_path: Path) -> None:
     with served(tmp_path, cri={"max_calls": 8}) as (world, client, _), contextlib.ExitStack() as stack:
+        world.app.services.events.room, world.app.services.events.grace = 2, 0.05
         for n in range(8):  # as many as there are threads
             stack.enter_context(following(client))
             for pod in range(8):
@@ -192,9 +187,7 @@ def test_a_server_that_stops_ends_streams_at_once_and_says_so(world: World, tmp_
     server.start()
     client = Client(settings.cri_socket)
     with following(client) as stream:
-        started = time.monotonic()
-        server.stop(grace=WAIT_LIMIT)
-        assert time.monotonic() - started < WAIT_LIMIT / 2
+        server.stop(grace=WAIT_LIMIT)  # at its end it would cut the stream off without a word
         with refused(grpc.StatusCode.UNAVAILABLE, "virtshim is stopping"):
             next(stream)
     client.channel.close()

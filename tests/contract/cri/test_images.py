@@ -194,13 +194,17 @@ def test_a_missing_image_is_an_empty_answer(client: Client, reference: str) -> N
     remove(client, reference)
 
 
-def test_a_malformed_reference_is_refused(client: Client) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["has blank", "UPPER CASE", "a//b:tag:tag", "guest@sha256:short", "\x01", pytest.param("x" * 5000, id="long")],
+)
+def test_a_malformed_reference_is_refused(client: Client, name: str) -> None:
     for call in (
-        lambda: status(client, "has blank"),
-        lambda: client.pull("has blank"),
-        lambda: remove(client, "has blank"),
+        lambda: status(client, name),
+        lambda: client.pull(name),
+        lambda: remove(client, name),
     ):
-        with refused(Code.INVALID_ARGUMENT, "malformed image reference"):
+        with refused(Code.INVALID_ARGUMENT, "malformed image reference|at most 2048 are allowed"):
             call()
 
 

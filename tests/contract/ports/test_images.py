@@ -16,7 +16,7 @@ from fakes.background import Background
 from fakes.images import FakeImageFiles
 from fakes.journal import WAIT_LIMIT
 from fakes.waiting import eventually
-from fakes.webserver import WebServer, serving
+from fakes.webserver import LOOPBACK, WebServer, serving
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError, InvalidRequest, NotFound, PermissionRefused
 from virtshim.domain.ids import ImageDigest, ImageId
@@ -94,7 +94,9 @@ class OnDisk(World):
         self.address = web.address
         self._web = web
         self._incoming = directory / "incoming"
-        self.files = ImageFileStore(str(directory), ImageSettings(download_protocol="http"))
+        self.files = ImageFileStore(
+            str(directory), ImageSettings(insecure_registries=LOOPBACK, download_protocol="http")
+        )
         self.files.sweep()
 
     def publish(self, image: str, content: bytes, password: str = "") -> str:

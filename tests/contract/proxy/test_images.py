@@ -6,7 +6,6 @@ from fakes.cri import Client, pod, refused
 from fakes.runtime import FakeRuntime, Refusal
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.proxy import images
 
 pytestmark = pytest.mark.proxy
 
@@ -136,4 +135,4 @@ def test_an_image_that_both_have_is_removed_from_both(client: Client, primary: F
 
 def test_the_image_has_one_number_in_all_requests() -> None:
     requests = (pb.PullImageRequest, pb.ImageStatusRequest, pb.RemoveImageRequest)
-    assert {one.DESCRIPTOR.fields_by_name["image"].number for one in requests} == {images._IMAGE}
+    assert len({one.DESCRIPTOR.fields_by_name["image"].number for one in requests}) == 1

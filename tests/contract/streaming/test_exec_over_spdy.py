@@ -9,11 +9,10 @@ import pytest
 from fakes.sessions import FakeSession
 from fakes.spdy import PING, SpdyClient, connected, control, spdy
 from fakes.streamnode import CONTAINER
+from podclient import wait_until
 
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.guest.streaming import Streams
-from virtshim.streaming import connection
-from virtshim.streaming.remotecommand import session
 
 
 def open_streams(client: SpdyClient, *names: str) -> dict[str, int]:
@@ -148,11 +147,9 @@ def test_a_session_that_breaks_says_why_after_its_output(node):
 def test_a_client_that_leaves_ends_its_session(node):
     client = spdy(node.exec())
     open_streams(client, "stdin", "stdout", "stderr")
-    closed = threading.Event()
     session = session_of(node)
     client.leave()
-    watch(node, session, closed)
-    assert closed.wait(10)
+    wait_until(session.closed.is_set, 10, "its session is closed")
 
 
 def session_of(node) -> FakeSession:
@@ -161,17 +158,6 @@ def session_of(node) -> FakeSession:
             return node.sessions.started[0]
         threading.Event().wait(0.01)
     raise AssertionError("no session was started")
-
-
-def watch(node, session: FakeSession, closed: threading.Event) -> None:
-    """Sets `closed` when the session was closed."""
-    import asyncio
-
-    async def wait() -> None:
-        await session.closed.wait()
-        closed.set()
-
-    asyncio.run_coroutine_threadsafe(wait(), node.server._loop)
 
 
 def test_pings_are_answered_while_a_command_runs(node):
@@ -267,9 +253,8 @@ def test_output_that_the_client_does_not_read_stops_the_command(node):
     client.leave()
 
 
-def test_a_client_that_pauses_before_the_last_page_gets_it_all(node, monkeypatch):
-    monkeypatch.setattr(session, "_LEAVING", 0.05)
-    monkeypatch.setattr(connection, "_LINGER", 0.05)
+def test_a_client_that_pauses_before_the_last_page_gets_it_all(make_node):
+    node = make_node(leaving=0.05, linger=0.05)
     page = b"z" * 65536
 
     async def prints(session: FakeSession) -> int:

@@ -20,6 +20,7 @@ from fakes.proxy import Proxy
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.app.measuring import measured, traced
 from virtshim.config import Metrics, Tracing
+from virtshim.telemetry.sending import Sending
 
 pytestmark = pytest.mark.operator
 
@@ -110,19 +111,15 @@ def test_what_goes_wrong_is_seen_and_what_was_asked_is_not(tmp_path: Path, colle
     assert not any("secret words" in span.text or "name-of-a-pod" in span.text for span in spans)
 
 
-def test_a_collector_that_hangs_holds_nothing_up_and_what_is_lost_is_counted(
-    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("virtshim.telemetry.span_sender._ROOM", 4)
-    monkeypatch.setattr("virtshim.telemetry.span_sender._LAST", 0.1)
-    monkeypatch.setattr("virtshim.telemetry.tracing._EXPORT", 1)
+def test_a_collector_that_hangs_holds_nothing_up_and_what_is_lost_is_counted(tmp_path: Path, directory: Path) -> None:
+    hurried = Sending(room=4, export=1, last=0.1)
     path = f"{directory}/m"
     # It accepts connections, and never says a word.
     with socket.create_server(("127.0.0.1", 0)) as silent, served(tmp_path) as (world, client, _):
         world.outside.clock.held = True
         world.pull()
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
-        with measured(world.app, Metrics(address=f"unix:{path}")), traced(Tracing(endpoint=endpoint)):
+        with measured(world.app, Metrics(address=f"unix:{path}")), traced(Tracing(endpoint=endpoint), hurried):
             for number in range(5):
                 start_a_pod(client, SAMPLED, f"pod-{number}")
             assert one(scraped(path), "virtshim_trace_spans_total", result="dropped") > 0

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 
-def attempts(node: Any, libvirt: Any, attacker: Any, victim: Any, port: int, abstract: str) -> Iterator[str]:
+def attempts(
+    node: Any, libvirt: Any, attacker: Any, victim: Any, port: int, open_to_all: str, abstract: str
+) -> Iterator[str]:
     yield "fill 64"  # first: what is said before it is lost where a log is rotated
     yield from own_files(node, attacker)
     yield from others_files(node, libvirt, victim)
     yield from others_sockets(node, libvirt, victim)
+    yield f"connect {open_to_all}"
     yield from others_taps(node, attacker, victim)
     yield from processes(node, victim)
     yield from network(port, abstract)
@@ -41,6 +44,7 @@ def others_files(node: Any, libvirt: Any, vm: Any) -> Iterator[str]:
         f"{top}/state/node.id",
         f"{top}/state/tapmanager/{vm.sandbox}.json",
         f"{top}/config.toml",
+        f"{Path(top).parent}/volume/file",  # which it reaches by virtiofsd alone
     ]
     paths += [str(image) for image in Path(top, "state/images/sha256").iterdir()]
     paths += [path for path in libvirt.paths() if vm.container[:12] in path]

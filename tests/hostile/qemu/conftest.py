@@ -131,7 +131,7 @@ def root() -> Iterator[Path]:
     shutil.rmtree(root)
 
 
-@pytest.fixture(scope="package", params=["embedded", "system"])
+@pytest.fixture(scope="package", params=["embedded", pytest.param("system", marks=pytest.mark.full)])
 def libvirt(request: pytest.FixtureRequest, root: Path) -> Iterator[Libvirt]:
     if request.param == "embedded":
         own = f"{root}/n/libvirt"
@@ -166,13 +166,22 @@ def node(libvirt: Libvirt, root: Path, weapons: Path) -> Iterator[Node]:
 
 
 @pytest.fixture(scope="package")
-def battlefield(node: Node, libvirt: Libvirt, weapons: Path, null_image: Path) -> Iterator[Field]:
-    with PodClient(node.socket) as cri, serve_directory(null_image.parent) as url, listeners() as (port, name):
+def battlefield(node: Node, libvirt: Libvirt, weapons: Path, root: Path, null_image: Path) -> Iterator[Field]:
+    with (
+        PodClient(node.socket) as cri,
+        serve_directory(null_image.parent) as url,
+        listeners(root) as (port, path, name),
+    ):
         image = cri.pull(f"{url.removeprefix('http://')}/{null_image.name}")
+        volume = root / "volume"
+        volume.mkdir(exist_ok=True)
+        volume.chmod(0o777)
+        (volume / "file").write_text("of the pods")
+        (volume / "file").chmod(0o666)
         try:
-            victim, attacker = (started(cri, node, libvirt, image, name) for name in ("victim", "attacker"))
+            victim, attacker = (started(cri, node, libvirt, image, each, volume) for each in ("victim", "attacker"))
             field = Field(node, attacker, victim, Said(libvirt, attacker))
-            tried = attempts(node, libvirt, attacker, victim, port, name)
+            tried = attempts(node, libvirt, attacker, victim, port, path, name)
             lines = [f"{attacker.container[:12]} {line}" for line in tried]
             (weapons / "list.new").write_text("\n".join(lines) + "\n")
             os.rename(weapons / "list.new", weapons / "list")
@@ -196,18 +205,25 @@ def _has_ended(field: Field) -> bool:
     return "TRIED exec" in field.said.text() or not os.path.exists(f"/proc/{field.attacker.pid}")
 
 
-def started(cri: PodClient, node: Node, libvirt: Libvirt, image: str, name: str) -> Vm:
-    config = pod_config(name, f"{node.directory}/logs/{name}", annotations={"virtshim.io/vnc": "true"})
+def started(cri: PodClient, node: Node, libvirt: Libvirt, image: str, name: str, volume: Path) -> Vm:
+    """With all that other programs serve: volumes by virtiofsd, a TPM by swtpm."""
+    annotations = {"virtshim.io/vnc": "true", "virtshim.io/tpm": "true"}
+    config = pod_config(name, f"{node.directory}/logs/{name}", annotations=annotations)
     pod = cri.run_pod(config)
-    container = cri.create(pod, container_config(image, 64 << 20), config)
+    wanted = container_config(image, 64 << 20)
+    wanted.mounts.add(container_path="/data", host_path=str(volume))
+    container = cri.create(pod, wanted, config)
     cri.start(container)
     return Vm(pod, container, int(next(libvirt.seen(libvirt.run).glob(f"*{container[:12]}*.pid")).read_text()))
 
 
 class listeners:  # noqa: N801
-    """A TCP port on loopback and an abstract socket of the host, which would answer."""
+    """A TCP port on loopback, a socket that any user may call and an abstract one of the host, which would answer."""
 
-    def __enter__(self) -> tuple[int, str]:
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "open.sock"
+
+    def __enter__(self) -> tuple[int, Path, str]:
         self._tcp = socket.create_server(("127.0.0.1", 0))
         self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._udp.bind(self._tcp.getsockname())
@@ -215,8 +231,13 @@ class listeners:  # noqa: N801
         name = f"virtshim-hostile-{os.getpid()}-{threading.get_ident()}"
         self._abstract.bind(f"\0{name}")
         self._abstract.listen()
-        return self._tcp.getsockname()[1], name
+        self._open = socket.socket(socket.AF_UNIX)
+        self._open.bind(str(self._path))
+        self._path.chmod(0o666)
+        self._open.listen()
+        return self._tcp.getsockname()[1], self._path, name
 
     def __exit__(self, *_: object) -> None:
-        for one in (self._tcp, self._udp, self._abstract):
+        for one in (self._tcp, self._udp, self._abstract, self._open):
             one.close()
+        self._path.unlink()

@@ -141,13 +141,17 @@ def facts(shape: str) -> Iterator[str]:
             yield str(interface.mtu)
 
 
+# `make test` has those of Debian 12.
 APPLIED = [
-    (version, renderer, "")
+    pytest.param(version, renderer, "", marks=[pytest.mark.full] * (version != "usual"))
     for version, renderers in RENDERERS.items()
     for renderer in renderers
     if renderer in ("eni", "netplan", "networkd")
 ]
-APPLIED += [("usual", renderer, DRIVE) for renderer in ("eni", "netplan", "networkd")]
+APPLIED += [
+    pytest.param("usual", renderer, DRIVE, marks=[pytest.mark.full] * (renderer != "netplan"))
+    for renderer in ("eni", "netplan", "networkd")
+]
 
 
 @pytest.mark.parametrize(("version", "renderer", "form"), APPLIED)

@@ -27,7 +27,7 @@ IDS = {"SSH keys, and meta-data of its own": "mine", "persistent root disk": f"i
 NETWORKS = [case for case in CASES if case.startswith(("network", "several", "persistent"))]
 
 
-@pytest.fixture(scope="module", params=["oldest", "usual", "newest"])
+@pytest.fixture(scope="module", params=["oldest", "usual", pytest.param("newest", marks=pytest.mark.full)])
 def read(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """What that version makes of each, and where the files of user-data are."""
     seeds, out = tmp_path_factory.mktemp("seeds"), tmp_path_factory.mktemp("roots")

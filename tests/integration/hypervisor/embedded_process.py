@@ -11,7 +11,7 @@ from pathlib import Path
 
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import Backing, Disk, DiskBus, Power, VmSize, VmSpec
+from virtshim.domain.vm import Backing, Disk, DiskBus, VmSize, VmSpec
 from virtshim.hypervisor import embed
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
@@ -103,14 +103,6 @@ def wait_off():
         while not hypervisor.power(SPEC.uuid).has_ended:
             assert event.wait(30)
             event.clear()
-
-
-def end():
-    hypervisor.destroy(SPEC.uuid, SPEC.container_id)
-    hypervisor.undefine(SPEC.uuid, SPEC.container_id)
-    assert hypervisor.power(SPEC.uuid).power is Power.ABSENT
-    hypervisor.close()
-    connection.close()
 
 
 _ = dataclasses, os, threading

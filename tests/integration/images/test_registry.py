@@ -21,6 +21,7 @@ from fakes.background import Background
 from fakes.journal import WAIT_LIMIT
 from fakes.relay import relaying
 from fakes.waiting import eventually
+from fakes.webserver import LOOPBACK
 
 from virtshim.domain.errors import NotFound, PermissionRefused, SignatureRefused, Unavailable
 from virtshim.domain.image import NO_DISK, Credentials, DiskFormat, ImageConfig
@@ -64,7 +65,7 @@ def closed_registry(tmp_path: Path) -> Iterator[imageserver.Registry]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> ImageFileStore:
-    store = ImageFileStore(str(tmp_path / "images"), ImageSettings())
+    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(insecure_registries=LOOPBACK))
     store.sweep()
     return store
 
@@ -126,7 +127,10 @@ def test_a_registry_with_a_ca_and_client_certificates_of_its_own_is_read_of_in_c
     subprocess.run(argv, check=True, capture_output=True)
     hosts = tmp_path / "certs.d" / "_default" / "hosts.toml"
     hosts.parent.mkdir(parents=True)
-    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(registry_hosts_dir=str(tmp_path / "certs.d")))
+    store = ImageFileStore(
+        str(tmp_path / "images"),
+        ImageSettings(insecure_registries=LOOPBACK, registry_hosts_dir=str(tmp_path / "certs.d")),
+    )
     store.sweep()
     with imageserver.registry(directory=tmp_path / "registry", tls=(certificate, key)) as registry:
         server = f'server = "https://{registry.address}"\n'
@@ -251,7 +255,7 @@ PULL = """
 import sys, threading
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 from virtshim.images.policy.rules import Rule
-ImageFileStore(sys.argv[1], ImageSettings()).fetch(sys.argv[2], None, threading.Event())
+ImageFileStore(sys.argv[1], ImageSettings(insecure_registries=("127.0.0.1",))).fetch(sys.argv[2], None, threading.Event())
 """
 
 
@@ -305,7 +309,9 @@ def test_a_directory_on_a_web_server_is_an_image_source(tmp_path: Path, store: I
     with imageserver.serve_directory(disk.parent) as url:
         found = store.fetch(f"{url}/{disk.name}", None, NEVER)
         assert Path(store.path(found.digest)).read_bytes() == disk.read_bytes()
-        plain = ImageFileStore(str(tmp_path / "other"), ImageSettings(download_protocol="http"))
+        plain = ImageFileStore(
+            str(tmp_path / "other"), ImageSettings(insecure_registries=LOOPBACK, download_protocol="http")
+        )
         name = url.removeprefix("http://")
         assert plain.fetch(f"{name}/{disk.name}", None, NEVER).tag == f"{name}/{disk.name}:latest"
         assert plain.fetch(f"virtlet.cloud/{name}/{disk.name}", None, NEVER).digest == found.digest
@@ -319,7 +325,7 @@ def test_a_disk_that_a_key_has_signed_is_pulled_from_a_real_registry(
     key, public = tmp_path / "key.pem", tmp_path / "key.pub"
     subprocess.run(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key], check=True)
     subprocess.run(["openssl", "ec", "-in", key, "-pubout", "-out", public], check=True, capture_output=True)
-    settings = ImageSettings(policy=(Rule(server, "signature", (str(public),)),))
+    settings = ImageSettings(insecure_registries=LOOPBACK, policy=(Rule(server, "signature", (str(public),)),))
     guarded = ImageFileStore(str(tmp_path / "images"), settings)
     guarded.sweep()
     with pytest.raises(SignatureRefused, match=f"vm/disk' \\({digest}\\) has no cosign signature"):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from toy_guest import ToyGuest
@@ -51,9 +51,11 @@ class TapNode:
         self.network = f"vst-{tag}"
         # Of 10.89.0.0/16, which nothing else on the machine uses; a third octet of its own a node.
         self.subnet = f"10.89.{secrets.randbelow(200) + 20}"
+        # What Python runs.
+        self.program: tuple[str, ...] = ("-m", "tapmanager")
         self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "tapmanager.log"
-        self.arguments: list[str] = []
+        self._arguments: tuple[str, ...] = ()
         for made in (self.conf_dir, self.bin_dir):
             made.mkdir(parents=True)
         self.configure()
@@ -83,8 +85,9 @@ class TapNode:
     # -- the process ---------------------------------------------------------------------------------------------------
 
     def start(self, *more: str) -> None:
+        self._arguments = more
         command = [
-            sys.executable, "-m", "tapmanager",
+            sys.executable, *self.program,
             "--socket", self.socket, "--state-dir", str(self.ledger), "--netns-dir", str(self.netns_dir),
             "--cni-conf-dir", str(self.conf_dir), "--cni-bin-dir", str(self.bin_dir), "--cni-bin-dir", PLUGINS,
             *more,
@@ -195,18 +198,74 @@ class TapNode:
         assert self.process is not None
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def renew(self) -> None:
+        """Makes it what it was before a test: without pods, plugins, leases and bridge, with a process that has no arguments of
+        its own."""
+        if self.runs() and self._arguments:
+            self.stop()
+        if not self.runs():
+            self.start()
+        self._empty(self.folder, {Path(self.socket), self.ledger, self.log, self.conf_dir, self.bin_dir})
+        self._empty(self.conf_dir)
+        self._empty(self.bin_dir)
+        self.configure()
+        self._release_all()
+        if self.leftovers():  # a test has failed: the others shall not
+            self.stop(signal.SIGKILL)
+            self.forget_nat_rules()
+            self._empty(self.ledger)
+            self.start()
+        self._remove_bridge()
+        self.log.write_bytes(b"")
+
     def clean(self) -> None:
         """Releases what a failed test left, ends the process, removes the bridge. Gone is success."""
-        if self.process is None or self.process.poll() is not None:
+        if not self.runs():
             with contextlib.suppress(AssertionError):
                 self.start()
-        if self.process is not None and self.process.poll() is None:
+        if self.runs():
             self.configure()
-            for which in self.listed():
-                with contextlib.suppress(protocol.RemoteError):
-                    self.release(which)
+            self._release_all()
             self.stop()
+        self._remove_bridge()
+
+    @staticmethod
+    def _empty(directory: Path, but: Collection[Path] = ()) -> None:
+        for path in {*directory.iterdir()} - {*but}:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def _release_all(self) -> None:
+        for which in self.listed():
+            with contextlib.suppress(protocol.RemoteError):
+                self.release(which)
+
+    def _remove_bridge(self) -> None:
         subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)
+
+    def settled_leftovers(self) -> list[str]:
+        with contextlib.suppress(AssertionError):  # a veth goes a moment after its namespace
+            until(lambda: not self.leftovers(), 5)
+        return self.leftovers()
+
+
+@contextlib.contextmanager
+def for_a_test(node: TapNode) -> Iterator[TapNode]:
+    """One that serves many tests: it runs, nothing of this test is left at the end, and the next test finds it as this one."""
+    left: list[str] = []
+    try:
+        yield node
+    finally:
+        try:
+            left = node.settled_leftovers()
+        finally:
+            node.renew()
+    assert left == [], "left behind by tapmanager"
 
 
 @contextlib.contextmanager
@@ -219,9 +278,7 @@ def private_node() -> Iterator[TapNode]:
         yield made
     finally:
         try:
-            with contextlib.suppress(AssertionError):  # a veth goes a moment after its namespace
-                until(lambda: not made.leftovers(), 5)
-            left = made.leftovers()
+            left = made.settled_leftovers()
         finally:
             made.clean()
             shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""Bandwidth, by the distribution's own plugin: what the kernel is told, and with `--long` what passes."""
+"""Bandwidth, by the distribution's own plugin: what the kernel is told, and with `--all` what passes."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_without_the_plugin_nothing_is_limited_and_the_log_says_so(tap_node: Tap
 
 
 def test_as_much_passes_each_way_as_the_pods_annotations_say(tap_node: TapNode, request: pytest.FixtureRequest) -> None:
-    """From the annotations to the kernel's token buckets; with `--long`, bytes over ten seconds each way."""
+    """From the annotations to the kernel's token buckets; with `--all`, bytes over ten seconds each way."""
     tap_node.configure(tap_node.bridge_plugin(), BANDWIDTH)
     asked = {"kubernetes.io/ingress-bandwidth": "1M", "kubernetes.io/egress-bandwidth": "1M"}
     before = limits()
     with vm(tap_node, "web-0", bandwidth=parse_vm_options(asked).bandwidth) as limited:
         assert [rate for name, rate in limits().items() if name not in before] == [125_000, 125_000]
-        if request.config.getoption("--long"):
+        if request.config.getoption("--all"):
             host = Place("the host", "", {})
             into = megabits(host, limited.place, limited.network.ips[0])
             out = megabits(limited.place, host, f"{tap_node.subnet}.1")

@@ -27,7 +27,7 @@ DNS = Dns(("fd00::10", "fd00::11"), ("default.svc.cluster.local", "cluster.local
 
 
 def asked(kind: int, *options: message.Option, server: bool = False) -> bytes:
-    head = [(message.CLIENT_ID, b"\0\3\0\1" + MAC), *([(message.SERVER_ID, lease._SERVER_ID)] if server else [])]
+    head = [(message.CLIENT_ID, b"\0\3\0\1" + MAC), *([(message.SERVER_ID, lease.SERVER_ID)] if server else [])]
     body = frame.udp(546, 547, message.build(kind, b"abc", [*head, *options]))
     group = frame.DHCP_SERVERS
     return frame.build(Packet(MAC, frame.group_mac(group), GUEST, group, frame.UDP, body))

@@ -64,7 +64,11 @@ def beyond() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("ipv4", "plugin"), [(True, "bridge"), (False, "ptp")], ids=["dual stack", "IPv6 only, routed"]
+    ("ipv4", "plugin"),
+    [
+        pytest.param(True, "bridge", id="dual stack"),
+        pytest.param(False, "ptp", marks=pytest.mark.full, id="IPv6 only, routed"),
+    ],
 )
 def test_the_kernel_and_a_dhcp_client_configure_an_interface(
     quiet_node: TapNode, tmp_path: Path, beyond: str, ipv4: bool, plugin: str
@@ -289,7 +293,7 @@ def forged(mac: bytes, source: IPv6Address) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("chosen", ["off", "mac+ip"])
+@pytest.mark.parametrize("chosen", [pytest.param("off", marks=pytest.mark.full), "mac+ip"])
 def test_nobody_else_advertises_routers_or_leases_to_a_guest_nor_a_guest_to_others(
     quiet_node: TapNode, chosen: str
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import signal
 import socket
@@ -18,20 +17,10 @@ from tap_node import PLUGINS, TapNode, sandbox, until
 from toy_guest import ToyGuest
 
 from tapmanager import protocol
-from tapmanager.attachments import Attachments, AttachmentSettings
-from tapmanager.cni.plugins import CniPlugins
 from tapmanager.dhcp import frame, packet
 from tapmanager.dhcp.frame import Datagram
-from tapmanager.dhcp.server import DhcpServer
-from tapmanager.drivers.pci import PciDrivers
 from tapmanager.ipv6 import discovery
 from tapmanager.ipv6 import frame as ipv6
-from tapmanager.ledger import Ledger
-from tapmanager.links import pod_links
-from tapmanager.pod import Nic, Pod
-from tapmanager.sriov.host_links import NetlinkHostLinks
-from tapmanager.sriov.nic_functions import NicFunctions
-from tapmanager.sriov.physical_function import PhysicalFunctions
 
 pytestmark = pytest.mark.network
 
@@ -175,28 +164,36 @@ def masquerading() -> str:
     return subprocess.run(["iptables-save", "-t", "nat"], capture_output=True, text=True, check=True).stdout
 
 
-def test_a_tapmanager_killed_between_two_nics_has_both_links_back_before_del(
-    networks: Networks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+# A tapmanager that is killed before it builds a pod's last NIC.
+DIES = """
+import os, signal, sys
+from tapmanager import __main__
+from tapmanager.links import pod_links
+build = pod_links.build
+def build_all_but_the_last(nics, tap_owner):
+    build(nics[:-1], tap_owner)
+    with open({built!r}, "w") as file:
+        file.write(" ".join(nic.link for nic in nics[:-1]))
+    os.kill(os.getpid(), signal.SIGKILL)
+pod_links.build = build_all_but_the_last
+sys.exit(__main__.main(sys.argv[1:]))
+"""
+
+
+def test_a_tapmanager_killed_between_two_nics_has_both_links_back_before_del(networks: Networks) -> None:
     node = networks.node
     node.plugin("watched", WATCHED.format(folder=node.folder, plugins=PLUGINS))
     networks.configure(networks.delegate(11, "watched"), networks.delegate(12, "bridge", bridge=f"b{networks.tag}"))
     node.stop()
-    in_process = attachments_of(node)
-    build_one, built = pod_links._build_one, []
-
-    def build_all_but_the_last(nic: Nic) -> None:
-        if nic.link == "net2":
-            raise SystemExit("killed here")
-        build_one(nic)
-        built.append(nic.link)
-
-    monkeypatch.setattr(pod_links, "_build_one", build_all_but_the_last)
-    monkeypatch.setattr(in_process, "_undo", lambda entry: None)  # nobody is there to do it
+    usual, node.program = node.program, ("-c", DIES.format(built=str(node.folder / "built")))
+    node.start()
     which = sandbox()
-    with pytest.raises(SystemExit):
-        in_process.attach(Pod(which, "default", "web-0", "uid-1"), 1e9)
-    assert built == ["eth0", "net1"]
+    with pytest.raises(ConnectionResetError):
+        node.attach(which)
+    assert node.process is not None
+    assert node.process.wait(60) == -signal.SIGKILL
+    assert (node.folder / "built").read_text() == "eth0 net1"
+    node.program = usual
     node.start()
     assert node.listed() == [which]
     node.release(which)
@@ -204,15 +201,6 @@ def test_a_tapmanager_killed_between_two_nics_has_both_links_back_before_del(
     assert "default 10.90.11.1" in at_add
     assert (node.folder / "at.DEL").read_text() == at_add
     networks.nothing_is_left()
-
-
-def attachments_of(node: TapNode) -> Attachments:
-    ledger = Ledger(str(node.ledger))
-    plugins = (str(node.bin_dir), PLUGINS)
-    limits = AttachmentSettings(str(node.netns_dir), plugins, os.geteuid(), 30.0)
-    host_links = NetlinkHostLinks()
-    functions = NicFunctions(PciDrivers(), host_links, PhysicalFunctions(host_links))
-    return Attachments(ledger, CniPlugins(str(node.conf_dir), plugins, 60.0), DhcpServer(), limits, functions)
 
 
 def test_a_network_that_was_asked_to_has_the_default_route(networks: Networks) -> None:

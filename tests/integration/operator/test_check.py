@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,13 +69,11 @@ def findings(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
 
 
 @needs_a_node
-def test_a_node_that_can_run_vms_passes_in_time(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    began = time.monotonic()
+def test_a_node_that_can_run_vms_passes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = check(str(config), as_json=True)
     told = findings(capsys)
     assert [finding for finding in told.values() if finding["level"] == "error"] == []
     assert code == 0
-    assert time.monotonic() - began < 20
     assert told["libvirt"]["text"].startswith("qemu:///embed")
     assert told["emulator"]["level"] == "ok", told["emulator"]
     assert told["tapmanager"]["level"] == "warning"

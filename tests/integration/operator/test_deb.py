@@ -1,14 +1,18 @@
-"""The Debian package: what is in it, and that it can be built again."""
+"""The Debian package: what is in it, that it can be built again, and that dpkg installs and purges it. `make e2e-install` has the
+same on a machine with systemd, with VMs."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -47,6 +51,7 @@ def root(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.full
 def test_the_same_sources_give_the_same_bytes(
     package: Path, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -182,3 +187,90 @@ def test_a_shell_completes_commands_by_asking_the_program(root: Path, shell: str
 def test_a_script_of_the_package_is_one_for_every_shell(root: Path, name: str) -> None:
     done = subprocess.run(["dash", "-n", str(root / "DEBIAN" / name)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# In a mount namespace of its own: this machine's root file system below a layer in memory, so that what is installed there is
+# gone with the namespace. Nothing runs there, systemd neither.
+_LAYER = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs layer "$1"
+mkdir "$1/upper" "$1/work" "$1/root"
+mount -t overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" overlay "$1/root"
+mount --rbind /proc "$1/root/proc"
+mount --rbind /dev "$1/root/dev"
+for name in run tmp var/tmp; do mount -t tmpfs "$name" "$1/root/$name"; done
+cp "$2" "$1/root/var/tmp/virtshim.deb"
+echo ready
+exec cat
+"""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A Debian without systemd, in memory."""
+
+    holder: int
+    """A process of its mount namespace."""
+    place: Path
+
+    def run(self, *argv: str, code: int | None = 0) -> str:
+        """What it writes to its standard output. `code`: None for any."""
+        return self._enter("chroot", str(self.place / "root"), *argv, code=code)
+
+    def changed(self, name: str) -> list[str]:
+        """Files and directories of that name which are in the layer."""
+        return self._enter("find", str(self.place / "upper"), "-iname", name).splitlines()
+
+    def _enter(self, *argv: str, code: int | None = 0) -> str:
+        done = subprocess.run(
+            ["nsenter", f"--mount=/proc/{self.holder}/ns/mnt", *argv],
+            capture_output=True, text=True, check=False, timeout=120,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive"},
+        )  # fmt: skip
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def installed(package: Path, tmp_path: Path) -> Iterator[Node]:
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: wants root")
+    argv = ["unshare", "--mount", "sh", "-c", _LAYER, "sh", str(tmp_path), str(package)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == "ready\n"
+        node = Node(holder.pid, tmp_path)
+        node.run("dpkg", "--install", "/var/tmp/virtshim.deb")
+        yield node
+        assert holder.stdin
+        holder.stdin.close()
+
+
+def test_once_installed_its_program_runs_with_its_users_directories_and_units_in_place(installed: Node) -> None:
+    assert installed.run("virtshim", "version") == "7.8.9\n"
+    assert installed.run("dpkg-query", "--show", "--showformat=${db:Status-Status}", "virtshim") == "installed"
+    assert "/usr/sbin/nologin" in installed.run("getent", "passwd", "virtshim-parser")
+    assert (
+        installed.run("stat", "--format=%F", "/etc/virtshim", "/var/lib/virtshim", "/run/virtshim") == 3 * "directory\n"
+    )
+    assert "751" in installed.run("dpkg-statoverride", "--list", "/var/lib/libvirt/qemu")
+    for unit in UNITS:
+        installed.run("systemd-analyze", "verify", "--man=no", f"/lib/systemd/system/{unit}.service")
+
+
+def test_once_installed_the_check_finds_the_packages_parts_and_that_no_daemon_runs(installed: Node) -> None:
+    found = {one["subject"]: one for one in json.loads(installed.run("virtshim", "check", "--json", code=None))}
+    for subject in ("root", "QEMU", "qemu-img", "volumes", "image parsers", "QEMU user", "vmwrapper"):
+        assert found[subject]["level"] == "ok", found[subject]
+    for daemon in ("tapmanager", "virtshim", "virtshim-shares"):
+        assert found[daemon]["level"] == "warning", found[daemon]
+
+
+def test_a_purge_leaves_nothing_of_it(installed: Node) -> None:
+    assert installed.changed("*virtshim*") != []
+    installed.run("dpkg", "--purge", "virtshim")
+    assert installed.changed("*virtshim*") == []
+    # The distribution's tools keep what their files were before: /etc/passwd-.
+    naming = ("grep", "-rl", "--exclude=*-", "virtshim", "/etc", "/var/lib/dpkg/statoverride", "/var/lib/dpkg/status")
+    assert installed.run(*naming, code=1) == ""

@@ -17,7 +17,7 @@ from virtshim.cri.error_codes import GRPC_CODES
 from virtshim.cri.stats import CONTAINER_FAMILIES, POD_FAMILIES
 from virtshim.devices.classify import NoDevice, Unusable, classify
 from virtshim.devices.host_files import NodeKind
-from virtshim.domain.annotations.parse import _READERS, parse_vm_options
+from virtshim.domain.annotations.parse import known_names, parse_vm_options
 from virtshim.domain.devices.granted import CriDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.layout import share_dir
@@ -66,7 +66,7 @@ def test_every_test_that_a_document_names_is_there(root: Path) -> None:
 
 def test_every_annotation_is_listed(operator: str) -> None:
     listed = [name for name, _, _ in ROW.findall(section(operator, "Annotations"))]
-    assert sorted(listed) == sorted(_READERS)
+    assert sorted(listed) == sorted(known_names())
 
 
 def test_every_check_is_listed_by_its_key(operator: str) -> None:

@@ -27,6 +27,7 @@ def blocks() -> list[tuple[str, str]]:
     return re.findall(r"^```(sh|text)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.full
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     found = blocks()
     assert found[0] == ("sh", DONE)

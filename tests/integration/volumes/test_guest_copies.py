@@ -105,9 +105,14 @@ NAMES = NAMES.filter(lambda name: name != ".")
 VERSIONS = st.dictionaries(NAMES, st.binary(min_size=1, max_size=8), max_size=4)
 
 
-@settings(max_examples=12, deadline=None, phases=[Phase.generate])
-@given(VERSIONS, VERSIONS)
-def test_a_reader_sees_all_of_the_old_version_or_all_of_the_new_one(old: Files, new: Files) -> None:
+def test_a_reader_sees_all_of_the_old_version_or_all_of_the_new_one(request: pytest.FixtureRequest) -> None:
+    examples = 12 if request.config.getoption("--all") else 4
+    settings(max_examples=examples, deadline=None, phases=[Phase.generate])(
+        given(VERSIONS, VERSIONS)(an_update_is_whole)
+    )()
+
+
+def an_update_is_whole(old: Files, new: Files) -> None:
     with tempfile.TemporaryDirectory() as directory:
         guest = Guest(Path(directory))
         guest.takes(volume(old, "1"))
@@ -152,11 +157,14 @@ def test_a_change_of_the_volumes_own_mode_and_of_one_name_arrives(tmp_path: Path
     assert done.stdout.endswith("\n7:8 2775\nelsewhere\n2"), done
 
 
-def test_a_script_that_is_killed_at_any_step_is_finished_by_the_next_one(tmp_path: Path) -> None:
+def test_a_script_that_is_killed_at_any_step_is_finished_by_the_next_one(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """`make test` tries each third step."""
     old, new = {"a": b"1", "b": b"1"}, {"a": b"2", "c": b"2"}
     kill_at, was_killed = 0, True
     while was_killed:
-        kill_at += 1
+        kill_at += 1 if request.config.getoption("--all") else 3
         directory = tmp_path / str(kill_at)
         directory.mkdir()
         guest = Guest(directory)

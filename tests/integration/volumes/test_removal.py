@@ -12,7 +12,7 @@ import pytest
 
 from tapmanager.cgroups.tree import VmCgroups, hierarchies
 from tapmanager.shares.daemons import Place, ShareDaemons
-from virtshim.cli import down
+from virtshim.cli.node_dir import remove_part
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.domain.errors import InternalError, WrongState
 from virtshim.domain.ids import ContainerId
@@ -99,7 +99,7 @@ def test_a_container_is_not_removed_with_a_volume_in_its_directory(tmp_path: Pat
 def test_down_leaves_a_volume_below_its_directory_alone(tmp_path: Path, volume: Path, bound: Path) -> None:
     bind(volume, bound, tmp_path / "node" / "kubelet")
     with pytest.raises(WrongState, match="kubelet is a mount point; unmount it"):
-        down._remove(f"{tmp_path}/node")
+        remove_part(f"{tmp_path}/node")
     assert (volume / "precious").exists()
 
 

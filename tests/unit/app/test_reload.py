@@ -148,7 +148,7 @@ def test_each_setting_that_is_said_to_be_reloaded_reaches_whoever_uses_it(key: t
 
     def held(live: LiveSettings, given: Settings) -> list[Any]:
         values = [getattr(live, one.name) for one in dataclasses.fields(live)]
-        own = [one.now for one in values if isinstance(one, Live)] + [live.commands._places]
+        own = [one.now for one in values if isinstance(one, Live)] + [live.commands.allowed, live.pulls.allowed]
         return [*own, image_settings(given), stream_limits(given)]
 
     live, given = LiveSettings.of(old), [old]

@@ -1,7 +1,6 @@
 """The containerd of a node that `virtshim up --with-containerd` runs."""
 
 import os
-import shutil
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -38,7 +37,9 @@ def settings_of(node: NodeDir, cni_bin_dir: Path) -> Settings:
 def test_it_is_the_proxys_primary_and_uses_the_nodes_network(
     node: NodeDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "which", lambda program: f"/usr/bin/{program}")
+    for program in ("containerd", "runc"):
+        (tmp_path / program).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     settings = settings_of(node, tmp_path)
     containerd.set_up(node, settings)
     written = tomllib.loads(Path(node.containerd, "config.toml").read_text())
@@ -51,7 +52,7 @@ def test_it_is_the_proxys_primary_and_uses_the_nodes_network(
 def test_a_machine_without_it_is_told_what_to_install(
     node: NodeDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
         NotFound, match=r"--with-containerd: there is no containerd here; apt-get install containerd runc"
     ):

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.operator
 NOTIFY = "import os, socket, time; socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto({!r}, os.environ['NOTIFY_SOCKET'])"
 
 
-def daemon(*statements: str) -> Daemon:
-    return Daemon("child", (sys.executable, "-ISc", "; ".join(statements)))
+def daemon(*statements: str, **limits: float) -> Daemon:
+    return Daemon("child", (sys.executable, "-ISc", "; ".join(statements)), **limits)
 
 
 def says(message: bytes) -> str:
@@ -34,9 +34,8 @@ def test_a_daemon_that_ends_before_it_is_ready_is_an_error_with_its_code() -> No
         daemon("import sys", "sys.exit(3)").start()
 
 
-def test_a_silent_daemon_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("virtshim.cli.daemons._START_LIMIT", 0.1)
-    child = daemon("import time", "time.sleep(60)")
+def test_a_silent_daemon_is_ended_and_told() -> None:
+    child = daemon("import time", "time.sleep(60)", start_limit=0.1)
     with pytest.raises(Unavailable, match=r"not ready within 0\.1 s"):
         child.start()
     assert not child.is_running
@@ -51,9 +50,9 @@ def test_whoever_is_told_to_stop_does_not_wait_for_a_daemon() -> None:
     assert not child.is_running
 
 
-def test_a_daemon_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("virtshim.cli.daemons._STOP_LIMIT", 0.1)
-    child = daemon("import signal", "signal.signal(signal.SIGTERM, signal.SIG_IGN)", says(b"READY=1"), "time.sleep(60)")
+def test_a_daemon_that_ignores_sigterm_is_killed() -> None:
+    ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    child = daemon("import signal", ignores, says(b"READY=1"), "time.sleep(60)", stop_limit=0.1)
     child.start()
     child.stop()
     assert not child.is_running

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +54,37 @@ def required(words: tuple[str, ...]) -> list[str]:
     return given
 
 
-def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | None:
-    monkeypatch.setattr(sys, "argv", ["virtshim", *arguments])
+def ended(
+    monkeypatch: pytest.MonkeyPatch, *arguments: str, command: Callable[[Sequence[str]], object] = main.app
+) -> int | None:
     monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
     monkeypatch.delenv("CONTAINER_RUNTIME_ENDPOINT", raising=False)
     with pytest.raises(SystemExit) as end:
-        main.main()
+        main.main(arguments, command)
     code = end.value.code
     assert code is None or isinstance(code, int)
     return code
+
+
+@contextlib.contextmanager
+def as_another_user() -> Iterator[None]:
+    """Than root, as far as this process is root's."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.setresuid(1000, 1000, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@pytest.fixture
+def for_all() -> Iterator[Path]:
+    """A directory into which every user may look."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        yield Path(directory)
 
 
 @pytest.mark.parametrize("kind", list(Kind))
@@ -72,11 +98,10 @@ def test_every_kind_of_error_has_a_code_and_each_code_a_meaning(kind: Kind) -> N
 def test_an_error_ends_the_command_with_the_code_of_its_kind(
     error: type[ShimError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails() -> None:
+    def fails(_words: Sequence[str]) -> None:
         raise error("what, why, what to do")
 
-    monkeypatch.setattr(main, "app", fails)
-    assert ended(monkeypatch) == exit_codes.OF_KIND[error.kind]
+    assert ended(monkeypatch, command=fails) == exit_codes.OF_KIND[error.kind]
     assert capsys.readouterr().err == "virtshim: what, why, what to do\n"
 
 
@@ -108,22 +133,23 @@ def test_every_command_that_asks_the_node_ends_with_69_where_there_is_none(
 
 @pytest.mark.parametrize("words", ASKING, ids=" ".join)
 def test_every_command_that_asks_the_node_ends_with_77_where_the_socket_is_roots(
-    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], for_all: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "one.sock").touch()
-    monkeypatch.setattr("virtshim.cri.client.os.access", lambda *_: False)
-    assert ended(monkeypatch, *words, *required(words), "--socket", f"{tmp_path}/one.sock") == 77
-    assert f"virtshim: {tmp_path}/one.sock may not be asked by this user; run it as root" in capsys.readouterr().err
+    path = for_all / "one.sock"
+    path.touch(0o400)
+    with as_another_user():
+        assert ended(monkeypatch, *words, *required(words), "--socket", str(path)) == 77
+    assert f"virtshim: {path} may not be asked by this user; run it as root" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("up", "--dir"), ("down", "--dir"), ("diag",), ("setup", "--root")], ids=" ".join)
 def test_what_only_root_can_do_ends_with_77_for_others(
-    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], for_all: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert ended(monkeypatch, *words, str(tmp_path)) == 77
+    with as_another_user():
+        assert ended(monkeypatch, *words, str(for_all)) == 77
     assert re.match(r"virtshim: .*(root|sudo)", capsys.readouterr().err)
-    assert not os.listdir(tmp_path)
+    assert not os.listdir(for_all)
 
 
 @pytest.mark.parametrize("words", [("ps", "--socket"), ("pull",), ("exec", "web", "--"), ("diag",)], ids=" ".join)
@@ -180,22 +206,22 @@ class Answered(grpc.RpcError):
 def test_a_registry_that_cannot_be_reached_is_69(monkeypatch: pytest.MonkeyPatch) -> None:
     """As kubelet is told of it: without a code."""
 
-    def fails() -> None:
+    def fails(_words: Sequence[str]) -> None:
         with as_shim_errors():
             raise Answered
 
-    monkeypatch.setattr(main, "app", fails)
-    assert ended(monkeypatch) == 69
+    assert ended(monkeypatch, command=fails) == 69
 
 
-def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("virtshim.cli.configuration.show.show_command", interrupted)
-    monkeypatch.setattr("virtshim.cli.configuration.commands.show", interrupted)
-    monkeypatch.setattr("virtshim.config.read", interrupted)
-    assert ended(monkeypatch, "config", "check") == exit_codes.INTERRUPTED
+def test_ctrl_c_is_130(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    os.mkfifo(file)
+    command = [sys.executable, "-m", "virtshim", "config", "check", "--config", str(file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as running, file.open("wb"):  # it has begun to read the file
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == exit_codes.INTERRUPTED
+    assert b"Traceback" not in said
 
 
 def test_the_document_and_the_help_have_the_same_table(pytestconfig: pytest.Config) -> None:

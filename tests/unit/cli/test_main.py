@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import json
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -72,13 +72,12 @@ def test_config_schema_lists_every_section() -> None:
 def test_an_error_is_one_line_and_its_kind_the_exit_code(
     error: ShimError, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails() -> None:
+    def fails(_words: Sequence[str]) -> None:
         raise error
 
-    monkeypatch.setattr(command, "app", fails)
     monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
     with pytest.raises(SystemExit) as ended:
-        command.main()
+        command.main((), fails)
     assert ended.value.code == code
     assert capsys.readouterr().err == f"virtshim: {error}\n"
 
@@ -88,10 +87,9 @@ def test_a_bad_configuration_is_told_without_a_traceback(
 ) -> None:
     file = tmp_path / "config.toml"
     file.write_text("[vm]\nmax_vcpu = 3\n")
-    monkeypatch.setattr(sys, "argv", ["virtshim", "config", "show", "--config", str(file)])
     monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
     with pytest.raises(SystemExit) as ended:
-        command.main()
+        command.main(["config", "show", "--config", str(file)])
     assert ended.value.code == 78
     said = capsys.readouterr().err
     assert said.startswith("virtshim: configuration: 1 to correct")

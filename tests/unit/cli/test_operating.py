@@ -11,10 +11,9 @@ import os
 import pty
 import re
 import signal
-import sys
 import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from virtshim.cli.operating.acting import summary
 from virtshim.cli.operating.events import Event, line
 from virtshim.cli.operating.pulling import pull
 from virtshim.cli.operating.run import wanted_vm
-from virtshim.cri.client import PodSummary, VmSummary
+from virtshim.cri.client import PodSummary
 from virtshim.cri.operator.client import Taken, operating
 from virtshim.cri.operator.node_work import Happened, PodUsage
 from virtshim.domain.errors import InvalidRequest, Unavailable, WrongState
@@ -101,23 +100,21 @@ def test_a_log_that_is_followed_goes_on_where_reading_it_ended(tmp_path: Path) -
         assert pieces(log.followed(lambda: True)) == [b"second", b"third"]
 
 
-def test_a_log_that_is_followed_goes_on_in_the_file_that_takes_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_is_followed_goes_on_in_the_file_that_takes_its_place(tmp_path: Path) -> None:
     """Also what was written between the last look and the rotation is told."""
-    path, old, is_other = tmp_path / "vm.log", tmp_path / "vm.log.1", logs._is_other
+    path, old = tmp_path / "vm.log", tmp_path / "vm.log.1"
     path.write_bytes(line_of(b"old"))
 
-    def rotated(log: str, descriptor: int) -> bool:
-        if not old.exists():
-            append(path, line_of(b"rest"))
-            path.rename(old)
-            path.write_bytes(line_of(b"new"))
-        return is_other(log, descriptor)
+    class Rotated(logs.Log):
+        def is_replaced(self, file: io.FileIO) -> bool:
+            if not old.exists():
+                append(path, line_of(b"rest"))
+                path.rename(old)
+                path.write_bytes(line_of(b"new"))
+            return super().is_replaced(file)
 
-    monkeypatch.setattr(logs, "_is_other", rotated)
     looks = iter([False, True])
-    with contextlib.closing(logs.Log(str(path))) as log:
+    with contextlib.closing(Rotated(str(path))) as log:
         assert pieces(log.written()) == [b"old"]
         assert pieces(log.followed(lambda: next(looks))) == [b"rest", b"new"]
 
@@ -138,9 +135,9 @@ def test_what_a_pod_puts_in_its_logs_place_is_not_read(put: str, tmp_path: Path)
 
 def test_a_line_without_end_is_not_kept() -> None:
     made = logs.Lines()
+    assert pieces(made.of(line_of(b"begun")[:-1])) == []
     for _ in range(40):
         assert pieces(made.of(b"x" * (1 << 16))) == []
-    assert len(made._rest) <= 1 << 20
     assert pieces(made.of(b"\n" + line_of(b"next"))) == [b"next"]
 
 
@@ -189,13 +186,18 @@ def test_without_a_terminal_tables_are_plain_columns_and_harmless(capsys) -> Non
     assert json.loads(capsys.readouterr().out) == {"a": 1}
 
 
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize("columns", [1, 20, 80, 400])
-def test_on_a_narrow_terminal_a_table_leaves_nothing_out(columns: int, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_on_a_narrow_terminal_a_table_leaves_nothing_out(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     cells = ("default/web", "10.88.0.15", "/var/lib/" + "x" * 90, "host/" + "y" * 60)
-    tables.show(("POD", "IP", "DISK", "IMAGE"), [cells])
-    _, row = capsys.readouterr().out.splitlines()
+    with contextlib.redirect_stdout(_Terminal()) as shown:
+        tables.show(("POD", "IP", "DISK", "IMAGE"), [cells])
+    _, row = shown.getvalue().splitlines()
     assert tuple(re.sub(r"\x1b\[[0-9;]*m", "", row).split()) == cells
 
 
@@ -207,31 +209,28 @@ class _Quiet:
     """A node that tells nothing more, until it is stopped in order."""
 
     def __init__(self, *, stops: bool) -> None:
-        self._over = threading.Event()
+        self.over = threading.Event()
         if stops:
-            self._over.set()
+            self.over.set()
 
     def events(self) -> Iterator[Happened]:
         yield Happened(NOW, "pod created", "a" * 64, "default/web")
-        self._over.wait()
+        self.over.wait()
 
     def actions(self, _since: float) -> Iterator[Taken]:
         yield Taken(NOW, "pause", "f" * 64, "default/web", "paused")
-        self._over.wait()
+        self.over.wait()
 
 
 @pytest.mark.parametrize("stops", ["vms", "operators"])
-def test_events_end_when_the_node_ends_them(
-    stops: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_events_end_when_the_node_ends_them(stops: str, capsys: pytest.CaptureFixture[str]) -> None:
     node, operator = _Quiet(stops=stops == "vms"), _Quiet(stops=stops == "operators")
-    monkeypatch.setattr(events, "working", lambda _socket: contextlib.nullcontext(node))
-    monkeypatch.setattr(events, "operating", lambda _path: contextlib.nullcontext(operator))
-    watching = Background(lambda: events.events("", "", as_json=True))
+    sources: Any = contextlib.nullcontext(node), contextlib.nullcontext(operator)
+    watching = Background(lambda: events.show_events(*sources, as_json=True))
     with pytest.raises(Unavailable, match="the node has ended its events"):
         watching.done()
-    node._over.set()
-    operator._over.set()
+    node.over.set()
+    operator.over.set()
     assert capsys.readouterr().out
 
 
@@ -279,36 +278,53 @@ def test_a_pod_without_a_vm_has_a_summary() -> None:
     assert (told["addresses"], told["VM"], told["container"]) == ("10.0.0.2", "", "")
 
 
-class _Picture:
-    def screenshot(self, _vm: str) -> bytes:
-        return b"picture"
-
-
-@pytest.fixture
-def with_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    vm = VmSummary("f" * 64, "a" * 64, "web", 0, "running", "image", NOW)
-    monkeypatch.setattr(acting, "_running", lambda *_: vm)
-    monkeypatch.setattr(acting, "operating", lambda _path: contextlib.nullcontext(_Picture()))
-
-
-@pytest.mark.usefixtures("with_screen")
 def test_a_picture_takes_the_place_of_a_file_and_of_nothing_else(tmp_path: Path) -> None:
     file, pipe = tmp_path / "web.png", tmp_path / "pipe"
     file.write_bytes(b"older")
     os.mkfifo(pipe)
-    acting.screenshot("", "", "web", str(file))
+    acting.keep_picture(lambda: b"picture", str(file))
     assert file.read_bytes() == b"picture"
     with pytest.raises(InvalidRequest, match="no regular file"):
-        acting.screenshot("", "", "web", str(pipe))
+        acting.keep_picture(lambda: pytest.fail("it was taken for nothing"), str(pipe))
     assert pipe.is_fifo()
 
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in run._SIGNALS}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+class _Node:
+    """`failures`: so many calls to remove the VM fail, as while virtshim is restarted."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.made = ""
+        self.removed: list[str] = []
+
+    def make_pod(self, _wanted: object, mark: str) -> str:
+        self.made = mark
+        return "pod"
+
+    def start_vm(self, pod: str, _wanted: object, mark: str) -> str:
+        assert (pod, mark) == ("pod", self.made)
+        return "vm"
+
+    def remove_marked(self, mark: str) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("no answer")
+        self.removed.append(mark)
+
+
+def by_hand(
+    node: Any, use: Callable[[str], int], signals: run.Signals | None = None, patience: run.Patience | None = None
+) -> int:
+    wanted = wanted_vm("image", "", "", 0, (), ())
+    return run.use_vm(node, wanted, use, signals or run.Signals(), patience or run.Patience())
 
 
 @pytest.mark.usefixtures("handlers")
@@ -323,26 +339,13 @@ def test_a_terminal_that_hung_up_leaves_no_handler_behind() -> None:
 
 
 @pytest.mark.usefixtures("handlers")
-def test_a_vm_by_hand_is_removed_when_its_terminal_hangs_up_and_the_shell_says_so_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    removed = []
-
-    class Work:
-        def has_image(self, _image: str) -> bool:
-            return True
-
-        def make_pod(self, *_: Any) -> str:
-            return "pod"
-
-        def start_vm(self, *_: Any) -> str:
-            return "vm"
-
+def test_a_vm_by_hand_is_removed_when_its_terminal_hangs_up_and_the_shell_says_so_too() -> None:
+    class HungUpAgain(_Node):
         def remove_marked(self, mark: str) -> None:
             os.kill(os.getpid(), signal.SIGHUP)
-            removed.append(mark)
+            super().remove_marked(mark)
 
-    def attached(*_: Any, **__: Any) -> int:
+    def attached(_vm: str) -> int:
         ours, its = pty.openpty()
         try:
             with terminal.raw(its):
@@ -352,35 +355,17 @@ def test_a_vm_by_hand_is_removed_when_its_terminal_hangs_up_and_the_shell_says_s
         finally:
             os.close(its)
 
-    monkeypatch.setattr(run, "working", lambda _socket: contextlib.nullcontext(Work()))
-    monkeypatch.setattr(run, "_attached", attached)
-    with pytest.raises(SystemExit) as end:
-        run.run("", "", wanted_vm("image", "", "", 0, (), ()))
+    node, signals = HungUpAgain(), run.Signals()
+    with pytest.raises(SystemExit) as end, signals.caught():
+        by_hand(node, attached, signals)
     assert end.value.code == 128 + signal.SIGHUP
-    assert len(removed) == 1
+    assert node.removed == [node.made]
 
 
-class _Away:
-    """A node that is restarted: so many calls fail."""
-
-    def __init__(self, failures: int) -> None:
-        self.failures = failures
-        self.removed: list[str] = []
-
-    def remove_marked(self, mark: str) -> None:
-        if self.failures:
-            self.failures -= 1
-            raise Unavailable("no answer")
-        self.removed.append(mark)
-
-
-def test_a_vm_by_hand_is_removed_when_virtshim_is_back(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(run, "_AGAIN", 0.0)
-    work = _Away(3)
-    run._remove(work, "mark", run._Signals())  # type: ignore[arg-type]
-    assert work.removed == ["mark"]
+def test_a_vm_by_hand_is_removed_when_virtshim_is_back(capsys: pytest.CaptureFixture[str]) -> None:
+    node = _Node(failures=3)
+    assert by_hand(node, lambda _vm: 7, patience=run.Patience(again=0.0)) == 7
+    assert node.removed == [node.made]
     assert capsys.readouterr().err.count("virtshim does not answer") == 1
 
 
@@ -389,17 +374,14 @@ class _HungUp(io.StringIO):
         raise OSError(errno.EIO, "Input/output error")
 
 
-def test_a_vm_by_hand_is_removed_though_nobody_hears_that_virtshim_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_AGAIN", 0.0)
-    monkeypatch.setattr(sys, "stderr", _HungUp())
-    work = _Away(1)
-    run._remove(work, "mark", run._Signals())  # type: ignore[arg-type]
-    assert work.removed == ["mark"]
+def test_a_vm_by_hand_is_removed_though_nobody_hears_that_virtshim_is_away() -> None:
+    node = _Node(failures=1)
+    with contextlib.redirect_stderr(_HungUp()):
+        by_hand(node, lambda _vm: 0, patience=run.Patience(again=0.0))
+    assert node.removed == [node.made]
 
 
-def test_a_vm_by_hand_that_nobody_can_remove_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(run, "_AWAY", 0.0)
-    run._remove(_Away(9), "mark", run._Signals())  # type: ignore[arg-type]
-    assert "virtshim.io/run=mark" in capsys.readouterr().err
+def test_a_vm_by_hand_that_nobody_can_remove_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    node = _Node(failures=9)
+    by_hand(node, lambda _vm: 0, patience=run.Patience(away=0.0))
+    assert f"virtshim.io/run={node.made}" in capsys.readouterr().err

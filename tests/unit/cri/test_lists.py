@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri import lists
 from virtshim.cri.lists import ItemCache, ResponseCache, batches
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
@@ -65,11 +64,14 @@ def test_what_is_gone_is_not_kept(items, make):
     assert make.made == ["pod-6", "pod-7", "pod-8", "pod-9"]
 
 
-def test_filtered_lists_alone_do_not_make_it_grow_for_ever(items, monkeypatch):
-    monkeypatch.setattr(lists, "_MAX", 4)
+def test_filtered_lists_alone_do_not_make_it_grow_for_ever(make):
+    items = ItemCache(make, most=4)
     for pod in PODS:
         items.of([pod])
-    assert len(items._made) <= 5
+    make.made.clear()
+    for pod in PODS[:5]:
+        items.of([pod])
+    assert make.made == ["pod-0", "pod-1", "pod-2", "pod-3", "pod-4"]
 
 
 def test_a_whole_answer_is_made_again_only_when_a_record_is_another() -> None:

@@ -31,7 +31,7 @@ def door(tmp_path: Path) -> Iterator[str]:
 
     answering = threading.Thread(target=answer)
     answering.start()
-    gate = RootGate(path, behind, allowed=os.getuid())
+    gate = RootGate(path, behind, allowed=os.getuid(), again=0.001)
     gate.start()
     yield path
     gate.stop()
@@ -52,6 +52,7 @@ def heard(door: str) -> bytes:
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ECONNABORTED])
 def test_an_accept_that_fails_is_tried_again(door: str, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """The kernel is not to be brought to it for one process alone."""
     accept, failures = socket.socket.accept, [OSError(number, os.strerror(number))]
 
     def failing(listener: socket.socket) -> tuple[socket.socket, object]:
@@ -70,10 +71,11 @@ def test_an_accept_that_fails_is_tried_again(door: str, monkeypatch: pytest.Monk
 def test_callers_that_no_thread_can_be_had_for_are_hung_up_on_and_keep_no_place(
     door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Root may have as many as there is memory for."""
+
     def no_thread(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("virtshim.cri.operator.root_gate._AGAIN", 0.0)
     with monkeypatch.context() as none_left:
         none_left.setattr(threading.Thread, "start", no_thread)
         assert {heard(door) for _ in range(70)} == {b""}

@@ -73,6 +73,7 @@ def test_a_renamed_log_is_complete_and_a_new_one_goes_on(logs: EntrypointLogFile
 def test_a_place_that_cannot_be_written_takes_its_lines_back(
     logs: EntrypointLogFiles, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A small file system to fill would need a mount."""
     log = tmp_path / "0.log"
     logs.open(CONTAINER, str(log))
 

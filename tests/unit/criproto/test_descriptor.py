@@ -158,16 +158,15 @@ def test_the_generated_files_are_up_to_date() -> None:
     assert generate.stale_files() == [], "run: python -m criproto.generate"
 
 
-def test_a_changed_generated_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_generated_file_is_reported(tmp_path: Path) -> None:
     contract = generate.CONTRACTS[0]
-    (tmp_path / contract.proto).write_bytes((Path(generate.__file__).parent / contract.proto).read_bytes())
-    monkeypatch.setattr(generate, "_HERE", tmp_path)
-    monkeypatch.setattr(generate, "CONTRACTS", (contract,))
-    generate.write_files()
-    assert generate.stale_files() == []
+    here = tmp_path, (contract,)
+    (tmp_path / contract.proto).write_bytes((generate.HERE / contract.proto).read_bytes())
+    generate.write_files(*here)
+    assert generate.stale_files(*here) == []
     (tmp_path / contract.package / "api_pb2.py").write_text("changed\n")
     (tmp_path / contract.package / "left_over_pb2.py").write_text("")
-    assert generate.stale_files() == [f"{contract.package}/api_pb2.py", f"{contract.package}/left_over_pb2.py"]
+    assert generate.stale_files(*here) == [f"{contract.package}/api_pb2.py", f"{contract.package}/left_over_pb2.py"]
 
 
 def test_generated_modules_import_each_other_by_their_package() -> None:

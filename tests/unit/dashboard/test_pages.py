@@ -9,12 +9,13 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.dashboard.pages import Pages, Place
 from virtshim.dashboard.sessions import Sessions
-from virtshim.dashboard.streams import ENDED, _close
+from virtshim.dashboard.streams import ENDED, close
 from virtshim.domain.errors import NotFound
 
 
@@ -38,8 +39,15 @@ class Node:
 
 def test_a_pod_is_shown_without_a_vm_that_has_gone_since_the_last_look() -> None:
     watch = Mock(vms_of=lambda _pod: ["new", "old"])
-    pages = Pages(Node(["new"]), watch, Sessions(), Path(), Place.of_this_run())  # type: ignore[arg-type]
-    answer = asyncio.run(pages._pod(make_mocked_request("GET", "/", match_info={"id": "web"})))
+    place = Place.of_this_run()
+    pages = Pages(Node(["new"]), watch, Sessions(), Path(), place)  # type: ignore[arg-type]
+
+    async def answered() -> web.StreamResponse:
+        path = f"{place.path}/pods/web"
+        found = await pages.application().router.resolve(make_mocked_request("GET", path))
+        return await found.handler(make_mocked_request("GET", path, match_info=dict(found)))
+
+    answer = asyncio.run(answered())
     assert answer.status == 200
     assert [vm["id"] for vm in json.loads(answer.text)["vms"]] == ["new"]  # type: ignore[attr-defined]
 
@@ -58,7 +66,7 @@ class Page:
 )
 def test_why_a_stream_has_ended_is_text_that_fits_into_a_close_frame(why: str) -> None:
     page = Page()
-    asyncio.run(_close(page, ENDED, why))  # type: ignore[arg-type]
+    asyncio.run(close(page, ENDED, why))  # type: ignore[arg-type]
     assert len(page.message) <= 123
     told = page.message.decode()  # a browser takes nothing else
     assert why.encode(errors="replace").decode().startswith(told)

@@ -40,7 +40,7 @@ class SlowToAnswer:
 
 
 async def told_until(node: SlowToAnswer, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
-    watching = watch.NodeWatch(node, dict)
+    watching = watch.NodeWatch(node, dict, lambda **_: 0.0, gather=0.0)
     with watching.listening() as page:
         looking = asyncio.ensure_future(watching.run())
         try:
@@ -50,12 +50,6 @@ async def told_until(node: SlowToAnswer, wanted: Callable[[Mapping[str, Any]], b
         finally:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
-
-
-@pytest.fixture(autouse=True)
-def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_WATCHED", "_TIMES_AS_LONG", "_GATHER"):
-        monkeypatch.setattr(watch, name, 0.0)
 
 
 def test_an_address_that_was_not_answered_is_asked_for_again_and_told() -> None:

@@ -56,6 +56,8 @@ def pod(**changes: Any) -> dict[str, Any]:
 
 def workload(kind: str, template: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {"template": {"metadata": {}, "spec": template["spec"]}}
+    if kind == "PodTemplate":
+        return {"kind": kind, "metadata": {"name": "web"}, **made}
     spec = {"jobTemplate": {"spec": made}} if kind == "CronJob" else {"replicas": 1, **made}
     return {"kind": kind, "metadata": {"name": "web"}, "spec": spec}
 
@@ -78,7 +80,16 @@ def container(**fields: Any) -> dict[str, Any]:
 )
 def test_a_virtual_machine_is_let_in(fine: dict[str, Any]) -> None:
     assert refusals(fine) == []
-    for kind in ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "CronJob"):
+    for kind in (
+        "Deployment",
+        "StatefulSet",
+        "DaemonSet",
+        "ReplicaSet",
+        "Job",
+        "CronJob",
+        "ReplicationController",
+        "PodTemplate",
+    ):
         assert refusals(workload(kind, fine)) == []
 
 
@@ -104,7 +115,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "why"), REFUSED)
 def test_what_no_virtual_machine_can_be_is_refused_with_a_sentence(changes: dict[str, Any], why: str) -> None:
-    for thing in (pod(**changes), *(workload(kind, pod(**changes)) for kind in ("Deployment", "Job", "CronJob"))):
+    for thing in (
+        pod(**changes),
+        *(
+            workload(kind, pod(**changes))
+            for kind in ("Deployment", "Job", "CronJob", "ReplicationController", "PodTemplate")
+        ),
+    ):
         (refusal,) = refusals(thing)
         assert why in refusal
         assert refusals({**thing, "metadata": {}}, before=None) == [refusal]
@@ -169,3 +186,8 @@ def test_the_api_server_takes_its_shape() -> None:
         assert "\n" not in validation["message"]
     classes = yaml.safe_load((DEPLOY / "runtimeclass.yaml").read_text())
     assert f"in ['{classes['metadata']['name']}']" in spec["matchConditions"][1]["expression"]
+
+
+def test_everything_that_pods_are_made_from_is_looked_at() -> None:
+    looked_at = {name for rule in POLICY["spec"]["matchConstraints"]["resourceRules"] for name in rule["resources"]}
+    assert {"pods", "replicationcontrollers", "podtemplates", "deployments", "jobs", "cronjobs"} <= looked_at

@@ -26,7 +26,8 @@ def test_every_field_is_one_of_kubernetes_own(document: dict[str, Any]) -> None:
     """The client drops what it does not know, and refuses what lacks a field that must be there."""
     api = client.ApiClient()
     types_of = {"Namespace": "V1Namespace", "ServiceAccount": "V1ServiceAccount", "ClusterRole": "V1ClusterRole",
-                "ClusterRoleBinding": "V1ClusterRoleBinding", "DaemonSet": "V1DaemonSet"}  # fmt: skip
+                "ClusterRoleBinding": "V1ClusterRoleBinding", "DaemonSet": "V1DaemonSet",
+                **{kind: f"V1{kind}" for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")}}  # fmt: skip
     answer = types.SimpleNamespace(data=json.dumps(document))
     try:
         read = api.deserialize(answer, types_of[document["kind"]])

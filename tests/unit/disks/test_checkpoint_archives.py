@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.disks import checkpoint_archives
 from virtshim.disks.checkpoint_archives import CheckpointArchives
 from virtshim.domain.errors import DeadlineExceeded, InternalError, InvalidRequest, ResourceExhausted
 from virtshim.domain.ids import ContainerId
@@ -103,19 +102,19 @@ def test_an_archive_appears_only_when_it_is_whole(archives, place: str, tmp_path
     assert os.listdir(tmp_path) == ["one.tar"]
 
 
-def test_a_copy_ends_when_time_is_over(archives, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_archives, "_clone", lambda old, new: False)
+def test_a_copy_ends_when_time_is_over(place: str, tmp_path: Path) -> None:
+    archives = CheckpointArchives(lambda _old, _new: False)
     source = tmp_path / "disk"
     source.write_bytes(b"x")
     with pytest.raises(DeadlineExceeded):
         archives.copy(str(source), archives.begin(place, ID) + "/root.qcow2", time_is_over)
 
 
-def test_a_full_disk_is_told_as_one(archives, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+def test_a_full_disk_is_told_as_one(place: str, tmp_path: Path) -> None:
+    def full(*_: object) -> bool:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_archives.fcntl, "ioctl", full)
+    archives = CheckpointArchives(full)
     (tmp_path / "disk").write_text("x")
     with pytest.raises(ResourceExhausted, match="no room"):
         archives.copy(str(tmp_path / "disk"), archives.begin(place, ID) + "/root.qcow2", go_on)

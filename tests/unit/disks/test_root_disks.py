@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from virtshim.disks import overlay_templates, root_disks
+from virtshim.disks import overlay_templates
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
 from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.layout import Layout, vnc_socket
 from virtshim.domain.vm import Disk
-from virtshim.process import Finished
+from virtshim.process import Finished, run
 
 ID = ContainerId("ab" * 32)
 OTHER = ContainerId("cd" * 32)
@@ -73,10 +73,11 @@ def test_the_image_is_not_opened_to_make_a_disk_of_it(disks, base) -> None:
     assert (found["virtual-size"], found["full-backing-filename"]) == (image.virtual_size, path)
 
 
-def test_the_second_disk_of_an_image_is_like_the_first_without_qemu_img(disks, base, monkeypatch) -> None:
-    first = disks.create(ID, *base, 0)
-    monkeypatch.setattr(root_disks, "run", lambda *_, **__: pytest.fail("qemu-img was run again"))
-    second = disks.create(OTHER, *base, 0)
+def test_the_second_disk_of_an_image_is_like_the_first_without_qemu_img(layout, base) -> None:
+    runs: list[list[str]] = []
+    disks = RootDiskStore(layout, run=lambda argv, **limits: (runs.append(argv), run(argv, **limits))[1])
+    first, second = disks.create(ID, *base, 0), disks.create(OTHER, *base, 0)
+    assert len(runs) == 1
     assert Path(second.path).read_bytes() == Path(first.path).read_bytes()
     assert os.stat(second.path).st_mode & 0o777 == 0o600
     assert os.stat(second.path).st_blocks <= os.stat(first.path).st_blocks
@@ -93,6 +94,8 @@ def test_a_disk_of_another_size_or_base_is_not_a_copy(disks, base, tmp_path: Pat
 
 
 def test_a_copy_that_finds_no_room_says_so_and_is_gone(disks, layout, base, monkeypatch) -> None:
+    """A small file system to fill would need a mount."""
+
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -144,14 +147,13 @@ def test_an_impossible_size_is_refused(disks, base) -> None:
         disks.create(ID, *base, 1 << 60)
 
 
-def test_a_disk_that_qemu_img_cannot_make_is_not_left_half_made(disks, layout, base, monkeypatch) -> None:
+def test_a_disk_that_qemu_img_cannot_make_is_not_left_half_made(layout, base) -> None:
     def fails(argv: list[str], **_: object) -> Finished:
         Path(argv[-2]).write_bytes(b"half")
         return Finished(1, b"", b"no luck")
 
-    monkeypatch.setattr(root_disks, "run", fails)
     with pytest.raises(InternalError, match="cannot be made: no luck"):
-        disks.create(ID, *base, 0)
+        RootDiskStore(layout, run=fails).create(ID, *base, 0)
     assert not Path(layout.root_disk(ID)).exists()
 
 
@@ -255,14 +257,13 @@ def test_the_use_of_a_container_holds_the_kept_disk_that_it_runs_on(disks, base)
     assert disks.use(ID, f"{'c' * 64}/{'d' * 64}").used_bytes == own.used_bytes, "one that has just been removed"
 
 
-def test_a_half_made_disk_is_never_taken_for_a_whole_one(disks, base, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(*_: object) -> None:
+def test_a_half_made_disk_is_never_taken_for_a_whole_one(disks, layout, base) -> None:
+    def dies(argv: list[str], **limits: float) -> Finished:
+        run(argv, **limits)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "link", dies)
-        with pytest.raises(KeyboardInterrupt):
-            disks.create_pod_disk(NAME, *base, 0)
+    with pytest.raises(KeyboardInterrupt):
+        RootDiskStore(layout, run=dies).create_pod_disk(NAME, *base, 0)
     assert disks.pod_disk(NAME) is None
     assert disks.pods_with_disks() == {"a" * 64}
     assert disks.pod_disk(NAME) != disks.create_pod_disk(NAME, *base, 0)

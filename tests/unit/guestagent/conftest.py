@@ -11,6 +11,7 @@ from fakes.guest import HostGuest
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
 from virtshim.guestagent.agents import AgentClients
+from virtshim.guestagent.wait import ExecLimits
 
 CONTAINER = ContainerId("c" * 64)
 
@@ -44,7 +45,12 @@ def make_guest(layout: Layout, guests: list[HostGuest]) -> Callable[..., HostGue
 
 
 @pytest.fixture
-def clients(layout: Layout, guests: list[HostGuest]) -> Iterator[AgentClients]:
-    clients = AgentClients(layout, lambda _container, number: guests[-1].plug(number))
+def limits() -> ExecLimits:
+    return ExecLimits()
+
+
+@pytest.fixture
+def clients(layout: Layout, guests: list[HostGuest], limits: ExecLimits) -> Iterator[AgentClients]:
+    clients = AgentClients(layout, lambda _container, number: guests[-1].plug(number), limits=limits)
     yield clients
     clients.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,8 @@ from virtshim.domain.errors import (
 )
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
-from virtshim.guestagent.agents import AgentClients
+from virtshim.guestagent.agents import OUTPUT_LIMIT, AgentClients
+from virtshim.guestagent.wait import ExecLimits
 
 CONTAINER = ContainerId("c" * 64)
 PATH = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"),)
@@ -176,21 +176,18 @@ def test_a_caller_that_goes_ends_the_command(make_guest, run):
 def test_a_daemon_left_behind_keeps_neither_the_caller_nor_the_ports(make_guest, run):
     guest = make_guest(ports=2)
     mark = os.urandom(8).hex()
-    started = time.monotonic()
     result = run(shell("sleep 300 & echo started", envs=(*PATH, ("MARK", mark.encode()))))
     assert result == CommandResult(0, b"started\n", b"")
-    assert time.monotonic() - started < 10
     assert run(shell("echo next")).stdout == b"next\n"
     assert alive(mark), "it lives on"
     run(shell(f"for p in /proc/[0-9]*; do grep -qs MARK={mark} $p/environ && kill -9 ${{p#/proc/}}; done; true"))
     wait_until(lambda: guest.running() == 0, 20, "the agent keeps no record")
 
 
-def test_output_beyond_the_limit_is_thrown_away_and_the_command_goes_on(make_guest, run, monkeypatch):
-    monkeypatch.setattr("virtshim.guestagent.agents.OUTPUT_LIMIT", 100_000)
+def test_output_beyond_the_limit_is_thrown_away_and_the_command_goes_on(make_guest, run):
     make_guest()
-    result = run(shell("head -c 3000000 /dev/zero; echo done >&2; exit 3"))
-    assert (result.code, len(result.stdout), result.stderr) == (3, 100_000, b"done\n")
+    result = run(shell(f"head -c {OUTPUT_LIMIT + 3_000_000} /dev/zero; echo done >&2; exit 3"))
+    assert (result.code, len(result.stdout), result.stderr) == (3, OUTPUT_LIMIT, b"done\n")
 
 
 def test_a_process_list_does_not_confuse_the_streams(make_guest, run):
@@ -240,8 +237,8 @@ def test_a_port_that_the_guest_does_not_take_up_is_never_used(make_guest, run):
     assert [call.done().code for call in calls] == [0, 0, 0]
 
 
-def test_without_a_free_port_the_message_says_what_to_do(make_guest, run, monkeypatch):
-    monkeypatch.setattr("virtshim.guestagent.exec_ports._LEASE_WAIT", 0.2)
+@pytest.mark.parametrize("limits", [ExecLimits(lease=0.2)])
+def test_without_a_free_port_the_message_says_what_to_do(make_guest, run):
     guest = make_guest(ports=2, slots=2)
     cancelled = threading.Event()
     mark = os.urandom(8).hex()
@@ -279,9 +276,9 @@ def test_a_vm_that_ends_ends_its_commands(make_guest, run):
         running.done()
 
 
-def test_a_command_that_the_agent_does_not_know_any_more_is_lost(make_guest, run, monkeypatch):
+@pytest.mark.parametrize("limits", [ExecLimits(silence=0.2)])
+def test_a_command_that_the_agent_does_not_know_any_more_is_lost(make_guest, run):
     """The guest, or its agent, was restarted."""
-    monkeypatch.setattr("virtshim.guestagent.exec_silence._CHECK", 0.2)
     guest, mark = make_guest(), os.urandom(8).hex()
     running = Background(lambda: run(shell("sleep 300", envs=(*PATH, ("MARK", mark.encode()))), 0))
     wait_until(lambda: alive(mark), 20, "it runs")

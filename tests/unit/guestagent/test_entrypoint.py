@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -250,22 +251,30 @@ def test_what_is_no_file_is_no_place_for_a_termination_message(guest, clients, r
     assert fifo.is_fifo()
 
 
+@pytest.fixture
+def on_the_root() -> Iterator[Path]:
+    """A directory for everybody on the root file system, where pytest's own need not be."""
+    top = next(top for top in ("/tmp", "/") if os.stat(top).st_dev == os.stat("/").st_dev)
+    with tempfile.TemporaryDirectory(dir=top) as directory:
+        os.chmod(directory, 0o777)
+        yield Path(directory)
+
+
 @pytest.mark.skipif(
     subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0,
     reason="NOT TESTED: only root may have mounts of its own, in most containers not even root",
 )
 @pytest.mark.parametrize("user", ["", "65534"])
-def test_a_read_only_root_is_the_commands_alone(guest, clients, reader, tmp_path: Path, user: str):
-    tmp_path.chmod(0o777)
-    report = tmp_path / "termination-log"
-    script = f"touch {tmp_path}/file; echo words > {report}; echo > /dev/null && echo $(id -u)"
+def test_a_read_only_root_is_the_commands_alone(guest, clients, reader, on_the_root: Path, user: str):
+    report = on_the_root / "termination-log"
+    script = f"touch {on_the_root}/file; echo words > {report}; echo > /dev/null && echo $(id -u)"
     command = shell(script, termination_path=str(report), readonly_root=True, user=RunAs(user))
     start_entrypoint(clients, command)
     assert reader.to_the_end().code == 0
     assert user or b"Read-only file system" in reader.seen[ERR]
     assert reader.seen[OUT] == (user or "0").encode() + b"\n"
     assert user or report.read_text() == "words\n"
-    (tmp_path / "file").touch()
+    (on_the_root / "file").touch()
 
 
 def signalled(clients: AgentClients, number: int) -> bool:

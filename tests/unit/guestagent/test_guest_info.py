@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from virtshim.domain.ids import ContainerId
-from virtshim.guestagent.guest_info import _QUESTIONS
+from virtshim.guestagent.guest_info import ask_guest_info
+from virtshim.guestagent.wait import CancellableDeadline
 
 CONTAINER = ContainerId("c" * 64)
 
@@ -38,9 +37,7 @@ def test_what_the_agent_answers_is_told_and_the_rest_left_out(clients, make_gues
 
 
 def test_without_an_answer_there_is_nothing_to_tell(clients):
-    started = time.monotonic()
     assert clients.guest_info(CONTAINER, 0.2) == {}
-    assert time.monotonic() - started < 5
 
 
 _JSON = st.recursive(
@@ -51,15 +48,30 @@ _JSON = st.recursive(
 )
 
 
-@given(st.sampled_from(sorted(_QUESTIONS)), _JSON)
-def test_any_answer_is_read_without_an_error(question, answer):
-    json.dumps(_QUESTIONS[question][1](answer))
+class Says:
+    """An agent with the same answer to every question."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def ask(self, *_question):
+        return self.answer
 
 
-@pytest.mark.parametrize("question", sorted(_QUESTIONS))
-def test_a_huge_answer_becomes_a_small_one(question):
+def told_by(answer):
+    return ask_guest_info(Says(answer), CancellableDeadline.of(60))
+
+
+@given(_JSON)
+def test_any_answer_is_read_without_an_error(answer):
+    facts = told_by(answer)
+    assert set(facts) == {"agentVersion", "system", "hostname", "interfaces", "users", "filesystems"}
+    json.dumps(facts)
+
+
+def test_a_huge_answer_becomes_a_small_one():
     text = "x" * 100_000
     address = {"ip-address": text, "prefix": 1 << 70}
     item = {"name": text, "mountpoint": text, "user": text, "type": text, "ip-addresses": [address] * 1000}
     for answer in (dict.fromkeys(("id", "pretty-name", "host-name", "version"), text), [item] * 1000):
-        assert len(json.dumps(_QUESTIONS[question][1](answer))) < 50_000
+        assert all(len(json.dumps(fact)) < 50_000 for fact in told_by(answer).values())

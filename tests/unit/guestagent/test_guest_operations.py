@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.errors import DeadlineExceeded, InternalError, NotFound, ShimError, WrongState
+from virtshim.domain.errors import DeadlineExceeded, InternalError, NotFound, Unavailable, WrongState
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 
@@ -26,10 +26,9 @@ def test_file_systems_rest_until_they_are_thawed(clients, make_guest):
 
 
 def test_a_guest_without_agent_is_not_frozen_and_not_waited_for(clients):
-    started = time.monotonic()
-    with pytest.raises(ShimError):
+    """Otherwise its time would be over, and that be said."""
+    with pytest.raises(Unavailable):
         clients.operations.freeze(CONTAINER, 10)
-    assert time.monotonic() - started < 5
 
 
 def test_an_agent_that_may_not_freeze_says_so(clients, make_guest):

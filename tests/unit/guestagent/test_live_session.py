@@ -14,6 +14,7 @@ from virtshim.domain.errors import ResourceExhausted, ShimError, Unavailable
 from virtshim.domain.guest.command import GuestCommand
 from virtshim.domain.guest.streaming import Ended, Output, OutStream, Streams
 from virtshim.domain.ids import ContainerId
+from virtshim.guestagent.wait import ExecLimits
 from virtshim.ports.streaming import StreamSession
 
 CONTAINER = ContainerId("c" * 64)
@@ -214,8 +215,8 @@ def test_a_command_that_cannot_start_breaks_the_session_off(talk, make_guest):
     talk("true", client)
 
 
-def test_a_vm_with_no_room_for_enough_ports_refuses(talk, make_guest, monkeypatch):
-    monkeypatch.setattr("virtshim.guestagent.exec_ports._LEASE_WAIT", 0.2)
+@pytest.mark.parametrize("limits", [ExecLimits(lease=0.2)])
+def test_a_vm_with_no_room_for_enough_ports_refuses(talk, make_guest):
     make_guest(ports=2, slots=2)
     with pytest.raises(ResourceExhausted, match="no free slot"):
         talk("true", everything)

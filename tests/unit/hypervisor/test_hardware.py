@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import signal
@@ -124,14 +123,13 @@ def test_another_build_below_the_same_name_is_refused_if_its_variables_have_anot
         (HardwareOptions(tpm=True), "annotation virtshim.io/tpm: this node has no swtpm; .*swtpm-tools"),
     ],
 )
-def test_what_a_node_lacks_is_refused_with_the_package_to_install(
-    wanted: HardwareOptions, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(uefi, "kinds", lambda: frozenset({Firmware.BIOS}))
-    monkeypatch.setattr(there, "programs_missing", lambda: ["swtpm"])
+def test_what_a_node_lacks_is_refused_with_the_package_to_install(wanted: HardwareOptions, words: str) -> None:
+    def refuse_missing(wanted: HardwareOptions) -> None:
+        there.refuse_missing(wanted, kinds=lambda: {Firmware.BIOS}, missing_programs=lambda: ["swtpm"])
+
     with pytest.raises(Unimplemented, match=words):
-        there.refuse_missing(wanted)
-    there.refuse_missing(HardwareOptions())
+        refuse_missing(wanted)
+    refuse_missing(HardwareOptions())
 
 
 def test_libvirts_directories_are_where_its_driver_has_them() -> None:
@@ -177,16 +175,12 @@ def test_what_a_tpm_remembers_goes_unless_it_is_kept_or_another_vms(tmp_path: Pa
     assert (tmp_path / str(other)).exists()
 
 
-def test_a_tpms_directory_that_cannot_be_removed_is_named_and_its_vm_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(parent: str, name: str) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(swtpm, "remove_tree", refuse)
+def test_a_tpms_directory_that_cannot_be_removed_is_named_and_its_vm_stays(tmp_path: Path) -> None:
+    damaged = tmp_path / "swtpm"
+    damaged.touch()  # and is no directory
     definition = "<domain><devices><tpm><backend type='emulator'/></tpm></devices></domain>"
-    with pytest.raises(InternalError, match=f"cannot be removed from {tmp_path}: Read-only"):
-        swtpm.forget(str(tmp_path), uuid.uuid4(), definition)
+    with pytest.raises(InternalError, match=f"cannot be removed from {damaged}: Not a directory"):
+        swtpm.forget(str(damaged), uuid.uuid4(), definition)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="AREA guest NOT TESTED: needs root")
@@ -254,20 +248,9 @@ def test_a_vm_that_is_libvirts_common_user_needs_nothing(tmp_path: Path) -> None
     assert not (tmp_path / "swtpm").exists()
 
 
-def test_a_file_system_without_o_direct_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "root.qcow2"
-    file.touch()
-    disks = [Disk(str(file), DiskFormat.QCOW2, "root")]
-    opened = os.open
-
-    def without(path: str, flags: int) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return opened(path, flags)
-
-    monkeypatch.setattr(os, "open", without)
+def test_a_file_system_without_o_direct_is_named() -> None:
+    disks = [Disk("/proc/sys/kernel/ostype", DiskFormat.RAW, "root")]
     direct_io.refuse_without(Cache.WRITETHROUGH, disks)
-    with pytest.raises(InvalidRequest, match=f"virtshim.io/disk-cache: none needs O_DIRECT.*{tmp_path}"):
+    with pytest.raises(InvalidRequest, match=r"virtshim.io/disk-cache: none needs O_DIRECT.* of /proc/sys/kernel does"):
         direct_io.refuse_without(Cache.NONE, disks)
-    monkeypatch.setattr(os, "open", opened)
     direct_io.refuse_without(Cache.NONE, [Disk("/not/there", DiskFormat.QCOW2, "root")])

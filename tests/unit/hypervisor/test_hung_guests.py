@@ -10,7 +10,6 @@ import libvirt
 import pytest
 
 from virtshim.domain.errors import Aborted, DeadlineExceeded
-from virtshim.hypervisor import ownership, pause
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.pause import LibvirtPausing
@@ -20,6 +19,7 @@ VM = uuid.uuid4()
 PROFILE = NodeProfile("node", DomainType.QEMU, "/usr/bin/qemu", "/usr/bin/qemu", Cgroups.OFF)
 LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
 MIB = 1 << 20
+OWNER = f"<v:owner xmlns:v='https://virtshim.io/domain/1' node='node' container='{'c' * 64}' sandbox='{'5' * 64}'/>"
 WAIT_LIMIT = 30.0
 
 
@@ -61,26 +61,36 @@ class Domain:
     def setMemoryFlags(self, kib: int, flags: int) -> None:  # noqa: N802
         self.asked.append((kib << 10, flags))
 
+    def metadata(self, _kind: int, _namespace: str) -> str:
+        return OWNER
+
 
 class Connected:
+    """To a libvirt with one VM."""
+
+    def __init__(self, domain: Domain) -> None:
+        self.domain = domain
+
     @contextlib.contextmanager
-    def using(self, _what: str) -> Iterator[None]:
-        yield
+    def using(self, _what: str) -> Iterator["Connected"]:
+        yield self
+
+    def lookupByUUID(self, wanted: bytes) -> Domain:  # noqa: N802
+        assert wanted == VM.bytes
+        return self.domain
 
 
 @pytest.fixture
-def domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Domain]:
+def domain() -> Iterator[Domain]:
     made = Domain()
-    monkeypatch.setattr(ownership, "find", lambda *_: made)
     yield made
     made.answers.set()
 
 
 @pytest.fixture
-def pausing(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> LibvirtPausing:
-    monkeypatch.setattr(pause, "_LIMIT", 0.0)
-    connection: Any = Connected()
-    return LibvirtPausing(connection, PROFILE)
+def pausing(domain: Domain) -> LibvirtPausing:
+    connection: Any = Connected(domain)
+    return LibvirtPausing(connection, PROFILE, limit=0.0)
 
 
 @pytest.mark.parametrize("action", ["pause", "resume", "out_of_space"])
@@ -98,7 +108,7 @@ def test_a_pause_that_comes_when_nobody_waits_any_more_is_taken_back(pausing: Li
 
 
 def test_a_guest_is_not_waited_for_whose_vm_is_to_end(domain: Domain) -> None:
-    connection: Any = Connected()
+    connection: Any = Connected(domain)
     cancelled = threading.Event()
     cancelled.set()
     with pytest.raises(Aborted, match="being stopped"):

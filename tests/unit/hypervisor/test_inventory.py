@@ -1,8 +1,10 @@
 """Who is there: what carries another node's mark, and what cannot be read, over libvirt's test driver."""
 
+import contextlib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import libvirt
 import pytest
@@ -18,6 +20,7 @@ DOMAIN = """<domain type='test'><name>{name}</name><metadata>{metadata}</metadat
 <memory>65536</memory><os><type>hvm</type></os><devices><serial type='pty'>{log}</serial></devices></domain>"""
 OWNER = "<v:owner xmlns:v='https://virtshim.io/domain/1' node='{node}' container='{c}' sandbox='{s}'/>"
 C, S = "c" * 64, "5" * 64
+PROFILE = NodeProfile("this", DomainType.TEST, "/q", "/q", Cgroups.OFF)
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def beside() -> Iterator[libvirt.virConnect]:
 
 @pytest.fixture
 def inventory(connection: Connection) -> LibvirtInventory:
-    return LibvirtInventory(connection, NodeProfile("this", DomainType.TEST, "/q", "/q", Cgroups.OFF))
+    return LibvirtInventory(connection, PROFILE)
 
 
 def add(beside: libvirt.virConnect, name: str, metadata: str, log: str = "") -> uuid.UUID:
@@ -69,19 +72,34 @@ def test_a_damaged_mark_is_told_and_does_not_hide_the_others(
 
 
 def test_a_vm_whose_metadata_libvirt_refuses_is_told_and_does_not_hide_the_others(
-    inventory: LibvirtInventory, beside: libvirt.virConnect, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, beside: libvirt.virConnect
 ) -> None:
+    """libvirt's test driver never refuses it: of one VM this connection's answer is an error instead."""
     ours = add(beside, "ours", OWNER.format(node="this", c=C, s=S))
     bad = add(beside, "bad", OWNER.format(node="this", c="d" * 64, s=S))
-    real = libvirt.virDomain.metadata
 
-    def metadata(domain: libvirt.virDomain, *args: object) -> str:
-        if domain.UUIDString() == str(bad):
-            raise libvirt.libvirtError("XML error")
-        return str(real(domain, *args))
+    def refuse(*_: object) -> str:
+        raise libvirt.libvirtError("XML error")
 
-    monkeypatch.setattr(libvirt.virDomain, "metadata", metadata)
-    found = inventory.take()
+    class Refusing:
+        def __init__(self, conn: libvirt.virConnect) -> None:
+            self.isAlive = conn.isAlive
+            self.found = conn.getAllDomainStats(libvirt.VIR_DOMAIN_STATS_STATE, 0)
+            for domain, _stats in self.found:
+                if domain.UUIDString() == str(bad):
+                    domain.metadata = refuse
+
+        def getAllDomainStats(self, *_: int) -> list[tuple[libvirt.virDomain, dict[str, int]]]:  # noqa: N802  libvirt's
+            return self.found
+
+    class Connected:
+        @contextlib.contextmanager
+        def using(self, what: str) -> Iterator[Refusing]:
+            with connection.using(what) as conn:
+                yield Refusing(conn)
+
+    refusing: Any = Connected()
+    found = LibvirtInventory(refusing, PROFILE).take()
     assert [domain.uuid for domain in found.owned] == [ours]
     assert list(found.unreadable) == ["bad"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fakes.registry import FakeRegistry, tar
-from fakes.webserver import WebServer, serving
+from fakes.webserver import LOOPBACK, WebServer, serving
 
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 
@@ -49,7 +49,7 @@ def qcow2(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @pytest.fixture
 def make_store(tmp_path: Path) -> Callable[..., ImageFileStore]:
     def make(**settings: Any) -> ImageFileStore:
-        store = ImageFileStore(str(tmp_path / "images"), ImageSettings(**settings))
+        store = ImageFileStore(str(tmp_path / "images"), ImageSettings(**{"insecure_registries": LOOPBACK, **settings}))
         store.sweep()
         return store
 

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from fakes.webserver import LOOPBACK
 
 from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted
 from virtshim.domain.ids import ImageDigest
@@ -21,7 +22,7 @@ HEX = "ab" * 32
 
 
 def test_an_empty_store_answers_before_its_directory_exists(tmp_path: Path) -> None:
-    store = ImageFileStore(str(tmp_path / "none"), ImageSettings())
+    store = ImageFileStore(str(tmp_path / "none"), ImageSettings(insecure_registries=LOOPBACK))
     assert store.stored() == frozenset()
     assert store.use().used_bytes == 0
     assert store.path(ImageDigest(f"sha256:{HEX}")) == f"{tmp_path}/none/sha256/{HEX}"
@@ -154,7 +155,7 @@ def test_disks_that_are_written_at_once_are_not_promised_the_same_room(
 
 def test_a_store_that_cannot_be_written_is_an_internal_error(web, tmp_path: Path, qcow2: bytes) -> None:
     (tmp_path / "file").write_text("")
-    store = ImageFileStore(str(tmp_path / "file" / "images"), ImageSettings())
+    store = ImageFileStore(str(tmp_path / "file" / "images"), ImageSettings(insecure_registries=LOOPBACK))
     with pytest.raises(InternalError, match="Not a directory"):
         store.fetch(web.serve("/x.qcow2", qcow2), None, NEVER)
 

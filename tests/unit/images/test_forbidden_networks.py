@@ -51,9 +51,7 @@ def test_link_local_and_metadata_addresses_are_forbidden_in_every_spelling(addre
     assert ForbiddenNetworks().has(address)
 
 
-@pytest.mark.parametrize(
-    "address", ["127.0.0.1", "::1", "10.0.0.1", "192.168.7.7", "203.0.113.9", "2001:db8::9", "fd00::1"]
-)
+@pytest.mark.parametrize("address", ["10.0.0.1", "192.168.7.7", "203.0.113.9", "2001:db8::9", "fd00::1"])
 def test_nothing_else_is_unless_the_operator_says_so(address: str) -> None:
     assert not ForbiddenNetworks().has(address)
 
@@ -142,6 +140,6 @@ def test_a_name_with_addresses_inside_and_outside_is_asked_outside(
         return [(*tcp, ("10.0.0.1", port)), (*tcp, ("127.0.0.1", port))]
 
     monkeypatch.setattr(connect.socket, "getaddrinfo", both)
-    store = make_store(forbidden_networks=("10.0.0.0/8",))
+    store = make_store(forbidden_networks=("10.0.0.0/8",), insecure_registries=("both.example",))
     web.serve("/x.qcow2", qcow2)
     assert store.fetch(f"http://both.example:{port}/x.qcow2", None, NEVER).size == len(qcow2)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.journal import WAIT_LIMIT
+from fakes.webserver import LOOPBACK
 
 from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.domain.image import Credentials, DiskFormat
@@ -249,7 +251,7 @@ def test_a_source_that_stalls_is_given_up(web, make_store, incoming) -> None:
     before = time.monotonic()
     with pytest.raises(Unavailable, match=r"sent nothing for 0\.3 s"):
         fetch(store, stall(web, b"QFI\xfb"))
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < WAIT_LIMIT
     assert incoming() == []
 
 
@@ -311,7 +313,7 @@ def test_connecting_can_be_cancelled(store) -> None:
         before = time.monotonic()
         with pytest.raises(DeadlineExceeded):
             store.fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/x.qcow2", None, cancelled)
-        assert time.monotonic() - before < 1.3
+        assert time.monotonic() - before < WAIT_LIMIT
         timer.join()
 
 
@@ -422,7 +424,7 @@ def secure_web(web, certificate: tuple[Path, Path]):
 def get(url: str, transport: Transport) -> bytes:
     with (
         PullWatch("x", NEVER, 5) as watch,
-        HttpClient(watch, transport, ForbiddenNetworks()) as client,
+        HttpClient(watch, transport, ForbiddenNetworks(here=LOOPBACK)) as client,
         client.get(url, {}) as answer,
     ):
         return answer.all(1 << 20)
@@ -470,14 +472,14 @@ def test_a_stalled_tls_download_can_be_cancelled(secure_web) -> None:
     timer = threading.Timer(0.3, cancelled.set)
     with (
         PullWatch("x", cancelled, 60) as watch,
-        HttpClient(watch, Transport(tls=TlsProfile(insecure=True)), ForbiddenNetworks()) as client,
+        HttpClient(watch, Transport(tls=TlsProfile(insecure=True)), ForbiddenNetworks(here=LOOPBACK)) as client,
         client.get(url, {}) as answer,
     ):
         timer.start()
         before = time.monotonic()
         with pytest.raises(DeadlineExceeded):
             answer.all(1 << 20)
-        assert time.monotonic() - before < 1.3
+        assert time.monotonic() - before < WAIT_LIMIT
     timer.join()
 
 

@@ -862,14 +862,18 @@ def test_a_disk_by_another_title_is_the_same_image_with_the_same_files(
     assert sum(path.endswith(disk) for path, *_ in web.seen) == 2, "once for each manifest"
 
 
-def test_layers_that_are_packed_otherwise_are_the_same_files(push, store, web, qcow2: bytes, tmp_path: Path) -> None:
+def test_layers_that_are_packed_otherwise_are_files_of_their_own_with_one_disk(
+    push, store, web, qcow2: bytes, tmp_path: Path
+) -> None:
     layers = layer(entry("disk/vm.qcow2", qcow2), entry("etc/motd", b"hello"))
     names = [push(layers, name=name, pack=pack) for name, pack in (("a", same_gzip), ("b", zstd.compress))]
     with contextlib.closing(SqliteRecords(str(tmp_path / "state.db"))) as records:
         images = ImageService(records, store, ImageNoteFiles(str(tmp_path / "notes")), FakeClock())
         found = [images.pull(name, None, NEVER) for name in names * 2]
-        assert len({(one.id, one.tree) for one in found}) == 1
-        assert store.stored() == {found[0].digest, found[0].tree}
+        assert [(one.id, one.tree) for one in found[:2]] == [(one.id, one.tree) for one in found[2:]]
+        assert found[0].digest == found[1].digest
+        assert found[0].id != found[1].id
+        assert store.stored() == {found[0].digest, found[0].tree, found[1].tree}
 
 
 def test_what_an_artifacts_archive_has_in_boot_is_a_file_as_others(artifact, pull, store) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fakes.apiserver import Api, kubeconfig
 
-from virtshim.kubeapi import asking, connecting
+from virtshim.kubeapi.asking import RequestLimits, get
 from virtshim.kubeapi.kubeconfig import access
 
 
@@ -47,13 +47,13 @@ def trickling(api: Api, first: bytes) -> Iterator[str]:
             server.join(60)
 
 
-def answer_of(path: str) -> Any:
+def answer_of(path: str, limits: RequestLimits) -> Any:
     """Or what was raised; None if it takes a minute."""
     done: list[Any] = []
 
     def ask() -> None:
         try:
-            done.append(asking.get(access(path), "/version"))
+            done.append(get(access(path), "/version", limits))
         except Exception as exc:  # noqa: BLE001
             done.append(exc)
 
@@ -73,43 +73,36 @@ def answer_of(path: str) -> Any:
     ],
     ids=["status", "header", "body", "body of a known length"],
 )
-def test_an_answer_that_comes_a_byte_at_a_time_is_given_up(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes
-) -> None:
-    monkeypatch.setattr(asking, "LIMIT", 0.5)
+def test_an_answer_that_comes_a_byte_at_a_time_is_given_up(api: Api, tmp_path: Path, first: bytes) -> None:
     with trickling(api, first) as server:
-        found = answer_of(kubeconfig(api, tmp_path, {"token": "secret"}, server=server))
+        found = answer_of(kubeconfig(api, tmp_path, {"token": "secret"}, server=server), RequestLimits(0.5))
     assert isinstance(found, TimeoutError)
     assert str(found) == "its answer takes longer than 0.5 s"
 
 
-def test_a_name_that_is_looked_up_for_ever_is_given_up(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_is_looked_up_for_ever_is_given_up(api: Api, tmp_path: Path) -> None:
     answered = threading.Event()
 
     def slow(*_: object, **__: object) -> list[Any]:
         answered.wait(60)
         return []
 
-    monkeypatch.setattr(asking, "LIMIT", 0.2)
-    monkeypatch.setattr(connecting.socket, "getaddrinfo", slow)
+    config = kubeconfig(api, tmp_path, {"token": "secret"}, server="https://slow.example")
     try:
-        found = answer_of(kubeconfig(api, tmp_path, {"token": "secret"}, server="https://slow.example"))
+        found = answer_of(config, RequestLimits(0.2, resolve=slow))
     finally:
         answered.set()
     assert isinstance(found, TimeoutError)
 
 
-def test_the_next_address_of_a_name_is_tried(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_address_of_a_name_is_tried(api: Api, tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         there = [nobody.getsockname(), api.server.server_address]
         found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in there]
-        monkeypatch.setattr(connecting.socket, "getaddrinfo", lambda *_, **__: found)
         api.answers = {"/prefix/version": {"major": "1"}}
         config = kubeconfig(
             api, tmp_path, {"token": "secret"},
             server="https://kubernetes.example/prefix",
         )  # fmt: skip
-        assert answer_of(config).document == {"major": "1"}
+        assert answer_of(config, RequestLimits(resolve=lambda *_, **__: found)).document == {"major": "1"}

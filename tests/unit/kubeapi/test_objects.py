@@ -12,7 +12,7 @@ from fakes.apiserver import Api, kubeconfig
 
 from virtshim.domain.errors import PermissionRefused, ShimError, Unavailable, WrongState
 from virtshim.domain.guest.data_source import DataSource
-from virtshim.kubeapi import asking
+from virtshim.kubeapi.asking import RequestLimits
 from virtshim.kubeapi.objects import KubeObjects
 
 SECRET = DataSource("secret", "keys")
@@ -147,22 +147,19 @@ def test_what_is_no_base64_is_not_believed_and_not_shown(api: Api, tmp_path: Pat
     assert "hunter2" not in str(error)
 
 
-def test_an_answer_that_is_too_large_is_not_kept(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "_MOST", 1000)
+def test_an_answer_that_is_too_large_is_not_kept(api: Api, tmp_path: Path) -> None:
     api.answers[PATHS[SECRET]] = {"data": {"a": "A" * 2000}}
-    assert "larger than 1000 bytes" in str(refusal(KubeObjects(kubeconfig(api, tmp_path, TOKEN))))
+    objects = KubeObjects(kubeconfig(api, tmp_path, TOKEN), RequestLimits(answer=1000))
+    assert "larger than 1000 bytes" in str(refusal(objects))
     gc.collect()  # a socket that is open still is told now
 
 
-def test_a_server_that_says_nothing_is_not_waited_for(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(asking, "LIMIT", 0.2)
+def test_a_server_that_says_nothing_is_not_waited_for(api: Api, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         server = f"https://127.0.0.1:{silent.getsockname()[1]}"
         done: list[Any] = []
         path = kubeconfig(api, tmp_path, TOKEN, server=server)
-        asker = threading.Thread(target=lambda: done.append(refusal(KubeObjects(path))))
+        asker = threading.Thread(target=lambda: done.append(refusal(KubeObjects(path, RequestLimits(0.2)))))
         asker.start()
         asker.join(60)
         assert isinstance(done[0], Unavailable)

@@ -94,7 +94,7 @@ def test_a_guest_that_has_ended_is_asked_no_more(world: World) -> None:
     world.journal.fail("guest_operations.thaw", Unavailable("the VM has ended"), times=1000)
     checkpoint(world, container)
     world.stop(container)
-    eventually(lambda: world.app.freezer._threads.of(container) is None)
+    eventually(lambda: not world.app.freezer.is_thawing(container))
 
 
 # A process that dies takes its threads along.
@@ -104,7 +104,7 @@ def test_a_guest_that_has_ended_is_asked_no_more(world: World) -> None:
 def test_wherever_the_process_dies_the_next_one_thaws(world: World, call: str, when: When) -> None:
     _, container = world.running()
     checkpoint(world, container)
-    eventually(lambda: world.app.freezer._threads.of(container) is None)
+    eventually(lambda: not world.app.freezer.is_thawing(container))
     steps = world.journal.calls
     at = steps[steps.index("archives.begin") - 1 :].index(call) + 1
     world.journal.crash(at, when)

@@ -269,6 +269,7 @@ def test_rules_are_tried_again_until_the_guests_network_is_there_and_its_command
 
 
 def test_who_looks_into_a_guest_whose_network_is_not_there_does_not_wait_for_it(world: World) -> None:
+    world.outside.clock.held = True  # else the time for the network to come is over at once
     world.outside.guests.do = ends_with(policy_routes.NOT_YET, b"no interface has the MAC 0a:58:00:00:00:02\n")
     made = routed(world, "serve")
     eventually(lambda: ran(world))

@@ -1,6 +1,5 @@
 """A guest lets go of the host's devices before its VM is ended by force, and only then."""
 
-import threading
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from podclient import wait_until
 from virtshim.config import Devices
 from virtshim.domain.container import ContainerPhase, ExitReason
 from virtshim.domain.devices.granted import CriDevice, UsbDevice
-from virtshim.domain.errors import ResourceExhausted, Unavailable
+from virtshim.domain.errors import ResourceExhausted, Unavailable, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import PauseReason
 
@@ -118,20 +117,15 @@ def test_a_pod_that_another_call_keeps_is_not_waited_for(world: World) -> None:
     container = running(world)
     world.sections["devices"] = Devices(unplug=0.01)
     again = world.recovered()
-    kept, over = threading.Event(), threading.Event()
-
-    def keep() -> None:
-        with again.do.stop_container._locks.held(again.container(container).sandbox_id):
-            kept.set()
-            over.wait(WAIT_LIMIT)
-
-    background = Background(keep)
-    assert kept.wait(WAIT_LIMIT)
+    other = again.journal.hold("vms.pause")
+    background = Background(lambda: again.app.operator.services.actions.pause(again.container(container)))
+    other.wait()
     again.journal.hold("vms.destroy").open()
     stopping = Background(lambda: again.do.stop_container.kill(again.container(container), "killed"))
     wait_until(lambda: again.journal.count("vms.destroy"), WAIT_LIMIT, "the VM is ended")
-    over.set()
-    background.done()
+    other.open()
+    with pytest.raises(WrongState, match="is not running"):
+        background.done()
     stopping.done()
     assert ends(again) == ["vms.destroy"]
     again.close()

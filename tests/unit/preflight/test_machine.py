@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from virtshim.config import Settings
-from virtshim.preflight import checks, host_facts, machine
+from virtshim.preflight import checks, machine
 from virtshim.preflight.access import FileStatus, UserAccount
 from virtshim.preflight.finding import Level
 from virtshim.preflight.machine import Cgroups, FreeSpace
@@ -100,12 +100,11 @@ def test_forwarding_that_cannot_be_read_is_not_taken_for_on() -> None:
     assert machine.forwarding({"net.ipv4.ip_forward": ""}).level is Level.WARNING
 
 
-def test_a_place_for_disks_that_cannot_be_looked_at_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_for_disks_that_cannot_be_looked_at_is_an_error() -> None:
     def refused(path: str) -> FreeSpace:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(host_facts, "room", refused)
-    (told,) = checks.room(Settings())
+    (told,) = checks.room(Settings(), refused)
     assert (told.level, told.text) == (Level.ERROR, "/var/lib/virtshim: Input/output error")
 
 

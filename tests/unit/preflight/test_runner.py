@@ -1,5 +1,4 @@
 import threading
-import time
 from collections.abc import Sequence
 
 from virtshim.config import Settings
@@ -26,8 +25,11 @@ def broken(_settings: Settings) -> Sequence[Finding]:
     raise RuntimeError("a bug")
 
 
+over = threading.Event()
+
+
 def hanging_check(_settings: Settings) -> Sequence[Finding]:
-    threading.Event().wait(60)
+    over.wait()
     return []
 
 
@@ -37,9 +39,8 @@ def test_findings_come_in_the_order_of_the_checks() -> None:
 
 
 def test_a_check_that_hangs_is_an_error_and_the_others_are_told() -> None:
-    began = time.monotonic()
     hung, *rest = findings((hanging_check, quick), SETTINGS, limit=0.3)
-    assert time.monotonic() - began < 5
+    over.set()
     assert (hung.level, hung.subject) == (Level.ERROR, "hanging check")
     assert [finding.text for finding in rest] == ["one", "two"]
 

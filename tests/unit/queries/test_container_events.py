@@ -11,7 +11,6 @@ from virtshim.domain.errors import ResourceExhausted, Unavailable
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
 from virtshim.primitives.clock import Stamps
-from virtshim.queries import container_events
 from virtshim.queries.container_events import ContainerEvent, EventBroadcaster, EventType, Subscription
 
 POD = Sandbox(SandboxId("a" * 64), PodKey("default", "web", "u", 0), SandboxConfig(), created_at=1)
@@ -81,9 +80,9 @@ def test_a_listener_that_waits_is_woken(broadcaster: EventBroadcaster) -> None:
 
 
 def test_a_listener_that_falls_behind_is_dropped_told_why_and_costs_the_others_nothing(
-    broadcaster: EventBroadcaster, monkeypatch: pytest.MonkeyPatch
+    clock: FakeClock,
 ) -> None:
-    monkeypatch.setattr(container_events, "_ROOM", 3)
+    broadcaster = EventBroadcaster(Stamps(clock, 0), most=3, room=3)
     dropped = threading.Event()
     slow, quick = broadcaster.subscribe(on_drop=dropped.set), broadcaster.subscribe()
     read = []
@@ -100,10 +99,8 @@ def test_a_listener_that_falls_behind_is_dropped_told_why_and_costs_the_others_n
             slow.next()
 
 
-def test_a_dropped_listener_makes_room_for_another(
-    broadcaster: EventBroadcaster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(container_events, "_ROOM", 1)
+def test_a_dropped_listener_makes_room_for_another(clock: FakeClock) -> None:
+    broadcaster = EventBroadcaster(Stamps(clock, 0), most=3, room=1)
     for _ in range(3):
         broadcaster.subscribe()
     say(broadcaster, "1", "2")

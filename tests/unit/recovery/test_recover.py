@@ -180,6 +180,7 @@ def test_recovery_hears_of_power_events_from_its_first_moment(world: World) -> N
 def test_the_boot_is_remembered_and_tells_a_restart_from_a_reboot(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The kernel's own is another after a reboot only."""
     _, container = world.running()
     monkeypatch.setattr("virtshim.machine.boot_id", lambda: "boot-1")
     world.app.recover()
@@ -204,7 +205,7 @@ def test_a_stuck_repair_is_left_behind_and_told_of_and_the_rest_is_served(world:
     _, first = world.running("first")
     _, second = world.running("second")
     after = world.restarted()
-    after.app.recovery.recover.repair_runner._limit = 0.1
+    after.app.recovery.recover.repair_runner.limit = 0.1
     gate = after.journal.hold("consoles.open")
     after.app.recovery.recover.run(rebooted=False)
     assert set(after.outside.consoles.following) == {second}
@@ -234,7 +235,7 @@ def test_while_one_step_for_a_pod_is_stuck_no_other_is_begun_for_it(world: World
     other, _ = world.running("other")
     world.outside.networks.lose()
     after = world.restarted()
-    after.app.recovery.recover.repair_runner._limit = 0.1
+    after.app.recovery.recover.repair_runner.limit = 0.1
     gate = after.journal.hold("consoles.open")
     after.app.recovery.recover.run(rebooted=False)
     assert after.sandbox(sandbox).is_ready  # its turn comes later

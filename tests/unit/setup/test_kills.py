@@ -166,6 +166,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def anybody_is_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set-up is tried at thousands of points, by any user, and in directories of its own."""
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("os.fsync", lambda _descriptor: None)  # nothing here pulls the plug
     monkeypatch.setattr("virtshim.setup.node_setup.lock_file", lambda _path: os.open("/dev/null", os.O_RDONLY))

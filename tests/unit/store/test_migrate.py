@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_the_head_known_to_the_code_is_the_newest_step() -> None:
     config = Config()
-    config.set_main_option("script_location", migrate._SCRIPTS)
+    config.set_main_option("script_location", migrate.SCRIPTS)
     config.set_main_option("path_separator", "os")
     scripts = ScriptDirectory.from_config(config)
     assert scripts.get_heads() == [migrate.HEAD]

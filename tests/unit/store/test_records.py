@@ -27,6 +27,7 @@ from virtshim.domain.image import ImageConfig
 from virtshim.domain.sandbox import PodKey, SandboxPhase
 from virtshim.domain.vm import DiskBus
 from virtshim.store import rows
+from virtshim.store.engine import open_engine
 from virtshim.store.records import SqliteRecords
 
 
@@ -199,24 +200,25 @@ def test_what_a_caller_was_told_is_on_disk(records: SqliteRecords, path: Path) -
     other.close()
 
 
-def test_a_write_that_fails_changes_neither_disk_nor_memory(records: SqliteRecords, path: Path) -> None:
+def test_a_write_that_fails_changes_neither_disk_nor_memory(path: Path) -> None:
+    engine = open_engine(str(path))
+    records = SqliteRecords(str(path), lambda _path: engine)
     records.sandboxes.add(SANDBOX)
-    blocker = sqlite3.connect(path, isolation_level=None)
-    blocker.execute("pragma busy_timeout=0")
     # A full disk, as SQLite sees it: no page may be added to the file.
-    with records._engine.connect() as connection:
+    with engine.connect() as connection:
         connection.exec_driver_sql("pragma max_page_count=1")
-    blocker.close()
     big = dataclasses.replace(SANDBOX, reason="x" * 100_000)
     with pytest.raises(ResourceExhausted, match="disk is full"):
         records.sandboxes.replace(big)
     with pytest.raises(ResourceExhausted):
         records.sandboxes.add(sandbox(1, reason="x" * 100_000))
     assert records.sandboxes.all() == [SANDBOX]
-    with records._engine.connect() as connection:
+    with engine.connect() as connection:
         connection.exec_driver_sql("pragma max_page_count=100000")
     records.sandboxes.replace(big)
     assert records.sandboxes.all() == [big]
+    records.close()
+    assert opened(path).sandboxes.all() == [big]
 
 
 def test_many_threads_may_write_at_once(records: SqliteRecords, path: Path) -> None:

@@ -16,7 +16,8 @@ from virtshim.domain.ids import ImageId
 from virtshim.domain.image import ImageConfig
 from virtshim.domain.sandbox import SandboxPhase
 from virtshim.domain.vm import DiskBus
-from virtshim.store import migrate, opening
+from virtshim.store import migrate
+from virtshim.store.opening import open_records
 from virtshim.store.records import SqliteRecords
 
 # One database of each schema version, as that version wrote it: `<schema>.sql`, `<schema>-<what>.sql`. A pod that runs, one
@@ -40,7 +41,7 @@ def restored(dump: Path, directory: Path) -> Path:
 
 def test_there_is_a_database_of_every_schema_version() -> None:
     config = Config()
-    config.set_main_option("script_location", migrate._SCRIPTS)
+    config.set_main_option("script_location", migrate.SCRIPTS)
     config.set_main_option("path_separator", "os")
     versions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     assert {fixture.stem.split("-")[0] for fixture in FIXTURES} == versions
@@ -129,8 +130,17 @@ def test_an_image_whose_record_is_unreadable_is_so_after_the_upgrade_too(tmp_pat
 
 def test_images_of_a_damaged_database_of_an_earlier_version_are_salvaged(tmp_path: Path) -> None:
     path = with_configs(FIXTURES[0].with_name("0003.sql"), tmp_path, {"a:1": {"user": "a"}})
-    records = SqliteRecords(str(tmp_path / "new.db"))
-    opening._salvage(str(path), records)
+    with sqlite3.connect(path) as database:
+        ((page, size),) = database.execute(
+            "select rootpage, page_size from sqlite_master, pragma_page_size where name = 'sandboxes'"
+        ).fetchall()
+        database.execute("pragma wal_checkpoint(truncate)")
+    database.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    records = open_records(str(path))
+    assert records.sandboxes.all() == []
     assert sorted(image.tags for image in records.images.all()) == [("a:1",), ("b:1",)]
     records.close()
 

@@ -1,15 +1,17 @@
 """A full disk, and one that cannot be written: removal goes on, and who asks is told."""
 
-import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fakes import full_records
+from sqlalchemy import event
 
 from virtshim.domain.errors import AlreadyExists, InternalError, ResourceExhausted
 from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import DiskFormat, Image
+from virtshim.store.engine import open_engine
 from virtshim.store.records import SqliteRecords
 
 IMAGE = Image(ImageId(f"sha256:{'1' * 64}"), ImageDigest(f"sha256:{'1' * 64}"), ("a",), (), 1, 1, DiskFormat.RAW, 1)
@@ -17,73 +19,76 @@ OTHER = Image(ImageId(f"sha256:{'2' * 64}"), ImageDigest(f"sha256:{'2' * 64}"), 
 
 
 class Disk:
-    """What SQLite may take of it: at once nothing more, and as if the file that keeps room were it."""
+    """Under a database. Once it is full, the database may grow only when the file that keeps room is gone."""
 
-    def __init__(self, records: SqliteRecords, path: Path) -> None:
-        self.records = records
+    def __init__(self, path: Path) -> None:
+        self.engine = open_engine(str(path))
         self.reserve = Path(f"{path}.reserve")
+        self.is_full = False
 
-    def pragma(self, words: str) -> None:
-        connection = self.records._engine.raw_connection()
-        connection.cursor().execute(f"pragma {words}")
-        connection.close()  # back to the pool of one
+    def driver(self) -> sqlite3.Connection:
+        """The one connection that the database is written through."""
+        pooled = self.engine.raw_connection()
+        found = pooled.driver_connection
+        pooled.close()  # back to the pool of one
+        assert isinstance(found, sqlite3.Connection)
+        return found
 
     def fill(self) -> None:
-        self.pragma("max_page_count=1")
+        self.is_full = True
+
+        @event.listens_for(self.engine, "begin")
+        def limit(_connection: object) -> None:
+            pages = 1 if self.reserve.exists() else 100_000
+            self.driver().execute(f"pragma max_page_count={pages}")
+
+    def free(self, _descriptor: int) -> int:
+        return 0 if self.is_full else 1 << 40
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> Iterator[SqliteRecords]:
-    made = SqliteRecords(str(tmp_path / "state.db"))
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path / "state.db")
+
+
+@pytest.fixture
+def records(disk: Disk, tmp_path: Path) -> Iterator[SqliteRecords]:
+    made = SqliteRecords(str(tmp_path / "state.db"), lambda _path: disk.engine, disk.free)
     made.images.add(IMAGE)
     yield made
     made.close()
-
-
-@pytest.fixture
-def disk(records: SqliteRecords, tmp_path: Path) -> Disk:
-    return Disk(records, tmp_path / "state.db")
 
 
 def big(image: Image) -> Image:
     return Image(image.id, image.digest, ("x" * 100_000,), (), 1, 1, DiskFormat.RAW, 3)
 
 
-def test_room_is_kept_beside_the_database(disk: Disk) -> None:
+def test_room_is_kept_beside_the_database(records: SqliteRecords, disk: Disk) -> None:
     assert disk.reserve.stat().st_size == disk.reserve.stat().st_blocks * 512 == 5 << 20
 
 
-def test_a_write_that_ends_something_gets_the_room_that_was_kept(
-    records: SqliteRecords, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_ends_something_gets_the_room_that_was_kept(records: SqliteRecords, disk: Disk) -> None:
     disk.fill()
-    unlink = os.unlink
-
-    def unlink_and_make_room(path: str) -> None:
-        unlink(path)
-        disk.pragma("max_page_count=100000")
-
-    monkeypatch.setattr("virtshim.store.writer.os.unlink", unlink_and_make_room)
     records.images.replace(big(IMAGE))
     assert records.images.all() == [big(IMAGE)]
     assert not disk.reserve.exists()
 
 
-def test_nothing_new_is_taken_in_until_room_is_kept_again(
-    records: SqliteRecords, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_new_is_taken_in_until_room_is_kept_again(records: SqliteRecords, disk: Disk) -> None:
     disk.reserve.unlink()
-    monkeypatch.setattr("virtshim.store.writer._RESERVE", 1 << 60)
+    disk.is_full = True
     with pytest.raises(ResourceExhausted, match="full but for what removing pods needs"):
         records.images.add(OTHER)
     records.images.delete(IMAGE.digest)
-    monkeypatch.undo()
+    disk.is_full = False
     records.images.add(OTHER)
     assert disk.reserve.exists()
 
 
 def test_a_full_disk_is_no_trouble_of_the_node(records: SqliteRecords, disk: Disk) -> None:
     disk.fill()
+    disk.reserve.unlink()
+    disk.reserve.mkdir()  # nothing that could be given up
     with pytest.raises(ResourceExhausted):
         records.images.replace(big(IMAGE))
     assert records.trouble() == ""
@@ -91,25 +96,26 @@ def test_a_full_disk_is_no_trouble_of_the_node(records: SqliteRecords, disk: Dis
 
 def test_a_disk_that_takes_no_writes_is_told_until_it_does_again(records: SqliteRecords, disk: Disk) -> None:
     assert records.trouble() == ""
-    disk.pragma("query_only=on")
+    disk.driver().execute("pragma query_only=on")
     with pytest.raises(InternalError, match="read-only, or failing"):
         records.images.delete(IMAGE.digest)
     assert "read-only" in records.trouble()
     assert records.images.all() == [IMAGE]
-    disk.pragma("query_only=off")
+    disk.driver().execute("pragma query_only=off")
     assert records.trouble() == ""
     records.images.delete(IMAGE.digest)
 
 
+def test_a_database_that_was_just_opened_syncs_each_commit(records: SqliteRecords, disk: Disk) -> None:
+    assert disk.driver().execute("pragma synchronous").fetchone() == (2,)
+
+
 def test_a_write_that_a_power_cut_may_take_is_committed_without_a_sync_and_the_next_one_with(
-    records: SqliteRecords,
+    records: SqliteRecords, disk: Disk
 ) -> None:
     sandbox = full_records.SANDBOX
     said: list[str] = []
-    connection = records._engine.raw_connection()
-    driver = connection.driver_connection
-    connection.close()
-    assert driver is not None
+    driver = disk.driver()
     driver.set_trace_callback(said.append)
     records.sandboxes.add(sandbox, survives_power_cuts=False)
     assert (said[0], said[1], said[-2], said[-1]) == (

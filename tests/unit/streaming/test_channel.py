@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -44,6 +44,20 @@ async def read(client: socket.socket, count: int) -> bytes:
 async def send_for_ever(channel: TcpChannel) -> None:
     while True:
         await channel.send(b"x" * PIECE)
+
+
+def clock_of(loop: Any) -> Callable[[float], Awaitable[None]]:
+    """Lets so many seconds pass for that loop, and what is due then happen."""
+    real, ahead = loop.time, 0.0
+    loop.time = lambda: real() + ahead
+
+    async def pass_time(seconds: float) -> None:
+        nonlocal ahead
+        ahead += seconds
+        for _ in range(3):  # a timer fires, its task goes on, and waits anew
+            await asyncio.sleep(0)
+
+    return pass_time
 
 
 def run(work: Any) -> None:
@@ -121,13 +135,15 @@ def test_closing_delivers_what_was_sent_and_reads_what_still_comes():
 
 def test_a_channel_is_idle_when_no_byte_has_moved_for_so_long():
     async def test() -> None:
+        pass_time = clock_of(asyncio.get_running_loop())
         async with joined() as (channel, client):
-            idle = asyncio.create_task(channel.idle(0.2))
+            idle = asyncio.create_task(channel.idle(3000))
             for _ in range(4):
                 client.send(b"x")
                 await channel.receive()
-                await asyncio.sleep(0.1)
-            assert not idle.done()
+                await pass_time(2000)
+                assert not idle.done()
+            await pass_time(2000)
             await idle
 
-    run(test())
+    asyncio.run(test())  # not `run`, whose limit goes by the same clock

@@ -224,6 +224,7 @@ def test_a_wrong_field_is_a_bad_field_or_harmless(name: str, value: object) -> N
 def test_a_full_disk_is_told_as_exhausted_and_leaves_the_old_file(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A small file system to fill would need a mount."""
     ledger.write(ENTRY)
 
     def full(fd: int) -> None:

@@ -7,7 +7,8 @@ import ipaddress
 import json
 import logging
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,11 +52,10 @@ def perform(request: Json, peer: Peer, until: float) -> Answer:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, uid: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def serving(folder: Path, uid: int, monotonic: Callable[[], float] = time.monotonic) -> Iterator[str]:
     """Takes every peer for `uid`."""
-    monkeypatch.setattr(server, "peer_of", lambda conn: Peer(uid, 1))
     path = str(folder / "s")
-    running = server.Server(server.listen(path, -1), perform, uid)
+    running = server.Server(server.listen(path, -1), perform, uid, peer=lambda _conn: Peer(uid, 1), monotonic=monotonic)
     running.start()
     yield path
     running.stop(5.0)
@@ -77,11 +77,9 @@ def fetch(**args: object) -> dict[str, object]:
     return protocol.request(1, "fetch", args, 1.0)
 
 
-def test_a_long_unknown_field_of_a_qemu_is_one_short_line(
-    tmp_path: Path, lines: Logged, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_unknown_field_of_a_qemu_is_one_short_line(tmp_path: Path, lines: Logged) -> None:
     lines.begin()
-    with serving(tmp_path, 64055, monkeypatch) as path:
+    with serving(tmp_path, 64055) as path:
         answer = ask(path, fetch(**{FORGED * 1500: 1}))
     assert "unknown field" in answer
     logged = lines.text()
@@ -90,21 +88,18 @@ def test_a_long_unknown_field_of_a_qemu_is_one_short_line(
     assert "request.failed verb=fetch kind=invalid uid=64055" in line
 
 
-def test_a_verb_that_is_no_word_is_not_repeated(tmp_path: Path, lines: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verb_that_is_no_word_is_not_repeated(tmp_path: Path, lines: Logged) -> None:
     lines.begin()
-    with serving(tmp_path, 64055, monkeypatch) as path:
+    with serving(tmp_path, 64055) as path:
         ask(path, {**fetch(), "verb": f"fetch kind=ok uid=0 {FORGED}"})
     (line,) = lines.text().splitlines()
     assert "verb=? kind=invalid uid=64055" in line
 
 
-def test_a_qemu_that_asks_without_end_fills_no_log(
-    tmp_path: Path, lines: Logged, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_qemu_that_asks_without_end_fills_no_log(tmp_path: Path, lines: Logged) -> None:
     now = [100.0]
-    monkeypatch.setattr(log_lines.time, "monotonic", lambda: now[0])
     lines.begin()
-    with serving(tmp_path, 64055, monkeypatch) as path:
+    with serving(tmp_path, 64055, lambda: now[0]) as path:
         ask(path, fetch(x=1), 300)
         assert len(lines.text().splitlines()) == 20
         now[0] += 10
@@ -113,9 +108,9 @@ def test_a_qemu_that_asks_without_end_fills_no_log(
     assert "unlogged=280 request.failed" in line
 
 
-def test_all_that_root_causes_is_logged(tmp_path: Path, lines: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_root_causes_is_logged(tmp_path: Path, lines: Logged) -> None:
     lines.begin()
-    with serving(tmp_path, 0, monkeypatch) as path:
+    with serving(tmp_path, 0) as path:
         ask(path, fetch(x=1), 50)
     assert len(lines.text().splitlines()) == 50
 

@@ -23,9 +23,9 @@ ME = os.geteuid()
 class Running:
     """A server on a private socket with `perform` as its verbs."""
 
-    def __init__(self, folder: Path, perform: server.Perform) -> None:
+    def __init__(self, folder: Path, perform: server.Perform, limits: server.ServerLimits) -> None:
         self.path = str(folder / "s")
-        self.server = server.Server(server.listen(self.path, os.getegid()), perform, ME)
+        self.server = server.Server(server.listen(self.path, os.getegid()), perform, ME, limits=limits)
         self.server.start()
 
     def call(self, verb: str, args: Json | None = None, timeout: float = 5.0) -> Json:
@@ -38,8 +38,8 @@ class Running:
 def run(tmp_path: Path) -> Iterator[object]:
     started: list[Running] = []
 
-    def start(perform: server.Perform) -> Running:
-        started.append(Running(tmp_path, perform))
+    def start(perform: server.Perform, **limits: float) -> Running:
+        started.append(Running(tmp_path, perform, server.ServerLimits(**limits)))
         return started[-1]
 
     yield start
@@ -124,9 +124,8 @@ def test_garbage_is_told_and_ends_the_connection(run) -> None:
     assert running.call("still there")["verb"] == "still there"
 
 
-def test_a_silent_peer_blocks_nobody_and_is_dropped(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_PEER_TIMEOUT", 0.2)
-    running = run(echo)
+def test_a_silent_peer_blocks_nobody_and_is_dropped(run) -> None:
+    running = run(echo, peer_seconds=0.2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.settimeout(5)
         silent.connect(running.path)
@@ -152,10 +151,8 @@ def test_a_slow_request_blocks_no_other(run) -> None:
     slow.join()
 
 
-def test_more_connections_than_the_limit_are_refused_with_a_reason(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_CONNECTIONS_ROOT", 3)
-    monkeypatch.setattr(server, "_CONNECTIONS_PROCESS", 3)
-    running = run(echo)
+def test_more_connections_than_the_limit_are_refused_with_a_reason(run) -> None:
+    running = run(echo, of_root=3, of_process=3)
     held = []
     try:
         for _ in range(3):

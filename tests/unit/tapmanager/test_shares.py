@@ -98,15 +98,23 @@ def test_both_virtiofsds_are_told_by_their_version_and_get_the_same_in_their_own
     assert plan.is_rust("virtiofsd 1.10.1\n")
     ours = plan.command_line("/v", 3, "/run/shares/x/root", rust=False)
     rust = plan.command_line("/v", 3, "/run/shares/x/root", rust=True)
-    assert ours[:4] == ("/v", "--fd=3", "-o", "source=/run/shares/x/root")
+    assert ours[:5] == ("/v", "--fd=3", "--rlimit-nofile=0", "-o", "source=/run/shares/x/root")
     assert rust[:3] == ("/v", "--fd=3", "--shared-dir=/run/shares/x/root")
     for words in (" ".join(ours), " ".join(rust)):
         assert "sandbox=namespace" in words
         assert "modcaps=-mknod:-setfcap" in words
         assert "submounts" in words
+        assert "--rlimit-nofile=0" in words
     for command in (ours, rust, ("python", "launcher.py", "serve", "/run/shares/x/root")):
         assert plan.serves(command, "/run/shares/x/root")
         assert not plan.serves(command, "/run/shares/y/root")
+
+
+@pytest.mark.parametrize(("of_the_node", "most"), [(800_000, 100_000), (1 << 63, 1_000_000)])
+def test_the_volumes_of_eight_vms_are_needed_to_take_all_files_that_a_node_may_open(
+    of_the_node: int, most: int
+) -> None:
+    assert plan.most_open_files(of_the_node) == most
 
 
 def test_its_settings_are_virtshims_and_come_from_the_same_files(tmp_path: Path) -> None:

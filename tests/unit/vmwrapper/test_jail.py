@@ -101,17 +101,16 @@ def test_an_emulator_of_another_place_has_its_own_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "may_call"),
+    "argv",
     [
-        ((), False),
-        (("-chardev", "socket,id=charmonitor,fd=22,server=on,wait=off"), False),
-        (("-chardev", "socket,id=a,path=/run/a.sock,server=on"), False),
-        (("-chardev", "socket,id=fs,path=/run/virtiofsd.sock"), True),
+        (),
+        ("-chardev", "socket,id=charmonitor,fd=22,server=on,wait=off"),
+        ("-chardev", "socket,id=a,path=/run/a.sock,server=on"),
+        ("-chardev", "socket,id=fs,path=/run/virtiofsd.sock"),
+        ("-chardev", "socket,id=fs,path=/run/virtiofsd.sock", "-chardev", "socket,id=chrtpm,fd=23"),
     ],
 )
-def test_a_qemu_calls_another_program_only_if_its_command_line_says_so(
-    argv: tuple[str, ...], may_call: bool, tmp_path: Path
-) -> None:
+def test_a_qemu_calls_no_other_program_whatever_its_command_line_says(argv: tuple[str, ...], tmp_path: Path) -> None:
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(tmp_path / "s"))
     server.listen()
@@ -123,15 +122,14 @@ kernel.forbid_new_privileges()
 seccomp.install(jail.refused_calls({argv!r}))
 try:
     socket.socket(socket.AF_UNIX).connect({str(tmp_path / "s")!r})
-    print(True)
 except PermissionError:
-    print(False)
+    print("refused")
 """
     done = subprocess.run(
         ["/usr/bin/python3", "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True
     )
     server.close()
-    assert done.stdout.strip() == str(may_call)
+    assert done.stdout.strip() == "refused"
 
 
 STAND_IN = """#!/usr/bin/python3 -IS

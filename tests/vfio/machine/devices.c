@@ -21,7 +21,7 @@ static void report(void);
 
 __attribute__((section(".start"), naked, used)) void start(void) { __asm__("call %P0\n1: hlt\n jmp 1b" ::"i"(report)); }
 
-static void out8(u16 port, u8 value) { __asm__ volatile("outb %0, %1" ::"a"(value), "d"(port)); }
+void out8(u16 port, u8 value) { __asm__ volatile("outb %0, %1" ::"a"(value), "d"(port)); }
 void out32(u16 port, u32 value) { __asm__ volatile("outl %0, %1" ::"a"(value), "d"(port)); }
 static u8 in8(u16 port)
 {

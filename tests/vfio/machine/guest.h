@@ -14,6 +14,7 @@ void decimal(u32 value);
 /* The beginning of a line about a PCI function: its kind and address. A function is bus << 8 | device << 3 | function. */
 void name(const char *kind, u32 function);
 
+void out8(u16 port, u8 value);
 void out32(u16 port, u32 value);
 u32 in32(u16 port);
 

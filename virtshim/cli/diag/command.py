@@ -15,7 +15,7 @@ from rich.console import Console
 
 from virtshim import config as settings_table
 from virtshim.cli.diag import archive, daemons, machine, network, records, vms
-from virtshim.cli.diag.gather import LIMIT, Collector, Gathered, Node, gather
+from virtshim.cli.diag.gather import LIMIT, Collector, Gathered, Node, Room, gather
 from virtshim.cli.diag.secrets import Secrets
 from virtshim.domain.errors import InvalidRequest, PermissionRefused, ShimError
 
@@ -52,9 +52,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
+    """`secrets`: why more of them than usual may be left, "" if nothing is known of that."""
+
     version: str
     host: str
     taken_at: str
+    secrets: str
     parts: Mapping[str, Part]
 
 
@@ -66,6 +69,7 @@ def diag_command(
     as_json: bool,
     collectors: Mapping[str, Collector] = COLLECTORS,
     limit: float = LIMIT,
+    room: Room = Room(),
 ) -> int:
     """0 also if parts could not be had: their files say why. Raises ShimError if there can be no archive."""
     if os.geteuid() != 0:
@@ -75,15 +79,17 @@ def diag_command(
     console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=as_json)
     node = look_at(config, node_directory)
     console.print(f"diag: looking at the node; this may take {limit:g} s")
-    found = gather(collectors, node, limit)
+    found = gather(collectors, node, limit, room)
     now = int(time.time())
-    summary = _summary(found, now)
+    summary = _summary(found, now, node.secrets.trouble)
     files = {path: node.secrets.cleaned(text) for path, text in _files(found, summary).items()}
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     path = archive.write(os.path.abspath(directory), f"virtshim-diag-{summary.host}-{stamp}", files, now)
     for name, part in summary.parts.items():
         if part.trouble:
             console.print(f"diag: {name}: {node.secrets.cleaned(part.trouble)}", markup=False)
+    if summary.secrets:
+        console.print(f"diag: {summary.secrets}")
     if as_json:
         print(
             node.secrets.cleaned(
@@ -128,13 +134,15 @@ def _defaults(directory: str) -> settings_table.Settings:
     )
 
 
-def _summary(found: Sequence[Gathered], now: int) -> Summary:
+def _summary(found: Sequence[Gathered], now: int, secrets: str) -> Summary:
     parts = {
         one.name: Part(len(one.files), sum(map(len, one.files.values())), round(one.seconds, 2), one.trouble)
         for one in found
     }
     host = re.sub(r"[^A-Za-z0-9.-]", "-", os.uname().nodename) or "node"
-    return Summary(metadata.version("virtshim"), host, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)), parts)
+    return Summary(
+        metadata.version("virtshim"), host, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)), secrets, parts
+    )
 
 
 def _files(found: Sequence[Gathered], summary: Summary) -> dict[str, str]:

@@ -168,7 +168,7 @@ def cri(node: Node) -> Iterator[File]:
         }
         for name, (call, request) in calls.items():
             try:
-                answer = node.secrets.configuration(MessageToDict(call(request, timeout=10)))
+                answer = node.secrets.answer(MessageToDict(call(request, timeout=10)))
             except grpc.RpcError as exc:
                 yield f"{name}.txt", f"{exc}\n"
             else:

@@ -12,10 +12,16 @@ from typing import Final
 from virtshim.cli.diag.secrets import Secrets
 from virtshim.config import Settings
 
-# Seconds, and bytes of one file and of one collector.
+# Seconds.
 LIMIT: Final = 60.0
-FILE_BYTES: Final = 4 << 20
-COLLECTOR_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes of one file, and of all that one collector finds."""
+
+    file: int = 4 << 20
+    collector: int = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +49,29 @@ class Gathered:
     files: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     trouble: str = ""
-    _room: int = field(default_factory=lambda: COLLECTOR_BYTES)
+    room: Room = Room()
+    _used: int = 0
 
     def add(self, path: str, text: str) -> None:
-        kept = text if len(text) <= FILE_BYTES else _end_of(text)
-        self._room -= len(kept)
-        if self._room < 0:
-            raise OverflowError(f"more than {COLLECTOR_BYTES >> 20} MiB; {path} and what follows is left out")
+        kept = text if len(text) <= self.room.file else _end_of(text, self.room.file)
+        self._used += len(kept)
+        if self._used > self.room.collector:
+            raise OverflowError(f"more than {self.room.collector >> 20} MiB; {path} and what follows is left out")
         self.files[path] = kept
 
 
-def _end_of(text: str) -> str:
+def _end_of(text: str, most: int) -> str:
     """From the beginning of a line on: half a line is half a secret, which nobody recognizes."""
-    end = text[-FILE_BYTES:]
+    end = text[-most:]
     return f"... {len(text)} characters, the last of them:\n{end[end.find(chr(10)) + 1 :]}"
 
 
-def gather(collectors: Mapping[str, Collector], node: Node, limit: float = LIMIT) -> Sequence[Gathered]:
+def gather(
+    collectors: Mapping[str, Collector], node: Node, limit: float = LIMIT, room: Room = Room()
+) -> Sequence[Gathered]:
     """In the collectors' order, after `limit` seconds at most: one that hangs is left behind on its thread."""
     until = time.monotonic() + limit
-    under_way = [_begun(name, collector, node) for name, collector in collectors.items()]
+    under_way = [_begun(Gathered(name, room=room), collector, node) for name, collector in collectors.items()]
     found = []
     for gathered, ended in under_way:
         if ended.wait(max(0.0, until - time.monotonic())):
@@ -73,8 +82,8 @@ def gather(collectors: Mapping[str, Collector], node: Node, limit: float = LIMIT
     return found
 
 
-def _begun(name: str, collector: Collector, node: Node) -> tuple[Gathered, threading.Event]:
-    gathered, ended = Gathered(name), threading.Event()
+def _begun(gathered: Gathered, collector: Collector, node: Node) -> tuple[Gathered, threading.Event]:
+    ended = threading.Event()
 
     def run() -> None:
         since = time.monotonic()
@@ -86,5 +95,5 @@ def _begun(name: str, collector: Collector, node: Node) -> tuple[Gathered, threa
         gathered.seconds = time.monotonic() - since
         ended.set()
 
-    threading.Thread(target=run, name=f"diag-{name}", daemon=True).start()
+    threading.Thread(target=run, name=f"diag-{gathered.name}", daemon=True).start()
     return gathered, ended

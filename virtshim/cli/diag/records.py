@@ -39,19 +39,23 @@ def store(node: Node) -> Iterator[File]:
 
 
 def _row(node: Node, row: dict[str, Any]) -> object:
-    document = row.pop("document", None)
-    kept = node.secrets.record(row)
-    if document is None or not isinstance(kept, dict):
-        return kept
+    text = row.pop("document", None)
     try:
-        return {**kept, "document": node.secrets.record(json.loads(document))}
+        document = json.loads(text) if text is not None else None
     except ValueError:
-        return {**kept, "document": f"unreadable, {len(str(document))} characters"}
+        document = f"unreadable, {len(str(text))} characters"
+    with node.secrets.one_record([row, document]):
+        kept = node.secrets.record(row)
+        if text is None or not isinstance(kept, dict):
+            return kept
+        return {**kept, "document": node.secrets.record(document)}
 
 
 def _record_file(node: Node, path: str) -> str:
     try:
-        return _text(node.secrets.record(json.loads(file_text(path))))
+        document = json.loads(file_text(path))
+        with node.secrets.one_record(document):
+            return _text(node.secrets.record(document))
     except (OSError, ValueError) as exc:
         return f"{path}: {exc}\n"
 
@@ -80,7 +84,8 @@ def _json_files(node: Node, directory: str, name: str) -> Iterator[File]:
     for path in sorted(glob.glob(f"{glob.escape(directory)}/*")):
         if path.endswith((".conf", ".conflist", ".json")) and os.path.isfile(path):
             try:
-                text = _text(node.secrets.configuration(json.loads(file_text(path))))
+                with node.secrets.one_record():
+                    text = _text(node.secrets.configuration(json.loads(file_text(path))))
             except (OSError, ValueError) as exc:
                 text = f"{path}: {exc}\n"
             yield f"{name}/{os.path.basename(path)}", text

@@ -8,11 +8,12 @@ import base64
 import binascii
 import contextlib
 import ipaddress
+import itertools
 import json
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from lxml import etree
@@ -32,13 +33,20 @@ _ENVIRONMENT: Final = frozenset(("env", "envs", "environment"))
 _I: Final = re.IGNORECASE
 # NAME=value and name: value, in JSON within a string too.
 _NAMED: Final = rf"(?=[pstcaf])(?:{_WORD})[\w.-]{{0,40}}(?:\\?[\"'])?\s*[:=]\s*"
-_SHAPES: Final = tuple(
+
+
+def _without_key(lines: re.Match[str]) -> str:
+    return REMOVED if lines[1] else lines[0]
+
+
+# Of what, and in its place. Logs are strangers' words and long: each pattern takes a bounded number of steps for a character.
+_SHAPES: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = tuple(
     (re.compile(pattern, flags), instead)
     for pattern, flags, instead in (
         (r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL, REMOVED),
-        # One that a log's first lines have cut.
-        (r"(?:^[\w+/=]{20,}\n)+-----END [A-Z0-9 ]*PRIVATE KEY-----", re.MULTILINE, REMOVED),
-        (r"\b(?:ssh-\w+|ecdsa-sha2-[\w-]+|sk-[\w@.-]+) AAAA[\w+/=]+(?: [^\s\"'\\]+)?", 0, REMOVED),
+        # One that a log's first lines have cut. Such lines are matched whatever follows: so none is looked at twice.
+        (r"(?:^[\w+/=]{20,}+\n)++(-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----)?", re.MULTILINE, _without_key),
+        (r"\b(?:ssh-\w{1,60}|ecdsa-sha2-[\w-]{1,60}|sk-[\w@.-]{1,60}) AAAA[\w+/=]+(?: [^\s\"'\\]+)?", 0, REMOVED),
         (r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*", 0, REMOVED),
         (r"(\b(?:Bearer|Basic|Digest) )[\w.~+/=-]{6,}", 0, rf"\1{REMOVED}"),
         (r"(://)[^/\s@\"']+@", 0, rf"\1{REMOVED}@"),
@@ -59,8 +67,19 @@ _SHAPES: Final = tuple(
 
 # Shorter values, and those that everybody has, say nothing, and would make holes into everything.
 _SHORTEST: Final = 8
-_MOST: Final = 5000
+# Pods' authors write them, and must not take the room of others: of one record or file, of one tenant, and of all together.
+_MOST_OF_ONE: Final = 500
+_MOST_OF_TENANT: Final = 5_000
+_MOST: Final = 20_000
+# kubelet sets it, over what a pod's author has written.
+_NAMESPACE_LABEL: Final = "io.kubernetes.pod.namespace"
 _COMMON: Final = frozenset(("localhost", "#cloud-config", "/dev/termination-log", "default", "Default"))
+
+
+_FULL: Final = (
+    "a record or namespace held more secrets than are looked for in other text; "
+    "read the archive with care before you pass it on"
+)
 
 
 class Secrets:
@@ -68,7 +87,11 @@ class Secrets:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._values: set[str] = set()
+        # Of each tenant, in the order in which they came.
+        self._values: dict[str, dict[str, None]] = {}
+        self._of_one = threading.local()
+        self._records = itertools.count()
+        self._was_full = False
 
     def learn(self, value: str) -> None:
         """A value that was removed: whole, in its lines, and in its words, if they look like nobody else's."""
@@ -77,13 +100,48 @@ class Secrets:
             word for word in re.split(r"[\s\"',=]+", value) if _is_telling(word) and re.search(r"[^a-z:.-]", word)
         }
         with self._lock:
-            if len(self._values) < _MOST:
-                self._values |= {part.strip() for part in found}
+            known = self._values.setdefault(getattr(self._of_one, "tenant", ""), {})
+            new = {stripped for part in found if (stripped := part.strip()) not in known}
+            for part in sorted(new, key=len, reverse=True):
+                if self._left() <= 0 or len(known) >= _MOST_OF_TENANT:
+                    self._was_full = True
+                    return
+                self._of_one.left = self._left() - 1
+                known[part] = None
+
+    def _left(self) -> int:
+        return int(getattr(self._of_one, "left", _MOST))
+
+    @contextlib.contextmanager
+    def one_record(self, document: object = None) -> Iterator[None]:
+        """What is learnt inside, by this thread, is one pod's: it takes no more room than a pod may, nor, if `document` tells its
+        namespace, than a namespace may."""
+        before = self._left(), getattr(self._of_one, "tenant", "")
+        tenant = tenant_of(document)
+        self._of_one.left = _MOST_OF_ONE
+        self._of_one.tenant = f"namespace {tenant}" if tenant else f"record {next(self._records)}"
+        try:
+            yield
+        finally:
+            self._of_one.left, self._of_one.tenant = before
+
+    @property
+    def trouble(self) -> str:
+        """What the summary says of it."""
+        with self._lock:
+            is_cut = sum(map(len, self._values.values())) > _MOST
+            return _FULL if self._was_full or is_cut else ""
+
+    def _known(self) -> list[str]:
+        """In turn one of each tenant, until there are enough: who has few has all of them looked for."""
+        turns = itertools.zip_longest(*self._values.values())
+        in_turn = (value for turn in turns for value in turn if value is not None)
+        return sorted(set(itertools.islice(in_turn, _MOST)), key=len, reverse=True)
 
     def cleaned(self, text: str) -> str:
         """For when all collectors have ended: what they have learnt, and what has the shape of a secret, is taken out."""
         with self._lock:
-            known = sorted(self._values, key=len, reverse=True)
+            known = self._known()
         for value in known:
             if value in text:
                 text = text.replace(value, REMOVED)
@@ -175,6 +233,20 @@ class Secrets:
             case _:
                 return value
 
+    def answer(self, value: Mapping[str, object]) -> dict[str, object]:
+        """As `configuration`. Each item of its lists is one record."""
+        found: dict[str, object] = {}
+        for name, items in value.items():
+            if isinstance(items, list):
+                found[name] = [self._one(item) for item in items]
+            else:
+                found[name] = self._entry(name, items)
+        return found
+
+    def _one(self, item: object) -> object:
+        with self.one_record(item):
+            return self.configuration(item)
+
     def _entry(self, name: str, item: object) -> object:
         if name == "annotations" and isinstance(item, dict):
             return self.annotations(item)
@@ -208,6 +280,21 @@ class Secrets:
         if element.text and element.text.strip():
             self.learn(element.text)
             element.text = REMOVED
+
+
+def tenant_of(document: object) -> str:
+    """The namespace of the pod that a record, or an answer's item, is about; "" if it says none."""
+    if isinstance(document, list):
+        return next((name for item in document if (name := tenant_of(item))), "")
+    for place in ((), ("key",), ("metadata",), ("config", "metadata"), ("labels",), ("config", "labels")):
+        found: object = document
+        for name in place:
+            found = found.get(name) if isinstance(found, dict) else None
+        if isinstance(found, dict):
+            said = found.get(_NAMESPACE_LABEL if place[-1:] == ("labels",) else "namespace")
+            if isinstance(said, str) and said:
+                return said
+    return ""
 
 
 def _is_our_variable(name: str) -> bool:

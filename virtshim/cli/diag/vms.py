@@ -6,14 +6,15 @@ import contextlib
 import glob
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from lxml import etree
 
 from virtshim.cli.diag.gather import File, Node
-from virtshim.cli.diag.programs import all_said, file_text, said
+from virtshim.cli.diag.programs import file_text, said
 
 # The mark of a domain that is virtshim's (see `virtshim.hypervisor.ownership`): others' are nobody's business.
 _MARK: Final = b"https://virtshim.io/domain/1"
@@ -48,8 +49,12 @@ class OurDomain:
 
 
 def our_domains(node: Node) -> list[OurDomain]:
+    return domains_in(libvirt_files(node))
+
+
+def domains_in(where: LibvirtFiles) -> list[OurDomain]:
     found: dict[str, str] = {}
-    for _kind, path, xml in _definitions(libvirt_files(node)):
+    for _kind, path, xml in _definitions(where):
         if _MARK in xml:
             uuid = _UUID.search(xml)
             found[_name(path)] = uuid[1].decode() if uuid else found.get(_name(path), "")
@@ -83,7 +88,8 @@ def domains(node: Node) -> Iterator[File]:
         name = _name(path)
         defined.add(name)
         try:
-            definition = node.secrets.definition(xml)
+            with node.secrets.one_record():
+                definition = node.secrets.definition(xml)
         except ValueError as exc:
             yield f"{name}/{kind}.txt", f"{path}: {exc}\n"
             continue
@@ -102,8 +108,11 @@ def _state(xml: bytes) -> str:
     return f"{root.get('state')} ({root.get('reason')}), process {root.get('pid')}"
 
 
-def libvirt(node: Node) -> Iterator[File]:
-    """What libvirt itself answers of the node and of our domains, where it is a daemon: the embedded one is part of virtshim."""
+def libvirt(
+    node: Node, where: LibvirtFiles | None = None, ask: Callable[..., str] = partial(said, "virsh")
+) -> Iterator[File]:
+    """What libvirt itself answers of the node and of our domains, where it is a daemon: the embedded one is part of virtshim.
+    `where`: its files, if they are not those of the settings."""
     uri = node.settings.libvirt.uri
     if uri.startswith(_EMBEDDED):
         yield (
@@ -111,8 +120,8 @@ def libvirt(node: Node) -> Iterator[File]:
             f"{uri}: libvirt runs inside virtshim and answers nobody else; its files are under domains/\n",
         )
         return
-    yield "answers.txt", all_said(*(("virsh", "-c", uri, *words) for words in (("version",), ("nodeinfo",))))
-    yield "capabilities.xml", said("virsh", "-c", uri, "capabilities")
-    for one in our_domains(node)[:_MOST_ASKED_FOR]:
+    yield "answers.txt", "\n".join(ask("-c", uri, question) for question in ("version", "nodeinfo"))
+    yield "capabilities.xml", ask("-c", uri, "capabilities")
+    for one in domains_in(where or libvirt_files(node))[:_MOST_ASKED_FOR]:
         if one.uuid:
-            yield f"domstats/{one.name}.txt", said("virsh", "-c", uri, "domstats", *_NUMBERS, one.uuid)
+            yield f"domstats/{one.name}.txt", ask("-c", uri, "domstats", *_NUMBERS, one.uuid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -42,19 +42,28 @@ def screenshot(socket: str, admin: str, wanted: str, file: str) -> None:
     vm = _running(socket, wanted)
     if file == "-" and sys.stdout.isatty():
         raise InvalidRequest("a picture is not for a terminal; name a file, or redirect the output")
-    path = os.path.abspath(file or f"{vm.name}-{vm.id[:_SHORT]}.png")
-    if file != "-" and os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-        raise InvalidRequest(f"{path} is no regular file, and stays as it is; `-o -` writes to standard output")
-    with operating(admin) as operator:
-        picture = operator.screenshot(vm.id)
+
+    def take() -> bytes:
+        with operating(admin) as operator:
+            return operator.screenshot(vm.id)
+
     if file == "-":
-        sys.stdout.buffer.write(picture)
+        sys.stdout.buffer.write(take())
         return
+    path = os.path.abspath(file or f"{vm.name}-{vm.id[:_SHORT]}.png")
+    keep_picture(take, path)
+    print(path)
+
+
+def keep_picture(take: Callable[[], bytes], path: str) -> None:
+    """In a new file, or in place of a regular one; otherwise none is taken. Raises InvalidRequest."""
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise InvalidRequest(f"{path} is no regular file, and stays as it is; `-o -` writes to standard output")
+    picture = take()
     try:
         replace_bytes(path, picture, mode=0o600)
     except OSError as exc:
         raise InvalidRequest(f"{path} cannot be written: {exc.strerror}") from exc
-    print(path)
 
 
 def inspect(socket: str, admin: str, wanted: str, *, as_json: bool) -> None:

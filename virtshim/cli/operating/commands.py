@@ -252,12 +252,22 @@ def dumpxml(name: _Vm, socket: _Socket = None, config: _ConfigFile = None) -> No
 @operating_app.command()
 def vnc(
     name: _Vm,
-    listen: Annotated[str, typer.Option(help="loopback address and port for VNC clients")] = "127.0.0.1:5900",
-    unix: Annotated[str, typer.Option("--unix", help="a Unix socket to make for VNC clients instead")] = "",
+    listen: Annotated[
+        str,
+        typer.Option(
+            help="loopback address and port for VNC clients of root and of who ran sudo, such as 127.0.0.1:5900"
+        ),
+    ] = "",
+    unix: Annotated[
+        str,
+        typer.Option(
+            "--unix", help="the Unix socket to make for VNC clients, 0600; by default one in a new directory of yours"
+        ),
+    ] = "",
     socket: _Socket = None,
     config: _ConfigFile = None,
 ) -> None:
-    """Show a VM's screen to VNC clients of this machine; its pod needs the annotation virtshim.io/vnc."""
+    """Show a VM's screen to your own VNC clients on this machine; its pod needs the annotation virtshim.io/vnc."""
     from virtshim.cli.vnc import parse_listen_address
     from virtshim.cli.vnc import vnc as show
 

@@ -7,14 +7,15 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Final
 
 from virtshim.cli.operating.tables import show_json_line
-from virtshim.cri.operator.client import operating
-from virtshim.cri.operator.node_work import working
+from virtshim.cri.operator.client import OperatorClient, operating
+from virtshim.cri.operator.node_work import NodeWork, working
 from virtshim.domain.errors import ShimError, Unavailable
 from virtshim.domain.printable import printable_text
 
@@ -34,8 +35,14 @@ class Event:
 
 def events(socket: str, admin: str, *, as_json: bool) -> None:
     """Until ctrl-c. Raises ShimError when the node ends the stream."""
+    show_events(working(socket), operating(admin), as_json=as_json)
+
+
+def show_events(
+    node: AbstractContextManager[NodeWork], operator: AbstractContextManager[OperatorClient], *, as_json: bool
+) -> None:
     arrived: queue.SimpleQueue[Event | ShimError] = queue.SimpleQueue()
-    for source in (lambda: _lives(socket), lambda: _actions(admin)):
+    for source in (_lives(node), _actions(operator)):
         threading.Thread(target=_gather, args=(source, arrived), daemon=True).start()
     if sys.stderr.isatty():
         print("waiting for events; ctrl-c ends", file=sys.stderr)
@@ -56,21 +63,21 @@ def line(event: Event) -> str:
     return printable_text(f"{text}  {event.message}" if event.message else text)
 
 
-def _lives(socket: str) -> Iterator[Event]:
-    with working(socket) as node:
-        for one in node.events():
+def _lives(node: AbstractContextManager[NodeWork]) -> Iterator[Event]:
+    with node as connected:
+        for one in connected.events():
             yield Event(one.at, one.what, one.id, one.pod)
     raise _ended()
 
 
-def _actions(admin: str) -> Iterator[Event]:
+def _actions(operator: AbstractContextManager[OperatorClient]) -> Iterator[Event]:
     """None from a node without an admin socket."""
     with contextlib.ExitStack() as stack:
         try:
-            operator = stack.enter_context(operating(admin))
+            connected = stack.enter_context(operator)
         except ShimError:
             return
-        for one in operator.actions(time.time()):
+        for one in connected.actions(time.time()):
             yield Event(one.at, one.action, one.vm, one.pod, one.message)
     raise _ended()
 
@@ -80,9 +87,9 @@ def _ended() -> Unavailable:
     return Unavailable("the node has ended its events: was virtshim stopped? Run this again when it serves")
 
 
-def _gather(source: Callable[[], Iterator[Event]], arrived: queue.SimpleQueue[Event | ShimError]) -> None:
+def _gather(source: Iterator[Event], arrived: queue.SimpleQueue[Event | ShimError]) -> None:
     try:
-        for event in source():
+        for event in source:
             arrived.put(event)
     except ShimError as exc:
         arrived.put(exc)

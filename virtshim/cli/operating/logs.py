@@ -157,7 +157,7 @@ class Log:
         while True:
             over = is_over()  # before the last look
             yield from self.written()
-            if self._file is None or _is_other(self._path, self._file.fileno()):
+            if self._file is None or self.is_replaced(self._file):
                 yield from self.written()  # what came before it was rotated
                 self.close()
                 self._file, self._lines = _opened(self._path), Lines()
@@ -166,6 +166,13 @@ class Log:
             if over:
                 return
             pause.wait(_LOOK)
+
+    def is_replaced(self, file: FileIO) -> bool:
+        """Whether another file is in the place of the one that is read."""
+        try:
+            return not os.path.samestat(os.lstat(self._path), os.fstat(file.fileno()))
+        except FileNotFoundError:
+            return False
 
 
 def _opened(path: str) -> FileIO | None:
@@ -181,13 +188,6 @@ def _opened(path: str) -> FileIO | None:
         os.close(descriptor)
         raise WrongState(f"the log {path} cannot be read: it must be a regular file")
     return FileIO(descriptor)
-
-
-def _is_other(path: str, descriptor: int) -> bool:
-    try:
-        return not os.path.samestat(os.lstat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _put(line: Line, *, timestamps: bool) -> None:

@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
@@ -25,8 +26,6 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 # Seconds between two looks whether the VM's end is recorded, and how long that may take.
 _LOOK, _RECORDED = 0.2, 60.0
-# Seconds for a virtshim that is restarted to serve again, and between two tries.
-_AWAY, _AGAIN = 60.0, 1.0
 
 
 def wanted_vm(
@@ -64,7 +63,15 @@ def _bytes(text: str) -> int:
         raise InvalidRequest(f"--memory: {exc}") from exc
 
 
-class _Signals:
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """With a virtshim that is restarted: how many seconds it has to serve again, and how many are between two tries."""
+
+    away: float = 60.0
+    again: float = 1.0
+
+
+class Signals:
     """The first SIGINT, SIGTERM or SIGHUP ends the program by SystemExit, so that what it made is removed; in a shielded block
     only when that is over: what is being made there has no name yet. Those after it change nothing: a shell passes its own
     SIGHUP on, and the kernel sends one too."""
@@ -106,18 +113,26 @@ class _Signals:
 
 def run(socket: str, admin: str, wanted: WantedVm, *, always_pull: bool = False, quiet: bool = False) -> int:
     """The guest's exit code; 0 if it was left. Raises ShimError, SystemExit after a signal. Nothing of it is left in any case."""
-    mark, signals = secrets.token_hex(16), _Signals()
+    signals = Signals()
     with signals.caught(), working(socket) as work:
         if always_pull or not work.has_image(wanted.image):
             pull(socket, admin, wanted.image, quiet=quiet)
-        try:
-            with signals.shield():
-                pod = work.make_pod(wanted, mark)
-            with signals.shield():
-                vm = work.start_vm(pod, wanted, mark)
-            return _attached(socket, work, vm, wanted, quiet=quiet)
-        finally:
-            _remove(work, mark, signals)
+        return use_vm(work, wanted, lambda vm: _attached(socket, work, vm, wanted, quiet=quiet), signals)
+
+
+def use_vm(
+    work: NodeWork, wanted: WantedVm, use: Callable[[str], int], signals: Signals, patience: Patience = Patience()
+) -> int:
+    """What `use` returns, which is given the VM's id. The VM is made before, and removed afterwards in any case."""
+    mark = secrets.token_hex(16)
+    try:
+        with signals.shield():
+            pod = work.make_pod(wanted, mark)
+        with signals.shield():
+            vm = work.start_vm(pod, wanted, mark)
+        return use(vm)
+    finally:
+        _remove(work, mark, signals, patience)
 
 
 def _attached(socket: str, work: NodeWork, vm: str, wanted: WantedVm, *, quiet: bool) -> int:
@@ -152,20 +167,20 @@ def _code(work: NodeWork, vm: str, *, quiet: bool) -> int:
     return how.code if how.is_over else 1
 
 
-def _remove(work: NodeWork, mark: str, signals: _Signals) -> None:
+def _remove(work: NodeWork, mark: str, signals: Signals, patience: Patience) -> None:
     """Signals wait: a second Ctrl-C must not leave a VM behind."""
     try:
         signals.hold()
-        _once_it_serves(work, mark)
+        _once_it_serves(work, mark, patience)
     except ShimError as exc:
         _say(
             f"it could not be removed: {exc}; `crictl pods --label virtshim.io/run={mark}` shows it, `crictl rmp -f` removes it"
         )
 
 
-def _once_it_serves(work: NodeWork, mark: str) -> None:
+def _once_it_serves(work: NodeWork, mark: str, patience: Patience) -> None:
     """Raises ShimError. A restart of virtshim ends the stream, and so this program, while nobody can be asked."""
-    until, said, pause = time.monotonic() + _AWAY, False, threading.Event()
+    until, said, pause = time.monotonic() + patience.away, False, threading.Event()
     while True:
         try:
             work.remove_marked(mark)
@@ -173,9 +188,9 @@ def _once_it_serves(work: NodeWork, mark: str) -> None:
             if time.monotonic() >= until:
                 raise
             if not said:
-                _say(f"virtshim does not answer; waiting for it, {_AWAY:.0f} s at most, to remove the VM")
+                _say(f"virtshim does not answer; waiting for it, {patience.away:.0f} s at most, to remove the VM")
             said = True
-            pause.wait(_AGAIN)
+            pause.wait(patience.again)
         else:
             return
 

@@ -26,14 +26,14 @@ _CREDENTIALS: Final = struct.Struct("iII")
 _READ: Final = 64 << 10
 # Connections at once. Each is some command of an operator's.
 _MOST: Final = 64
-# Seconds before it is tried again when nobody can be let in, such as without a free descriptor.
-_AGAIN: Final = 0.1
 
 
 class RootGate:
-    """`allowed`: the only user that is let in."""
+    """`allowed`: the only user that is let in. `again`: seconds before it is tried again when nobody can be let in, such as
+    without a free descriptor."""
 
-    def __init__(self, path: str, behind: str, allowed: int = 0) -> None:
+    def __init__(self, path: str, behind: str, allowed: int = 0, again: float = 0.1) -> None:
+        self._again = again
         self._path = path
         self._behind = behind
         self._allowed = allowed
@@ -87,7 +87,7 @@ class RootGate:
                 if not fails:
                     log.warning("admin.not_let_in", error=str(exc))
                 fails = True
-                self._stopping.wait(_AGAIN)
+                self._stopping.wait(self._again)
 
     def _let_in(self, caller: socket.socket) -> None:
         with contextlib.ExitStack() as undo:

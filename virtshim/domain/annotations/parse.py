@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from virtshim.domain.annotations import ignition
@@ -68,6 +68,11 @@ def parse_vm_options(annotations: Mapping[str, str]) -> VmOptions:
     if problems:
         raise InvalidRequest(_report(problems))
     return options
+
+
+def known_names() -> Collection[str]:
+    """The annotations of VMs."""
+    return _READERS.keys()
 
 
 def is_known(name: str) -> bool:

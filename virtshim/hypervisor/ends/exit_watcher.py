@@ -21,9 +21,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from virtshim.domain.vm import OffReason, Power, PowerState
 from virtshim.hypervisor import qemu_process
 from virtshim.hypervisor.ends.guest_ends import GuestEnds
+from virtshim.primitives.threads import started
+
+log = structlog.get_logger(__name__)
 
 # The beginning of a status file: `state` is of the words that virsh uses.
 _STATE: Final = re.compile(rb"<domstatus state='(\w+)'")
@@ -103,11 +108,14 @@ class QemuExitWatcher:
             descriptor = _pidfd(self._directory, name, domain)
             if descriptor is None:
                 return
+            try:
+                if self._thread is None:
+                    self._thread = started(threading.Thread(target=self._run, name="qemu-ends", daemon=True))
+                self._poll.register(descriptor, select.EPOLLIN)
+            except BaseException:  # the next call is to begin anew
+                os.close(descriptor)
+                raise
             self._descriptors[descriptor] = _WatchedQemu(domain, name)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="qemu-ends", daemon=True)
-                self._thread.start()
-            self._poll.register(descriptor, select.EPOLLIN)
 
     def will_destroy(self, domain: uuid.UUID) -> None:
         """We are about to end it."""
@@ -178,7 +186,16 @@ class QemuExitWatcher:
                 with self._lock:
                     followed = self._descriptors.get(descriptor)
                 if followed is not None:
-                    self._ended(descriptor, followed)
+                    self._tell_of(descriptor, followed)
+
+    def _tell_of(self, descriptor: int, followed: _WatchedQemu) -> None:
+        try:
+            self._ended(descriptor, followed)
+        except Exception:  # the edge of a thread: the ends of others must be told
+            log.exception("qemu.end.crashed", name=followed.name)
+            with self._lock:  # libvirt tells of this one; it must not be reported for ever
+                if descriptor in self._descriptors:
+                    self._forget(descriptor)
 
     def _ended(self, descriptor: int, followed: _WatchedQemu) -> None:
         why = followed.why or self._why(followed)

@@ -22,6 +22,7 @@ import structlog
 from virtshim.domain.errors import InternalError
 from virtshim.hypervisor import qemu_process
 from virtshim.hypervisor.file_owner import QemuIds
+from virtshim.primitives.threads import started
 
 log = structlog.get_logger(__name__)
 
@@ -64,7 +65,7 @@ class QemuOutput:
             os.close(reader)
             raise
         else:
-            self._follow(name, reader)
+            self._follow_or_lose(name, reader)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
@@ -77,7 +78,7 @@ class QemuOutput:
         pid = qemu_process.find(self._running, name, domain)
         reader = None if pid is None else _reopened(pid)
         if reader is not None:
-            self._follow(name, reader)
+            self._follow_or_lose(name, reader)
 
     def close(self) -> None:
         """A second call does nothing."""
@@ -93,24 +94,37 @@ class QemuOutput:
         self._poll.close()
         os.close(self._closing)
 
+    def _follow_or_lose(self, name: str, reader: int) -> None:
+        """The VM is on: it does not fail for what its QEMU might say."""
+        try:
+            self._follow(name, reader)
+        except Exception as exc:  # noqa: BLE001  no thread, no descriptor
+            os.close(reader)
+            log.warning("qemu.output.not_followed", name=name, error=str(exc))
+
     def _follow(self, name: str, reader: int) -> None:
         """Until nobody can write into it any more: the kernel reports that unasked."""
         with self._lock:
             if self._closed:
                 os.close(reader)
                 return
-            self._names[reader] = name
-            self._poll.register(reader, 0)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="qemu-output", daemon=True)
-                self._thread.start()
+                self._thread = started(threading.Thread(target=self._run, name="qemu-output", daemon=True))
+            # The thread looks the name up under this lock, as soon as the kernel reports the end.
+            self._poll.register(reader, 0)
+            self._names[reader] = name
 
     def _run(self) -> None:
         while True:
             for reader, _ in self._poll.poll():
                 if reader == self._closing:
                     return
-                self._kept(self._names[reader], reader)
+                with self._lock:
+                    name = self._names[reader]
+                try:
+                    self._kept(name, reader)
+                except Exception:  # the edge of a thread: the words of others must be kept
+                    log.exception("qemu.output.crashed", name=name)
                 with self._lock:
                     self._poll.unregister(reader)
                     del self._names[reader]

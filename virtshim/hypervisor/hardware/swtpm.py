@@ -113,8 +113,9 @@ def end_left_alone(directory: str) -> None:
 
 
 def _command_lines() -> Iterator[tuple[int, bytes]]:
+    """Raises OSError: a QEMU that cannot be seen may use what else would be ended."""
     for name in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{name}/cmdline", "rb") as file:
             yield int(name), file.read()
 
 

@@ -75,7 +75,7 @@ def probe(qemu: str, *, run_program: RunProgram = run) -> Verdict:
         rom.write(probe_guest.rom())
         rom.flush()
         try:
-            finished = run_program(_argv(qemu, rom.name), timeout=_LIMIT)
+            finished = run_program(command_line(qemu, rom.name), timeout=_LIMIT)
         except DeadlineExceeded:
             return Verdict(
                 DomainType.QEMU,
@@ -89,7 +89,8 @@ def probe(qemu: str, *, run_program: RunProgram = run) -> Verdict:
     return Verdict(DomainType.QEMU, f"KVM cannot run a guest here: {finished.summary()}")
 
 
-def _argv(qemu: str, rom: str) -> list[str]:
+def command_line(qemu: str, rom: str) -> list[str]:
+    """Of the probe guest under KVM."""
     machine = ["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "16", "-bios", rom]
     exit_device = ["-device", "isa-debug-exit,iobase=0xf4,iosize=1"]
     quiet = ["-display", "none", "-nodefaults", "-no-user-config", "-no-reboot", "-serial", "stdio", "-sandbox", "on"]

@@ -19,6 +19,7 @@ import structlog
 
 from virtshim.domain.errors import ShimError
 from virtshim.hypervisor.stats.counters import Stats
+from virtshim.primitives.threads import started
 from virtshim.primitives.trouble_log import TroubleLog
 
 log = structlog.get_logger(__name__)
@@ -86,8 +87,8 @@ class BulkStats:
             if len(self._running) >= _MAX_CALLS:
                 return True  # a call of our own may be among them
             call = _Call(wanted, time.monotonic(), finished)
-            self._running.append(call)
-        threading.Thread(target=self._run, args=(call,), name="vm-statistics", daemon=True).start()
+            started(threading.Thread(target=self._run, args=(call,), name="vm-statistics", daemon=True))
+            self._running.append(call)  # it takes the lock before it takes itself out
         return True
 
     def _all_left_behind(self) -> bool:

@@ -43,6 +43,10 @@ MOST_ENTRIES = 400_000
 MOST_DEPTH = 256
 """Directories one in the other, for the same. What looks into all of them, to count or to remove them, calls itself for each."""
 
+DEPTH_ONCE, DEPTH_EACH = 50_000, 32
+"""The depths of all entries together: so much, and so much for each. Each is a name of every directory above it: trees that are
+deep everywhere are made to keep a processor busy."""
+
 MOST = 1 << 20
 """Bytes that follow a head."""
 

@@ -48,6 +48,7 @@ class ImageTree:
         self.has_files = False
         self._send = send
         self._left, self._chars_left = most_entries, _MOST_NAME_CHARS
+        self._depth_left = frames.DEPTH_ONCE
         self._made: dict[str, int] = {}
         self._root_told = False
         self._hidden: set[str] = set()
@@ -115,12 +116,7 @@ class ImageTree:
         """The path without slashes at its ends, "" for the root."""
         parts = [part for part in name.split("/") if part not in ("", ".")]
         path = "/".join(parts)
-        self._left -= 1
-        self._chars_left -= len(path)
-        if self._left < 0 or self._chars_left < 0:
-            raise _Unfit(
-                f"it holds more than {MOST_ENTRIES} files, or names of more than {_MOST_NAME_CHARS} characters"
-            )
+        self._count(path)
         if ".." in parts:
             raise _Unfit(f"it holds the name {_shown(name)}, which leads up")
         if _length(path) > _LONGEST_PATH or any(_length(part) > _LONGEST_NAME for part in parts):
@@ -128,6 +124,18 @@ class ImageTree:
         if len(parts) > MOST_DEPTH:
             raise _Unfit(f"it holds more than {MOST_DEPTH} directories one in the other: {_shown(name)}")
         return path
+
+    def _count(self, path: str) -> None:
+        self._left -= 1
+        self._chars_left -= len(path)
+        self._depth_left += frames.DEPTH_EACH - path.count("/")
+        if self._left < 0 or self._chars_left < 0:
+            raise _Unfit(
+                f"it holds more than {MOST_ENTRIES} files, or names of more than {_MOST_NAME_CHARS} characters"
+            )
+
+        if self._depth_left < 0:
+            raise _Unfit("it holds too many directories one in the other")
 
     def _white_out(self, parent: str, name: str) -> None:
         if name in ("", ".", ".."):
@@ -153,6 +161,8 @@ class ImageTree:
             self._made[path] = _TOLD
 
     def _make_parents(self, path: str, entry: TarEntry) -> None:
+        if self._made.get(path.rpartition("/")[0], _NO_DIRECTORY) != _NO_DIRECTORY:
+            return  # and so are all above it
         at = path.find("/")
         while at >= 0:
             above = path[:at]
@@ -160,6 +170,7 @@ class ImageTree:
             if known == _NO_DIRECTORY:
                 raise _Unfit(f"it holds {_shown(path)} below {_shown(above)}, which is no directory")
             if known is None:
+                self._count(above)
                 implied = TarEntry(above, EntryKind.DIRECTORY)
                 implied.mode, implied.mtime = _IMPLICIT_MODE, entry.mtime
                 self._say("d", above, implied)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import urlsplit
 
 from virtshim.domain.errors import PermissionRefused
-from virtshim.images.names import Location, RegistryLocation
+from virtshim.images.names import HttpLocation, Location, RegistryLocation
 from virtshim.images.policy.origins import is_below, origin_of
 
 Requirement = Literal["nothing", "digest", "signature", "refuse"]
@@ -36,6 +37,11 @@ def keys_wanted(rules: Sequence[Rule], location: Location) -> tuple[str, ...] | 
     image = str(location.name)
     match rule.require:
         case "nothing":
+            if rule.prefix.strip("/") and location.name.digest is None and _is_plain(location):
+                raise PermissionRefused(
+                    f"image {image!r} comes by plain HTTP, and anybody on the way can replace it ({said}); write https://, or "
+                    "NAME@sha256:..."
+                )
             return None
         case "refuse":
             raise PermissionRefused(
@@ -54,3 +60,8 @@ def keys_wanted(rules: Sequence[Rule], location: Location) -> tuple[str, ...] | 
                     "publish it in a registry and sign it with cosign"
                 )
             return rule.keys
+
+
+def _is_plain(location: Location) -> bool:
+    """A prefix has no scheme. Who lets a server's images in means the server, and not whoever answers in its place."""
+    return isinstance(location, HttpLocation) and urlsplit(location.url).scheme == "http"

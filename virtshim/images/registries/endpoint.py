@@ -22,7 +22,10 @@ from virtshim.images.registries.hosts_file import RegistryHost
 
 _MAX_TOKEN_BYTES = 1 << 20
 _ABSENT = frozenset({404})
-_PARAMETER = re.compile(r'(\w+)="([^"]*)"')
+# The registry may be anybody's, and its headers may be megabytes. Each byte is looked at once: a name is not tried again from its
+# middle.
+_MAX_CHALLENGE = 4096
+_PARAMETER = re.compile(r'(?<!\w)(\w+)="([^"]*)"')
 
 
 class Endpoint:
@@ -86,6 +89,11 @@ class Endpoint:
 
     def _log_in(self, challenge: str) -> None:
         """Answers the registry's challenge, which may offer several ways: a token is preferred to the password."""
+        if len(challenge) > _MAX_CHALLENGE:
+            raise PermissionRefused(
+                f"registry {self._location.registry} answers with a login challenge of {len(challenge)} characters, where at "
+                f"most {_MAX_CHALLENGE} are expected; correct the registry"
+            )
         lowered = challenge.lower()
         if "bearer " in lowered:
             start = lowered.index("bearer ")

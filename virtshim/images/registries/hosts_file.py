@@ -31,6 +31,7 @@ _REGISTRY = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9.:\[\]-]*")
 _PROXIES = ("http://", "https://")
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s|m|h))+")
 _LENGTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
+_LONGEST_DURATION = 64
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _KINDS: Mapping[type, str] = {dict: "table", list: "list", str: "text", bool: "true or false"}
 _T = TypeVar("_T")
@@ -160,7 +161,7 @@ def _headers(table: Mapping[str, Any], file: Path) -> Mapping[str, str]:
 def _seconds(text: str, file: Path) -> float | None:
     if not text:
         return None
-    if not _DURATION.fullmatch(text):
+    if len(text) > _LONGEST_DURATION or not _DURATION.fullmatch(text):
         raise _wrong(file, f"has a dial_timeout {text[:40]!r}; write it as 1s or 500ms")
     return sum(float(number) * _SECONDS[unit] for number, unit in _LENGTH.findall(text))
 

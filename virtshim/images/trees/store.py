@@ -120,8 +120,10 @@ class Trees:
         root = self._place(tree) / ROOT
         try:
             directory = os.open(root, _DIRECTORY)
-        except OSError as exc:
+        except FileNotFoundError as exc:
             raise NotFound("its files are not on this node any more; pull it again") from exc
+        except OSError as exc:
+            raise InternalError(f"its files cannot be looked at: {exc.strerror}") from exc
         try:
             inside = os.open(_followed(directory, below), _DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
         except OSError as exc:

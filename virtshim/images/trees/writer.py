@@ -25,6 +25,7 @@ from virtshim.images.confined import frames
 from virtshim.images.confined.frames import ASIDE, MOST_DEPTH, MOST_ENTRIES, ROOT
 from virtshim.images.disk_writer import OUT_OF_SPACE
 from virtshim.images.downloads.room import Share
+from virtshim.images.trees.directories import Directories, TooManySteps
 from virtshim.removal import remove_tree
 
 DISK = "disk"
@@ -34,8 +35,12 @@ _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_MODE = 0o1777
 _MOST_OWNER, _LATEST = (1 << 32) - 2, (1 << 33) - 1
-# Directories that layers do not tell of, and second names.
-_MOST_TOLD = 8 * MOST_ENTRIES
+# Of an entry: what it is, that another one in its place is gone, that what was kept aside is not needed.
+_MOST_TOLD = 3 * MOST_ENTRIES
+_MOST_DISK_NAMES = 1000
+# Of the file system's inodes one in so many stays free; how often it is looked at.
+_FREE_INODES, _INODES_LOOKED_AT = 20, 1024
+_TOO_MANY_STEPS = "its files are in an order that takes too long to unpack"
 _ZEROS = bytes(1 << 20)
 # Raw disks.
 _MAY_BE_HOLES = re.compile(r"\.(?:img|raw)$")
@@ -77,16 +82,18 @@ class TreeWriter:
         self._room = room
         place.mkdir(0o700)
         self._base = os.open(place, os.O_PATH | _DIRECTORY)
-        self._parent: tuple[tuple[str, ...], int] = ((), os.dup(self._base))
+        self._parents = Directories(self._base, keeps_times=True)
+        self._named = Directories(self._base, keeps_times=False)
         for part, mode in ((ROOT, 0o755), (ASIDE, 0o700)):
             os.mkdir(part, dir_fd=self._base)
             os.chmod(place / part, mode)
         # The file that is being written, what is left of it, when it was changed, the last byte that was written.
         self._file = -1
         self._left = self._mtime = self._at = 0
+        # Of what is told, with both names of a link.
+        self._depth_left = 2 * frames.DEPTH_ONCE
         # Paths, in their order.
         self._disks: dict[str, None] = {}
-        self._times: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -94,8 +101,9 @@ class TreeWriter:
     def __exit__(self, *_: object) -> None:
         self._room.release(self)
         self._end_file()
-        for descriptor in (self._parent[1], self._base):
-            os.close(descriptor)
+        self._parents.close()
+        self._named.close()
+        os.close(self._base)
 
     def expect(self, size: int) -> None:
         """Its source will send so many bytes of what does not become less on disk. Raises ResourceExhausted if they do not
@@ -109,6 +117,12 @@ class TreeWriter:
 
     def tell(self, payload: bytes) -> None:
         """One of them. Raises ShimError for the node's own troubles, and for nonsense."""
+        if self.refused:
+            return
+        self._depth_left += 2 * frames.DEPTH_EACH - payload.count(b"/")
+        if self._depth_left < 0:
+            self.refuse("it holds too many directories one in the other")
+            return
         try:
             told = _parse(payload)
         except ValueError as exc:
@@ -118,10 +132,13 @@ class TreeWriter:
         self.entries += 1
         if self.entries > _MOST_TOLD or len(told.parts) > MOST_DEPTH + 1:
             self.refuse("it holds too many files")
-        if self.refused:
             return
+        if self.entries % _INODES_LOOKED_AT == 0 and not self._has_inodes():
+            raise self._no_room()
         try:
             self._make(told)
+        except TooManySteps:
+            self.refuse(_TOO_MANY_STEPS)
         except OSError as exc:
             self._failed(exc, "/".join(told.parts))
 
@@ -154,6 +171,9 @@ class TreeWriter:
         self._room.release(self)
         self._left = 0
         self._end_file()
+        self._disks.clear()
+        for one in (self._parents, self._named):
+            one.close()
         for part in (ROOT, ASIDE):
             remove_tree(str(self.place), part)
 
@@ -170,20 +190,23 @@ class TreeWriter:
                 os.link(disk, name, dst_dir_fd=directory)
             if self._disks:
                 os.link(disk, DISK, dst_dir_fd=self._base)
+            self._named.close()
+            self._parents.leave()
             remove_tree(str(self.place), ASIDE)
-            for path, mtime in self._times.items():
-                directory, name = self._open_parent(_parts(path))
-                os.utime(name, (mtime, mtime), dir_fd=directory, follow_symlinks=False)
             if self.size:
-                _sync_all_of(self._parent[1])
+                _sync_all_of(self._base)
         except FileNotFoundError:
             raise
+        except TooManySteps:
+            self.refuse(_TOO_MANY_STEPS)
         except OSError as exc:
             self._failed(exc, "")
 
     def add_disk(self, path: str) -> None:
-        """An artifact's."""
+        """One of its names among the files."""
         self._disks[path] = None
+        if len(self._disks) > _MOST_DISK_NAMES:
+            self.refuse(f"its disk has more than {_MOST_DISK_NAMES} names")
 
     def _make(self, told: _Told) -> None:
         directory, name = self._open_parent(told.parts)
@@ -206,7 +229,7 @@ class TreeWriter:
         elif told.kind == "h":
             self._name_too(directory, name, "/".join(told.parts), told.more)
         elif told.kind == "x":
-            self._disks["/".join(told.parts)] = None
+            self.add_disk("/".join(told.parts))
         elif "/".join(told.parts) in self._disks:
             del self._disks["/".join(told.parts)]
         else:
@@ -232,37 +255,26 @@ class TreeWriter:
             _give(descriptor, told)
         finally:
             os.close(descriptor)
-        self._times["/".join(told.parts)] = told.mtime
+        os.utime(name, (told.mtime, told.mtime), dir_fd=directory, follow_symlinks=False)
 
     def _name_too(self, directory: int, name: str, path: str, named: str) -> None:
         if named in self._disks:
-            self._disks[path] = None
+            self.add_disk(path)
             return
-        held = os.dup(directory)
-        try:
-            source, source_name = self._open_parent(_parts(named))
-            if stat.S_ISDIR(os.stat(source_name, dir_fd=source, follow_symlinks=False).st_mode):
-                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-            os.link(source_name, name, src_dir_fd=source, dst_dir_fd=held, follow_symlinks=False)
-        finally:
-            os.close(held)
+        *above, source_name = _parts(named)
+        source = self._named.enter(tuple(above))
+        if stat.S_ISDIR(os.stat(source_name, dir_fd=source, follow_symlinks=False).st_mode):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        os.link(source_name, name, src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
 
     def _open_parent(self, parts: tuple[str, ...]) -> tuple[int, str]:
         """The directory that it is in, which is ours to close, and its name there. Over no link."""
-        above = parts[:-1]
-        if above != self._parent[0]:
-            here = os.dup(self._base)
-            try:
-                for part in above:
-                    inside = os.open(part, os.O_PATH | _DIRECTORY, dir_fd=here)
-                    os.close(here)
-                    here = inside
-            except OSError:
-                os.close(here)
-                raise
-            os.close(self._parent[1])
-            self._parent = (above, here)
-        return self._parent[1], parts[-1]
+        return self._parents.enter(parts[:-1]), parts[-1]
+
+    def _has_inodes(self) -> bool:
+        """Some file systems do not count them."""
+        found = os.fstatvfs(self._base)
+        return not found.f_files or found.f_favail > found.f_files // _FREE_INODES
 
     def _end_file(self) -> None:
         if self._file >= 0:

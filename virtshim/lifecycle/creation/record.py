@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.container import Container, ContainerConfig, ContainerPhase, ContainerSpec, ContainerStatus
-from virtshim.domain.errors import AlreadyExists
+from virtshim.domain.errors import Aborted, AlreadyExists
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import Image, ImageConfig
 from virtshim.domain.pod_disk import disk_name, vm_uuid
@@ -42,10 +44,13 @@ class ContainerRecords:
     run_commands: Live[bool]
 
     def add(self, admitted: Admitted) -> Draft:
+        # Before the locks, for which other pods and pulls would wait.
+        ended = self._end_earlier(admitted)
+        without_devices = self.claims.end_earlier(admitted.granted, admitted.sandbox)
         with self.images.pinned(admitted.config.image, admitted.volumes) as image, self.uids.free() as uid:
             container = self._new(admitted, image, uid)
-            self._have_uuid(container, admitted)
-            self.claims.add(container, admitted.sandbox)  # from here on the record keeps the image and the devices
+            self._refuse_taken_uuid(admitted, ended)
+            self.claims.add(container, without_devices)  # from here on the record keeps the image and the devices
             sandbox = self._note_pod_disk(admitted.sandbox, container)
         return Draft(container, sandbox, image, admitted.options)
 
@@ -63,7 +68,6 @@ class ContainerRecords:
         own = ContainerId(secrets.token_hex(32))
         image_config = image.config if options.use_image_config else ImageConfig()
         pod_disk = disk_name(sandbox.key, name.name) if options.keep_root_disk else ""
-        keeps_tpm = options.hardware.tpm and pod_disk != ""
         spec = ContainerSpec(
             id=own,
             sandbox_id=sandbox.id,
@@ -71,7 +75,7 @@ class ContainerRecords:
             config=admitted.config,
             image=image.digest,
             image_ref=image.repo_digests[0] if image.repo_digests else image.id.value,
-            domain_uuid=str(options.system_uuid or (vm_uuid(pod_disk) if keeps_tpm else own.domain_uuid())),
+            domain_uuid=str(_lasting_uuid(admitted) or own.domain_uuid()),
             created_at=self.stamps.next(),
             log_file=admitted.log_file,
             cgroup_parent=sandbox.vm_cgroup_parent,
@@ -99,24 +103,34 @@ class ContainerRecords:
             return (*config.command, *config.args)
         return (*image.entrypoint, *(config.args or image.cmd))
 
-    def _have_uuid(self, container: Container, admitted: Admitted) -> None:
+    def _end_earlier(self, admitted: Admitted) -> frozenset[ContainerId]:
+        """VMs of earlier attempts with the same UUID whose failed starts could not be undone are off, or this raises."""
+        maybe_on = [other for other in self._with_uuid_of(admitted) if other.may_be_running]
+        for other in maybe_on:
+            self.hypervisor.destroy(other.domain_uuid, other.id)
+        return frozenset(other.id for other in maybe_on)
+
+    def _refuse_taken_uuid(self, admitted: Admitted, ended: frozenset[ContainerId]) -> None:
+        """`ended`: those whose VMs are off."""
+        for other in self._with_uuid_of(admitted):
+            if other.may_be_running and other.id not in ended:
+                raise Aborted(
+                    f"the start of container {other.id}, which has the same UUID, failed meanwhile; repeat the call"
+                )
+
+    def _with_uuid_of(self, admitted: Admitted) -> Sequence[Container]:
         """Attempts of one pod have the same UUID, one after another; its definition goes to the newest. kubelet makes the next
         one also beside one that was never started, or whose start failed, and leaves their records for later."""
-        options = admitted.options
-        if options.system_uuid is None and not (options.hardware.tpm and options.keep_root_disk):
-            return
-        for other in self.records.containers.all():
-            if other.domain_uuid != container.domain_uuid:
-                continue
+        wanted = _lasting_uuid(admitted)
+        found = [other for other in self.records.containers.all() if other.domain_uuid == wanted]
+        for other in found:
             owner = self.records.sandboxes.get(other.sandbox_id)
             is_earlier = owner is not None and owner.key.is_same_pod(admitted.sandbox.key)
             if not (is_earlier and other.phase in (ContainerPhase.CREATED, ContainerPhase.EXITED)):
                 raise AlreadyExists(
-                    f"VirtletSystemUUID {container.domain_uuid} is already used by container {other.id}; "
-                    "a UUID names one VM on a node"
+                    f"VirtletSystemUUID {wanted} is already used by container {other.id}; a UUID names one VM on a node"
                 )
-            if other.may_be_running:  # its failed start could not be undone
-                self.hypervisor.destroy(other.domain_uuid, other.id)  # off, or this raises
+        return found
 
     def _note_pod_disk(self, sandbox: Sandbox, container: Container) -> Sandbox:
         """Written before the disk is made: the image under it must stay as long as the disk does, and whoever removes
@@ -126,3 +140,11 @@ class ContainerRecords:
         noted = sandbox.with_root_disk(container.name.name, container.image)
         self.records.sandboxes.replace(noted)
         return noted
+
+
+def _lasting_uuid(admitted: Admitted) -> uuid.UUID | None:
+    """The UUID that all attempts have; None if each has its own."""
+    options = admitted.options
+    if options.system_uuid is None and options.hardware.tpm and options.keep_root_disk:
+        return vm_uuid(disk_name(admitted.sandbox.key, admitted.name.name))
+    return options.system_uuid

@@ -185,15 +185,21 @@ class GuestSetUp:
             if (earlier := self._awaited.get(container.id)) is not None:
                 return earlier
             self._awaited[container.id] = going
-        self._session_threads.start(container.id, lambda: self._for_sessions(container, going), beside_earlier=True)
+        try:
+            self._session_threads.start(container.id, lambda: self._for_sessions(container, going), beside_earlier=True)
+        except BaseException as exc:  # those that have joined meanwhile are told, and the next one begins anew
+            with self._lock:
+                self._awaited.pop(container.id, None)
+            going.set_result(Unavailable(f"the guest cannot be set up now: {exc}"))
+            raise
         return going
 
-    def follow(self, container: Container) -> None:
-        """It is set up as soon as the guest can do it; also again, after it was restarted. Returns at once. A container whose
-        command has not begun is left to whoever begins that."""
+    def follow(self, container: Container, *, again: bool = False) -> None:
+        """It is set up as soon as the guest can do it. `again`: also if that is being done, and has not seen a restart of the
+        guest. Returns at once. A container whose command has not begun is left to whoever begins that."""
         renewed = container.status.command_begun and container.spec.copies
         if (not container.spec.command or renewed) and self._parts(container):
-            self._threads.start(container.id, lambda: self._follow(container.id))
+            self._threads.start(container.id, lambda: self._follow(container.id), again=again)
 
     def renew(self, container: Container) -> bool:
         """The copies are as they are on the node now, and nothing more is to be done; otherwise that is begun, and to be asked
@@ -212,7 +218,7 @@ class GuestSetUp:
                     self._restarts[container.id] = self._restarts.get(container.id, 0) + 1
                 self.copies.forget(container.id)
                 if container.is_running:
-                    self.follow(container)
+                    self.follow(container, again=True)
 
     def close(self) -> None:
         for threads in (self._threads, self._session_threads):
@@ -280,6 +286,8 @@ class GuestSetUp:
 
     def _follow(self, wanted: ContainerId) -> None:
         until = self.clock.monotonic() + self.agent_timeout.now
+        if self._is_set_up(wanted):
+            return
         while not self._threads.closing.is_set() and (container := self._running(wanted)) is not None:
             try:
                 self.make(container, _SLICE, self._threads.closing)
@@ -307,6 +315,13 @@ class GuestSetUp:
                 volumes = len(container.spec.volumes) + len(container.spec.copies)
                 log.info("guest.set_up", container=wanted.short, volumes=volumes)
                 return
+
+    def _is_set_up(self, wanted: ContainerId) -> bool:
+        """Whoever ran before this has seen the restart, too."""
+        container = self._running(wanted)
+        if container is None or wanted not in self._made:
+            return False
+        return self.copies.is_settled(container, self.copies.now(container))
 
     def _unconfirmed(self, container: Container, why: ShimError) -> str:
         """For the container's message: what nobody knows to be in the guest; "" if it is as good as there."""

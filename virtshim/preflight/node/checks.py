@@ -45,11 +45,12 @@ def swap(_settings: Settings) -> Sequence[Finding]:
     return [kubelet.swap(kubelet_files.read(HostFiles()), host_facts.text("/proc/swaps"))]
 
 
-def container_runtimes(settings: Settings) -> Sequence[Finding]:
-    if kubelet.asks(kubelet_files.read(HostFiles()), settings.cri_socket):
+def container_runtimes(settings: Settings, files: HostFiles | None = None) -> Sequence[Finding]:
+    files = files or HostFiles()
+    if kubelet.asks(kubelet_files.read(files), settings.cri_socket):
         return [beside.unused()]
     has_proxy = host_facts.node(f"{settings.proxy_socket}.lock") is not None
-    found, conf_dir = runtime_files.read(HostFiles()), settings.tapmanager.cni_conf_dir
+    found, conf_dir = runtime_files.read(files), settings.tapmanager.cni_conf_dir
     return beside.findings(found, _driver(settings), conf_dir, behind_proxy=has_proxy)
 
 

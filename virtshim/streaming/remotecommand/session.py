@@ -19,9 +19,8 @@ from virtshim.streaming.remotecommand.terminal_size import SizeReader
 
 log = structlog.get_logger(__name__)
 
-# Seconds that the client gets to take what it has not read yet, then to leave, and that a session gets to clean up.
+# Seconds that the client gets to take what it has not read yet, and that a session gets to clean up.
 DELIVERY_TIMEOUT: Final = 600.0
-_LEAVING: Final = 5.0
 _CLEAN_UP: Final = 10.0
 
 # Seconds that a session of a container that has ended gets to end by itself.
@@ -54,14 +53,18 @@ class RemoteClient(Protocol):
 Start = Callable[[], Awaitable[StreamSession]]
 
 
-async def serve(client: RemoteClient, start: Start, ended: asyncio.Event, stream_timeout: float) -> None:
-    """One session from its start to its end. `ended`: the container is gone, or the daemon stops. `stream_timeout`: seconds that
-    the client gets to open its streams."""
+async def serve(
+    client: RemoteClient, start: Start, ended: asyncio.Event, stream_timeout: float, leaving: float
+) -> None:
+    """One session from its start to its end. `ended`: the container is gone, or the daemon stops. `stream_timeout` and `leaving`:
+    seconds that the client gets to open its streams, and to close the connection at the end."""
     with contextlib.suppress(Gone):
-        await run_until(_whole(client, start, ended, stream_timeout), client.run())
+        await run_until(_whole(client, start, ended, stream_timeout, leaving), client.run())
 
 
-async def _whole(client: RemoteClient, start: Start, ended: asyncio.Event, stream_timeout: float) -> None:
+async def _whole(
+    client: RemoteClient, start: Start, ended: asyncio.Event, stream_timeout: float, leaving: float
+) -> None:
     """While `client.run` runs beside it."""
     outcome = await _outcome(client, start, ended, stream_timeout)
     client.discard_input()
@@ -69,7 +72,7 @@ async def _whole(client: RemoteClient, start: Start, ended: asyncio.Event, strea
         async with asyncio.timeout(DELIVERY_TIMEOUT):
             await client.finish(outcome)
     # What the client has not read when the connection closes may be lost: it should close first.
-    await asyncio.sleep(_LEAVING)
+    await asyncio.sleep(leaving)
 
 
 async def _outcome(client: RemoteClient, start: Start, ended: asyncio.Event, stream_timeout: float) -> Outcome:

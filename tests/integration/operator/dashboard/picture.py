@@ -18,7 +18,7 @@ from fakes.dashboard_node import DashboardNode, startup_of
 from playwright.sync_api import sync_playwright
 
 from virtshim.dashboard import command
-from virtshim.dashboard.history import NODE
+from virtshim.dashboard.history import NODE, Graphs
 from virtshim.dashboard.readings import Sample, total
 
 _PODS = [
@@ -54,8 +54,7 @@ def served(node: DashboardNode) -> Iterator[command.Served]:
 
     async def serve() -> None:
         over = asyncio.Event()
-        async with command.serving(node.socket, 0) as one:
-            lived(one, node)
+        async with command.serving(node.socket, 0, lived(node)) as one:
             found.extend([one, asyncio.get_running_loop(), over])
             ready.set()
             await over.wait()
@@ -68,9 +67,9 @@ def served(node: DashboardNode) -> Iterator[command.Served]:
     thread.join(60)
 
 
-def lived(one: command.Served, node: DashboardNode) -> None:
+def lived(node: DashboardNode) -> Graphs:
     """Ten minutes of samples, the same at each run but for their time."""
-    chance, now = random.Random(7), time.time()
+    graphs, chance, now = Graphs(), random.Random(7), time.time()
     for step in range(298):
         samples = {}
         for number, (pod, (_, _, load, memory)) in enumerate(zip(node.pods, _PODS, strict=True)):
@@ -78,7 +77,8 @@ def lived(one: command.Served, node: DashboardNode) -> None:
                 wave = 1 + 0.35 * math.sin(step / (9 + number)) * math.sin(step / 31 + number) + 0.12 * chance.random()
                 samples[pod] = Sample(now - 600 + 2 * step, load * wave, (memory << 20) * (0.97 + wave / 40), 9.5e5 * wave,
                                       3.4e5 * wave * wave, 4.4e4 * wave, 2e4 * wave)  # fmt: skip
-        one.watch._graphs.add({**samples, NODE: total(now - 600 + 2 * step, samples)})
+        graphs.add({**samples, NODE: total(now - 600 + 2 * step, samples)})
+    return graphs
 
 
 def taken(one: command.Served, picture: Path) -> None:

@@ -190,6 +190,7 @@ def test_the_page_outlives_a_restart_of_the_node(page: Any, node: DashboardNode)
     page.locator(".row", has_text="later").wait_for()
 
 
+@pytest.mark.full
 def test_many_pods_cost_a_page_few_rows_and_all_are_reached_by_keys(page: Any, node: DashboardNode) -> None:
     for number in range(300):
         node.add(f"pod-{number:03}")
@@ -215,7 +216,7 @@ def test_many_pods_cost_a_page_few_rows_and_all_are_reached_by_keys(page: Any, n
     page.wait_for_selector("h1:has-text('pod-123')")
 
 
-@pytest.mark.parametrize("width", [360, 768])
+@pytest.mark.parametrize("width", [360, pytest.param(768, marks=pytest.mark.full)])
 def test_nothing_is_wider_than_a_narrow_screen(page: Any, node: DashboardNode, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 720})
     node.add("a-name-as-long-as-kubernetes-lets-it-be-" * 5, image="registry.example/" + "x" * 200, startup=startup_of(9.0),
@@ -233,6 +234,7 @@ def test_nothing_is_wider_than_a_narrow_screen(page: Any, node: DashboardNode, w
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.full
 def test_colours_follow_the_system_or_the_switch(page: Any, node: DashboardNode) -> None:
     def background() -> str:
         found: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -267,6 +269,7 @@ def test_who_has_the_dashboards_port_after_it_is_typed_nothing(page: Any, node: 
     assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
 
 
+@pytest.mark.full
 def test_every_control_is_reached_by_tab_and_shows_it(page: Any, node: DashboardNode) -> None:
     node.add("one")
     page.locator(".row").wait_for()

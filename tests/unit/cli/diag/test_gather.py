@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -19,12 +20,11 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.cli.diag import command, daemons, gather, machine, programs, records, vms
+from virtshim.cli.diag import command, daemons, machine, records, vms
 from virtshim.cli.diag.command import diag_command, look_at
-from virtshim.cli.diag.gather import Gathered, Node
+from virtshim.cli.diag.gather import Gathered, Node, Room
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.files import lock_file
-from virtshim.process import Finished
 from virtshim.settings.vms import Libvirt
 
 
@@ -52,18 +52,16 @@ def hanging(_node: Node) -> Iterator[tuple[str, str]]:
 
 def floods(_node: Node) -> Iterator[tuple[str, str]]:
     for number in range(1000):
-        yield f"{number}.txt", "x" * gather.FILE_BYTES
+        yield f"{number}.txt", "x" * (1 << 18)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_part_that_fails_hangs_or_floods_says_so_and_stops_no_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gather, "FILE_BYTES", 1 << 18)
-    monkeypatch.setattr(gather, "COLLECTOR_BYTES", 1 << 20)
     parts = {"broken": broken, "hanging": hanging, "floods": floods, "good": good}
-    out = tmp_path / "out"
-    assert diag_command(str(out), None, str(tmp_path), as_json=True, collectors=parts, limit=1.0) == 0
+    out, room = tmp_path / "out", Room(1 << 18, 1 << 20)
+    assert diag_command(str(out), None, str(tmp_path), as_json=True, collectors=parts, limit=1.0, room=room) == 0
     summary = json.loads(capsys.readouterr().out)
     (archive,) = out.iterdir()
     assert summary["archive"] == str(archive)
@@ -80,14 +78,17 @@ def test_a_part_that_fails_hangs_or_floods_says_so_and_stops_no_other(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
-    with pytest.raises(InvalidRequest, match="No space left"):
-        diag_command(str(tmp_path / "out"), None, str(tmp_path), as_json=False, collectors={"good": good})
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No file of this process may have more than a few bytes meanwhile; what it prints goes into memory."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(InvalidRequest, match="cannot be written: File too large; name a directory with room"):
+            diag_command(str(tmp_path / "out"), None, str(tmp_path), as_json=False, collectors={"good": good})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list((tmp_path / "out").iterdir()) == []
+    assert capsys.readouterr().out == ""
 
 
 def test_settings_that_cannot_be_read_are_part_of_what_is_wrong(tmp_path: Path) -> None:
@@ -105,10 +106,9 @@ def test_a_node_that_is_not_there_is_refused(tmp_path: Path) -> None:
         look_at("/x.toml", str(tmp_path))
 
 
-def test_a_long_file_is_cut_at_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_file_is_cut_at_a_line() -> None:
     """Half of a line may be half of a secret."""
-    monkeypatch.setattr(gather, "FILE_BYTES", 20)
-    gathered = Gathered("x")
+    gathered = Gathered("x", room=Room(file=20))
     gathered.add("log", "password: planted-secret\nlast line\n")
     assert gathered.files["log"].endswith(":\nlast line\n")
     assert "secret" not in gathered.files["log"]
@@ -193,7 +193,7 @@ def test_of_processes_of_others_only_their_names_are_told(tmp_path: Path) -> Non
             assert re.fullmatch(rf" *{pid} +[A-Z] +\[python[^ ]*\]", shown[pid]), name
 
 
-def test_libvirt_is_asked_for_no_domain_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libvirt_is_asked_for_no_domain_of_others(tmp_path: Path) -> None:
     uri, asked = "qemu:///system", []
     node = look_at(None, str(tmp_path))
     node = replace(node, settings=node.settings.model_copy(update={"libvirt": Libvirt(uri=uri)}))
@@ -201,9 +201,14 @@ def test_libvirt_is_asked_for_no_domain_of_others(tmp_path: Path, monkeypatch: p
     mark = "<metadata><v:owner xmlns:v='https://virtshim.io/domain/1' node='n'/></metadata>"
     (tmp_path / "ours.xml").write_text(f"<domain><uuid>{ours}</uuid>{mark}</domain>")
     (tmp_path / "theirs.xml").write_text(f"<domain><uuid>{uuid.uuid4()}</uuid></domain>")
-    monkeypatch.setattr(vms, "libvirt_files", lambda _node: vms.LibvirtFiles(str(tmp_path), f"{tmp_path}/none", ""))
-    monkeypatch.setattr(programs, "run", lambda argv, **_: asked.append(argv[3:]) or Finished(0, b"", b""))
-    assert set(dict(vms.libvirt(node))) == {"answers.txt", "capabilities.xml", "domstats/ours.txt"}
+
+    def ask(*words: str) -> str:
+        assert words[:2] == ("-c", uri)
+        asked.append(words[2:])
+        return "answer"
+
+    files = vms.LibvirtFiles(str(tmp_path), f"{tmp_path}/none", "")
+    assert set(dict(vms.libvirt(node, files, ask))) == {"answers.txt", "capabilities.xml", "domstats/ours.txt"}
     about_domains = [words for words in asked if words[0] not in ("version", "nodeinfo", "capabilities")]
     assert about_domains == [("domstats", "--state", "--vcpu", "--balloon", "--block", ours)]
 

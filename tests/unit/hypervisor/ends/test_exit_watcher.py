@@ -105,10 +105,7 @@ def test_libvirts_event_may_come_a_moment_after_qemus_end(node: Node, ends: Qemu
     assert ends.over(VM) == PowerState(Power.OFF, OffReason.DESTROYED)
 
 
-def test_a_shutdown_of_which_no_event_comes_is_left_to_libvirt(
-    node: Node, ends: QemuExitWatcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("virtshim.hypervisor.ends.exit_watcher._EVENT_WAIT", 0.01)
+def test_a_shutdown_of_which_no_event_comes_is_left_to_libvirt(node: Node, ends: QemuExitWatcher) -> None:
     silent = node.run("shutdown")
     ends.follow(VM, "vm")
     silent.kill()
@@ -258,3 +255,22 @@ def test_of_vms_that_are_gone_nothing_is_remembered(node: Node, ends: QemuExitWa
 def test_a_libvirt_that_runs_by_itself_remembers_by_itself(node: Node, remote: QemuExitWatcher) -> None:
     remote.shutting_down(VM, by_host=False)
     assert not (node.directory / "guest-ends").exists()
+
+
+def test_an_end_that_cannot_be_told_keeps_no_other_from_being_told(node: Node) -> None:
+    other, told = uuid.UUID(int=7), threading.Event()
+
+    def tell(domain: uuid.UUID) -> None:
+        if domain == VM:
+            raise RuntimeError("can't start new thread")
+        told.set()
+
+    ends = QemuExitWatcher(str(node.directory), tell, is_embedded=True)
+    first, second = node.run(), node.run(domain=other, name="other")
+    ends.follow(VM, "vm")
+    ends.follow(other, "other")
+    first.kill()
+    first.wait()
+    second.kill()
+    assert told.wait(WAIT_LIMIT)
+    ends.close()

@@ -104,6 +104,8 @@ def test_the_guest_comes_through_where_guests_run(tmp_path: Path) -> None:
         pytest.skip(f"NOT TESTED: needs {QEMU}; run make setup")
     rom = tmp_path / "rom"
     rom.write_bytes(probe_guest.rom())
-    argv = ["tcg" if word == "kvm" else "max" if word == "host" else word for word in probe._argv(QEMU, str(rom))]
+    argv = [
+        "tcg" if word == "kvm" else "max" if word == "host" else word for word in probe.command_line(QEMU, str(rom))
+    ]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (probe_guest.PASSED, b"PL")

@@ -107,9 +107,9 @@ def test_when_libvirt_hangs_the_answer_comes_without_numbers_and_calls_do_not_pi
     for _ in range(3):
         assert latest(stats) == {}
     assert libvirt.calls == 3
-    started = time.monotonic()
-    assert latest(stats) == {}
-    assert time.monotonic() - started < WAIT_LIMIT, "nobody waits again for what is known to hang"
+    for _ in range(1000):  # the time of a test is over if each waits
+        assert latest(stats) == {}
+    assert libvirt.calls == 3
 
 
 def test_that_libvirt_hangs_is_logged_once_not_at_each_call(libvirt: Libvirt) -> None:

@@ -2,11 +2,13 @@
 
 import stat
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from fakes.sysfs import FakeSysfs
 
 from virtshim.config import Settings
-from virtshim.neighbours.kubelet import Given, KubeletSetup
+from virtshim.neighbours.kubelet import CONFIG_FILE, Given, KubeletSetup
 from virtshim.neighbours.runtimes import RuntimeSetup
 from virtshim.preflight.access import FileStatus
 from virtshim.preflight.finding import Finding, Level
@@ -124,16 +126,15 @@ def test_a_runtime_beside(found: list[RuntimeSetup], proxied: bool, levels: list
 
 
 @pytest.mark.parametrize(("asked", "told"), [("virtshim.sock", "asks virtshim itself"), ("proxy.sock", "cgroupfs")])
-def test_a_runtime_beside_matters_only_where_kubelet_asks_for_containers(
-    asked: str, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runtime_beside_matters_only_where_kubelet_asks_for_containers(asked: str, told: str, tmp_path: Path) -> None:
     """On a node of VMs alone (`virtshim setup --vms-only`) containerd may be configured as it likes."""
-    setup = KubeletSetup(fields={"containerRuntimeEndpoint": Given(f"unix:///run/virtshim/{asked}", "/f")})
-    monkeypatch.setattr(checks.kubelet_files, "read", lambda _files: setup)
-    monkeypatch.setattr(checks.runtime_files, "read", lambda _files: [runtime(cgroup_driver="cgroupfs")])
-    monkeypatch.setattr(checks, "_driver", lambda _settings: "systemd")
-    (found,) = checks.container_runtimes(Settings())
-    assert told in found.text
+    node = FakeSysfs(tmp_path)
+    node.write(CONFIG_FILE, f"kind: KubeletConfiguration\ncontainerRuntimeEndpoint: unix:///run/virtshim/{asked}\n")
+    node.write("/usr/bin/containerd", "")
+    options = 'plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options'
+    node.write("/etc/containerd/config.toml", f"version = 2\n[{options}]\nSystemdCgroup = false\n")
+    found = checks.container_runtimes(Settings.model_validate({"cri": {"cgroup_driver": "systemd"}}), node.files())
+    assert told in found[0].text
 
 
 def test_a_containerd_that_says_nothing_of_cgroups_has_the_same_driver_as_a_node_of_cgroupfs() -> None:

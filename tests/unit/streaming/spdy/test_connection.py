@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 import zlib
 
 import pytest
@@ -207,11 +206,8 @@ def test_a_stream_with_an_endless_name_is_refused(server, client, name):
 
 
 def test_a_zip_bomb_is_never_unpacked():
-    """200 MB of zeroes in some 200 kB: refused after the first of them, in no time."""
+    """It is refused after the first megabyte: what comes after that, and cannot be unpacked, is not looked at."""
     bomb = zlib.compressobj(9, zlib.DEFLATED, 15, 9, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
-    block = b"".join(bomb.compress(bytes(1 << 20)) for _ in range(200)) + bomb.flush(zlib.Z_SYNC_FLUSH)
-    assert len(block) < 1 << 19
-    started = time.monotonic()
+    block = bomb.compress(bytes(1 << 20)) + bomb.flush(zlib.Z_SYNC_FLUSH) + b"\xff" * (100 << 10)
     with pytest.raises(SpdyError, match="more than"):
         SpdyConnection(max_streams=8).receive(control(SYN_STREAM, numbers(1, 0) + b"\0\0" + block))
-    assert time.monotonic() - started < 1.0

@@ -62,8 +62,10 @@ def test_frames_are_read_the_same_in_one_piece_and_byte_by_byte():
 def test_a_data_frame_of_16_mib_is_passed_on_while_it_arrives():
     decoder = Decoder()
     assert list(decoder.feed(bytes.fromhex("00000001 01ffffff"))) == []
-    assert list(decoder.feed(b"x" * 1000)) == [DataPiece(1, b"x" * 1000, False)]
-    assert len(decoder._buffer) == 0
+    piece, last = b"x" * (1 << 16), b"y" * ((1 << 16) - 1)
+    for _ in range(255):
+        assert list(decoder.feed(piece)) == [DataPiece(1, piece, False)]
+    assert list(decoder.feed(last)) == [DataPiece(1, last, True)]
 
 
 @pytest.mark.parametrize(

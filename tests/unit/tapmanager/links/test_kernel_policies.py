@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from tapmanager.links import kernel_policies, netlink
+from tapmanager.links import kernel_policies
 from tapmanager.links.netlink import attribute
 from tapmanager.links.policy_routes import Policies
 
@@ -33,32 +33,30 @@ def route(table: int, *more: bytes, kind: int = 1) -> bytes:
     )
 
 
-def told(monkeypatch: pytest.MonkeyPatch, rules: list[bytes], routes: list[bytes]) -> Policies:
+def told(rules: list[bytes], routes: list[bytes]) -> Policies:
     own = [rule(0, 255), rule(32766, 254), rule(32767, 253)]
-    monkeypatch.setattr(netlink, "dump", lambda kind, head: [*own, *rules] if kind == _GETRULE else routes)
-    return kernel_policies.of_link(kernel_policies.read(), _LINK)
+    found = kernel_policies.read(lambda kind, _head: [*own, *rules] if kind == _GETRULE else routes)
+    return kernel_policies.of_link(found, _LINK)
 
 
-def test_a_vrf_is_refused_where_it_has_a_table_and_is_nothing_where_it_has_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_vrf_is_refused_where_it_has_a_table_and_is_nothing_where_it_has_none() -> None:
     vrf = rule(1000, 0, attribute(_L3MDEV, b"\1"))
-    assert told(monkeypatch, [vrf], [route(10)]).refused == ("1000: from all lookup 0: l3mdev",)
-    assert told(monkeypatch, [vrf], [route(254)]) == Policies()
+    assert told([vrf], [route(10)]).refused == ("1000: from all lookup 0: l3mdev",)
+    assert told([vrf], [route(254)]) == Policies()
 
 
 @pytest.mark.parametrize("kind", [2, 3, 9, 10, 18, 21, 22, 30, 31, 99])
-def test_what_a_route_has_that_nobody_knows_refuses_it(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
-    found = told(monkeypatch, [rule(9, 100)], [route(100, attribute(kind, b"\1\0\0\0"))])
+def test_what_a_route_has_that_nobody_knows_refuses_it(kind: int) -> None:
+    found = told([rule(9, 100)], [route(100, attribute(kind, b"\1\0\0\0"))])
     assert (found.rules, len(found.refused)) == ((), 1)
 
 
 @pytest.mark.parametrize("kind", [3, 4, 10, 11, 12, 13, 16, 17, 20, 22, 23, 24, 25, 26, 99])
-def test_what_a_rule_has_that_nobody_knows_refuses_it(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
-    found = told(monkeypatch, [rule(9, 100, attribute(kind, b"\1\0\0\0"))], [route(100)])
+def test_what_a_rule_has_that_nobody_knows_refuses_it(kind: int) -> None:
+    found = told([rule(9, 100, attribute(kind, b"\1\0\0\0"))], [route(100)])
     assert (found.rules, len(found.refused)) == ((), 1)
 
 
-def test_the_rules_of_multicast_routing_are_none_of_these(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rules_of_multicast_routing_are_none_of_these() -> None:
     multicast = struct.pack("=BBBBB2xBI", 128, 0, 0, 0, 253, 1, 0) + number(_TABLE, 253)
-    assert told(monkeypatch, [multicast], []) == Policies()
+    assert told([multicast], []) == Policies()

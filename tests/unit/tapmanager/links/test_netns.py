@@ -11,6 +11,8 @@ from tapmanager.links import netns
 
 
 def test_a_thread_that_cannot_be_had_is_the_nodes_matter_and_no_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may have as many as there is memory for."""
+
     def none_left(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -5,62 +5,52 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from typing import Self
+from collections.abc import Sequence
 
 import pytest
 
-from tapmanager.links import netlink, packet_rules
+from tapmanager.links import packet_rules
 
 
-class _Asked:
-    """A raw socket of a family that the kernel has."""
+class Kernel:
+    """`rules`: by family the table in which there are some; all families have the tables filter and nat. `refusal`: the number
+    of the error that asking for IPv6's gets."""
 
-    def __init__(self, family: int, *_: object) -> None:
-        if family == socket.AF_INET6 and _Asked.refusal:
-            raise OSError(_Asked.refusal, os.strerror(_Asked.refusal))
-        self.family = family
+    def __init__(self, rules: dict[int, str], refusal: int = 0) -> None:
+        self.rules = rules
+        self.refusal = refusal
 
-    refusal = 0
+    def first(self) -> str:
+        return packet_rules.of_the_old_kind(lambda _kind: ("filter", "nat"), self.with_rules)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
-    """By family that in which there are rules; all families have the tables filter and nat."""
-    found: dict[int, str] = {}
-    monkeypatch.setattr(netlink, "dump", lambda *_: [])
-    monkeypatch.setattr(packet_rules, "_names", lambda kind: ("filter", "nat"))
-    monkeypatch.setattr(packet_rules, "_has_rules", lambda sock, level, table: found.get(sock.family) == table)
-    monkeypatch.setattr(socket, "socket", _Asked)
-    monkeypatch.setattr(_Asked, "refusal", 0)
-    return found
+    def with_rules(self, tables: Sequence[str], family: int, _level: int) -> str:
+        assert tables == ("filter", "nat")
+        if family == socket.AF_INET6 and self.refusal:
+            raise OSError(self.refusal, os.strerror(self.refusal))
+        return self.rules.get(family, "")
 
 
-def test_tables_without_rules_are_nothing(tables: dict[int, str]) -> None:
-    assert packet_rules.first() == ""
+def test_tables_without_rules_are_nothing() -> None:
+    assert Kernel({}).first() == ""
 
 
-def test_a_table_with_rules_is_named(tables: dict[int, str]) -> None:
-    tables[socket.AF_INET6] = "nat"
-    assert packet_rules.first() == "ip6_tables nat"
+def test_a_table_with_rules_is_named() -> None:
+    assert Kernel({socket.AF_INET6: "nat"}).first() == "ip6_tables nat"
+
+
+def test_a_kernel_without_tables_is_not_asked_for_their_rules() -> None:
+    def asked(*_: object) -> str:
+        pytest.fail("it takes a right to ask")
+
+    assert packet_rules.of_the_old_kind(lambda _kind: (), asked) == ""
 
 
 @pytest.mark.parametrize("number", [errno.EAFNOSUPPORT, errno.ENOPROTOOPT])
-def test_a_kernel_without_ipv6_has_none_of_its_rules(
-    tables: dict[int, str], monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    monkeypatch.setattr(_Asked, "refusal", number)
-    assert packet_rules.first() == ""
-    tables[socket.AF_INET] = "filter"
-    assert packet_rules.first() == "ip_tables filter"
+def test_a_kernel_without_ipv6_has_none_of_its_rules(number: int) -> None:
+    assert Kernel({}, number).first() == ""
+    assert Kernel({socket.AF_INET: "filter"}, number).first() == "ip_tables filter"
 
 
-def test_what_else_the_kernel_refuses_is_told(tables: dict[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Asked, "refusal", errno.EPERM)
+def test_what_else_the_kernel_refuses_is_told() -> None:
     with pytest.raises(PermissionError):
-        packet_rules.first()
+        Kernel({}, errno.EPERM).first()

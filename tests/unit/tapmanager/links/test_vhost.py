@@ -33,9 +33,9 @@ def test_what_does_not_work_is_logged_once_and_again_when_the_reason_changes(
 def test_nothing_is_left_open_of_what_could_not_be_opened_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """To run out of descriptors for real would take all those of this process."""
     device = tmp_path / "vhost-net"
     device.touch()
-    monkeypatch.setattr(vhost, "trouble", lambda _device: "")
     opened: list[int] = []
     real = os.open
 
@@ -46,20 +46,17 @@ def test_nothing_is_left_open_of_what_could_not_be_opened_whole(
         return opened[-1]
 
     monkeypatch.setattr(vhost.os, "open", until_three)
-    assert VhostNet(device=str(device)).open(4) == []
+    assert VhostNet(device=str(device), trouble=lambda _device: "").open(4) == []
     for fd in opened:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
 
 
-def test_it_is_found_when_it_comes_later_and_not_used_when_it_is_not_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_found_when_it_comes_later_and_not_used_when_it_is_not_wanted(tmp_path: Path) -> None:
     device = tmp_path / "vhost-net"
-    offered = VhostNet(device=str(device))
+    offered = VhostNet(device=str(device), trouble=lambda _device: "" if device.exists() else "it is not there")
     assert offered.open(1) == []
     device.touch()
-    monkeypatch.setattr(vhost, "trouble", lambda _device: "")
     (fd,) = offered.open(1)
     os.close(fd)
     offered.wanted = False

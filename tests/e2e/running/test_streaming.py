@@ -8,17 +8,14 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 from fakes.spdy import SpdyClient, close_all, spdy
 from fakes.ws import Tunnel, websocket
-from guest import BOOT, READY
-from node import Node
-from podclient import PodClient, container_config, pod_config, wait_for_log, wait_until
+from podclient import wait_for_log, wait_until
+from running_vm import NAME, Vm
 
 from criproto.runtime_v1 import api_pb2 as pb
 
@@ -27,31 +24,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.guest]
 HAS_CRICTL = pytest.mark.skipif(
     not shutil.which("crictl"), reason="NOT TO BE HAD HERE: no distribution packages crictl"
 )
-
-
-@dataclass(frozen=True)
-class Vm:
-    cri: PodClient
-    socket: str
-    pod: str
-    container: str
-    log: str
-
-
-@pytest.fixture(scope="module")
-def vm(node: Node, image_url: str) -> Iterator[Vm]:
-    """One guest for all tests: a shell on its console, a web server on port 80."""
-    with PodClient(node.socket) as cri:
-        config = pod_config("streams", f"{node.directory}/logs/streams")
-        pod = cri.run_pod(config)
-        wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
-        wanted.stdin = True
-        container = cri.create(pod, wanted, config)
-        cri.start(container)
-        log = cri.status(container).log_path
-        wait_for_log(log, READY, BOOT)
-        yield Vm(cri, node.socket, pod, container, log)
-        cri.remove_pod(pod)
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +68,7 @@ def test_the_guests_web_server_answers_through_port_forward(vm, opened):
     for error, data in pairs:
         page = client.read_all(data)
         assert b" 200 OK" in page.splitlines()[0]
-        assert b"streams" in page, "the page names the pod"
+        assert NAME.encode() in page, "the page names the pod"
         assert client.read_all(error) == b""
 
 
@@ -158,7 +130,7 @@ def test_crictl_forwards_a_port(vm):
         wait_until(lambda: accepts(port), 60, "crictl listens")
         for _ in range(3):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=20) as answer:
-                assert b"streams" in answer.read()
+                assert NAME.encode() in answer.read()
     finally:
         process.terminate()
         process.communicate(timeout=20)
@@ -194,7 +166,7 @@ def test_crictl_attaches_to_the_console(vm):
 
 
 def crictl(vm: Vm) -> list[str]:
-    return ["crictl", "-r", f"unix://{vm.socket}", "-t", "60s"]
+    return ["crictl", "-r", f"unix://{vm.node.socket}", "-t", "60s"]
 
 
 def accepts(port: int) -> bool:
@@ -203,15 +175,3 @@ def accepts(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def test_attached_clients_and_forwards_end_with_their_vm(vm):
-    client, streams = attached(vm, stdout=True)
-    forward = over_spdy(vm)
-    forward.open(streamtype="error", port="80", requestid="0")
-    started = time.monotonic()
-    vm.cri.stop(vm.container, 60)
-    assert b'"Success"' in client.read_all(streams["error"])
-    vm.cri.stop_pod(vm.pod)
-    forward.to_the_end()
-    assert time.monotonic() - started < 40

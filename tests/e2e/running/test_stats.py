@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from fakes.metrics import one, scraped
-from guest import boot, console_of_pod
 from podclient import PodClient, wait_until
+from running_vm import MEMORY, Vm
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.config import load
@@ -18,7 +18,8 @@ from virtshim.store.read_only import read_running
 pytestmark = [pytest.mark.e2e, pytest.mark.guest]
 
 MIB = 1 << 20
-GUEST_RAM = 128 * MIB
+# At the least, by the boot of the small guest.
+TOUCHED = 32 * MIB
 # Only these need a cgroup of the VM's own, or a kernel with that accounting.
 CGROUP_ONLY = ("container_memory_cache", "container_memory_kernel_usage", "container_pressure_", "container_hugetlb_")
 # These need a request that sets them.
@@ -44,10 +45,8 @@ def samples(cri: PodClient) -> dict[str, list[pb.Metric]]:
     return found
 
 
-def test_numbers_of_a_vm_follow_what_it_does(cri, node, image_url):
-    pod, container, _log = boot(cri, node, f"{image_url}/guest.qcow2")
-    console = console_of_pod(cri, node, pod)
-    address = cri.pod_ip(pod)
+def test_numbers_of_a_vm_follow_what_it_does(vm: Vm):
+    cri, node, pod, container = vm.cri, vm.node, vm.pod, vm.container
 
     first = stats(cri, container)
     second = stats(cri, container)
@@ -56,10 +55,9 @@ def test_numbers_of_a_vm_follow_what_it_does(cri, node, image_url):
     assert 500_000_000 < boot_cost <= second.cpu.usage_core_nano_seconds.value
 
     # The guest's RAM as far as it was touched, and QEMU's own; never more than both.
-    assert GUEST_RAM // 4 < first.memory.working_set_bytes.value < GUEST_RAM + 256 * MIB
+    assert TOUCHED < first.memory.working_set_bytes.value < MEMORY + 256 * MIB
     assert first.memory.working_set_bytes.value <= first.memory.usage_bytes.value
-    (pid,) = node.qemu_pids()
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{vm.qemu}/status").read_text().splitlines())
     anonymous = int(fields["RssAnon"].split()[0]) << 10
     assert abs(first.memory.rss_bytes.value - anonymous) < 32 * MIB
 
@@ -71,16 +69,16 @@ def test_numbers_of_a_vm_follow_what_it_does(cri, node, image_url):
     assert measured.taken is not None
     assert 16 * MIB < measured.taken < 256 * MIB
     resident = sum(int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssFile", "RssShmem"))
-    assert GUEST_RAM // 4 < resident - measured.taken < GUEST_RAM + 32 * MIB
+    assert TOUCHED < resident - measured.taken < MEMORY + 32 * MIB
 
-    console.type("i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done")
+    vm.says("i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done")
     busy = stats(cri, container)
     assert busy.cpu.usage_core_nano_seconds.value - boot_cost > 200_000_000
     assert busy.cpu.usage_nano_cores.value > 50_000_000
 
     before = pod_stats(cri, pod).linux.network.default_interface
     assert before.name == "eth0"
-    ping = ["ping", "-c", "20", "-i", "0.05", "-s", "1000", "-w", "30", address]
+    ping = ["ping", "-c", "20", "-i", "0.05", "-s", "1000", "-w", "30", vm.address]
     assert subprocess.run(ping, capture_output=True, check=False).returncode == 0
     after = pod_stats(cri, pod).linux.network.default_interface
     for name in ("rx_bytes", "tx_bytes"):
@@ -89,7 +87,7 @@ def test_numbers_of_a_vm_follow_what_it_does(cri, node, image_url):
 
     disk = stats(cri, container).writable_layer
     assert disk.fs_id.mountpoint == f"{node.directory}/state/containers"
-    console.type("dd if=/dev/urandom of=/dev/vda bs=1M count=12 conv=fsync")
+    vm.says("dd if=/dev/urandom of=/dev/vda bs=1M count=12 conv=fsync")
     written = stats(cri, container).writable_layer
     assert 12 * MIB <= written.used_bytes.value - disk.used_bytes.value < 40 * MIB
     assert written.inodes_used.value >= 3
@@ -102,22 +100,28 @@ def test_numbers_of_a_vm_follow_what_it_does(cri, node, image_url):
     assert {name for name in keys if name not in found and not name.startswith((*CGROUP_ONLY, *SPEC))} == set()
     assert all(len(m.label_values) == keys[name] for name, every in found.items() for m in every)
     (unused,) = found["virtshim_vmi_memory_unused_bytes"]
-    assert MIB < unused.value.value < GUEST_RAM
+    assert MIB < unused.value.value < MEMORY
     writes = {m.label_values[-1]: m.value.value for m in found["container_fs_writes_bytes_total"]}
     assert max(writes.values()) >= 12 * MIB
     assert found["container_processes"][0].value.value == 1
 
-    # The same numbers as Prometheus reads them, and what has happened.
+    # The same numbers as Prometheus reads them.
     text = scraped(f"{node.directory}/run/metrics.sock")
     about = {"id": container}
     assert one(text, "virtshim_vmi_cpu_usage_seconds_total", **about) > 0.7
-    assert MIB < one(text, "virtshim_vmi_memory_unused_bytes", **about) < GUEST_RAM
-    assert one(text, "virtshim_cni_duration_seconds_count", command="ADD", plugin="bridge") >= 1
-    assert one(text, "virtshim_start_phase_duration_seconds_count", phase="libvirt", result="ok") >= 1
+    assert MIB < one(text, "virtshim_vmi_memory_unused_bytes", **about) < MEMORY
     assert {one(text, "virtshim_up", part=part) for part in ("libvirt", "network", "database")} == {1.0}
 
-    cri.stop(container, 30)
-    stopped = stats(cri, container)
-    assert not stopped.HasField("cpu")
-    # An ended container has given its disk's room back.
-    assert 0 < stopped.writable_layer.used_bytes.value < 12 * MIB
+
+def test_a_start_is_counted_and_a_vm_that_has_ended_uses_no_cpu_and_less_disk(vm: Vm, null_image: Path, image_url: str):
+    with vm.beside("ended", f"{image_url}/{null_image.name}") as container:
+        vm.cri.start(container)
+        text = scraped(f"{vm.node.directory}/run/metrics.sock")
+        assert one(text, "virtshim_cni_duration_seconds_count", command="ADD", plugin="bridge") >= 1
+        assert one(text, "virtshim_start_phase_duration_seconds_count", phase="libvirt", result="ok") >= 1
+        running = stats(vm.cri, container)
+        assert running.cpu.usage_core_nano_seconds.value > 0
+        vm.cri.stop(container, 0)
+        ended = stats(vm.cri, container)
+        assert not ended.HasField("cpu")
+        assert 0 < ended.writable_layer.used_bytes.value < running.writable_layer.used_bytes.value

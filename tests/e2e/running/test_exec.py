@@ -1,4 +1,4 @@
-"""Commands in a real guest through its own agent. One VM serves all of the tests but two."""
+"""Commands in a real guest through its own agent."""
 
 from __future__ import annotations
 
@@ -7,78 +7,21 @@ import hashlib
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import grpc
 import pytest
+from fakes.cri import refused
 from fakes.spdy import SpdyClient, close_all, spdy
-from guest import BOOT, answers
-from node import Node
-from podclient import PodClient, container_config, pod_config, wait_until
+from guest import answers
+from podclient import wait_until
+from running_vm import NAME, Vm
 
 from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest]
 
 Code = grpc.StatusCode
-
-
-# As kubelet writes a container's preStop hook into its annotations.
-PRE_STOP = {"io.kubernetes.container.preStopHandler": json.dumps({"exec": {"command": ["echo", "drained"]}})}
-
-
-@dataclass
-class Vm:
-    cri: PodClient
-    container: str
-
-    def run(self, *words: str, timeout: int = 0) -> pb.ExecSyncResponse:
-        request = pb.ExecSyncRequest(container_id=self.container, cmd=words, timeout=timeout)
-        return self.cri.runtime.ExecSync(request, timeout=120 + timeout)
-
-    def sh(self, script: str, timeout: int = 0) -> tuple[int, bytes, bytes]:
-        answer = self.run("sh", "-c", script, timeout=timeout)
-        return answer.exit_code, answer.stdout, answer.stderr
-
-    def comes_up(self) -> bytes:
-        """What a command says that waits for the guest to boot."""
-        return self.run("echo", "up", timeout=int(BOOT)).stdout
-
-
-@pytest.fixture(scope="module")
-def vm(node: Node, image_url: str) -> Iterator[Vm]:
-    """Just started: the first command waits for the guest to boot."""
-    with PodClient(node.socket) as cri:
-        config = pod_config("exec", f"{node.directory}/logs/exec")
-        pod = cri.run_pod(config)
-        wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"), memory=384 << 20)  # a port takes half a MiB
-        wanted.working_dir = "/srv"
-        wanted.annotations.update(PRE_STOP)
-        wanted.envs.add(key="GREETING", value=b"hello there")
-        wanted.envs.add(key="odd.name", value=b"too")
-        made = cri.create(pod, wanted, config)
-        cri.start(made)
-        vm = Vm(cri, made)
-        with refused(Code.DEADLINE_EXCEEDED, "qemu-guest-agent"):
-            vm.run("true", timeout=1)  # a probe's patience ends before the boot does
-        assert vm.comes_up() == b"up\n"
-        yield vm
-        cri.remove_pod(pod)
-
-
-class refused:  # noqa: N801  reads as a sentence
-    def __init__(self, code: grpc.StatusCode, says: str) -> None:
-        self._code, self._says = code, says
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _kind: object, error: BaseException | None, _tb: object) -> bool:
-        assert isinstance(error, grpc.RpcError), f"not refused: {error!r}"
-        assert error.code() is self._code, error.details()
-        assert self._says in error.details()
-        return True
 
 
 def test_a_pre_stop_hook_runs_where_an_agent_listens(vm: Vm):
@@ -108,10 +51,8 @@ def test_any_bytes_pass_and_output_beyond_16_mib_does_not_stop_the_command(vm: V
 
 
 def test_a_time_limit_kills_the_command_and_all_its_children(vm: Vm):
-    started = time.monotonic()
     with refused(Code.DEADLINE_EXCEEDED, "killed"):
         vm.sh("sleep 4321 & setsid sleep 4321 & (sleep 4321; true) & sleep 4321; true", timeout=1)
-    assert time.monotonic() - started < 15
     assert vm.sh("ps | grep '[s]leep 4321'") == (1, b"", b"")
 
 
@@ -124,9 +65,7 @@ def test_a_client_that_goes_ends_its_command(vm: Vm):
 
 
 def test_a_daemon_that_a_command_leaves_lives_on_and_holds_nobody_up(vm: Vm):
-    started = time.monotonic()
     assert vm.sh("sleep 6543 & echo started") == (0, b"started\n", b"")
-    assert time.monotonic() - started < 15
     assert vm.sh("ps | grep '[s]leep 6543'")[0] == 0
     assert vm.sh("kill $(pidof sleep)")[0] == 0
 
@@ -208,10 +147,11 @@ def test_the_guest_tells_of_itself(vm: Vm):
     request = pb.ContainerStatusRequest(container_id=vm.container, verbose=True)
     told = json.loads(vm.cri.runtime.ContainerStatus(request, timeout=20).info["guestInfo"])
     assert told["system"]["pretty-name"] == "virtshim guest"
-    assert told["hostname"] == "exec"
+    assert told["hostname"] == NAME
 
 
-def test_commands_go_on_after_the_daemon_was_killed_and_old_ones_are_ended(vm: Vm, node: Node):
+def test_commands_go_on_after_the_daemon_was_killed_and_old_ones_are_ended(vm: Vm):
+    node = vm.node
     request = pb.ExecSyncRequest(container_id=vm.container, cmd=["sh", "-c", "while echo loud; do sleep 1; done"])
     call = vm.cri.runtime.ExecSync.future(request, timeout=60)
     wait_until(lambda: vm.sh("ps | grep '[e]cho loud'")[0] == 0, 60, "it runs")
@@ -224,39 +164,3 @@ def test_commands_go_on_after_the_daemon_was_killed_and_old_ones_are_ended(vm: V
     for number in range(14):  # each port twice
         assert vm.sh(f"echo {number}") == (0, f"{number}\n".encode(), b"")
     assert vm.sh("ps | grep '[e]cho loud'")[0] == 1
-
-
-def test_a_stop_ends_the_commands_under_way(cri: PodClient, node: Node, image_url: str):
-    vm = booted(cri, node, f"{image_url}/guest.qcow2")
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        call = pool.submit(vm.run, "sleep", "300")
-        wait_until(lambda: vm.sh("ps | grep '[s]leep 300'")[0] == 0, 60, "it runs")
-        cri.stop(vm.container, 0)
-        stopped = time.monotonic()
-        with refused(Code.UNAVAILABLE, "ended"):
-            call.result(30)
-        assert time.monotonic() - stopped < 5
-    with refused(Code.FAILED_PRECONDITION, "exited"):
-        vm.run("true")
-
-
-def test_a_guest_without_an_agent_is_told_how_to_get_one(cri: PodClient, node: Node, image_url: str):
-    vm = booted(cri, node, f"{image_url}/null.qcow2", lambda config: None)
-    with refused(Code.DEADLINE_EXCEEDED, "install the package qemu-guest-agent"):
-        vm.run("true", timeout=2)
-    began = time.monotonic()
-    with refused(Code.FAILED_PRECONDITION, "nothing in the guest listens"):
-        vm.run("echo", "drained")
-    assert time.monotonic() - began < 60, "a preStop hook does not eat the grace period, nor wait for a boot"
-
-
-def booted(cri: PodClient, node: Node, image: str, ready: Callable[[Vm], object] = Vm.comes_up) -> Vm:
-    config = pod_config("exec-two", f"{node.directory}/logs/exec-two")
-    pod = cri.run_pod(config)
-    wanted = container_config(cri.pull(image))
-    wanted.annotations.update(PRE_STOP)
-    made = cri.create(pod, wanted, config)
-    cri.start(made)
-    vm = Vm(cri, made)
-    ready(vm)
-    return vm

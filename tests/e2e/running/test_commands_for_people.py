@@ -1,0 +1,49 @@
+"""The commands for people without kubectl."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from node import VIRTSHIM
+from running_vm import NAME, Vm
+from terminal import LIMIT, terminal
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.guest]
+
+
+def test_a_person_lists_the_vms_and_runs_commands(vm: Vm):
+    listed = vm.command("ps").stdout.decode().splitlines()
+    assert listed[0].split()[:2] == ["POD", "POD"]
+    words = listed[1].split()
+    assert words[0] == f"default/{NAME}"
+    assert vm.container[:12] in words
+    assert "running" in words
+    assert vm.address in words
+
+    done = vm.command("exec", f"default/{NAME}", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"out\n", b"err\n")
+    data = os.urandom(300_000)
+    done = vm.command("exec", "-i", vm.container[:10], "--", "cat", stdin=data)
+    assert (done.returncode, done.stdout) == (0, data)
+    assert vm.command("exec", NAME, "--", "no-such-program").returncode == 127
+    done = vm.command("exec", "nobody", "--", "id")
+    assert (done.returncode, b"virtshim ps" in done.stderr) == (66, True)
+
+
+def test_a_command_in_a_vm_that_was_not_started_is_refused(vm: Vm, null_image: Path, image_url: str):
+    with vm.beside("idle", f"{image_url}/{null_image.name}"):
+        assert b"is created, not running" in vm.command("exec", "idle", "--", "id").stderr
+
+
+def test_a_person_types_on_the_console(vm: Vm):
+    with terminal([*VIRTSHIM, "console", "--socket", vm.node.socket, NAME]) as screen:
+        assert screen.sees(b"ctrl-] leaves"), screen.seen
+        assert screen.is_answered_by_a_shell(), screen.seen
+        screen.press(b"\x1d")
+        assert screen.sees(b"the VM keeps running"), screen.seen
+        assert screen.process.wait(LIMIT) == 0
+    assert vm.cri.status(vm.container).state == pb.CONTAINER_RUNNING

@@ -1,0 +1,79 @@
+"""At which of many points a run kills: at others with each commit, so that many commits together come by all of them.
+
+The same commit takes the same points. `VIRTSHIM_TEST_SEED` takes those of another run, which tells its seed in its header, with
+each row of points, and with each failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SEED_VARIABLE = "VIRTSHIM_TEST_SEED"
+_WITHOUT_A_COMMIT = "0"
+
+
+def seed() -> str:
+    """The commit, unless the environment names another seed."""
+    return os.environ.get(SEED_VARIABLE) or commit_of(Path(__file__).parent) or _WITHOUT_A_COMMIT
+
+
+@functools.cache
+def commit_of(directory: Path) -> str:
+    """Of the repository that the directory is in, "" if it is in none."""
+    # A checkout may belong to another user than the one who runs the tests.
+    command = ["git", "-c", "safe.directory=*", "-C", str(directory), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def how_to_repeat() -> str:
+    return f"{SEED_VARIABLE}={seed()} repeats it"
+
+
+@contextlib.contextmanager
+def repeatable() -> Iterator[None]:
+    """What fails inside says how it is repeated."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(how_to_repeat())
+        raise
+
+
+def in_turn(points: Sequence[T], row: str) -> list[T]:
+    """All of them, in the order in which this run tries them. Rows do not follow each other's order."""
+    order = list(points)
+    random.Random(f"{seed()} {row}").shuffle(order)
+    return order
+
+
+def strike(
+    row: str, points: Sequence[T], kill: Callable[[T], bool], *, every: bool, at_least: Callable[[int], int]
+) -> None:
+    """Kills at one point of the row, or at `every` one. `kill` tells whether the call came by that point. A call does not come by
+    each of its points every time: the next one is tried then.
+
+    `at_least`: how many kills are to come of so many points, when all of them are taken.
+    """
+    taken, killed = 0, 0
+    with repeatable():
+        for point in points if every else in_turn(points, row):
+            killed += kill(point)
+            taken += 1
+            if killed and not every:
+                break
+        print(f"KILLS {row}: {killed}, {taken} points taken of {len(points)}; {how_to_repeat()}")
+        wanted = at_least(taken) if every else 1
+        assert killed >= wanted, f"{row}: of {taken} points {killed} were reached, and {wanted} should be"

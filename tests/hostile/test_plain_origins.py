@@ -1,0 +1,33 @@
+"""Who answers in the place of a web server that an operator has let in."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from pathlib import Path
+
+import pytest
+from fakes.webserver import LOOPBACK, WebServer
+
+from virtshim.domain.errors import PermissionRefused
+from virtshim.images.filestore import ImageFileStore, ImageSettings
+from virtshim.images.policy.rules import Rule
+
+pytestmark = pytest.mark.hostile
+
+DISK = b"\xeb\x3c" + bytes(1022)
+
+
+def test_a_prefix_lets_nothing_in_that_comes_by_plain_http_unless_its_bytes_are_named(
+    web: WebServer, tmp_path: Path
+) -> None:
+    policy = (Rule("", "refuse"), Rule(web.address, "nothing"))
+    store = ImageFileStore(
+        str(tmp_path / "images"), ImageSettings(insecure_registries=LOOPBACK, max_bytes=1 << 20, policy=policy)
+    )
+    name = web.serve("/x.img", DISK)
+    with pytest.raises(PermissionRefused, match="plain HTTP"):
+        store.fetch(name, None, threading.Event())
+    assert web.seen == []
+    named = store.fetch(f"{name}@sha256:{hashlib.sha256(DISK).hexdigest()}", None, threading.Event())
+    assert named.size == len(DISK)

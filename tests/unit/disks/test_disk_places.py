@@ -1,0 +1,56 @@
+"""What belongs to a pod's disk: unreadable is not absent."""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+
+from virtshim.disks.disk_places import DiskPlacesFiles
+from virtshim.domain.errors import InternalError
+from virtshim.domain.hardware.options import Firmware
+from virtshim.domain.hardware.places import Places
+from virtshim.domain.layout import Layout
+
+DISK = f"{'a' * 64}/{'b' * 64}"
+
+
+def layout(tmp_path: Path) -> Layout:
+    made = Layout(state_dir=str(tmp_path), run_dir="/run/virtshim")
+    Path(made.pod_disk(DISK)).parent.mkdir(parents=True)
+    return made
+
+
+def no_descriptor(*_args: object, **_options: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_a_disk_without_places_has_none_yet(tmp_path: Path) -> None:
+    assert DiskPlacesFiles(layout(tmp_path)).read(DISK) == Places()
+
+
+def test_places_that_cannot_be_read_are_not_given_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = DiskPlacesFiles(layout(tmp_path))
+    places.keep(DISK, Places())
+    monkeypatch.setattr("io.open", no_descriptor)
+    with pytest.raises(InternalError, match="cannot be read"):
+        places.read(DISK)
+
+
+def test_firmware_that_cannot_be_read_is_not_chosen_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = DiskPlacesFiles(layout(tmp_path))
+    monkeypatch.setattr("os.stat", no_descriptor)
+    with pytest.raises(InternalError, match="cannot be read"):
+        places.firmware(DISK, next(iter(Firmware)))
+
+
+def test_a_tpm_whose_owner_cannot_be_read_is_not_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places, vm = DiskPlacesFiles(layout(tmp_path)), uuid.uuid4()
+    places.keep_tpm(DISK, vm)
+    assert places.tpm_owners(vm) == {"a" * 64}
+    monkeypatch.setattr("io.open", no_descriptor)
+    with pytest.raises(InternalError, match="cannot be read"):
+        places.tpm_owners(vm)

@@ -1,0 +1,64 @@
+"""Which networks set-up proposes that no image is fetched from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from virtshim.config import Settings
+from virtshim.devices.host_files import HostFiles
+from virtshim.setup.facts import look
+from virtshim.setup.plan import OwnSettings, plan
+
+ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eth0\t00000000\t0100A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0
+eth0\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
+eth0\t0000FEA9\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
+cni0\t0001F40A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    files = {
+        "var/lib/kubelet/config.yaml": "kind: KubeletConfiguration\ncgroupDriver: systemd\n",
+        "etc/kubernetes/manifests/kube-apiserver.yaml": "    - --service-cluster-ip-range=10.96.0.0/12,fd00:10:96::/112\n",
+        "etc/kubernetes/manifests/kube-controller-manager.yaml": "    - --cluster-cidr=10.244.0.0/16\n",
+        "etc/cni/net.d/10-pods.conflist": json.dumps(
+            {"name": "pods", "plugins": [{"type": "bridge", "ipam": {"ranges": [[{"subnet": "10.244.1.0/24"}]]}}]}
+        ),
+        "proc/net/route": ROUTES,
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def steps(root: Path, *said: str) -> str:
+    own = OwnSettings(Settings.model_construct(), frozenset(said))
+    return "\n".join(plan(look(HostFiles(str(root)), ()), own).steps)
+
+
+def test_networks_of_services_pods_and_nodes_are_proposed(root: Path) -> None:
+    """Not link-local ones, which are forbidden anyway, nor all the world; one within another is left out."""
+    wanted = '["10.96.0.0/12", "10.244.0.0/16", "192.168.0.0/24", "fd00:10:96::/112"]'
+    assert f"images.forbidden_networks = {wanted}" in steps(root)
+
+
+def test_a_worker_proposes_what_it_sees(root: Path) -> None:
+    for manifest in (root / "etc/kubernetes/manifests").iterdir():
+        manifest.unlink()
+    assert 'images.forbidden_networks = ["10.244.1.0/24", "192.168.0.0/24"]' in steps(root)
+
+
+def test_nothing_is_proposed_to_who_has_decided_or_where_nothing_is_known(root: Path) -> None:
+    assert "forbidden_networks" not in steps(root, "images.forbidden_networks")
+    (root / "proc/net/route").unlink()
+    (root / "etc/cni/net.d/10-pods.conflist").write_text("{not JSON")
+    for manifest in (root / "etc/kubernetes/manifests").iterdir():
+        manifest.write_text("--cluster-cidr=300.1.2.3/99,")
+    assert "forbidden_networks" not in steps(root)

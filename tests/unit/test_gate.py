@@ -1,0 +1,41 @@
+"""Which test file a worker of `make test` takes next."""
+
+import pytest
+from gate import expected_seconds, next_unit, unit_of
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "unit"),
+    [
+        ("tests/unit/test_files.py::test_a[x::y]", "tests/unit/test_files.py"),
+        ("tests/vfio/test_nic.py::test_a", "tests/vfio"),
+    ],
+)
+def test_a_file_is_one_piece_of_work_and_so_is_the_passthrough_machine(nodeid: str, unit: str) -> None:
+    assert unit_of(nodeid) == unit
+
+
+def test_the_room_with_the_most_work_comes_first_and_in_it_the_longest_file() -> None:
+    waiting = {"a/test_1.py": 5.0, "b/test_1.py": 3.0, "b/test_2.py": 4.0}
+    assert next_unit(waiting, here=None, elsewhere=set()) == "b/test_2.py"
+
+
+def test_a_worker_finishes_its_room_before_it_leaves() -> None:
+    waiting = {"a/test_1.py": 50.0, "b/test_1.py": 3.0, "b/test_2.py": 4.0}
+    assert next_unit(waiting, here="b", elsewhere=set()) == "b/test_2.py"
+
+
+def test_a_worker_stays_in_its_area_as_long_as_it_can() -> None:
+    waiting = {"tests/a/test_1.py": 50.0, "tests/b/below/test_1.py": 3.0}
+    assert next_unit(waiting, here="tests/b", elsewhere=set()) == "tests/b/below/test_1.py"
+
+
+def test_a_worker_shares_a_room_only_when_no_other_is_left() -> None:
+    waiting = {"a/test_1.py": 50.0, "b/test_1.py": 3.0}
+    assert next_unit(waiting, here=None, elsewhere={"a"}) == "b/test_1.py"
+    assert next_unit({"a/test_1.py": 50.0}, here=None, elsewhere={"a"}) == "a/test_1.py"
+
+
+def test_a_file_that_no_run_has_measured_is_as_long_as_its_area_makes_likely() -> None:
+    assert expected_seconds("tests/e2e/test_a.py", 10, {}) > expected_seconds("tests/unit/test_a.py", 10, {})
+    assert expected_seconds("tests/e2e/test_a.py", 10, {"tests/e2e/test_a.py": 0.5}) == 0.5
