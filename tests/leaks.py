@@ -7,6 +7,7 @@ take such pictures themselves. Nothing else here, neither the product nor a test
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import subprocess
 import time
@@ -102,6 +103,27 @@ def _descriptors() -> list[str]:
             target = os.readlink(f"/proc/self/fd/{number}")
             found.append(target if target.startswith(("/", "anon_inode")) else target.partition(":")[0])
     return found
+
+
+class OpenedSince:
+    """The descriptors that this process has opened since and still has. A plain count would go wrong by what the garbage
+    collector, or a thread of an earlier test, closes meanwhile."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        self._before = _open_files()
+
+    def count(self) -> int:
+        return len(_open_files() - self._before)
+
+
+def _open_files() -> frozenset[tuple[str, str]]:
+    """Number and target of each; sockets and pipes have their inode in it."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return frozenset(found)
 
 
 def _nat_chains() -> list[str]:

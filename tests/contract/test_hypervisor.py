@@ -558,7 +558,7 @@ def test_a_vm_that_is_off_takes_memory_up_to_what_it_was_made_for(world: World) 
     world.resizing.set_memory(spec.uuid, 32 << 20, WAIT_LIMIT, threading.Event())
     with pytest.raises(WrongState, match="not 134217728"):
         world.resizing.set_memory(spec.uuid, 128 << 20, WAIT_LIMIT, threading.Event())
-    assert world.resizing.memory_in_use(spec.uuid) is None
+    assert world.resizing.memory_in_use(spec.uuid, threading.Event()) is None
     world.hypervisor.start(spec.uuid)
     world.resizing.set_memory(spec.uuid, 64 << 20, WAIT_LIMIT, threading.Event())
 
@@ -570,7 +570,7 @@ def test_no_foreign_and_no_unknown_vm_is_resized(world: World) -> None:
         for change in (
             lambda domain=domain: world.resizing.add_vcpus(domain, 1),
             lambda domain=domain: world.resizing.set_memory(domain, 32 << 20, WAIT_LIMIT, threading.Event()),
-            lambda domain=domain: world.resizing.memory_in_use(domain),
+            lambda domain=domain: world.resizing.memory_in_use(domain, threading.Event()),
         ):
             with pytest.raises(NotFound):
                 change()

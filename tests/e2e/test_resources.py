@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
@@ -92,18 +91,13 @@ def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, imag
     assert (in_memory / "all").stat().st_size == IN_MEMORY
     assert memory_used(f"{group}-volumes") > IN_MEMORY
     assert memory_used(group) < used + IN_MEMORY // 2
-    (in_memory / "all").unlink()
+    # Here and not on the node: virtiofsd keeps a file open, and so its space, for as long as the guest caches its inode.
+    assert cri.exec_sync(container, "rm", "/cache/all").exit_code == 0
 
     def resize(**resources: object) -> None:
         linux = pb.LinuxContainerResources(**resources)
         request = pb.UpdateContainerResourcesRequest(container_id=container, linux=linux)
         cri.runtime.UpdateContainerResources(request, timeout=60)
-
-    def is_resized(**resources: object) -> bool:
-        """What the guest has to spare it tells every few seconds: kubelet asks again."""
-        with contextlib.suppress(grpc.RpcError):
-            resize(**resources)
-        return shown()[1] == resources["memory_limit_in_bytes"]
 
     def shown() -> tuple[int, int, str]:
         linux = cri.status(container).resources.linux
@@ -127,7 +121,7 @@ def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, imag
     assert 130 << 10 < int(match[2]) <= 192 << 10
 
     # Back to what it was: memory leaves the guest, the quota bounds what its vCPUs get.
-    wait_until(lambda: is_resized(cpu_quota=90_000, memory_limit_in_bytes=128 * MIB), 60, "it has gone back")
+    resize(cpu_quota=90_000, memory_limit_in_bytes=128 * MIB)
     assert limits(group) == (90_000, room(128 * MIB))
     before = (limits(group), shown())
 
@@ -135,7 +129,7 @@ def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, imag
     for wrong, code, words in (
         ({"cpu_quota": 250_000, "memory_limit_in_bytes": 192 * MIB}, "FAILED_PRECONDITION", "virtshim.io/max-vcpus"),
         ({"cpu_quota": 70_000, "memory_limit_in_bytes": 512 * MIB}, "FAILED_PRECONDITION", "virtshim.io/max-memory"),
-        ({"cpu_quota": 70_000, "memory_limit_in_bytes": 40 * MIB}, "FAILED_PRECONDITION", "in the guest"),
+        ({"cpu_quota": 70_000, "memory_limit_in_bytes": 40 * MIB}, "FAILED_PRECONDITION", "the guest uses"),
         ({"cpu_quota": 70_000, "cpuset_cpus": "4095"}, "INVALID_ARGUMENT", "linux.cpuset_cpus"),
     ):
         with pytest.raises(grpc.RpcError) as refused:
@@ -143,17 +137,12 @@ def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, imag
         assert refused.value.code() is grpc.StatusCode[code], refused.value.details()
         assert words in refused.value.details()
         assert (limits(group), shown()) == before
-    # The guest gets back what it could not spare: its balloon takes a moment.
-    total = "$(awk '/MemTotal/ {print $2}' /proc/meminfo)"
-    console.type(f"until [ {total} -gt {70 << 10} ]; do sleep 0.2; done; echo again'='{total}")
-    kib = int(re.search(r"again=(\d+)", wait_for_log(log, "again=", 60))[1])
-    assert kib <= 128 << 10
 
     # The volume is where it was, also for memory that came later.
     done = cri.exec_sync(
         container, "sh", "-c", "dd if=/dev/zero of=/cache/more bs=1M count=32 && cat /cache/more | wc -c"
     )
-    assert done.stdout == b"33554432\n"
+    assert (done.stdout, done.exit_code) == (b"33554432\n", 0), done.stderr
 
     # A guest that QEMU dies under leaves no cgroup, and kubelet's own is left to kubelet.
     os.kill(pid, 9)

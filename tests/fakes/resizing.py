@@ -46,7 +46,7 @@ class FakeResizing:
             raise Aborted(f"VM {domain} is being stopped")
         self._resize(domain, memory_bytes=memory_bytes, max_memory_bytes=most)
 
-    def memory_in_use(self, domain: uuid.UUID) -> int | None:
+    def memory_in_use(self, domain: uuid.UUID, cancelled: threading.Event) -> int | None:
         self._spec(domain)
         return self.used if self._hypervisor.domains[domain].state.is_on else None
 

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from leaks import runs
+from leaks import OpenedSince, runs
 from podclient import wait_until
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError
@@ -79,14 +79,14 @@ def test_a_program_is_fed_and_listened_to_while_it_runs() -> None:
 
 @pytest.mark.parametrize("how", ["left", "waited for"])
 def test_a_piped_program_is_not_left_behind(how: str) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    opened = OpenedSince()
     with piped(["sh", "-c", "echo $$; exec sleep 600"]) as program:
         assert select.select([program.answers], [], [], 60)[0]
         pid = int(os.read(program.answers, 100))
         if how == "waited for":
             assert program.end(0.1).returncode == -9
     assert not runs(pid)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert opened.count() == 0
 
 
 def test_a_program_gets_the_descriptors_that_are_meant_for_it(tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_a_program_gets_the_descriptors_that_are_meant_for_it(tmp_path: Path) ->
 
 def test_no_descriptor_is_left() -> None:
     run(["true"], timeout=10)
-    before = len(os.listdir("/proc/self/fd"))
+    opened = OpenedSince()
     for _ in range(5):
         run(["true"], timeout=10)
         with pytest.raises(InternalError):
             run(["no-such-program-here"], timeout=10)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert opened.count() == 0

@@ -19,6 +19,7 @@ from virtshim.hypervisor import ownership
 from virtshim.hypervisor.bounded import BoundedCalls
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, live_cpu, live_memory
+from virtshim.hypervisor.devices.platform import BALLOON_STATS_SECONDS
 from virtshim.hypervisor.domain_xml import NodeProfile
 
 _LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
@@ -55,9 +56,9 @@ class LibvirtResizing:
 
         self._changing.call(domain, change, timeout + _ANSWER_TIMEOUT)
 
-    def memory_in_use(self, domain: uuid.UUID) -> int | None:
+    def memory_in_use(self, domain: uuid.UUID, cancelled: threading.Event) -> int | None:
         """See the port."""
-        return self._reading.call(domain, lambda: self._memory_in_use(domain), _ANSWER_TIMEOUT)
+        return self._reading.call(domain, lambda: self._memory_in_use(domain, cancelled), _STALLED + _ANSWER_TIMEOUT)
 
     def _add_vcpus(self, domain: uuid.UUID, count: int) -> None:
         with self._connection.using(f"add vCPUs to VM {domain}") as conn:
@@ -97,12 +98,12 @@ class LibvirtResizing:
             last, has = has, _actual(found)
             moved = time.monotonic() if has < last else moved
 
-    def _memory_in_use(self, domain: uuid.UUID) -> int | None:
+    def _memory_in_use(self, domain: uuid.UUID, cancelled: threading.Event) -> int | None:
         with self._connection.using(f"read the memory of VM {domain}") as conn:
             found = ownership.find(conn, domain, self._profile.node)
             if not found.isActive():
                 return None
-            stats = cast("dict[str, int]", found.memoryStats())  # libvirt-python's annotation says str
+            stats = _fresh_stats(found, cancelled)
         # What the kernel could hand out without swapping; older guests tell of free pages only.
         spare = stats.get("usable", stats.get("unused"))
         if spare is None or "actual" not in stats:
@@ -152,6 +153,30 @@ def _pinned_to(domain: libvirt.virDomain, scope: int) -> frozenset[int]:
     return frozenset(cpu for allowed in maps for cpu, is_allowed in enumerate(allowed) if is_allowed)
 
 
+def _fresh_stats(domain: libvirt.virDomain, cancelled: threading.Event) -> dict[str, int]:
+    """What the guest says of its memory from now on; nothing if it stays silent. Between two regular readings the balloon
+    may have moved: the `actual` of now and the `usable` of then together would say that a full guest has room, and a shrink
+    would make its kernel kill programs."""
+    old = _stats(domain)
+    if "usable" not in old and "unused" not in old:
+        return {}
+    domain.setMemoryStatsPeriod(1, _LIVE)
+    try:
+        until = time.monotonic() + _STALLED
+        while (now := _stats(domain)).get("last_update") == old.get("last_update"):
+            if cancelled.wait(_BALLOON_POLL):
+                raise Aborted(f"the memory of VM {domain.name()} is what it was: it is being stopped")
+            if time.monotonic() >= until:
+                return {}
+        return now
+    finally:
+        domain.setMemoryStatsPeriod(BALLOON_STATS_SECONDS, _LIVE)
+
+
+def _stats(domain: libvirt.virDomain) -> dict[str, int]:
+    return cast("dict[str, int]", domain.memoryStats())  # libvirt-python's annotation says str
+
+
 def _actual(domain: libvirt.virDomain) -> int:
     """Bytes that the guest has now, by the balloon."""
-    return cast("dict[str, int]", domain.memoryStats())["actual"] << 10
+    return _stats(domain)["actual"] << 10

@@ -148,11 +148,11 @@ class UpdateContainerResources:
 
     def _shrink(self, change: _Change, undo: Rollback) -> None:
         if change.runs:
-            used = self.resizing.memory_in_use(change.domain)
+            used = self.resizing.memory_in_use(change.domain, change.cancelled)
             if used is None:
                 raise WrongState(
-                    "resources.limits.memory: the guest does not say how much memory it uses (no virtio balloon driver), so "
-                    "none can be taken from it; restart the pod with less"
+                    "resources.limits.memory: the guest does not say how much memory it uses (it hangs, or has no virtio "
+                    "balloon driver), so none can be taken from it; restart the pod with less"
                 )
             if used > change.size.memory_bytes:
                 raise WrongState(

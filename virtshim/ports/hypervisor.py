@@ -79,8 +79,9 @@ class VmResizing(Protocol):
         """Guest memory, by the balloon. Returns when a running guest has given back what it is to give back; if it has
         not within the time, WrongState, or when `cancelled` is set, Aborted, and its memory is what it was."""
 
-    def memory_in_use(self, domain: uuid.UUID) -> int | None:
-        """Bytes that the guest cannot give back; None if it does not say (off, or no balloon driver)."""
+    def memory_in_use(self, domain: uuid.UUID, cancelled: threading.Event) -> int | None:
+        """Bytes that the guest cannot give back now: it is asked, which takes a second or two. None if it does not say (off,
+        no balloon driver, or it hangs); Aborted when `cancelled` is set."""
 
     def set_limits(self, domain: uuid.UUID, limits: CgroupLimits) -> None:
         """Changes the limits where libvirt manages the VM's cgroup; elsewhere the CPUs of vCPUs that a NUMA node of the guest's

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leaks import OpenedSince
 
 from virtshim.crilog.files import LogFile
 from virtshim.crilog.follower import ConsoleLogs
@@ -329,7 +330,7 @@ def test_close_stops_and_an_open_elsewhere_continues(machine: Any, make_logs: An
 
 
 def test_closing_gives_back_every_descriptor_and_thread(machine: Any, make_logs: Any, eventually: Eventually) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    opened = OpenedSince()
     threads = threading.active_count()
     logs = make_logs()
     for number in range(20):
@@ -339,7 +340,7 @@ def test_closing_gives_back_every_descriptor_and_thread(machine: Any, make_logs:
     for number in range(10):
         logs.finish(machine.container(number))
     logs.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert opened.count() == 0
     assert threading.active_count() == threads
 
 

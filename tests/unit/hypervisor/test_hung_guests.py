@@ -31,6 +31,9 @@ class Domain:
         self.resumed = threading.Event()
         self.memory = 512 * MIB
         self.asked: list[tuple[int, int]] = []
+        # What the guest says next of its memory, each after one look; the last one stays.
+        self.readings: list[dict[str, int]] = [{}]
+        self.periods: list[int] = []
 
     def state(self) -> list[int]:
         return [libvirt.VIR_DOMAIN_RUNNING, 0]
@@ -56,7 +59,12 @@ class Domain:
         return 1024 * MIB >> 10
 
     def memoryStats(self) -> dict[str, int]:  # noqa: N802
-        return {"actual": self.memory >> 10}
+        said = self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
+        return {"actual": self.memory >> 10, **said}
+
+    def setMemoryStatsPeriod(self, seconds: int, flags: int) -> None:  # noqa: N802
+        assert flags == LIVE
+        self.periods.append(seconds)
 
     def setMemoryFlags(self, kib: int, flags: int) -> None:  # noqa: N802
         self.asked.append((kib << 10, flags))
@@ -114,3 +122,37 @@ def test_a_guest_is_not_waited_for_whose_vm_is_to_end(domain: Domain) -> None:
     with pytest.raises(Aborted, match="being stopped"):
         LibvirtResizing(connection, PROFILE).set_memory(VM, 256 * MIB, WAIT_LIMIT, cancelled)
     assert domain.asked == [(256 * MIB, LIVE), (512 * MIB, LIVE)]
+
+
+def reading(mib_free: int, second: int) -> dict[str, int]:
+    return {"usable": mib_free * MIB >> 10, "last_update": second}
+
+
+def memory_in_use(domain: Domain, cancelled: threading.Event) -> int | None:
+    connection: Any = Connected(domain)
+    return LibvirtResizing(connection, PROFILE).memory_in_use(VM, cancelled)
+
+
+def test_the_memory_a_guest_uses_is_what_it_says_now_and_not_what_it_said_before_its_balloon_moved(
+    domain: Domain,
+) -> None:
+    domain.readings = [reading(400, 10), reading(400, 10), reading(100, 11)]
+    assert memory_in_use(domain, threading.Event()) == 412 * MIB
+    assert domain.periods[0] == 1, "asked often meanwhile"
+    assert domain.periods[-1] > 1, "and then as seldom as before"
+
+
+def test_a_guest_that_is_silent_says_nothing_of_its_memory(domain: Domain) -> None:
+    domain.readings = [reading(400, 10)]
+    assert memory_in_use(domain, threading.Event()) is None
+    domain.readings = [{}]
+    assert memory_in_use(domain, threading.Event()) is None
+
+
+def test_a_guest_whose_vm_is_to_end_is_not_asked_for_its_memory(domain: Domain) -> None:
+    domain.readings = [reading(400, 10)]
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises(Aborted, match="being stopped"):
+        memory_in_use(domain, cancelled)
+    assert domain.periods[-1] > 1

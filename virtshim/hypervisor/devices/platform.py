@@ -7,7 +7,7 @@ from lxml import etree
 from virtshim.domain.annotations.options import MAX_EXEC_PORTS
 from virtshim.hypervisor.devices import root_bus
 
-_BALLOON_STATS_SECONDS = 10
+BALLOON_STATS_SECONDS = 10
 
 
 def entropy() -> etree._Element:
@@ -25,7 +25,7 @@ def balloon(*, holds_back: bool, pinned: bool) -> etree._Element:
     deflates = "off" if holds_back or pinned else "on"
     reports = "off" if pinned else "on"
     element = etree.Element("memballoon", model="virtio", autodeflate=deflates, freePageReporting=reports)
-    etree.SubElement(element, "stats", period=str(_BALLOON_STATS_SECONDS))
+    etree.SubElement(element, "stats", period=str(BALLOON_STATS_SECONDS))
     element.append(root_bus.own(root_bus.Own.BALLOON))
     return element
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from leaks import OpenedSince
 
 from virtshim.domain.errors import InternalError, NotFound
 from virtshim.hypervisor.chains.open_images import hand_over, volumes_handed_over
@@ -34,9 +35,9 @@ def handed_over(*images: tuple[str, str]) -> Domain:
 def test_each_is_handed_over_for_reading_and_not_kept(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.touch()
-    before = os.listdir("/proc/self/fd")
+    opened = OpenedSince()
     assert handed_over(("image0", str(image))).got == {"image0": (str(image), os.O_RDONLY)}
-    assert os.listdir("/proc/self/fd") == before
+    assert opened.count() == 0
 
 
 def test_one_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -55,14 +56,14 @@ def test_a_link_in_its_place_leads_nowhere(tmp_path: Path) -> None:
 def test_a_disk_in_a_volume_is_handed_over_for_what_is_done_with_it_and_only_for_the_start(tmp_path: Path) -> None:
     for name in ("written", "read"):
         (tmp_path / name).touch()
-    before = os.listdir("/proc/self/fd")
+    opened = OpenedSince()
     domain = Domain()
     volumes = [("volume1", f"{tmp_path}/written", False), ("volume2", f"{tmp_path}/read", True)]
     with volumes_handed_over(cast("Any", domain), volumes):
         got = dict(domain.got)
     assert got == {"volume1": (f"{tmp_path}/written", os.O_RDWR), "volume2": (f"{tmp_path}/read", os.O_RDONLY)}
     assert {path for path, _ in domain.got.values()} == {"/dev/null"}
-    assert os.listdir("/proc/self/fd") == before
+    assert opened.count() == 0
 
 
 @pytest.mark.volumes

@@ -1,6 +1,5 @@
 """QEMU's end, told at once; why it ended, only where that is certain. The QEMUs here are sleeping shells."""
 
-import os
 import subprocess
 import threading
 import uuid
@@ -8,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from leaks import OpenedSince
 
 from virtshim.domain.vm import OffReason, Power, PowerState
 from virtshim.hypervisor.ends.exit_watcher import QemuExitWatcher
@@ -209,16 +209,16 @@ def test_without_a_directory_nothing_is_followed() -> None:
 
 
 def test_closing_gives_the_descriptors_back_and_may_be_repeated(node: Node) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    opened = OpenedSince()
     ends = node.ends()
     node.run()
     ends.follow(VM, "vm")
     pipes = 2
-    assert len(os.listdir("/proc/self/fd")) == before + pipes + 3, "one to poll, one to wake it, one a QEMU"
+    assert opened.count() == pipes + 3, "one to poll, one to wake it, one a QEMU"
     ends.close()
     ends.close()
     ends.follow(VM, "vm")
-    assert len(os.listdir("/proc/self/fd")) == before + pipes
+    assert opened.count() == pipes
 
 
 @pytest.mark.parametrize("told", [OffReason.CRASHED, OffReason.UNKNOWN])

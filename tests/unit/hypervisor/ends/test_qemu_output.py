@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from leaks import OpenedSince
 
 from virtshim.domain.errors import InternalError
 from virtshim.hypervisor.ends.qemu_output import QemuOutput
@@ -132,9 +133,9 @@ def test_nothing_but_a_pipe_is_read_in_its_place(root: Path, output: QemuOutput)
     secret.write_text("secret")
     with secret.open() as file, subprocess.Popen(["sleep", "60"], stderr=file) as process:
         (root / f"run/qemu/{NAME}.pid").write_text(str(process.pid))
-        before = len(os.listdir("/proc/self/fd"))
+        opened = OpenedSince()
         output.follow(NAME, DOMAIN)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert opened.count() == 0
         process.kill()
     assert not log_of(root).exists()
 
