@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from fakes import fuse_client as fuse
 from fakes.fuse_client import HEAD, ROOT, FuseClient, Gone, refusal
+from leaks import runs
 from podclient import wait_until
 
 from tapmanager.cgroups.tree import VmCgroups, hierarchies
@@ -76,16 +77,17 @@ def volumes(tmp_path: Path) -> Iterator[Volumes]:
 
 @pytest.fixture(scope="module")
 def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShareDaemons]:
-    """Each may have few files open, so that a client soon has them all."""
+    """Each may have few files open, so that a client soon has them all. Children of earlier tests are theirs to end."""
+    earlier = running_children()
     daemons = ShareDaemons(VmCgroups(hierarchies()), PROGRAM, open_files=FEW)
     yield daemons
-    wait_until(lambda: not running_children(), 60, "those whose clients have hung up are gone")
+    wait_until(lambda: running_children() <= earlier, 60, "those whose clients have hung up are gone")
     daemons.all(str(tmp_path_factory.getbasetemp()))  # and buries them
 
 
-def running_children() -> list[str]:
+def running_children() -> set[str]:
     pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [pid for pid in pids if "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()]
+    return {pid for pid in pids if runs(int(pid))}
 
 
 def serving(place: Place) -> list[int]:
