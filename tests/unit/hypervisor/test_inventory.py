@@ -78,8 +78,12 @@ def test_a_vm_whose_metadata_libvirt_refuses_is_told_and_does_not_hide_the_other
     ours = add(beside, "ours", OWNER.format(node="this", c=C, s=S))
     bad = add(beside, "bad", OWNER.format(node="this", c="d" * 64, s=S))
 
+    refusal = libvirt.libvirtError("XML error")
+    # Its constructor takes the thread's last error, which may be another test's.
+    refusal.err = (libvirt.VIR_ERR_XML_ERROR, libvirt.VIR_FROM_TEST, "XML error", 0, "", "", "", 0, 0)
+
     def refuse(*_: object) -> str:
-        raise libvirt.libvirtError("XML error")
+        raise refusal
 
     class Refusing:
         def __init__(self, conn: libvirt.virConnect) -> None:
