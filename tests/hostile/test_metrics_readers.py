@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -17,9 +18,17 @@ PODS = b'virtshim_vm{pod="secret"} 1\n'
 MUCH = PODS * 2_000_000
 
 
+# Clients that are served, and those that had to make room while their answer was being made.
+MOST_AT_ONCE = 16
+
+
 @contextlib.contextmanager
-def serving(address: str, body: bytes = PODS) -> Iterator[MetricsServer]:
-    server = MetricsServer(address, lambda _: ("text/plain", body))
+def serving(address: str, body: bytes = PODS, render: Callable[[], None] = lambda: None) -> Iterator[MetricsServer]:
+    def rendered(_: str) -> tuple[str, bytes]:
+        render()
+        return "text/plain", body
+
+    server = MetricsServer(address, rendered)
     server.start()
     try:
         yield server
@@ -72,4 +81,35 @@ def test_who_holds_all_connections_keeps_prometheus_from_none(words: bytes) -> N
         for _ in range(20):
             one = held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
             one.sendall(words)
+        assert asked("127.0.0.1", server.port, "localhost").endswith(PODS)
+
+
+def test_clients_that_ask_again_and_again_have_few_answers_made_at_once() -> None:
+    """A node's metrics take a while. Who had to make room for others has asked for them already."""
+    changed, at_once, may_end = threading.Condition(), 0, False
+
+    def render() -> None:
+        nonlocal at_once
+        with changed:
+            at_once += 1
+            changed.notify_all()
+            changed.wait_for(lambda: may_end, 60)
+            at_once -= 1
+
+    def end() -> None:
+        nonlocal may_end
+        with changed:
+            may_end = True
+            changed.notify_all()
+
+    with serving("127.0.0.1:0", render=render) as server, contextlib.ExitStack() as held:
+        held.callback(end)
+        for _ in range(5 * MOST_AT_ONCE):
+            with contextlib.suppress(TimeoutError):  # nobody is let in any more
+                one = held.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=0.2))
+                one.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with changed:
+            assert changed.wait_for(lambda: at_once, 60)
+            assert not changed.wait_for(lambda: at_once > MOST_AT_ONCE, 2)
+        end()
         assert asked("127.0.0.1", server.port, "localhost").endswith(PODS)

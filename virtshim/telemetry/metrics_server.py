@@ -26,6 +26,8 @@ _REQUEST: Final = 5.0
 _ANSWER: Final = 20.0
 _AGAIN: Final = 30.0
 _CONNECTIONS: Final = 8
+# Those, and clients that had to make room while their answer was being made.
+_SERVED: Final = 2 * _CONNECTIONS
 _HEAD: Final = 16 << 10
 _PIECE: Final = 64 << 10
 
@@ -53,6 +55,7 @@ class MetricsServer:
         self._listener: socket.socket | None = None
         # The oldest first, and whether they have asked.
         self._open: dict[socket.socket, bool] = {}
+        self._places = threading.Semaphore(_SERVED)
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
@@ -102,9 +105,12 @@ class MetricsServer:
                 if not self._stopping.is_set():
                     self._try_to_listen()
                 continue
+            if not self._places.acquire(timeout=1.0):  # the kernel keeps the next clients waiting
+                continue
             try:
                 connection, _ = self._listener.accept()
             except OSError as exc:
+                self._places.release()
                 if not self._stopping.is_set():
                     log.warning("metrics.accept_failed", error=str(exc))
                     self._stopping.wait(1.0)  # out of descriptors: some will come free
@@ -112,6 +118,7 @@ class MetricsServer:
             self._admit(connection)
 
     def _admit(self, connection: socket.socket) -> None:
+        """It has a place, which its thread gives back."""
         self._make_room(connection)
         try:
             threading.Thread(target=self._serve, args=(connection,), name="metrics-client", daemon=True).start()
@@ -119,6 +126,7 @@ class MetricsServer:
             log.warning("metrics.no_thread", error=str(exc))
             connection.close()
             self._forget(connection)
+            self._places.release()
 
     def _make_room(self, connection: socket.socket) -> None:
         """For a new one the oldest that has asked nothing goes, else the oldest: who holds all of them keeps nobody out."""
@@ -149,6 +157,7 @@ class MetricsServer:
         finally:
             self._forget(connection)  # before its descriptor can be another's
             connection.close()
+            self._places.release()
 
     def _answer(self, connection: socket.socket) -> None:
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD)
