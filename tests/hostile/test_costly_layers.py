@@ -17,7 +17,7 @@ import pytest
 from fakes.registry import FakeRegistry
 from fakes.webserver import LOOPBACK, WebServer
 
-from virtshim.domain.errors import InvalidRequest, ResourceExhausted
+from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted
 from virtshim.images.confined import frames
 from virtshim.images.confined.image_tree import ImageTree
 from virtshim.images.confined.layer_tar import EntryKind, TarEntry
@@ -94,6 +94,22 @@ def test_a_child_taken_over_gives_the_disk_no_names_without_end(writer: TreeWrit
     for n in range(5000):
         writer.tell(said("h", f"root/{n}", "root/disk"))
     assert "names" in writer.refused
+
+
+def test_names_of_the_disk_are_no_longer_than_a_path(writer: TreeWriter) -> None:
+    """Names are kept until the disk is there, and a frame may have a mebibyte."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InternalError, match="nonsense"):
+            for n in range(100):
+                writer.tell(said("x", f"root/{n}-" + "x" * (1 << 19)))
+        with pytest.raises(InternalError, match="nonsense"):
+            for n in range(100):
+                writer.tell(said("h", f"root/{n}", "root/" + "x" * (1 << 19)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20
 
 
 def test_a_child_taken_over_takes_little_memory_and_time_of_the_daemon(writer: TreeWriter) -> None:

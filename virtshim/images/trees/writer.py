@@ -34,6 +34,8 @@ DISK = "disk"
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_MODE = 0o1777
+# Bytes of a path, as they are told. A name of the disk is kept until that is there.
+_LONGEST_PATH = 4096
 _MOST_OWNER, _LATEST = (1 << 32) - 2, (1 << 33) - 1
 # Of an entry: what it is, that another one in its place is gone, that what was kept aside is not needed.
 _MOST_TOLD = 3 * MOST_ENTRIES
@@ -318,7 +320,9 @@ def _parse(payload: bytes) -> _Told:
 
 
 def _parts(path: str) -> tuple[str, ...]:
-    """Raises ValueError for what is not below the two directories."""
+    """Raises ValueError for what is not below the two directories, or is longer than a path may be."""
+    if len(path) > _LONGEST_PATH:
+        raise ValueError(path[:_LONGEST_PATH])
     parts = tuple(path.split("/"))
     if parts[0] not in (ROOT, ASIDE) or not {"", ".", ".."}.isdisjoint(parts) or path == ASIDE:
         raise ValueError(path)
