@@ -67,13 +67,15 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "cordoned": changed(spec={"unschedulable": True}),
     "an annotation": changed(metadata={"annotations": {"a": "b", "kubeadm": "x"}}),
     "a finalizer": changed(metadata={"finalizers": ["x/y"]}),
+    "another owner": changed(metadata={"ownerReferences": [{"name": "y"}]}),
     "an owner": changed(metadata={"ownerReferences": [{"name": "x"}]}),
 }
 
 
 @pytest.mark.parametrize("what", ATTACKS)
 def test_a_nodes_token_changes_nothing_of_a_node_but_one_label(what: str) -> None:
-    assert not is_let_in(ATTACKS[what])
+    before = changed(metadata={"ownerReferences": [{"name": "x"}]}) if what == "another owner" else NODE
+    assert not is_let_in(ATTACKS[what], before)
 
 
 OURS = {key: value for key, value in LABELS.items() if key != "virtshim.io/vms"}
