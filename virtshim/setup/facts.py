@@ -66,6 +66,8 @@ class NodeFacts:
     vms_only: bool = False
     networks: tuple[str, ...] = ()
     """Of the cluster's services, pods and nodes, as far as the node's files tell them."""
+    unknown_service: str = ""
+    """The address of a service of the cluster's that is in none of these."""
 
     @property
     def runtime(self) -> RuntimeSetup | None:
@@ -81,13 +83,16 @@ def look(
     `vms_only`: a container runtime is no business of ours; `is_image`: nothing of it runs yet. Raises InvalidRequest for a text
     that cannot be added to."""
     beside = () if vms_only else tuple(runtimes.read(files))
+    own = kubelet.read(files, running=False)
     conf_dir = cni_conf_dir or next((one.cni_conf_dir.rstrip("/") for one in beside if one.serves_cri), _NETWORKS)
+    network = first_configuration(files.names(conf_dir))
+    found = networks.networks(files, own, f"{conf_dir}/{network}" if network else "")
     return NodeFacts(
-        kubelet=(own := kubelet.read(files, running=False)),
+        kubelet=own,
         runtimes=beside,
         systemd_runs=files.exists("/run/systemd/system") or (is_image and bool(_first(files, _SYSTEMD))),
         cni_conf_dir=conf_dir,
-        cni_configuration=(network := first_configuration(files.names(conf_dir))),
+        cni_configuration=network,
         emulator=_first(files, _EMULATORS),
         vmwrapper=_first(files, _WRAPPERS),
         virtiofsd=_first(files, PROGRAMS),
@@ -99,7 +104,8 @@ def look(
         units=_units(files),
         texts={path: _text(files, path) for path in texts if files.exists(path)},
         vms_only=vms_only,
-        networks=networks.networks(files, own, f"{conf_dir}/{network}" if network else ""),
+        networks=found,
+        unknown_service=networks.services_beyond(found, own),
     )
 
 

@@ -20,9 +20,14 @@ def after_set_up(facts: NodeFacts, name: str, socket: str, *, had_taint: bool, f
     steps = ["virtshim check"]
     kubelet = facts.kubelet
     if facts.networks and not forbids:
+        missing = (
+            f"add the network of the cluster's services, which has {facts.unknown_service} and is in no file of this node; "
+            if facts.unknown_service
+            else ""
+        )
         steps.append(
             f"images.forbidden_networks = {json.dumps(facts.networks)}   # these are the cluster's: without it pods' authors can "
-            "make the node ask there for images; leave out those that have your registries"
+            f"make the node ask there for images; {missing}leave out those that have your registries"
         )
     if not kubelet.is_there:
         return [*steps, f"when kubelet is installed: virtshim setup, once more; kubeadm: --cri-socket unix://{socket}"]

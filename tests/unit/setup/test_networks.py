@@ -18,18 +18,28 @@ eth0\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
 eth0\t0000FEA9\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
 cni0\t0001F40A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
 """
+NOWHERE = "0" * 32
+# Of eth0: its own network, link-local, its address, what a router leads to; multicast; loopback.
+ROUTES6 = f"""20010db8000000070000000000000000 40 {NOWHERE} 00 {NOWHERE} 00000100 00000001 00000000 00000001     eth0
+fe800000000000000000000000000000 40 {NOWHERE} 00 {NOWHERE} 00000100 00000001 00000000 00000001     eth0
+20010db8000000070000000000000009 80 {NOWHERE} 00 {NOWHERE} 00000000 00000003 00000000 80200001     eth0
+20010db8001100000000000000000000 30 {NOWHERE} 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003     eth0
+ff000000000000000000000000000000 08 {NOWHERE} 00 {NOWHERE} 00000100 00000003 00000000 00000001     eth0
+00000000000000000000000000000001 80 {NOWHERE} 00 {NOWHERE} 00000000 00000003 00000000 80200001       lo
+"""
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     files = {
-        "var/lib/kubelet/config.yaml": "kind: KubeletConfiguration\ncgroupDriver: systemd\n",
+        "var/lib/kubelet/config.yaml": "kind: KubeletConfiguration\ncgroupDriver: systemd\nclusterDNS: [10.96.0.10]\n",
         "etc/kubernetes/manifests/kube-apiserver.yaml": "    - --service-cluster-ip-range=10.96.0.0/12,fd00:10:96::/112\n",
         "etc/kubernetes/manifests/kube-controller-manager.yaml": "    - --cluster-cidr=10.244.0.0/16\n",
         "etc/cni/net.d/10-pods.conflist": json.dumps(
             {"name": "pods", "plugins": [{"type": "bridge", "ipam": {"ranges": [[{"subnet": "10.244.1.0/24"}]]}}]}
         ),
         "proc/net/route": ROUTES,
+        "proc/net/ipv6_route": ROUTES6,
     }
     for name, text in files.items():
         path = tmp_path / name
@@ -45,19 +55,30 @@ def steps(root: Path, *said: str) -> str:
 
 def test_networks_of_services_pods_and_nodes_are_proposed(root: Path) -> None:
     """Not link-local ones, which are forbidden anyway, nor all the world; one within another is left out."""
-    wanted = '["10.96.0.0/12", "10.244.0.0/16", "192.168.0.0/24", "fd00:10:96::/112"]'
+    wanted = '["10.96.0.0/12", "10.244.0.0/16", "192.168.0.0/24", "2001:db8:0:7::/64", "fd00:10:96::/112"]'
     assert f"images.forbidden_networks = {wanted}" in steps(root)
+    assert "services" not in steps(root)
 
 
-def test_a_worker_proposes_what_it_sees(root: Path) -> None:
+def test_a_worker_proposes_what_it_sees_and_says_that_the_services_network_is_missing(root: Path) -> None:
     for manifest in (root / "etc/kubernetes/manifests").iterdir():
         manifest.unlink()
-    assert 'images.forbidden_networks = ["10.244.1.0/24", "192.168.0.0/24"]' in steps(root)
+    assert 'images.forbidden_networks = ["10.244.1.0/24", "192.168.0.0/24", "2001:db8:0:7::/64"]' in steps(root)
+    assert "add the network of the cluster's services, which has 10.96.0.10" in steps(root)
+
+
+@pytest.mark.parametrize("dns", ["[169.254.20.10]", "[none]", "[]", "[[]]", "{}"])
+def test_a_resolver_on_the_node_itself_and_what_is_no_address_say_nothing_of_services(root: Path, dns: str) -> None:
+    for manifest in (root / "etc/kubernetes/manifests").iterdir():
+        manifest.unlink()
+    (root / "var/lib/kubelet/config.yaml").write_text(f"kind: KubeletConfiguration\nclusterDNS: {dns}\n")
+    assert "services" not in steps(root)
 
 
 def test_nothing_is_proposed_to_who_has_decided_or_where_nothing_is_known(root: Path) -> None:
     assert "forbidden_networks" not in steps(root, "images.forbidden_networks")
     (root / "proc/net/route").unlink()
+    (root / "proc/net/ipv6_route").write_text("not a route\n")
     (root / "etc/cni/net.d/10-pods.conflist").write_text("{not JSON")
     for manifest in (root / "etc/kubernetes/manifests").iterdir():
         manifest.write_text("--cluster-cidr=300.1.2.3/99,")
