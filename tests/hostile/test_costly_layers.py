@@ -98,14 +98,17 @@ def test_a_child_taken_over_gives_the_disk_no_names_without_end(writer: TreeWrit
 
 def test_names_of_the_disk_are_no_longer_than_a_path(writer: TreeWriter) -> None:
     """Names are kept until the disk is there, and a frame may have a mebibyte."""
+
+    def many(kind: str, name: str, more: str = "") -> None:
+        for n in range(100):
+            writer.tell(said(kind, f"root/{n}{name}", more))
+
+    long = "x" * (1 << 19)
     tracemalloc.start()
     try:
-        with pytest.raises(InternalError, match="nonsense"):
-            for n in range(100):
-                writer.tell(said("x", f"root/{n}-" + "x" * (1 << 19)))
-        with pytest.raises(InternalError, match="nonsense"):
-            for n in range(100):
-                writer.tell(said("h", f"root/{n}", "root/" + "x" * (1 << 19)))
+        for told in (("x", long), ("h", "", f"root/{long}")):
+            with pytest.raises(InternalError, match="nonsense"):
+                many(*told)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

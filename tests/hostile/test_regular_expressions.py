@@ -6,11 +6,12 @@ from __future__ import annotations
 import ast
 import http.server
 import importlib
-import pkgutil
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -21,13 +22,21 @@ from fakes import pumped
 from fakes.registry import FakeRegistry
 from fakes.webserver import WebServer
 
+import virtshim
 from virtshim.cli.diag.secrets import Secrets
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.image_name import find_image
+from virtshim.images import translations
 
 pytestmark = pytest.mark.hostile
+
+PROJECT = Path(virtshim.__file__).parents[1]
 
 LENGTHS = (4 << 10, 16 << 10, 128 << 10)
 # Of its thread, for one text. A linear search of the longest takes a few milliseconds.
 SECONDS = 1.0
+# Of another thread. Other load keeps it waiting, too; what is attacked here kept all of them waiting for a minute.
+STOPPED = 5.0
 # Modules that get no longer texts.
 BOUNDS = {
     "virtshim.domain.image_name": 2048,  # the name of an image
@@ -35,13 +44,36 @@ BOUNDS = {
     "virtshim.images.registries.hosts_file": 64,  # a duration that was measured before
 }
 WHOLE = ("fullmatch", "match")
+PACKAGES = ("virtshim", "tapmanager", "vmwrapper")
+# Of the module `re`: what takes a pattern, and which argument its flags are.
+TAKING = {
+    "compile": 1,
+    **dict.fromkeys(("search", "match", "fullmatch", "findall", "finditer"), 2),
+    "split": 3,
+    "sub": 4,
+    "subn": 4,
+}
+# Patterns that cannot be read off the call that compiles them.
+FOUND_BY_VALUE = ("virtshim.cli.diag.secrets", "virtshim.devices.classify")  # in a loop, into a tuple of the module
+OF_OPERATORS = ("virtshim.images.translations",)  # see test_a_long_name_reaches_no_pattern_of_an_operators
 
 
-def modules() -> Iterator[ModuleType]:
-    for package in ("virtshim", "tapmanager", "vmwrapper"):
-        for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
-            if not found.name.endswith("__main__") and "migrations" not in found.name:
-                yield importlib.import_module(found.name)
+@dataclass(frozen=True)
+class Source:
+    name: str
+    tree: ast.Module
+
+
+def sources(top: Path = PROJECT) -> Iterator[Source]:
+    for package in PACKAGES:
+        for path in sorted((top / package).rglob("*.py")):
+            name = ".".join(path.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
+            yield Source(name, ast.parse(path.read_text()))
+
+
+def imported(name: str) -> ModuleType | None:
+    """None: it is a program, or a migration, which is no module to import."""
+    return None if name.endswith("__main__") or "migrations" in name else importlib.import_module(name)
 
 
 def patterns_in(value: object) -> Iterator[re.Pattern[Any]]:
@@ -54,59 +86,174 @@ def patterns_in(value: object) -> Iterator[re.Pattern[Any]]:
         yield from patterns_in(list(value.values()))
 
 
-def ways(tree: ast.Module, name: str) -> set[str]:
-    """The methods of what has that name."""
-    return {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
-    }
-
-
-def searches() -> Iterator[tuple[str, re.Pattern[Any], str]]:
-    """Where, what, and how: by `search` unless it is only ever matched from a text's beginning."""
-    for module in modules():
-        tree = ast.parse(Path(str(module.__file__)).read_text())
-        for name, value in vars(module).items():
-            used = ways(tree, name)
-            for pattern in patterns_in(value):
-                way = (
-                    next((way for way in WHOLE if way in used), "search")
-                    if used <= {*WHOLE, "pattern"} and used
-                    else "search"
-                )
-                yield module.__name__, pattern, way
+def uses(trees: Iterable[ast.Module]) -> dict[str, set[str]]:
+    """Name -> the methods of what has that name, in all modules: a pattern may be another's."""
+    found: dict[str, set[str]] = {}
+    for tree in trees:
         for node in ast.walk(tree):
-            match node:
-                case ast.Call(
-                    func=ast.Attribute(value=ast.Name(id="re"), attr=way),
-                    args=[ast.Constant(value=str() | bytes() as source), *_],
-                ) if way != "compile":
-                    yield module.__name__, re.compile(source), way if way in WHOLE else "search"
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                found.setdefault(node.value.id, set()).add(node.attr)
+    return found
+
+
+def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """What is called of the module `re`, and how. Raises AssertionError for ways that would hide it."""
+    called = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=way)) if way in TAKING:
+                called.add(node.func)
+                yield way, node
+            case ast.ImportFrom(module="re" | "sre_compile" | "fnmatch") | ast.alias(name="re", asname=str()):
+                raise AssertionError(f"line {node.lineno}: import re, and call what takes patterns as re.NAME")
+            case ast.alias(name="regex"):
+                raise AssertionError("use re, whose patterns this test can take apart")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "re":
+            assert node.attr not in TAKING or node in called, f"line {node.lineno}: call re.{node.attr}"
+
+
+def told(way: str, call: ast.Call, names: Mapping[str, object]) -> re.Pattern[Any] | None:
+    """The pattern of a call, with its flags, as far as its module's own names say it."""
+    flags = [*call.args[TAKING[way] :], *(word.value for word in call.keywords if word.arg == "flags")]
+    try:
+        pattern, *flag = (
+            eval(compile(ast.Expression(one), "pattern", "eval"), dict(names)) for one in (call.args[0], *flags)
+        )
+    except NameError:
+        return None
+    return re.compile(pattern, *flag)
+
+
+def searches(top: Path = PROJECT) -> Iterator[tuple[str, re.Pattern[Any], str]]:
+    """Where, what, and how: by `search` unless it is only ever matched from a text's beginning. Raises AssertionError for one
+    that cannot be found out."""
+    found = list(sources(top))
+    used = uses(source.tree for source in found)
+    for source in found:
+        module = imported(source.name) if top == PROJECT else None
+        names = vars(module) if module else {"re": re}
+        known = set()
+        for name, value in names.items():
+            ways = used.get(name, set())
+            only = ways and ways <= {*WHOLE, "pattern"}
+            for pattern in patterns_in(value):
+                known.add(pattern)
+                yield source.name, pattern, next((way for way in WHOLE if way in ways), "search") if only else "search"
+        for way, call in calls(source.tree):
+            one = told(way, call, names)
+            if one is None:
+                assert source.name in (*FOUND_BY_VALUE, *OF_OPERATORS), (
+                    f"{source.name}, line {call.lineno}: the pattern is made of what only running code knows; make it a "
+                    "constant of the module"
+                )
+            elif one not in known:
+                yield source.name, one, way if way in WHOLE else "search"
 
 
 def slowest(pattern: re.Pattern[Any], way: str, length: int) -> float:
     worst = 0.0
     for text in pumped.texts(pattern, length):
-        search = getattr(pattern, way)
         given = text if isinstance(pattern.pattern, str) else text.encode("latin-1", "replace")
         began = time.thread_time()
-        search(given)
+        if way == "search":  # all of it: what is replaced or listed is searched for to the end
+            deque(pattern.finditer(given), maxlen=0)
+        else:
+            getattr(pattern, way)(given)
         worst = max(worst, time.thread_time() - began)
         if worst > SECONDS:
             break
     return worst
 
 
-def test_every_pattern_is_searched_for_in_linear_time() -> None:
+def slow(found: Iterable[tuple[str, re.Pattern[Any], str]]) -> dict[str, tuple[int, float]]:
+    """Pattern -> the length that is too much for it, and how long that took."""
     slow = {}
-    for where, pattern, way in searches():
+    for where, pattern, way in found:
         for length in LENGTHS:
             seconds = slowest(pattern, way, min(length, BOUNDS.get(where, length)))
             if seconds > SECONDS:
                 slow[f"{where}: {pattern.pattern!r} ({way})"] = (length, round(seconds, 3))
                 break
-    assert slow == {}
+    return slow
+
+
+def test_every_pattern_is_searched_for_in_linear_time_while_other_threads_go_on() -> None:
+    with Ticks() as ticks:
+        assert slow(searches()) == {}
+    assert ticks.longest < STOPPED
+
+
+NEW = {
+    "in a function": r"""
+import re
+def f(text):
+    return re.findall(r'(\w+)="([^"]*)"', text)
+""",
+    "in a class": r"""
+import re
+class A:
+    SHAPE = re.compile(r'(\w+)="([^"]*)"')
+""",
+    "in a constant's parts": r"""
+import re
+ALL = {"a": (re.compile(r'(\w+)="([^"]*)"', re.ASCII),)}
+""",
+    "compiled in a function": r"""
+import re
+def f(text):
+    return re.compile(r'(\w+)="([^"]*)"', flags=re.MULTILINE).sub("", text)
+""",
+    "of a text with values": r"""
+import re
+def f(text):
+    return re.sub(rf'(\w+){"="}"([^"]*)"', "", text)
+""",
+}
+
+
+@pytest.mark.parametrize("case", NEW)
+def test_a_new_pattern_is_found_wherever_it_is_written(tmp_path: Path, case: str) -> None:
+    (tmp_path / "virtshim").mkdir()
+    (tmp_path / "virtshim/new.py").write_text(NEW[case])
+    assert slow(searches(tmp_path)) != {}
+
+
+UNTOLD = {
+    "of what a function gets": "import re\ndef f(word, text):\n    return re.search(word + '.*x', text)\n",
+    "by another name": "from re import search\n",
+    "by a short name": "import re as r\n",
+    "handed on": "import re\nFIND = map(re.search, (), ())\n",
+}
+
+
+@pytest.mark.parametrize("case", UNTOLD)
+def test_a_pattern_that_cannot_be_told_is_not_passed_over(tmp_path: Path, case: str) -> None:
+    (tmp_path / "virtshim").mkdir()
+    (tmp_path / "virtshim/new.py").write_text(UNTOLD[case])
+    with pytest.raises(AssertionError, match=r"line \d+: |constant of the module"):
+        list(searches(tmp_path))
+
+
+@pytest.mark.parametrize("unit", ["a/", "a", "a:1/", "a.", "[", "library/", "docker.io/", ":", "@", "sha256:", "%"])
+@pytest.mark.parametrize("scheme", ["", "https://", "file:///"])
+def test_the_name_of_an_image_takes_no_time_however_long_it_is(scheme: str, unit: str) -> None:
+    """The length that the patterns of names are tried with is one that they really get at most."""
+    name = scheme + unit * ((8 << 20) // len(unit))
+    began = time.thread_time()
+    with pytest.raises(InvalidRequest):
+        find_image([], name)
+    assert time.thread_time() - began < SECONDS
+
+
+def test_a_long_name_reaches_no_pattern_of_an_operators() -> None:
+    """Theirs may be of any kind. kubelet's own limit is the same."""
+    rules = translations.parse_translations("translations: [{regex: '(.*)-(.*)-(.*)x', url: a.example/b}]", "a.yaml")
+    began = time.thread_time()
+    with pytest.raises(InvalidRequest, match=r"2000 characters.*255"):
+        translations.translate("-" * 2000, [rules])
+    assert time.thread_time() - began < SECONDS
+    assert translations.translate("-" * 255, [rules]) is None
 
 
 class Ticks:
@@ -131,9 +278,6 @@ class Ticks:
             now = time.monotonic()
             self.longest, last = max(self.longest, now - last), now
 
-
-# Other load keeps a thread waiting, too; what is attacked here kept all of them waiting for a minute.
-STOPPED = 5.0
 
 CHALLENGES = {
     "one long header": ["Bearer " + "a" * 65_000],

@@ -36,6 +36,9 @@ from virtshim.domain.errors import InvalidRequest
 
 DEFAULT_MAX_REDIRECTS = 9
 _MAX_BYTES = 1 << 20
+# Of a name that operators' regular expressions are tried on: these may take long, and stop all threads meanwhile. kubelet sends
+# no longer ones.
+_LONGEST_NAME = 255
 
 # Go's regexp.Expand: $name takes the longest run of letters, digits and underscores.
 _REFERENCE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})", re.ASCII)
@@ -149,12 +152,17 @@ def _file_text(file: Path) -> str:
 
 def translate(name: str, files: Sequence[TranslationFile]) -> Translated | None:
     """The first rule for `name` (without tag and digest): exact names of all files before regexes of all files, files in the
-    given order, rules in theirs."""
+    given order, rules in theirs. Raises InvalidRequest for a name that is too long for regexes."""
     below = [(file, local) for file in files if (local := file.local(name)) is not None]
     for file, local in below:
         for rule in file.rules:
             if rule.regex is None and rule.name == local:
                 return Translated(rule.url, file.transport(rule), file.file)
+    if len(name) > _LONGEST_NAME and any(rule.regex is not None for file, _ in below for rule in file.rules):
+        raise InvalidRequest(
+            f"the image's name has {len(name)} characters; this node's image translation files have regular expressions, "
+            f"which are tried on {_LONGEST_NAME} at most: use a shorter name, or a URL with its scheme"
+        )
     for file, local in below:
         for rule in file.rules:
             if rule.regex is not None and (match := rule.regex.search(local)):
