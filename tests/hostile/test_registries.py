@@ -29,7 +29,7 @@ CONFIG = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the tries of a download."""
-    monkeypatch.setattr("virtshim.images.downloads.resumed._PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("virtshim.images.downloads.resumed.PAUSES", (0.0, 0.0, 0.0))
 
 
 def v2(**fields: Any) -> dict[str, Any]:

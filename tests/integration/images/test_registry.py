@@ -285,7 +285,7 @@ def test_a_pull_that_was_killed_near_its_end_goes_on_there(
 def test_a_registry_that_one_connection_is_slow_to_is_asked_for_parts_by_several(
     open_registry: imageserver.Registry, store: ImageFileStore, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(several, "_PIECE", 1 << 20)
+    monkeypatch.setattr(several, "PIECE", 1 << 20)
     monkeypatch.setattr(several.Trial, "is_waited_for", lambda _, left: True)
     imageserver.push_container_disk(open_registry.address, "vm", disk)
     found = store.fetch(f"{open_registry.address}/vm", None, NEVER)

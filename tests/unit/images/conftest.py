@@ -64,7 +64,7 @@ def store(make_store: Callable[..., ImageFileStore]) -> ImageFileStore:
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the tries of a download."""
-    monkeypatch.setattr("virtshim.images.downloads.resumed._PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("virtshim.images.downloads.resumed.PAUSES", (0.0, 0.0, 0.0))
 
 
 @pytest.fixture

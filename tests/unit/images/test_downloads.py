@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
@@ -22,7 +23,7 @@ from fakes.waiting import eventually
 from fakes.webserver import WebServer, serving
 
 from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, ResourceExhausted, Unavailable
-from virtshim.images import disk_writer, layer_child
+from virtshim.images import disk_writer
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.downloads import partials, several
 from virtshim.images.downloads.pace import Pace
@@ -236,7 +237,7 @@ def test_what_nobody_goes_on_with_is_forgotten_after_an_hour(web, file: Source, 
     with pytest.raises(Unavailable):
         fetch(store, file)
     (left,) = partial()
-    before = time.time() - partials._KEPT_SECONDS
+    before = time.time() - partials.KEPT_SECONDS
     os.utime(left, (before + 60, before + 60))
     store.fetch(web.serve("/another.qcow2", qcow2), None, NEVER)
     assert partial() == [left]
@@ -269,7 +270,14 @@ def test_no_layer_is_kept_in_the_disks_way(layer: Source, store, partial, monkey
 def test_a_layer_that_cannot_be_kept_is_pulled_all_the_same(
     layer: Source, store, qcow2: bytes, partial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partials, "_write", lambda descriptor, chunk: False)
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if "/partial/" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
     assert is_whole(store, fetch(store, layer), qcow2)
     assert partial() == []
 
@@ -382,8 +390,8 @@ BEGINNING = 32 << 10
 
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, parts are not late."""
-    for limit in ("_PATIENCE", "_SILENCE"):
-        monkeypatch.setattr(several, limit, float(WAIT_LIMIT))
+    monkeypatch.setattr(several, "PATIENCE", float(WAIT_LIMIT))
+    monkeypatch.setattr(several, "SILENCE", float(WAIT_LIMIT))
 
 
 @pytest.fixture
@@ -406,8 +414,8 @@ def by_several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         request.close_connection = True
 
     source.web.routes[source.path] = route
-    monkeypatch.setattr(several, "_PIECE", PIECE)
-    monkeypatch.setattr(several, "_GAIN", 0.0)
+    monkeypatch.setattr(several, "PIECE", PIECE)
+    monkeypatch.setattr(several, "GAIN", 0.0)
     patient(monkeypatch)
 
     def is_waited_for(trial: several.Trial, left: int) -> bool:
@@ -453,7 +461,7 @@ def test_no_more_connections_are_made_than_are_used_at_once(source: Source, stor
 def test_where_several_are_no_faster_one_goes_on_alone(
     source: Source, store, qcow2: bytes, by_several, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(several, "_GAIN", float("inf"))
+    monkeypatch.setattr(several, "GAIN", float("inf"))
     assert is_whole(store, fetch(store, source), qcow2)
     assert 2 * several.CONNECTIONS <= len(parts(source)) <= 3 * several.CONNECTIONS
     assert source.asked()[-1] == f"bytes={min(parts(source)) + 2 * several.CONNECTIONS * PIECE}-"
@@ -592,7 +600,6 @@ def test_a_pull_that_fails_leaves_no_thread_whoever_holds_its_error(
             raise ResourceExhausted("no room is left")
 
     monkeypatch.setattr(DiskWriter, "write", full)
-    monkeypatch.setattr(layer_child._Exchange, "send", full)
     with pytest.raises(ResourceExhausted, match="no room is left") as caught:
         fetch(store, file)
     assert not [one for one in threading.enumerate() if one.name.startswith("image-pull")]
@@ -697,7 +704,7 @@ def test_a_server_that_grants_few_connections_is_read_by_those(
 def test_a_server_that_ends_each_connection_does_not_use_up_descriptors(
     source: Source, store, qcow2: bytes, by_several, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(several, "_PIECE", PIECE // 4)
+    monkeypatch.setattr(several, "PIECE", PIECE // 4)
     whole, opened = source.web.routes[source.path], []
 
     def route(request: Any) -> None:
@@ -740,7 +747,7 @@ class Sent:
 
 def test_bytes_that_come_by_few_take_no_more_memory_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
     length = 1 << 15
-    monkeypatch.setattr(several, "_PIECE", length)
+    monkeypatch.setattr(several, "PIECE", length)
     patient(monkeypatch)
     size = several.CONNECTIONS * length
     with PullWatch("x", NEVER, 60) as watch:

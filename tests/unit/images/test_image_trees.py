@@ -397,8 +397,8 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Says how many bytes are free."""
 
     def say(size: int) -> None:
-        for module in ("trees.writer", "disk_writer"):
-            monkeypatch.setattr(f"virtshim.images.{module}.free_bytes", lambda _: size)
+        monkeypatch.setattr("virtshim.images.trees.writer.free_bytes", lambda _: size)
+        monkeypatch.setattr("virtshim.images.disk_writer.free_bytes", lambda _: size)
 
     return say
 

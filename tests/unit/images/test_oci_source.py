@@ -445,7 +445,7 @@ def test_a_registry_without_tls_is_spoken_to_only_if_listed_or_loopback(web, mak
         make_store(insecure_registries=("registry.invalid:5000",)).fetch("registry.invalid:5000/a", None, NEVER)
 
     def root(name: str, *insecure: str) -> str:
-        return Endpoint(resolve(ImageName.parse(name), [], "https"), RegistryHost(), None, None, insecure)._root  # type: ignore[arg-type]
+        return Endpoint(resolve(ImageName.parse(name), [], "https"), RegistryHost(), None, None, insecure).root  # type: ignore[arg-type]
 
     assert root("registry.example:5000/a") == "https://registry.example:5000/v2/a"
     assert root("registry.example:5000/a", "registry.example") == "https://registry.example:5000/v2/a"

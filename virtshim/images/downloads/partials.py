@@ -22,7 +22,7 @@ from virtshim.files import free_bytes
 from virtshim.machine import boot_id
 
 # kubelet repeats a pull after 5 min at most, and an upgrade takes less.
-_KEPT_SECONDS = 3600.0
+KEPT_SECONDS = 3600.0
 # So many times what is kept has to be free, for it is in the disk's way.
 _ROOM = 4
 _CHUNK = 1 << 18
@@ -63,7 +63,7 @@ class Partials:
         for directory in (self._directory, self._own):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def forget_old(self, kept_seconds: float = _KEPT_SECONDS) -> None:
+    def forget_old(self, kept_seconds: float = KEPT_SECONDS) -> None:
         """What another boot left, and what nobody has gone on with for so long."""
         oldest = time.time() - kept_seconds
         with contextlib.suppress(FileNotFoundError):

@@ -18,7 +18,7 @@ from virtshim.images.pull_watch import PullWatch
 log = structlog.get_logger(__name__)
 
 # Before each further try, until one has brought enough.
-_PAUSES = (0.0, 1.0, 4.0)
+PAUSES = (0.0, 1.0, 4.0)
 _ENOUGH = 1 << 20
 
 
@@ -28,7 +28,7 @@ def body(
     """The bytes from `at` on, of `answer` if there is one. `rest` asks for those from a number on; without it what breaks off
     stays so. With `size`, of all, they may be asked for by several connections. Raises Unavailable when it breaks off again and
     again, and what `rest` raises."""
-    pauses = iter(_PAUSES)
+    pauses = iter(PAUSES)
     begun = at
     reading = _Reading(answer, at, rest, watch, size)
     while True:
@@ -37,7 +37,7 @@ def body(
             return
         except Unavailable as exc:
             if reading.at - begun >= _ENOUGH:
-                begun, pauses = reading.at, iter(_PAUSES)
+                begun, pauses = reading.at, iter(PAUSES)
             pause = next(pauses, None)
             if pause is None or rest is None:
                 raise

@@ -16,18 +16,18 @@ from virtshim.images.downloads.parts import CONNECTIONS, Parts, Rest
 from virtshim.images.http_client import CHUNK, HttpResponse
 from virtshim.images.pull_watch import PullWatch
 
-_PIECE = 8 << 20
+PIECE = 8 << 20
 # Seconds that one connection is watched, and what it has to bring in each: where less comes, more of them would starve.
 _TRIAL = 2.0
 _LEAST_RATE = 64 << 10
 # Bytes that have to be left.
 _WORTH = 64 << 20
 # So much faster several have to be than one.
-_GAIN = 1.25
+GAIN = 1.25
 # Seconds that the next part is waited for, if one connection alone would not take longer for all that are under way; and those
 # without a byte of any, while one connection is there to go on with: a server may let further ones wait for its end.
-_PATIENCE = 10.0
-_SILENCE = 10.0
+PATIENCE = 10.0
+SILENCE = 10.0
 
 
 class Trial:
@@ -64,10 +64,10 @@ def by_several(
     """The bytes from `at` on, to the last one, or as far as it seemed worth while: `alone`, whose next byte that is, had that
     `rate`. It is closed as soon as parts have proved to come; before, whoever cannot have them goes on with it."""
     received, came, began = watch.received, 0, time.monotonic()
-    patience = max(_PATIENCE, 2 * CONNECTIONS * _PIECE / max(rate, _LEAST_RATE))
-    silence = min(_SILENCE, watch.progress_timeout / 2)
+    patience = max(PATIENCE, 2 * CONNECTIONS * PIECE / max(rate, _LEAST_RATE))
+    silence = min(SILENCE, watch.progress_timeout / 2)
     try:
-        with Parts(at, size, _PIECE, rest, watch) as parts:
+        with Parts(at, size, PIECE, rest, watch) as parts:
             for taken in itertools.count(1):
                 piece = parts.next(1, patience, math.inf) if alone.is_closed else parts.next(2, patience, silence)
                 if piece is None:
@@ -78,7 +78,7 @@ def by_several(
                     yield chunk
                 if taken == 2 * CONNECTIONS:
                     alone.close()
-                    if came < _GAIN * rate * (time.monotonic() - began):
+                    if came < GAIN * rate * (time.monotonic() - began):
                         return
     finally:
         # Of parts that were asked for in vain, too, bytes have come.

@@ -30,7 +30,7 @@ _PARAMETER = re.compile(r'(?<!\w)(\w+)="([^"]*)"')
 
 class Endpoint:
     """One host that serves one repository, for one pull. `insecure` are the `host[:port]` that are spoken to without TLS, besides
-    loopback."""
+    loopback. `root` is the URL of the repository on that host, without the query."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Endpoint:
         self._withheld = credentials is not None and self._credentials is None
         self._client = client
         own = f"{'http' if self._may_be_plain(location.api) else 'https'}://{location.api}/v2"
-        self._root = f"{host.url or own}/{location.repository}"
+        self.root = f"{host.url or own}/{location.repository}"
         # A mirror of several registries is told which one is meant.
         self._query = "" if self._authority in (location.api, location.registry) else f"?ns={quote(location.registry)}"
         self._authorization = ""
@@ -63,7 +63,7 @@ class Endpoint:
     def get(self, path: str, headers: Mapping[str, str], absent: Container[int] = _ABSENT) -> HttpResponse:
         """Asks for what is below the repository; when challenged logs in, once a request: a token may run out in a long pull.
         Raises NotFound for the statuses `absent`, Busy where it is to be asked later."""
-        url = f"{self._root}/{path}{self._query}"
+        url = f"{self.root}/{path}{self._query}"
         answer = self._asked(url, headers)
         if answer.status != 200 and (answer.status != 206 or "Range" not in headers):
             with answer:
@@ -154,7 +154,7 @@ class Endpoint:
         else:
             usable = usable and (
                 parts.scheme == "https"
-                or (parts.scheme == "http" and self._root.startswith("http://") and self._may_be_plain(parts.netloc))
+                or (parts.scheme == "http" and self.root.startswith("http://") and self._may_be_plain(parts.netloc))
             )
         if not usable:
             raise PermissionRefused(
