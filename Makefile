@@ -15,11 +15,13 @@ gate = $(PYTHON) -m pytest -p tests.gate --two-workers $(if $(filter-out tests,$
 test: test-machine     ## what a change has to pass: every area, sampled where it is long. TESTS="tests/e2e tests/faults": some of it
 	$(call gate)
 
-test-all: test-machine install-machine ## every test, every kill point, the package on a real Debian: before a release
+test-all: MACHINES += install-machine
+test-all: test-machine ## every test, every kill point, the package on a real Debian: before a release
 	$(call gate,--all)
 
-test-machine:          # what the tests need of this machine; two builds at a time
-	+@$(MAKE) -j 2 --output-sync=line vfio-machine debian-guest deb-packages
+MACHINES := vfio-machine debian-guest deb-packages
+test-machine:          # what the tests need of this machine; two builds at a time, in one make: what they share is made once
+	+@$(MAKE) -j 2 --output-sync=line $(MACHINES)
 
 install-machine: guest # the real Debian that the package is installed on: build/install
 	tests/install/machine/build.sh build/install

@@ -12,15 +12,26 @@ import pytest
 
 
 @pytest.fixture(scope="module", params=["test", "test-all"])
-def words(request: pytest.FixtureRequest, project: Any) -> list[str]:
-    """What pytest is run with by a target of the Makefile, as `.ci/run` calls it."""
+def commands(request: pytest.FixtureRequest, project: Any) -> list[str]:
+    """What a target of the Makefile runs, as `.ci/run` calls it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     planned = subprocess.run(
         ["make", "--dry-run", request.param, "PYTEST_ARGS=--strict-areas"],
         cwd=project.root, env=environment, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    (command,) = [line.partition(" -m pytest ")[2] for line in planned.splitlines() if " -m pytest " in line]
+    return [line for line in planned.splitlines() if line and not line.startswith("make")]
+
+
+@pytest.fixture(scope="module")
+def words(commands: list[str]) -> list[str]:
+    """What pytest is run with."""
+    (command,) = [line.partition(" -m pytest ")[2] for line in commands if " -m pytest " in line]
     return shlex.split(command)
+
+
+def test_no_step_of_the_set_up_runs_twice(commands: list[str]) -> None:
+    assert "deploy/setup.sh" in commands
+    assert len(commands) == len(set(commands))
 
 
 def test_every_test_file_is_collected(project: Any, words: list[str], pytestconfig: pytest.Config) -> None:

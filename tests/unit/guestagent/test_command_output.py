@@ -37,6 +37,13 @@ def test_a_terminal_has_one_stream():
     assert output.complete
 
 
+@pytest.mark.parametrize("code", [0, 1, 137, 254, 255])
+def test_every_exit_code_that_a_process_can_have_is_told(code):
+    output = CommandOutput(TOKEN, stderr=True)
+    output.feed(OutStream.STDOUT, said("start", f"exit {code}"))
+    assert output.code == code
+
+
 @pytest.mark.parametrize("code", ["", "-1", "256", "1e1", "99999999999", "\u0663"])
 def test_an_exit_code_that_is_none_is_an_error(code):
     with pytest.raises(InternalError, match="exit code"):
