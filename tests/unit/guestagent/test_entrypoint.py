@@ -77,6 +77,11 @@ def test_streams_come_apart_and_the_exit_code_is_exact(guest, clients, reader):
     assert reader.seen == {OUT: b"out b c\n/usr\n", ERR: b"err\n"}
 
 
+def test_the_highest_exit_code_of_a_process_is_told(guest, clients, reader):
+    start_entrypoint(clients, shell("exit 255"))
+    assert reader.to_the_end().code == 255
+
+
 def test_output_is_read_while_the_command_runs_and_other_readers_go_on_where_one_stopped(
     guest, clients, reader, layout
 ):

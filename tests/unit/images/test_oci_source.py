@@ -240,6 +240,22 @@ def test_bytes_that_are_not_the_blobs_are_refused(fake_registry, web, pull, qcow
     assert pull(name).size == len(qcow2)
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["config", "layer"])
+def test_a_blob_of_another_image_with_the_same_length_is_refused(
+    fake_registry, web, pull, make_tar, qcow2: bytes, which: int
+) -> None:
+    """A config says which command runs, and its digest alone vouches for it."""
+    for repository, command in (("a", "good"), ("b", "evil")):
+        plain = make_tar({f"disk/{repository}": qcow2})
+        fake_registry.manifest(repository, [(plain, plain)], says={"Cmd": [command]})
+    ours, others = ([path for path in web.routes if path.startswith(f"/v2/{name}/blobs/")][which] for name in "ab")
+    web.routes[ours] = web.routes[others]
+    with pytest.raises(
+        InvalidRequest, match=f"has the digest sha256:[0-9a-f]{{64}}, expected {ours.rpartition('/')[2]}"
+    ):
+        pull(fake_registry.name("a"))
+
+
 def test_a_manifest_that_is_not_the_digests_is_refused(fake_registry, web, pull, qcow2: bytes) -> None:
     name = fake_registry.push("a", {"disk/x": qcow2})
     wanted = f"sha256:{'0' * 64}"
