@@ -262,7 +262,7 @@ def test_a_source_that_never_answers_is_given_up(web, make_store) -> None:
 
 
 @pytest.mark.parametrize("where", ["body", "headers"])
-def test_a_cancelled_pull_ends_within_a_second(web, store, where: str, incoming) -> None:
+def test_a_cancelled_pull_ends_while_its_source_is_silent(web, store, where: str, incoming) -> None:
     cancelled, reached = threading.Event(), threading.Event()
 
     def mute(request: Any) -> None:

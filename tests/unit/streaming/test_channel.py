@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from fakes.journal import WAIT_LIMIT
 
 from virtshim.streaming.channel import PIECE, Gone, TcpChannel
 
@@ -61,7 +62,7 @@ def clock_of(loop: Any) -> Callable[[float], Awaitable[None]]:
 
 
 def run(work: Any) -> None:
-    asyncio.run(asyncio.wait_for(work, 10))
+    asyncio.run(asyncio.wait_for(work, WAIT_LIMIT))
 
 
 def test_bytes_are_delivered_when_the_client_has_taken_them_all():

@@ -6,13 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
+from fakes.journal import WAIT_LIMIT
 
 from virtshim.streaming.channel import Gone, put
 from virtshim.streaming.pipe import Pipe
 
 
 def run(work: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 10))
+    return asyncio.run(asyncio.wait_for(work, WAIT_LIMIT))
 
 
 def test_a_pipe_gives_back_all_that_was_put_and_then_the_end():

@@ -6,12 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from fakes.journal import WAIT_LIMIT
 
 from virtshim.streaming.racing import run_until, then_wait_forever
 
 
 def run(work: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 10))
+    return asyncio.run(asyncio.wait_for(work, WAIT_LIMIT))
 
 
 async def never() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes.journal import WAIT_LIMIT
 
 from tapmanager import protocol, server, verbs
 from tapmanager.errors import TapmanagerError
@@ -58,7 +59,7 @@ def test_a_request_is_answered(run) -> None:
 def test_a_connection_serves_many_requests_with_their_numbers(run) -> None:
     running = run(echo)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
-        conn.settimeout(5)
+        conn.settimeout(WAIT_LIMIT)
         conn.connect(running.path)
         for number in (7, 8):
             protocol.send_frame(conn, protocol.request(number, "x", {}, 1.0))
@@ -103,7 +104,7 @@ def test_an_answer_too_long_for_a_frame_is_an_error_and_not_silence(run) -> None
 def test_a_request_without_a_usable_time_limit_is_refused(run, timeout: object) -> None:
     running = run(echo)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
-        conn.settimeout(5)
+        conn.settimeout(WAIT_LIMIT)
         conn.connect(running.path)
         protocol.send_frame(conn, {"v": 1, "id": 1, "verb": "x", "timeout": timeout, "args": {}})
         received = protocol.recv_frame(conn)
@@ -114,7 +115,7 @@ def test_a_request_without_a_usable_time_limit_is_refused(run, timeout: object) 
 def test_garbage_is_told_and_ends_the_connection(run) -> None:
     running = run(echo)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
-        conn.settimeout(5)
+        conn.settimeout(WAIT_LIMIT)
         conn.connect(running.path)
         conn.send(b"garbage")
         received = protocol.recv_frame(conn)
@@ -127,7 +128,7 @@ def test_garbage_is_told_and_ends_the_connection(run) -> None:
 def test_a_silent_peer_blocks_nobody_and_is_dropped(run) -> None:
     running = run(echo, peer_seconds=0.2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
-        silent.settimeout(5)
+        silent.settimeout(WAIT_LIMIT)
         silent.connect(running.path)
         assert running.call("x")["verb"] == "x"
         assert silent.recv(1) == b""
@@ -139,13 +140,13 @@ def test_a_slow_request_blocks_no_other(run) -> None:
     def perform(request: Json, peer: Peer, until: float) -> Answer:
         if request["verb"] == "slow":
             entered.set()
-            go.wait(5)
+            go.wait(WAIT_LIMIT)
         return Answer({"verb": request["verb"]})
 
     running = run(perform)
     slow = threading.Thread(target=running.call, args=("slow",))
     slow.start()
-    assert entered.wait(5)
+    assert entered.wait(WAIT_LIMIT)
     assert running.call("quick")["verb"] == "quick"
     go.set()
     slow.join()
@@ -158,7 +159,7 @@ def test_more_connections_than_the_limit_are_refused_with_a_reason(run) -> None:
         for _ in range(3):
             conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             held.append(conn)
-            conn.settimeout(5)
+            conn.settimeout(WAIT_LIMIT)
             conn.connect(running.path)
             protocol.send_frame(conn, protocol.request(1, "x", {}, 1.0))
             assert protocol.recv_frame(conn) is not None
@@ -174,17 +175,17 @@ def test_a_stop_waits_for_the_request_in_work(run) -> None:
 
     def perform(request: Json, peer: Peer, until: float) -> Answer:
         entered.set()
-        go.wait(5)
+        go.wait(WAIT_LIMIT)
         return Answer({})
 
     running = run(perform)
     caller = threading.Thread(target=running.call, args=("x",))
     caller.start()
-    assert entered.wait(5)
+    assert entered.wait(WAIT_LIMIT)
     assert running.server.stop(0.05) is False
     go.set()
     caller.join()
-    assert running.server.stop(5.0) is True
+    assert running.server.stop(WAIT_LIMIT) is True
 
 
 def test_the_socket_is_for_root_and_the_qemu_group_only(tmp_path: Path) -> None:
