@@ -24,6 +24,7 @@ from fakes.webserver import WebServer, serving
 
 from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, ResourceExhausted, Unavailable
 from virtshim.images import disk_writer
+from virtshim.images.confined import frames
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.downloads import partials, several
 from virtshim.images.downloads.pace import Pace
@@ -599,7 +600,10 @@ def test_a_pull_that_fails_leaves_no_thread_whoever_holds_its_error(
         if len(parts(file)) >= several.CONNECTIONS:
             raise ResourceExhausted("no room is left")
 
+    head = frames.head
     monkeypatch.setattr(DiskWriter, "write", full)
+    # What is packed goes to the child first.
+    monkeypatch.setattr(frames, "head", lambda kind, size: full() or head(kind, size))
     with pytest.raises(ResourceExhausted, match="no room is left") as caught:
         fetch(store, file)
     assert not [one for one in threading.enumerate() if one.name.startswith("image-pull")]
