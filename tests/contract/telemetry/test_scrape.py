@@ -25,6 +25,7 @@ from virtshim.config import Metrics
 from virtshim.domain.guest.filesystems import GuestFilesystem
 from virtshim.domain.network import PluginRuns
 from virtshim.telemetry import catalogue
+from virtshim.telemetry.guest_filesystems import GuestFilesystems
 from virtshim.telemetry.metrics_server import MetricsServer
 from virtshim.telemetry.node_collector import POD_FAMILIES, POD_LABELS, VM_FAMILIES, VM_LABELS
 
@@ -207,6 +208,19 @@ def test_how_full_a_guests_file_systems_are_is_asked_of_its_agent_while_somebody
     about = {"id": container, "mount_point": "/", "disk_name": "vda1", "file_system_type": "ext4"}
     assert one(node.scrape(), "virtshim_vmi_filesystem_used_bytes", **about) == 1 << 20
     assert one(node.scrape(), "virtshim_vmi_filesystem_capacity_bytes", **about) == 4 << 20
+
+
+def test_what_a_guest_said_of_its_file_systems_is_forgotten_when_it_ends(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    _, container = world.running()
+    known = GuestFilesystems(world.records, world.outside.guests, world.outside.clock)
+    assert known.of(container) == ()  # somebody wants to know
+    known.look(threading.Event())
+    assert known.of(container) != ()
+    world.stop(container)
+    known.look(threading.Event())
+    assert known.of(container) == ()
+    world.close()
 
 
 @pytest.mark.hostile

@@ -147,6 +147,7 @@ def test_a_failed_start_is_an_end_with_start_error(world: World, step: str, afte
     assert world.outside.vms.running() == []
     assert world.outside.consoles.following == {}
     assert world.outside.cgroups.armed == set()
+    assert world.outside.cgroups.cgroups == {}
 
 
 def test_no_vm_runs_whose_start_could_not_be_written_down(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vmwrapper.confine import kernel, landlock
+from vmwrapper.confine import kernel, landlock, seccomp
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -185,6 +186,22 @@ for number in seccomp.REFUSED:
 assert os.getpid() and os.listdir("/")
 """
     )
+
+
+NUMBERS = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+# By name, which the list has in its comments alone.
+WAYS_OUT = """
+    ptrace process_vm_readv process_vm_writev process_madvise pidfd_open pidfd_getfd pidfd_send_signal add_key request_key keyctl
+    bpf perf_event_open userfaultfd fanotify_init io_uring_setup io_uring_enter io_uring_register mount umount2 pivot_root chroot
+    unshare setns open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr name_to_handle_at open_by_handle_at kexec_load
+    kexec_file_load init_module finit_module delete_module swapon swapoff reboot syslog iopl ioperm settimeofday clock_settime
+    clock_adjtime adjtimex sethostname setdomainname shmget semget msgget mq_open move_pages migrate_pages fork vfork execveat
+"""
+
+
+def test_no_call_that_leads_out_is_missing_from_the_list() -> None:
+    numbers = dict(re.findall(r"^#define __NR_(\w+) (\d+)$", NUMBERS.read_text(), re.MULTILINE))
+    assert [call for call in WAYS_OUT.split() if int(numbers[call]) not in seccomp.REFUSED] == []
 
 
 def test_of_sockets_only_unix_streams_are_left() -> None:
