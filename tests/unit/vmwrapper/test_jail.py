@@ -76,6 +76,12 @@ def test_what_is_no_path_is_none() -> None:
     assert jail.files(("-name", "guest=x,debug-threads=on", "-device", "{not json", "-m", "64"), QEMU, []) == before
 
 
+@pytest.mark.parametrize("file", ["mountinfo", "net/tcp", "net/unix", "cgroup", "environ", "root"])
+def test_of_its_own_process_it_reads_nothing_that_is_the_nodes(file: str) -> None:
+    readable = [path for path, _ in jail.files(("-device", "virtio-rng-pci"), QEMU, [])]
+    assert [path for path in readable if Path(f"/proc/self/{file}").is_relative_to(path)] == []
+
+
 def test_only_a_vm_with_a_function_at_vfio_sees_the_hosts_devices(tmp_path: Path) -> None:
     plain = {path for path, _ in jail.files(("-device", "virtio-rng-pci"), QEMU, [])}
     with_function = {
