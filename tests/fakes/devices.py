@@ -53,8 +53,8 @@ class FakeDevices:
                         raise InvalidRequest(f"variable {key}: {hint} was not granted to this container")
         return GrantedDevices(tuple(dict.fromkeys(found)), tuple(blocks))
 
-    def lists(self, namespace: str, pod: str, container: str) -> bool:
-        return (namespace, pod, container) in self.listed
+    def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
+        return tuple(name for *names, name in sorted(self.listed) if names == [namespace, pod]) or None
 
     def check(self, devices: Sequence[Passthrough], *, guest_memory: int = 0) -> None:
         assert guest_memory > 0

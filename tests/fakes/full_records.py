@@ -91,7 +91,6 @@ SANDBOX = Sandbox(
     changed_overhead=Resources(memory_limit_bytes=2),
     changed_resources=Resources(cpu_quota=-1),
     disk_bus=DiskBus.VIRTIO,
-    sole_container="vm",
     profile={"VirtletVCPUCount": "2"},
     root_disks={"vm": ImageDigest(f"sha256:{'3' * 64}")},
 )

@@ -19,6 +19,8 @@ class FakePodResources(podresources_pb2_grpc.PodResourcesListerServicer):
     def __init__(self, get: str = "works") -> None:
         self.pods: dict[tuple[str, str, str], pb.PodResources] = {}
         self.asked: list[str] = []
+        # How many of the next questions are too many at once, as kubelet has it.
+        self.refuses = 0
         self._get = get
 
     def grant(
@@ -27,14 +29,24 @@ class FakePodResources(podresources_pb2_grpc.PodResourcesListerServicer):
         """(resource, ids) each; the same resource twice is on two NUMA nodes."""
         kept = self.pods.setdefault((namespace, pod, pod_uid), pb.PodResources(namespace=namespace, name=pod))
         rows = [pb.ContainerDevices(resource_name=name, device_ids=ids) for name, ids in devices]
+        for there in kept.containers:
+            if there.name == container:
+                there.devices.extend(rows)
+                return
         kept.containers.append(pb.ContainerResources(name=container, devices=rows))
 
+    def _count(self, call: str, context: grpc.ServicerContext) -> None:
+        if self.refuses:
+            self.refuses -= 1
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        self.asked.append(call)
+
     def List(self, request: pb.ListPodResourcesRequest, context: grpc.ServicerContext) -> pb.ListPodResourcesResponse:  # noqa: N802
-        self.asked.append("List")
+        self._count("List", context)
         return pb.ListPodResourcesResponse(pod_resources=self.pods.values())
 
     def Get(self, request: pb.GetPodResourcesRequest, context: grpc.ServicerContext) -> pb.GetPodResourcesResponse:  # noqa: N802
-        self.asked.append("Get")
+        self._count("Get", context)
         if self._get == "unknown":
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method Get")
         if self._get == "off":

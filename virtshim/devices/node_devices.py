@@ -28,9 +28,9 @@ class NodeDevices:
         """See `virtshim.ports.devices.Devices`."""
         return self._resolver.resolve(request)
 
-    def lists(self, namespace: str, pod: str, container: str) -> bool:
+    def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
         """See `virtshim.ports.devices.Devices`."""
-        return self._resolver.lists(namespace, pod, container)
+        return self._resolver.own_containers(namespace, pod)
 
     def check(self, devices: Sequence[Passthrough], *, guest_memory: int = 0) -> None:
         """See `virtshim.ports.devices.Devices`."""

@@ -91,15 +91,15 @@ class Resolver:
             log.warning("devices.vfio_without_device", namespace=request.namespace, pod=request.pod)
         return GrantedDevices(in_order(devices), _blocks(nodes))
 
-    def lists(self, namespace: str, pod: str, container: str) -> bool:
+    def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
         """See `virtshim.ports.devices.Devices`."""
         if self._kubelet is None:
-            return False
+            return None
         try:
-            return self._kubelet.lists(namespace, pod, container)
+            return self._kubelet.own_containers(namespace, pod)
         except Unavailable as exc:
             log.warning("devices.kubelet_not_asked", namespace=namespace, pod=pod, error=str(exc))
-            return False
+            return None
 
     def _placed(self, device: Passthrough) -> Passthrough:
         bus = PciBus(self._files)

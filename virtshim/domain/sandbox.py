@@ -118,9 +118,8 @@ class Sandbox:
     disks that stay for the pod's life, container name -> the image that the disk is a copy-on-write of. Each sandbox of
     the pod has it, so the last one knows what to remove. `changed_*` is what UpdatePodSandboxResources made of
     the config's. `disk_bus`: what disks are on if no annotation says it; records of earlier versions do not have it, and
-    guests of those pods may know their disks by SCSI's names. `sole_container`: the name of the container that this pod is, ""
-    until that is sure (`lifecycle/creation/sole_container.py`). `profile`: its profile's annotations, as they were
-    when it was made."""
+    guests of those pods may know their disks by SCSI's names. `profile`: its profile's annotations, as they were when it was
+    made. A record may have `sole_container`, which an earlier version wrote, and which is ignored."""
 
     id: SandboxId
     key: PodKey
@@ -134,7 +133,6 @@ class Sandbox:
     changed_resources: Resources | None = None
     root_disks: Mapping[str, ImageDigest] = field(default_factory=dict)
     disk_bus: DiskBus = DiskBus.SCSI
-    sole_container: str = ""
     profile: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -156,9 +154,6 @@ class Sandbox:
 
     def with_root_disk(self, container: str, image: ImageDigest) -> Sandbox:
         return dataclasses.replace(self, root_disks={**self.root_disks, container: image})
-
-    def with_sole_container(self, name: str) -> Sandbox:
-        return dataclasses.replace(self, sole_container=name)
 
     def with_network_released(self) -> Sandbox:
         """The network is known to be gone."""

@@ -1,11 +1,11 @@
-"""kubelet's pod-resources API: which devices kubelet granted a container."""
+"""kubelet's pod-resources API: which containers a pod has of its own, and which devices kubelet granted them."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
 
 import grpc
 
@@ -18,6 +18,12 @@ from virtshim.domain.errors import Unavailable
 _MESSAGE_BYTES: Final = 16 << 20
 _SECONDS: Final = 5.0
 
+# How often, and after how many seconds, it is asked again when it has refused a question because there were too many.
+_TRIES: Final = 20
+_PAUSE: Final = 0.05
+
+_A = TypeVar("_A")
+
 _GONE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
@@ -28,9 +34,11 @@ class PodResourcesClient:
         self._socket = socket
         self._timeout = timeout
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._channel: grpc.Channel | None = None
 
     def close(self) -> None:
+        self._closed.set()
         with self._lock:
             if self._channel is not None:
                 self._channel.close()
@@ -42,9 +50,11 @@ class PodResourcesClient:
         mine = [one for one in listed if one.name == container]
         return _grants(mine or listed, of_pod=not mine)
 
-    def lists(self, namespace: str, pod: str, container: str) -> bool:
+    def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
         """See `virtshim.ports.devices.PodResources`."""
-        return any(one.name == container for one in self._containers(namespace, pod))
+        if not os.path.exists(self._socket):
+            return None
+        return tuple(one.name for one in self._containers(namespace, pod)) or None
 
     def _containers(self, namespace: str, pod: str) -> Sequence[pb.ContainerResources]:
         # gRPC would wait for the socket to appear for as long as it is allowed to.
@@ -62,11 +72,11 @@ class PodResourcesClient:
         stub = self._stub()
         try:
             request = pb.GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
-            found = [stub.Get(request, timeout=self._timeout).pod_resources]
+            found = [self._answer(stub.Get, request).pod_resources]
         except grpc.RpcError as exc:
-            if exc.code() in _GONE:
+            if exc.code() in _GONE or _is_rate_limit(exc):
                 raise
-            listed = stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout).pod_resources
+            listed = self._answer(stub.List, pb.ListPodResourcesRequest()).pod_resources
             found = [one for one in listed if (one.namespace, one.name) == (namespace, pod)]
         if len(found) > 1:  # no UID tells them apart
             raise Unavailable(
@@ -75,6 +85,19 @@ class PodResourcesClient:
         if any((one.namespace, one.name) != (namespace, pod) for one in found):
             raise Unavailable(self._message(f"when asked for {namespace}/{pod} it answers for another pod"))
         return found[0] if found else None
+
+    def _answer(self, call: Callable[..., _A], request: object) -> _A:
+        """kubelet answers 100 questions a second, ten at once; what is more it refuses at once. After a reboot of the node all
+        pods are made together."""
+        for _ in range(_TRIES):
+            try:
+                return call(request, timeout=self._timeout)
+            except grpc.RpcError as exc:
+                if not _is_rate_limit(exc):
+                    raise
+            if self._closed.wait(_PAUSE):
+                break
+        return call(request, timeout=self._timeout)
 
     def _stub(self) -> podresources_pb2_grpc.PodResourcesListerStub:
         with self._lock:
@@ -85,9 +108,13 @@ class PodResourcesClient:
 
     def _message(self, why: str) -> str:
         return (
-            f"kubelet does not say which devices it granted ({self._socket}: {why}); check that kubelet runs and "
+            f"kubelet does not say which containers and devices the pod has ({self._socket}: {why}); check that kubelet runs and "
             "devices.pod_resources_socket is its socket"
         )
+
+
+def _is_rate_limit(error: grpc.RpcError) -> bool:
+    return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "rate limit" in (error.details() or "")
 
 
 def _grants(containers: Iterable[pb.ContainerResources], *, of_pod: bool) -> tuple[KubeletGrant, ...]:

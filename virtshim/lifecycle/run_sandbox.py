@@ -83,7 +83,6 @@ class RunSandbox:
             created_at=self.stamps.next(),
             root_disks=self._root_disks(key),
             disk_bus=self._disk_bus(key),
-            sole_container=self._sole_container(key),
             profile=profile,
         )
         # Not synced, READY is: after a power cut kubelet asks for the pod again, and a network without a record is released.
@@ -102,11 +101,6 @@ class RunSandbox:
         """That of the pod's first sandbox: a disk that the pod keeps is the one its guest knows."""
         earlier = [other.disk_bus for other in self.records.sandboxes.all() if other.key.is_same_pod(pod)]
         return earlier[0] if earlier else DiskBus.VIRTIO
-
-    def _sole_container(self, pod: PodKey) -> str:
-        """What is sure of the pod stays so in its next sandbox, in which kubelet begins with whatever has not succeeded."""
-        known = [other.sole_container for other in self.records.sandboxes.all() if other.key.is_same_pod(pod)]
-        return next(filter(None, known), "")
 
     def _make(self, sandbox: Sandbox, deadline: Deadline) -> SandboxId:
         """On failure nothing is left, unless undo fails too: then the row stays NOT_READY, so that kubelet's own

@@ -26,9 +26,10 @@ class PodResources(Protocol):
         """() if kubelet knows of none. kubelet lists no init containers, whose devices the others get after them: for one
         that it does not list, what all of the pod got. Raises Unavailable if kubelet cannot be asked."""
 
-    def lists(self, namespace: str, pod: str, container: str) -> bool:
-        """Whether kubelet lists it, with devices or without: then it is no init container, or one that never ends. Raises
-        Unavailable if kubelet cannot be asked."""
+    def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
+        """Names of the pod's regular containers and native sidecars, with devices or without. kubelet lists them before it makes
+        the pod's sandbox, and never lists init containers that end, or ephemeral containers. None: kubelet knows no such pod, or
+        there is no kubelet. Raises Unavailable if kubelet does not answer."""
 
 
 class Devices(Protocol):
@@ -38,9 +39,8 @@ class Devices(Protocol):
         """Raises InvalidRequest, with every fault in one message, for what no VM can have and for a hint at a device that
         was not granted; Unavailable if kubelet had to be asked and could not be."""
 
-    def lists(self, namespace: str, pod: str, container: str) -> bool:
-        """Whether kubelet lists it among those that it grants devices to, which init containers are not. False also if kubelet is
-        not asked, or cannot be."""
+    def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
+        """As `PodResources.own_containers`; None also if kubelet is not asked, or does not answer."""
 
     def check(self, devices: Sequence[Passthrough], *, guest_memory: int = 0) -> None:
         """Whether each can be attached now: IOMMU, driver, group, node, memory that QEMU may lock. Raises WrongState, with

@@ -131,10 +131,13 @@ def _memory(support: HostDeviceSupport) -> Finding:
 
 def _kubelet(support: HostDeviceSupport) -> Finding:
     if not support.kubelet:
-        text = "not asked what it granted: no VF at a kernel driver, no vGPU of NVIDIA's plugin"
+        text = (
+            "not asked which containers pods have, and what it granted: a pod with two containers is not refused as a whole, no "
+            "VF at a kernel driver, no vGPU of NVIDIA's plugin"
+        )
         return warning("kubelet", text, "set devices.pod_resources_socket")
     if support.kubelet_is_there:
-        return ok("kubelet", f"reports what it granted on {support.kubelet}")
+        return ok("kubelet", f"reports pods' containers and what it granted on {support.kubelet}")
     return warning("kubelet", f"{support.kubelet} is missing", "start kubelet, or set devices.pod_resources_socket")
 
 

@@ -37,7 +37,7 @@ class Devices(Section):
     )
     pod_resources_socket: str = setting(
         "/var/lib/kubelet/pod-resources/kubelet.sock",
-        "where kubelet lists the devices of each container; empty: it is not asked",
+        "where kubelet lists the containers of each pod, and their devices; empty: it is not asked",
         allowed="absolute path, or empty",
         pattern="^(/|$)",
         why="kubelet's own path",

@@ -113,7 +113,7 @@ def test_a_vf_of_a_network_card_is_called_by_its_number_there_and_inspected_with
 def test_while_kubelet_is_away_such_a_container_waits_for_it(node: Node) -> None:
     sandbox = node.client.run()
     node.kubelet_ends.close()
-    with refused(grpc.StatusCode.UNAVAILABLE, "kubelet does not say which devices it granted"):
+    with refused(grpc.StatusCode.UNAVAILABLE, "kubelet does not say which containers and devices the pod has"):
         node.create(sandbox=sandbox, envs=[pb.KeyValue(key="PCIDEVICE_X", value=KERNEL_VF.encode())])
 
 

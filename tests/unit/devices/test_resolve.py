@@ -50,8 +50,8 @@ class Kubelet:
             raise Unavailable(self.trouble)
         return self.grants
 
-    def lists(self, namespace: str, pod: str, container: str) -> bool:
-        return bool(self.granted(namespace, pod, container))
+    def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
+        return ("c",) if self.granted(namespace, pod, "c") else None
 
 
 def grant(resource: str, *ids: str, of_pod: bool = False) -> KubeletGrant:
@@ -459,12 +459,12 @@ def test_two_volumes_at_one_place_are_the_first(host: FakeSysfs) -> None:
     assert granted.blocks == (BlockDevice("/dev/sdb", "/data"),)
 
 
-def test_whether_a_container_is_one_that_kubelet_lists_is_not_known_without_kubelet(host: FakeSysfs) -> None:
+def test_which_containers_a_pod_has_is_not_known_without_kubelet(host: FakeSysfs) -> None:
     files = host.files()
     there = Kubelet(grant("intel.com/vf", "a"))
     asked = (there, Kubelet(), Kubelet(trouble="it is gone"), None)
-    answers = [Resolver(files, CdiDirectories((), files), one).lists("default", "vm", "c") for one in asked]
-    assert answers == [True, False, False, False]
+    answers = [Resolver(files, CdiDirectories((), files), one).own_containers("default", "vm") for one in asked]
+    assert answers == [("c",), None, None, None]
 
 
 # --- whatever hints say

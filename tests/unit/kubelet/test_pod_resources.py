@@ -55,10 +55,28 @@ def test_the_pods_own_containers_are_listed_without_devices_too(socket: str, cli
     kubelet.grant("default", "vm", "vm")
     kubelet.grant("default", "other", "prepare")
     with serving(kubelet, socket):
-        listed = [client.lists("default", *names) for names in (("vm", "vm"), ("vm", "prepare"), ("none", "vm"))]
-    assert listed == [True, False, False]
-    with pytest.raises(Unavailable, match="is not there"):
-        client.lists("default", "vm", "vm")
+        assert client.own_containers("default", "vm") == ("vm",)
+        assert client.own_containers("default", "none") is None
+
+
+def test_without_a_kubelet_it_is_not_known_which_containers_a_pod_has(socket: str, client: PodResourcesClient) -> None:
+    assert client.own_containers("default", "vm") is None
+    with sockets.socket(sockets.AF_UNIX) as left:
+        left.bind(socket)
+    with pytest.raises(Unavailable, match="UNAVAILABLE"):
+        client.own_containers("default", "vm")
+
+
+@pytest.mark.parametrize("get", ["works", "off"])
+def test_a_kubelet_that_is_asked_too_much_at_once_is_asked_again(
+    get: str, socket: str, client: PodResourcesClient
+) -> None:
+    kubelet = FakePodResources(get)
+    kubelet.grant("default", "vm", "vm")
+    kubelet.refuses = 3
+    with serving(kubelet, socket):
+        assert client.own_containers("default", "vm") == ("vm",)
+    assert kubelet.refuses == 0
 
 
 def test_an_init_container_which_kubelet_does_not_list_has_what_the_pod_got(

@@ -48,6 +48,7 @@ def test_the_row_is_written_first_and_changed_last(world: World) -> None:
     world.journal.calls.clear()
     world.create(sandbox)
     assert world.journal.calls == [
+        "devices.own_containers",
         "devices.resolve",
         "records.containers.add",
         "disks.create",
@@ -402,6 +403,7 @@ def test_one_more_step_is_one_more_in_the_list(world: World) -> None:
     with pytest.raises(InternalError, match="no firmware"):
         create.create(sandbox, ContainerName("vm", 0), container_config(), world.deadline())
     assert world.journal.calls == [
+        "devices.own_containers",
         "devices.resolve",
         "records.containers.add",
         "disks.create",

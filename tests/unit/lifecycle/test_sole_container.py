@@ -1,4 +1,4 @@
-"""A pod whose containers cannot all run, asked for as kubelet does: in the order of its spec, again and again."""
+"""A pod whose containers cannot all run. Whole orders of kubelet's calls are in tests/contract/kubelet_orders."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ def sandbox(world: World) -> SandboxId:
     return world.run()
 
 
+def lists(world: World, *names: str, pod: str = "web") -> None:
+    """What kubelet lists of a pod."""
+    world.outside.devices.listed |= {("default", pod, name) for name in names}
+
+
 def started(world: World, sandbox: SandboxId, name: str = "vm", attempt: int = 0) -> ContainerId:
     container = world.create(sandbox, name, attempt)
     world.start(container)
     return container
 
 
-def ended(world: World, container: ContainerId, code: int) -> None:
+def ended(world: World, container: ContainerId, code: int = 0) -> None:
     """As its guest ends by itself, or QEMU by a signal."""
     world.outside.vms.end(world.domain(container), OffReason.CRASHED if code else OffReason.SHUTDOWN)
     world.deliver()
@@ -38,72 +43,64 @@ def refusal(world: World, sandbox: SandboxId, name: str, attempt: int = 0) -> st
     return str(refused.value)
 
 
-@pytest.mark.parametrize("code", [0, 137])
-def test_a_second_container_never_takes_the_first_ones_place(world: World, sandbox: SandboxId, code: int) -> None:
-    first = started(world, sandbox)
-    why = refusal(world, sandbox, "sidecar")
-    assert "container 'sidecar' cannot run in this pod: a pod is one virtual machine" in why
-    assert "that of container 'vm'" in why
-    ended(world, first, code)
-    assert refusal(world, sandbox, "sidecar") == why
-    world = world.recovered()
-    assert refusal(world, sandbox, "sidecar") == why
-    world.remove(first)
-    assert refusal(world, sandbox, "sidecar") == why
-    again = started(world, sandbox, attempt=1)
-    assert refusal(world, sandbox, "sidecar") == why
-    assert [vm.container_id for vm in world.outside.vms.running()] == [again]
-
-
-def test_the_pod_keeps_its_identity_in_its_next_sandbox(world: World, sandbox: SandboxId) -> None:
-    """kubelet does not begin a container again that has succeeded, and would begin with the other one."""
-    first = started(world, sandbox)
-    why = refusal(world, sandbox, "sidecar")
-    ended(world, first, 0)
+def test_of_two_containers_neither_boots_in_any_sandbox_of_the_pod(world: World, sandbox: SandboxId) -> None:
+    lists(world, "vm", "sidecar")
+    for name in ("vm", "sidecar", "init"):
+        why = refusal(world, sandbox, name)
+        assert f"container '{name}' cannot run in this pod: a pod is one virtual machine" in why
+        assert "has 2 containers ('sidecar', 'vm'; native sidecars count" in why
     world.stop_sandbox(sandbox)
-    assert refusal(world, world.run(attempt=1), "sidecar") == why
+    refusal(world, world.run(attempt=1), "vm")
+    assert world.outside.vms.domains == {}
+    lists(world, "sidecar", pod="another-pod")
     started(world, world.run("another-pod"), "sidecar")
 
 
-def test_a_container_that_failed_was_no_init_container(world: World, sandbox: SandboxId) -> None:
-    ended(world, started(world, sandbox), 137)
-    refusal(world, sandbox, "sidecar")
+def test_a_refusal_leaves_nothing_behind_that_refuses_again(world: World, sandbox: SandboxId) -> None:
+    lists(world, "vm")
+    first = started(world, sandbox, "init-1")
+    before = (world.sandbox(sandbox), world.records.containers.all())
+    assert "runs in it" in refusal(world, sandbox, "init-2")
+    assert (world.sandbox(sandbox), world.records.containers.all()) == before
+    ended(world, first)
+    ended(world, started(world, sandbox, "init-2"))
+    started(world, sandbox)
+
+
+def test_an_unlisted_container_is_refused_where_the_pods_own_has_run(world: World, sandbox: SandboxId) -> None:
+    lists(world, "vm")
+    vm = started(world, sandbox)
+    assert "an ephemeral container" in refusal(world, sandbox, "debugger-x7k2p")
+    ended(world, vm)
+    assert f"container 'vm' ({vm}) is it" in refusal(world, sandbox, "debugger-x7k2p")
+    assert "is it" in refusal(world.recovered(), sandbox, "debugger-x7k2p")
+
+
+def test_init_containers_run_again_when_the_pods_own_was_removed(world: World, sandbox: SandboxId) -> None:
+    lists(world, "vm")
+    ended(world, started(world, sandbox, "init"))
+    vm = started(world, sandbox)
+    refusal(world, sandbox, "init", attempt=1)
+    world.remove(vm)
+    ended(world, started(world, sandbox, "init", attempt=1))
     started(world, sandbox, attempt=1)
 
 
-def test_a_container_that_could_not_be_started_keeps_its_pod(world: World, sandbox: SandboxId) -> None:
+def test_a_container_that_could_not_be_started_is_tried_again(world: World, sandbox: SandboxId) -> None:
     world.journal.fail("vms.start", Unavailable("no"))
     with pytest.raises(ShimError):
         started(world, sandbox)
-    refusal(world, sandbox, "sidecar")
     started(world, sandbox, attempt=1)
 
 
-def test_an_ephemeral_container_is_refused_beside_a_running_one_and_after_a_restart(
-    world: World, sandbox: SandboxId
-) -> None:
-    ended(world, started(world, sandbox), 0)
-    second = started(world, sandbox, attempt=1)
-    ended(world, second, 0)
-    assert "an ephemeral container" in refusal(world, sandbox, "debugger-x7k2p")
-
-
-def test_init_containers_run_one_after_another_and_then_the_container(world: World, sandbox: SandboxId) -> None:
-    ended(world, started(world, sandbox, "init-1"), 137)
-    ended(world, started(world, sandbox, "init-1", attempt=1), 0)
-    ended(world, started(world, sandbox, "init-2"), 0)
-    container = started(world, sandbox)
-    refusal(world, sandbox, "sidecar")
-    ended(world, container, 0)
-    refusal(world, sandbox, "sidecar")
-    started(world, sandbox, attempt=1)
-
-
-def test_a_native_sidecar_that_runs_is_the_pod(world: World, sandbox: SandboxId) -> None:
-    """Nothing in CRI tells it from a container; it is asked for first, and never ends before the others are."""
-    started(world, sandbox, "native-sidecar")
-    for _ in range(2):
-        assert "that of container 'native-sidecar'" in refusal(world, sandbox, "vm")
+def test_where_kubelet_says_nothing_only_a_running_container_refuses_another(world: World, sandbox: SandboxId) -> None:
+    vm = started(world, sandbox)
+    why = refusal(world, sandbox, "sidecar")
+    assert f"container 'vm' ({vm}) runs in it. Put a second one (a sidecar" in why
+    assert "kubectl debug" in why
+    assert "stop it first" in refusal(world, sandbox, "vm", attempt=1)
+    ended(world, vm)
+    started(world, sandbox, "sidecar")
 
 
 def test_a_container_that_was_only_created_decides_nothing(world: World, sandbox: SandboxId) -> None:

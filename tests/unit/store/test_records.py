@@ -392,7 +392,6 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     before = (FIXTURES / "records" / "0003-flat.json").read_text()
     pod, vm = json.loads(records.to_text(SANDBOX, CONTAINER))
     assert pod.pop("disk_bus") == "virtio"  # came later: read as what disks were on until then
-    assert pod.pop("sole_container") == "vm"  # came later: not sure yet
     assert pod.pop("profile")  # came later: read as none
     assert pod["config"].pop("sysctls")  # came later: read as none
     for name in ("rules", "table_routes"):
@@ -430,9 +429,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     )
     blocks = tuple(dataclasses.replace(block, is_file=False) for block in CONTAINER.granted.blocks)
     assert records.from_text(before) == (
-        dataclasses.replace(
-            SANDBOX, config=config, network=network, disk_bus=DiskBus.SCSI, sole_container="", profile={}
-        ),
+        dataclasses.replace(SANDBOX, config=config, network=network, disk_bus=DiskBus.SCSI, profile={}),
         changed(
             CONTAINER,
             config=dataclasses.replace(

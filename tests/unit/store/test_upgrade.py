@@ -12,7 +12,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 from virtshim.domain.container import ContainerPhase
-from virtshim.domain.ids import ImageId
+from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import ImageConfig
 from virtshim.domain.sandbox import SandboxPhase
 from virtshim.domain.vm import DiskBus
@@ -68,6 +68,27 @@ def test_its_pods_are_here_as_they_were(path: Path) -> None:
     assert image.digest == vm.image
     assert records.node_fact("boot") is not None
     records.close()
+
+
+def test_which_container_an_earlier_version_took_a_pod_for_is_forgotten(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        rows = database.execute("select id, document from sandboxes").fetchall()
+        for own, document in rows:
+            (fields,) = json.loads(document)
+            database.execute(
+                "update sandboxes set document = ? where id = ?",
+                [json.dumps([{**fields, "sole_container": "init"}]), own],
+            )
+    database.close()
+    records = SqliteRecords(str(path))
+    assert records.unreadable() == {}
+    running, *_ = records.sandboxes.all()
+    records.sandboxes.replace(running.with_root_disk("vm", ImageDigest("sha256:" + "0" * 64)))
+    records.close()
+    with sqlite3.connect(path) as database:
+        ((document,),) = database.execute("select document from sandboxes where id = ?", [running.id.value]).fetchall()
+    database.close()
+    assert "sole_container" not in document
 
 
 def test_a_container_of_the_time_before_images_had_ids_is_of_the_image_known_by_its_disk(tmp_path: Path) -> None:

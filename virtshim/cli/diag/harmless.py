@@ -24,7 +24,7 @@ KEPT: Final = frozenset(
         "protocol", "pulled_at", "readonly", "readonly_root", "reason", "recursive_read_only", "renewed",
         "repo_digests", "reset_failed_at", "resizing", "resource", "resources", "root_disks", "routes", "rules",
         "runtime_handler",
-        "sandbox_id", "searches", "servers", "size", "size_bytes", "slot", "sole_container", "source", "started_at", "stdin",
+        "sandbox_id", "searches", "servers", "size", "size_bytes", "slot", "source", "started_at", "stdin",
         "stdin_once", "stop_asked", "stop_signal", "supplementary", "sysctls", "table", "table_routes", "tags",
         "taken", "target", "tree", "trouble", "tty", "uid",
         "unified", "unmounted", "user", "user_image", "uuid", "value", "vcpus", "version_num", "virtual_size",

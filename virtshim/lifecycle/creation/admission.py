@@ -13,7 +13,7 @@ import structlog
 from virtshim.domain.annotations.from_cluster import with_data
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.container import ContainerConfig, ContainerName
+from virtshim.domain.container import Container, ContainerConfig, ContainerName
 from virtshim.domain.devices import guest_links, guest_view
 from virtshim.domain.devices.granted import BlockDevice, GrantedDevices, volume_of_both
 from virtshim.domain.errors import InvalidRequest, ResourceExhausted, WrongState
@@ -32,7 +32,7 @@ from virtshim.domain.volumes.hosts_file import says_hosts
 from virtshim.domain.volumes.root_volume import refuse_unfit
 from virtshim.domain.volumes.shares import SharedVolume
 from virtshim.lifecycle.creation.data_volumes import anothers
-from virtshim.lifecycle.creation.sole_container import sole_container, why_refused
+from virtshim.lifecycle.creation.sole_container import refuse_another
 from virtshim.lifecycle.volumes.image_volumes import ImageVolumes
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.lifecycle.volumes.volume_disks import VolumeDisks
@@ -82,7 +82,9 @@ class Admission:
 
     def admit(self, sandbox: Sandbox, name: ContainerName, config: ContainerConfig) -> Admitted:
         """Raises NotYetFree if a device is about to be free, another ShimError for what cannot be met."""
-        sandbox = self._with_sole_container(sandbox, name)
+        there = [other for other in self.records.containers.all() if other.sandbox_id == sandbox.id]
+        own = self.claims.devices.own_containers(sandbox.key.namespace, sandbox.key.name)
+        refuse_another(name, own, there)
         options = parse_vm_options(sandbox.vm_annotations)
         namespace = sandbox.key.namespace  # the pod's own, and no other
         options = with_data(options, namespace, lambda source: self.cluster.read(source, namespace))
@@ -100,7 +102,7 @@ class Admission:
         )
         granted = self._with_disk_images(granted, volumes, self.volume_disks.images(config, sandbox.key.uid, images))
         if granted.root_volume is None:  # what is on one may have been set up before
-            self._refuse_forgotten_answers(sandbox, name, config)
+            _refuse_forgotten_answers(sandbox, name, config, own, there)
         refuse_unfit(granted, keep_root_disk=options.keep_root_disk)
         self._refuse_anothers_volume(granted)
         guest_links.refuse_odd(granted.data_volumes)
@@ -123,34 +125,6 @@ class Admission:
         self._refuse_too_large(options, empty_disks)
         refuse_clashes(empty_disks, places, guest_view.serials(granted.data_volumes))
         return Admitted(sandbox, name, config, options, granted, size, log_file, volumes, copies, empty_disks)
-
-    def _with_sole_container(self, sandbox: Sandbox, name: ContainerName) -> Sandbox:
-        """Remembered before anything is refused for it. Raises WrongState for another one, and beside an attempt that runs."""
-        there = [other for other in self.records.containers.all() if other.sandbox_id == sandbox.id]
-        sole = sole_container(sandbox, name, there)
-        if sole != sandbox.sole_container:
-            sandbox = sandbox.with_sole_container(sole)
-            self.records.sandboxes.replace(sandbox)
-        if sole not in ("", name.name):
-            raise WrongState(why_refused(name, sole))
-        for other in there:
-            if other.is_running:
-                raise WrongState(f"container {other.id} ({other.name}) runs in this pod; stop it first")
-        return sandbox
-
-    def _refuse_forgotten_answers(self, sandbox: Sandbox, name: ContainerName, config: ContainerConfig) -> None:
-        """InvalidRequest for a pod whose own annotation names a mount path that none of its containers has, when the last of them
-        is made. An init container, which kubelet alone can tell, is not the last. When the pod's own is made first (attempt 0),
-        those before it have just ended and are on record. What has run once stays as it is."""
-        pod = sandbox.key
-        path = sysprep.parse(sandbox.config.annotations.get(sysprep.ANNOTATION, ""))
-        if not path or name.attempt:
-            return
-        there = [other.config for other in self.records.containers.all() if other.sandbox_id == sandbox.id]
-        if any(sysprep.volume(one.mounts, one.annotations, pod.uid, path) for one in (config, *there)):
-            return
-        if self.claims.devices.lists(pod.namespace, pod.name, name.name):
-            raise InvalidRequest(sysprep.not_mounted(config.mounts, config.annotations, pod.uid, path))
 
     def _refuse_too_large(self, options: VmOptions, empty_disks: Sequence[EmptyDisk]) -> None:
         most = self.sizes.now.max_root_volume
@@ -192,6 +166,25 @@ class Admission:
                 f"resources.limits.hugepages: the virtual machine needs {size.memory_bytes} bytes in huge pages of "
                 f"{size.page_bytes}; this node has {free} free (vm.nr_hugepages, or hugepages= on the kernel command line)"
             )
+
+
+def _refuse_forgotten_answers(
+    sandbox: Sandbox,
+    name: ContainerName,
+    config: ContainerConfig,
+    own: Sequence[str] | None,
+    there: Sequence[Container],
+) -> None:
+    """InvalidRequest for a pod whose own annotation names a mount path that none of its containers has, when the last of them
+    is made: its `own`, if kubelet says which that is. When it is made first (attempt 0), init containers before it have just
+    ended and are on record. What has run once stays as it is."""
+    pod = sandbox.key
+    path = sysprep.parse(sandbox.config.annotations.get(sysprep.ANNOTATION, ""))
+    if not path or name.attempt or name.name not in (own or ()):
+        return
+    configs = (config, *(other.config for other in there))
+    if not any(sysprep.volume(one.mounts, one.annotations, pod.uid, path) for one in configs):
+        raise InvalidRequest(sysprep.not_mounted(config.mounts, config.annotations, pod.uid, path))
 
 
 def _log_file(sandbox: Sandbox, config: ContainerConfig) -> str:
