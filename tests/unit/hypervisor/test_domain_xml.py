@@ -451,6 +451,14 @@ def test_a_limit_that_libvirt_has_no_name_for_is_refused() -> None:
         domain_xml.build(spec, dataclasses.replace(NODE, cgroups=Cgroups.V2))
 
 
+@pytest.mark.parametrize("cgroups", [Cgroups.V1, Cgroups.V2])
+def test_protected_memory_of_zero_is_no_request(cgroups: Cgroups) -> None:
+    """kubelet's memory QoS sends both of every container."""
+    spec = dataclasses.replace(PLAIN, limits=CgroupLimits(unified={"memory.min": "0", "memory.low": "0"}))
+    node = dataclasses.replace(NODE, cgroups=cgroups)
+    assert domain_xml.build(spec, node) == domain_xml.build(dataclasses.replace(PLAIN, limits=CgroupLimits()), node)
+
+
 @pytest.mark.parametrize(("shares", "weight"), [(2, "1"), (1024, "39"), (262_144, "10000"), (9_999_999, "10000")])
 def test_shares_become_the_weight_that_kubelet_would_set(shares: int, weight: str) -> None:
     spec = dataclasses.replace(PLAIN, limits=CgroupLimits(cpu_shares=shares))

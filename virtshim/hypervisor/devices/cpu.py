@@ -147,8 +147,13 @@ def live_memory(limits: CgroupLimits, cgroups: Cgroups) -> dict[str, int]:
             found["soft_limit"] = _UNLIMITED if value == "max" else int(value) >> 10
         elif key == "memory.swap.max" and cgroups is Cgroups.V2:
             swap = None if value == "max" else int(value)
+        elif key in ("memory.min", "memory.low") and value == "0":
+            continue  # no request, as kubelet's memory QoS says it
         elif key != "memory.oom.group":
-            raise InvalidRequest(f"unified[{key}] cannot be set below systemd's slices; remove it")
+            raise InvalidRequest(
+                f"unified[{key}] cannot be set below systemd's slices; set cgroup_controllers = [ ] in libvirt's qemu.conf, or "
+                "memoryReservationPolicy: None in the kubelet configuration (before Kubernetes 1.36: turn MemoryQoS off)"
+            )
     if swap is not None:  # v1 counts memory and swap together
         found["swap_hard_limit"] = (swap + (limits.memory if cgroups is Cgroups.V1 else 0)) >> 10
     return found
