@@ -27,6 +27,13 @@ _SMALLEST_QUOTA = 1000
 # kubelet's, of cgroup v1.
 _SHARES_OF_A_CPU = 1024
 _LARGEST = 2**63 - 1
+# kubelet's, of a container that requests no CPU.
+_LEAST_SHARES = 2
+
+# Of `sized_by`.
+CPU_REQUEST: Final = "resources.requests.cpu"
+MEMORY_REQUEST: Final = "resources.requests.memory"
+DEFAULT_MEMORY: Final = "vm.default_memory: no limit, and no request that CRI shows"
 
 # QEMU beside the guest's memory: measured 50 MiB with KVM's device models; TCG keeps translated code, which libvirt is told
 # to bound. Below this the kernel kills VMs at boot, so a smaller RuntimeClass overhead does not count.
@@ -171,38 +178,62 @@ def size_for(options: VmOptions, resources: Resources, node: NodeLimits, *, pins
 
 
 def memory_for(resources: Resources, node: NodeLimits) -> int:
-    """Guest memory in bytes: huge pages if there are any, else the container's limit, else the node's default."""
-    page, pages = hugepages(resources)
-    limit = pages or resources.memory_limit_bytes
-    if limit <= 0:
+    """Guest memory in bytes, see `sized_by`. A limit that is too small is refused, a request is at least the node's minimum."""
+    wanted, source = _memory_asked(resources)
+    if source == DEFAULT_MEMORY:
         return node.default_memory
-    if limit < node.min_memory:
-        what = "resources.limits.hugepages" if page else "resources.limits.memory"
+    if source == MEMORY_REQUEST:
+        wanted = max(wanted, node.min_memory)
+    if wanted < node.min_memory:
         raise InvalidRequest(
-            f"{what} is {limit} bytes; a virtual machine needs {node.min_memory} at least "
+            f"{source} is {wanted} bytes; a virtual machine needs {node.min_memory} at least "
             "(vm.min_memory in the node's configuration)"
         )
-    if limit > _MAX_MEMORY:
-        raise InvalidRequest(f"resources.limits.memory is {limit} bytes; a virtual machine has at most {_MAX_MEMORY}")
-    return limit
+    if wanted > _MAX_MEMORY:
+        raise InvalidRequest(f"{source} is {wanted} bytes; a virtual machine has at most {_MAX_MEMORY}")
+    return wanted
 
 
 def vcpus_for(options: VmOptions, resources: Resources, node: NodeLimits) -> int:
-    """vCPUs: the annotation, else the CPU limit rounded up, else the exclusive CPUs that the container has, else what its
-    shares are worth, else 1. Raises InvalidRequest for more than the node allows."""
-    if options.vcpus is not None:
-        wanted, source = options.vcpus, "annotation VirtletVCPUCount"
-    elif resources.cpu_quota > 0:
-        wanted, source = -(-resources.cpu_quota // (resources.cpu_period or DEFAULT_PERIOD)), "resources.limits.cpu"
-    elif resources.cpu_quota < 0 and resources.cpuset_cpus:
-        wanted, source = len(numbers_in(resources.cpuset_cpus)), "resources.limits.cpu (exclusive CPUs)"
-    elif _has_no_quotas(resources):
-        return min(max(-(-resources.cpu_shares // _SHARES_OF_A_CPU), 1), node.max_vcpus)
-    else:
-        return 1
+    """vCPUs, see `sized_by`. Raises InvalidRequest for more than the node allows; a request is cut to that, as it is no limit."""
+    wanted, source = _vcpus_asked(options, resources)
+    if source == CPU_REQUEST:
+        return min(wanted, node.max_vcpus)
     if wanted > node.max_vcpus:
         raise InvalidRequest(f"{source} asks for {wanted} vCPUs; this node allows {node.max_vcpus} (vm.max_vcpus)")
     return wanted
+
+
+def sized_by(options: VmOptions, resources: Resources) -> tuple[str, str]:
+    """What decides over the number of vCPUs, and over the guest's memory: the fields' names for people."""
+    return _vcpus_asked(options, resources)[1], _memory_asked(resources)[1]
+
+
+def _vcpus_asked(options: VmOptions, resources: Resources) -> tuple[int, str]:
+    """The annotation, else the CPU limit rounded up, else the exclusive CPUs that the container has, else its CPU request,
+    which CRI has as shares, rounded up."""
+    if options.vcpus is not None:
+        return options.vcpus, "annotation VirtletVCPUCount"
+    if resources.cpu_quota > 0:
+        return -(-resources.cpu_quota // (resources.cpu_period or DEFAULT_PERIOD)), "resources.limits.cpu"
+    if resources.cpu_quota < 0 and resources.cpuset_cpus:
+        return len(numbers_in(resources.cpuset_cpus)), "resources.limits.cpu (exclusive CPUs)"
+    if resources.cpu_shares > _LEAST_SHARES:
+        return -(-resources.cpu_shares // _SHARES_OF_A_CPU), CPU_REQUEST
+    return 1, "no limit and no request of CPU"
+
+
+def _memory_asked(resources: Resources) -> tuple[int, str]:
+    """Huge pages if there are any, else the limit, else the request. CRI has no field for the last: kubelet tells it where its
+    memory QoS protects it (`memory.min`, or `memory.low`; "0" is none), and nowhere else."""
+    if pages := hugepages(resources)[1]:
+        return pages, "resources.limits.hugepages"
+    if resources.memory_limit_bytes > 0:
+        return resources.memory_limit_bytes, "resources.limits.memory"
+    protected = [resources.unified.get(name, "") for name in ("memory.min", "memory.low")]
+    if request := max(int(value) if _NUMBER.fullmatch(value) else 0 for value in protected):
+        return request, MEMORY_REQUEST
+    return 0, DEFAULT_MEMORY
 
 
 def nic_queues(options: VmOptions, size: VmSize) -> int:
@@ -220,6 +251,8 @@ def may_want_queues(options: VmOptions, pod: Resources) -> bool:
     asked = options.nic_queues or options.vcpus
     if asked:
         return asked > 1
+    if pod.cpu_shares > _SHARES_OF_A_CPU:  # a request, of a container that may have no limit
+        return True
     if pod.cpu_quota > 0:
         return pod.cpu_quota > (pod.cpu_period or DEFAULT_PERIOD)
     return pod.cpu_quota < 0 or _has_no_quotas(pod)
@@ -324,7 +357,7 @@ def resized(size: VmSize, options: VmOptions, resources: Resources, node: NodeLi
             f"resources.limits.cpu wants {vcpus} vCPUs, the virtual machine can have {size.max_vcpus} without a restart; "
             "annotate the pod with virtshim.io/max-vcpus, or set vm.room_vcpus on the node, and recreate it"
         )
-    memory = size.memory_bytes if page or not resources.memory_limit_bytes else memory_for(resources, node)
+    memory = size.memory_bytes if page else _changed_memory(size, resources, node)
     if memory > size.max_memory_bytes:
         raise WrongState(
             f"resources.limits.memory wants {memory} bytes, the virtual machine can have {size.max_memory_bytes} without a "
@@ -333,12 +366,22 @@ def resized(size: VmSize, options: VmOptions, resources: Resources, node: NodeLi
     return dataclasses.replace(size, vcpus=vcpus, memory_bytes=memory)
 
 
+def _changed_memory(size: VmSize, resources: Resources, node: NodeLimits) -> int:
+    """A request that changes gives as much as there is room for, and takes nothing away."""
+    source = _memory_asked(resources)[1]
+    if source == DEFAULT_MEMORY:
+        return size.memory_bytes
+    wanted = memory_for(resources, node)
+    return max(size.memory_bytes, min(wanted, size.max_memory_bytes)) if source == MEMORY_REQUEST else wanted
+
+
 def _grown_vcpus(size: VmSize, options: VmOptions, resources: Resources, node: NodeLimits) -> int:
-    """Without a limit no number is asked for: what a cpuset names may be all CPUs that others leave, and shares are weights."""
+    """Where a limit is taken away no number is asked for: what a cpuset names may be all CPUs that others leave. A request that
+    changes gives as many as there is room for."""
     if resources.cpu_quota < 0:
         return size.vcpus
     wanted = vcpus_for(options, resources, node)
-    return min(wanted, size.max_vcpus) if _has_no_quotas(resources) and options.vcpus is None else wanted
+    return min(wanted, size.max_vcpus) if sized_by(options, resources)[0] == CPU_REQUEST else wanted
 
 
 def cgroup_of(

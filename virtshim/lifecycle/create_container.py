@@ -13,6 +13,7 @@ from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import AlreadyExists
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.repeats import comparable
+from virtshim.domain.sizing import sized_by
 from virtshim.lifecycle.creation.admission import Admission
 from virtshim.lifecycle.creation.record import ContainerRecords
 from virtshim.lifecycle.creation.step import Draft, Step
@@ -74,6 +75,15 @@ class CreateContainer:
             draft = self.new_records.add(admitted)
             with self.start_ups.phase("create", sandbox_id, draft.container.id):
                 self._make(draft)
+            vcpus, memory = sized_by(admitted.options, config.resources)
+            log.info(
+                "container.sized",
+                container=draft.container.id.short,
+                vcpus=admitted.size.vcpus,
+                vcpus_by=vcpus,
+                memory=admitted.size.memory_bytes,
+                memory_by=memory,
+            )
             return draft.container.id
 
     def _earlier(self, sandbox: SandboxId, name: ContainerName, config: ContainerConfig) -> ContainerId | None:

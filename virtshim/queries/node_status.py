@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.container import Container
 from virtshim.domain.devices.granted import PciAddress
+from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.layout import Layout, root_disk_of
 from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.sizing import sized_by
 from virtshim.passthrough.inspection import FunctionInspection
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.network import PodNetworks
@@ -89,7 +92,17 @@ class NodeStatus:
             "consoleSocket": self.layout.console_socket(container.id),
             "agentSocket": self.layout.agent_socket(container.id),
             "devices": self.functions.of_container(container),
+            "sizedBy": self._sized_by(container),
         }
+
+    def _sized_by(self, container: Container) -> Mapping[str, str]:
+        sandbox = self.records.sandboxes.get(container.sandbox_id)
+        try:
+            options = parse_vm_options(sandbox.vm_annotations if sandbox else {})
+        except InvalidRequest:  # of an earlier version, which took them
+            return {}
+        vcpus, memory = sized_by(options, container.resources)
+        return {"vcpus": vcpus, "memory": memory}
 
 
 def _stays(container: Container) -> bool:

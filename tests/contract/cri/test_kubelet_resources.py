@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,7 +81,9 @@ def send(
         (Asked(cpu=8000, cpu_limit=8000, memory=GIB, memory_limit=GIB, exclusive="0-7"), 8),
         (Asked(cpu=4000, cpu_limit=4000, memory=GIB, memory_limit=GIB, exclusive="1-3,7"), 4),
         (Asked(cpu=1000, cpu_limit=1500), 2),
-        (Asked(cpu=3000), 1),
+        (Asked(cpu=3000), 3),
+        (Asked(cpu=100), 1),
+        (Asked(cpu=100_000), 64),
         (Asked(), 1),
         (Asked(cpu=2500, cfs_quota=False), 3),
         (Asked(cpu=1000, cpu_limit=4000, cfs_quota=False), 1),
@@ -92,6 +95,62 @@ def test_vcpus_of_a_pod(node: tuple[World, Client], asked: Asked, vcpus: int) ->
     world, client = node
     _, container = running(client, asked)
     assert size(world, container).vcpus == vcpus
+
+
+@pytest.mark.parametrize(
+    ("unified", "memory_limit", "memory", "by"),
+    [
+        ({"memory.min": str(2 * GIB)}, 0, 2 * GIB, "resources.requests.memory"),
+        ({"memory.min": "0", "memory.low": str(512 * MIB)}, 0, 512 * MIB, "resources.requests.memory"),
+        ({"memory.low": "1"}, 0, 32 * MIB, "resources.requests.memory"),
+        ({"memory.min": str(GIB)}, 2 * GIB, 2 * GIB, "resources.limits.memory"),
+        ({"memory.min": "0", "memory.low": "0"}, 0, GIB, "vm.default_memory: no limit, and no request that CRI shows"),
+        ({}, 0, GIB, "vm.default_memory: no limit, and no request that CRI shows"),
+    ],
+)
+def test_memory_of_a_pod(
+    node: tuple[World, Client], unified: dict[str, str], memory_limit: int, memory: int, by: str
+) -> None:
+    """Without a limit kubelet tells the request by what its memory QoS protects, or not at all."""
+    world, client = node
+    resources = container_linux(Asked(memory_limit=memory_limit))
+    resources.unified.update(unified)
+    container = client.create(client.run(), linux=pb.LinuxContainerConfig(resources=resources))
+    client.start(container)
+    assert size(world, container).memory_bytes == memory
+    status = client.ContainerStatus(pb.ContainerStatusRequest(container_id=container, verbose=True))
+    assert json.loads(status.info["info"])["sizedBy"]["memory"] == by
+
+
+@pytest.mark.parametrize(
+    ("asked", "annotations", "by"),
+    [
+        (Asked(cpu=1000, cpu_limit=1500), {}, "resources.limits.cpu"),
+        (Asked(cpu=3000), {}, "resources.requests.cpu"),
+        (Asked(), {}, "no limit and no request of CPU"),
+        (Asked(cpu_limit=1500), {"VirtletVCPUCount": "3"}, "annotation VirtletVCPUCount"),
+    ],
+)
+def test_it_is_told_what_decided_over_the_vcpus(
+    node: tuple[World, Client], asked: Asked, annotations: dict[str, str], by: str
+) -> None:
+    _, client = node
+    _, container = running(client, asked, annotations)
+    status = client.ContainerStatus(pb.ContainerStatusRequest(container_id=container, verbose=True))
+    assert json.loads(status.info["info"])["sizedBy"]["vcpus"] == by
+
+
+def test_a_request_that_grows_gives_what_there_is_room_for_and_one_that_shrinks_takes_nothing(
+    node: tuple[World, Client],
+) -> None:
+    world, client = node
+    _, container = running(client, Asked(cpu=1000), ROOM)
+    for cpu, vcpus, memory in ((3000, 3, GIB), (7000, 4, 8 * GIB), (500, 4, 64 * MIB)):
+        linux = update_linux(Asked(cpu=cpu))
+        linux.unified["memory.min"] = str(memory)
+        client.UpdateContainerResources(pb.UpdateContainerResourcesRequest(container_id=container, linux=linux))
+        assert size(world, container).vcpus == vcpus
+    assert size(world, container).memory_bytes == 2 * GIB
 
 
 def test_cpus_that_others_leave_are_not_a_number_of_vcpus(node: tuple[World, Client]) -> None:

@@ -87,7 +87,7 @@ def summary(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What is looked for first; the rest is in --json. Pure."""
     pod, container, vm = facts["pod"], facts["container"] or {}, facts["vm"] or {}
     status = container.get("status", {})
-    size = status.get("size", {})
+    size, by = status.get("size", {}), container.get("sizedBy", {})
     power = vm.get("power", "") + (f" ({vm['pauseReason']})" if vm.get("pauseReason") else "")
     return [
         ("pod", f"{pod['namespace']}/{pod['name']} ({pod['id'][:_SHORT]}), {pod['phase']}"),
@@ -98,7 +98,8 @@ def summary(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("trouble", container.get("trouble", "")),
         ("image", container.get("record", {}).get("image_ref", "")),
         ("VM", f"{vm.get('domain', '')}, {power or vm.get('error', '')}" if vm else ""),
-        ("vCPUs, memory", f"{size.get('vcpus')}, {size.get('memory_bytes', 0) >> 20} MiB" if size.get("vcpus") else ""),
+        ("vCPUs", f"{size['vcpus']} ({by.get('vcpus', '')})" if size.get("vcpus") else ""),
+        ("memory", f"{size['memory_bytes'] >> 20} MiB ({by.get('memory', '')})" if size.get("memory_bytes") else ""),
         ("root disk", container.get("rootDisk", "")),
         ("console", container.get("consoleLog", "")),
         ("cgroup below", container.get("cgroupParent", "")),
