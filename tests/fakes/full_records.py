@@ -141,6 +141,7 @@ CONTAINER = Container(
                 VdpaDevice("/dev/vhost-vdpa-0", "vdpa"),
             ),
             (BlockDevice("/dev/loop0", "/dev/xvda", readonly=True, identity="7:0", is_file=True),),
+            ("hooks of /etc/cdi/gpu.json",),
         ),
         volumes=(
             SharedVolume(

@@ -23,12 +23,14 @@ _MAX_IN_ALL: Final = 16 * MAX_BYTES
 
 @dataclass(frozen=True, slots=True)
 class CdiGrant:
-    """What the names of one request stand for, together. `envs`: (variable, value, path of the specification)."""
+    """What the names of one request stand for, together. `envs`: (variable, value, path of the specification). `not_given`: as in
+    GrantedDevices."""
 
     nodes: tuple[CriDevice, ...] = ()
     envs: tuple[tuple[str, str, str], ...] = ()
     addresses: tuple[PciAddress, ...] = ()
     faults: tuple[str, ...] = ()
+    not_given: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,24 @@ class _Read:
             self.devices[name] = _Found(path, priority, spec, device)
 
 
+def _refuse_unfit(name: str, found: _Found) -> None:
+    """InvalidRequest for a device of which a VM would get nothing, or not what it is for. Of others the rest is left out, and
+    told: specifications of GPUs always have their drivers' libraries and hooks beside the device's nodes."""
+    own, shared = found.device.edits, found.spec.edits
+    left_out = own.left_out | shared.left_out
+    if "netDevices" in left_out:
+        raise InvalidRequest(
+            f"{name} is a network interface of the node (netDevices in {found.path}), which no virtual machine can have; bind "
+            "its function to vfio-pci and let the device plugin grant that, or attach it by a CNI plugin such as sriov"
+        )
+    usable = found.device.address is not None or own.nodes or own.envs or shared.nodes or shared.envs
+    if left_out and not usable:
+        raise InvalidRequest(
+            f"{name} has nothing that a virtual machine can have: only {' and '.join(sorted(left_out))} ({found.path}); mount "
+            "files as a volume of the pod, or put them into the image"
+        )
+
+
 class CdiDirectories:
     """Reads them at each request that has names: plugins write specifications while pods come and go."""
 
@@ -96,14 +116,16 @@ class CdiDirectories:
         }.items():  # once, however many of its devices are asked for
             edits.append(spec.edits)
             origins.append(path)
+        left_out: dict[str, set[str]] = {}
         for path, edit in zip(origins, edits, strict=True):
             if edit.left_out:
-                log.warning("cdi.not_for_vms", spec=path, left_out=sorted(edit.left_out))
+                left_out.setdefault(path, set()).update(edit.left_out)
         return CdiGrant(
             nodes=tuple(node for edit in edits for node in edit.nodes),
             envs=tuple((*env, path) for path, edit in zip(origins, edits, strict=True) for env in edit.envs),
             addresses=tuple(one.device.address for one in found if one.device.address is not None),
             faults=tuple(faults),
+            not_given=tuple(f"{' and '.join(sorted(fields))} of {path}" for path, fields in left_out.items()),
         )
 
     def survey(self) -> tuple[int, tuple[str, ...]]:
@@ -124,6 +146,7 @@ class CdiDirectories:
             raise InvalidRequest(
                 f"no specification in {where} describes {name}; check that its device plugin runs on this node{invalid}"
             )
+        _refuse_unfit(name, found)
         return found
 
     def _read(self) -> _Read:

@@ -89,7 +89,9 @@ class Resolver:
         ]
         if not devices and any(node.host_path == "/dev/vfio/vfio" for node, _ in nodes):
             log.warning("devices.vfio_without_device", namespace=request.namespace, pod=request.pod)
-        return GrantedDevices(in_order(devices), _blocks(nodes))
+        if cdi.not_given:
+            log.warning("cdi.not_for_vms", namespace=request.namespace, pod=request.pod, not_given=list(cdi.not_given))
+        return GrantedDevices(in_order(devices), _blocks(nodes), cdi.not_given)
 
     def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
         """See `virtshim.ports.devices.Devices`."""

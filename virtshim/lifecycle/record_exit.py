@@ -70,7 +70,7 @@ class ExitRecorder:
         domain = found.domain_uuid
         state = self.hypervisor.power(domain)
         if not state.has_ended:
-            wrong = [self.devices.health.trouble(found), self.volumes.trouble(found)]
+            wrong = [self.devices.health.trouble(found), self.volumes.trouble(found), found.granted.notice]
             # Somebody else let it go on, or virtshim was killed before it paused it.
             found = paused_by_operator(found, paused=found.status.paused and state.power is Power.PAUSED)
             told = trouble_of(state, found.granted, by_operator=found.status.paused)

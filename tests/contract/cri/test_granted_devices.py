@@ -136,6 +136,28 @@ def test_a_function_that_cannot_be_attached_is_refused_before_anything_is_made(n
     assert node.client.containers() == []
 
 
+def test_what_a_vm_does_not_get_of_its_cdi_devices_is_in_its_containers_status(node: Node) -> None:
+    edits = {"deviceNodes": [{"path": "/dev/vfio/41"}], "mounts": [{"hostPath": "/lib", "containerPath": "/lib"}]}
+    devices = [{"name": "a", "containerEdits": edits}]
+    node.host.write(
+        "/etc/cdi/gpu.json", json.dumps({"cdiVersion": "0.6.0", "kind": "example.com/gpu", "devices": devices})
+    )
+    made = node.create(CDI_devices=[pb.CDIDevice(name="example.com/gpu=a")])
+    node.client.start(made)
+    assert "the guest does not have mounts of /etc/cdi/gpu.json" in node.client.status(made).message
+
+
+def test_a_network_interface_of_the_node_is_no_device_of_a_vm(node: Node) -> None:
+    edits = {"netDevices": [{"hostInterfaceName": "ens1", "name": "net1"}]}
+    devices = [{"name": "a", "containerEdits": edits}]
+    node.host.write(
+        "/etc/cdi/nic.json", json.dumps({"cdiVersion": "1.1.0", "kind": "example.com/nic", "devices": devices})
+    )
+    with refused(grpc.StatusCode.INVALID_ARGUMENT, r"example\.com/nic=a is a network interface of the node"):
+        node.create(CDI_devices=[pb.CDIDevice(name="example.com/nic=a")])
+    assert node.client.containers() == []
+
+
 def test_a_cdi_name_counts_on_the_container_and_not_on_the_pod(node: Node) -> None:
     node.host.write(
         "/etc/cdi/vf.yaml",

@@ -263,23 +263,41 @@ def test_a_fifo_keeps_nobody_waiting(node: Node, tmp_path: Path) -> None:
     assert node.find("intel.com/net-pci=x").faults == ()
 
 
-def test_what_means_nothing_to_a_vm_is_left_out_and_told(node: Node) -> None:
-    edits = {
-        "hooks": [{"hookName": "createContainer", "path": "/bin/x"}],
-        "mounts": [{"hostPath": "/a", "containerPath": "/b"}],
-    }
-    more = {"netDevices": [{"hostInterfaceName": "eth1", "name": "net1"}]}
-    node.write("/etc/cdi/a.json", spec("x", containerEdits=edits | more, cdiVersion="1.1.0"))
-    with capture_logs() as logs:
-        node.find("intel.com/net-pci=x")
-    assert logs == [
-        {
-            "event": "cdi.not_for_vms",
-            "log_level": "warning",
-            "spec": "/etc/cdi/a.json",
-            "left_out": ["hooks", "mounts", "netDevices"],
-        }
-    ]
+NODES = {"deviceNodes": [{"path": "/dev/x"}]}
+FOR_CONTAINERS = {
+    "hooks": [{"hookName": "createContainer", "path": "/bin/x"}],
+    "mounts": [{"hostPath": "/a", "containerPath": "/b"}],
+    "additionalGids": [44],
+    "intelRdt": {"closID": "a"},
+}
+
+
+def test_what_a_gpus_specification_has_for_containers_beside_its_nodes_is_left_out_and_named(node: Node) -> None:
+    devices = [{"name": "x", "containerEdits": NODES | {"hooks": FOR_CONTAINERS["hooks"]}}]
+    node.write("/etc/cdi/a.json", spec("x", devices=devices, containerEdits=FOR_CONTAINERS, cdiVersion="1.1.0"))
+    found = node.find("intel.com/net-pci=x")
+    assert [one.host_path for one in found.nodes] == ["/dev/x"]
+    assert found.faults == ()
+    assert found.not_given == ("additionalGids and hooks and intelRdt and mounts of /etc/cdi/a.json",)
+
+
+@pytest.mark.parametrize("field", sorted(FOR_CONTAINERS))
+def test_a_device_of_which_a_vm_would_get_nothing_is_refused_by_name(node: Node, field: str) -> None:
+    devices = [{"name": "x", "containerEdits": {field: FOR_CONTAINERS[field]}}]
+    node.write("/etc/cdi/a.json", spec("x", devices=devices, cdiVersion="1.1.0"))
+    (fault,) = node.find("intel.com/net-pci=x").faults
+    assert f"intel.com/net-pci=x has nothing that a virtual machine can have: only {field} (/etc/cdi/a.json)" in fault
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_network_interface_of_the_node_is_refused_by_name_and_with_the_remedy(node: Node, shared: bool) -> None:
+    edits = NODES | {"netDevices": [{"hostInterfaceName": "eth1", "name": "net1"}]}
+    own, common = (NODES, edits) if shared else (edits, {})
+    devices = [{"name": "x", "containerEdits": own}]
+    node.write("/etc/cdi/a.json", spec("x", devices=devices, containerEdits=common, cdiVersion="1.1.0"))
+    (fault,) = node.find("intel.com/net-pci=x").faults
+    assert "intel.com/net-pci=x is a network interface of the node (netDevices in /etc/cdi/a.json)" in fault
+    assert "vfio-pci" in fault
 
 
 def test_a_survey_counts_what_can_be_used_and_tells_the_rest(node: Node) -> None:

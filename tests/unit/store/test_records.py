@@ -416,6 +416,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert vm["config"].pop("readonly_root")  # came later: read as writable
     for limit in ("dropped", "added", "no_new_privs"):
         assert vm["config"]["user"].pop(limit)  # came later: read as nothing that commands must not have
+    assert len(vm["granted"].pop("not_given")) == 1  # came later: read as nothing left out
     assert [block.pop("is_file") for block in vm["granted"]["blocks"]] == [True]  # came later: read as a device
     assert [block.pop("identity") for block in vm["granted"]["blocks"]] == ["7:0"]  # came later: read as not known
     assert [pod, vm] == json.loads(before)
@@ -443,7 +444,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
             volumes=(),
             copies=(),
             empty_disks=(),
-            granted=dataclasses.replace(CONTAINER.granted, blocks=blocks),
+            granted=dataclasses.replace(CONTAINER.granted, blocks=blocks, not_given=()),
             image_config=ImageConfig(),
             beside_pod=False,
             image_id=None,

@@ -17,7 +17,7 @@ KEPT: Final = frozenset(
         "host_ip", "host_path", "host_port", "hostname", "hugepage_limits", "id", "identity", "image", "image_config",
         "image_id", "image_ref", "image_sub_path", "interfaces", "ip", "ipc", "ips", "is_file", "is_volume", "key", "labels",
         "log_directory", "log_file", "log_path", "mac", "max_memory_bytes", "max_vcpus", "memory_bytes", "metric",
-        "memory_limit_bytes", "memory_swap_limit_bytes", "mounts", "mtu", "name", "namespace", "namespaces", "netns",
+        "memory_limit_bytes", "memory_swap_limit_bytes", "mounts", "mtu", "name", "namespace", "namespaces", "netns", "not_given",
         "network", "network_released", "no_new_privs", "oom_score_adj", "options", "overhead", "own_groups",
         "page_bytes", "passthrough", "path", "paused",
         "permissions", "phase", "pid", "pinned", "place", "pod_disk", "port_mappings", "priority",

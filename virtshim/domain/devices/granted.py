@@ -155,10 +155,12 @@ class BlockDevice:
 
 @dataclass(frozen=True, slots=True)
 class GrantedDevices:
-    """What a container gets. `passthrough` in the order of its guest addresses: by resource, then by host address."""
+    """What a container gets. `passthrough` in the order of its guest addresses: by resource, then by host address. `not_given`:
+    what its CDI specifications have beside devices, which a container would get and a VM does not, for people."""
 
     passthrough: tuple[Passthrough, ...] = ()
     blocks: tuple[BlockDevice, ...] = ()
+    not_given: tuple[str, ...] = ()
 
     @property
     def root_volume(self) -> BlockDevice | None:
@@ -168,6 +170,16 @@ class GrantedDevices:
     @property
     def data_volumes(self) -> tuple[BlockDevice, ...]:
         return tuple(block for block in self.blocks if not block.is_root)
+
+    @property
+    def notice(self) -> str:
+        """For the container's status; "" if it has all that was granted."""
+        if not self.not_given:
+            return ""
+        return (
+            f"the guest does not have {', '.join(self.not_given)}: they are made for containers; what the device needs, such as "
+            "drivers, has to be in the image"
+        )
 
     @property
     def claims(self) -> tuple[str, ...]:
