@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -48,7 +49,14 @@ def plan(kubelet: KubeletSetup, wanted: Wanted, file_texts: Mapping[str, str]) -
         return Wiring()
     name = _WITH_RUNTIME if wanted.with_runtime else _ALONE
     why = f"{wanted.why[:1].upper()}{wanted.why[1:]}."
-    text = texts.kubelet_drop_in(wanted.socket, wanted.driver, why, taint=not wanted.with_runtime)
+    text = texts.kubelet_drop_in(
+        wanted.socket,
+        wanted.driver,
+        why,
+        taint=not wanted.with_runtime,
+        pulls=not _is_said(kubelet, texts.PULLS),
+        eviction=not _is_said(kubelet, texts.EVICTION),
+    )
     directory = kubelet.config_dir or CONFIG_DIR
     files, problems = [], []
     if wanted.reads_drop_ins:
@@ -73,6 +81,12 @@ def plan(kubelet: KubeletSetup, wanted: Wanted, file_texts: Mapping[str, str]) -
 def of_vms_only(paths: Collection[str]) -> bool:
     """Whether these files of set-up's are those of a node of VMs alone, which has the taint."""
     return any(path.endswith(f"/{_ALONE}") or path == f"{_UNIT_DROP_INS}/virtshim.conf" for path in paths)
+
+
+def _is_said(kubelet: KubeletSetup, text: str) -> bool:
+    """Whether the operator has decided one of these fields; a drop-in of set-up's own does not count."""
+    given = [kubelet.given(re.sub("([A-Z])", r"-\1", name).lower(), name) for name in texts.fields_of(text)]
+    return any(one is not None and not one.source.endswith((f"/{_ALONE}", f"/{_WITH_RUNTIME}")) for one in given)
 
 
 def _unsaid(kubelet: KubeletSetup, wanted: Wanted) -> list[str]:

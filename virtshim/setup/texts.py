@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import yaml
+
 MARK: Final = "# Written by `virtshim setup`; `virtshim setup --undo` takes it back unless it was changed.\n"
 
 _KUBELET: Final = """\
@@ -17,6 +19,33 @@ runtimeRequestTimeout: 4m
 # A reboot or shutdown of the node waits so long for pods to stop, VMs among them; logind has to wait as long.
 shutdownGracePeriod: 2m
 shutdownGracePeriodCriticalPods: 30s
+"""
+PULLS: Final = """\
+# A VM image takes minutes. One pull at a time, kubelet's default, would hold up all other pods of the node meanwhile.
+serializeImagePulls: false
+maxParallelImagePulls: 3
+"""
+EVICTION: Final = """\
+# kubelet evicts a little before its hard thresholds (100Mi; 10 % and 15 % of disk; 5 % of inodes), where a pod gets 1 s and a VM loses
+# its power. So the guest of an evicted VM is shut down, if the shortage comes slowly. Disks: two points above, and below the 20 %
+# that image garbage collection frees. Memory: an amount, because a node whose VMs fill what is allocatable has no percentage to
+# spare; reserve it (systemReserved, kubeReserved).
+evictionSoft:
+  memory.available: 250Mi
+  nodefs.available: 12%
+  nodefs.inodesFree: 6%
+  imagefs.available: 17%
+  imagefs.inodesFree: 6%
+# How long the shortage has to last.
+evictionSoftGracePeriod:
+  memory.available: 30s
+  nodefs.available: 30s
+  nodefs.inodesFree: 30s
+  imagefs.available: 30s
+  imagefs.inodesFree: 30s
+# Seconds that an evicted pod has at most; its terminationGracePeriodSeconds counts if that is shorter. kubelet evicts no other pod
+# while it waits.
+evictionMaxPodGracePeriod: 60
 """
 _TAINT: Final = """\
 # Every pod here is a virtual machine: keep out what does not ask for one.
@@ -103,8 +132,15 @@ CNI: Final = """\
 """
 
 
-def kubelet_drop_in(socket: str, driver: str, why: str, *, taint: bool) -> str:
-    return MARK + _KUBELET.format(socket=socket, driver=driver, why=why) + (_TAINT if taint else "")
+def kubelet_drop_in(socket: str, driver: str, why: str, *, taint: bool, pulls: bool = True, eviction: bool = True) -> str:
+    """`pulls`, `eviction`: whether it says how images are pulled, and when pods are evicted."""
+    own = _KUBELET.format(socket=socket, driver=driver, why=why)
+    return MARK + own + PULLS * pulls + EVICTION * eviction + _TAINT * taint
+
+
+def fields_of(text: str) -> frozenset[str]:
+    """Of a text that is part of a KubeletConfiguration."""
+    return frozenset(yaml.safe_load(text))
 
 
 def kubelet_order(unit: str) -> str:

@@ -22,6 +22,14 @@ FILE = "/var/lib/kubelet/config.yaml"
 CONTAINERD = RuntimeSetup(
     "containerd", "/run/containerd/containerd.sock", "/etc/containerd/config.toml", cgroup_driver="systemd"
 )
+# kubelet's defaults on Linux.
+HARD = {
+    "memory.available": "100Mi",
+    "nodefs.available": "10%",
+    "nodefs.inodesFree": "5%",
+    "imagefs.available": "15%",
+    "imagefs.inodesFree": "5%",
+}
 ALL = frozenset({*UNITS, "libvirt-guests.service", "containerd.service", "libvirtd-ro.socket"})
 
 
@@ -188,6 +196,49 @@ def test_a_kubelet_that_is_too_old_for_drop_ins_gets_flags_and_the_rest_is_told(
     assert planned(written).problems == ()
     (told,) = planned(node(kubelet=kubelet(fields=graces), kubelet_version=(1, 29))).problems
     assert "write the taint virtshim.io/vms=true:NoSchedule" in told
+
+
+@pytest.mark.parametrize("runtimes", [(), (CONTAINERD,)])
+def test_kubelet_pulls_several_images_at_once_and_gives_evicted_guests_time(runtimes: tuple[RuntimeSetup, ...]) -> None:
+    name = "91-virtshim-proxy.conf" if runtimes else "90-virtshim.conf"
+    found = yaml.safe_load(text(planned(node(runtimes=runtimes)), name))
+    assert (found["serializeImagePulls"], found["maxParallelImagePulls"]) == (False, 3)
+    # kubelet does not start with a soft threshold that has no grace period.
+    assert found["evictionSoft"].keys() == found["evictionSoftGracePeriod"].keys() == HARD.keys()
+    for signal, hard in HARD.items():
+        assert quantity(found["evictionSoft"][signal]) > quantity(hard)
+    # What the garbage collection of images frees by default, or disks would be short all the time.
+    assert quantity(found["evictionSoft"]["imagefs.available"]) < 20
+    assert found["evictionMaxPodGracePeriod"] >= 30
+    assert "evictionHard" not in found  # any of it would turn kubelet's own others off
+
+
+def quantity(said: str) -> int:
+    assert said[-2:] == "Mi" or said[-1] == "%"
+    return int(said.removesuffix("Mi").removesuffix("%"))
+
+
+@pytest.mark.parametrize(
+    ("mine", "kept"),
+    [
+        ({"fields": {"evictionSoft": Given({"memory.available": "1Gi"}, FILE)}}, "serializeImagePulls"),
+        ({"fields": {"evictionMaxPodGracePeriod": Given(120, "/etc/k.d/10-own.conf")}}, "serializeImagePulls"),
+        ({"fields": {"serializeImagePulls": Given(True, FILE)}}, "evictionSoft"),
+        ({"flags": {"serialize-image-pulls": Given("true", KUBEADM_FLAGS)}}, "evictionSoft"),
+    ],
+)
+def test_what_the_operator_has_decided_of_pulls_or_evictions_is_left_alone(mine: dict[str, Any], kept: str) -> None:
+    written = yaml.safe_load(text(planned(node(kubelet=kubelet(**mine))), "90-virtshim.conf"))
+    assert {"serializeImagePulls", "evictionSoft"} & written.keys() == {kept}
+    assert ("maxParallelImagePulls" in written) == (kept == "serializeImagePulls")
+    assert ("evictionMaxPodGracePeriod" in written) == (kept == "evictionSoft")
+
+
+def test_a_set_up_that_is_repeated_keeps_what_it_wrote_of_pulls_and_evictions() -> None:
+    first = text(planned(node()), "90-virtshim.conf")
+    fields = {name: Given(value, "/etc/k.d/90-virtshim.conf") for name, value in yaml.safe_load(first).items()}
+    again = planned(node(kubelet=kubelet(fields=fields)))
+    assert yaml.safe_load(text(again, "90-virtshim.conf")) == yaml.safe_load(first)
 
 
 @pytest.mark.parametrize(("said", "version"), [("Kubernetes v1.29.4", (1, 29)), ("", None), ("no such file", None)])
