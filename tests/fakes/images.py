@@ -11,7 +11,15 @@ from fakes.journal import WAIT_LIMIT
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError, NotFound, PermissionRefused
 from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import BootFile, Credentials, DiskFormat, FilesystemUsage, ImageConfig, PullProgress
+from virtshim.domain.image import (
+    BootFile,
+    Credentials,
+    DiskFormat,
+    FilesystemSpace,
+    FilesystemUsage,
+    ImageConfig,
+    PullProgress,
+)
 from virtshim.domain.image_name import ImageName
 from virtshim.ports.images import FetchedImage
 
@@ -73,7 +81,7 @@ class FakeBootFiles:
 class FakeImageFiles:
     """Implements `virtshim.ports.ImageFiles`. `published` is the outside world, `files` the complete files here,
     `unfinished` what a dead process left. While `stalled`, downloads wait until they are cancelled. One that was cancelled sets
-    `gave_up`."""
+    `gave_up`. Their file system holds `capacity` bytes, of which other things take `others`."""
 
     def __init__(self) -> None:
         self.published: dict[str, Published] = {}
@@ -82,6 +90,7 @@ class FakeImageFiles:
         self.trees: dict[ImageDigest, tuple[str, ...]] = {}
         self.unfinished: set[str] = set()
         self.stalled = False
+        self.capacity, self.others = 1 << 40, 0
         self.waiting: list[str] = []
         self.gave_up = threading.Event()
         self.fetched: list[tuple[str, Credentials | None]] = []
@@ -171,7 +180,9 @@ class FakeImageFiles:
     def use(self, *of: ImageDigest) -> FilesystemUsage:
         counted = {one for one in (of or (*self.files, *self.trees)) if one in self.files or one in self.trees}
         used = sum(self.files.get(one, TREE_BYTES) for one in counted)
-        return FilesystemUsage("/images", used, len(counted), 1)
+        taken = self.others + sum(self.files.values()) + TREE_BYTES * len(self.trees)
+        space = FilesystemSpace(self.capacity, self.capacity - taken)
+        return FilesystemUsage("/images", used, len(counted), 1, space)
 
     def under_way(self) -> Sequence[PullProgress]:
         return [PullProgress(reference, 3, 10, 1) for reference in self.waiting]

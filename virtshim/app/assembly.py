@@ -56,6 +56,7 @@ from virtshim.primitives.start_ups import StartUps
 from virtshim.queries.call_subject import subject_of
 from virtshim.queries.node_status import NodeStatus
 from virtshim.recovery.assembly import Recovery, recovery, repair_runner
+from virtshim.recovery.image_gc import ImageGc
 from virtshim.recovery.repairs import RepairRunner, Repairs
 from virtshim.recovery.watch_pods import WatchPods
 
@@ -145,8 +146,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     """Connects services to ports; nothing runs yet."""
     a = adapters
     live = LiveSettings.of(settings)
-    locks = PodLocks()
-    runner = repair_runner()
+    locks, runner = PodLocks(), repair_runner()
     stamps = Stamps(a.clock, a.records.newest_stamp())
     starting = starts(a)
     images = ImageService(a.records, a.files, a.image_notes, a.clock, live.pinned_images)
@@ -196,10 +196,11 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     ending = (exits, remove_container, checkpoints, entrypoints)
     guest = (guest_set_up, services.update_container_resources)
     repairs = Repairs(a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout, a.shares, *guest)
-    recovering = recovery(repairs, runner, a.inventory, a.copies, images, locks, live.reconcile_interval)
+    gc = ImageGc(images, a.records, a.clock, live.image_watermarks)
+    recovering = recovery(repairs, runner, a.inventory, a.copies, gc, locks, live.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, freezer, timeout)
-    events = VmEvents(a.records, exits)
     operator = operator_servicer(a, services.node, freezer, locks, starting.ups)
+    events = VmEvents(a.records, exits)
     parts = (recovering, events, watch, entrypoints, freezer, devices, guest_set_up, copy_watch, live)
     return App(a, services, images, *parts, operator, starting)
 

@@ -11,6 +11,7 @@ from virtshim.domain.annotations.profiles import Profile
 from virtshim.domain.sizing import NodeLimits
 from virtshim.primitives.live import Live
 from virtshim.primitives.pod_places import Places, PodPlaces
+from virtshim.recovery.image_gc import Watermarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class LiveSettings:
     commands: PodPlaces
     pulls: PodPlaces
     pinned_images: Live[Sequence[str]]
+    image_watermarks: Live[Watermarks]
     others: list[Callable[[Settings], None]] = field(default_factory=list)
     """Of parts that hold settings of their own."""
 
@@ -39,6 +41,7 @@ class LiveSettings:
             PodPlaces(_commands(settings)),
             PodPlaces(_pulls(settings)),
             Live(settings.images.pinned),
+            Live(_watermarks(settings)),
         )
 
     def use(self, settings: Settings) -> None:
@@ -50,12 +53,17 @@ class LiveSettings:
         self.commands.allow(_commands(settings))
         self.pulls.allow(_pulls(settings))
         self.pinned_images.now = settings.images.pinned
+        self.image_watermarks.now = _watermarks(settings)
         for use in self.others:
             use(settings)
 
 
 def _profiles(settings: Settings) -> Sequence[Profile]:
     return [Profile(one.name, one.annotations, one.handlers) for one in settings.vm.profiles]
+
+
+def _watermarks(settings: Settings) -> Watermarks:
+    return Watermarks(settings.images.gc_high_percent, settings.images.gc_low_percent)
 
 
 def _commands(settings: Settings) -> Places:

@@ -113,10 +113,29 @@ class Credentials:
 
 
 @dataclass(frozen=True, slots=True)
+class FilesystemSpace:
+    """Bytes of a file system, and what of them everybody may still write."""
+
+    capacity: int
+    available: int
+
+    @property
+    def used_percent(self) -> int:
+        """As kubelet counts it: rounded up; what is kept for root counts as used."""
+        return 100 - min(self.available, self.capacity) * 100 // self.capacity if self.capacity else 0
+
+    def over(self, percent: int) -> int:
+        """Bytes to be freed until no more than this is used; 0 or less if nothing is."""
+        return self.capacity * (100 - percent) // 100 - self.available
+
+
+@dataclass(frozen=True, slots=True)
 class FilesystemUsage:
-    """Bytes and inodes that our files take on the file system mounted at `mountpoint`; `timestamp` in ns."""
+    """Bytes and inodes that our files take on the file system mounted at `mountpoint`; `timestamp` in ns. `space`: of that file
+    system, where it was asked for."""
 
     mountpoint: str
     used_bytes: int
     inodes_used: int
     timestamp: int
+    space: FilesystemSpace = FilesystemSpace(0, 0)

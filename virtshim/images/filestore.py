@@ -26,7 +26,7 @@ import structlog
 
 from virtshim.domain.errors import Aborted, InternalError, InvalidRequest, NotFound, ResourceExhausted
 from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import BootFile, Credentials, DiskFormat, FilesystemUsage, PullProgress
+from virtshim.domain.image import BootFile, Credentials, DiskFormat, FilesystemSpace, FilesystemUsage, PullProgress
 from virtshim.domain.image_name import ImageName
 from virtshim.files import mountpoint, sync
 from virtshim.images import file_source, http_source, oci_source
@@ -249,7 +249,9 @@ class ImageFileStore:
         with self._store_errors(self._root):
             beside = map(self.path, of) if of else self._trees.beside(self._root)
             used, inodes = self._trees.space(of or self._trees.stored(), beside)
-        return FilesystemUsage(mountpoint(self._root), used, inodes, time.time_ns())
+            whole = os.statvfs(self._root)
+        space = FilesystemSpace(whole.f_blocks * whole.f_frsize, whole.f_bavail * whole.f_frsize)
+        return FilesystemUsage(mountpoint(self._root), used, inodes, time.time_ns(), space)
 
     def _download(
         self,

@@ -7,7 +7,8 @@ import dataclasses
 import hashlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
@@ -48,6 +49,8 @@ class ImageService:
         self._clock = clock
         self._pinned = pinned or Live(())
         self._lock = threading.RLock()
+        self.pulling: Counter[str] = Counter()
+        """The references of pulls under way; whoever holds the lock may read them."""
 
     def pull(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> Image:
         """Always contacts the source. The image is listed when this returns."""
@@ -55,7 +58,7 @@ class ImageService:
         meter.pulls_under_way(1)
         result, size = observed.OK, 0
         try:
-            with observed.tracer().part("pull"):
+            with observed.tracer().part("pull"), self._under_way(reference):
                 image = self._pull(reference, credentials, cancelled)
             size = image.size
             return image
@@ -65,6 +68,16 @@ class ImageService:
         finally:
             meter.pulls_under_way(-1)
             meter.tell(observed.Pulled(result, time.monotonic() - began, size))
+
+    @contextlib.contextmanager
+    def _under_way(self, reference: str) -> Iterator[None]:
+        with self._lock:
+            self.pulling[reference] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.pulling -= Counter((reference,))
 
     def _pull(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> Image:
         for _ in range(_ATTEMPTS):
@@ -171,16 +184,19 @@ class ImageService:
                     raise Aborted(f"image {volume.image.id} was removed while its container was created; pull it again")
             yield image
 
-    def remove(self, reference: str) -> None:
-        """With all its names. No error if it is not here. The file stays while another image or a container uses it."""
+    def remove(self, reference: str, unless: Callable[[Image], bool] = lambda _: False) -> int:
+        """With all its names. No error if it is not here. The file stays while another image or a container uses it. Gives the
+        bytes that are free now, 0 if it stays. `unless`: asked when nobody else changes images; true keeps it."""
         with self._lock:
             image = self.find(reference)
-            if image is None:
-                return
+            if image is None or unless(image):
+                return 0
             self._drop(image.id)
             self._collect(image.digest, image.tree)
             self._collect_boot()
+            stays = not self._files.stored().isdisjoint((image.digest, image.tree))
         log.info("image.removed", image=reference, id=str(image.id), digest=str(image.digest))
+        return 0 if stays else image.taken
 
     def _collect(self, *digests: ImageDigest | None) -> None:
         for digest in digests:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import BootFile, Credentials, DiskFormat, FilesystemUsage, Image, ImageConfig, PullProgress
+from virtshim.domain.image import (
+    BootFile,
+    Credentials,
+    DiskFormat,
+    FilesystemUsage,
+    Image,
+    ImageConfig,
+    PullProgress,
+)
 
 
 @dataclass(frozen=True, slots=True)

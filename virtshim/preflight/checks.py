@@ -256,7 +256,12 @@ def proxy(settings: Settings) -> Sequence[Finding]:
     asked = [(mine.primary.name, mine.primary.socket)]
     asked += [(one.name, one.socket or settings.cri_socket) for one in mine.others]
     with ThreadPoolExecutor(len(asked)) as pool:
-        return runtimes.findings(list(pool.map(lambda one: runtimes.ask(*one), asked)))
+        told = list(pool.map(lambda one: runtimes.ask(*one), asked))
+    found = runtimes.findings(told)
+    if settings.cri_socket in [socket for _, socket in asked[1:]]:
+        own = runtimes.OwnStore(settings.paths.state_dir, settings.images.gc_high_percent)
+        found += runtimes.watched(told[0], own, host_facts.device_of)
+    return found
 
 
 def _ask(settings: Settings, question: str) -> virtualization.ProgramOutput:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Level(enum.Enum):
-    """ERROR: a VM could not start. WARNING: it could, but something is worse than it need be."""
+    """ERROR: a VM could not start, or the node comes to that unseen. WARNING: it could, but something is worse than need be."""
 
     OK = "ok"
     WARNING = "warning"

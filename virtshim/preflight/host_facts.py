@@ -8,13 +8,13 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tapmanager import protocol
 from virtshim import machine, process
 from virtshim.domain.errors import DeadlineExceeded, ShimError
-from virtshim.files import free_bytes
+from virtshim.files import free_bytes, mountpoint
 from virtshim.hypervisor import embed
 from virtshim.preflight.access import FileStatus, UserAccount
 from virtshim.preflight.machine import Cgroups, FreeSpace
@@ -90,6 +90,28 @@ def room(path: str) -> FreeSpace:
     there = directories(path)[-1].path
     found = os.statvfs(there)
     return FreeSpace(path, free_bytes(there), found.f_favail if found.f_files else None)
+
+
+def device_of(path: str) -> str:
+    """What the file system of this directory is on, or will be: one for all subvolumes of a btrfs. "" if that cannot be seen."""
+    there = directories(path)[-1].path
+    try:
+        number = os.stat(there).st_dev
+    except OSError:
+        return ""
+    if os.major(number):
+        return f"{os.major(number)}:{os.minor(number)}"
+    sources = dict(_mounts())
+    place = mountpoint(there)
+    return sources.get(place) or f"0:{os.minor(number)}"
+
+
+def _mounts() -> Iterator[tuple[str, str]]:
+    """Mount points, later ones over earlier ones, and the devices that they are of, "" for file systems without one."""
+    for line in text("/proc/self/mountinfo").splitlines():
+        place, _, of = line.partition(" - ")
+        source = of.split(" ")[1]
+        yield place.split(" ")[4], source if source.startswith("/dev/") else ""
 
 
 def cgroups() -> Cgroups:

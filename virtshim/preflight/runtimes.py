@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -12,6 +12,7 @@ from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.preflight.finding import Finding, error, ok, warning
 
 _SUBJECT = "proxy"
+_STORES = "image file system"
 _LIMIT = 3.0
 
 
@@ -24,6 +25,16 @@ class Runtime:
     version: str = ""
     cgroup_driver: str = ""
     """ "" if it does not say: older ones do not."""
+    image_store: str = ""
+    """The directory on whose file system kubelet finds its images, "" if it does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnStore:
+    """virtshim's images and disks: the directory, and at how many percent unused images are removed there, 100 for never."""
+
+    directory: str
+    gc_high_percent: int
 
 
 def ask(name: str, socket: str) -> Runtime:
@@ -33,7 +44,8 @@ def ask(name: str, socket: str) -> Runtime:
             version = runtime.Version(pb.VersionRequest(version="0.1.0"), timeout=_LIMIT)
         except grpc.RpcError as exc:
             return Runtime(name, socket, silence=str(exc.details()))
-        return Runtime(name, socket, "", f"{version.runtime_name} {version.runtime_version}", _driver(runtime))
+        told = f"{version.runtime_name} {version.runtime_version}"
+        return Runtime(name, socket, "", told, _driver(runtime), _image_store(api_pb2_grpc.ImageServiceStub(channel)))
 
 
 def _driver(runtime: api_pb2_grpc.RuntimeServiceStub) -> str:
@@ -42,6 +54,35 @@ def _driver(runtime: api_pb2_grpc.RuntimeServiceStub) -> str:
     except grpc.RpcError:
         return ""
     return pb.CgroupDriver.Name(answer.linux.cgroup_driver).lower() if answer.HasField("linux") else ""
+
+
+def _image_store(images: api_pb2_grpc.ImageServiceStub) -> str:
+    try:
+        answer = images.ImageFsInfo(pb.ImageFsInfoRequest(), timeout=_LIMIT)
+    except grpc.RpcError:
+        return ""
+    return answer.image_filesystems[0].fs_id.mountpoint if answer.image_filesystems else ""
+
+
+def watched(primary: Runtime, own: OwnStore, device_of: Callable[[str], str]) -> list[Finding]:
+    """Whether kubelet looks at the file system of our store: of those in the merged list it looks at the first, the primary's.
+    Nothing where that is not known. `device_of`: what a directory's file system is on, "" if that is not known."""
+    theirs, ours = device_of(primary.image_store) if primary.image_store else "", device_of(own.directory)
+    if not theirs or not ours:
+        return []
+    if theirs == ours:
+        return [ok(_STORES, f"{own.directory} is on that of {primary.name}'s images, which kubelet watches")]
+    text = (
+        f"kubelet watches {primary.name}'s, {primary.image_store}; {own.directory} is on another one, where it removes no unused "
+        "image, and does not see which VM fills it"
+    )
+    if own.gc_high_percent == 100:
+        remedy = f"put paths.state_dir on the file system of {primary.image_store}, or set images.gc_high_percent = 85"
+        return [error(_STORES, text, remedy)]
+    text = f"{text}; virtshim removes images at {own.gc_high_percent} %"
+    return [
+        warning(_STORES, text, "watch the free room there, since VMs are paused when there is none, or put both on one")
+    ]
 
 
 def findings(runtimes: Sequence[Runtime]) -> list[Finding]:

@@ -66,7 +66,14 @@ class Leftover:
     what: str
 
 
-Fact = Pulled | Exited | Reconciled | Leftover
+@dataclass(frozen=True, slots=True)
+class ImagesRemoved:
+    """Unused ones, from a file system that has filled up."""
+
+    number: int
+
+
+Fact = Pulled | Exited | Reconciled | Leftover | ImagesRemoved
 
 
 class Meter(Protocol):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from virtshim.lifecycle.images import ImageService
 from virtshim.ports.recovery import RecordCopies, VmInventory
 from virtshim.primitives.live import Live
 from virtshim.primitives.pod_locks import PodLocks
+from virtshim.recovery.image_gc import ImageGc
 from virtshim.recovery.rebuild import Rebuild
 from virtshim.recovery.reconcile import Reconcile
 from virtshim.recovery.recover import Recover, Survey
@@ -34,15 +34,18 @@ def recovery(
     runner: RepairRunner,
     inventory: VmInventory,
     copies: RecordCopies,
-    images: ImageService,
+    image_gc: ImageGc,
     locks: PodLocks,
     interval: Live[float],
 ) -> Recovery:
     """`interval`: seconds between two looks of the reconciler."""
     survey = Survey(repairs.records, inventory, repairs.networks, repairs.disks, repairs.timeout, repairs.shares)
+    images = image_gc.images
     devices = repairs.remove_container.devices
     rebuild = Rebuild(repairs.records, inventory, copies, repairs.networks, repairs.timeout)
     return Recovery(
         Recover(survey, rebuild, repairs, runner, images, devices.resets, devices.releases),
-        Reconcile(repairs.records, survey, repairs, runner, images, locks, repairs.clock, interval, devices.resets),
+        Reconcile(
+            repairs.records, survey, repairs, runner, images, image_gc, locks, repairs.clock, interval, devices.resets
+        ),
     )

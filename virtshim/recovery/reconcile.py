@@ -1,4 +1,5 @@
-"""Periodically while serving: repeats the comparison of start-up, for what it missed and what was left over since.
+"""Periodically while serving: repeats the comparison of start-up, for what it missed and what was left over since, and looks how
+full the images' file system is.
 
 A difference is acted on only when it was there in two looks at least a minute apart, when no call is busy with its pod, and
 when it is still there with the pod's lock held. So nothing that is being created or removed is mistaken for a leftover.
@@ -22,6 +23,7 @@ from virtshim.ports.recovery import StateRecords
 from virtshim.primitives import observed
 from virtshim.primitives.live import Live
 from virtshim.primitives.pod_locks import PodLocks
+from virtshim.recovery.image_gc import ImageGc
 from virtshim.recovery.plan import plan
 from virtshim.recovery.recover import Survey
 from virtshim.recovery.repairs import FOLLOW, Repair, RepairRunner, Repairs
@@ -41,6 +43,7 @@ class Reconcile:
     repairs: Repairs
     repair_runner: RepairRunner
     images: ImageService
+    image_gc: ImageGc
     locks: PodLocks
     clock: Clock
     interval: Live[float]
@@ -80,6 +83,7 @@ class Reconcile:
             if now - self._seen[repair.name] >= _AGE:
                 left = self._make(repair, left)
         self.resets.try_again()
+        self.image_gc.look()
 
     def _differences(self) -> Iterator[Repair]:
         found = self.survey.take()

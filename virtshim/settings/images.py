@@ -191,6 +191,33 @@ class Images(Section):
                 raise ValueError(str(exc)) from exc
         return names
 
+    gc_high_percent: int = setting(
+        100,
+        "how full the images' file system may become before unused images that are not pinned are removed; 100: they stay",
+        unit="%",
+        ge=1,
+        le=100,
+        reload=True,
+        why="kubelet removes them where it watches this file system; set it where `virtshim check` says that it does not",
+    )
+    gc_low_percent: int = setting(
+        80,
+        "how full it may still be afterwards",
+        unit="%",
+        ge=0,
+        le=99,
+        reload=True,
+        why="kubelet's own default",
+    )
+
+    @model_validator(mode="after")
+    def _low_is_below_high(self) -> Self:
+        if self.gc_low_percent >= self.gc_high_percent:
+            raise ValueError(
+                f"gc_low_percent ({self.gc_low_percent}) is not below gc_high_percent ({self.gc_high_percent}); lower it"
+            )
+        return self
+
     policy: tuple[ImagePolicy, ...] = setting(
         (),
         "what images are asked for",

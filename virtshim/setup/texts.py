@@ -26,10 +26,10 @@ serializeImagePulls: false
 maxParallelImagePulls: 3
 """
 EVICTION: Final = """\
-# kubelet evicts a little before its hard thresholds (100Mi; 10 % and 15 % of disk; 5 % of inodes), where a pod gets 1 s and a VM loses
-# its power. So the guest of an evicted VM is shut down, if the shortage comes slowly. Disks: two points above, and below the 20 %
-# that image garbage collection frees. Memory: an amount, because a node whose VMs fill what is allocatable has no percentage to
-# spare; reserve it (systemReserved, kubeReserved).
+# kubelet evicts a little before its hard thresholds (100Mi; 10 % and 15 % of disk; 5 % of inodes), where a pod gets 1 s and a VM
+# loses its power. So the guest of an evicted VM is shut down, if the shortage comes slowly. Disks: two points above, and below
+# the 20 % that image garbage collection frees. Memory: an amount, because a node whose VMs fill what is allocatable has no
+# percentage to spare; reserve it (systemReserved, kubeReserved).
 evictionSoft:
   memory.available: 250Mi
   nodefs.available: 12%
@@ -43,8 +43,8 @@ evictionSoftGracePeriod:
   nodefs.inodesFree: 30s
   imagefs.available: 30s
   imagefs.inodesFree: 30s
-# Seconds that an evicted pod has at most; its terminationGracePeriodSeconds counts if that is shorter. kubelet evicts no other pod
-# while it waits.
+# Seconds that an evicted pod has at most; its terminationGracePeriodSeconds counts if that is shorter. kubelet evicts no other
+# pod while it waits.
 evictionMaxPodGracePeriod: 60
 """
 _TAINT: Final = """\
@@ -132,7 +132,9 @@ CNI: Final = """\
 """
 
 
-def kubelet_drop_in(socket: str, driver: str, why: str, *, taint: bool, pulls: bool = True, eviction: bool = True) -> str:
+def kubelet_drop_in(
+    socket: str, driver: str, why: str, *, taint: bool, pulls: bool = True, eviction: bool = True
+) -> str:
     """`pulls`, `eviction`: whether it says how images are pulled, and when pods are evicted."""
     own = _KUBELET.format(socket=socket, driver=driver, why=why)
     return MARK + own + PULLS * pulls + EVICTION * eviction + _TAINT * taint

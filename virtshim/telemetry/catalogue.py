@@ -55,6 +55,11 @@ PULL_BYTES: Final = Described(
     "virtshim_image_pull_bytes_total", "counter", "Sizes of the images that were pulled, as they lie on disk."
 )
 PULLS_RUNNING: Final = Described("virtshim_image_pulls_running", "gauge", "Pulls under way.")
+IMAGES_REMOVED: Final = Described(
+    "virtshim_image_gc_removed_total",
+    "counter",
+    "Unused images that virtshim has removed because their file system was fuller than images.gc_high_percent.",
+)
 RECONCILE_SECONDS: Final = Described(
     "virtshim_reconcile_duration_seconds",
     "histogram",
@@ -82,6 +87,7 @@ RECORDED: Final = (
     PULL_SECONDS,
     PULL_BYTES,
     PULLS_RUNNING,
+    IMAGES_REMOVED,
     RECONCILE_SECONDS,
     LEAKS,
     EXITS,

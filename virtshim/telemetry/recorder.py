@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from virtshim.domain.container import ExitReason
-from virtshim.primitives.observed import Exited, Fact, Leftover, Pulled, Reconciled, Step
+from virtshim.primitives.observed import Exited, Fact, ImagesRemoved, Leftover, Pulled, Reconciled, Step
 from virtshim.telemetry import catalogue
 from virtshim.telemetry.catalogue import Described
 
@@ -32,6 +32,7 @@ class Recorder:
         self._pulls = histogram(registry, catalogue.PULL_SECONDS)
         self._pulled = counter(registry, catalogue.PULL_BYTES)
         self._pulling = gauge(registry, catalogue.PULLS_RUNNING)
+        self._images_removed = counter(registry, catalogue.IMAGES_REMOVED)
         self._reconciled = histogram(registry, catalogue.RECONCILE_SECONDS)
         self._leaks = counter(registry, catalogue.LEAKS)
         self._spans = counter(registry, catalogue.SPANS)
@@ -65,3 +66,5 @@ class Recorder:
                 self._reconciled.labels(fact.result).observe(fact.seconds)
             case Leftover():
                 self._leaks.labels(fact.what.replace(" ", "_")).inc()
+            case ImagesRemoved():
+                self._images_removed.inc(fact.number)

@@ -293,3 +293,9 @@ def test_what_one_image_takes_is_told(world: World, disks: list[bytes]) -> None:
     assert 0 < taken < world.files.use(found.digest, other.digest).used_bytes <= world.files.use().used_bytes
     assert world.files.use(ABSENT).used_bytes == 0
     assert world.files.use(found.digest, ABSENT).used_bytes == taken
+
+
+def test_the_room_of_the_file_system_is_told(world: World) -> None:
+    found = world.files.use().space
+    assert 0 < found.available <= found.capacity
+    assert 0 <= found.used_percent < 100

@@ -129,7 +129,7 @@ def other(settings: Settings, key: tuple[str, ...]) -> Any:
         return [{name: "x" for name, one in inner.model_fields.items() if one.is_required()}]
     match now:
         case int() | float():
-            return now + 1
+            return {"gc_high_percent": 90}.get(key[1], now + 1)
         case tuple():
             return {"forbidden_networks": ["10.0.0.0/8"], "pinned": ["registry.test/vm"]}.get(key[1], ["/elsewhere"])
         case _:

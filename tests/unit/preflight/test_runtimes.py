@@ -8,7 +8,7 @@ from fakes.runtime import FakeRuntime
 from virtshim.config import Settings
 from virtshim.preflight import checks
 from virtshim.preflight.finding import Level
-from virtshim.preflight.runtimes import Runtime, ask, findings
+from virtshim.preflight.runtimes import OwnStore, Runtime, ask, findings, watched
 
 
 def test_runtimes_that_answer_are_named_with_what_they_are() -> None:
@@ -40,7 +40,7 @@ def place() -> Iterator[Path]:
 
 def test_a_runtime_is_asked_on_its_socket(place: Path) -> None:
     with FakeRuntime(f"{place}/r.sock", "fake") as runtime:
-        assert ask("one", runtime.socket) == Runtime("one", runtime.socket, "", "fake 1.0.0", "cgroupfs")
+        assert ask("one", runtime.socket) == Runtime("one", runtime.socket, "", "fake 1.0.0", "cgroupfs", "/fake")
     assert ask("one", f"{place}/nobody.sock").silence
 
 
@@ -54,3 +54,48 @@ def test_only_a_node_that_has_had_a_proxy_is_checked_for_it(place: Path) -> None
     assert checks.proxy(settings) == []
     (place / "proxy.sock.lock").touch()
     assert [one.level for one in checks.proxy(settings)] == [Level.WARNING]
+
+
+CONTAINERD = Runtime("containerd", "/c", "", "containerd 2.1", image_store="/var/lib/containerd/snapshots")
+DEVICES = {"/var/lib/containerd/snapshots": "8:1", "/var/lib/virtshim": "8:1", "/data/virtshim": "8:2", "/gone": ""}
+
+
+def stores(directory: str, percent: int = 100, primary: Runtime = CONTAINERD) -> list[tuple[Level, str, str]]:
+    found = watched(primary, OwnStore(directory, percent), DEVICES.__getitem__)
+    return [(one.level, one.text, one.remedy) for one in found]
+
+
+def test_a_store_on_the_file_system_that_kubelet_watches_is_fine() -> None:
+    ((level, told, _),) = stores("/var/lib/virtshim")
+    assert (level, told) == (Level.OK, "/var/lib/virtshim is on that of containerd's images, which kubelet watches")
+
+
+def test_a_store_that_kubelet_does_not_watch_is_an_error_while_nobody_removes_images_there() -> None:
+    ((level, told, remedy),) = stores("/data/virtshim")
+    assert level is Level.ERROR
+    assert "/data/virtshim is on another one, where it removes no unused image" in told
+    assert remedy.endswith("or set images.gc_high_percent = 85")
+    ((level, told, remedy),) = stores("/data/virtshim", 90)
+    assert level is Level.WARNING
+    assert told.endswith("virtshim removes images at 90 %")
+    assert remedy
+
+
+def test_file_systems_that_are_not_known_are_not_judged() -> None:
+    assert stores("/gone") == []
+    assert stores("/data/virtshim", primary=Runtime("containerd", "/c", "refused")) == []
+
+
+def test_the_check_of_a_proxy_compares_the_primarys_image_store_with_ours(place: Path) -> None:
+    with FakeRuntime(f"{place}/one.sock", "proc") as one:  # its images are in /proc
+        proxy = {
+            "primary": {"name": "one", "socket": one.socket},
+            "others": [{"name": "vms", "handlers": ["virtshim"]}],
+        }
+        settings = Settings.model_validate({"paths": {"run_dir": str(place), "state_dir": str(place)}, "proxy": proxy})
+        (place / "proxy.sock.lock").touch()
+        assert [(told.subject, told.level) for told in checks.proxy(settings)] == [
+            ("proxy", Level.OK),
+            ("proxy", Level.WARNING),
+            ("image file system", Level.ERROR),
+        ]

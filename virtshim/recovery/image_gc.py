@@ -1,0 +1,113 @@
+"""Unused images go when the file system that they are on fills up, where kubelet does not see to it itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.ids import ImageId
+from virtshim.domain.image import UNKNOWN_IMAGE, Image
+from virtshim.domain.volumes.stored_images import stored_images
+from virtshim.lifecycle.images import ImageService
+from virtshim.ports.clock import Clock
+from virtshim.ports.recovery import StateRecords
+from virtshim.primitives import observed
+from virtshim.primitives.live import Live
+from virtshim.primitives.trouble_log import TroubleLog
+
+log = structlog.get_logger(__name__)
+
+_NEVER: Final = 100
+# A pod whose image was just pulled is about to be made. In nanoseconds.
+_YOUNG: Final = 300 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """In percent of the file system: from `high` on images are removed, until no more than `low` is used. `high` 100: never."""
+
+    high: int = _NEVER
+    low: int = 80
+
+
+@dataclass(slots=True)
+class ImageGc:
+    """When images were last used is known from the looks of this process alone; before, the pull counts."""
+
+    images: ImageService
+    records: StateRecords
+    clock: Clock
+    watermarks: Live[Watermarks]
+    _used_at: dict[ImageId, int] = field(default_factory=dict)
+    _trouble: TroubleLog = field(default_factory=lambda: TroubleLog(log, over="image_gc.enough"))
+
+    def look(self) -> None:
+        """Called every few minutes, on one thread. Raises what the image store raises."""
+        now, unused = self.clock.now_ns(), self._unused()
+        limits, space = self.watermarks.now, self.images.filesystem().space
+        if limits.high >= _NEVER or space.used_percent < limits.high:
+            self._trouble.over()
+            return
+        wanted, freed, removed = space.over(limits.low), 0, 0
+        for image in sorted(unused, key=lambda one: self._used_at[one.id]):
+            if freed >= wanted:
+                break
+            if now - self._used_at[image.id] >= _YOUNG:
+                bytes_ = self.images.remove(image.id.value, unless=self._stays)
+                freed, removed = freed + bytes_, removed + bool(bytes_)
+        if removed:
+            log.info("image_gc.removed", images=removed, bytes=freed, wanted=wanted, used_percent=space.used_percent)
+            observed.meter().tell(observed.ImagesRemoved(removed))
+        if freed < wanted:
+            self._trouble.met(
+                "image_gc.not_enough",
+                used_percent=space.used_percent,
+                missing_bytes=wanted - freed,
+                remedy="make room on the file system of paths.state_dir: what fills it is used, pinned, or no image",
+            )
+        else:
+            self._trouble.over()
+
+    def _unused(self) -> list[Image]:
+        """And notes of the others that they are used now."""
+        now, is_used, unused = self.clock.now_ns(), self._used(), []
+        before, self._used_at = self._used_at, {}
+        for image in self.images.all():
+            if is_used(image):
+                self._used_at[image.id] = now
+            else:
+                unused.append(image)
+                self._used_at[image.id] = max(before.get(image.id, 0), image.pulled_at)
+        return unused
+
+    def _stays(self, image: Image) -> bool:
+        """With what has changed since the look; nobody changes images meanwhile."""
+        return self.clock.now_ns() - image.pulled_at < _YOUNG or self._used()(image)
+
+    def _used(self) -> Callable[[Image], bool]:
+        """As things are now: whether an image is pinned, or a container, a pod's disk, a volume or a pull under way needs it. Any
+        may be needed while there is a record that does not tell its image."""
+        containers = self.records.containers.all()
+        files = {digest for container in containers for digest in stored_images(container)}
+        files |= {digest for sandbox in self.records.sandboxes.all() for digest in sandbox.root_disks.values()}
+        ids = {container.image_id for container in containers} | self._pulled_now()
+        unknown = bool(self.records.unreadable()) or any(one.image == UNKNOWN_IMAGE for one in containers)
+
+        def is_used(image: Image) -> bool:
+            needed = image.id in ids or not files.isdisjoint((image.digest, image.tree))
+            return unknown or image.pinned or needed
+
+        return is_used
+
+    def _pulled_now(self) -> set[ImageId]:
+        found = set()
+        for reference in self.images.pulling:
+            with contextlib.suppress(InvalidRequest):
+                if image := self.images.find(reference):
+                    found.add(image.id)
+        return found
