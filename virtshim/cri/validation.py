@@ -34,6 +34,7 @@ def sandbox_faults(config: pb.PodSandboxConfig) -> Sequence[str]:
     linux = config.linux
     context = linux.security_context
     return [
+        *_windows(config),
         *_namespaces(context.namespace_options),
         *_profiles(context.privileged, context.seccomp, context.seccomp_profile_path, context.apparmor, ""),
         *_group_alone(context.HasField("run_as_group"), context.HasField("run_as_user")),
@@ -57,6 +58,8 @@ def container_faults(config: pb.ContainerConfig) -> Sequence[str]:
     context = config.linux.security_context
     has_user = context.HasField("run_as_user") or context.run_as_username != ""
     return [
+        *_windows(config),
+        *_ambient(context.capabilities),
         *_namespaces(context.namespace_options),
         *_profiles(
             context.privileged,
@@ -77,6 +80,19 @@ def container_faults(config: pb.ContainerConfig) -> Sequence[str]:
             if any("\0" in word for word in words)
         ),
     ]
+
+
+def _windows(config: pb.PodSandboxConfig | pb.ContainerConfig) -> Iterator[str]:
+    if config.HasField("windows"):
+        yield "config.windows is for nodes that run Windows; remove it (a guest may run Windows all the same)"
+
+
+def _ambient(capabilities: pb.Capability) -> Iterator[str]:
+    if capabilities.add_ambient_capabilities:
+        yield (
+            f"{_CONTEXT}.capabilities.add_ambient_capabilities: commands in a guest keep what their user has; remove them, or "
+            "run as root and drop what is not needed"
+        )
 
 
 def _namespaces(options: pb.NamespaceOption) -> Iterator[str]:

@@ -35,7 +35,7 @@ def of_container(config: pb.ContainerConfig) -> Mapping[str, str]:
     context = config.linux.security_context
     found = {
         "privileged": context.privileged,
-        "selinux": context.HasField("selinux_options"),
+        "selinux": context.HasField("selinux_options") or any(mount.selinux_relabel for mount in config.mounts),
         "users": context.HasField("run_as_user")
         or context.run_as_username != ""
         or len(context.supplemental_groups) > 0,

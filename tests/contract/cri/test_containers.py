@@ -199,6 +199,8 @@ def test_a_malformed_image_name_is_refused(client: Client, name: str) -> None:
         ),
         ({"mounts": [pb.Mount(host_path="/x")]}, "container_path is empty"),
         ({"mounts": [pb.Mount(container_path="/x", propagation=pb.PROPAGATION_BIDIRECTIONAL)]}, "propagat"),
+        ({"windows": pb.WindowsContainerConfig()}, "config.windows is for nodes that run Windows"),
+        ({"linux": {"security_context": {"capabilities": {"add_ambient_capabilities": ["CHOWN"]}}}}, "add_ambient_cap"),
         ({"log_path": "../../etc/cron.d/x"}, "log_path"),
         ({"log_path": "x" * 256}, "log_path: a path has at most"),
         ({"annotations": {"name": "é" * (256 << 10)}}, "labels and config.annotations hold 524292 bytes"),
