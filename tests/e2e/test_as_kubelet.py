@@ -43,7 +43,7 @@ def groups() -> Iterator[KubeletCgroups]:
 
 def room(guest_memory: int, overhead: int = OVERHEAD) -> int:
     """The memory of the cgroup of a guest with that much."""
-    return (guest_memory + overhead + guest_memory // 64) // 4096 * 4096
+    return (guest_memory + overhead) // 4096 * 4096
 
 
 def use_all_memory(cri: PodClient, container: str) -> int:

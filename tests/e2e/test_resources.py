@@ -42,7 +42,7 @@ def limits(group: str) -> tuple[int, int]:
 
 def room(guest_memory: int) -> int:
     """The memory of the cgroup of a guest with that much."""
-    return (guest_memory + OVERHEAD + guest_memory // 64) // 4096 * 4096
+    return (guest_memory + OVERHEAD) // 4096 * 4096
 
 
 @pytest.fixture

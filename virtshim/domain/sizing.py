@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from virtshim.domain.annotations.options import MAX_NIC_QUEUES, VmOptions
-from virtshim.domain.cgroup import CgroupLimits, VmCgroup
+from virtshim.domain.cgroup import CgroupLimits, VmCgroup, is_pods_own
 from virtshim.domain.container import Container, Resources
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.hardware.options import NicModel
@@ -35,11 +35,13 @@ CPU_REQUEST: Final = "resources.requests.cpu"
 MEMORY_REQUEST: Final = "resources.requests.memory"
 DEFAULT_MEMORY: Final = "vm.default_memory: no limit, and no request that CRI shows"
 
-# QEMU beside the guest's memory: measured 50 MiB with KVM's device models; TCG keeps translated code, which libvirt is told
-# to bound. Below this the kernel kills VMs at boot, so a smaller RuntimeClass overhead does not count.
-_LEAST_OVERHEAD = 128 << 20
-# Page tables, rings and descriptors grow with the guest: one part in so many of its memory.
-_GROWING_PART = 64
+# QEMU beside the guest's memory: measured 25 MiB of device models, up to 100 MiB with TCG, which keeps translated code that
+# libvirt is told to bound. The daemon that serves volumes lies in the pod's cgroup, too.
+LEAST_OVERHEAD = 128 << 20
+# Page tables grow with the guest: each that maps it takes 1/512 of its memory (measured). There are four at most: QEMU's, the
+# processor's, the IOMMU's and the volumes' daemon's.
+_GROWING_PART = 128
+_MIB = 1 << 20
 
 _LIST = re.compile(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*")
 _PAGE_SIZE = re.compile(r"([1-9][0-9]{0,5})(KB|MB|GB)")
@@ -306,8 +308,39 @@ def limits_for(resources: Resources, overhead: Resources, size: VmSize, node: No
 
 def overhead_bytes(overhead: Resources, size: VmSize, node: NodeLimits) -> int:
     """Memory for QEMU itself."""
-    asked = overhead.memory_limit_bytes or node.overhead
-    return max(asked, _LEAST_OVERHEAD) + size.memory_bytes // _GROWING_PART
+    return max(overhead.memory_limit_bytes or node.overhead, _needed(size))
+
+
+def _needed(size: VmSize) -> int:
+    """The memory that a VM takes beside its guest's, bytes. Huge pages need hardly any page tables."""
+    return LEAST_OVERHEAD + (0 if size.page_bytes else size.memory_bytes // _GROWING_PART)
+
+
+def overhead_missing(sandbox: Sandbox, resources: Resources, size: VmSize) -> int:
+    """How many bytes too small its pod's cgroup, which has the limit and the overhead, is for the VM; 0: it fits, or nothing
+    limits it there."""
+    if not is_pods_own(sandbox.config.cgroup_parent) or sandbox.vms_lie_beside or not resources.memory_limit_bytes:
+        return 0
+    # The guest's memory of huge pages is not charged as memory.
+    room = sandbox.overhead.memory_limit_bytes + (resources.memory_limit_bytes if size.page_bytes else 0)
+    return max(_needed(size) - room, 0)
+
+
+def refuse_little_overhead(sandbox: Sandbox, resources: Resources, size: VmSize, *, missing: int = 0) -> None:
+    """Raises InvalidRequest for a VM that the kernel would end once its guest has filled its memory. `missing`: what its cgroup
+    lacks already."""
+    if (lacks := overhead_missing(sandbox, resources, size)) > missing:
+        has = sandbox.overhead.memory_limit_bytes
+        raise InvalidRequest(
+            f"the pod's overhead of memory is {_mib(has)}Mi: for a virtual machine of {_mib(size.memory_bytes)}Mi it has to be "
+            f"{_mib(has + lacks)}Mi or more, else the kernel ends the machine when its guest has filled its memory; use a "
+            "RuntimeClass with such an overhead.podFixed.memory (/etc/virtshim/runtimeclass.yaml has three), or lower "
+            "resources.limits.memory"
+        )
+
+
+def _mib(count: int) -> int:
+    return -(-count // _MIB)
 
 
 def _with_overhead(key: str, value: str, extra: int, memory: int) -> str:

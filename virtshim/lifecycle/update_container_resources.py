@@ -14,7 +14,7 @@ from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.cgroup import VmCgroup
 from virtshim.domain.container import Container, ContainerPhase, Resources
 from virtshim.domain.errors import InvalidRequest, NotFound, WrongState
-from virtshim.domain.sizing import NodeLimits, cgroup_of, merged, resized
+from virtshim.domain.sizing import NodeLimits, cgroup_of, merged, overhead_missing, refuse_little_overhead, resized
 from virtshim.domain.vm import VmSize
 from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.hypervisor import VmResizing
@@ -102,6 +102,8 @@ class UpdateContainerResources:
         sizes = self.sizes.now
         after = merged(container.resources, resources)
         size = resized(container.status.size, parse_vm_options(sandbox.vm_annotations), after, sizes)
+        missing = overhead_missing(sandbox, container.resources, container.status.size)
+        refuse_little_overhead(sandbox, after, size, missing=missing)
         if size.memory_bytes != container.status.size.memory_bytes and container.granted.pins_memory:
             raise WrongState(
                 "resources.limits.memory: the memory of a virtual machine with host devices is in use from its "

@@ -84,8 +84,8 @@ SHUTDOWN_TIMEOUT=90
 RUNTIME_CLASS: Final = (
     MARK
     + """\
-# kubectl apply -f this, once a cluster. Pods with `runtimeClassName: virtshim` become virtual machines on nodes labelled
-# virtshim.io/vms=true.
+# kubectl apply -f this, once a cluster. Pods with the runtimeClassName of one of these become virtual machines on nodes
+# labelled virtshim.io/vms=true. Which one: by the guest's memory.
 apiVersion: node.k8s.io/v1
 kind: RuntimeClass
 metadata:
@@ -93,8 +93,44 @@ metadata:
 handler: virtshim
 overhead:
   podFixed:
-    # What QEMU needs beside the guest's memory, which is the container's own limit.
+    # What QEMU needs beside the guest's memory, which is the container's own limit: 128Mi and 1/128 of that. Enough for 16Gi.
     memory: 256Mi
+    cpu: 100m
+scheduling:
+  nodeSelector:
+    virtshim.io/vms: "true"
+  tolerations:
+  - key: virtshim.io/vms
+    operator: Exists
+    effect: NoSchedule
+---
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata:
+  name: virtshim-large
+handler: virtshim
+overhead:
+  podFixed:
+    # Enough for a guest of 112Gi.
+    memory: 1Gi
+    cpu: 100m
+scheduling:
+  nodeSelector:
+    virtshim.io/vms: "true"
+  tolerations:
+  - key: virtshim.io/vms
+    operator: Exists
+    effect: NoSchedule
+---
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata:
+  name: virtshim-huge
+handler: virtshim
+overhead:
+  podFixed:
+    # Enough for a guest of 496Gi.
+    memory: 4Gi
     cpu: 100m
 scheduling:
   nodeSelector:

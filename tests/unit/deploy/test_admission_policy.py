@@ -184,8 +184,8 @@ def test_the_api_server_takes_its_shape() -> None:
     for validation in spec["validations"]:
         assert set(validation) == {"expression", "message"}
         assert "\n" not in validation["message"]
-    classes = yaml.safe_load((DEPLOY / "runtimeclass.yaml").read_text())
-    assert f"in ['{classes['metadata']['name']}']" in spec["matchConditions"][1]["expression"]
+    classes = [one["metadata"]["name"] for one in yaml.safe_load_all((DEPLOY / "runtimeclass.yaml").read_text())]
+    assert f"in {classes}" in spec["matchConditions"][1]["expression"]
 
 
 def test_everything_that_pods_are_made_from_is_looked_at() -> None:

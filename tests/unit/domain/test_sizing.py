@@ -9,7 +9,18 @@ from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.container import Resources
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.hardware.options import HardwareOptions, Topology
-from virtshim.domain.sizing import NodeLimits, faults, limits_for, merged, nic_queues, resized, size_for
+from virtshim.domain.ids import SandboxId
+from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
+from virtshim.domain.sizing import (
+    NodeLimits,
+    faults,
+    limits_for,
+    merged,
+    nic_queues,
+    overhead_missing,
+    resized,
+    size_for,
+)
 from virtshim.domain.vm import VmSize
 
 MIB = 1 << 20
@@ -115,10 +126,14 @@ def test_huge_pages_are_the_guests_memory_and_cannot_grow() -> None:
 def test_the_cgroup_has_the_guests_memory_and_the_pods_overhead_on_top() -> None:
     asked = Resources(memory_limit_bytes=GIB)
     size = size_for(VmOptions(), asked, NODE)
-    grows = GIB // 64
     overhead = Resources(memory_limit_bytes=300 * MIB)
-    assert limits_for(asked, overhead, size, NODE).memory == GIB + 300 * MIB + grows
-    assert limits_for(asked, Resources(), size, NODE).memory == GIB + NODE.overhead + grows
+    assert limits_for(asked, overhead, size, NODE).memory == GIB + 300 * MIB  # as kubelet limits the pod
+    assert limits_for(asked, Resources(), size, NODE).memory == GIB + NODE.overhead
+
+
+def test_a_large_guest_of_a_pod_without_overhead_has_room_for_its_page_tables() -> None:
+    asked = Resources(memory_limit_bytes=64 * GIB)
+    assert limits_for(asked, Resources(), size_for(VmOptions(), asked, NODE), NODE).memory == 64 * GIB + 640 * MIB
 
 
 def test_an_overhead_in_which_qemu_would_be_killed_does_not_count() -> None:
@@ -190,3 +205,13 @@ def test_a_resize_beyond_the_room_says_what_to_change(resources: Resources, reme
 def test_a_resize_below_what_a_guest_needs_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"vm\.min_memory"):
         resized(VmSize(2, 4, GIB, 2 * GIB), VmOptions(), Resources(memory_limit_bytes=MIB), NODE)
+
+
+@pytest.mark.parametrize(("limit", "overhead", "missing"), [(100, 64, 0), (64, 64, 0), (32, 64, 32)])
+def test_a_guest_of_huge_pages_has_the_memory_limit_for_qemu_and_needs_no_more_the_larger_it_is(
+    limit: int, overhead: int, missing: int
+) -> None:
+    asked = Resources(memory_limit_bytes=limit * MIB, hugepage_limits={"2MB": 64 * GIB})
+    config = SandboxConfig(cgroup_parent="/kubepods/pod1", overhead=Resources(memory_limit_bytes=overhead * MIB))
+    pod = Sandbox(SandboxId("a" * 64), PodKey("default", "web", "uid", 0), config, 1)
+    assert overhead_missing(pod, asked, size_for(VmOptions(), asked, NODE)) == missing * MIB

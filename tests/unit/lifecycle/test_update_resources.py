@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def test_a_started_vm_has_a_group_below_its_pods_with_overhead_on_top(world: Wor
     _, container = vm(world)
     ((path, group),) = world.outside.cgroups.cgroups.items()
     assert path == f"/kubepods/pod1/virtshim-{container}"
-    assert group.limits.memory == GIB + 200 * MIB + GIB // 64
+    assert group.limits.memory == GIB + 200 * MIB
     assert (group.limits.cpu_quota, group.limits.cpu_shares) == (100_000, 512)
 
 
@@ -80,7 +81,7 @@ def test_without_an_overhead_a_vms_group_lies_beside_its_pods_and_has_the_nodes(
     sandbox, container = beside(world, own)
     ((path, group),) = world.outside.cgroups.cgroups.items()
     assert path == f"{qos_class}/virtshim-{container}"
-    assert group.limits.memory == GIB + (256 * MIB) + GIB // 64
+    assert group.limits.memory == GIB + 256 * MIB
     assert spec(world, container).cgroup_parent == qos_class
     facts = world.do.node.sandbox_facts(world.sandbox(sandbox))
     assert facts["vmCgroupParent"] == qos_class
@@ -97,7 +98,7 @@ def test_a_group_beside_its_pods_follows_a_resize_and_goes_with_the_vm(world: Wo
     _, container = beside(world)
     resize(world, container, cpu_quota=250_000, memory_limit_bytes=2 * GIB)
     group = world.outside.cgroups.of(container)
-    assert (group.limits.cpu_quota, group.limits.memory) == (250_000, 2 * GIB + 256 * MIB + 2 * GIB // 64)
+    assert (group.limits.cpu_quota, group.limits.memory) == (250_000, 2 * GIB + 256 * MIB)
     world.outside.vms.crash(world.domain(container))
     after = world.recovered()
     assert after.outside.cgroups.cgroups == {}
@@ -154,7 +155,7 @@ def test_a_running_vm_takes_quota_vcpus_and_memory_at_once(world: World) -> None
     resize(world, container, cpu_quota=250_000, memory_limit_bytes=2 * GIB)
     assert (spec(world, container).size.vcpus, spec(world, container).size.memory_bytes) == (3, 2 * GIB)
     group = world.outside.cgroups.of(container)
-    assert (group.limits.cpu_quota, group.limits.memory) == (250_000, 2 * GIB + 200 * MIB + 2 * GIB // 64)
+    assert (group.limits.cpu_quota, group.limits.memory) == (250_000, 2 * GIB + 200 * MIB)
     shown = world.container(container).resources
     assert (shown.cpu_quota, shown.memory_limit_bytes, shown.cpu_shares) == (250_000, 2 * GIB, 512)
 
@@ -364,3 +365,85 @@ def test_a_repeated_run_still_finds_a_resized_pod(world: World) -> None:
 def test_a_pod_that_is_gone_is_not_found(world: World) -> None:
     with pytest.raises(NotFound):
         pod_resize(world, SandboxId("f" * 64), cpu_quota=200_000)
+
+
+def of_overhead(world: World, overhead: int, memory: int, **changes: Any) -> ContainerId:
+    """A running VM below its pod's cgroup that may grow to 256 GiB."""
+    world.pull()
+    resources = Resources(memory_limit_bytes=memory)
+    config = sandbox_config(
+        annotations={"virtshim.io/max-memory": "256Gi"},
+        **{
+            "cgroup_parent": "/kubepods/pod1",
+            "overhead": Resources(memory_limit_bytes=overhead),
+            "resources": resources,
+            **changes,
+        },
+    )
+    container = world.create(world.run(config=config), config=container_config(resources=resources))
+    world.start(container)
+    return container
+
+
+def test_a_vm_that_does_not_fit_its_pods_cgroup_is_refused_with_the_overhead_that_it_needs(world: World) -> None:
+    says = r"overhead of memory is 256Mi: for a virtual machine of 65536Mi it has to be 640Mi or more.*RuntimeClass"
+    with pytest.raises(InvalidRequest, match=says):
+        of_overhead(world, 256 * MIB, 64 * GIB)
+    assert not world.records.containers.all()
+    assert not world.outside.disks.sizes
+
+
+@pytest.mark.parametrize(("overhead", "most"), [(256 * MIB, 16 * GIB), (GIB, 112 * GIB), (4 * GIB, 496 * GIB)])
+def test_each_overhead_that_is_shipped_is_enough_for_the_memory_that_is_said_of_it(
+    world: World, overhead: int, most: int
+) -> None:
+    container = of_overhead(world, overhead, most)
+    assert world.outside.cgroups.of(container).limits.memory == most + overhead  # kubelet's limit of the pod
+    with pytest.raises(InvalidRequest, match="overhead of memory"):
+        world.create(
+            world.run("more", config=world.sandbox(world.container(container).sandbox_id).config),
+            config=container_config(resources=Resources(memory_limit_bytes=most + GIB)),
+        )
+
+
+@pytest.mark.parametrize(
+    ("overhead", "changes"),
+    [(130 * MIB, {"cgroup_parent": ""}), (130 * MIB, {"cgroup_parent": "/operators"}), (0, {})],
+    ids=["crictl's", "in an operator's group", "beside its pod's"],
+)
+def test_where_kubelet_limits_no_cgroup_of_the_pods_a_small_overhead_is_no_obstacle(
+    world: World, overhead: int, changes: dict[str, Any]
+) -> None:
+    container = of_overhead(world, overhead, 64 * GIB, **changes)
+    assert world.outside.cgroups.of(container).limits.memory == 64 * GIB + 640 * MIB
+
+
+def test_memory_for_which_the_overhead_has_no_room_is_refused_before_anything_changes(world: World) -> None:
+    container = of_overhead(world, 256 * MIB, GIB)
+    before, sandbox = picture(world, container), world.container(container).sandbox_id
+    more = Resources(memory_limit_bytes=64 * GIB)
+    with pytest.raises(InvalidRequest, match="has to be 640Mi or more"):
+        world.do.update_sandbox_resources.resize(sandbox, Resources(), more)
+    with pytest.raises(InvalidRequest, match="has to be 640Mi or more"):
+        resize(world, container, memory_limit_bytes=64 * GIB)
+    assert picture(world, container) == before
+    assert world.sandbox(sandbox).resources.memory_limit_bytes == GIB
+    resize(world, container, memory_limit_bytes=16 * GIB)
+
+
+def test_an_overhead_that_shrinks_below_what_its_running_vm_needs_is_refused(world: World) -> None:
+    container = of_overhead(world, 256 * MIB, 16 * GIB)
+    sandbox = world.container(container).sandbox_id
+    with pytest.raises(InvalidRequest, match="has to be 256Mi or more"):
+        world.do.update_sandbox_resources.resize(sandbox, Resources(memory_limit_bytes=200 * MIB), Resources())
+    assert world.sandbox(sandbox).overhead.memory_limit_bytes == 256 * MIB
+
+
+def test_a_vm_of_an_earlier_version_whose_overhead_is_too_small_can_be_resized_otherwise(world: World) -> None:
+    container = of_overhead(world, 640 * MIB, 64 * GIB)
+    sandbox = world.sandbox(world.container(container).sandbox_id)
+    less = Resources(memory_limit_bytes=256 * MIB)
+    world.records.sandboxes.replace(dataclasses.replace(sandbox, changed_overhead=less))
+    world.do.update_sandbox_resources.resize(sandbox.id, less, Resources(cpu_quota=50_000))
+    resize(world, container, cpu_quota=50_000)
+    resize(world, container, memory_limit_bytes=8 * GIB)

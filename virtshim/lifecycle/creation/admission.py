@@ -23,7 +23,7 @@ from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import nics_of
 from virtshim.domain.printable import escaped
 from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.sizing import NodeLimits, size_for
+from virtshim.domain.sizing import NodeLimits, refuse_little_overhead, size_for
 from virtshim.domain.vm import VmSize
 from virtshim.domain.volumes import sysprep
 from virtshim.domain.volumes.copies import CopiedVolume
@@ -108,6 +108,7 @@ class Admission:
         guest_links.refuse_odd(granted.data_volumes)
         _log_missing_nics(sandbox, name, granted)
         size = size_for(options, config.resources, self.sizes.now, pins_memory=granted.pins_memory)
+        refuse_little_overhead(sandbox, config.resources, size)
         most = max(size.vcpus, size.max_vcpus)
         hardware.refuse_unfit(
             options.hardware,

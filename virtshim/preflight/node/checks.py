@@ -80,10 +80,11 @@ def cluster_objects(settings: Settings) -> Sequence[Finding]:
 
 def qemu_overhead(settings: Settings) -> Sequence[Finding]:
     measured, trouble = facts.qemus(settings)
-    found = [overhead.running(measured, trouble, *facts.unread(settings))]
-    if written := facts.runtime_class_of(RUNTIME_CLASS):
-        found.append(overhead.declared(written, settings.cri.runtime_handlers, measured))
-    return found
+    written = facts.runtime_classes_of(RUNTIME_CLASS)
+    return [
+        overhead.running(measured, trouble, *facts.unread(settings)),
+        *(overhead.declared(one, settings.cri.runtime_handlers, measured) for one in written),
+    ]
 
 
 def of_cluster(kubeconfig: str) -> Callable[[Settings], Sequence[Finding]]:

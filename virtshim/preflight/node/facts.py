@@ -10,7 +10,7 @@ import re
 import socket
 import stat
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
@@ -18,7 +18,7 @@ from virtshim.config import Settings
 from virtshim.domain.errors import ShimError
 from virtshim.domain.sandbox import Sandbox
 from virtshim.hypervisor import qemu_process
-from virtshim.preflight.node.overhead import QemuMemory, RuntimeClass, runtime_class, taken
+from virtshim.preflight.node.overhead import QemuMemory, RuntimeClass, name_of, runtime_class, taken
 from virtshim.store.read_only import read_ready, read_running, read_unreadable
 
 _ERROR: Final = 5  # adjtimex(2): TIME_ERROR
@@ -105,12 +105,12 @@ def memory_beside_the_guest(process: str) -> int | None:
     return taken(smaps, int(given[1]) << _UNITS[given[2].lower()]) if given else None
 
 
-def runtime_class_of(path: str) -> RuntimeClass | None:
-    """None if there is no such file."""
+def runtime_classes_of(path: str) -> list[RuntimeClass]:
+    """Nothing if there is no such file."""
     try:
-        document: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        documents = list(yaml.safe_load_all(Path(path).read_text(encoding="utf-8")))
     except FileNotFoundError:
-        return None
+        return []
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as exc:
-        return RuntimeClass(path, trouble=" ".join(str(exc).split())[:200])
-    return runtime_class(path, document)
+        return [RuntimeClass(path, trouble=" ".join(str(exc).split())[:200])]
+    return [runtime_class(f"{path}, {name_of(one)}", one) for one in documents]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from virtshim.domain.printable import escaped
+from virtshim.domain.sizing import LEAST_OVERHEAD
 from virtshim.preflight.finding import Finding, error, ok, warning
 
 _SUBJECT = "overhead"
@@ -49,6 +51,12 @@ def runtime_class(source: str, document: Any) -> RuntimeClass:
     return RuntimeClass(source, str(document.get("handler", "")), int(number) * _SUFFIXES[text[len(number) :]])
 
 
+def name_of(document: Any) -> str:
+    """Of a RuntimeClass, for display."""
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    return escaped(str(metadata.get("name", "")), 80) if isinstance(metadata, dict) else "a document without a name"
+
+
 def running(found: Sequence[QemuMemory], trouble: str = "", unread: str = "", remedy: str = "") -> Finding:
     """Of the VMs that run. `trouble`: why the records could not be read. `unread`: which of them, and the remedy."""
     if trouble:
@@ -84,7 +92,7 @@ def _of_known(found: Sequence[QemuMemory]) -> Finding:
 
 
 def declared(found: RuntimeClass, handlers: Sequence[str], measured: Sequence[QemuMemory]) -> Finding:
-    """`handlers`: those that this node answers to."""
+    """`handlers`: those that this node answers to. There are classes by size: a VM tells of the one with its overhead."""
     subject = "RuntimeClass"
     if found.trouble:
         return warning(subject, f"{found.source}: {found.trouble}", "correct it, or write it anew: virtshim setup")
@@ -94,7 +102,10 @@ def declared(found: RuntimeClass, handlers: Sequence[str], measured: Sequence[Qe
     if not found.overhead:
         text = f"{found.source}: no overhead, so the scheduler does not count what QEMU takes"
         return warning(subject, text, "give it overhead.podFixed.memory: 256Mi")
-    most = max((one.taken or 0 for one in measured), default=0)
+    if found.overhead < LEAST_OVERHEAD:
+        text = f"{found.source}: overhead {_mib(found.overhead)}, with which no VM is started in its pod's cgroup"
+        return warning(subject, text, f"raise overhead.podFixed.memory to {_mib(LEAST_OVERHEAD)} at least")
+    most = max((one.taken or 0 for one in measured if one.declared in (0, found.overhead)), default=0)
     if most > found.overhead:
         text = f"{found.source}: overhead {_mib(found.overhead)}, and a QEMU of this node takes {_mib(most)}"
         return warning(subject, text, f"raise overhead.podFixed.memory to {_mib(most)} at least")

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from virtshim.preflight.finding import Level
 from virtshim.preflight.node import facts
@@ -72,11 +71,18 @@ def test_more_than_three_pods_are_counted() -> None:
     assert "a/b, a/c, a/d and 2 more" in told.text
 
 
-def test_the_projects_own_runtime_class_is_read(pytestconfig: pytest.Config) -> None:
-    document = yaml.safe_load((pytestconfig.rootpath / "deploy/runtimeclass.yaml").read_text())
-    found = runtime_class("file", document)
-    assert found == RuntimeClass("file", "virtshim", 256 * MIB)
-    assert declared(found, ("virtshim",), [QemuMemory("a/b", 256 * MIB, 90 * MIB)]).level is Level.OK
+def test_the_projects_own_runtime_classes_are_read_and_each_is_compared_with_its_own_vms(
+    pytestconfig: pytest.Config,
+) -> None:
+    found = facts.runtime_classes_of(str(pytestconfig.rootpath / "deploy/runtimeclass.yaml"))
+    assert [(one.handler, one.overhead) for one in found] == [
+        ("virtshim", 256 * MIB), ("virtshim", 1024 * MIB), ("virtshim", 4096 * MIB),
+    ]  # fmt: skip
+    measured = [QemuMemory("a/b", 256 * MIB, 90 * MIB), QemuMemory("a/large", 1024 * MIB, 700 * MIB)]
+    assert {declared(one, ("virtshim",), measured).level for one in found} == {Level.OK}
+    told = declared(found[0], ("virtshim",), [QemuMemory("a/b", 256 * MIB, 300 * MIB)])
+    assert told.level is Level.WARNING
+    assert "runtimeclass.yaml, virtshim: overhead 256 MiB" in told.text
 
 
 @pytest.mark.parametrize(
@@ -105,8 +111,8 @@ def test_an_amount_that_is_none_is_trouble() -> None:
 
 
 def test_a_file_that_is_not_there_is_no_runtime_class(tmp_path: Path) -> None:
-    assert facts.runtime_class_of(str(tmp_path / "none")) is None
-    (tmp_path / "bad").write_text("a: [")
-    found = facts.runtime_class_of(str(tmp_path / "bad"))
-    assert found is not None
-    assert found.trouble
+    assert facts.runtime_classes_of(str(tmp_path / "none")) == []
+    for text in ("a: [", "just words", "metadata: 1"):
+        (tmp_path / "bad").write_text(text)
+        (found,) = facts.runtime_classes_of(str(tmp_path / "bad"))
+        assert found.trouble
