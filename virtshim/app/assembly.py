@@ -311,6 +311,7 @@ def _run_sandbox(
         inflight=Inflight[SandboxId](),
         handlers=frozenset(settings.cri.runtime_handlers),
         profiles=live.profiles,
+        require_overhead=live.require_overhead,
         timeout=settings.cri.stop_timeout,
         start_ups=start_ups,
     )

@@ -23,6 +23,7 @@ class LiveSettings:
     run_commands: Live[bool]
     reconcile_interval: Live[float]
     profiles: Live[Sequence[Profile]]
+    require_overhead: Live[bool]
     commands: PodPlaces
     pulls: PodPlaces
     pinned_images: Live[Sequence[str]]
@@ -38,6 +39,7 @@ class LiveSettings:
             Live(settings.vm.command == "run"),
             Live(settings.cri.reconcile_interval),
             Live(_profiles(settings)),
+            Live(settings.vm.require_overhead),
             PodPlaces(_commands(settings)),
             PodPlaces(_pulls(settings)),
             Live(settings.images.pinned),
@@ -50,6 +52,7 @@ class LiveSettings:
         self.run_commands.now = settings.vm.command == "run"
         self.reconcile_interval.now = settings.cri.reconcile_interval
         self.profiles.now = _profiles(settings)
+        self.require_overhead.now = settings.vm.require_overhead
         self.commands.allow(_commands(settings))
         self.pulls.allow(_pulls(settings))
         self.pinned_images.now = settings.images.pinned

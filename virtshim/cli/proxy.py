@@ -63,6 +63,7 @@ def routes(settings: config.Settings) -> Routes:
             for one in proxy.others
         ),
         annotation=proxy.annotation,
+        annotation_alone=proxy.annotation_alone == "route",
     )
     sockets = [runtime.socket for runtime in found.runtimes]
     if settings.proxy_socket in sockets or len(set(sockets)) < len(sockets):

@@ -24,6 +24,22 @@ def check_handler(asked: str, known: Collection[str]) -> None:
         )
 
 
+def vms_lie_beside(config: SandboxConfig) -> bool:
+    """Whether the VMs' cgroups lie beside the pod's own: without an overhead, kubelet gives that what the guest may use and
+    nothing for QEMU, and the kernel would kill the VM as soon as its guest uses what it may."""
+    return not config.overhead.memory_limit_bytes and is_pods_own(config.cgroup_parent)
+
+
+def refuse_without_overhead(config: SandboxConfig) -> None:
+    """Raises InvalidRequest for a pod whose VMs would lie beside its cgroup."""
+    if vms_lie_beside(config):
+        raise InvalidRequest(
+            "the pod has no overhead of memory, which this node requires (vm.require_overhead): its virtual machine would lie "
+            "beside the pod's cgroup, and under memory pressure kubelet would evict other pods first; give it a "
+            "runtimeClassName whose RuntimeClass has overhead.podFixed.memory, such as virtshim"
+        )
+
+
 class SandboxPhase(enum.Enum):
     """CREATING rows are a journal: written before the network is touched, never shown to callers.
 
@@ -177,10 +193,7 @@ class Sandbox:
 
     @property
     def vms_lie_beside(self) -> bool:
-        """Whether its VMs' cgroups lie beside the pod's own: without an overhead, kubelet gives that what the guest may use
-        and nothing for QEMU, and the kernel would kill the VM as soon as its guest uses what it may."""
-        config = self.config
-        return not config.overhead.memory_limit_bytes and is_pods_own(config.cgroup_parent)
+        return vms_lie_beside(self.config)
 
     @property
     def vm_cgroup_parent(self) -> str:

@@ -14,7 +14,7 @@ from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import AlreadyExists
 from virtshim.domain.ids import ImageDigest, SandboxId
 from virtshim.domain.pod_disk import pod_hash
-from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase, check_handler
+from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase, check_handler, refuse_without_overhead
 from virtshim.domain.sizing import may_want_queues
 from virtshim.domain.vm import DiskBus
 from virtshim.ports.clock import Clock
@@ -33,7 +33,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunSandbox:
-    """`timeout`: seconds that clean-up of a failed call may take; it never uses the caller's own deadline."""
+    """`timeout`: seconds that clean-up of a failed call may take; it never uses the caller's own deadline. `require_overhead`:
+    pods without an overhead of memory are refused."""
 
     records: Records
     networks: PodNetworks
@@ -43,6 +44,7 @@ class RunSandbox:
     inflight: Inflight[SandboxId]
     handlers: frozenset[str]
     profiles: Live[Sequence[Profile]]
+    require_overhead: Live[bool]
     timeout: float
     start_ups: StartUps
 
@@ -50,6 +52,8 @@ class RunSandbox:
         """Returns the id of a READY sandbox. A repeat of a finished call returns the first's id; the same name with
         something different is AlreadyExists."""
         check_handler(config.runtime_handler, self.handlers)
+        if self.require_overhead.now:
+            refuse_without_overhead(config)
         profile = of_pod(self.profiles.now, config.annotations, config.runtime_handler)
         # A bad annotation fails here, where the pod's events show it first.
         parse_vm_options({**profile, **config.annotations})

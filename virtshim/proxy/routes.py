@@ -26,6 +26,8 @@ class Routes:
     primary: Runtime
     others: tuple[Runtime, ...]
     annotation: str
+    annotation_alone: bool = True
+    """Whether the annotation is enough for a pod of another runtime than the primary; if not, it takes a RuntimeClass."""
 
     @property
     def runtimes(self) -> tuple[Runtime, ...]:
@@ -33,13 +35,19 @@ class Routes:
         return (self.primary, *self.others)
 
     def for_pod(self, handler: str, annotations: Mapping[str, str]) -> Runtime:
-        """Raises InvalidRequest for an unknown name, and for two that contradict each other."""
+        """Raises InvalidRequest for an unknown name, two that contradict each other, or an annotation that is not enough."""
         by_handler = self.by_handler(handler)
         by_annotation = self.by_annotation(annotations)
         if by_handler and by_annotation and by_handler is not by_annotation:
             raise InvalidRequest(
                 f"the pod's RuntimeClass handler {handler!r} is of the runtime {by_handler.name}, its annotation "
                 f"{self.annotation} asks for {by_annotation.name}; take one of them away"
+            )
+        if by_annotation and by_annotation is not self.primary and not by_handler and not self.annotation_alone:
+            handlers = " or ".join(by_annotation.handlers)
+            raise InvalidRequest(
+                f"the annotation {self.annotation} alone does not make a pod one of the runtime {by_annotation.name} on this "
+                f"node (proxy.annotation_alone); give it a runtimeClassName with the handler {handlers}, whose overhead kubelet counts"
             )
         return by_handler or by_annotation or self.primary
 

@@ -76,6 +76,12 @@ class Proxy(Section):
         min_length=1,
         why="criproxy's, which pods for Virtlet have",
     )
+    annotation_alone: Literal["route", "refuse"] = setting(
+        "route",
+        "a pod that the annotation alone sends to another runtime than the primary: sent there, or refused, so that it takes a "
+        "RuntimeClass",
+        why="pods for Virtlet have no RuntimeClass; nor have they an overhead, without which `vm.require_overhead` refuses them",
+    )
     primary: PrimaryRuntime = setting(
         PrimaryRuntime(), "the runtime of pods that ask for no other", allowed="a table, below", why="containerd"
     )

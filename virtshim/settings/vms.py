@@ -179,7 +179,14 @@ class Vm(Section):
         "memory for QEMU beside the guest's, for pods without RuntimeClass overhead",
         unit="bytes",
         reload=True,
-        why="what `deploy/runtimeclass.yaml` declares; QEMU was measured at 50 MiB and more with devices",
+        why="what `deploy/runtimeclass.yaml` declares; QEMU was measured at 25 to 100 MiB",
+    )
+    require_overhead: bool = setting(
+        False,
+        "refuse pods without RuntimeClass overhead that kubelet starts: their VMs lie beside the pods' cgroups, where eviction "
+        "does not see them",
+        reload=True,
+        why="pods without a RuntimeClass go on working; `virtshim setup` turns it on",
     )
     command: Literal["run", "ignore"] = setting(
         "run",

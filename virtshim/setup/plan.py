@@ -158,7 +158,7 @@ def _driver_conflict(facts: NodeFacts, driver: str, why: str) -> str:
 
 
 def _choices(facts: NodeFacts, driver: str, why: str) -> list[Choice]:
-    found = []
+    found = [Choice("vm.require_overhead", True, "a VM beside its pod's cgroup is not seen by kubelet's eviction")]
     if driver != ("systemd" if facts.systemd_runs else "cgroupfs"):
         found.append(Choice("cri.cgroup_driver", driver, why))
     defaults = Settings.model_construct()

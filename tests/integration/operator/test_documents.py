@@ -231,13 +231,14 @@ def test_the_example_network_is_a_cni_configuration(root: Path) -> None:
 
 def test_the_examples_agree_with_each_other_and_with_the_defaults(root: Path) -> None:
     settings = Settings()
-    runtime_class: Any = yaml.safe_load((root / "deploy/runtimeclass.yaml").read_text())
+    runtime_classes: Any = list(yaml.safe_load_all((root / "deploy/runtimeclass.yaml").read_text()))
     kubelet: Any = yaml.safe_load((root / "deploy/kubelet/90-virtshim.conf").read_text())
-    assert runtime_class["handler"] in settings.cri.runtime_handlers
+    assert {one["handler"] for one in runtime_classes} <= set(settings.cri.runtime_handlers)
     assert kubelet["containerRuntimeEndpoint"] == f"unix://{settings.cri_socket}"
     (taint,) = kubelet["registerWithTaints"]
-    (toleration,) = runtime_class["scheduling"]["tolerations"]
-    assert (toleration["key"], toleration["effect"]) == (taint["key"], taint["effect"])
+    for one in runtime_classes:
+        (toleration,) = one["scheduling"]["tolerations"]
+        assert (toleration["key"], toleration["effect"]) == (taint["key"], taint["effect"])
 
 
 def test_the_proxys_examples_agree_with_its_defaults(root: Path) -> None:
@@ -246,7 +247,7 @@ def test_the_proxys_examples_agree_with_its_defaults(root: Path) -> None:
     crictl: Any = yaml.safe_load((root / "deploy/crictl-proxy.yaml").read_text())
     assert {kubelet["containerRuntimeEndpoint"], crictl["runtime-endpoint"], crictl["image-endpoint"]} == {endpoint}
     shown = (root / "docs/proxy.md").read_text().split("<<'EOF'\n", 1)[1].split("    EOF", 1)[0]
-    assert Settings(proxy=tomllib.loads(shown)["proxy"]) == Settings()
+    assert Settings(**tomllib.loads(shown)) == Settings(vm={"require_overhead": True})
 
 
 def test_the_example_pods_are_pods_of_the_runtime_class(root: Path) -> None:

@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 from fakes.world import World, pod_key, sandbox_config
 
+from virtshim.config import Settings
 from virtshim.domain.container import Resources
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import (
@@ -18,6 +20,7 @@ from virtshim.domain.errors import (
 )
 from virtshim.domain.network import Bandwidth, Dns
 from virtshim.domain.sandbox import PortMapping, SandboxPhase
+from virtshim.settings.vms import Vm
 
 
 def test_a_new_sandbox_is_ready_and_has_its_network(world: World) -> None:
@@ -211,3 +214,36 @@ def test_a_row_that_not_even_undo_could_change_does_not_block_the_pod_for_ever(w
     assert world.sandbox(sandbox).phase is SandboxPhase.READY
     world.remove_sandbox(sandbox)
     assert world.everything() == []
+
+
+OWN_GROUP = "/kubepods/burstable/pod1"
+OVERHEAD = Resources(memory_limit_bytes=256 << 20)
+
+
+def test_a_node_that_requires_overhead_refuses_a_pod_without_it_before_anything_is_made(tmp_path: Path) -> None:
+    world = World(tmp_path, vm=Vm(require_overhead=True))
+    with pytest.raises(InvalidRequest, match=r"no overhead of memory.*vm\.require_overhead.*runtimeClassName"):
+        world.run(config=sandbox_config(cgroup_parent=OWN_GROUP))
+    assert world.journal.calls == []
+    with pytest.raises(InvalidRequest, match="no overhead of memory"):  # a CPU's alone leaves no room for QEMU
+        world.run(config=sandbox_config(cgroup_parent=OWN_GROUP, overhead=Resources(cpu_quota=10_000)))
+
+
+@pytest.mark.parametrize(
+    ("cgroup_parent", "overhead"),
+    [(OWN_GROUP, OVERHEAD), ("", Resources()), ("/operators/group", Resources())],
+    ids=["with an overhead", "crictl's", "in an operator's group"],
+)
+def test_it_takes_pods_whose_vms_do_not_lie_beside_their_cgroups(
+    tmp_path: Path, cgroup_parent: str, overhead: Resources
+) -> None:
+    world = World(tmp_path, vm=Vm(require_overhead=True))
+    world.run(config=sandbox_config(cgroup_parent=cgroup_parent, overhead=overhead))
+
+
+def test_a_node_that_does_not_require_overhead_takes_every_pod_until_a_reload_says_otherwise(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run(config=sandbox_config(cgroup_parent=OWN_GROUP))
+    world.app.live.use(Settings(vm=Vm(require_overhead=True)))
+    with pytest.raises(InvalidRequest, match="no overhead of memory"):
+        world.run("other", config=sandbox_config(cgroup_parent=OWN_GROUP))

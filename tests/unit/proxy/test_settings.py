@@ -79,3 +79,15 @@ def test_a_socket_that_is_two_things_by_default_is_refused(tmp_path: Path) -> No
 def test_a_directory_and_a_file_exclude_each_other() -> None:
     with pytest.raises(InvalidRequest, match="--dir and --config"):
         proxy_command("file", "directory")
+
+
+def test_a_node_can_refuse_pods_that_the_annotation_alone_sends_to_another_runtime(tmp_path: Path) -> None:
+    made = routes(loaded(tmp_path, '[proxy]\nannotation_alone = "refuse"\n'))
+    target = {"kubernetes.io/target-runtime": "virtlet.cloud"}
+    with pytest.raises(InvalidRequest, match=r"proxy\.annotation_alone.*runtimeClassName with the handler virtshim"):
+        made.for_pod("", target)
+    assert made.for_pod("virtshim", target).name == "virtlet.cloud"
+    assert made.for_pod("", {"kubernetes.io/target-runtime": "containerd"}).name == "containerd"
+    # kubelet does not always say the handler with an image; its pod has been judged.
+    assert made.for_image("cirros", "", target) is made.others[0]
+    assert routes(config.Settings()).for_pod("", target).name == "virtlet.cloud"

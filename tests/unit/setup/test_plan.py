@@ -104,15 +104,27 @@ def read_ini(text: str) -> dict[str, dict[str, str]]:
 
 
 def test_runtime_class_and_network_are_the_examples(pytestconfig: pytest.Config) -> None:
-    assert yaml.safe_load(texts.RUNTIME_CLASS) == yaml.safe_load(deployed(pytestconfig, "runtimeclass.yaml"))
+    example = deployed(pytestconfig, "runtimeclass.yaml")
+    assert list(yaml.safe_load_all(texts.RUNTIME_CLASS)) == list(yaml.safe_load_all(example))
     assert json.loads(texts.CNI) == json.loads(deployed(pytestconfig, "cni/10-virtshim.conflist"))
 
 
-def test_a_usual_node_needs_no_setting_that_differs() -> None:
-    found = planned(node(runtimes=(CONTAINERD,)))
-    assert found.choices == ()
+@pytest.mark.parametrize("runtimes", [(), (CONTAINERD,)], ids=["VMs alone", "behind the proxy"])
+def test_a_usual_node_refuses_pods_without_overhead_and_has_no_other_setting_that_differs(
+    runtimes: tuple[RuntimeSetup, ...],
+) -> None:
+    found = planned(node(runtimes=runtimes))
     assert found.problems == ()
-    assert tomllib.loads(text(found, "/config.toml")) == {}
+    assert tomllib.loads(text(found, "/config.toml")) == {"vm": {"require_overhead": True}}
+
+
+def test_an_operator_who_allows_pods_without_overhead_is_not_overruled() -> None:
+    own = OwnSettings(Settings(vm={"require_overhead": False}), frozenset({"vm.require_overhead"}))
+    assert tomllib.loads(text(planned(node(), own), "/config.toml")) == {}
+
+
+def test_a_usual_node_has_its_units_enabled_and_the_open_socket_masked() -> None:
+    found = planned(node(runtimes=(CONTAINERD,)))
     assert found.enable == (*UNITS[:4], "containerd.service", "libvirt-guests.service")
     assert found.mask == ("libvirtd-ro.socket",)
 
@@ -146,7 +158,7 @@ def test_each_setting_that_differs_has_its_reason_and_is_a_setting() -> None:
 
 def test_kubelets_driver_wins_over_what_the_machine_would_have() -> None:
     found = planned(node(kubelet=kubelet(fields={"cgroupDriver": Given("cgroupfs", FILE)}), texts={QEMU: '# "none"\n'}))
-    assert [choice.key for choice in found.choices] == ["cri.cgroup_driver"]
+    assert [choice.key for choice in found.choices] == ["vm.require_overhead", "cri.cgroup_driver"]
     assert "cgroup_controllers = [ ]\n" in text(found, "qemu.conf")
     assert found.seen["cgroup driver"] == f"cgroupfs: as kubelet has it in {FILE}"
 
@@ -324,7 +336,8 @@ def test_an_operators_own_file_is_not_overruled_but_told_what_it_lacks() -> None
     settings = Settings(libvirt={"vmwrapper": "/mine"}, paths={"run_dir": "/run/own"})
     own = OwnSettings(settings, frozenset({"libvirt.vmwrapper", "paths.run_dir"}), has_file=True)
     found = planned(node(vmwrapper="/x/vmwrapper", emulator="/usr/libexec/qemu-kvm"), own)
-    assert [choice.key for choice in found.choices] == ["libvirt.emulator"]
+    assert [choice.key for choice in found.choices] == ["vm.require_overhead", "libvirt.emulator"]
+    assert any("does not say vm.require_overhead = true" in problem for problem in found.problems)
     assert any("does not say libvirt.emulator" in problem for problem in found.problems)
     assert "unix:///run/own/virtshim.sock" in text(found, "crictl.yaml")
 
