@@ -30,31 +30,44 @@ from virtshim.guestinit.network_config import network_config
 from virtshim.ports.seeds import SeedRequest
 
 _MAX_BYTES: Final = 1024 * 1024
-_MAX_HOSTNAME: Final = 63
+# DNS' limit for a name without dots, the kernel's for one with them.
+_MAX_LABEL: Final = 63
+_MAX_HOSTNAME: Final = 64
 
-# Virtlet's users put it on a line of its own, where the script wants its volumes mounted.
+# Virtlet's users put it on a line of its own, where the script wants its volumes mounted, or in place of a whole script.
 _MOUNT_TOKEN: Final = "@virtlet-mount-script@"  # noqa: S105 (a placeholder in a text)
-_MOUNT_SCRIPT: Final = "# virtshim: no volumes to mount"
+_NOTHING_TO_MOUNT: Final = "# virtshim: no volumes to mount"
+# Virtlet's place for the same, for scripts of the pod's that call it.
+_MOUNT_FILE: Final = "/etc/cloud/mount-volumes.sh"
 
 # Virtlet's place for the container's variables.
 _ENVIRONMENT: Final = "/etc/cloud/environment"
 
 # An instance's network is set up once, and a kept disk gets other addresses with each sandbox. Not in user-data, which may be a
 # script of the pod's.
-_NETWORK_AT_EACH_BOOT: Final = "#cloud-config\nupdates: {network: {when: [boot]}}\n"
+_NETWORK_AT_EACH_BOOT: Final[Mapping[str, Any]] = {"updates": {"network": {"when": ["boot"]}}}
 
 _RESOLVER: Final = "/etc/resolv.conf"
 # In user-data: what that is to be.
 _RESOLVER_KEYS: Final = ("manage_resolv_conf", "resolv_conf")
 
 # Shells have a limit for what they hand to programs, and none for their own echo.
-_FILE_SCRIPT: Final = "(umask 022; mkdir -p {directory}; echo {content} | base64 -d > {path})"
+_FILE_SCRIPT: Final = "(umask 022; mkdir -p {directory}; echo {content} | base64 -d > {path}; chmod {mode} {path})"
+
+# In user-data: what the guest is to be called.
+_HOSTNAME_KEYS: Final = ("hostname", "fqdn", "prefer_fqdn_over_hostname", "preserve_hostname")
 
 # libyaml's is some ten times as fast; PyYAML may have been built without.
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 _NOCLOUD_LABEL: Final = "cidata"
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    mode: str = "0644"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +81,7 @@ class SeedDocuments:
 def seed_documents(request: SeedRequest, hosts: bytes = b"") -> SeedDocuments:
     """`hosts`: what /etc/hosts is to be, nothing for the guest's own. InvalidRequest if a document would be too large."""
     network = None if request.options.force_dhcp else network_config(request.interfaces, request.dns)
-    vendor = _NETWORK_AT_EACH_BOOT if request.kept_disk else ""
-    meta, user = _meta_data(request), _user_data(request, hosts)
+    meta, user, vendor = _meta_data(request), _user_data(request, hosts), _vendor_data(request)
     if request.options.config_drive:
         documents = _config_drive(meta, request.options.meta_data, user, network, vendor)
     else:
@@ -77,7 +89,8 @@ def seed_documents(request: SeedRequest, hosts: bytes = b"") -> SeedDocuments:
     for name, text in documents.files.items():
         if len(text.encode()) > _MAX_BYTES:
             raise InvalidRequest(
-                f"cloud-init {posixpath.basename(name)} is larger than {_MAX_BYTES} bytes; shorten the annotations, or env"
+                f"cloud-init {posixpath.basename(name)} is larger than {_MAX_BYTES} bytes; shorten the annotations, or env, "
+                "or what VirtletFilesFromDataSource names"
             )
     return documents
 
@@ -121,7 +134,19 @@ def _meta_data(request: SeedRequest) -> dict[str, Any]:
 
 def _hostname(request: SeedRequest) -> str:
     """A pod's name may be longer than Linux allows a hostname to be."""
-    return (request.hostname or request.pod.name)[:_MAX_HOSTNAME].rstrip("-.")
+    name = request.hostname or request.pod.name
+    return name[: _MAX_HOSTNAME if "." in name[:_MAX_LABEL] else _MAX_LABEL].rstrip("-.")
+
+
+def _hostname_settings(request: SeedRequest) -> dict[str, Any]:
+    """Of a name with dots (`setHostnameAsFQDN`, or a pod's name that has them) cloud-init takes the first part for the hostname;
+    in a container all of it is. `prefer_fqdn_over_hostname` alone changes nothing: cloud-init has set the first part before it
+    reads user-data, and sets a name again only if hostname or fqdn are others."""
+    name = _hostname(request)
+    said = {*request.options.user_data, *request.options.meta_data}
+    if "." not in name or said & {*_HOSTNAME_KEYS, "local-hostname"}:
+        return {}
+    return {"hostname": name, "fqdn": name, "prefer_fqdn_over_hostname": True}
 
 
 def _user_data(request: SeedRequest, hosts: bytes) -> str:
@@ -132,22 +157,46 @@ def _user_data(request: SeedRequest, hosts: bytes) -> str:
     document = merged(_with_known_disks(options.user_data, request.blocks), _generated_user_data(request, hosts))
     if scripts := list(_scripts(request, hosts)):
         document["bootcmd"] = [*scripts, *_listed(document.get("bootcmd"))]
+    return _cloud_config(document)
+
+
+def _cloud_config(document: Mapping[str, Any]) -> str:
     # ASCII only: PyYAML does not read back every character that it writes plainly (U+0085).
     return "#cloud-config\n" + yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=120)
+
+
+def _vendor_data(request: SeedRequest) -> str:
+    """What is told besides user-data; "" for nothing. Where that is a script of the pod's, what it does not replace is here."""
+    document: dict[str, Any] = dict(_NETWORK_AT_EACH_BOOT) if request.kept_disk else {}
+    if request.options.user_data_script:
+        document |= _hostname_settings(request)
+        files = {path: _File(content) for path, content in request.options.files.items()}
+        if files and request.kept_disk:
+            document["bootcmd"] = list(_file_scripts(files))
+        elif files:
+            document["write_files"] = [_entry(path, file) for path, file in files.items()]
+    return _cloud_config(document) if document else ""
 
 
 def _scripts(request: SeedRequest, hosts: bytes) -> Iterator[list[str] | str]:
     """What is run at each boot, not only at the first."""
     if request.kept_disk:
-        for path, content in _files(request, hosts).items():
-            yield _FILE_SCRIPT.format(
-                directory=posixpath.dirname(path), path=path, content=base64.b64encode(content).decode()
-            )
+        yield from _file_scripts(_files(request, hosts))
     if request.sysctls:
         yield list(sysctls.command(request.sysctls))
     yield from (list(words) for words in _volume_commands(request))
     if request.interfaces and request.dns.servers and not _writes_resolver(request.options):
         yield list(resolver.command(request.dns))
+
+
+def _file_scripts(files: Mapping[str, _File]) -> Iterator[str]:
+    for path, file in files.items():
+        yield _FILE_SCRIPT.format(
+            directory=shlex.quote(posixpath.dirname(path)),
+            path=shlex.quote(path),
+            content=base64.b64encode(file.content).decode(),
+            mode=file.mode,
+        )
 
 
 def _writes_resolver(options: VmOptions) -> bool:
@@ -167,7 +216,8 @@ def _volume_commands(request: SeedRequest) -> Iterator[tuple[str, ...]]:
 
 
 def _mount_script(request: SeedRequest) -> str:
-    return "\n".join(shlex.join(words) for words in _volume_commands(request)) or _MOUNT_SCRIPT
+    lines = [shlex.join(words) for words in _volume_commands(request)]
+    return "\n".join(["#!/bin/sh", *(lines or [_NOTHING_TO_MOUNT])])
 
 
 def _with_known_disks(user_data: Mapping[str, Any], blocks: Sequence[BlockDevice]) -> Mapping[str, Any]:
@@ -202,29 +252,34 @@ def _listed(found: Any) -> list[Any]:
 def _generated_user_data(request: SeedRequest, hosts: bytes) -> dict[str, Any]:
     """What the pod asks of the guest besides its annotations."""
     asked = request.options.user_data
-    generated = _resolver_settings(request.dns, asked)
+    generated = {**_resolver_settings(request.dns, asked), **_hostname_settings(request)}
     files = _files(request, hosts)
     if HOSTS in files:
         generated["manage_etc_hosts"] = False  # images that have it on would write theirs over it
     if files and not request.kept_disk:
-        generated["write_files"] = [_file(path, content) for path, content in files.items()]
+        generated["write_files"] = [_entry(path, file) for path, file in files.items()]
     return generated
 
 
-def _files(request: SeedRequest, hosts: bytes) -> dict[str, bytes]:
-    """Path -> content. They are this container's and its sandbox's, also where the instance is an earlier one's: there
-    `write_files`, which is for once, would leave it the earlier one's."""
-    files = {}
+def _files(request: SeedRequest, hosts: bytes) -> dict[str, _File]:
+    """By path. They are this container's and its sandbox's, also where the instance is an earlier one's: there `write_files`,
+    which is for once, would leave it the earlier one's. What the pod's own user-data writes is left to it."""
+    files = {path: _File(content) for path, content in request.options.files.items()}
+    if any(_volume_commands(request)):
+        files[_MOUNT_FILE] = _File(f"{_mount_script(request)}\n".encode(), "0755")
+    own = written_paths(request.options.user_data)
+    files = {path: file for path, file in files.items() if path not in own}
     if request.envs:
-        files[_ENVIRONMENT] = b"".join(name.encode() + b"=" + value + b"\n" for name, value in request.envs)
-    if hosts and not says_hosts(request.options.user_data):
-        files[HOSTS] = hosts
+        files[_ENVIRONMENT] = _File(b"".join(name.encode() + b"=" + value + b"\n" for name, value in request.envs))
+    if hosts and not says_hosts(request.options):
+        files[HOSTS] = _File(hosts)
     return files
 
 
-def _file(path: str, content: bytes) -> dict[str, str]:
-    """An entry of write_files. Base64, for neither the lines of variables nor what kubelet writes need be text."""
-    return {"path": path, "permissions": "0644", "encoding": "b64", "content": base64.b64encode(content).decode()}
+def _entry(path: str, file: _File) -> dict[str, str]:
+    """Of write_files. Base64, for neither the lines of variables nor what kubelet writes need be text."""
+    content = base64.b64encode(file.content).decode()
+    return {"path": path, "permissions": file.mode, "encoding": "b64", "content": content}
 
 
 def _resolver_settings(dns: Dns, user_data: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,8 @@ class Routes:
             handlers = " or ".join(by_annotation.handlers)
             raise InvalidRequest(
                 f"the annotation {self.annotation} alone does not make a pod one of the runtime {by_annotation.name} on this "
-                f"node (proxy.annotation_alone); give it a runtimeClassName with the handler {handlers}, whose overhead kubelet counts"
+                f"node (proxy.annotation_alone); give it a runtimeClassName with the handler {handlers}, whose overhead kubelet "
+                "counts"
             )
         return by_handler or by_annotation or self.primary
 

@@ -45,12 +45,44 @@ def test_a_container_without_its_secret_is_refused_whole_and_made_once_it_is_the
     assert seed(world).options.ssh_keys == (KEY,)
 
 
+FILES = {"VirtletFilesFromDataSource": "secret/files"}
+
+
+def test_files_of_a_secret_are_the_guests_and_another_namespaces_are_not(world: World, client: Client) -> None:
+    world.outside.cluster.objects = {
+        "default/secret/files": {"conf": b"eA==", "conf_path": b"/etc/app.conf"},
+        "kube-system/secret/files": {"conf": b"eQ==", "conf_path": b"/etc/app.conf"},
+    }
+    client.create(client.run(annotations=FILES))
+    assert seed(world).options.files == {"/etc/app.conf": b"x"}
+    assert world.outside.cluster.asked == ["default/secret/files"]
+
+
+def test_a_file_that_cannot_be_in_the_guest_is_refused_whole_with_its_key(world: World, client: Client) -> None:
+    world.outside.cluster.objects = {"default/secret/files": {"conf": b"eA==", "conf_path": b"../etc"}}
+    sandbox = client.run(annotations=FILES)
+    with pytest.raises(grpc.RpcError) as refused:
+        client.create(sandbox)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "VirtletFilesFromDataSource: secret default/files: key 'conf_path'" in (refused.value.details() or "")
+    assert client.containers() == []
+
+
+def test_a_hosts_file_of_a_source_is_not_renewed_by_kubelets(world: World, client: Client) -> None:
+    world.outside.cluster.objects = {"default/secret/files": {"hosts": b"eA==", "hosts_path": b"/etc/hosts"}}
+    path = "/var/lib/kubelet/pods/uid-of-web/etc-hosts"
+    world.outside.kubelet_volumes.put(path, b"127.0.0.1 localhost\n")
+    client.create(client.run(annotations=FILES), mounts=[pb.Mount(container_path="/etc/hosts", host_path=path)])
+    assert world.container(seed(world).container).spec.copies == ()
+
+
 def test_no_record_keeps_what_was_read(world: World, client: Client) -> None:
     world.outside.cluster.objects = {
         "default/secret/keys": {"authorized_keys": KEY.encode()},
         "default/configmap/ud": {"password": b"hunter2"},
+        "default/secret/files": {"conf": b"hunter2", "conf_path": b"/hunter2", "conf_encoding": b"plain"},
     }
-    client.create(client.run(annotations=ASKED))
+    client.create(client.run(annotations=ASKED | FILES))
     world.records.close()
     assert all(b"hunter2" not in path.read_bytes() for path in world.directory.glob("state.db*"))
 

@@ -59,10 +59,6 @@ REFUSED = {
         "a flexVolume of type raw with path",
         "| flexVolume `raw` with `path`, `ceph` | refused",
     ),
-    "refused-files-from-data-source": (
-        "annotation VirtletFilesFromDataSource: not supported",
-        "| `VirtletFilesFromDataSource` | refused",
-    ),
     "refused-chown-9pfs": (
         "annotation VirtletChown9pfsMounts: not supported",
         "| `VirtletChown9pfsMounts` | `true` refused",

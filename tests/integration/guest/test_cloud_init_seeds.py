@@ -5,17 +5,22 @@ A guest that boots from one is in e2e/test_debian_guest.py, with variables and u
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.virtlet_seeds import CASES, CONTAINER, KEPT_DISK, KEYS
 
+from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.guestinit.documents import seed_documents
+from virtshim.ports.seeds import SeedRequest
 
 pytestmark = [pytest.mark.guest, pytest.mark.cloudinit]
 
@@ -27,16 +32,34 @@ IDS = {"SSH keys, and meta-data of its own": "mine", "persistent root disk": f"i
 NETWORKS = [case for case in CASES if case.startswith(("network", "several", "persistent"))]
 
 
-@pytest.fixture(scope="module", params=["oldest", "usual", pytest.param("newest", marks=pytest.mark.full)])
+FQDN = "foo.team.svc.cluster.local"
+SCRIPT = {"VirtletCloudInitUserDataScript": "#!/bin/sh\n"}
+# Beside Virtlet's: name -> what the guest is called in the end, and its seed.
+NAMED = {
+    "a name": ("foo", {}),
+    "a name with dots": (FQDN, {}),
+    "a name with dots, and a script": (FQDN, SCRIPT),
+    "a name with dots, and one of the pod's own": ("mine", {"VirtletCloudInitUserData": "hostname: mine"}),
+}
+VERSIONS = ["oldest", "usual", pytest.param("newest", marks=pytest.mark.full)]
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
 def read(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """What that version makes of each, and where the files of user-data are."""
-    seeds, out = tmp_path_factory.mktemp("seeds"), tmp_path_factory.mktemp("roots")
-    for case, asked in CASES.items():
+    return read_by(request.param, CASES, tmp_path_factory)
+
+
+def read_by(
+    version: str, cases: Mapping[str, SeedRequest], directories: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path]:
+    seeds, out = directories.mktemp("seeds"), directories.mktemp("roots")
+    for case, asked in cases.items():
         for name, text in seed_documents(asked).files.items():
             path = seeds / case / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-    path = [str(root / "usr/lib/python3/dist-packages") for root in (BUILT / request.param, BUILT / "tools")]
+    path = [str(root / "usr/lib/python3/dist-packages") for root in (BUILT / version, BUILT / "tools")]
     environment = {**os.environ, "PYTHONPATH": ":".join(path), "PYTHONDONTWRITEBYTECODE": "1"}
     words = [sys.executable, HERE / "seeds.py", seeds, out]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100, check=False)
@@ -68,3 +91,27 @@ def test_commands_for_volumes_are_a_script_that_shells_read(read: tuple[dict[str
         assert told[case]["boot"].startswith("#!/bin/sh")
         subprocess.run(["sh", "-n"], input=told[case]["boot"], text=True, check=True)
     assert told["block volumes, and disks to mount"]["mounts"][1] == ["/dev/disk/by-id/virtio-dev-disk-a", "/b"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_guest_is_called_by_the_whole_name_of_its_pod_unless_that_says_another(
+    version: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    seeds = {
+        case: dataclasses.replace(
+            CASES["plain"],
+            hostname=FQDN if "dots" in case else "foo",
+            options=parse_vm_options(annotations),
+        )
+        for case, (_, annotations) in NAMED.items()
+    }
+    told, _ = read_by(version, seeds, tmp_path_factory)
+    assert {case: one["called"] for case, one in told.items()} == {case: name for case, (name, _) in NAMED.items()}
+
+
+def test_the_file_that_mounts_volumes_is_a_script_that_shells_read(read: tuple[dict[str, Any], Path]) -> None:
+    _, out = read
+    for case in ("disks to mount", "shared directory", "block volumes", "block volumes, and disks to mount"):
+        file = out / case / "etc/cloud/mount-volumes.sh"
+        assert (stat.S_IMODE(file.stat().st_mode), file.read_text()[:10]) == (0o755, "#!/bin/sh\n")
+        subprocess.run(["sh", "-n", file], check=True)

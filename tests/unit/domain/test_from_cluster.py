@@ -121,6 +121,7 @@ def test_no_error_shows_what_is_in_a_secret() -> None:
             {SOURCE: "secret/ud"},
             {SOURCE: "secret/ud", KEY: "other"},
             {"VirtletSSHKeySource": "secret/ud/a"},
+            {"VirtletFilesFromDataSource": "secret/ud"},
         ):
             try:
                 filled({"secret/ud": {"a": data}}, **asked)
@@ -149,3 +150,54 @@ def test_malformed_sources_are_refused_when_the_pod_comes(annotations: dict[str,
     with pytest.raises(InvalidRequest) as error:
         parse_vm_options(annotations)
     assert said in str(error.value)
+
+
+FILES = "VirtletFilesFromDataSource"
+# As in Virtlet's guide, made by `kubectl create secret --from-file`, which keeps line breaks.
+GUIDE = {
+    "locale": b'LANG="pl_PL.UTF-8"\n', "locale_path": b"/etc/locale.conf\n", "locale_encoding": b"plain\n",
+    "host_conf": b"bXVsdGkgb2ZmCg==\n", "host_conf_path": b"/etc/host.conf",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ["secret/files", "configmap/files"])
+def test_an_entry_with_a_path_is_a_file_in_base64_unless_it_says_plain(source: str) -> None:
+    files = filled({source: GUIDE}, **{FILES: source}).files
+    assert files == {"/etc/locale.conf": b'LANG="pl_PL.UTF-8"\n', "/etc/host.conf": b"multi off\n"}
+
+
+def test_a_file_may_hold_anything_and_an_entry_be_called_like_a_path() -> None:
+    data = {"search_path": b"\xff\x00", "search_path_path": b"/a", "search_path_encoding": b"plain"}
+    assert filled({"secret/f": data}, **{FILES: "secret/f"}).files == {"/a": b"\xff\x00"}
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"a": b"eA=="}, "key 'a': there is no key 'a_path'"),
+        ({"a_path": b"/a"}, "key 'a_path': there is no key 'a_path_path'"),
+        ({"a": b"no base64!", "a_path": b"/a"}, "key 'a' is not base64; correct it, or say plain"),
+        ({"a": b"x", "a_path": b"/a", "a_encoding": b"gzip"}, "key 'a_encoding': write plain or base64"),
+        ({"a": b"", "a_path": b"etc/a"}, "key 'a_path': write the absolute path of a file"),
+        ({"a": b"", "a_path": b"/etc/../a"}, "key 'a_path': write the absolute path"),
+        ({"a": b"", "a_path": b"/etc/"}, "key 'a_path': write the absolute path"),
+        ({"a": b"", "a_path": b"/"}, "key 'a_path': write the absolute path"),
+        ({"a": b"", "a_path": b"//a"}, "key 'a_path': write the absolute path"),
+        ({"a": b"", "a_path": b"/proc/sys/a"}, "key 'a_path': no file can be put there"),
+        ({"a": b"", "a_path": b"/a\nb"}, "key 'a_path': no file can be put there"),
+        ({"a": b"", "a_path": b"/\xff"}, "key 'a_path' is not text in UTF-8"),
+        ({"a": b"", "a_path": b"/" + b"a" * 256}, "key 'a_path': no file can be put there"),
+        ({"a": b"", "a_path": b"/x", "b": b"", "b_path": b"/x"}, "key 'b_path': another file of it has this path"),
+        ({"a": b"x" * (MAX_TEXT_BYTES + 1), "a_path": b"/a", "a_encoding": b"plain"}, "bytes are too many"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_is_refused_with_its_key(data: Data, says: str) -> None:
+    told = refusal({"secret/f": data}, **{FILES: "secret/f"})
+    assert told.startswith(f"annotation {FILES}: secret team/f: key")
+    assert says in told
+
+
+def test_files_that_are_too_large_together_are_refused() -> None:
+    data = dict.fromkeys("abc", b"x" * (200 * 1024))
+    data |= {f"{key}_path": f"/{key}".encode() for key in "abc"} | {f"{key}_encoding": b"plain" for key in "abc"}
+    assert "its files have 614400 bytes; 524288 are the most" in refusal({"secret/f": data}, **{FILES: "secret/f"})

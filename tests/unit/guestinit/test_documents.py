@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shlex
+import stat
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -236,7 +237,9 @@ def test_where_a_script_wants_its_volumes_all_of_them_are_put_in_their_places() 
         command(request.volumes, (), Copies.SEED),
     )
     put = "\n".join(shlex.join(words) for words in commands)
-    assert script == f"#!/bin/sh\necho one\n{put}\necho two"
+    assert script == f"#!/bin/sh\necho one\n#!/bin/sh\n{put}\necho two"
+    alone = dataclasses.replace(request, options=with_options(user_data_script="@virtlet-mount-script@").options)
+    assert seed_documents(alone).files["user-data"] == f"#!/bin/sh\n{put}"  # a script that cloud-init runs
 
 
 def test_a_script_is_kept_byte_for_byte() -> None:
@@ -464,3 +467,75 @@ def test_a_config_drive_leaves_addresses_to_dhcp_where_they_are_and_tells_cloud_
     found = drive(options=VmOptions(force_dhcp=True), kept_disk="0123456789abcdef0123")
     assert set(found) == {"meta_data.json", "user_data", "vendor_data.json"}
     assert "updates" in found["vendor_data.json"]["cloud-init"]
+
+
+def named(hostname: str, **changes: Any) -> dict[str, Any]:
+    return user_data(dataclasses.replace(with_options(**changes), hostname=hostname))
+
+
+def test_a_name_with_dots_is_the_hostname_as_a_whole() -> None:
+    name = "web.team.svc.cluster.local"
+    assert named(name) == {"hostname": name, "fqdn": name, "prefer_fqdn_over_hostname": True}
+    assert named("web") == {}
+    longest = f"{'a' * 40}.{'b' * 23}"  # as long as kubelet allows it
+    assert named(longest)["hostname"] == longest
+    script = dataclasses.replace(with_options(user_data_script="#!/bin/sh\n"), hostname=name)
+    assert yaml.safe_load(seed_documents(script).files["vendor-data"])["hostname"] == name
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"user_data": {"hostname": "mine"}},
+        {"user_data": {"fqdn": "mine.example"}},
+        {"user_data": {"preserve_hostname": True}},
+        {"user_data": {"prefer_fqdn_over_hostname": False}},
+        {"meta_data": {"local-hostname": "mine"}},
+    ],
+    ids=str,
+)
+def test_a_pod_that_says_itself_what_its_guest_is_called_is_left_to_it(own: dict[str, Any]) -> None:
+    assert named("web.team", **own) == own.get("user_data", {})
+
+
+FILES = {"/etc/app/a file's": b"\x00\xff", "/etc/own": b"theirs"}
+
+
+def test_files_of_a_source_are_written_and_the_pods_own_of_that_path_count_before_them() -> None:
+    assert written(user_data(with_options(files=FILES))) == FILES
+    own = {"write_files": [{"path": "/etc/own", "content": "mine"}]}
+    document = user_data(with_options(files=FILES, user_data=own))
+    assert document["write_files"][0] == own["write_files"][0]
+    assert [file["path"] for file in document["write_files"][1:]] == ["/etc/app/a file's"]
+
+
+def test_a_script_of_the_pods_does_not_replace_files_of_a_source() -> None:
+    documents = seed_documents(with_options(files=FILES, user_data_script="#!/bin/sh\n")).files
+    assert documents["user-data"] == "#!/bin/sh\n"
+    assert written(yaml.safe_load(documents["vendor-data"])) == FILES
+
+
+@pytest.mark.parametrize("script", ["", "#!/bin/sh\n"])
+def test_on_a_kept_disk_files_of_a_source_are_written_at_each_boot(script: str, tmp_path: Path) -> None:
+    files = {f"{tmp_path}{path}": content for path, content in FILES.items()}
+    request = dataclasses.replace(with_options(files=files, user_data_script=script), kept_disk="0123456789abcdef0123")
+    documents = seed_documents(request).files
+    document = yaml.safe_load(documents["vendor-data" if script else "user-data"])
+    assert "write_files" not in document
+    for line in document["bootcmd"]:
+        subprocess.run(["sh", "-c", line], check=True)
+    assert {path: Path(path).read_bytes() for path in files} == files
+    assert {stat.S_IMODE(Path(path).stat().st_mode) for path in files} == {0o644}
+
+
+def test_a_hosts_file_of_a_source_takes_the_place_of_kubelets() -> None:
+    document = yaml.safe_load(
+        seed_documents(with_options(files={"/etc/hosts": b"own"}), b"kubelet's").files["user-data"]
+    )
+    assert written(document) == {"/etc/hosts": b"own"}
+
+
+def test_the_file_that_mounts_volumes_is_not_written_over_the_pods_own() -> None:
+    own = {"write_files": [{"path": "/etc/cloud/mount-volumes.sh", "content": "mine"}]}
+    request = dataclasses.replace(with_options(user_data=own), volumes=(SharedVolume("/srv", "/host/srv", False),))
+    assert user_data(request)["write_files"] == own["write_files"]

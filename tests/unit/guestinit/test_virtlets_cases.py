@@ -135,7 +135,16 @@ def test_a_script_is_all_of_the_user_data() -> None:
     ],
 )
 def test_volumes_are_put_in_their_places_at_each_boot(case: str, words: tuple[str, ...]) -> None:
-    assert cloud_config(case) == {"bootcmd": [list(words)]}
+    told = cloud_config(case)
+    assert told["bootcmd"] == [list(words)]
+    # Virtlet's file for scripts of the pod's that call it.
+    assert told["write_files"] == [mount_volumes(words)]
+
+
+def mount_volumes(*commands: tuple[str, ...]) -> dict[str, str]:
+    script = "\n".join(["#!/bin/sh", *map(shlex.join, commands), ""])
+    content = base64.b64encode(script.encode()).decode()
+    return {"path": "/etc/cloud/mount-volumes.sh", "permissions": "0755", "encoding": "b64", "content": content}
 
 
 def test_mounts_of_the_pods_own_find_its_block_volumes() -> None:
@@ -145,6 +154,7 @@ def test_mounts_of_the_pods_own_find_its_block_volumes() -> None:
             ["/dev/disk/by-id/virtio-dev-disk-a", "/b"],
             ["/dev/disk/by-id/virtio-dev-disk-b", "/c", "auto"],
         ],
+        "write_files": [mount_volumes(empty_disks.command(DISKS[2:]), guest_links.command(BLOCKS[:2]))],
         "bootcmd": [list(empty_disks.command(DISKS[2:])), list(guest_links.command(BLOCKS[:2]))],
     }
 
@@ -162,9 +172,9 @@ def test_with_dhcp_there_is_no_network_document() -> None:
 
 def test_the_token_of_a_script_stands_for_all_of_its_volumes() -> None:
     disk, link = empty_disks.command(DISKS[:1]), guest_links.command(BLOCKS[1:2])
-    assert documents("mounts in a script")["user-data"] == f"#!/bin/sh\necho hi\n{shlex.join(disk)}"
+    assert documents("mounts in a script")["user-data"] == f"#!/bin/sh\necho hi\n#!/bin/sh\n{shlex.join(disk)}"
     both = f"{shlex.join(disk)}\n{shlex.join(link)}"
-    assert documents("mounts and block volumes in a script")["user-data"] == f"#!/bin/sh\necho hi\n{both}"
+    assert documents("mounts and block volumes in a script")["user-data"] == f"#!/bin/sh\necho hi\n#!/bin/sh\n{both}"
 
 
 def test_each_interface_has_its_addresses_and_the_first_one_the_default_route() -> None:

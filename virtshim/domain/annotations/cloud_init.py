@@ -81,6 +81,11 @@ def _user_data_encoding(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, user_data_encoding=data_source.parse_encoding(text))
 
 
+def _files_source(options: VmOptions, text: str) -> VmOptions:
+    source = data_source.parse_source(text, with_key=False) if text else None
+    return dataclasses.replace(options, files_source=source)
+
+
 def _ssh_key_source(options: VmOptions, text: str) -> VmOptions:
     source = data_source.parse_source(text, with_key=True) if text else None
     return dataclasses.replace(options, ssh_key_source=source)
@@ -98,4 +103,5 @@ GUEST_DATA: Final[Mapping[str, Reader]] = {
     _SOURCE_KEY: _user_data_key,
     _SOURCE_ENCODING: _user_data_encoding,
     "VirtletSSHKeySource": _ssh_key_source,
+    "VirtletFilesFromDataSource": _files_source,
 }

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from virtshim.domain.annotations import ignition
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.errors import InvalidRequest, ShimError
-from virtshim.domain.guest.data_source import AUTHORIZED_KEYS, Data, DataSource, mapping_of, text_of
+from virtshim.domain.guest.data_source import AUTHORIZED_KEYS, Data, DataSource, files_of, mapping_of, text_of
 from virtshim.domain.guest.ignition import DEFAULT_KEY, checked
 from virtshim.domain.guest.login import parse_keys
 from virtshim.domain.guest.user_data import merged
 
 _USER_DATA = "VirtletCloudInitUserDataSource"
 _SSH_KEYS = "VirtletSSHKeySource"
+_FILES = "VirtletFilesFromDataSource"
 
 
 def with_data(options: VmOptions, namespace: str, read: Callable[[DataSource], Data]) -> VmOptions:
@@ -27,6 +28,9 @@ def with_data(options: VmOptions, namespace: str, read: Callable[[DataSource], D
     if (source := options.ssh_key_source) is not None:
         with _named(source, _SSH_KEYS, namespace):
             options = _ssh_keys(options, source, read)
+    if (source := options.files_source) is not None:
+        with _named(source, _FILES, namespace):
+            options = dataclasses.replace(options, files=files_of(read(source)))
     if (source := options.ignition_source) is not None:
         with _named(source, ignition.SOURCE, namespace):
             options = _ignition(options, source, read)
@@ -35,7 +39,7 @@ def with_data(options: VmOptions, namespace: str, read: Callable[[DataSource], D
 
 def sources(options: VmOptions) -> list[DataSource]:
     """All that is named."""
-    named = (options.user_data_source, options.ssh_key_source, options.ignition_source)
+    named = (options.user_data_source, options.ssh_key_source, options.files_source, options.ignition_source)
     return [source for source in named if source is not None]
 
 

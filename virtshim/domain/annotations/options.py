@@ -82,6 +82,9 @@ class VmOptions:
     user_data_source: DataSource | None = None
     user_data_encoding: Encoding = "plain"
     ssh_key_source: DataSource | None = None
+    # Path in the guest -> what is written there, from their source.
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    files_source: DataSource | None = None
     # What Ignition finds in the firmware; "" for none.
     ignition: str = field(default="", repr=False)
     ignition_source: DataSource | None = None

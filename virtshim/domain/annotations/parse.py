@@ -49,7 +49,6 @@ _MAX_PROBLEM_CHARS: Final = 400
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_SOURCE = re.compile(r"(?:secret|configmap)/[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
 
 
 def parse_vm_options(annotations: Mapping[str, str]) -> VmOptions:
@@ -288,18 +287,6 @@ def _refused(syntax: Callable[[str], object], feature: str, remedy: str) -> Read
     return read
 
 
-def _matching(pattern: re.Pattern[str], form: str) -> Callable[[str], bool]:
-    def check(text: str) -> bool:
-        if not pattern.fullmatch(text):
-            raise InvalidRequest(f"{shown(text)} is malformed; the form is {form}")
-        return True
-
-    return check
-
-
-_source = _matching(_SOURCE, "secret/NAME or configmap/NAME")
-
-
 def _ignored(options: VmOptions, _text: str) -> VmOptions:
     return options
 
@@ -335,8 +322,5 @@ _READERS: Final[Mapping[str, Reader]] = {
     "VirtletSystemUUID": _system_uuid,
     **GUEST_DATA,
     **ignition.READERS,
-    "VirtletFilesFromDataSource": _refused(
-        _source, "files from a Secret or ConfigMap", "remove it, or use write_files in VirtletCloudInitUserData"
-    ),
     "VirtletChown9pfsMounts": _refused(flag, "changing the owner of shared directories", "remove it or write false"),
 }

@@ -16,6 +16,13 @@ from virtshim.domain.yaml_text import MAX_TEXT_BYTES, parse_value
 # Where `VirtletSSHKeySource` looks if it names no key.
 AUTHORIZED_KEYS: Final = "authorized_keys"
 
+# For the files of one source: what cloud-init is told has room for them.
+MAX_FILES_BYTES: Final = 512 * 1024
+_LONGEST_PATH: Final = 4095
+_LONGEST_NAME: Final = 255
+# Of the guest's kernel and devices, or gone with each boot before anybody could read it.
+_NO_FILES_BELOW: Final = ("/proc/", "/sys/", "/dev/", "/run/")
+
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
@@ -88,17 +95,59 @@ def mapping_of(data: Data) -> dict[str, Any]:
     return found
 
 
+def files_of(data: Data) -> dict[str, bytes]:
+    """Path in the guest -> content, by Virtlet's rule: the entry KEY has its path in KEY_path, and KEY_encoding says how it is
+    written, `base64` (the default) or `plain`. Raises InvalidRequest, which never says what is in it."""
+    entries = [key for key in sorted(data) if f"{key}_path" in data]
+    others = {f"{key}{ending}" for key in entries for ending in ("_path", "_encoding")}
+    for key in sorted(data):
+        if key not in others and key not in entries:
+            raise InvalidRequest(
+                f"key {key!r}: there is no key {f'{key}_path'[:80]!r} with its path in the guest; add it, or remove {key!r}"
+            )
+    files: dict[str, bytes] = {}
+    for key in entries:
+        path = _file_path(data, f"{key}_path")
+        if path in files:
+            raise InvalidRequest(f"key {f'{key}_path'!r}: another file of it has this path; give each its own")
+        files[path] = _content(key, data[key], _file_encoding(data, f"{key}_encoding"))
+    if (size := sum(map(len, files.values()))) > MAX_FILES_BYTES:
+        raise InvalidRequest(f"its files have {size} bytes; {MAX_FILES_BYTES} are the most, mount it as a volume")
+    return files
+
+
+def _file_path(data: Data, key: str) -> str:
+    # `kubectl create secret --from-file` keeps a text's last line break.
+    path = _text(key, data[key], "plain").strip()
+    if not path.startswith("/") or path.endswith("/") or {"", ".", ".."} & set(path[1:].split("/")):
+        raise InvalidRequest(f"key {key!r}: write the absolute path of a file, without '.', '..' and empty parts")
+    is_long = len(path.encode()) > _LONGEST_PATH or any(len(name.encode()) > _LONGEST_NAME for name in path.split("/"))
+    if is_long or not path.isprintable() or path.startswith(_NO_FILES_BELOW):
+        raise InvalidRequest(f"key {key!r}: no file can be put there; write a path such as /etc/app.conf")
+    return path
+
+
+def _file_encoding(data: Data, key: str) -> Encoding:
+    text = _text(key, data[key], "plain").strip() if key in data else "base64"
+    if text not in ("plain", "base64"):
+        raise InvalidRequest(f"key {key!r}: write plain or base64, or remove it for base64")
+    return "plain" if text == "plain" else "base64"
+
+
 def _text(key: str, content: bytes, encoding: Encoding) -> str:
+    try:
+        return _content(key, content, encoding).decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"key {key!r} is not text in UTF-8; correct it") from None
+
+
+def _content(key: str, content: bytes, encoding: Encoding) -> bytes:
     if len(content) > MAX_TEXT_BYTES:
         raise InvalidRequest(f"key {key!r}: {len(content)} bytes are too many; write at most {MAX_TEXT_BYTES}")
     try:
-        raw = base64.b64decode(b"".join(content.split()), validate=True) if encoding == "base64" else content
+        return base64.b64decode(b"".join(content.split()), validate=True) if encoding == "base64" else content
     except binascii.Error:
         raise InvalidRequest(f"key {key!r} is not base64; correct it, or say plain") from None
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"key {key!r} is not text in UTF-8; correct it") from None
 
 
 def _is_data_key(text: str) -> bool:

@@ -90,7 +90,7 @@ class Admission:
         options = with_data(options, namespace, lambda source: self.cluster.read(source, namespace))
         granted = self.claims.resolve(sandbox, name, config)
         share, images = options.share_kubelet_volumes, options.disk_images
-        own_hosts = says_hosts(options.user_data)
+        own_hosts = says_hosts(options)
         volumes, copies = self.volumes.admit(
             config,
             sandbox.key.uid,

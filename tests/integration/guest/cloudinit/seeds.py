@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import sys
 import types
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import Any
 # It is imported with all else, for a kind of user-data that no seed here is.
 sys.modules.setdefault("jsonpatch", types.ModuleType("jsonpatch"))
 
-from cloudinit import helpers, user_data, util  # noqa: E402
-from cloudinit.config import cc_write_files  # noqa: E402
+from cloudinit import cloud, distros, helpers, user_data, util  # noqa: E402
+from cloudinit.config import cc_set_hostname, cc_write_files  # noqa: E402
 from cloudinit.sources import DataSourceConfigDrive, DataSourceNoCloud  # noqa: E402
 
 
@@ -45,6 +46,7 @@ def _read(seed: Path, root: Path) -> dict[str, Any]:
         "keys": source.get_public_ssh_keys(),
         "type": parts[-1],
         "has_network": bool(source.network_config),
+        "called": _called(source, paths),
     }
     if parts[-1] == "text/cloud-config":
         document = util.load_yaml(raw)
@@ -54,6 +56,27 @@ def _read(seed: Path, root: Path) -> dict[str, Any]:
         told["boot"] = util.shellify(document["bootcmd"]) if "bootcmd" in document else ""
         told["mounts"] = document.get("mounts", [])
     return told
+
+
+def _called(source: Any, paths: helpers.Paths) -> str:
+    """What the guest's name is after its first boot: it is set before user-data is read, and again after."""
+    names: list[str] = []
+    distro = distros.fetch("debian")("debian", {}, paths)
+    distro._write_hostname = lambda name, _path: names.append(name)
+    distro._apply_hostname = lambda _name: None
+    guest = cloud.Cloud(source, paths, {}, distro, None)
+    Path(paths.get_cpath("data")).mkdir(parents=True)
+    log = [logging.getLogger()] if "log" in inspect.signature(cc_set_hostname.handle).parameters else []
+    told = {**_configuration(source.get_vendordata_raw()), **_configuration(source.get_userdata_raw())}
+    for config in ({}, told):
+        cc_set_hostname.handle("set_hostname", config, guest, *log, [])
+    return names[-1]
+
+
+def _configuration(raw: Any) -> dict[str, Any]:
+    text = raw.decode() if isinstance(raw, bytes) else raw or ""
+    found: dict[str, Any] = util.load_yaml(text) if text.startswith("#cloud-config") else {}
+    return found
 
 
 if __name__ == "__main__":
