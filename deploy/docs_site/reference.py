@@ -43,6 +43,8 @@ EXAMPLES = {
     "virtshim.io/kubelet-volumes": "shared",
     "virtshim.io/disks": "scratch: {size: 10Gi, mountPath: /var/scratch}",
     "virtshim.io/disk-images": "/srv/data",
+    "virtshim.io/memory-volumes": "/dev/shm",
+    "VirtletFilesFromDataSource": "configmap/web-files",
     "VirtletSystemUUID": "53008994-44c0-4017-ad44-9c49758083da",
     "VirtletCloudInitImageType": "nocloud",
     "VirtletCloudInitMetaData": "instance-id: mine",

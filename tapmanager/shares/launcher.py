@@ -47,6 +47,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # Users of the guest reach volumes at their places, and not past the directories above these.
 _ROOT_OPTIONS = b"mode=0700,size=4m"
 
+_HUGETLBFS = 0x958458F6  # linux/magic.h
+
 _KINDS = (
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -125,7 +127,22 @@ def _source(path: str) -> int:
             raise Refused(
                 "invalid", f"{path} is {words}; only directories and regular files can be shared with a guest"
             )
+    if _file_system(fd) == _HUGETLBFS:  # its files are mapped, never written, as virtiofsd would
+        raise Refused(
+            "invalid",
+            f"{path} is a hugetlbfs (an emptyDir with medium: HugePages, or one of the node's), whose files cannot be written "
+            "by way of a share; remove the volume: resources.limits (hugepages-2Mi, hugepages-1Gi) have the guest's memory in "
+            "huge pages, and the guest can mount a hugetlbfs of its own",
+        )
     return fd
+
+
+def _file_system(fd: int) -> int:
+    """The magic number of the one that it is on: statfs(2), whose first field it is."""
+    found = ctypes.create_string_buffer(256)
+    _call("statfs", _libc.fstatfs(fd, found))
+    number: int = struct.unpack_from("=L", found)[0]
+    return number
 
 
 def _assemble(root: str, mounts: list[_Mount], sources: list[int]) -> None:

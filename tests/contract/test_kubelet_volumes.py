@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from fakes.kubelet_volumes import FakeKubeletVolumes
 from fakes.kubelet_writer import WrittenVolume
 
-from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, Unavailable
+from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, Unavailable, WrongState
 from virtshim.domain.volumes.copies import MAX_BYTES, MAX_DEPTH, MAX_ENTRIES, CopiedVolume, Entry, EntryKind
+from virtshim.domain.volumes.memory_volumes import Tmpfs
 from virtshim.ports.copies import KubeletVolumes
 from virtshim.volumes.kubelet_volumes import KubeletVolumeFiles
 
@@ -21,6 +23,10 @@ pytestmark = pytest.mark.volumes
 
 UID = "0f3a"
 SECONDS = 60.0
+
+
+EMPTY_DIR = f"/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~empty-dir/cache"
+TMPFS = Tmpfs(1 << 20, 0o2777, 0, 1234)
 
 
 class Node:
@@ -34,6 +40,10 @@ class Node:
 
     def put(self, content: bytes) -> str:
         """A file of the pod's, and where it is."""
+        raise NotImplementedError
+
+    def empty_dir(self, *, tmpfs: bool, filled: bool = False) -> str:
+        """An emptyDir of a group's, and where it is; the one in memory has 1 MiB."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -54,12 +64,20 @@ class InMemory(Node):
         self._fake.put(f"{self.path}-hosts", content)
         return f"{self.path}-hosts"
 
+    def empty_dir(self, *, tmpfs: bool, filled: bool = False) -> str:
+        if tmpfs:
+            self._fake.tmpfs[EMPTY_DIR] = TMPFS
+        if filled:
+            self._fake.filled.add(EMPTY_DIR)
+        return EMPTY_DIR
+
 
 class OnDisk(Node):
     def __init__(self, directory: Path) -> None:
         self._written = WrittenVolume(directory, UID, "secret", "s")
         self.path = str(self._written.path)
         self.volumes = self._files = KubeletVolumeFiles()
+        self._mounted: list[Path] = []
 
     def write(self, files: Mapping[str, bytes]) -> None:
         self._written.write(files)
@@ -69,8 +87,22 @@ class OnDisk(Node):
         path.write_bytes(content)
         return str(path)
 
+    def empty_dir(self, *, tmpfs: bool, filled: bool = False) -> str:
+        made = Path(self.path).parents[1] / "kubernetes.io~empty-dir" / "cache"
+        made.mkdir(parents=True)
+        if tmpfs:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", made], check=True)
+            self._mounted.append(made)
+        os.chown(made, 0, TMPFS.gid)
+        made.chmod(TMPFS.mode)
+        if filled:
+            (made / "of-an-init-container").touch()
+        return str(made)
+
     def close(self) -> None:
         self._files.close()
+        for made in self._mounted:
+            subprocess.run(["umount", made], check=True)
 
 
 @pytest.fixture(params=[InMemory, OnDisk])
@@ -268,3 +300,19 @@ def test_a_volume_that_is_gone_is_looked_for_again(files: KubeletVolumeFiles, tm
     host = f"{tmp_path}/late"
     assert set(files.changed({host}, SECONDS)) == {host}
     assert set(files.changed({host}, SECONDS)) == {host}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
+def test_an_empty_dir_in_memory_is_told_with_its_size_mode_and_group(node: Node) -> None:
+    assert node.volumes.empty_tmpfs(node.empty_dir(tmpfs=True)) == TMPFS
+
+
+def test_an_empty_dir_of_another_medium_is_told_apart(node: Node) -> None:
+    with pytest.raises(InvalidRequest, match="does not have medium: Memory"):
+        node.volumes.empty_tmpfs(node.empty_dir(tmpfs=False))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
+def test_an_empty_dir_in_memory_that_has_files_is_told_apart(node: Node) -> None:
+    with pytest.raises(WrongState, match=r"has files already \(of an init container\?\)"):
+        node.volumes.empty_tmpfs(node.empty_dir(tmpfs=True, filled=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from tapmanager.cgroups.tree import VmCgroups
 from tapmanager.shares import verbs
 from tapmanager.shares.daemons import ShareDaemons
 from virtshim.domain.container import Container
-from virtshim.domain.errors import NotFound, Unavailable
+from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable
 from virtshim.domain.volumes.shares import SharedVolume
 from virtshim.ports.shares import VmShares
 from virtshim.tapclient.connection import SHARES, TapmanagerConnection
@@ -32,6 +33,7 @@ def shares(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VmShares]
     if request.param == "fake":
         fake = FakeVmShares()
         fake.missing.add(str(tmp_path / "gone"))
+        fake.hugetlbfs.add(str(tmp_path / "huge"))
         yield fake
         return
     if os.geteuid() != 0:
@@ -72,6 +74,23 @@ def test_a_volume_that_is_not_there_is_named_and_leaves_nothing(shares: VmShares
             ask()
     shares.check(container(tmp_path).spec.volumes, LIMIT)
     assert shares.served(LIMIT) == {}
+
+
+@pytest.fixture
+def hugetlbfs(tmp_path: Path) -> Iterator[Path]:
+    """As kubelet mounts it for an emptyDir with medium HugePages."""
+    if os.geteuid() != 0 or "\thugetlbfs\n" not in Path("/proc/filesystems").read_text():
+        pytest.skip("NOT TESTED: only root can mount, and this kernel may have no hugetlbfs")
+    made = tmp_path / "huge"
+    made.mkdir()
+    subprocess.run(["mount", "-t", "hugetlbfs", "none", made], check=True)
+    yield made
+    subprocess.run(["umount", made], check=True)
+
+
+def test_an_empty_dir_of_huge_pages_is_refused_with_the_remedy(shares: VmShares, hugetlbfs: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"huge is a hugetlbfs.*remove the volume.*resources\.limits"):
+        shares.check(container(hugetlbfs).spec.volumes, LIMIT)
 
 
 def test_a_share_program_that_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None:

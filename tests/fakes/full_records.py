@@ -46,6 +46,7 @@ from virtshim.domain.sandbox import (
 from virtshim.domain.vm import DiskBus, VmSize
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.empty_disks import EmptyDisk
+from virtshim.domain.volumes.memory_volumes import MemoryVolume, Tmpfs
 from virtshim.domain.volumes.shares import SharedVolume, VolumeImage
 from virtshim.store.records import SqliteRecords
 
@@ -153,6 +154,7 @@ CONTAINER = Container(
             ),
         ),
         copies=(CopiedVolume("/c", "/d", readonly=False, renewed=False),),
+        memory_volumes=(MemoryVolume("/m", "/host/m", Tmpfs(1 << 40, 0o2777, 1, 2**32 - 2), True),),
         empty_disks=(EmptyDisk("e", 1 << 30, DiskFormat.RAW, "/e", is_volume=True),),
         image_config=ImageConfig("app:7", ("A=ü",), ("/bin/x",), ("y",), "/srv", "SIGQUIT"),
         image_id=ImageId(f"sha256:{'3' * 64}"),

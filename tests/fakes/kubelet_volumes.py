@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from virtshim.domain.errors import NotFound
+from virtshim.domain.errors import InvalidRequest, NotFound, WrongState
 from virtshim.domain.volumes.copies import CopiedVolume, Entry, EntryKind
+from virtshim.domain.volumes.memory_volumes import Tmpfs
 
 
 class FakeKubeletVolumes:
     """Implements `virtshim.ports.copies.KubeletVolumes`. `volumes`: where each is on the node -> what is in it. `parts`: paths of
-    parts of volumes."""
+    parts of volumes. `tmpfs`: of emptyDirs with medium Memory; `filled`: those in which something is."""
 
     def __init__(self) -> None:
         self.volumes: dict[str, tuple[Entry, ...]] = {}
         self.parts: set[str] = set()
+        self.tmpfs: dict[str, Tmpfs] = {}
+        self.filled: set[str] = set()
         self.asked: frozenset[str] = frozenset()
         self._changed: set[str] = set()
 
@@ -41,6 +44,13 @@ class FakeKubeletVolumes:
         if volume.host not in self.volumes:
             raise NotFound(f"the volume at {volume.host} is not there (any more)")
         return self.volumes[volume.host]
+
+    def empty_tmpfs(self, host_path: str) -> Tmpfs:
+        if host_path in self.filled:
+            raise WrongState(f"{host_path} has files already (of an init container?)")
+        if host_path not in self.tmpfs:
+            raise InvalidRequest("the emptyDir does not have medium: Memory; remove the path from the annotation")
+        return self.tmpfs[host_path]
 
     def changed(self, hosts: Collection[str], timeout: float) -> Collection[str]:
         wanted = frozenset(hosts)

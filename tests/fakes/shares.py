@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from virtshim.domain.container import Container
-from virtshim.domain.errors import NotFound, ShimError, Unavailable
+from virtshim.domain.errors import InvalidRequest, NotFound, ShimError, Unavailable
 from virtshim.domain.volumes.shares import SharedVolume
 
 
 class FakeVmShares:
-    """Implements `virtshim.ports.shares.VmShares`. `missing`: paths of the node that are not there. `dead`: daemons that have
-    ended by themselves."""
+    """Implements `virtshim.ports.shares.VmShares`. `missing`: paths of the node that are not there. `hugetlbfs`: those that
+    are such file systems. `dead`: daemons that have ended by themselves."""
 
     def __init__(self) -> None:
         self.shares: dict[str, tuple[SharedVolume, ...]] = {}
         self.missing: set[str] = set()
+        self.hugetlbfs: set[str] = set()
         self.dead: set[str] = set()
         self.gone = False
         self.error: ShimError | None = None
@@ -25,6 +26,10 @@ class FakeVmShares:
         for volume in volumes:
             if volume.host in self.missing:
                 raise NotFound(f"{volume.host} is not there on the node; make it, or correct the volume")
+            if volume.host in self.hugetlbfs:
+                raise InvalidRequest(
+                    f"{volume.host} is a hugetlbfs; remove the volume: resources.limits has huge pages"
+                )
 
     def start(self, container: Container, cgroup_parent: str, timeout: float) -> None:
         self._reach()

@@ -18,6 +18,7 @@ from virtshim.domain.image import ImageConfig
 from virtshim.domain.vm import VmSize
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.empty_disks import EmptyDisk
+from virtshim.domain.volumes.memory_volumes import MemoryVolume
 from virtshim.domain.volumes.shares import SharedVolume
 
 
@@ -193,6 +194,8 @@ class ContainerSpec:
     volumes: tuple[SharedVolume, ...] = ()
     # Those that it has copies of.
     copies: tuple[CopiedVolume, ...] = ()
+    # Those that are in the guest's own memory.
+    memory_volumes: tuple[MemoryVolume, ...] = ()
     # Those that are empty disks, and the others that it asks for, as they are mounted.
     empty_disks: tuple[EmptyDisk, ...] = ()
     # What its image says and the pod may leave out; nothing if the pod does not want it.

@@ -236,12 +236,12 @@ def _with_known_disk(entry: Any, known: Mapping[str, str]) -> Any:
 
 
 def _has_volumes(request: SeedRequest) -> bool:
-    return bool(request.volumes) or any(not volume.written for volume in request.copies)
+    return bool(request.volumes or request.memory_volumes) or any(not volume.written for volume in request.copies)
 
 
 def _mounting(request: SeedRequest) -> tuple[str, ...]:
     """Without a word of what the copied ones hold: cloud-init keeps user-data on the guest's disk."""
-    return command(request.volumes, request.copies, Copies.SEED)
+    return command(request.volumes, request.copies, Copies.SEED, request.memory_volumes)
 
 
 def _listed(found: Any) -> list[Any]:

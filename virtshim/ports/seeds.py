@@ -14,6 +14,7 @@ from virtshim.domain.sandbox import PodKey
 from virtshim.domain.vm import Disk
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.empty_disks import EmptyDisk
+from virtshim.domain.volumes.memory_volumes import MemoryVolume
 from virtshim.domain.volumes.shares import SharedVolume
 
 
@@ -41,6 +42,7 @@ class SeedRequest:
     # An archive of what the copied ones hold.
     copied: bytes = b""
     empty_disks: tuple[EmptyDisk, ...] = ()
+    memory_volumes: tuple[MemoryVolume, ...] = ()
 
 
 class GuestSeeds(Protocol):

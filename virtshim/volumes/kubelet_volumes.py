@@ -8,7 +8,7 @@ import stat
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from virtshim.domain.errors import InternalError, NotFound, Unavailable
+from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, Unavailable, WrongState
 from virtshim.domain.printable import escaped
 from virtshim.domain.volumes.copies import (
     DATA,
@@ -22,6 +22,7 @@ from virtshim.domain.volumes.copies import (
     odd_file,
     too_large,
 )
+from virtshim.domain.volumes.memory_volumes import Tmpfs
 from virtshim.domain.volumes.pod_mounts import subpath_sources
 from virtshim.volumes.swap_watch import SwapWatch
 
@@ -61,6 +62,33 @@ class KubeletVolumeFiles:
         except OSError as exc:
             raise InternalError(f"the volume at {where} cannot be read: {exc.strerror}") from exc
         raise Unavailable(f"the volume at {where} changes all the time; it is read again later")
+
+    def empty_tmpfs(self, host_path: str) -> Tmpfs:
+        where = escaped(host_path, 300)
+        try:
+            with contextlib.ExitStack() as opened:
+                place = _opened(host_path, opened)
+                above = os.open("..", os.O_PATH | _SAFE, dir_fd=place)
+                opened.callback(os.close, above)
+                mount = _mount_id(place)
+                if mount == _mount_id(above) or _kind_of(mount) != "tmpfs":
+                    raise InvalidRequest(
+                        "the emptyDir does not have medium: Memory; remove the path from the annotation"
+                    )
+                found, room = os.fstat(place), os.statvfs(f"/proc/self/fd/{place}")
+                inside = os.open(".", os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=place)
+                opened.callback(os.close, inside)
+                with os.scandir(inside) as entries:
+                    if any(entries):
+                        raise WrongState(
+                            f"{where} has files already (of an init container?), which a tmpfs of the guest's own would hide; "
+                            "remove the path from the annotation"
+                        )
+        except FileNotFoundError as exc:
+            raise NotFound(f"the volume at {where} is not there (any more)") from exc
+        except OSError as exc:
+            raise InternalError(f"the volume at {where} cannot be read: {exc.strerror}") from exc
+        return Tmpfs(room.f_blocks * room.f_frsize, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
 
     def changed(self, hosts: Collection[str], timeout: float) -> Collection[str]:
         return self._watch.changed(hosts, timeout)
@@ -170,6 +198,20 @@ def _target(directory: int, name: str) -> str:
         return os.readlink(name, dir_fd=directory)
     except OSError:
         return ""
+
+
+def _mount_id(place: int) -> str:
+    with open(f"/proc/self/fdinfo/{place}", encoding="ascii") as file:
+        return next((line.split()[1] for line in file if line.startswith("mnt_id:")), "")
+
+
+def _kind_of(mount: str) -> str:
+    """The kind of its file system: proc(5), mountinfo."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.partition(" ")[0] == mount:
+                return line.partition(" - ")[2].partition(" ")[0]
+    return ""
 
 
 def _opened(path: str, opened: contextlib.ExitStack) -> int:

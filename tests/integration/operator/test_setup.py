@@ -117,7 +117,7 @@ def test_a_node_of_kubeadm_with_containerd_is_set_up_and_taken_back_exactly(
     assert found.fields["containerRuntimeEndpoint"].value == "unix:///run/virtshim/proxy.sock"
     assert found.flags["node-labels"].value == "virtshim.io/vms=true"
     file = str(root / "etc/virtshim/config.toml")
-    assert config.load(file) == config.Settings()
+    assert config.load(file) == config.Settings(vm={"require_overhead": True})
     assert tapmanager_settings.load(["--config", file]) == tapmanager_settings.load([])
     assert (root / "etc/systemd/system/multi-user.target.wants/virtshim-proxy.service").is_symlink()
 

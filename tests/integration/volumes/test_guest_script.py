@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from virtshim.domain.volumes.guest_script import BUSY, NO_MODULE, NOT_MOUNTED, command
+from virtshim.domain.volumes.memory_volumes import MemoryVolume, Tmpfs
 from virtshim.domain.volumes.shares import SharedVolume
 
 pytestmark = [
@@ -19,7 +21,11 @@ pytestmark = [
 
 
 def run(
-    tmp_path: Path, volumes: list[SharedVolume], before: str = "", after: str = ""
+    tmp_path: Path,
+    volumes: list[SharedVolume],
+    before: str = "",
+    after: str = "",
+    memory: Sequence[MemoryVolume] = (),
 ) -> subprocess.CompletedProcess[str]:
     """`before` and `after`: shell, around two runs of the script. `mount -t virtiofs` binds `device`."""
     programs, device = tmp_path / "bin", tmp_path / "device"
@@ -32,7 +38,7 @@ def run(
     (programs / "modprobe").write_text("#!/bin/sh\nexit 1\n")
     for program in programs.iterdir():
         program.chmod(0o755)
-    script = f"{shlex.join(command(volumes))} || exit $?"
+    script = f"{shlex.join(command(volumes, memory=memory))} || exit $?"
     start = f"mount -t tmpfs none /run && PATH={programs}:$PATH && {before or ':'}"
     whole = "\n".join((start, script, script, after or ":"))
     words = ["unshare", "--mount", "sh", "-c", whole]
@@ -75,3 +81,25 @@ def test_what_cannot_be_mounted_is_told(tmp_path: Path) -> None:
     has = any(line.split()[-1] == "virtiofs" for line in Path("/proc/filesystems").read_text().splitlines())
     assert done.returncode == (NOT_MOUNTED if has else NO_MODULE)
     assert ("no such device" if has else "module virtiofs") in done.stderr
+
+
+def test_a_volume_in_memory_is_mounted_once_with_its_size_mode_and_group_and_others_below_it(tmp_path: Path) -> None:
+    (tmp_path / "device" / "0").mkdir(parents=True)
+    (tmp_path / "device" / "0" / "shared").touch()
+    top = str(tmp_path / "guest" / "a cache's")
+    memory = MemoryVolume(top, "/host", Tmpfs(1 << 20, 0o2777, 0, 1234))
+    look = f"cd {shlex.quote(top)}; stat -fc '%T %S %b' .; stat -c '%a %u %g' .; ls sub; grep -c virtshim-memory /proc/mounts"
+    done = run(tmp_path, [SharedVolume(f"{top}/sub", "/")], after=look, memory=(memory,))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["tmpfs 4096 256", "2777 0 1234", "shared", "1", ""]
+
+
+def test_a_volume_in_memory_needs_no_virtiofs_and_one_that_cannot_be_mounted_is_told(tmp_path: Path) -> None:
+    good = MemoryVolume(str(tmp_path / "guest" / "a"), "/host", Tmpfs(1 << 20, 0o777, 0, 0), readonly=True)
+    done = run(tmp_path, [], f"rmdir {tmp_path}/device", f"touch {good.guest}/x", memory=(good,))
+    assert "Read-only file system" in done.stderr
+    (tmp_path / "guest" / "file").touch()
+    bad = MemoryVolume(f"{tmp_path}/guest/file", "/host", Tmpfs(1 << 20, 0o777, 0, 0))
+    done = run(tmp_path, [], memory=(bad,))
+    assert done.returncode == NOT_MOUNTED
+    assert done.stderr.startswith(f"{bad.guest}: ")

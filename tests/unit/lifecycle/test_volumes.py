@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fakes.waiting import eventually
-from fakes.world import World, container_config
+from fakes.world import World, container_config, sandbox_config
 
 from virtshim.cri.to_proto import container_status
+from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.container import ContainerPhase, Mount
-from virtshim.domain.errors import ShimError, Unavailable, WrongState
+from virtshim.domain.errors import InvalidRequest, ShimError, Unavailable, WrongState
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason
 from virtshim.domain.volumes.guest_script import BUSY, NO_MODULE
+from virtshim.domain.volumes.memory_volumes import MemoryVolume, Tmpfs
 
 DATA = container_config(mounts=(Mount("/data", "/srv"), Mount("/data/sub", "/srv/sub", readonly=True)))
 
@@ -179,3 +182,87 @@ def test_a_node_whose_share_program_is_away_starts_and_ends_nothing(world: World
             world.create(world.run("other"), config=DATA)
     finally:
         world.close()
+
+
+# --- emptyDirs that are the guest's own
+
+CACHE = "/var/lib/kubelet/pods/uid-of-web/volumes/kubernetes.io~empty-dir/cache"
+IN_MEMORY = {"virtshim.io/memory-volumes": "/dev/shm/\n"}
+WITH_CACHE = container_config(mounts=(Mount("/dev/shm", CACHE),))
+MADE = Tmpfs(64 << 20, 0o2777, 0, 1000)
+
+
+def with_cache(world: World, annotations: dict[str, str]) -> ContainerId:
+    made = world.create(world.run(config=sandbox_config(annotations=annotations)), config=WITH_CACHE)
+    world.start(made)
+    return made
+
+
+def test_an_empty_dir_in_memory_is_shared_so_that_its_files_outlive_the_guest(world: World) -> None:
+    world.outside.kubelet_volumes.tmpfs[CACHE] = MADE
+    made = with_cache(world, {})
+    assert [volume.guest for volume in world.container(made).spec.volumes] == ["/dev/shm"]
+    assert world.outside.shares.shares[made.short]
+
+
+def test_one_that_the_pod_names_is_a_tmpfs_of_the_guests_and_needs_no_daemon(world: World) -> None:
+    world.outside.kubelet_volumes.tmpfs[CACHE] = MADE
+    made = with_cache(world, IN_MEMORY)
+    wanted = (MemoryVolume("/dev/shm", CACHE, MADE),)
+    assert (world.container(made).spec.volumes, world.container(made).spec.memory_volumes) == ((), wanted)
+    assert world.outside.shares.shares == {}
+    (seed,) = world.outside.seeds.requests.values()
+    assert seed.memory_volumes == wanted  # for cloud-init
+    eventually(lambda: mount_scripts(world))
+    words = mount_scripts(world)[0].argv  # for a guest without
+    assert words[-3:] == ("m0", "/dev/shm", "size=67108864,mode=2777,uid=0,gid=1000,nosuid,nodev")
+    again = world.restarted()
+    assert again.container(made).spec.memory_volumes == wanted
+    again.close()
+
+
+def test_its_size_is_no_more_than_the_guests_memory(world: World) -> None:
+    world.outside.kubelet_volumes.tmpfs[CACHE] = dataclasses.replace(MADE, size_bytes=1 << 40)
+    made = with_cache(world, IN_MEMORY)
+    (volume,) = world.container(made).spec.memory_volumes
+    assert volume.tmpfs.size_bytes == world.container(made).status.size.memory_bytes
+
+
+def test_one_with_files_of_an_init_container_is_refused_since_they_would_be_hidden(world: World) -> None:
+    world.outside.kubelet_volumes.tmpfs[CACHE] = MADE
+    world.outside.kubelet_volumes.filled.add(CACHE)
+    with pytest.raises(WrongState, match=r"memory-volumes: config\.mounts\[/dev/shm\]: .* has files already"):
+        with_cache(world, IN_MEMORY)
+    assert not world.records.containers.all()
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "/srv",
+        CACHE,
+        f"{CACHE}/sub",
+        CACHE.replace("uid-of-web", "another"),
+        CACHE.replace("empty-dir", "csi"),
+        "/var/lib/kubelet/pods/uid-of-web/volume-subpaths/cache/vm/0",
+    ],
+)
+def test_a_volume_that_is_no_empty_dir_in_memory_of_the_pods_is_refused_by_its_field(world: World, host: str) -> None:
+    world.outside.kubelet_volumes.tmpfs["/elsewhere"] = MADE
+    sandbox = world.run(config=sandbox_config(annotations=IN_MEMORY))
+    with pytest.raises(InvalidRequest, match=r"memory-volumes: config\.mounts\[/dev/shm\]: .*medium: Memory"):
+        world.create(sandbox, config=container_config(mounts=(Mount("/dev/shm", host),)))
+    assert not world.records.containers.all()
+
+
+def test_an_empty_dir_of_huge_pages_is_refused_and_nothing_is_left(world: World) -> None:
+    world.outside.shares.hugetlbfs.add(CACHE)
+    with pytest.raises(InvalidRequest, match="hugetlbfs; remove the volume"):
+        with_cache(world, {})
+    assert not world.records.containers.all()
+
+
+@pytest.mark.parametrize("text", ["dev/shm", "/a/../b", "/a\n/a/", "\n".join(f"/{n}" for n in range(17))])
+def test_paths_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"annotation virtshim\.io/memory-volumes: "):
+        parse_vm_options({"virtshim.io/memory-volumes": text})

@@ -399,6 +399,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert vm.pop("uid") == CONTAINER.spec.uid  # came later: read as the user that all VMs had in common
     assert len(vm.pop("volumes")) == 1  # came later: read as none
     assert len(vm.pop("copies")) == 1  # came later: read as none
+    assert len(vm.pop("memory_volumes")) == 1  # came later: read as none
     assert len(vm.pop("empty_disks")) == 1  # came later: read as none
     assert vm.pop("copied")  # came later: read as none that the guest is known to have
     assert vm.pop("resizing")  # came later: read as none under way
@@ -443,6 +444,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
             uid=0,
             volumes=(),
             copies=(),
+            memory_volumes=(),
             empty_disks=(),
             granted=dataclasses.replace(CONTAINER.granted, blocks=blocks, not_given=()),
             image_config=ImageConfig(),

@@ -60,6 +60,8 @@ class VmOptions:
 
     # What kubelet writes itself (configMap, secret ...) is shared as other volumes are, not copied.
     share_kubelet_volumes: bool = False
+    # Mount paths of emptyDirs with medium Memory that are the guest's own.
+    memory_volumes: tuple[str, ...] = ()
 
     # --- network
 

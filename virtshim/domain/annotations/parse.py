@@ -24,7 +24,7 @@ from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.hardware import annotations as hardware
 from virtshim.domain.hardware.options import HardwareOptions
 from virtshim.domain.vm import CpuModel, DiskBus
-from virtshim.domain.volumes import disk_images, empty_disks, sysprep
+from virtshim.domain.volumes import disk_images, empty_disks, memory_volumes, sysprep
 from virtshim.domain.volumes.copies import SHARED_ANNOTATION
 from virtshim.domain.volumes.root_volume import ON_CHANGE
 from virtshim.domain.yaml_text import MAX_TEXT_BYTES
@@ -257,6 +257,10 @@ def _disk_images(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, disk_images=disk_images.parse(text))
 
 
+def _memory_volumes(options: VmOptions, text: str) -> VmOptions:
+    return dataclasses.replace(options, memory_volumes=memory_volumes.parse(text))
+
+
 def _sysprep(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, sysprep=sysprep.parse(text))
 
@@ -317,6 +321,7 @@ _READERS: Final[Mapping[str, Reader]] = {
     SHARED_ANNOTATION: _kubelet_volumes,
     empty_disks.ANNOTATION: _empty_disks,
     disk_images.ANNOTATION: _disk_images,
+    memory_volumes.ANNOTATION: _memory_volumes,
     **{one.name: _of_hardware(one.read) for one in hardware.ANNOTATIONS},
     sysprep.ANNOTATION: _sysprep,
     "VirtletSystemUUID": _system_uuid,

@@ -6,14 +6,15 @@ import dataclasses
 
 from virtshim.domain.container import Container
 from virtshim.domain.volumes.copies import CopiedVolume
+from virtshim.domain.volumes.memory_volumes import MemoryVolume
 from virtshim.domain.volumes.shares import SharedVolume
 
 
-def known_volumes(container: Container) -> tuple[SharedVolume | CopiedVolume, ...]:
-    """Shared ones, which its VM has, unless it could not mount them, and copies that it has said it has."""
+def known_volumes(container: Container) -> tuple[SharedVolume | CopiedVolume | MemoryVolume, ...]:
+    """Shared ones and those in its memory, unless it could not mount them, and copies that it has said it has."""
     spec, status = container.spec, container.status
-    shared = () if status.unmounted else spec.volumes
-    return (*shared, *(volume for volume in spec.copies if volume.guest in status.copied))
+    copied = tuple(volume for volume in spec.copies if volume.guest in status.copied)
+    return copied if status.unmounted else (*spec.volumes, *spec.memory_volumes, *copied)
 
 
 def with_told(container: Container, copied: tuple[str, ...], *, unmounted: bool) -> Container:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from virtshim.domain.volumes.copies import CopiedVolume, copy_name
+from virtshim.domain.volumes.memory_volumes import MemoryVolume
 from virtshim.domain.volumes.shares import TAG, SharedVolume
 
 # What it ends with, other than 0; why is told on standard error.
@@ -138,7 +139,7 @@ fi
 
 _WRITTEN: Final = "written"
 # Arguments: where copies come from ("seed", "input", "there"; "" if nothing is copied), whether something is shared (1); then, of
-# each volume, its name there, its path, and `ro`, `rw`, or that the file there gets its content.
+# each volume, its name there, its path, and `ro`, `rw`, that the file there gets its content, or the options of a tmpfs.
 MOUNT: Final = (
     rf"""
 copied=$1 shared=$2
@@ -174,7 +175,18 @@ while [ $# -ge 3 ]; do
   name=$1 path=$2 mode=$3
   shift 3
   [ ! -e "$state/$name" ] || continue
-  case $name in c*) from=$copies/$name ;; *) from=$base/$name ;; esac
+  case $name in
+    m*)
+      if ! why=$({{ mkdir -p "$path" && mount -t tmpfs -o "$mode" {TAG}-memory "$path"; }} 2>&1); then
+        echo "$path: $why" >&2
+        exit {NOT_MOUNTED}
+      fi
+      : >"$state/$name"
+      continue
+      ;;
+    c*) from=$copies/$name ;;
+    *) from=$base/$name ;;
+  esac
   if [ "$mode" = {_WRITTEN} ]; then
     [ -e "$from.digest" ] || continue
     {{ [ "$(cat "$from")" = "$(cat "$path")" ] || cat "$from" >"$path"; }} 2>/dev/null || unwritten="$unwritten $name"
@@ -217,6 +229,7 @@ def command(
     volumes: Sequence[SharedVolume],
     copies: Sequence[CopiedVolume] = (),
     source: Copies = Copies.AS_THEY_ARE,
+    memory: Sequence[MemoryVolume] = (),
 ) -> tuple[str, ...]:
     """`volumes` as they are numbered on the device; what is below another one is mounted after it."""
     here = [volume for volume in copies if not (volume.written and source is Copies.SEED)]
@@ -226,6 +239,7 @@ def command(
         for number, volume in enumerate(copies)
         if volume in here
     ]
+    places += [(f"m{number}", volume.guest, volume.options) for number, volume in enumerate(memory)]
     places.sort(key=lambda place: place[1].count("/"))
     words = [word for place in places for word in place]
     copied = (source.value or "there") if here else ""

@@ -14,6 +14,7 @@ from virtshim.domain.guest.termination_message import termination_file
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.flex_volumes import DRIVER
 from virtshim.domain.volumes.hosts_file import HOSTS
+from virtshim.domain.volumes.memory_volumes import MemoryVolume
 from virtshim.domain.volumes.shares import SharedVolume
 
 # What kubelet keeps below the directory of a pod.
@@ -25,6 +26,7 @@ WRITTEN_BY_KUBELET: Final = tuple(
 )
 _WRITTEN: Final = re.compile(rf"/pods/([^/]+)/volumes/(?:{'|'.join(WRITTEN_BY_KUBELET)})/[^/]+")
 _FLEX: Final = re.compile(rf"/pods/([^/]+)/volumes/{DRIVER}/[^/]+")
+_EMPTY_DIR: Final = re.compile(r"/pods/([^/]+)/volumes/kubernetes\.io~empty-dir/[^/]+")
 # A part of a volume, by the name that the pod has for it.
 _SUBPATH: Final = re.compile(r"(/pods/([^/]+))/volume-subpaths/([^/]+)/[^/]+/[^/]+")
 
@@ -167,13 +169,21 @@ def image_mounts(
     ]
 
 
+def is_empty_dir(host_path: str, pod_uid: str) -> bool:
+    """Whether that is a whole emptyDir of that pod."""
+    found = _kubelets(_EMPTY_DIR, host_path)
+    return found is not None and found[1] == pod_uid
+
+
 def hosts_file(mounts: Iterable[M], annotations: Mapping[str, str]) -> str:
     """The path of the hosts file that kubelet wrote for the pod; "" if there is none."""
     return next((mount.host_path for mount, origin in origins(mounts, annotations) if origin is Origin.HOSTS), "")
 
 
 def there(
-    mounts: Iterable[Mount], annotations: Mapping[str, str], volumes: Iterable[SharedVolume | CopiedVolume]
+    mounts: Iterable[Mount],
+    annotations: Mapping[str, str],
+    volumes: Iterable[SharedVolume | CopiedVolume | MemoryVolume],
 ) -> list[Mount]:
     """What the guest really has. `volumes`: those that its VM was made with."""
     volumes = list(volumes)

@@ -23,14 +23,15 @@ from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import nics_of
 from virtshim.domain.printable import escaped
 from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.sizing import NodeLimits, refuse_little_overhead, size_for
+from virtshim.domain.sizing import NodeLimits, memory_for, refuse_little_overhead, size_for
 from virtshim.domain.vm import VmSize
 from virtshim.domain.volumes import sysprep
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.empty_disks import EmptyDisk, refuse_clashes, together
 from virtshim.domain.volumes.hosts_file import says_hosts
+from virtshim.domain.volumes.memory_volumes import MemoryVolume
 from virtshim.domain.volumes.root_volume import refuse_unfit
-from virtshim.domain.volumes.shares import SharedVolume
+from virtshim.domain.volumes.shares import Placed, SharedVolume
 from virtshim.lifecycle.creation.data_volumes import anothers
 from virtshim.lifecycle.creation.sole_container import refuse_another
 from virtshim.lifecycle.volumes.image_volumes import ImageVolumes
@@ -60,6 +61,7 @@ class Admitted:
     volumes: tuple[SharedVolume, ...] = ()
     copies: tuple[CopiedVolume, ...] = ()
     empty_disks: tuple[EmptyDisk, ...] = ()
+    memory_volumes: tuple[MemoryVolume, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class Admission:
         granted = self.claims.resolve(sandbox, name, config)
         share, images = options.share_kubelet_volumes, options.disk_images
         own_hosts = says_hosts(options)
+        memory = self.volumes.in_memory(config, sandbox.key.uid, options.memory_volumes, self._memory(config))
         volumes, copies = self.volumes.admit(
             config,
             sandbox.key.uid,
@@ -99,6 +102,7 @@ class Admission:
             own_hosts=own_hosts,
             sysprep=options.sysprep,
             image_volumes=self.image_volumes.of(config),
+            memory=memory,
         )
         granted = self._with_disk_images(granted, volumes, self.volume_disks.images(config, sandbox.key.uid, images))
         if granted.root_volume is None:  # what is on one may have been set up before
@@ -120,12 +124,16 @@ class Admission:
         self.claims.check(granted, size)
         self._refuse_without_hugepages(size)
         log_file = _log_file(sandbox, config)
-        places = [*(volume.guest for volume in volumes), *(copied.guest for copied in copies)]
+        mounted: list[Placed] = [*volumes, *copies, *memory]
+        places = [volume.guest for volume in mounted]
         places += [volume.container_path for volume in granted.data_volumes]
         empty_disks = together([*options.empty_disks, *self.volume_disks.empty(config, sandbox.key.uid)])
         self._refuse_too_large(options, empty_disks)
         refuse_clashes(empty_disks, places, guest_view.serials(granted.data_volumes))
-        return Admitted(sandbox, name, config, options, granted, size, log_file, volumes, copies, empty_disks)
+        return Admitted(sandbox, name, config, options, granted, size, log_file, volumes, copies, empty_disks, memory)
+
+    def _memory(self, config: ContainerConfig) -> int:
+        return memory_for(config.resources, self.sizes.now)
 
     def _refuse_too_large(self, options: VmOptions, empty_disks: Sequence[EmptyDisk]) -> None:
         most = self.sizes.now.max_root_volume

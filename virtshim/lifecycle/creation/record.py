@@ -89,6 +89,7 @@ class ContainerRecords:
             image_id=image.id,
             copies=admitted.copies,
             empty_disks=admitted.empty_disks,
+            memory_volumes=admitted.memory_volumes,
         )
         return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 

@@ -66,4 +66,5 @@ def _request(draft: Draft, copied: bytes) -> SeedRequest:
         copies=container.spec.copies,
         copied=copied,
         empty_disks=container.spec.empty_disks,
+        memory_volumes=container.spec.memory_volumes,
     )

@@ -245,16 +245,18 @@ class GuestSetUp:
                 guest_links.command(container.granted.data_volumes),
                 {guest_links.NOT_LINKED: "use another devicePath, or an image whose kernel has the driver"},
             )
-        if container.spec.volumes or container.spec.copies:
+        spec = container.spec
+        mounted = spec.volumes or spec.memory_volumes
+        if mounted or spec.copies:
             yield _Part(
                 "the volumes cannot be mounted",
-                guest_script.command(container.spec.volumes, container.spec.copies),
+                guest_script.command(spec.volumes, spec.copies, memory=spec.memory_volumes),
                 {
                     guest_script.NO_MODULE: "use an image with that module",
                     guest_script.NOT_MOUNTED: "see the guest's console",
                 },
-                bool(container.spec.copies),
-                not container.spec.volumes and not _mounted_copies(container),
+                bool(spec.copies),
+                not mounted and not _mounted_copies(container),
                 mounts=True,
             )
         # Last: it may have to wait for the guest's network, for which nothing else waits.
@@ -312,7 +314,7 @@ class GuestSetUp:
             else:
                 if wanted not in self._made:
                     continue
-                volumes = len(container.spec.volumes) + len(container.spec.copies)
+                volumes = sum(map(len, (container.spec.volumes, container.spec.copies, container.spec.memory_volumes)))
                 log.info("guest.set_up", container=wanted.short, volumes=volumes)
                 return
 
@@ -363,7 +365,7 @@ def _unconfirmed(container: Container, why: ShimError) -> str:
         return f"{_REFUSED}: {why}" if copies else ""
     if copies:
         return _UNHEARD.format(what=f"{_COPIED} are", renewed=", and are not renewed")
-    return _UNHEARD.format(what="its volumes are", renewed="") if spec.volumes else ""
+    return _UNHEARD.format(what="its volumes are", renewed="") if spec.volumes or spec.memory_volumes else ""
 
 
 def _mounted_copies(container: Container) -> bool:
@@ -374,5 +376,6 @@ def _mounted_copies(container: Container) -> bool:
 def _copying(container: Container, stale: Sequence[Packed]) -> GuestCommand:
     """The script that puts the volumes in their places, and these copies, if there are any."""
     source = guest_script.Copies.INPUT if stale else guest_script.Copies.AS_THEY_ARE
-    script = guest_script.command(container.spec.volumes, container.spec.copies, source)
+    spec = container.spec
+    script = guest_script.command(spec.volumes, spec.copies, source, spec.memory_volumes)
     return GuestCommand(script, input=archive(stale) if stale else b"")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from virtshim.domain.container import Container, ContainerConfig
-from virtshim.domain.errors import ShimError
+from virtshim.domain.errors import InvalidRequest, ShimError
+from virtshim.domain.printable import escaped
 from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.volumes import memory_volumes
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.hosts_file import HOSTS
-from virtshim.domain.volumes.pod_mounts import NO_IMAGES, image_mounts, volumes_of
+from virtshim.domain.volumes.memory_volumes import MemoryVolume
+from virtshim.domain.volumes.pod_mounts import NO_IMAGES, image_mounts, is_empty_dir, volumes_of
 from virtshim.domain.volumes.shares import SharedVolume, refuse_odd
 from virtshim.lifecycle.volumes.copies import VolumeCopies
 from virtshim.lifecycle.volumes.sysprep_files import sysprep_files
@@ -49,18 +52,19 @@ class PodVolumes:
         images: Collection[str] = (),
         sysprep: str = "",
         image_volumes: Mapping[str, SharedVolume] = NO_IMAGES,
+        memory: Sequence[MemoryVolume] = (),
     ) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
         """Those that are shared, as they will be numbered in the guest, and those that are copied. Raises ShimError for those
         that it cannot have. `share`: no volume is copied. `own_hosts`: the pod says what /etc/hosts is to be. `images`: places of
         those that are disks: whether they can be had. `sysprep`: that of one whose files are a CD-ROM, the same.
-        `image_volumes`: images, by their places."""
+        `image_volumes`: images, by their places. `memory`: those that are the guest's own."""
         shared, copied = volumes_of(
             config.mounts,
             config.annotations,
             pod_uid,
             lambda path: self.copies.files.is_part(path, pod_uid),
             share=share,
-            images=images,
+            images=(*images, *(volume.guest for volume in memory)),
             left_out=sysprep,
             image_volumes=image_volumes,
         )
@@ -71,7 +75,7 @@ class PodVolumes:
         wanted = not own_hosts and HOSTS not in others
         hosts = tuple(volume for volume in copied if volume.written and wanted and self._is_there(volume))
         copied = (*mounted, *hosts)
-        refuse_odd((*shared, *copied))
+        refuse_odd((*shared, *copied, *memory))
         on_disks = [
             SharedVolume(mount.container_path, mount.host_path, mount.readonly)
             for mount, _ in image_mounts(config.mounts, config.annotations, pod_uid, images)
@@ -80,6 +84,27 @@ class PodVolumes:
             self.shares.check((*shared, *on_disks), self.timeout)
         self.copies.check(copied)
         return shared, copied
+
+    def in_memory(
+        self, config: ContainerConfig, pod_uid: str, places: Collection[str], memory_bytes: int
+    ) -> tuple[MemoryVolume, ...]:
+        """Those at these mount paths, which the guest has in its own memory, and of that no more than there is. Raises ShimError
+        with the field for what is no emptyDir with medium Memory, or has files that would be hidden."""
+        found = []
+        for mount, is_volume in image_mounts(config.mounts, config.annotations, pod_uid, places):
+            guest, host = mount.container_path, mount.host_path
+            where = f"annotation {memory_volumes.ANNOTATION}: config.mounts[{escaped(guest, 200)}]"
+            try:
+                if not is_volume or not is_empty_dir(host, pod_uid):
+                    raise InvalidRequest(
+                        "it is no emptyDir with medium: Memory, or a subPath of one; remove the path from the annotation"
+                    )
+                tmpfs = self.copies.files.empty_tmpfs(host)
+            except ShimError as exc:
+                raise type(exc)(f"{where}: {exc}") from exc
+            size = min(tmpfs.size_bytes or memory_bytes, memory_bytes)
+            found.append(MemoryVolume(guest, host, replace(tmpfs, size_bytes=size), mount.readonly))
+        return tuple(found)
 
     def _is_there(self, volume: CopiedVolume) -> bool:
         try:
