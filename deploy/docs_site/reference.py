@@ -43,7 +43,7 @@ EXAMPLES = {
     "virtshim.io/kubelet-volumes": "shared",
     "virtshim.io/disks": "scratch: {size: 10Gi, mountPath: /var/scratch}",
     "virtshim.io/disk-images": "/srv/data",
-    "virtshim.io/memory-volumes": "/dev/shm",
+    "virtshim.io/memory-volumes": "/var/cache/app",
     "VirtletFilesFromDataSource": "configmap/web-files",
     "VirtletSystemUUID": "53008994-44c0-4017-ad44-9c49758083da",
     "VirtletCloudInitImageType": "nocloud",

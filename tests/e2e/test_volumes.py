@@ -174,3 +174,31 @@ def test_a_guest_that_restarts_has_them_again_and_a_daemon_that_dies_is_told(
 
 def _reads(cri: PodClient, container: str) -> str:
     return cri.exec_sync(container, "cat", "/data/text").stdout.decode()
+
+
+def test_an_empty_dir_in_memory_is_a_tmpfs_of_the_guests_own_if_the_pod_says_so(
+    cri: PodClient, node: Node, image_url: str, tmp_path: Path
+) -> None:
+    config = pod_config("memory", f"{node.directory}/logs/memory")
+    config.hostname = "memory.team"
+    config.annotations["virtshim.io/memory-volumes"] = "/dev/shm"
+    empty_dir = tmp_path / "pods" / config.metadata.uid / "volumes" / "kubernetes.io~empty-dir" / "cache"
+    empty_dir.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m,mode=0777", "virtshim-test", empty_dir], check=True)
+    try:
+        pod = cri.run_pod(config)
+        wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
+        wanted.mounts.add(container_path="/dev/shm", host_path=str(empty_dir))
+        container = cri.create(pod, wanted, config)
+        cri.start(container)
+        wait_for_log(cri.status(container).log_path, READY, BOOT)
+        mounted = run(cri, container, "grep ' /dev/shm ' /proc/mounts | tail -n 1").split()
+        assert (mounted[0], mounted[2], "size=3072k" in mounted[3].split(",")) == ("virtshim-memory", "tmpfs", True)
+        run(cri, container, "echo mine > /dev/shm/file && /etc/cloud/mount-volumes.sh && grep mine /dev/shm/file")
+        assert run(cri, container, "grep -c virtshim-memory /proc/mounts; hostname").split() == ["1", "memory.team"]
+        assert list(empty_dir.iterdir()) == []
+        assert daemons(node) == set()
+        cri.stop(container, 0)
+        cri.remove_pod(pod)
+    finally:
+        subprocess.run(["umount", empty_dir], check=True)
