@@ -6,7 +6,7 @@ One YAML document a file, either Virtlet's plain form or its VirtletImageMapping
     translations:
     - name: fedora                  # the whole name, tag and digest not counted
       url: https://host/fedora.qcow2
-    - regex: 'centos/(\\d+)'         # found anywhere in the name; $1, ${1}, ${word} in the URL, $$ for a dollar
+    - regex: 'centos/(\\d+)'         # RE2, found anywhere in the name; $1, ${1}, ${word} in the URL, $$ for a dollar
       url: http://host/centos-$1.qcow2
       transport: slow               # optional: an entry of transports; "" is the default of this file
     transports:
@@ -25,10 +25,11 @@ One YAML document a file, either Virtlet's plain form or its VirtletImageMapping
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol
 
 import yaml
 
@@ -36,12 +37,25 @@ from virtshim.domain.errors import InvalidRequest
 
 DEFAULT_MAX_REDIRECTS = 9
 _MAX_BYTES = 1 << 20
-# Of a name that operators' regular expressions are tried on: these may take long, and stop all threads meanwhile. kubelet sends
-# no longer ones.
-_LONGEST_NAME = 255
+# RE2's budget for one compiled regex and what it remembers of searches: some ten thousand instructions.
+_REGEX_BYTES: Final = 1 << 20
 
 # Go's regexp.Expand: $name takes the longest run of letters, digits and underscores.
 _REFERENCE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})", re.ASCII)
+# Of a regex: an escaped character, or the beginning of a group with a name.
+_NAMED_GROUP = re.compile(r"\\.|\(\?P?<(\w+)>", re.DOTALL)
+
+
+class Match(Protocol):
+    def __getitem__(self, group: int | str, /) -> str | None:
+        """None: the group took no part. Raises IndexError if there is no such group."""
+
+
+class Regex(Protocol):
+    """A compiled regular expression of an operator's."""
+
+    def search(self, text: str, /) -> Match | None:
+        """In time that is linear in the text, whatever the regex is. Other threads go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +91,9 @@ class Rule:
     url: str
     transport: str
     name: str = ""
-    regex: re.Pattern[str] | None = None
+    regex: Regex | None = None
 
-    def expand(self, match: re.Match[str]) -> str:
+    def expand(self, match: Match) -> str:
         """The URL with Go's $ references replaced; a reference to no group becomes nothing."""
 
         def replacement(reference: re.Match[str]) -> str:
@@ -88,7 +102,7 @@ class Rule:
             group = reference[2] or reference[3]
             try:
                 return match[int(group) if group.isdigit() else group] or ""
-            except IndexError:
+            except (IndexError, ValueError):  # ValueError: a number of thousands of digits
                 return ""
 
         return _REFERENCE.sub(replacement, self.url)
@@ -152,17 +166,12 @@ def _file_text(file: Path) -> str:
 
 def translate(name: str, files: Sequence[TranslationFile]) -> Translated | None:
     """The first rule for `name` (without tag and digest): exact names of all files before regexes of all files, files in the
-    given order, rules in theirs. Raises InvalidRequest for a name that is too long for regexes."""
+    given order, rules in theirs."""
     below = [(file, local) for file in files if (local := file.local(name)) is not None]
     for file, local in below:
         for rule in file.rules:
             if rule.regex is None and rule.name == local:
                 return Translated(rule.url, file.transport(rule), file.file)
-    if len(name) > _LONGEST_NAME and any(rule.regex is not None for file, _ in below for rule in file.rules):
-        raise InvalidRequest(
-            f"the image's name has {len(name)} characters; this node's image translation files have regular expressions, "
-            f"which are tried on {_LONGEST_NAME} at most: use a shorter name, or a URL with its scheme"
-        )
     for file, local in below:
         for rule in file.rules:
             if rule.regex is not None and (match := rule.regex.search(local)):
@@ -257,10 +266,28 @@ def _rule(node: _Node, transports: Mapping[str, Transport]) -> Rule:
         raise node.wrong(f"names the transport {transport!r}, which the file does not have")
     if not regex:
         return Rule(url, transport, name=name)
+    return Rule(url, transport, regex=_compiled(regex, node))
+
+
+def _compiled(regex: str, rule: _Node) -> Regex:
+    """RE2, whose syntax and rules are those of Go's regexp, which Virtlet had. Raises InvalidRequest."""
+    import re2  # takes more than a megabyte, and most nodes have no regexes
+
+    named = Counter(_NAMED_GROUP.findall(regex))
+    if twice := next((name for name in named if name and named[name] > 1), None):
+        # Go expands the one that took part in the match; these bindings find the first alone by its name.
+        raise rule.wrong(f"has a bad regex (two groups have the name {twice!r}; each needs its own)")
+    options = re2.Options()
+    options.max_mem = _REGEX_BYTES
+    options.log_errors = False
     try:
-        return Rule(url, transport, regex=re.compile(regex))
-    except (re.error, RecursionError, OverflowError) as exc:
-        raise node.wrong(f"has a bad regex ({exc})") from exc
+        compiled: Regex = re2.compile(regex, options)
+    except UnicodeEncodeError as exc:
+        raise rule.wrong("has a bad regex (it contains half of a surrogate pair)") from exc
+    except re2.error as exc:
+        why = exc.args[0].decode("utf-8", "replace")
+        raise rule.wrong(f"has a bad regex ({why}; RE2 has no lookaround and no backreferences)") from exc
+    return compiled
 
 
 def _transport(node: _Node) -> Transport:

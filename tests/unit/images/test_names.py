@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from virtshim.domain.errors import InvalidRequest, ShimError
 from virtshim.domain.image_name import ImageName
 from virtshim.images.names import HttpLocation, RegistryLocation, is_loopback, resolve
-from virtshim.images.translations import Transport, parse_translations, read_translations, translate
+from virtshim.images.translations import TranslationFile, Transport, parse_translations, read_translations, translate
 
 PROD = """
 prefix: prod
@@ -177,6 +180,102 @@ def test_a_bad_translation_file_is_named_with_the_reason(text: str, why: str) ->
     with pytest.raises(InvalidRequest, match=why) as caught:
         parse_translations(text, "bad.yaml")
     assert "bad.yaml" in str(caught.value)
+
+
+def one_rule(regex: str, url: str = "https://h/x") -> TranslationFile:
+    return parse_translations(json.dumps({"translations": [{"regex": regex, "url": url}]}), "the-file.yaml")
+
+
+@pytest.mark.parametrize(
+    ("regex", "name", "url"),
+    [
+        ("^(?P<os>[a-z]+)/(?<version>[0-9.]+)$", "linux/6.1", "https://h/linux-6.1"),
+        ("(?i)^LINUX/(\\d+)$", "linux/7", "https://h/-"),
+        (r"^\pL+/\pN$", "linux/7", "https://h/-"),
+        (r"^\Qa.b\E\z", "a.b", "https://h/-"),
+        ("[[:alpha:]]/[[:digit:]]", "linux/7", "https://h/-"),
+        (r"^\w+/(?U)(?P<os>.+)(?P<version>\d*)$", "linux/a7", "https://h/a-7"),
+        ("(?P<os>x)?linux", "linux", "https://h/-"),
+    ],
+)
+def test_a_regex_is_what_it_is_in_go(regex: str, name: str, url: str) -> None:
+    found = translate(name, [one_rule(regex, "https://h/${os}-$version")])
+    assert found is not None
+    assert found.url == url
+
+
+def test_a_regex_is_tried_on_names_of_any_length() -> None:
+    found = translate("a" * 2000 + "/6.1", [one_rule("/([0-9.]+)$", "https://h/$1")])
+    assert found is not None
+    assert found.url == "https://h/6.1"
+
+
+BAD = {
+    "looks ahead": ("(?=a)b", "no lookaround"),
+    "looks behind": ("(?<!a)b", "no lookaround"),
+    "backreference": (r"(a)\1", "no backreferences"),
+    "Python's end of the text": (r"a\Z", r"invalid escape sequence: \\Z"),
+    "repetition": ("a{1001}", "invalid repetition size"),
+    "repetition of a repetition": ("(?:a{1000}){1000}", "invalid repetition size"),
+    "depth": ("(" * 1500, r"missing \)"),
+    "large classes": (r"[\pL\pN]{1,1000}", "pattern too large"),
+    "length": ("a" * 900_000, "pattern too large"),
+    "a name twice": ("(?P<os>a)|(?P<os>b)", "two groups have the name 'os'"),
+    "half of a character": ("a\ud800", "surrogate"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_regex_that_is_not_gos_or_takes_much_memory_is_refused_by_its_file_and_rule(
+    case: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    regex, why = BAD[case]
+    with pytest.raises(InvalidRequest, match=why) as caught:
+        one_rule(regex)
+    said = str(caught.value)
+    assert said.startswith("image translation file the-file.yaml: entry 1 of translations has a bad regex (")
+    assert said.endswith("correct or remove the file")
+    assert capfd.readouterr() == ("", "")
+
+
+HEAVY = {
+    "optional characters": "(?:a?){1000}a{1000}",
+    "many places at once": "^(?:.*a.{200}){4}(b)",
+    "many groups": "|".join(f"(.*)a{n}(.*)" for n in range(200)),
+}
+
+
+@pytest.mark.parametrize("case", HEAVY)
+def test_a_search_that_needs_more_memory_than_a_regex_may_take_ends_without_output(
+    case: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """RE2 forgets what it has seen, and goes on more slowly."""
+    file = one_rule(HEAVY[case])
+    for name in ("a" * 2047 + "!", "ab" * 1000, "aab" * 600):
+        translate(name, [file])
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("reference", ["$2", "$" + "9" * 5000, "$" + "9" * 20, "${none}"])
+def test_a_reference_to_no_group_is_nothing(reference: str) -> None:
+    found = translate("a", [one_rule("(a)", f"https://h/{reference}.img")])
+    assert found is not None
+    assert found.url == "https://h/.img"
+
+
+def test_without_a_regex_nothing_is_loaded_for_it() -> None:
+    """It would take more than a megabyte on every node."""
+    code = (
+        "import sys; from virtshim.images.translations import *;"
+        "translate('a', [parse_translations('translations: [{name: a, url: b}]', 'f')]); sys.exit('re2' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@given(st.text())
+def test_any_text_is_a_regex_or_refused(text: str) -> None:
+    with contextlib.suppress(ShimError):
+        translate("linux/6.1", [one_rule(text)])
 
 
 @given(st.text())
