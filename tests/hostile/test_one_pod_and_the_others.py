@@ -211,6 +211,24 @@ def test_when_twenty_pods_take_all_they_can_a_pod_that_has_nothing_gets_its_firs
         places.take("default/other")
 
 
+def test_who_holds_places_without_a_pod_is_told_so() -> None:
+    places = PodPlaces(Places("pulls under way", 24, 12, "wait for some to end", "wait", holder="namespace"))
+    for _ in range(12):
+        places.take("")
+    with pytest.raises(
+        ResourceExhausted,
+        match=r"^there are 12 pulls under way without a pod, the most for one namespace; wait for some",
+    ):
+        places.take("")
+    places.give_back("")
+    for number in range(7):
+        places.take(f"other-{number}")
+    with pytest.raises(
+        ResourceExhausted, match=r"^there are 11 pulls under way without a pod; the last 6 of this node's 24 are kept"
+    ):
+        places.take("")
+
+
 def test_all_places_of_a_node_are_bounded() -> None:
     places = PodPlaces(PLACES)
     for number in range(80):

@@ -35,7 +35,7 @@ class Places:
 
 
 class PodPlaces:
-    """Who holds how many; pods by `namespace/name`, or namespaces. Any thread."""
+    """Who holds how many; pods by `namespace/name`, or namespaces; all without a pod are one holder, "". Any thread."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -85,13 +85,14 @@ class PodPlaces:
     def _full(self, pod: str) -> str:
         of = self._places
         mine, all_held = self._held.get(pod, 0), self._held.total()
+        holds = f"{of.holder} {pod} has {mine} {of.what}" if pod else f"there are {mine} {of.what} without a pod"
         if mine >= of.each:
-            return f"{of.holder} {pod} has {mine} {of.what}, the most for one {of.holder}; {of.remedy}"
+            return f"{holds}, the most for one {of.holder}; {of.remedy}"
         if all_held >= of.total:
             return f"the {of.holder}s of this node have {all_held} {of.what} together, the most there may be; {of.remedy_of_node}"
         if mine and all_held >= of.total - of.kept:
             return (
-                f"{of.holder} {pod} has {mine} {of.what}; the last {of.kept} of this node's {of.total} are kept for "
-                f"{of.holder}s that have none; {of.remedy_of_node}"
+                f"{holds}; the last {of.kept} of this node's {of.total} are kept for {of.holder}s that have none; "
+                f"{of.remedy_of_node}"
             )
         return ""
