@@ -53,6 +53,9 @@ class FakeRuntime(grpc.GenericRpcHandler):
         self.pods: dict[str, pb.PodSandbox] = {}
         self.containers: dict[str, pb.Container] = {}
         self.images: dict[str, pb.Image] = {}
+        self.configs: dict[str, pb.ContainerConfig] = {}
+        self.needs_images = False
+        """A container of an image that is not there is refused."""
         self.listeners: list[queue.Queue[bytes | None]] = []
         self._server: grpc.Server | None = None
 
@@ -128,23 +131,48 @@ class FakeRuntime(grpc.GenericRpcHandler):
 
     def _RunPodSandbox(self, request: bytes, _context: Any) -> bytes:
         config = pb.RunPodSandboxRequest.FromString(request).config
-        return pb.RunPodSandboxResponse(pod_sandbox_id=self.add_pod(config.metadata)).SerializeToString()
+        made = self.add_pod(config.metadata)
+        self.pods[made].annotations.update(config.annotations)
+        return pb.RunPodSandboxResponse(pod_sandbox_id=made).SerializeToString()
 
     def add_pod(self, metadata: pb.PodSandboxMetadata | None = None) -> str:
         made = secrets.token_hex(32)
         self.pods[made] = pb.PodSandbox(id=made, metadata=metadata, state=pb.SANDBOX_READY, created_at=1)
         return made
 
-    def add_container(self, pod: str) -> str:
-        made = secrets.token_hex(32)
-        self.containers[made] = pb.Container(id=made, pod_sandbox_id=pod, state=pb.CONTAINER_RUNNING, created_at=1)
+    def add_container(self, pod: str, config: pb.ContainerConfig | None = None) -> str:
+        made, config = secrets.token_hex(32), config or pb.ContainerConfig()
+        self.containers[made] = pb.Container(
+            id=made, pod_sandbox_id=pod, state=pb.CONTAINER_RUNNING, created_at=1, metadata=config.metadata,
+            image=config.image, image_ref=config.image.image, image_id=config.image.image, labels=config.labels,
+        )  # fmt: skip
+        self.configs[made] = config
         return made
 
     def _CreateContainer(self, request: bytes, context: Any) -> bytes:
-        pod = pb.CreateContainerRequest.FromString(request).pod_sandbox_id
-        if pod not in self.pods:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"no sandbox {pod}")
-        return pb.CreateContainerResponse(container_id=self.add_container(pod)).SerializeToString()
+        asked = pb.CreateContainerRequest.FromString(request)
+        if asked.pod_sandbox_id not in self.pods:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no sandbox {asked.pod_sandbox_id}")
+        named = [asked.config.image, *(mount.image for mount in asked.config.mounts)]
+        missing = [one.image for one in named if one.image and not self._image(one.image)]
+        if self.needs_images and missing:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"{self.name} has no image {missing[0]}")
+        made = self.add_container(asked.pod_sandbox_id, asked.config)
+        return pb.CreateContainerResponse(container_id=made).SerializeToString()
+
+    def _StartContainer(self, _request: bytes, _context: Any) -> bytes:
+        return b""
+
+    def _ContainerStatus(self, request: bytes, context: Any) -> bytes:
+        wanted = pb.ContainerStatusRequest.FromString(request).container_id
+        if wanted not in self.containers:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"{self.name} has no container {wanted}")
+        one, config = self.containers[wanted], self.configs[wanted]
+        status = pb.ContainerStatus(
+            id=one.id, metadata=one.metadata, state=one.state, created_at=one.created_at, image=one.image,
+            image_ref=one.image_ref, image_id=one.image_id, mounts=config.mounts, log_path=f"/logs/{config.log_path}",
+        )  # fmt: skip
+        return pb.ContainerStatusResponse(status=status, info={"of": self.name}).SerializeToString()
 
     def _PodSandboxStatus(self, request: bytes, context: Any) -> bytes:
         wanted = pb.PodSandboxStatusRequest.FromString(request).pod_sandbox_id
@@ -183,12 +211,11 @@ class FakeRuntime(grpc.GenericRpcHandler):
     def add_image(self, id_: str, *tags: str) -> None:
         self.images[id_] = pb.Image(id=id_, repo_tags=tags, size=1)
 
-    def _image(self, request: bytes) -> pb.Image | None:
-        wanted = pb.ImageStatusRequest.FromString(request).image.image
+    def _image(self, wanted: str) -> pb.Image | None:
         return next((one for one in self.images.values() if wanted == one.id or wanted in one.repo_tags), None)
 
     def _ImageStatus(self, request: bytes, _context: Any) -> bytes:
-        return pb.ImageStatusResponse(image=self._image(request)).SerializeToString()
+        return pb.ImageStatusResponse(image=self._image(_named(request))).SerializeToString()
 
     def _PullImage(self, request: bytes, _context: Any) -> bytes:
         name = pb.PullImageRequest.FromString(request).image.image
@@ -196,7 +223,7 @@ class FakeRuntime(grpc.GenericRpcHandler):
         return pb.PullImageResponse(image_ref=f"sha256:{self.name}").SerializeToString()
 
     def _RemoveImage(self, request: bytes, _context: Any) -> bytes:
-        if image := self._image(request):
+        if image := self._image(_named(request)):
             del self.images[image.id]
         return b""
 
@@ -224,6 +251,10 @@ class FakeRuntime(grpc.GenericRpcHandler):
         """An event, to all that listen."""
         for listener in list(self.listeners):
             listener.put(pb.ContainerEventResponse(container_id=container).SerializeToString())
+
+
+def _named(request: bytes) -> str:
+    return pb.ImageStatusRequest.FromString(request).image.image
 
 
 def _pieces(answer: Any) -> Iterator[bytes]:

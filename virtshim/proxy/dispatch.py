@@ -22,6 +22,7 @@ from virtshim.proxy.streams import Streams
 from virtshim.proxy.wire import message, text, text_map, texts
 
 _ANNOTATIONS: Final = methods.field(pb.PodSandboxConfig, "annotations")
+_SANDBOX: Final = methods.field(pb.CreateContainerRequest, "sandbox_config")
 # The id of what was made, in RunPodSandboxResponse, RestorePodResponse and CreateContainerResponse.
 _MADE: Final = 1
 # An id of a pod or container as runtimes make them. In a method that nobody knows, this many texts may look like one.
@@ -81,7 +82,11 @@ class Dispatch:
             yield answer
 
     async def _by_id(self, method: Method, asked: Asked) -> Answer:
-        owner = await self._owners.of(text(asked.request, method.id_field), method.id, asked.remaining) or self._primary
+        found = await self._owners.of(text(asked.request, method.id_field), method.id, asked.remaining)
+        if found and method.path == methods.CREATE_CONTAINER:
+            # Also if it fails, for an image that only another runtime has: kubelet asks for the image again, and pulls it here.
+            self._images.remember_pod(message(asked.request, _SANDBOX), found)
+        owner = found or self._primary
         answer = await _pass_on(owner, asked)
         if method.path == methods.CREATE_CONTAINER:
             self._made(answer, owner)

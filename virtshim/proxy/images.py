@@ -1,8 +1,13 @@
-"""Image calls: to the runtime that the image's name, its pod or its handler says; else to whoever has the image."""
+"""Image calls: to the runtime that the image's name, its pod or its handler says; else to whoever has the image.
+
+kubelet asks for an image's status with the pod's annotations and nothing else of the pod. One of them is kubelet's own: the time
+at which it first saw the pod, to the nanosecond. It stays when somebody edits the pod, and the pod's sandbox has it, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -23,20 +28,17 @@ _HANDLER: Final = field(pb.ImageSpec, "runtime_handler")
 _SANDBOX: Final = field(pb.PullImageRequest, "sandbox_config")
 _POD_ANNOTATIONS: Final = field(pb.PodSandboxConfig, "annotations")
 _POD_METADATA: Final = field(pb.PodSandboxConfig, "metadata")
-_POD_KEY: Final = tuple(field(pb.PodSandboxMetadata, name) for name in ("namespace", "name", "uid"))
+_POD_NAMES: Final = tuple(field(pb.PodSandboxMetadata, name) for name in ("namespace", "name", "uid"))
+_SEEN: Final = "kubernetes.io/config.seen"
 _FILTER: Final = field(pb.ListImagesRequest, "filter")
 _FILTER_IMAGE: Final = field(pb.ImageFilter, "image")
 _FOUND: Final = field(pb.ImageStatusResponse, "image")
 
-# Pods whose runtime is remembered for the pulls of their containers.
-_REMEMBERED: Final = 4096
+# Twice the pods whose runtime is remembered for their containers' images: each has two keys.
+_REMEMBERED: Final = 8192
 
+# Namespace, name and uid; or when kubelet first saw the pod.
 PodKey = tuple[str, ...]
-
-
-def pod_key(sandbox_config: bytes) -> PodKey:
-    metadata = message(sandbox_config, _POD_METADATA)
-    return tuple(text(metadata, number) for number in _POD_KEY)
 
 
 class Images:
@@ -52,7 +54,11 @@ class Images:
         self._pods: Recent[PodKey, Backend] = Recent(_REMEMBERED)
 
     def remember_pod(self, sandbox_config: bytes, backend: Backend) -> None:
-        self._pods.put(pod_key(sandbox_config), backend)
+        """From RunPodSandbox; and from CreateContainer, because a kubelet that was restarted has seen its pods anew."""
+        if any(names := _names(sandbox_config)):
+            self._pods.put(names, backend)
+        if seen := _seen(text_map(sandbox_config, _POD_ANNOTATIONS)):
+            self._pods.put(seen, backend)
 
     async def pull(self, asked: Asked) -> Answer:
         """To the runtime of the image's name, which must be that of its pod; else to the pod's. Raises CallFailed,
@@ -60,17 +66,21 @@ class Images:
         image, sandbox = message(asked.request, _IMAGE), message(asked.request, _SANDBOX)
         named = self._named(image)
         annotated = self._routes.by_annotation(text_map(sandbox, _POD_ANNOTATIONS))
-        pods = annotated or (await self._runtime_of(pod_key(sandbox), asked) if sandbox else None)
+        pods = annotated or (await self._runtime_of(_names(sandbox), asked) if sandbox else None)
         if named and pods:
             self._routes.refuse_other(text(image, _NAME), named, pods)
         backend = self._by_runtime[named or pods or self._routes.primary]
         return await backend.call(asked.method, asked.request, asked.remaining, asked.metadata)
 
     async def status(self, asked: Asked) -> Answer:
-        """Of the first runtime that has it, the primary first. Raises CallFailed, InvalidRequest."""
+        """Of the runtime that the image's name or its pod says, which must be the same; else of the first that has it, the
+        primary first. Raises CallFailed, InvalidRequest."""
         image = message(asked.request, _IMAGE)
-        if named := self._named(image):
-            return await self._by_runtime[named].call(asked.method, asked.request, asked.remaining, asked.metadata)
+        named, pods = self._named(image), await self._runtime_of_image(image, asked)
+        if named and pods:
+            self._routes.refuse_other(text(image, _NAME), named, pods)
+        if owner := named or pods:
+            return await self._by_runtime[owner].call(asked.method, asked.request, asked.remaining, asked.metadata)
         return Answer(next(iter((await self._having(asked)).values()), b""))
 
     async def remove(self, asked: Asked) -> Answer:
@@ -117,6 +127,14 @@ class Images:
             refuse(failures)
         return found
 
+    async def _runtime_of_image(self, image: bytes, asked: Asked) -> Runtime | None:
+        """Of the pod that kubelet wants the image for. None if that is not known: images of the runtimes that are there are still
+        told while another is down."""
+        seen = _seen(text_map(image, _IMAGE_ANNOTATIONS))
+        with contextlib.suppress(CallFailed):
+            return await self._runtime_of(seen, asked) if seen else None
+        return None
+
     async def _runtime_of(self, key: PodKey, asked: Asked) -> Runtime | None:
         """Of a pod that has been started; after a start of the proxy its runtime is asked for. None if it is nobody's."""
         if backend := self._pods.get(key):
@@ -132,11 +150,23 @@ class Images:
             else:
                 failures.append(outcome)
                 continue
-            if any(_key(pod) == key for pod in pb.ListPodSandboxResponse.FromString(pods).items):
+            if any(key in _keys(pod) for pod in pb.ListPodSandboxResponse.FromString(pods).items):
+                self._pods.put(key, backend)
                 return backend.runtime
         refuse(failures)
         return None
 
 
-def _key(pod: pb.PodSandbox) -> PodKey:
-    return (pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
+def _names(sandbox_config: bytes) -> PodKey:
+    metadata = message(sandbox_config, _POD_METADATA)
+    return tuple(text(metadata, number) for number in _POD_NAMES)
+
+
+def _seen(annotations: Mapping[str, str]) -> PodKey:
+    """() if kubelet did not see it."""
+    seen = annotations.get(_SEEN)
+    return (seen,) if seen else ()
+
+
+def _keys(pod: pb.PodSandbox) -> tuple[PodKey, PodKey]:
+    return (pod.metadata.namespace, pod.metadata.name, pod.metadata.uid), _seen(pod.annotations)

@@ -32,6 +32,7 @@ def shared(directory: Path) -> Iterator[tuple[Proxy, FakeRuntime, FakeRuntime]]:
 def _fresh(runtime: FakeRuntime) -> FakeRuntime:
     for records in (runtime.calls, runtime.answers, runtime.pods, runtime.containers, runtime.images):
         records.clear()
+    runtime.needs_images = False
     return runtime
 
 

@@ -1,9 +1,15 @@
 """Which runtime an image call goes to."""
 
+import signal
+
 import grpc
 import pytest
 from fakes.cri import Client, pod, refused
+from fakes.journal import WAIT_LIMIT
+from fakes.kubelet_calls import Kubelet, KubeletPod
+from fakes.proxy import Proxy
 from fakes.runtime import FakeRuntime, Refusal
+from podclient import wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
 
@@ -105,6 +111,110 @@ def test_an_image_that_both_have_is_two_images(client: Client, primary: FakeRunt
     status = image_of(client, "same", runtime_handler="vm")
     assert status
     assert status.id == "sha256:2"
+
+
+# --- an image name that both know, in kubelet's order of calls
+
+
+@pytest.fixture
+def kubelet(client: Client, primary: FakeRuntime, other: FakeRuntime) -> Kubelet:
+    """Before two runtimes that refuse containers of images that they lack."""
+    primary.needs_images = other.needs_images = True
+    return Kubelet(client.runtime, client.image)
+
+
+def test_a_pod_gets_the_image_of_its_own_runtime_though_another_has_one_of_that_name(
+    kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    primary.add_image("sha256:primary", "disk")
+    vm = KubeletPod(kubelet, "vm", "vm")
+    vm.run()
+    container = vm.start("main", "disk")
+    assert other.containers[container].image.image == "sha256:other"
+    assert not primary.asked("PullImage")
+
+
+def test_a_container_gets_the_image_of_its_own_runtime_though_only_another_has_it(
+    kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    other.add_image("sha256:other", "disk")
+    web = KubeletPod(kubelet, "web")
+    web.run()
+    assert primary.containers[web.start("main", "disk")].image.image == "sha256:primary"
+
+
+def test_pods_of_both_runtimes_use_one_name_at_a_time_each_its_own_image(
+    kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    pods = [KubeletPod(kubelet, f"pod-{number}", "vm" if number % 2 else "") for number in range(6)]
+    for one in pods:
+        one.run()
+    for number, one in enumerate(pods):
+        runtime = other if number % 2 else primary
+        assert runtime.containers[one.start("main", "disk")].image.image == f"sha256:{runtime.name}"
+
+
+def test_an_image_volume_is_of_the_pods_own_runtime(kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime) -> None:
+    primary.add_image("sha256:primary", "files")
+    vm = KubeletPod(kubelet, "vm", "vm")
+    vm.run()
+    vm.start("main", "disk", volumes=["files"])
+    (request,) = (pb.CreateContainerRequest.FromString(one.request) for one in other.asked("CreateContainer"))
+    assert request.config.mounts[0].image.image == "sha256:other"
+
+
+def test_a_pod_whose_annotations_were_edited_still_gets_the_image_of_its_own_runtime(
+    kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    primary.add_image("sha256:primary", "disk")
+    vm = KubeletPod(kubelet, "vm", "vm")
+    vm.run()
+    vm.annotations["team"] = "storage"
+    assert vm.start("main", "disk") in other.containers
+
+
+def test_a_proxy_that_was_killed_still_knows_whose_image_a_pod_wants(
+    proxy: Proxy, client: Client, kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    primary.add_image("sha256:primary", "disk")
+    vm = KubeletPod(kubelet, "vm", "vm")
+    vm.run()
+    proxy.stop(signal.SIGKILL)
+    proxy.start()
+    wait_until(lambda: _answers(client), WAIT_LIMIT, "the proxy is reached again")
+    assert vm.start("main", "disk") in other.containers
+
+
+def _answers(client: Client) -> bool:
+    try:
+        client.pods()
+    except grpc.RpcError:
+        return False
+    return True
+
+
+def test_a_container_that_a_restarted_kubelet_makes_of_the_other_runtimes_image_is_refused_once_and_then_made(
+    kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    """It has seen the pod anew, and no runtime knows when."""
+    primary.add_image("sha256:primary", "disk")
+    vm = KubeletPod(kubelet, "vm", "vm")
+    vm.run()
+    vm.see()
+    with refused(grpc.StatusCode.NOT_FOUND, "other has no image sha256:primary"):
+        vm.start("main", "disk")
+    assert vm.start("main", "disk") in other.containers
+    assert not primary.asked("PullImage")
+
+
+def test_a_container_whose_images_name_is_of_another_runtime_is_refused_before_kubelet_takes_it_for_present(
+    kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    other.add_image("sha256:other", "virtlet.cloud/cirros")
+    web = KubeletPod(kubelet, "web")
+    web.run()
+    with refused(grpc.StatusCode.INVALID_ARGUMENT, "is of the runtime other by its name, and the pod runs on primary"):
+        web.start("main", "virtlet.cloud/cirros")
 
 
 def test_a_runtime_that_does_not_take_it_for_a_name_does_not_have_the_image(
