@@ -9,7 +9,7 @@ from typing import Final
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.proxy import methods
 from virtshim.proxy.asked import Asked
-from virtshim.proxy.backend import Answer, Backend, Told
+from virtshim.proxy.backend import Answer, Backend, CallFailed, Told
 from virtshim.proxy.images import Images
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import Lists
@@ -44,9 +44,11 @@ class Dispatch:
         self._lists = Lists(backends, self._owners, last_known, patience)
         self._images = Images(routes, backends, self._lists, last_known, patience)
         self._streams = Streams(backends, last_known, patience)
-        self.node = Node(backends, owed, patience)
+        self._last_known = last_known
+        self.node = Node(backends, owed, last_known, patience)
         self._refreshing: set[asyncio.Task[None]] = set()
         self._rules: Mapping[str, Rule] = {
+            methods.VERSION: self.node.version,
             methods.STATUS: self.node.status,
             methods.RUNTIME_CONFIG: self.node.runtime_config,
             methods.UPDATE_RUNTIME_CONFIG: self.node.update,
@@ -82,14 +84,30 @@ class Dispatch:
             yield answer
 
     async def _by_id(self, method: Method, asked: Asked) -> Answer:
-        found = await self._owners.of(text(asked.request, method.id_field), method.id, asked.remaining)
+        id_ = text(asked.request, method.id_field)
+        found = await self._owners.of(id_, method.id, asked.remaining)
         if found and method.path == methods.CREATE_CONTAINER:
             # Also if it fails, for an image that only another runtime has: kubelet asks for the image again, and pulls it here.
             self._images.remember_pod(message(asked.request, _SANDBOX), found)
         owner = found or self._primary
+        if method.path == methods.CONTAINER_STATUS:
+            return await self._container_status(owner, id_, asked)
         answer = await _pass_on(owner, asked)
         if method.path == methods.CREATE_CONTAINER:
             self._made(answer, owner)
+        return answer
+
+    async def _container_status(self, owner: Backend, id_: str, asked: Asked) -> Answer:
+        """The last one of a runtime that is down: without it kubelet collects no images on the whole node, also none of the
+        runtimes that are there."""
+        try:
+            answer = await _pass_on(owner, asked)
+        except CallFailed as failed:
+            told = self._last_known.status(owner.name, id_) if failed.is_down else None
+            if told is None:
+                raise
+            return Answer(told)
+        self._last_known.keep_status(owner.name, answer.body)
         return answer
 
     async def _new_pod(self, method: Method, asked: Asked) -> Answer:

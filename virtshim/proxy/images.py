@@ -145,7 +145,7 @@ class Images:
         for backend, outcome in zip(self._backends, outcomes, strict=True):
             if not isinstance(outcome, CallFailed):
                 pods = outcome
-            elif outcome.is_down and backend.runtime.degraded:
+            elif outcome.is_down and self._last_known.stands_in(backend.name):
                 pods = self._last_known.answer(backend.name, LIST_PODS, b"")
             else:
                 failures.append(outcome)

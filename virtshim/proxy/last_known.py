@@ -1,45 +1,70 @@
-"""The pods and containers that a runtime listed last, for while it is down: they stay in the lists, as NOTREADY and UNKNOWN. On
-disk too, so that they stay there when the proxy is started anew meanwhile."""
+"""The pods and containers that a runtime listed last, and its containers' last statuses, for while it is down. On disk too, for a
+proxy that is started anew meanwhile.
+
+States stay as they were: VMs and containers run on without their runtime. For a container whose state is unknown kubelet starts
+another one, and kills the first; a kubelet that starts takes its devices away.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import structlog
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.errors import InvalidRequest
 from virtshim.files import replace_bytes
-from virtshim.proxy.methods import LIST_CONTAINERS, LIST_PODS, Id
+from virtshim.proxy.methods import CONTAINER_STATUS, LIST_CONTAINERS, LIST_PODS, Id
 from virtshim.proxy.wire import payloads
 
 log = structlog.get_logger(__name__)
 
-_KEPT: Final = {LIST_PODS: "pods", LIST_CONTAINERS: "containers"}
+# The end of a file's name, and the message in it: lists as they came; for statuses, the one message that has a list of them.
+_KEPT: Final[Mapping[str, tuple[str, type[Message]]]] = {
+    LIST_PODS: ("pods", pb.ListPodSandboxResponse),
+    LIST_CONTAINERS: ("containers", pb.ListContainersResponse),
+    CONTAINER_STATUS: ("statuses", pb.PodSandboxStatusResponse),
+}
+_Key = tuple[str, str]
 
 
 class LastKnown:
-    """What is kept of each runtime that may be down while the others go on: its name -> its lists."""
+    """What is kept of each runtime that may be down while the others go on, by its name."""
 
     def __init__(self, directory: str, runtimes: Iterable[str]) -> None:
-        """`directory` is there. Raises InvalidRequest for a file in it that cannot be read."""
+        """`directory` is there. Files of runtimes that are not in `runtimes` are removed: they would be old when they are in it
+        again. Raises InvalidRequest for a file that cannot be read or removed."""
         self._directory = directory
-        self._lists: dict[tuple[str, str], bytes] = {}
-        self._asked: dict[tuple[str, str], int] = {}
+        # None: never heard, and nothing can be said in the runtime's place.
+        self._lists: dict[_Key, bytes | None] = {}
+        self._states: dict[str, dict[str, int]] = {}
+        self._statuses: dict[str, dict[str, bytes]] = {}
+        self._asked: dict[_Key, int] = {}
         self._clock = itertools.count(1)
-        self._unsaved: set[tuple[str, str]] = set()
+        self._unsaved: set[_Key] = set()
         self._saving: asyncio.Task[None] | None = None
         for name in runtimes:
-            for method in _KEPT:
+            for method in (LIST_PODS, LIST_CONTAINERS):
                 self._lists[name, method] = self._read(name, method)
+            known = pb.PodSandboxStatusResponse.FromString(self._read(name, CONTAINER_STATUS) or b"")
+            self._statuses[name] = {one.id: one.SerializeToString() for one in known.containers_statuses}
+            self._learn_states(name)
+        self._remove_others()
 
     def keeps(self, runtime: str, method: str) -> bool:
         return (runtime, method) in self._lists
+
+    def stands_in(self, runtime: str) -> bool:
+        """Whether this answers for the runtime while it is down. Not for one that has never been heard: kubelet would take its
+        pods for gone and start each a second time."""
+        return all(self._lists.get((runtime, method)) is not None for method in (LIST_PODS, LIST_CONTAINERS))
 
     def asking(self) -> int:
         """When a runtime is asked for a list, for `keep`."""
@@ -53,12 +78,30 @@ class LastKnown:
         self._asked[runtime, method] = asked
         before = self._lists[runtime, method]
         # Some list in another order each time.
-        if answer == before or (len(answer) == len(before) and sorted(payloads(answer)) == sorted(payloads(before))):
+        if before is not None and (
+            answer == before or (len(answer) == len(before) and sorted(payloads(answer)) == sorted(payloads(before)))
+        ):
             return
         self._lists[runtime, method] = answer
-        self._unsaved.add((runtime, method))
-        if self._saving is None or self._saving.done():
-            self._saving = asyncio.create_task(self._save())
+        self._save_soon(runtime, method)
+        if method == LIST_CONTAINERS:
+            self._learn_states(runtime)
+            gone = self._statuses[runtime].keys() - self._states[runtime].keys()
+            for one in gone:
+                del self._statuses[runtime][one]
+            if gone:
+                self._save_soon(runtime, CONTAINER_STATUS)
+
+    def keep_status(self, runtime: str, answer: bytes) -> None:
+        """`answer` to a ContainerStatus; ignored for a runtime that is not kept."""
+        if runtime not in self._statuses:
+            return
+        with contextlib.suppress(DecodeError):
+            status = pb.ContainerStatusResponse.FromString(answer).status
+            told = status.SerializeToString()
+            if status.id and self._statuses[runtime].get(status.id) != told:
+                self._statuses[runtime][status.id] = told
+                self._save_soon(runtime, CONTAINER_STATUS)
 
     async def saved(self) -> None:
         """When it returns, what was kept is on disk."""
@@ -66,7 +109,8 @@ class LastKnown:
             await self._saving
 
     def answer(self, runtime: str, method: str, request: bytes) -> bytes:
-        """In the place of the runtime's own. Empty for lists that are not kept. Raises InvalidRequest."""
+        """In the place of the runtime's own, if this stands in for it. Empty for lists that are not kept. Raises
+        InvalidRequest."""
         try:
             if method == LIST_PODS:
                 pods = _matching_pods(self._pods(runtime), pb.ListPodSandboxRequest.FromString(request).filter)
@@ -79,6 +123,17 @@ class LastKnown:
             raise InvalidRequest(f"the request cannot be read: {exc}; send it as Kubernetes does") from exc
         return b""
 
+    def status(self, runtime: str, container: str) -> bytes | None:
+        """A ContainerStatusResponse: the last one. None if there is none, or if the container's state has changed since: a wrong
+        state or exit code would have kubelet kill, restart or finish it."""
+        told = self._statuses.get(runtime, {}).get(container)
+        if told is None:
+            return None
+        status = pb.ContainerStatus.FromString(told)
+        if self._states[runtime].get(container) != status.state:
+            return None
+        return pb.ContainerStatusResponse(status=status).SerializeToString()
+
     def has(self, runtime: str, kind: Id | None, id_: str) -> bool:
         """`id_` may be the beginning of one; of a pod or of a container, if it is not said."""
         found: list[str] = []
@@ -88,41 +143,62 @@ class LastKnown:
             found += [container.id for container in self._containers(runtime)]
         return any(one.startswith(id_) for one in found)
 
-    def _pods(self, runtime: str) -> Iterator[pb.PodSandbox]:
-        for pod in pb.ListPodSandboxResponse.FromString(self._lists.get((runtime, LIST_PODS), b"")).items:
-            pod.state = pb.SANDBOX_NOTREADY
-            yield pod
+    def _pods(self, runtime: str) -> Iterable[pb.PodSandbox]:
+        return pb.ListPodSandboxResponse.FromString(self._lists.get((runtime, LIST_PODS)) or b"").items
 
-    def _containers(self, runtime: str) -> Iterator[pb.Container]:
-        for container in pb.ListContainersResponse.FromString(
-            self._lists.get((runtime, LIST_CONTAINERS), b"")
-        ).containers:
-            container.state = pb.CONTAINER_UNKNOWN
-            yield container
+    def _containers(self, runtime: str) -> Iterable[pb.Container]:
+        return pb.ListContainersResponse.FromString(self._lists.get((runtime, LIST_CONTAINERS)) or b"").containers
+
+    def _learn_states(self, runtime: str) -> None:
+        self._states[runtime] = {one.id: one.state for one in self._containers(runtime)}
+
+    def _save_soon(self, runtime: str, method: str) -> None:
+        self._unsaved.add((runtime, method))
+        if self._saving is None or self._saving.done():
+            self._saving = asyncio.create_task(self._save())
 
     def _path(self, runtime: str, method: str) -> str:
-        return f"{self._directory}/{runtime}.{_KEPT[method]}"
+        return f"{self._directory}/{runtime}.{_KEPT[method][0]}"
 
-    def _read(self, runtime: str, method: str) -> bytes:
+    def _read(self, runtime: str, method: str) -> bytes | None:
         path = Path(self._path(runtime, method))
+        what, kind = _KEPT[method]
         try:
             content = path.read_bytes()
-            (pb.ListPodSandboxResponse if method == LIST_PODS else pb.ListContainersResponse).FromString(content)
+            kind.FromString(content)
         except FileNotFoundError:
-            return b""
+            return None
         except (OSError, DecodeError) as exc:
             raise InvalidRequest(
-                f"{path}, the last known {_KEPT[method]} of {runtime}, cannot be read: {exc}; remove it"
+                f"{path}, the last known {what} of {runtime}, cannot be read: {exc}; remove it"
             ) from exc
         return content
+
+    def _remove_others(self) -> None:
+        kept = {self._path(runtime, method) for runtime in self._statuses for method in _KEPT}
+        for what, _ in _KEPT.values():
+            for path in Path(self._directory).glob(f"*.{what}"):
+                if str(path) not in kept:
+                    try:
+                        os.unlink(path)
+                    except OSError as exc:
+                        raise InvalidRequest(
+                            f"{path}, of a runtime that is not kept, cannot be removed: {exc}"
+                        ) from exc
 
     async def _save(self) -> None:
         while self._unsaved:
             key = self._unsaved.pop()
             try:
-                await asyncio.to_thread(replace_bytes, self._path(*key), self._lists[key])
+                await asyncio.to_thread(replace_bytes, self._path(*key), self._content(*key))
             except OSError as exc:
                 log.warning("proxy.last-known.not-saved", runtime=key[0], error=str(exc))
+
+    def _content(self, runtime: str, method: str) -> bytes:
+        if method in (LIST_PODS, LIST_CONTAINERS):
+            return self._lists[runtime, method] or b""
+        statuses = [pb.ContainerStatus.FromString(one) for one in self._statuses[runtime].values()]
+        return pb.PodSandboxStatusResponse(containers_statuses=statuses).SerializeToString()
 
 
 def _matching_pods(pods: Iterable[pb.PodSandbox], asked: pb.PodSandboxFilter) -> Iterator[pb.PodSandbox]:

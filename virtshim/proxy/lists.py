@@ -49,7 +49,7 @@ class Lists:
                 parts.append(outcome)
                 if asks_for_all(asked.request) and self._last_known.keeps(backend.name, asked.method):
                     self._last_known.keep(backend.name, asked.method, outcome, since)
-            elif outcome.is_down and backend.runtime.degraded:
+            elif outcome.is_down and self._last_known.stands_in(backend.name):
                 parts.append(self._last_known.answer(backend.name, asked.method, asked.request))
             else:
                 failures.append(outcome)

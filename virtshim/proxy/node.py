@@ -11,6 +11,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.errors import WrongState
 from virtshim.proxy.asked import Asked, Outcome, ask_all
 from virtshim.proxy.backend import Answer, Backend, CallFailed
+from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import refuse
 from virtshim.proxy.methods import RUNTIME_CONFIG
 from virtshim.proxy.owed import Owed
@@ -21,11 +22,25 @@ _OTHERS_PATIENCE: Final = 2.0
 
 
 class Node:
-    def __init__(self, backends: Sequence[Backend], owed: Owed, patience: float) -> None:
+    def __init__(self, backends: Sequence[Backend], owed: Owed, last_known: LastKnown, patience: float) -> None:
         """The primary is the first."""
         self._backends = backends
         self._owed = owed
+        self._last_known = last_known
         self._patience = patience
+
+    async def version(self, asked: Asked) -> Answer:
+        """The primary's; fails while lists do. It is the first thing that a kubelet asks when it starts. Lists that fail it takes
+        for empty then: it would admit no pod again whose container has a device, and fail those pods for good. Raises
+        CallFailed."""
+        primary, *others = self._backends
+        needed = [one for one in others if not self._last_known.stands_in(one.name)]
+        own, told = await asyncio.gather(
+            primary.call(asked.method, asked.request, asked.remaining, asked.metadata),
+            ask_all(needed, asked, self._patience),
+        )
+        refuse([one for one in told if isinstance(one, CallFailed)])
+        return own
 
     async def status(self, asked: Asked) -> Answer:
         """The primary's, with the conditions of each other runtime under names of its own, and with its handlers: that one is

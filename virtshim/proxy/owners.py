@@ -32,8 +32,9 @@ class Owners:
         return self._owners.get(id_)
 
     async def of(self, id_: str, kind: Id | None, remaining: float | None) -> Backend | None:
-        """None if no runtime has it; `id_` may be the beginning of one; a pod's or a container's, if `kind` does not say. Raises
-        Unavailable if it may be that of a runtime that is down, InvalidRequest if several have one that begins so."""
+        """None if no runtime has it; `id_` may be the beginning of one; a pod's or a container's, if `kind` does not say. The
+        owner may be down. Raises Unavailable if it may be that of a runtime that is down and whose pods are not known,
+        InvalidRequest if several have one that begins so."""
         if not id_:
             return None
         if owner := self.remembered(id_):
@@ -54,15 +55,18 @@ class Owners:
         owners = set(found.values())
         if len(owners) > 1:
             raise InvalidRequest(f"several runtimes have an id that begins with {id_!r}; write more of it")
-        if not owners:
-            self._refuse_if_of(silent.values(), id_, kind)
-        return next(iter(owners), None)
+        return next(iter(owners), None) or self._last_owner(silent.values(), id_, kind)
 
-    def _refuse_if_of(self, silent: Iterable[Backend], id_: str, kind: Id | None) -> None:
+    def _last_owner(self, silent: Iterable[Backend], id_: str, kind: Id | None) -> Backend | None:
+        """Of runtimes that are down the one that had it."""
         for backend in silent:
-            # Of a runtime that may be down, all pods are known that it had.
-            if not backend.runtime.degraded or self._last_known.has(backend.name, kind, id_):
+            # All pods are known that it had.
+            if self._last_known.stands_in(backend.name):
+                if self._last_known.has(backend.name, kind, id_):
+                    return backend
+            else:
                 raise Unavailable(f"{id_} may be of the runtime {backend.name}, which is not available; try again")
+        return None
 
 
 def _questions(id_: str, kind: Id | None) -> Iterator[tuple[str, bytes]]:

@@ -18,7 +18,7 @@ class Runtime:
     """RuntimeClass handlers that are its own. The primary: all that it knows; none means that it judges them itself."""
     image_prefixes: tuple[str, ...] = ()
     degraded: bool = False
-    """While it is down its last known pods stay in the lists; otherwise lists fail."""
+    """While it is down, its last known pods stay in the lists; otherwise lists fail."""
 
 
 @dataclass(frozen=True, slots=True)

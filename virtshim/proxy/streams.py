@@ -77,7 +77,7 @@ class Streams:
         except CallFailed as exc:
             failed = exc
         await rest.aclose()
-        if failed.is_down and backend.runtime.degraded:
+        if failed.is_down and self._last_known.stands_in(backend.name):
             return _Begun([self._last_known.answer(backend.name, listed_by, asked.request)], rest)
         return failed
 

@@ -53,9 +53,9 @@ class OtherRuntime(Section):
         ("virtlet.cloud/",), "beginnings of names of images that are its own", allowed="texts", why="as with Virtlet"
     )
     when_down: Literal["fail", "degraded"] = setting(
-        "fail",
-        "lists while it is down: fail, or go on with its last known pods as NOTREADY, UNKNOWN",
-        why="kubelet restarts what a list does not show: no list is better than half of one",
+        "degraded",
+        "lists while it is down: go on with its last known pods, or fail",
+        why="failing lists make the node NotReady, and all its pods, containers too, are evicted after some minutes",
     )
 
 

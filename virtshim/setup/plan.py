@@ -210,7 +210,7 @@ socket = "{socket}"
 name = "virtlet.cloud"               # what the annotation says
 handlers = ["virtshim"]              # RuntimeClass handlers
 image_prefixes = ["virtlet.cloud/"]
-when_down = "fail"                   # or "degraded"
+when_down = "degraded"               # or "fail"
 """
 
 

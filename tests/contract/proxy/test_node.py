@@ -36,7 +36,6 @@ def not_before(over: threading.Event) -> Callable[..., bytes]:
 
 def test_the_version_is_the_primarys(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     assert client.Version(pb.VersionRequest()).runtime_name == "primary"
-    assert not other.calls
 
 
 def test_the_others_conditions_are_beside_the_nodes(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:

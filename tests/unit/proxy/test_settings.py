@@ -30,14 +30,14 @@ def test_without_settings_containerd_and_this_nodes_virtshim_are_behind_it() -> 
 def test_any_number_of_runtimes_in_drop_ins(tmp_path: Path) -> None:
     (tmp_path / "config.toml.d").mkdir()
     (tmp_path / "config.toml.d/10.toml").write_text(
-        '[[proxy.others]]\nwhen_down = "degraded"\n'
+        '[[proxy.others]]\nwhen_down = "fail"\n'
         '[[proxy.others]]\nname = "kata"\nsocket = "/run/kata.sock"\nhandlers = ["kata"]\nimage_prefixes = []\n'
     )
     made = routes(loaded(tmp_path, PRIMARY))
     assert [(one.name, one.degraded) for one in made.runtimes] == [
         ("crio", False),
-        ("virtlet.cloud", True),
-        ("kata", False),
+        ("virtlet.cloud", False),
+        ("kata", True),
     ]
 
 

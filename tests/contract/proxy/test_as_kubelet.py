@@ -1,0 +1,229 @@
+"""A runtime that is down, in kubelet's order of calls: what kubelet makes of it while it runs and when it starts."""
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from fakes.cri import refused
+from fakes.journal import WAIT_LIMIT
+from fakes.kubelet_calls import Kubelet, KubeletPod
+from fakes.proxy import Proxy
+from fakes.runtime import FakeRuntime
+from podclient import wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = pytest.mark.proxy
+
+FAIL = 'when_down = "fail"'
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="vp-"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def primary(place: Path) -> Iterator[FakeRuntime]:
+    with FakeRuntime(f"{place}/primary.sock", "primary") as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def other(place: Path) -> Iterator[FakeRuntime]:
+    with FakeRuntime(f"{place}/other.sock", "other") as runtime:
+        yield runtime
+
+
+def kubelet_of(proxy: Proxy) -> Kubelet:
+    return Kubelet(proxy.client.runtime, proxy.client.image)
+
+
+def started(kubelet: Kubelet, name: str, handler: str = "") -> tuple[KubeletPod, str]:
+    """A pod with one container, which kubelet's next look has found: the lists, then its statuses."""
+    made = KubeletPod(kubelet, name, handler)
+    made.run()
+    container = made.start("main", f"image-of-{name}")
+    look(kubelet)
+    return made, container
+
+
+def look(kubelet: Kubelet) -> None:
+    """kubelet's pod lifecycle event generator, once."""
+    kubelet.runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=WAIT_LIMIT)
+    request = pb.ListContainersRequest(filter=pb.ContainerFilter())
+    for one in kubelet.runtime.ListContainers(request, timeout=WAIT_LIMIT).containers:
+        kubelet.runtime.PodSandboxStatus(
+            pb.PodSandboxStatusRequest(pod_sandbox_id=one.pod_sandbox_id), timeout=WAIT_LIMIT
+        )
+        kubelet.runtime.ContainerStatus(pb.ContainerStatusRequest(container_id=one.id), timeout=WAIT_LIMIT)
+
+
+def anew(proxy: Proxy) -> None:
+    """Killed and started again."""
+    proxy.stop(signal.SIGKILL)
+    proxy.start()
+
+    def answers() -> bool:
+        try:
+            proxy.client.Status(pb.StatusRequest())
+        except grpc.RpcError:
+            return False
+        return True
+
+    wait_until(answers, WAIT_LIMIT, "the proxy is reached again")
+
+
+# --- a kubelet that starts
+
+
+def test_a_kubelet_that_starts_while_lists_fail_ends_at_its_first_call(
+    place: Path, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    """Its service manager starts it again. Later it would take lists that fail for empty ones."""
+    with Proxy(place, primary.socket, other.socket, others=FAIL) as proxy:
+        kubelet = kubelet_of(proxy)
+        _, container = started(kubelet, "gpu")
+        other.stop()
+        with refused(grpc.StatusCode.UNAVAILABLE, f"the runtime other at {other.socket} is not available"):
+            proxy.client.Version(pb.VersionRequest())
+        with refused(grpc.StatusCode.UNAVAILABLE, "the runtime other"):
+            kubelet.start()
+        other.start()
+        wait_until(lambda: _starts(kubelet), WAIT_LIMIT, "kubelet starts")
+        assert kubelet.start() == {container}
+
+
+def _starts(kubelet: Kubelet) -> bool:
+    try:
+        kubelet.start()
+    except grpc.RpcError:
+        return False
+    return True
+
+
+def test_a_kubelet_that_starts_while_a_runtime_may_be_down_finds_all_containers_running(
+    place: Path, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    """Those that it does not find running it admits anew: without their device plugin, which it has not heard of yet, it fails
+    their pods for good."""
+    with Proxy(place, primary.socket, other.socket) as proxy:
+        kubelet = kubelet_of(proxy)
+        (_, container), (_, vm) = started(kubelet, "gpu"), started(kubelet, "vm", "vm")
+        other.stop()
+        assert kubelet.start() == {container, vm}
+        anew(proxy)
+        assert kubelet.start() == {container, vm}
+
+
+def test_a_runtime_that_was_never_heard_fails_lists_and_kubelets_start(
+    place: Path, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    """Its pods are not known. kubelet would start each a second time."""
+    other.stop()
+    with Proxy(place, primary.socket, other.socket) as proxy:
+        kubelet = kubelet_of(proxy)
+        for call in (
+            lambda: proxy.client.Version(pb.VersionRequest()),
+            kubelet.start,
+            proxy.client.pods,
+            lambda: list(proxy.client.runtime.StreamContainers(pb.StreamContainersRequest(), timeout=WAIT_LIMIT)),
+            lambda: proxy.client.pod_status("f" * 64),
+        ):
+            with refused(grpc.StatusCode.UNAVAILABLE, "the runtime other"):
+                call()
+        other.start()
+        wait_until(lambda: _starts(kubelet), WAIT_LIMIT, "kubelet starts")
+        kept = [place / f"state/proxy/other.{what}" for what in ("pods", "containers")]
+        wait_until(lambda: all(one.exists() for one in kept), WAIT_LIMIT, "that it has no pods is kept")
+        other.stop()
+        anew(proxy)
+        assert kubelet.start() == set()
+
+
+def test_what_was_kept_is_not_believed_again_after_a_time_without_keeping(
+    place: Path, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    with Proxy(place, primary.socket, other.socket) as proxy:
+        started(kubelet_of(proxy), "vm", "vm")
+    assert sorted(os.listdir(place / "state/proxy")) == ["other.containers", "other.pods", "other.statuses"]
+    with Proxy(place, primary.socket, other.socket, others=FAIL):
+        assert os.listdir(place / "state/proxy") == []
+
+
+# --- a kubelet that runs
+
+
+def test_images_are_collected_on_the_node_while_a_runtime_is_down(
+    place: Path, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    """Also by a proxy that was started meanwhile; the image that is a volume of a VM is still in use."""
+    primary.needs_images = other.needs_images = True
+    with Proxy(place, primary.socket, other.socket) as proxy:
+        kubelet = kubelet_of(proxy)
+        started(kubelet, "web")
+        vm = KubeletPod(kubelet, "vm", "vm")
+        vm.run()
+        vm.start("main", "disk", volumes=["files"])
+        look(kubelet)
+        assert kubelet.images_in_use() == {"sha256:primary", "sha256:other"}
+        other.stop()
+        for _ in range(2):
+            assert kubelet.images_in_use() == {"sha256:primary", "sha256:other"}
+            anew(proxy)
+
+
+def test_a_containers_last_status_is_told_while_its_runtime_is_down_and_its_pods_is_not(
+    place: Path, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    """Without the pod's, kubelet decides nothing about it. Of the status it uses mounts and the log's path: an empty one would
+    be any file of its directory, when it removes logs."""
+    with Proxy(place, primary.socket, other.socket) as proxy:
+        vm, container = started(kubelet_of(proxy), "vm", "vm")
+        told = proxy.client.status(container)
+        assert told.log_path == "/logs/main/0.log"
+        other.stop()
+        assert proxy.client.status(container) == told
+        with refused(grpc.StatusCode.UNAVAILABLE, "the runtime other"):
+            proxy.client.pod_status(vm.sandbox)
+        for call in (lambda: proxy.client.stop(container), lambda: proxy.client.stop_pod(vm.sandbox)):
+            with refused(grpc.StatusCode.UNAVAILABLE, "the runtime other"):
+                call()
+
+
+def test_a_status_from_before_a_containers_end_is_not_told_after_it(
+    place: Path, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    """kubelet would think that it runs, or with another exit code that it has succeeded."""
+    with Proxy(place, primary.socket, other.socket) as proxy:
+        kubelet = kubelet_of(proxy)
+        _, container = started(kubelet, "vm", "vm")
+        other.containers[container].state = pb.CONTAINER_EXITED
+        proxy.client.ListContainers(pb.ListContainersRequest())
+        other.stop()
+        with refused(grpc.StatusCode.UNAVAILABLE, "the runtime other"):
+            proxy.client.status(container)
+
+
+def test_statuses_of_containers_that_are_gone_are_forgotten(
+    place: Path, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    with Proxy(place, primary.socket, other.socket) as proxy:
+        kubelet = kubelet_of(proxy)
+        (_, first), (_, second) = started(kubelet, "first", "vm"), started(kubelet, "second", "vm")
+        del other.containers[first]
+        look(kubelet)
+        kept = place / "state/proxy/other.statuses"
+
+        def ids() -> list[str]:
+            told = pb.PodSandboxStatusResponse.FromString(kept.read_bytes())
+            return [one.id for one in told.containers_statuses]
+
+        wait_until(lambda: kept.exists() and ids() == [second], WAIT_LIMIT, "the first is forgotten")
