@@ -35,7 +35,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 # Areas that touch the machine: their tests are followed by a leak check.
 _OUTSIDE = ("network", "guest", "e2e", "faults", "images", "devices")
 # Fixtures that start what serves many tests come first, so that it is part of the picture on both sides.
-_SHARED = ("node", "debian", "vm", "empty_node")
+_SHARED = ("node", "debian", "vm", "empty_node", "node_of_both")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,12 +1,19 @@
-"""A node of both kinds for trying things: `virtshim up --with-containerd`."""
+"""A node of both kinds for trying things, `virtshim up --with-containerd`; and kubelet's own calls to its proxy, with a real
+containerd and virtshim behind it."""
 
+import contextlib
 import json
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import grpc
 import pytest
 from bench.containerd import IMAGE, bring_image
+from fakes.cri import refused
+from fakes.kubelet_calls import Kubelet, KubeletPod
 from guest import answers
 from node import Node, free_cidr
 from podclient import PodClient, container_config, pod_config, wait_until
@@ -18,40 +25,165 @@ pytestmark = [pytest.mark.e2e, pytest.mark.proxy]
 LIMIT = 60.0
 
 
-@pytest.fixture
-def fresh_node() -> Iterator[Node]:
-    """One that begins with nothing."""
+@dataclass(frozen=True)
+class Both:
+    """A node with its sockets, and a kubelet that asks the proxy."""
+
+    node: Node
+    proxy: PodClient
+    containerd: PodClient
+    virtshim: PodClient
+    kubelet: Kubelet
+
+    def pod(self, name: str, handler: str = "", source: str = "api", **annotations: str) -> KubeletPod:
+        return KubeletPod(self.kubelet, name, handler, annotations, source, f"{self.node.directory}/logs/{name}")
+
+
+@contextlib.contextmanager
+def node_with_containerd() -> Iterator[Both]:
+    """It begins with nothing, and goes with its containers and VMs; containerd has IMAGE."""
     with tempfile.TemporaryDirectory(prefix="virtshim-both-", dir="/var/tmp") as directory:
         os.chmod(directory, 0o711)
         node = Node(f"{directory}/n", pod_cidr=free_cidr())
+        run = f"{node.directory}/run"
         try:
             node.up("--with-containerd")
-            yield node
+            with (
+                PodClient(f"{run}/proxy.sock") as proxy,
+                PodClient(f"{run}/containerd.sock") as containerd,
+                PodClient(node.socket) as virtshim,
+            ):
+                wait_until(lambda: answers(containerd), LIMIT, "containerd serves its CRI")
+                told = containerd.runtime.Status(pb.StatusRequest(verbose=True), timeout=LIMIT).info["config"]
+                sandbox = json.loads(told)["sandboxImage"]
+                bring_image(f"{run}/containerd.sock", node.directory, containerd, sandbox)
+                yield Both(node, proxy, containerd, virtshim, Kubelet(proxy.runtime, proxy.images))
         finally:
             node.down()
         assert not os.path.exists(node.directory)
 
 
-def test_containers_run_on_after_ctrl_c_and_go_with_the_node(fresh_node: Node) -> None:
-    node, socket = fresh_node, f"{fresh_node.directory}/run/proxy.sock"
-    with PodClient(socket) as cri, PodClient(f"{node.directory}/run/containerd.sock") as containerd:
-        wait_until(lambda: answers(containerd), LIMIT, "containerd serves its CRI")
-        told = containerd.runtime.Status(pb.StatusRequest(verbose=True), timeout=LIMIT).info["config"]
-        bring_image(
-            f"{node.directory}/run/containerd.sock", node.directory, containerd, json.loads(told)["sandboxImage"]
-        )
-        config = pod_config("container", f"{node.directory}/logs")
-        pod = cri.run_pod(config)
-        container = cri.create(pod, container_config(IMAGE), config)
-        cri.start(container)
-        vm_pod = cri.run_pod(pod_config("vm", f"{node.directory}/logs"), "virtshim")
-        addresses = {cri.pod_ip(one) for one in (pod, vm_pod)}
-        assert len(addresses) == 2
-        assert all(one.startswith(node.pod_cidr.removesuffix("0.0/16")) for one in addresses)
-        node.stop()
-        node.up("--with-containerd")
-        wait_until(lambda: answers(containerd) and answers(cri), LIMIT, "containerd serves again")
-        assert {one.id for one in cri.pods()} == {pod, vm_pod}
-        status = cri.status(container)
-        assert (status.state, status.metadata.attempt) == (pb.CONTAINER_RUNNING, 0)
-        assert cri.exec_sync(container, "/busybox", "echo", "still here").stdout == b"still here\n"
+@pytest.fixture
+def fresh_node() -> Iterator[Both]:
+    with node_with_containerd() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def node_of_both() -> Iterator[Both]:
+    with node_with_containerd() as made:
+        made.node.make_bridge()
+        yield made
+
+
+@pytest.fixture
+def both(node_of_both: Both) -> Iterator[Both]:
+    """The same node for each test, whose pods go with it."""
+    yield node_of_both
+    for pod in node_of_both.proxy.pods():
+        node_of_both.proxy.stop_pod(pod.id)
+        node_of_both.proxy.remove_pod(pod.id)
+
+
+def test_containers_run_on_after_ctrl_c_and_go_with_the_node(fresh_node: Both) -> None:
+    node, cri = fresh_node.node, fresh_node.proxy
+    config = pod_config("container", f"{node.directory}/logs")
+    pod = cri.run_pod(config)
+    container = cri.create(pod, container_config(IMAGE), config)
+    cri.start(container)
+    vm_pod = cri.run_pod(pod_config("vm", f"{node.directory}/logs"), "virtshim")
+    addresses = {cri.pod_ip(one) for one in (pod, vm_pod)}
+    assert len(addresses) == 2
+    assert all(one.startswith(node.pod_cidr.removesuffix("0.0/16")) for one in addresses)
+    again(fresh_node)
+    assert {one.id for one in cri.pods()} == {pod, vm_pod}
+    status = cri.status(container)
+    assert (status.state, status.metadata.attempt) == (pb.CONTAINER_RUNNING, 0)
+    assert cri.exec_sync(container, "/busybox", "echo", "still here").stdout == b"still here\n"
+
+
+def again(both: Both) -> None:
+    """All daemons, the proxy too, are stopped and started; containers and VMs are not."""
+    both.node.stop()
+    both.node.up("--with-containerd")
+    wait_until(lambda: answers(both.containerd) and answers(both.proxy), LIMIT, "containerd serves again")
+
+
+def test_kubectl_debug_adds_a_container_that_sees_the_others_processes(both: Both) -> None:
+    pod = both.pod("debugged")
+    pod.run()
+    main = pod.start("main", IMAGE)
+    debugger = pod.start("debugger-x7k2p", IMAGE, command=["/busybox", "sleep", "1000"], target=main)
+    # kubelet looks for what it attaches to among the running ones of all runtimes.
+    running = pb.ContainerFilter(state=pb.ContainerStateValue(state=pb.CONTAINER_RUNNING))
+    listed = both.proxy.runtime.ListContainers(pb.ListContainersRequest(filter=running), timeout=LIMIT).containers
+    assert {main, debugger} <= {one.id for one in listed}
+    attach = pb.AttachRequest(container_id=debugger, stdin=False, stdout=True, stderr=True)
+    assert both.proxy.runtime.Attach(attach, timeout=LIMIT).url.startswith("http://127.0.0.1:")
+    seen = both.proxy.exec_sync(debugger, "/busybox", "ps", "-o", "args").stdout.decode()
+    assert "sleep 2147483647" in seen
+    assert "sleep 1000" in seen
+
+
+def test_static_pods_go_where_their_annotation_or_runtimeclass_says(both: Both) -> None:
+    """A mirror pod is an object of the API server's alone: kubelet calls nobody for it."""
+    static = {
+        "plain": both.pod("plain", source="file"),
+        "by-annotation": both.pod("by-annotation", source="file", **{"kubernetes.io/target-runtime": "virtlet.cloud"}),
+        "by-class": both.pod("by-class", "virtshim", source="file"),
+    }
+    for one in static.values():
+        one.run()
+    static["plain"].start("main", IMAGE)
+    at = {client: {one.id: one for one in client.pods()} for client in (both.containerd, both.virtshim)}
+    assert static["plain"].sandbox in at[both.containerd]
+    for name in ("by-annotation", "by-class"):
+        listed = at[both.virtshim][static[name].sandbox]
+        assert dict(listed.annotations) == static[name].annotations
+        assert listed.annotations["kubernetes.io/config.source"] == "file"
+        assert static[name].sandbox not in at[both.containerd]
+
+
+def test_an_image_that_containerd_has_is_not_there_for_a_vm(both: Both) -> None:
+    """Also for a proxy that has not seen the pods start: both runtimes say when kubelet saw them first."""
+    pods = {name: both.pod(f"{name}-image", handler) for name, handler in (("container", ""), ("vm", "virtshim"))}
+    for one in pods.values():
+        one.run()
+
+    def is_there(pod: KubeletPod) -> bool:
+        request = pb.ImageStatusRequest(image=pb.ImageSpec(image=IMAGE, annotations=pod.annotations))
+        return bool(both.proxy.images.ImageStatus(request, timeout=LIMIT).image.id)
+
+    for _ in range(2):
+        assert {name: is_there(one) for name, one in pods.items()} == {"container": True, "vm": False}
+        again(both)
+
+
+def test_containers_start_and_vms_stay_listed_while_virtshim_does_not_answer(both: Both) -> None:
+    vm = both.pod("vm-meanwhile", "virtshim")
+    vm.run()
+    both.kubelet.start()
+    pid = both.node.daemons()["virtshim"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        states = {one.id: one.state for one in both.proxy.pods()}
+        assert states[vm.sandbox] == pb.SANDBOX_READY
+        web = both.pod("web-meanwhile")
+        web.run()
+        container = web.start("main", IMAGE)
+        assert container in both.kubelet.start()
+        assert both.kubelet.images_in_use()
+        with refused(grpc.StatusCode.UNAVAILABLE, "the runtime virtlet.cloud"):
+            both.pod("vm-too", "virtshim").run()
+        with refused(grpc.StatusCode.UNAVAILABLE, "the runtime virtlet.cloud"):
+            both.proxy.pod_status(vm.sandbox)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: _has(both.proxy, vm.sandbox), LIMIT, "virtshim is heard again")
+
+
+def _has(cri: PodClient, pod: str) -> bool:
+    try:
+        return cri.pod_status(pod).state == pb.SANDBOX_READY
+    except grpc.RpcError:
+        return False

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+
 from criproto.runtime_v1 import api_pb2 as pb
 
 _SEEN = "kubernetes.io/config.seen"
@@ -31,7 +33,11 @@ class Kubelet:
         kubelet, and its service manager starts it again."""
         self.runtime.Version(pb.VersionRequest(), timeout=_SECONDS)
         self.image.ImageFsInfo(pb.ImageFsInfoRequest(), timeout=_SECONDS)
-        self.runtime.RuntimeConfig(pb.RuntimeConfigRequest(), timeout=_SECONDS)
+        try:
+            self.runtime.RuntimeConfig(pb.RuntimeConfigRequest(), timeout=_SECONDS)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # as containerd 1.6
+                raise
         self.runtime.Version(pb.VersionRequest(version="0.1.0"), timeout=_SECONDS)
         self.runtime.Status(pb.StatusRequest(), timeout=_SECONDS)
         pods = {one.id for one in self.runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=_SECONDS).items}
