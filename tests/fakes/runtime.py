@@ -140,10 +140,15 @@ class FakeRuntime(grpc.GenericRpcHandler):
         self.pods[made] = pb.PodSandbox(id=made, metadata=metadata, state=pb.SANDBOX_READY, created_at=1)
         return made
 
-    def add_container(self, pod: str, config: pb.ContainerConfig | None = None) -> str:
+    def add_container(
+        self,
+        pod: str,
+        config: pb.ContainerConfig | None = None,
+        state: pb.ContainerState.ValueType = pb.CONTAINER_RUNNING,
+    ) -> str:
         made, config = secrets.token_hex(32), config or pb.ContainerConfig()
         self.containers[made] = pb.Container(
-            id=made, pod_sandbox_id=pod, state=pb.CONTAINER_RUNNING, created_at=1, metadata=config.metadata,
+            id=made, pod_sandbox_id=pod, state=state, created_at=1, metadata=config.metadata,
             image=config.image, image_ref=config.image.image, image_id=config.image.image, labels=config.labels,
         )  # fmt: skip
         self.configs[made] = config
@@ -157,10 +162,14 @@ class FakeRuntime(grpc.GenericRpcHandler):
         missing = [one.image for one in named if one.image and not self._image(one.image)]
         if self.needs_images and missing:
             context.abort(grpc.StatusCode.NOT_FOUND, f"{self.name} has no image {missing[0]}")
-        made = self.add_container(asked.pod_sandbox_id, asked.config)
+        made = self.add_container(asked.pod_sandbox_id, asked.config, pb.CONTAINER_CREATED)
         return pb.CreateContainerResponse(container_id=made).SerializeToString()
 
-    def _StartContainer(self, _request: bytes, _context: Any) -> bytes:
+    def _StartContainer(self, request: bytes, context: Any) -> bytes:
+        wanted = pb.StartContainerRequest.FromString(request).container_id
+        if wanted not in self.containers:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"{self.name} has no container {wanted}")
+        self.containers[wanted].state = pb.CONTAINER_RUNNING
         return b""
 
     def _ContainerStatus(self, request: bytes, context: Any) -> bytes:

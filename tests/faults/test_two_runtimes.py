@@ -61,9 +61,10 @@ class Both:
         def both() -> bool:
             try:
                 self.cri.pods()
+                status = self.cri.runtime.Status(pb.StatusRequest(), timeout=LIMIT).status
             except grpc.RpcError:
                 return False
-            return True
+            return all(one.status for one in status.conditions)
 
         wait_until(lambda: answers(self.cri) and both(), LIMIT, "both runtimes are listed")
 
@@ -242,6 +243,8 @@ def test_containers_go_on_while_virtshim_is_stopped_and_then_killed(both: Both) 
         "RuntimeReady": True, "NetworkReady": True, "virtlet.cloud/RuntimeReady": False,
     }  # fmt: skip
     assert both.cri.exec_sync(both.container, "/busybox", "true").exit_code == 0
+    listed = {one.id: one.state for one in both.cri.containers()}
+    assert listed == {both.container: pb.CONTAINER_RUNNING, both.vm: pb.CONTAINER_RUNNING}
     os.kill(virtshim, signal.SIGKILL)  # `up` starts it again
     both.wait_until_served()
     both.check_pair()

@@ -95,6 +95,8 @@ class Dispatch:
         answer = await _pass_on(owner, asked)
         if method.path == methods.CREATE_CONTAINER:
             self._made(answer, owner)
+        elif method.path == methods.START_CONTAINER:
+            self._refresh(owner)
         return answer
 
     async def _container_status(self, owner: Backend, id_: str, asked: Asked) -> Answer:
@@ -122,6 +124,10 @@ class Dispatch:
 
     def _made(self, answer: Answer, owner: Backend) -> None:
         self._owners.remember(text(answer.body, _MADE), owner)
+        self._refresh(owner)
+
+    def _refresh(self, owner: Backend) -> None:
+        """It may go down before kubelet lists again."""
         if owner.runtime.degraded:
             task = asyncio.create_task(self._lists.refresh(owner))
             self._refreshing.add(task)

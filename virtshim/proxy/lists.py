@@ -60,7 +60,7 @@ class Lists:
         return _filesystems(parts) if asked.method == IMAGE_FS_INFO else b"".join(filter(None, parts))
 
     async def refresh(self, backend: Backend) -> None:
-        """What is kept of a runtime that may be down has what was just made there, too."""
+        """What is kept of a runtime that may be down has what was just made or started there, too."""
         for method in (LIST_PODS, LIST_CONTAINERS):
             if self._last_known.keeps(backend.name, method):
                 since = self._last_known.asking()

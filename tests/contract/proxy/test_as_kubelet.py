@@ -66,6 +66,15 @@ def look(kubelet: Kubelet) -> None:
         kubelet.runtime.ContainerStatus(pb.ContainerStatusRequest(container_id=one.id), timeout=WAIT_LIMIT)
 
 
+def wait_until_kept(place: Path, pod: KubeletPod, container: str) -> None:
+    """On disk."""
+    wanted = {"pods": pod.sandbox, "containers": container, "statuses": container}
+    files = {place / f"state/proxy/other.{what}": id_.encode() for what, id_ in wanted.items()}
+    wait_until(
+        lambda: all(file.exists() and id_ in file.read_bytes() for file, id_ in files.items()), WAIT_LIMIT, "it is kept"
+    )
+
+
 def anew(proxy: Proxy) -> None:
     """Killed and started again."""
     proxy.stop(signal.SIGKILL)
@@ -116,7 +125,8 @@ def test_a_kubelet_that_starts_while_a_runtime_may_be_down_finds_all_containers_
     their pods for good."""
     with Proxy(place, primary.socket, other.socket) as proxy:
         kubelet = kubelet_of(proxy)
-        (_, container), (_, vm) = started(kubelet, "gpu"), started(kubelet, "vm", "vm")
+        (_, container), (pod, vm) = started(kubelet, "gpu"), started(kubelet, "vm", "vm")
+        wait_until_kept(place, pod, vm)
         other.stop()
         assert kubelet.start() == {container, vm}
         anew(proxy)
@@ -161,6 +171,23 @@ def test_what_was_kept_is_not_believed_again_after_a_time_without_keeping(
 # --- a kubelet that runs
 
 
+def test_a_container_is_known_to_run_before_kubelet_lists_again(
+    place: Path, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    with Proxy(place, primary.socket, other.socket) as proxy:
+        container = proxy.client.create(proxy.client.run(handler="vm"))
+        kept = place / "state/proxy/other.containers"
+
+        def states() -> list[int]:
+            if not kept.exists():
+                return []
+            return [one.state for one in pb.ListContainersResponse.FromString(kept.read_bytes()).containers]
+
+        wait_until(lambda: states() == [pb.CONTAINER_CREATED], WAIT_LIMIT, "it is kept")
+        proxy.client.start(container)
+        wait_until(lambda: states() == [pb.CONTAINER_RUNNING], WAIT_LIMIT, "that it runs is kept")
+
+
 def test_images_are_collected_on_the_node_while_a_runtime_is_down(
     place: Path, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
@@ -171,8 +198,9 @@ def test_images_are_collected_on_the_node_while_a_runtime_is_down(
         started(kubelet, "web")
         vm = KubeletPod(kubelet, "vm", "vm")
         vm.run()
-        vm.start("main", "disk", volumes=["files"])
+        container = vm.start("main", "disk", volumes=["files"])
         look(kubelet)
+        wait_until_kept(place, vm, container)
         assert kubelet.images_in_use() == {"sha256:primary", "sha256:other"}
         other.stop()
         for _ in range(2):

@@ -226,6 +226,16 @@ def _processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def wait_until_kept(place: Path, pods: str, containers: str = "") -> None:
+    """On disk: both lists, and these ids in them."""
+    files = {place / "state/proxy/other.pods": pods, place / "state/proxy/other.containers": containers}
+    wait_until(
+        lambda: all(file.exists() and id_.encode() in file.read_bytes() for file, id_ in files.items()),
+        WAIT_LIMIT,
+        "what the runtime lists is kept",
+    )
+
+
 def test_the_last_known_pods_of_one_that_may_be_down_stay_listed(
     place: Path, primary: FakeRuntime, program: Program
 ) -> None:
@@ -233,6 +243,7 @@ def test_the_last_known_pods_of_one_that_may_be_down_stay_listed(
         mine = proxy.client.run()
         theirs = proxy.client.run("vm", handler="vm")
         container = proxy.client.create(theirs)
+        proxy.client.start(container)
         listed = {pod.id for pod in proxy.client.pods()}
         assert {mine, theirs} < listed
         assert [one.id for one in proxy.client.containers()] == [container]
@@ -248,6 +259,7 @@ def test_the_last_known_pods_of_one_that_may_be_down_stay_listed(
             proxy.client.pod_status(theirs)
         with refused(grpc.StatusCode.NOT_FOUND, "primary has no sandbox"):
             proxy.client.pod_status("f" * 64)
+        wait_until_kept(place, pods=theirs, containers=container)
         proxy.stop(signal.SIGKILL)
         proxy.start()
         wait_until(lambda: _answers(proxy.client), WAIT_LIMIT, "the proxy is reached again")
@@ -358,8 +370,7 @@ def test_a_list_in_pieces_that_breaks_off_is_not_kept(place: Path, primary: Fake
 def test_a_pod_that_was_never_listed_stays_listed_too(place: Path, primary: FakeRuntime, program: Program) -> None:
     with Proxy(place, primary.socket, program.socket) as proxy:
         theirs = proxy.client.run("vm", handler="vm")
-        kept = place / "state/proxy/other.pods"
-        wait_until(lambda: kept.exists() and theirs.encode() in kept.read_bytes(), WAIT_LIMIT, "it is kept")
+        wait_until_kept(place, pods=theirs)
         program.kill()
         assert theirs in {pod.id for pod in proxy.client.pods()}
 
@@ -372,8 +383,7 @@ def test_a_pull_for_a_pod_of_one_that_is_down_never_goes_to_another(
     request = pb.PullImageRequest(image=pb.ImageSpec(image="disk"), sandbox_config=config)
     with Proxy(place, primary.socket, program.socket) as proxy:
         theirs = proxy.client.run("vm", handler="vm")
-        kept = place / "state/proxy/other.pods"
-        wait_until(lambda: kept.exists() and theirs.encode() in kept.read_bytes(), WAIT_LIMIT, "it is kept")
+        wait_until_kept(place, pods=theirs)
         program.kill()
         for _ in range(2):
             with refused(grpc.StatusCode.UNAVAILABLE, "the runtime other at .* is not available"):
