@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.volumes.guest_script import BUSY, NO_MODULE, NOT_MOUNTED, command
+from virtshim.domain.volumes.guest_script import BUSY, NO_MODULE, NOT_MOUNTED, command, not_mounted
 from virtshim.domain.volumes.memory_volumes import MemoryVolume, Tmpfs
 from virtshim.domain.volumes.shares import SharedVolume
 
@@ -103,3 +103,46 @@ def test_a_volume_in_memory_needs_no_virtiofs_and_one_that_cannot_be_mounted_is_
     done = run(tmp_path, [], memory=(bad,))
     assert done.returncode == NOT_MOUNTED
     assert done.stderr.startswith(f"{bad.guest}: ")
+    assert not_mounted([], [bad], done.returncode, done.stdout.encode()) == [bad]
+    assert not_mounted([], [bad, good], done.returncode, b"m1 mounted\n") == [bad]
+
+
+def test_a_volume_that_cannot_be_mounted_keeps_none_from_its_place_but_those_in_it(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / "device" / str(number)).mkdir(parents=True)
+    guest = tmp_path / "guest"
+    guest.mkdir()
+    (guest / "file").write_text("in the way")
+    volumes = [
+        SharedVolume(str(guest / "file" / "a"), "/"),
+        SharedVolume(str(guest / "file" / "a" / "b" / "c"), "/", readonly=True),
+        SharedVolume(str(guest / "good"), "/"),
+        SharedVolume(str(guest / "good" / "inner" / "most"), "/"),
+    ]
+    done = run(tmp_path, volumes)
+    assert done.returncode == NOT_MOUNTED
+    assert not_mounted(volumes, [], done.returncode, done.stdout.encode()) == volumes[:2]
+    assert f"{guest}/file/a: " in done.stderr
+    assert str(guest / "good") not in done.stderr
+
+
+def test_what_a_run_could_not_mount_is_mounted_by_the_next_one(tmp_path: Path) -> None:
+    """And what is in it lies on top then."""
+    for number in (0, 1):
+        (tmp_path / "device" / str(number)).mkdir(parents=True)
+    (tmp_path / "device" / "1" / "text").write_text("inner")
+    guest = tmp_path / "guest"
+    volumes = [SharedVolume(str(guest / "dir" / "a"), "/"), SharedVolume(str(guest / "dir" / "a" / "b"), "/")]
+    script = shlex.join(command(volumes))
+    before = f"touch {guest}/dir; {script}; echo $?; rm {guest}/dir"
+    done = run(tmp_path, volumes, before, f"cat {guest}/dir/a/b/text")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"{NOT_MOUNTED}\ninner")
+
+
+def test_a_run_that_does_not_say_what_is_mounted_is_not_taken_for_one_that_does() -> None:
+    volumes = [SharedVolume("/a", "/"), SharedVolume("/b", "/")]
+    assert not_mounted(volumes, [], 0, b"") == []
+    assert not_mounted(volumes, [], 127, b"0 mounted\n") is None
+    assert not_mounted(volumes, [], NO_MODULE, b"") == volumes
+    assert not_mounted(volumes, [], NOT_MOUNTED, b"1 mounted\n") == volumes[:1]

@@ -105,11 +105,11 @@ def test_the_script_mounts_copies_and_shares_by_their_depth_and_says_where_copie
     )
     assert command(shared, copied, Copies.SEED)[4:] == (
         *("seed", "1"),
-        *("c0", "/a", "ro"),
-        *("0", "/a/b", "rw"),
-        *("c1", "/a/b/c", "rw"),
+        *("c0", "/a", "ro", "-"),
+        *("0", "/a/b", "rw", "c0"),
+        *("c1", "/a/b/c", "rw", "0"),
     )
-    assert command(shared)[4:] == ("", "1", "0", "/a/b", "rw")
+    assert command(shared)[4:] == ("", "1", "0", "/a/b", "rw", "-")
     assert command([], copied)[4:6] == ("there", "")
 
 

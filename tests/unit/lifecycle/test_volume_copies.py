@@ -39,7 +39,7 @@ class CopyingGuest:
     def do(self, command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
         if "virtshim-volumes" not in command.argv:
             return CommandResult(0, b"", b"")
-        source, names = command.argv[4], command.argv[6::3]
+        source, names = command.argv[4], command.argv[6::4]
         self.runs.append(source)
         if source == "input":
             with tarfile.open(fileobj=io.BytesIO(command.input)) as tar:

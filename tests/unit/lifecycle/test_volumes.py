@@ -130,7 +130,7 @@ def test_a_guest_that_is_still_mounting_them_is_asked_again_and_nothing_is_wrong
 def test_they_are_mounted_by_the_agent_and_again_after_the_guest_was_restarted(world: World) -> None:
     made = running(world)
     eventually(lambda: len(mount_scripts(world)) == 1)
-    assert mount_scripts(world)[0].argv[-6:] == ("0", "/data", "rw", "1", "/data/sub", "ro")
+    assert mount_scripts(world)[0].argv[-8:] == ("0", "/data", "rw", "-", "1", "/data/sub", "ro", "0")
     eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("set-up-")])
     world.app.guest_set_up.changed(world.domain(made))
     eventually(lambda: len(mount_scripts(world)) == 2)
@@ -215,7 +215,7 @@ def test_one_that_the_pod_names_is_a_tmpfs_of_the_guests_and_needs_no_daemon(wor
     assert seed.memory_volumes == wanted  # for cloud-init
     eventually(lambda: mount_scripts(world))
     words = mount_scripts(world)[0].argv  # for a guest without
-    assert words[-3:] == ("m0", "/dev/shm", "size=67108864,mode=2777,uid=0,gid=1000,nosuid,nodev")
+    assert words[-4:] == ("m0", "/dev/shm", "size=67108864,mode=2777,uid=0,gid=1000,nosuid,nodev", "-")
     again = world.restarted()
     assert again.container(made).spec.memory_volumes == wanted
     again.close()

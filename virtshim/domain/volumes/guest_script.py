@@ -22,7 +22,7 @@ from virtshim.domain.volumes.shares import TAG, SharedVolume
 # What it ends with, other than 0; why is told on standard error.
 NO_MODULE: Final = 81
 NOT_MOUNTED: Final = 82
-# There is no copy yet, so what comes from there on is not mounted.
+# There is no copy of one yet, so it is not mounted, and nothing below it.
 NO_COPY: Final = 83
 # Another run of it goes on; that may take a while, with many volumes.
 BUSY: Final = 84
@@ -139,7 +139,9 @@ fi
 
 _WRITTEN: Final = "written"
 # Arguments: where copies come from ("seed", "input", "there"; "" if nothing is copied), whether something is shared (1); then, of
-# each volume, its name there, its path, and `ro`, `rw`, that the file there gets its content, or the options of a tmpfs.
+# each volume, its name there, its path, `ro`, `rw`, that the file there gets its content, or the options of a tmpfs, and the name of
+# the volume that its path is in ("-" for none). A volume that cannot be mounted does not keep others from being mounted, except
+# those in it. A run that fails tells on its standard output which ones are mounted.
 MOUNT: Final = (
     rf"""
 copied=$1 shared=$2
@@ -157,7 +159,10 @@ until (set -C && echo $$ >"$state/lock") 2>/dev/null; do
   [ "$tries" -lt 3 ] || kill -0 "${{owner:-none}}" 2>/dev/null || rm -f "$state/lock"
   sleep 1
 done
-trap '[ "$copied" != seed ] || umount /run/{TAG}-copies/.seed 2>/dev/null
+trap '[ $? = 0 ] || for there in "$state"/[0-9]* "$state"/m[0-9]*; do
+  [ ! -e "$there" ] || echo "${{there##*/}} mounted"
+done
+[ "$copied" != seed ] || umount /run/{TAG}-copies/.seed 2>/dev/null
 rm -rf /run/{TAG}-copies/.new "$state/lock"' EXIT
 """
     + _COPIES
@@ -171,15 +176,17 @@ if [ -n "$shared" ] && ! grep -q " $base virtiofs " /proc/mounts; then
   fi
 fi
 code=0 unwritten=
-while [ $# -ge 3 ]; do
-  name=$1 path=$2 mode=$3
-  shift 3
+while [ $# -ge 4 ]; do
+  name=$1 path=$2 mode=$3 around=$4
+  shift 4
   [ ! -e "$state/$name" ] || continue
+  [ "$around" = - ] || [ -e "$state/$around" ] || continue
   case $name in
     m*)
       if ! why=$({{ mkdir -p "$path" && mount -t tmpfs -o "$mode" {TAG}-memory "$path"; }} 2>&1); then
         echo "$path: $why" >&2
-        exit {NOT_MOUNTED}
+        code={NOT_MOUNTED}
+        continue
       fi
       : >"$state/$name"
       continue
@@ -194,8 +201,8 @@ while [ $# -ge 3 ]; do
   fi
   if [ "$from" = "$copies/$name" ] && [ ! -e "$from.digest" ]; then
     echo "$path: there is no copy yet" >&2
-    code={NO_COPY}
-    break
+    [ "$code" != 0 ] || code={NO_COPY}
+    continue
   fi
   if [ -d "$from" ]; then
     mkdir -p "$path"
@@ -204,7 +211,8 @@ while [ $# -ge 3 ]; do
   fi
   if ! why=$(mount -o bind "$from" "$path" 2>&1); then
     echo "$path: $why" >&2
-    exit {NOT_MOUNTED}
+    code={NOT_MOUNTED}
+    continue
   fi
   [ "$mode" = rw ] || mount -o remount,bind,ro "$path" 2>/dev/null
   : >"$state/$name"
@@ -221,6 +229,7 @@ exit $code
 """
 )
 
+_MOUNTED: Final = re.compile(rb"(m?[0-9]{1,4}) mounted")
 _MISSING: Final = re.compile(rb"(c[0-9]{1,4}) unwritten")
 _TOLD: Final = re.compile(rb"(c[0-9]{1,4})\.digest ([0-9a-f]{64})")
 
@@ -241,9 +250,28 @@ def command(
     ]
     places += [(f"m{number}", volume.guest, volume.options) for number, volume in enumerate(memory)]
     places.sort(key=lambda place: place[1].count("/"))
-    words = [word for place in places for word in place]
+    words = [word for place in places for word in (*place, _around(place[1], places))]
     copied = (source.value or "there") if here else ""
     return ("/bin/sh", "-c", MOUNT, f"{TAG}-volumes", copied, "1" if volumes else "", *words)
+
+
+def _around(path: str, places: Sequence[tuple[str, str, str]]) -> str:
+    """The name of the innermost volume that this path is in."""
+    above = [(len(other), name) for name, other, mode in places if mode != _WRITTEN and path.startswith(f"{other}/")]
+    return max(above)[1] if above else "-"
+
+
+def not_mounted(
+    volumes: Sequence[SharedVolume], memory: Sequence[MemoryVolume], code: int, output: bytes
+) -> Sequence[SharedVolume | MemoryVolume] | None:
+    """Those that a run of the script could not mount, copies aside; None: `code` and `output` do not say."""
+    if code == 0:
+        return []
+    if code not in (NO_MODULE, NOT_MOUNTED, NO_COPY):
+        return None
+    mounted = {match[1] for line in output[-1 << 16 :].splitlines() if (match := _MOUNTED.fullmatch(line))}
+    shared = [volume for number, volume in enumerate(volumes) if b"%d" % number not in mounted]
+    return [*shared, *(volume for number, volume in enumerate(memory) if b"m%d" % number not in mounted)]
 
 
 def _mode(readonly: bool) -> str:
