@@ -22,11 +22,11 @@ from virtshim.settings.node import Cri, Kubernetes, Log, Paths, Shares, Streamin
 from virtshim.settings.proxy import Proxy
 from virtshim.settings.telemetry import Metrics, Tracing
 from virtshim.settings.texts import Section
-from virtshim.settings.vms import Libvirt, Vm
+from virtshim.settings.vms import Libvirt, Vm, Volumes
 
 __all__ = [
     "BadConfiguration", "Cri", "DevicePluginSettings", "Devices", "Images", "Kubernetes", "Libvirt", "Log", "Metrics",
-    "OfferedResource", "Paths", "Proxy", "Settings", "Shares", "Streaming", "Tapmanager", "Tracing", "Vm",
+    "OfferedResource", "Paths", "Proxy", "Settings", "Shares", "Streaming", "Tapmanager", "Tracing", "Vm", "Volumes",
 ]  # fmt: skip
 
 DEFAULT_FILE = toml_files.DEFAULT_FILE
@@ -44,6 +44,7 @@ class Settings(Section):
     shares: Shares = Shares()
     images: Images = Images()
     vm: Vm = Vm()
+    volumes: Volumes = Volumes()
     devices: Devices = Devices()
     device_plugin: DevicePluginSettings = DevicePluginSettings()
     proxy: Proxy = Proxy()

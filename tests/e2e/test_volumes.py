@@ -202,3 +202,43 @@ def test_an_empty_dir_in_memory_is_a_tmpfs_of_the_guests_own_if_the_pod_says_so(
         cri.remove_pod(pod)
     finally:
         subprocess.run(["umount", empty_dir], check=True)
+
+
+def test_a_guest_that_cannot_mount_a_writable_volume_ends_and_its_log_says_why(
+    cri: PodClient, node: Node, image_url: str, volumes: Path
+) -> None:
+    """A read-only volume that cannot be mounted is told, and the guest runs on."""
+    config = pod_config("unmounted", f"{node.directory}/logs/unmounted")
+    pod = cri.run_pod(config)
+    image = cri.pull(f"{image_url}/guest.qcow2")
+    (volumes / "claim" / "text").write_text("here")
+
+    def started(attempt: int, *mounts: tuple[str, bool]) -> tuple[str, str]:
+        wanted = container_config(image)
+        wanted.metadata.attempt = attempt
+        wanted.log_path = f"{attempt}.log"
+        for path, readonly in mounts:
+            wanted.mounts.add(container_path=path, host_path=str(volumes / "claim"), readonly=readonly)
+        made = cri.create(pod, wanted, config)
+        cri.start(made)
+        return made, cri.status(made).log_path
+
+    # A file of the guest is where a directory of the path should be.
+    made, log = started(0, ("/etc/passwd/data", False))
+    wait_until(lambda: cri.status(made).state == pb.CONTAINER_EXITED, BOOT, "the container ends")
+    status = cri.status(made)
+    assert (status.exit_code, status.reason) == (128, "Error")
+    assert status.message.startswith("the volumes cannot be mounted in the guest: ")
+    assert "/etc/passwd/data: " in status.message
+    (line,) = (one for one in Path(log).read_text().splitlines() if " virtshim: " in one)
+    assert " stderr F virtshim: volumes_not_mounted: the volumes cannot be mounted in the guest: " in line
+    cri.remove(made)
+
+    made, log = started(1, ("/etc/passwd/data", True), ("/data", False))
+    wait_for_log(log, "virtshim: volumes_not_mounted: ", BOOT)
+    assert cri.status(made).state == pb.CONTAINER_RUNNING
+    assert _reads(cri, made) == "here"
+    assert "/etc/passwd/data" in cri.status(made).message
+    cri.stop(made, 0)
+    subprocess.run(["umount", volumes / "claim"], check=True)
+    cri.remove_pod(pod)

@@ -1,9 +1,10 @@
-"""The cluster's Secrets and ConfigMaps, in memory."""
+"""The cluster's Secrets and ConfigMaps, and its pods' Events, in memory."""
 
 from __future__ import annotations
 
 from virtshim.domain.errors import WrongState
 from virtshim.domain.guest.data_source import Data, DataSource
+from virtshim.domain.troubles.pod_event import PodEvent
 
 
 class FakeClusterObjects:
@@ -20,3 +21,13 @@ class FakeClusterObjects:
         if name not in self.objects:
             raise WrongState("there is none")
         return self.objects[name]
+
+
+class FakePodEvents:
+    """Implements `virtshim.ports.cluster.PodEvents`."""
+
+    def __init__(self) -> None:
+        self.told: list[PodEvent] = []
+
+    def tell(self, event: PodEvent) -> None:
+        self.told.append(event)

@@ -43,6 +43,11 @@ class FakeConsoles:
         if log_file:
             self._open[container] = self.logs.setdefault(log_file, [])
 
+    def note(self, container: ContainerId, line: str) -> None:
+        if container not in self.following:
+            raise WrongState(f"the console of {container} is not followed")
+        self._write(container, [f"stderr {line}\n"])
+
     def finish(self, container: ContainerId) -> None:
         log_file = self.following.pop(container, None)
         self._open.pop(container, None)

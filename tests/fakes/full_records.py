@@ -43,6 +43,7 @@ from virtshim.domain.sandbox import (
     SandboxConfig,
     SandboxPhase,
 )
+from virtshim.domain.troubles.trouble import Trouble, TroubleKind
 from virtshim.domain.vm import DiskBus, VmSize
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.empty_disks import EmptyDisk
@@ -167,6 +168,8 @@ CONTAINER = Container(
         changed=RESOURCES,
         resizing=RESOURCES,
         trouble="paused",
+        troubles=(Trouble(TroubleKind.PAUSED, "paused"),),
+        mounts_confirmed=True,
         checkpointing="/var/lib/kubelet/checkpoints/x.tar",
         command_begun=True,
         user=ProcessUser(7, 8, (8, 2**32 - 1)),

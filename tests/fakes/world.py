@@ -16,7 +16,7 @@ from fakes.archives import FakeArchives
 from fakes.boot_output import FakeBootOutput
 from fakes.cgroups import FakeVmCgroups
 from fakes.clock import FakeClock
-from fakes.cluster import FakeClusterObjects
+from fakes.cluster import FakeClusterObjects, FakePodEvents
 from fakes.consoles import FakeConsoles, FakeEntrypointLogs
 from fakes.devices import FakeDeviceDrivers, FakeDeviceErrors, FakeDevices
 from fakes.disks import (
@@ -99,6 +99,7 @@ class Outside:
     root_volumes: FakeRootVolumes = field(default_factory=FakeRootVolumes)
     archives: FakeArchives = field(default_factory=FakeArchives)
     cluster: FakeClusterObjects = field(default_factory=FakeClusterObjects)
+    pod_events: FakePodEvents = field(default_factory=FakePodEvents)
     devices: FakeDevices = field(default_factory=FakeDevices)
     device_errors: FakeDeviceErrors = field(default_factory=FakeDeviceErrors)
     drivers: FakeDeviceDrivers = field(default_factory=FakeDeviceDrivers)
@@ -180,6 +181,7 @@ class World:
             seeds=watched("seeds", out.seeds, journal),
             consoles=watched("consoles", out.consoles, journal, ("on_news",)),
             cluster=out.cluster,
+            pod_events=watched("pod_events", out.pod_events, journal),
             boot_output=out.boot_output,
             entrypoint_logs=out.entrypoint_logs,
             streaming=out.streaming,

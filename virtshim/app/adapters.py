@@ -57,12 +57,13 @@ from virtshim.images.filestore import ImageFileStore, ImageSettings
 from virtshim.images.policy.disk_paths import DiskPath
 from virtshim.images.policy.rules import Rule
 from virtshim.images.qemu_img import copy_to_device
+from virtshim.kubeapi.events import KubeEvents
 from virtshim.kubeapi.objects import KubeObjects
 from virtshim.kubelet.pod_resources import PodResourcesClient
 from virtshim.lifecycle.exec_ports import AgentPort, PlugExecPort
 from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
-from virtshim.ports.cluster import ClusterObjects
+from virtshim.ports.cluster import ClusterObjects, PodEvents
 from virtshim.ports.consoles import BootOutput, EntrypointLogs, WatchedConsoles
 from virtshim.ports.control import Screenshots, VmControl
 from virtshim.ports.copies import KubeletVolumes
@@ -128,6 +129,7 @@ class Adapters:
     device_errors: DeviceErrorCounts
     seeds: GuestSeeds
     cluster: ClusterObjects
+    pod_events: PodEvents
     consoles: WatchedConsoles
     boot_output: BootOutput
     entrypoint_logs: EntrypointLogs
@@ -153,12 +155,14 @@ class RealParts:
     server: StreamingServer
     images: ImageFileStore
     cluster: KubeObjects
+    pod_events: KubeEvents
 
     def use(self, settings: Settings) -> None:
         """What of the settings is theirs and may change while they work."""
         self.images.change(image_settings(settings))
         self.server.allow(stream_limits(settings))
         self.cluster.use(settings.kubernetes.kubeconfig)
+        self.pod_events.use(settings.kubernetes.kubeconfig)
 
     def wait(self) -> None:
         """Until libvirt and tapmanager answer: they may still be starting. Raises ShimError if they do not."""
@@ -200,8 +204,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     _make_directories(layout)
     records = stack.enter_context(contextlib.closing(open_records(layout.database)))
     connection, profile, hypervisor, control = _libvirt(settings, records, stack)
-    consoles = stack.enter_context(contextlib.closing(ConsoleLogs(layout, clock)))
-    entrypoint_logs = stack.enter_context(contextlib.closing(EntrypointLogFiles(layout, clock)))
+    consoles, entrypoint_logs = _logs(layout, clock, stack)
     guests = _guests(layout, records, LibvirtPorts(connection, profile), control, stack)
     tapmanager = TapmanagerConnection(settings.tapmanager.socket)
     networks = PodNetworkClient(tapmanager)
@@ -211,7 +214,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     streaming = streaming_server(settings, clock)
     images = ImageFileStore(layout.images, image_settings(settings), partial(_readers, connection))
     stack.callback(streaming.stop)
-    cluster = KubeObjects(settings.kubernetes.kubeconfig)
+    cluster, events = _cluster(settings, clock, stack)
     adapters = Adapters(
         records=records,
         hypervisor=hypervisor,
@@ -241,6 +244,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         device_errors=AerCounts(HostFiles()),
         seeds=SeedStore(layout),
         cluster=cluster,
+        pod_events=events,
         consoles=consoles,
         boot_output=RawBootOutput(layout),
         entrypoint_logs=entrypoint_logs,
@@ -254,7 +258,19 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         clock=clock,
     )
     attaches = Attachments(ConsoleAttach(layout, sizes), entrypoint_attach)
-    return RealParts(adapters, attaches, screens, connection, networks, streaming, images, cluster)
+    return RealParts(adapters, attaches, screens, connection, networks, streaming, images, cluster, events)
+
+
+def _logs(layout: Layout, clock: Clock, stack: contextlib.ExitStack) -> tuple[ConsoleLogs, EntrypointLogFiles]:
+    consoles, entrypoints = ConsoleLogs(layout, clock), EntrypointLogFiles(layout, clock)
+    for logs in (consoles, entrypoints):
+        stack.callback(logs.close)
+    return consoles, entrypoints
+
+
+def _cluster(settings: Settings, clock: Clock, stack: contextlib.ExitStack) -> tuple[KubeObjects, KubeEvents]:
+    kubeconfig = settings.kubernetes.kubeconfig
+    return KubeObjects(kubeconfig), stack.enter_context(contextlib.closing(KubeEvents(kubeconfig, clock)))
 
 
 def _make_directories(layout: Layout) -> None:

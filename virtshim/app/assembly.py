@@ -31,6 +31,7 @@ from virtshim.lifecycle.container_logs import ContainerLogs
 from virtshim.lifecycle.entrypoints import EntrypointRunner
 from virtshim.lifecycle.exec_sync import ExecCommand
 from virtshim.lifecycle.guest.set_up import GuestSetUp
+from virtshim.lifecycle.guest.trouble_notices import TroubleNotices
 from virtshim.lifecycle.guest_freeze import GuestFreezer
 from virtshim.lifecycle.images import ImageService
 from virtshim.lifecycle.record_exit import ExitRecorder, VmEvents
@@ -155,14 +156,13 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     devices = _devices(settings, a, locks)
     copies = VolumeCopies(a.kubelet_volumes)
     volumes = PodVolumes(a.records, a.hypervisor, a.shares, copies, timeout)
-    guest_set_up = GuestSetUp(a.records, a.guests, volumes, copies, a.clock, live.agent_timeout, locks)
+    exits = _exits(a, logs, locks, devices, volumes, timeout)
+    guest_set_up = _guest_set_up(live, a, exits, copies)
     copy_watch = CopyWatch(a.records, a.kubelet_volumes, guest_set_up, a.clock)
-    exits = ExitRecorder(
-        a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.cgroups, timeout, devices, a.disks, volumes
-    )
     freezer = GuestFreezer(a.records, a.guest_operations, a.clock, locks)
     stop_container = _stop_container(a, exits, locks, devices, freezer)
-    entrypoints = _entrypoints(live, a, stop_container, locks, guest_set_up)
+    entrypoints = _entrypoints(live, a, stop_container, exits, guest_set_up)
+    guest_set_up.on_end(entrypoints.follow)
     stop_sandbox = StopSandbox(
         a.records, a.hypervisor, a.networks, stop_container, a.clock, locks, timeout, a.streaming, devices
     )
@@ -199,8 +199,8 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     gc = ImageGc(images, a.records, a.clock, live.image_watermarks)
     recovering = recovery(repairs, runner, a.inventory, a.copies, gc, locks, live.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, freezer, timeout)
-    operator = operator_servicer(a, services.node, freezer, locks, starting.ups)
     events = VmEvents(a.records, exits)
+    operator = operator_servicer(a, services.node, freezer, exits, starting.ups)
     parts = (recovering, events, watch, entrypoints, freezer, devices, guest_set_up, copy_watch, live)
     return App(a, services, images, *parts, operator, starting)
 
@@ -232,8 +232,41 @@ def _start_container(
     )
 
 
+def _exits(
+    a: Adapters, logs: ContainerLogs, locks: PodLocks, devices: DeviceServices, volumes: PodVolumes, timeout: float
+) -> ExitRecorder:
+    return ExitRecorder(
+        records=a.records,
+        hypervisor=a.hypervisor,
+        logs=logs,
+        clock=a.clock,
+        locks=locks,
+        streaming=a.streaming,
+        cgroups=a.cgroups,
+        timeout=timeout,
+        devices=devices,
+        disks=a.disks,
+        volumes=volumes,
+        notices=TroubleNotices(a.records, logs, a.pod_events, a.clock),
+    )
+
+
+def _guest_set_up(live: LiveSettings, a: Adapters, exits: ExitRecorder, copies: VolumeCopies) -> GuestSetUp:
+    return GuestSetUp(
+        records=a.records,
+        guests=a.guests,
+        volumes=exits.volumes,
+        copies=copies,
+        clock=a.clock,
+        agent_timeout=live.agent_timeout,
+        locks=exits.locks,
+        exits=exits,
+        must_confirm=live.must_confirm,
+    )
+
+
 def _entrypoints(
-    live: LiveSettings, a: Adapters, stop: StopContainer, locks: PodLocks, guest_set_up: GuestSetUp
+    live: LiveSettings, a: Adapters, stop: StopContainer, exits: ExitRecorder, guest_set_up: GuestSetUp
 ) -> EntrypointRunner:
     return EntrypointRunner(
         a.records,
@@ -241,10 +274,11 @@ def _entrypoints(
         a.entrypoint_logs,
         stop,
         a.clock,
-        locks,
+        exits.locks,
         live.agent_timeout,
         entrypoint_listeners=a.entrypoint_listeners,
         guest_set_up=guest_set_up,
+        exits=exits,
     )
 
 

@@ -21,6 +21,7 @@ class LiveSettings:
     sizes: Live[NodeLimits]
     agent_timeout: Live[float]
     run_commands: Live[bool]
+    must_confirm: Live[bool]
     reconcile_interval: Live[float]
     profiles: Live[Sequence[Profile]]
     require_overhead: Live[bool]
@@ -37,6 +38,7 @@ class LiveSettings:
             Live(settings.sizes()),
             Live(settings.vm.agent_timeout),
             Live(settings.vm.command == "run"),
+            Live(settings.volumes.unconfirmed == "fail"),
             Live(settings.cri.reconcile_interval),
             Live(_profiles(settings)),
             Live(settings.vm.require_overhead),
@@ -50,6 +52,7 @@ class LiveSettings:
         self.sizes.now = settings.sizes()
         self.agent_timeout.now = settings.vm.agent_timeout
         self.run_commands.now = settings.vm.command == "run"
+        self.must_confirm.now = settings.volumes.unconfirmed == "fail"
         self.reconcile_interval.now = settings.cri.reconcile_interval
         self.profiles.now = _profiles(settings)
         self.require_overhead.now = settings.vm.require_overhead

@@ -16,8 +16,8 @@ from virtshim.lifecycle.guest.boot_phases import BootPhases
 from virtshim.lifecycle.guest_freeze import GuestFreezer
 from virtshim.lifecycle.operator.action_log import ActionLog
 from virtshim.lifecycle.operator.vm_actions import VmActions
+from virtshim.lifecycle.record_exit import ExitRecorder
 from virtshim.ports.records import Records
-from virtshim.primitives.pod_locks import PodLocks
 from virtshim.primitives.start_ups import StartUps
 from virtshim.queries.inspection import Inspection
 from virtshim.queries.node_status import NodeStatus
@@ -41,7 +41,7 @@ def starts(a: Adapters) -> Starts:
 
 
 def operator_servicer(
-    a: Adapters, node: NodeStatus, freezer: GuestFreezer, locks: PodLocks, start_ups: StartUps
+    a: Adapters, node: NodeStatus, freezer: GuestFreezer, exits: ExitRecorder, start_ups: StartUps
 ) -> OperatorServicer:
     action_log = ActionLog(a.records, a.clock)
     return OperatorServicer(
@@ -49,7 +49,15 @@ def operator_servicer(
             records=a.records,
             clock=a.clock,
             actions=VmActions(
-                a.records, a.hypervisor, a.pausing, a.control, a.guest_operations, freezer, locks, action_log
+                a.records,
+                a.hypervisor,
+                a.pausing,
+                a.control,
+                a.guest_operations,
+                freezer,
+                exits.locks,
+                action_log,
+                exits,
             ),
             action_log=action_log,
             control=a.control,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pydantic import TypeAdapter, ValidationError
 
 from virtshim.crilog.files import LogFile, user_error
-from virtshim.crilog.lines import lines_of, timestamp
+from virtshim.crilog.lines import last_line, lines_of, own_line, timestamp
 from virtshim.domain.errors import InternalError, WrongState
 from virtshim.domain.guest.entrypoint import OutputPosition
 from virtshim.domain.guest.streaming import Output
@@ -26,6 +26,7 @@ class _Log:
     """`file` None: nobody wants the output."""
 
     file: LogFile | None
+    last_line: bytes = b""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -50,6 +51,23 @@ class EntrypointLogFiles:
             if log.file is not None:
                 old, log.file = log.file, log.file.reopened()
                 old.close()
+
+    def note(self, container: ContainerId, line: str) -> None:
+        log = self._open_log(container)
+        with log.lock:
+            if log.file is None:
+                return
+            text = own_line(line, timestamp(self._clock.now_ns()), after=log.last_line)
+            try:
+                before = log.file.status().st_size
+                try:
+                    log.file.append(text)
+                except OSError:
+                    log.file.truncate_to(before)
+                    raise
+            except OSError as error:
+                raise user_error(f"the log of container {container} cannot be written", error) from error
+            log.last_line = last_line(text)
 
     def finish(self, container: ContainerId) -> None:
         with self._lock:
@@ -84,7 +102,8 @@ class EntrypointLogFiles:
                 try:
                     if log.file is not None:
                         log.file.append(text)
-                    self._note(container, read_to)
+                    self._save(container, read_to)
+                    log.last_line = last_line(text) or log.last_line
                 except OSError:
                     if log.file is not None:
                         log.file.truncate_to(before)
@@ -103,7 +122,7 @@ class EntrypointLogFiles:
     def _position(self, container: ContainerId) -> str:
         return f"{self._layout.container_dir(container)}/command.pos"
 
-    def _note(self, container: ContainerId, read_to: OutputPosition) -> None:
+    def _save(self, container: ContainerId, read_to: OutputPosition) -> None:
         path = self._position(container)
         new = f"{path}.new"
         with open(new, "wb") as file:

@@ -84,6 +84,14 @@ class ConsoleLogs:
             raise WrongState(f"the console of container {container} is not followed, so its log cannot be reopened")
         tail.reopen()
 
+    def note(self, container: ContainerId, line: str) -> None:
+        """See Consoles."""
+        with self._lock:
+            tail = self._tails.get(container)
+        if tail is None:
+            raise WrongState(f"the console of container {container} is not followed, so nothing is added to its log")
+        tail.note(line)
+
     def finish(self, container: ContainerId) -> None:
         """See Consoles. A log that cannot be written is reported in our log, not to the caller."""
         with self._lock:

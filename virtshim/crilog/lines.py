@@ -70,6 +70,22 @@ def lines_of(stream: str, text: bytes, stamp: bytes) -> bytes:
     return cutter.feed(text, stamp) + cutter.end(stamp)
 
 
+def own_line(text: str, stamp: bytes, *, after: bytes) -> bytes:
+    """A line of virtshim's own, on stderr. `after`: the log line before it. If that is unfinished, an empty line comes between:
+    readers that put the contents of all lines together would show the two as one."""
+    before = b"\n" if _is_unfinished(after) else b""
+    return lines_of("stderr", before + text.encode(errors="replace").replace(b"\n", b" ") + b"\n", stamp)
+
+
+def last_line(text: bytes) -> bytes:
+    """Of whole log lines; b"" if there are none."""
+    return text[text.rfind(b"\n", 0, -1) + 1 :]
+
+
+def _is_unfinished(line: bytes) -> bool:
+    return line.split(b" ", 3)[2:3] == [b"P"]
+
+
 def _must_split(text: bytes) -> bool:
     """A carriage return just beyond the limit may be the one before a newline, which does not count."""
     return len(text) > MAX_CONTENT + 1 or (len(text) == MAX_CONTENT + 1 and not text.endswith(b"\r"))

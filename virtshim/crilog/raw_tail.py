@@ -45,6 +45,9 @@ class RawTail:
     def reopen(self) -> None:
         """There is no log to be renamed."""
 
+    def note(self, line: str) -> None:
+        """There is no log to write it to."""
+
     def finish(self) -> None:
         """Nothing will follow."""
         with self._lock, contextlib.ExitStack() as last:

@@ -15,7 +15,7 @@ from typing import Final, Self
 import structlog
 
 from virtshim.crilog.files import LogFile, PositionFile, RawLog, user_error
-from virtshim.crilog.lines import LineCutter, timestamp
+from virtshim.crilog.lines import LineCutter, last_line, own_line, timestamp
 from virtshim.crilog.position import Position
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId
@@ -84,6 +84,7 @@ class Tail:
         self._log_failing = False
         self._position_failing = False
         self._closed = False
+        self._last_line = b""
 
     @classmethod
     def open(cls, container: ContainerId, log: LogFile, layout: Layout, clock: Clock, pace: Pace) -> Self:
@@ -149,6 +150,18 @@ class Tail:
                     self._done, log_device=status.st_dev, log_inode=status.st_ino, log_size=status.st_size
                 )
             )
+
+    def note(self, line: str) -> None:
+        """See Consoles. It counts as a part of what this console may add to its log."""
+        with self._lock:
+            if self._closed:
+                raise WrongState(f"the console of container {self._container} has ended; its log is complete")
+            try:
+                self._rewind_after_failure()
+                self._commit(own_line(line, self._stamp(), after=self._last_line))
+            except OSError as error:
+                self._failed(error)
+                raise user_error(f"the log of container {self._container} cannot be written", error) from error
 
     def finish(self) -> None:
         """Writes what is there, the unfinished line too, and closes. Of very much the last is written, and that the rest is
@@ -233,6 +246,7 @@ class Tail:
         if not text:
             return
         self._log.append(text)
+        self._last_line = last_line(text)
         self._allowance.spend(len(text), self._clock.monotonic())
         self._record(
             dataclasses.replace(

@@ -15,6 +15,7 @@ from virtshim.domain.devices.granted import CriDevice, GrantedDevices
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest, ImageId, SandboxId
 from virtshim.domain.image import ImageConfig
+from virtshim.domain.troubles.trouble import Trouble, told_together
 from virtshim.domain.vm import VmSize
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.empty_disks import EmptyDisk
@@ -220,7 +221,7 @@ class ContainerStatus:
     changed: Resources | None = None
     # A change of them that has begun: all of it or nothing of it is made before this goes.
     resizing: Resources | None = None
-    # Why a running one is stuck, for display.
+    # What is wrong with a running one, for display: the texts of `troubles`. Of a record that cannot be read: why.
     trouble: str = ""
     # The file that a checkpoint is being written to; meanwhile we may have paused the VM.
     checkpointing: str = ""
@@ -243,6 +244,10 @@ class ContainerStatus:
     copied: tuple[str, ...] = ()
     # Its guest has said that it could not mount the volumes.
     unmounted: bool = False
+    # Its guest has said, at least once, that all volumes and empty disks are mounted.
+    mounts_confirmed: bool = False
+    # What is wrong with it while it runs, each kind once; each was told in its log before it was written here.
+    troubles: tuple[Trouble, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,8 +381,8 @@ class Container:
     def _in_order(self, how: Exit) -> Exit:
         return dataclasses.replace(how, finished_at=max(how.finished_at, self.status.started_at, self.created_at))
 
-    def with_trouble(self, trouble: str) -> Container:
-        return self._with(trouble=trouble)
+    def with_troubles(self, troubles: tuple[Trouble, ...]) -> Container:
+        return self._with(troubles=troubles, trouble=told_together(troubles))
 
     def with_checkpoint(self, location: str) -> Container:
         """ "" ends it."""

@@ -1,4 +1,4 @@
-"""What virtshim may get of the API server: the server is asked, and changes nothing for it.
+"""What virtshim may do to objects of the API server: the server is asked, and changes nothing for it.
 
 https://kubernetes.io/docs/reference/kubernetes-api/authorization-resources/self-subject-access-review-v1/
 """
@@ -14,10 +14,10 @@ from virtshim.kubeapi.kubeconfig import Access
 _PATH: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
-def may_get(access: Access, resource: str, namespace: str = "", name: str = "") -> bool:
-    """`resource`: such as secrets. `namespace`, `name`: "" for all. Raises ShimError if the server does not say; OSError,
-    HTTPException, ValueError as `get`."""
-    wanted = {"verb": "get", "resource": resource, "namespace": namespace, "name": name}
+def may(access: Access, verb: str, resource: str, namespace: str = "", name: str = "") -> bool:
+    """`verb`: such as get; `resource`: such as secrets. `namespace`, `name`: "" for all. Raises ShimError if the server does not
+    say; OSError, HTTPException, ValueError as `get`."""
+    wanted = {"verb": verb, "resource": resource, "namespace": namespace, "name": name}
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",

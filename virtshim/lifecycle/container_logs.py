@@ -24,6 +24,9 @@ class ContainerLogs:
     def reopen(self, container: Container) -> None:
         self._of(container).reopen(container.id)
 
+    def note(self, container: Container, line: str) -> None:
+        self._of(container).note(container.id, line)
+
     def finish(self, container: Container) -> None:
         self._of(container).finish(container.id)
         if container.spec.command:

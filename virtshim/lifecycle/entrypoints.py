@@ -14,7 +14,9 @@ from virtshim.domain.guest.command import entrypoint_command
 from virtshim.domain.guest.entrypoint import exit_of_entrypoint, failed_start, lost
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.token_bucket import LOG_BURST, LOG_RATE, ReadPace, TokenBucket
-from virtshim.lifecycle.guest.set_up import GuestSetUp
+from virtshim.domain.troubles.trouble import Trouble
+from virtshim.lifecycle.guest.set_up import GuestSetUp, NotSetUp
+from virtshim.lifecycle.record_exit import ExitRecorder
 from virtshim.lifecycle.stop_container import StopContainer
 from virtshim.ports.clock import Clock
 from virtshim.ports.consoles import EntrypointLogs
@@ -82,6 +84,7 @@ class EntrypointRunner:
         *,
         entrypoint_listeners: EntrypointListeners,
         guest_set_up: GuestSetUp,
+        exits: ExitRecorder,
     ) -> None:
         self._records = records
         self._guests = guests
@@ -92,6 +95,7 @@ class EntrypointRunner:
         self._agent_timeout = agent_timeout
         self._listeners = entrypoint_listeners
         self._guest_set_up = guest_set_up
+        self._exits = exits
         self._threads = ContainerThreads("command")
 
     def follow(self, container: Container) -> None:
@@ -169,6 +173,8 @@ class EntrypointRunner:
                 raise
             why = f"{exc} (waited {patience:g} s, vm.agent_timeout)"
             self._end(container, failed_start(why, self._clock.now_ns()))
+        except NotSetUp as exc:
+            self._end(container, failed_start(str(exc), self._clock.now_ns()), exc.troubles)
         except ShimError as exc:
             self._end(container, failed_start(str(exc), self._clock.now_ns()))
         else:
@@ -206,10 +212,9 @@ class EntrypointRunner:
         state.pause = min(state.pause * 1.5, latest)
         return state.pause
 
-    def _end(self, container: Container, how: Exit) -> None:
-        """Written first: whoever finds the VM off, also after a crash, knows why."""
+    def _end(self, container: Container, how: Exit, why: tuple[Trouble, ...] = ()) -> None:
         log.info("command.ended", container=container.id.short, code=how.code, message=how.message)
-        self._write(container.id, lambda found: found.with_ending(how))
+        self._exits.begin_end(container.id, how, why)
         self._listeners.ended(container.id, how.code)
 
     def _write(self, container: ContainerId, change: Callable[[Container], Container]) -> None:

@@ -13,8 +13,10 @@ from virtshim.domain.devices.granted import GrantedDevices, PciFunction
 from virtshim.domain.errors import ShimError
 from virtshim.domain.guest.operation import paused_by_operator
 from virtshim.domain.ids import ContainerId
+from virtshim.domain.troubles.trouble import Trouble, TroubleKind, merged, told_together
 from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
 from virtshim.lifecycle.container_logs import ContainerLogs
+from virtshim.lifecycle.guest.trouble_notices import TroubleNotices
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes, end_takes_time
 from virtshim.passthrough.assembly import DeviceServices
 from virtshim.passthrough.health import with_devices
@@ -46,6 +48,7 @@ class ExitRecorder:
     devices: DeviceServices
     disks: RootDisks
     volumes: PodVolumes
+    notices: TroubleNotices
     kill_reasons: dict[ContainerId, str] = field(default_factory=dict)
 
     def note_kill(self, container: ContainerId, message: str) -> None:
@@ -70,11 +73,15 @@ class ExitRecorder:
         domain = found.domain_uuid
         state = self.hypervisor.power(domain)
         if not state.has_ended:
-            wrong = [self.devices.health.trouble(found), self.volumes.trouble(found), found.granted.notice]
             # Somebody else let it go on, or virtshim was killed before it paused it.
             found = paused_by_operator(found, paused=found.status.paused and state.power is Power.PAUSED)
-            told = trouble_of(state, found.granted, by_operator=found.status.paused)
-            return self._standing(found, with_devices(told, wrong))
+            stalled = trouble_of(state, found.granted, by_operator=found.status.paused)
+            wrong = (
+                *self.devices.health.troubles(found),
+                *self.volumes.troubles(found),
+                *_not_given(found.granted),
+            )
+            return self._standing(found, (stalled, *wrong) if stalled else wrong)
         message = message or self.kill_reasons.get(container, "")
         now, oom_killed = self.clock.now_ns(), self._oom_killed(found, state)
         vm = exit_of(state, now, message, oom_killed=oom_killed, stop_asked=found.status.stop_asked)
@@ -84,7 +91,8 @@ class ExitRecorder:
         self.volumes.end(found)
         self.finish_log(found)
         how = how_it_ended(found, vm)
-        how = dataclasses.replace(how, message=with_devices(how.message, [self.devices.health.trouble(found)]))
+        devices = told_together(self.devices.health.troubles(found))
+        how = dataclasses.replace(how, message=with_devices(how.message, [devices]))
         ended = found.exited(how)
         self.records.containers.replace(ended)
         observed.meter().tell(observed.Exited(how.reason))
@@ -134,18 +142,34 @@ class ExitRecorder:
         except ShimError as exc:
             log.warning("disk.unremoved", container=container.id.short, error=str(exc))
 
-    def _standing(self, container: Container, trouble: str) -> Container:
-        """Records why a running container makes no progress; written on change only."""
+    def _standing(self, container: Container, troubles: tuple[Trouble, ...]) -> Container:
+        """Records what is wrong with a running container, once it was told; written on change only."""
         before = self.records.containers.get(container.id) or container
-        if container.status.checkpointing or (before.status.trouble, before.status.paused) == (
-            trouble,
-            container.status.paused,
-        ):
+        if container.status.checkpointing:
             return before
-        log.info("container.trouble", container=container.id.short, trouble=trouble or "none any more")
-        now = container.with_trouble(trouble)
+        self.notices.notice(before, troubles)
+        now = container.with_troubles(troubles)
+        if now == before:
+            return before
+        log.info("container.trouble", container=container.id.short, trouble=now.status.trouble or "none any more")
         self.records.containers.replace(now)
         return now
+
+    def begin_end(self, container: ContainerId, how: Exit, why: tuple[Trouble, ...] = ()) -> Container | None:
+        """A running container is going to end in this way. That is recorded before its VM is ended, so that whoever finds the VM
+        off, also after a crash, knows why. `why` is told before that. Returns the record; None if it does not run."""
+        found = self.records.containers.get(container)
+        if found is None:
+            return None
+        with self.locks.held(found.sandbox_id):
+            found = self.records.containers.get(container)
+            if found is None or not found.is_running:
+                return None
+            troubles = merged(found.status.troubles, why)
+            self.notices.notice(found, troubles)
+            ending = found.with_troubles(troubles).with_ending(how)
+            self.records.containers.replace(ending)
+            return ending
 
     def finish_log(self, container: Container) -> None:
         """A log that cannot be written (the disk is full) must not keep the container RUNNING."""
@@ -157,29 +181,35 @@ class ExitRecorder:
             log.warning("console.unfinished", container=container.id.short, error=str(exc))
 
 
+def _not_given(granted: GrantedDevices) -> tuple[Trouble, ...]:
+    return (Trouble(TroubleKind.CDI_LEFT_OUT, granted.notice),) if granted.notice else ()
+
+
 def how_it_ended(container: Container, vm: Exit) -> Exit:
     """Where the command decided, what became of its VM does not matter. Pure."""
     return dataclasses.replace(container.status.ending, finished_at=vm.finished_at) if container.status.ending else vm
 
 
-def trouble_of(state: PowerState, granted: GrantedDevices, *, by_operator: bool = False) -> str:
-    """Why a running VM makes no progress, for display; "" if it does. libvirt does not report why QEMU paused a VM itself, as
-    it does when a device in it reports an error that cannot be corrected. Pure."""
+def trouble_of(state: PowerState, granted: GrantedDevices, *, by_operator: bool = False) -> Trouble | None:
+    """Why a running VM makes no progress; None if it does. libvirt does not report why QEMU paused a VM itself, as it does when a
+    device in it reports an error that cannot be corrected. Pure."""
     if state.power is not Power.PAUSED:
-        return ""
+        return None
     if by_operator:
-        return "paused by virtshim pause; virtshim resume continues it"
+        return Trouble(TroubleKind.PAUSED, "paused by virtshim pause; virtshim resume continues it")
     match state.pause:
         case PauseReason.IO_ERROR:
-            return "paused: the node's file system is full; it resumes by itself once there is space"
+            why = "paused: the node's file system is full; it resumes by itself once there is space"
+            return Trouble(TroubleKind.DISK_FULL, why)
         case PauseReason.GUEST:
-            return "its guest has suspended itself"
+            return Trouble(TroubleKind.SUSPENDED, "its guest has suspended itself")
         case PauseReason.OTHER:
+            why = "paused externally; virsh resume continues it"
             if any(isinstance(device, PciFunction) for device in granted.passthrough):
-                return (
+                why = (
                     "paused externally, or by QEMU after a PCI device error (see QEMU's log); virsh resume continues it"
                 )
-            return "paused externally; virsh resume continues it"
+            return Trouble(TroubleKind.PAUSED_EXTERNALLY, why)
 
 
 def exit_of(

@@ -128,7 +128,8 @@ class StopContainer:
             if container.status.paused:
                 log.info("vm.resumed", container=wanted.short, why="it is being stopped")
                 self._pausing.resume(container.domain_uuid)
-                self._records.containers.replace(paused_by_operator(container, paused=False).with_trouble(""))
+                self._records.containers.replace(paused_by_operator(container, paused=False))
+                self._exits.record_if_ended(wanted)
                 self._freezer.after_resume(wanted)
             if container.status.frozen and not container.status.checkpointing:
                 self._freezer.forget_hold(wanted)

@@ -10,6 +10,7 @@ import structlog
 from virtshim.domain.container import Container
 from virtshim.domain.devices.granted import DeviceErrors, PciAddress, PciFunction
 from virtshim.domain.ids import ContainerId
+from virtshim.domain.troubles.trouble import Trouble, TroubleKind
 from virtshim.passthrough.resets import DeviceResets
 from virtshim.ports.devices import DeviceErrorCounts
 from virtshim.ports.records import Records
@@ -66,17 +67,17 @@ class DeviceHealth:
                     )
         self._seen, self._first = now, first
 
-    def trouble(self, container: Container) -> str:
-        """Fatal errors of its devices since it began to be looked at, for people; "" if there were none."""
-        first = self._first.get(container.id)
-        if first is None:
-            return ""
-        told = (
+    def troubles(self, container: Container) -> tuple[Trouble, ...]:
+        """Fatal errors of its devices since it was started. Counts begin anew when virtshim does, so what is recorded stays."""
+        first = self._first.get(container.id, {})
+        told = "; ".join(
             f"device {address} has had {_words(new.fatal)} since the container was started"
-            for address, errors in self._counted(container).items()
+            for address, errors in (self._counted(container) if first else {}).items()
             if (new := _since(first.get(address, errors), errors)).fatal
         )
-        return "; ".join(told)
+        if told:
+            return (Trouble(TroubleKind.DEVICE_ERRORS, told),)
+        return tuple(one for one in container.status.troubles if one.kind is TroubleKind.DEVICE_ERRORS)
 
     def _counted(self, container: Container) -> Mapping[PciAddress, DeviceErrors]:
         """Of its functions those for which the kernel counts."""

@@ -22,6 +22,10 @@ class Consoles(Protocol):
         """The log file was renamed: from now on bytes go to a new one of the old name, which exists on return. On error
         none was made, and the old one is written on. WrongState if not open; nothing to do for a log that is discarded."""
 
+    def note(self, container: ContainerId, line: str) -> None:
+        """A line of virtshim's own, without its end, on stderr of the log; it is there on return. Nothing to do for a log that is
+        discarded. WrongState if not open; after another ShimError nothing of it is there, and it may be tried again."""
+
     def finish(self, container: ContainerId) -> None:
         """Writes what is left (the VM is off), then stops following, also if writing failed. No error if not open."""
 

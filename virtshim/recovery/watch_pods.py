@@ -89,7 +89,10 @@ class WatchPods:
                 self._try(lambda one=container: self.checkpoints.finish_leftover(one))  # type: ignore[misc]
             domain = domains.get(container.id)
             troubled = (
-                container.status.trouble or self.devices.health.trouble(container) or self.volumes.trouble(container)
+                container.status.trouble
+                or self.devices.health.troubles(container)
+                or self.volumes.troubles(container)
+                or self.exits.notices.owes(container)
             )
             stands = container.status.paused or (domain is not None and domain.state.power is Power.PAUSED)
             if domain is None or domain.state.has_ended or troubled or stands:

@@ -142,11 +142,13 @@ class Streaming(Section):
 
 
 class Kubernetes(Section):
-    """[kubernetes]: the API server, which is asked for one thing alone: Secrets and ConfigMaps that pods name in annotations."""
+    """[kubernetes]: the API server. It is asked for Secrets and ConfigMaps that pods name in annotations, and it gets Events of
+    pods."""
 
     kubeconfig: str = setting(
         "",
-        "file by which Secrets and ConfigMaps are read that pods of their namespace name; empty: such pods are refused",
+        "file by which Secrets and ConfigMaps are read that pods of their namespace name, and by which pods get Events of their "
+        "VMs' troubles; empty: such pods are refused, and troubles are in the containers' logs only",
         allowed="absolute path, or empty",
         reload=True,
         why="a node reads no Secrets until its operator says with what rights ([security.md](security.md#secrets-by-name))",

@@ -220,3 +220,15 @@ class Vm(Section):
             if twice := sorted({value for value in found if found.count(value) > 1}):
                 raise ValueError(f"two profiles have {what} {', '.join(twice)}; give each its own")
         return profiles
+
+
+class Volumes(Section):
+    """[volumes]: what becomes of a VM whose volumes are not where they should be."""
+
+    unconfirmed: Literal["warn", "fail"] = setting(
+        "warn",
+        "for a container without a command whose guest's agent does not confirm within `vm.agent_timeout` that the writable "
+        "volumes are mounted: a trouble is told, or the container ends. A mount that has failed ends it in either case",
+        reload=True,
+        why="many images have no agent, and cloud-init has mounted their volumes; fail is for nodes whose guests all have one",
+    )

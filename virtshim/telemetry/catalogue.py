@@ -146,6 +146,12 @@ TROUBLE: Final = Described(
     "gauge",
     "1 for a VM that runs and makes no progress, or lacks something: crictl inspect has the message.",
 )
+TROUBLES: Final = Described(
+    "virtshim_vm_troubles",
+    "gauge",
+    "Troubles of a VM that runs, by kind; no sample for a kind that it does not have.",
+    ("kind",),
+)
 FILESYSTEM_SIZE: Final = Described(
     "virtshim_vmi_filesystem_capacity_bytes",
     "gauge",
@@ -158,7 +164,7 @@ FILESYSTEM_USED: Final = Described(
     "Bytes in use of a file system in the guest, as its agent tells, each minute.",
     ("disk_name", "file_system_type", "mount_point"),
 )
-OF_VMS: Final = (START_TIME, TROUBLE, FILESYSTEM_SIZE, FILESYSTEM_USED)
+OF_VMS: Final = (START_TIME, TROUBLE, TROUBLES, FILESYSTEM_SIZE, FILESYSTEM_USED)
 
 # --- of the proxy
 

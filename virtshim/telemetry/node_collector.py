@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Final, TypeVar
@@ -58,17 +59,20 @@ class NodeCollector:
 
     def _of_vms(self, vms: Sequence[tuple[Labels, ContainerUsage]]) -> Iterator[Metric]:
         started, trouble = _metric(catalogue.START_TIME), _metric(catalogue.TROUBLE)
+        troubles = _metric(catalogue.TROUBLES)
         size, used = _metric(catalogue.FILESYSTEM_SIZE), _metric(catalogue.FILESYSTEM_USED)
         for labels, vm in vms:
             status = vm.container.status
             started.add_sample(started.name, labels, status.started_at / SECOND)
             trouble.add_sample(trouble.name, labels, int(bool(status.trouble)))
+            for kind, count in Counter(one.kind for one in status.troubles).items():
+                troubles.add_sample(troubles.name, labels | {"kind": kind.value}, count)
             for one in self._filesystems.of(vm.container.id):
                 values = (one.device, one.kind, one.mount_point)
                 of_one = labels | dict(zip(catalogue.FILESYSTEM_SIZE.labels, map(_shown, values), strict=True))
                 size.add_sample(size.name, of_one, one.total_bytes)
                 used.add_sample(used.name, of_one, one.used_bytes)
-        yield from (started, trouble, size, used)
+        yield from (started, trouble, troubles, size, used)
 
     def _of_scrape(self, taken: Taken[NodeReading] | None, *, is_late: bool) -> Iterator[Metric]:
         late, took, age = (

@@ -145,6 +145,7 @@ def test_what_a_vm_does_not_get_of_its_cdi_devices_is_in_its_containers_status(n
     made = node.create(CDI_devices=[pb.CDIDevice(name="example.com/gpu=a")])
     node.client.start(made)
     assert "the guest does not have mounts of /etc/cdi/gpu.json" in node.client.status(made).message
+    assert [one.reason for one in node.world.outside.pod_events.told] == ["CdiLeftOut"]
 
 
 def test_a_network_interface_of_the_node_is_no_device_of_a_vm(node: Node) -> None:

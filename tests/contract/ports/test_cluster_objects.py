@@ -1,19 +1,25 @@
-"""ClusterObjects: what the fake and the API server's client both do."""
+"""ClusterObjects and PodEvents: what the fakes and the API server's clients both do."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes.apiserver import Api, kubeconfig
-from fakes.cluster import FakeClusterObjects
+from fakes.cluster import FakeClusterObjects, FakePodEvents
+from fakes.waiting import eventually
 
 from virtshim.domain.errors import WrongState
 from virtshim.domain.guest.data_source import Data, DataSource
+from virtshim.domain.sandbox import PodKey
+from virtshim.domain.troubles.pod_event import PodEvent
+from virtshim.kubeapi.events import KubeEvents
 from virtshim.kubeapi.objects import KubeObjects
-from virtshim.ports.cluster import ClusterObjects
+from virtshim.ports.cluster import ClusterObjects, PodEvents
+from virtshim.primitives.clock import SystemClock
 
 Publish = Callable[[str, DataSource, Data], None]
 SECRET, CONFIGMAP = DataSource("secret", "one"), DataSource("configmap", "one", "key")
@@ -62,3 +68,43 @@ def test_one_that_is_not_in_that_namespace_is_refused(parts: tuple[ClusterObject
     publish("team", CONFIGMAP, {"key": b"x"})
     with pytest.raises(WrongState):
         objects.read(SECRET, "team")
+
+
+# --- Events of pods
+
+Told = Callable[[], list[tuple[str, str, str]]]
+
+
+def _fake_events(_place: Path) -> Iterator[tuple[PodEvents, Told]]:
+    fake = FakePodEvents()
+    yield fake, lambda: [(one.pod.uid, one.reason, one.message) for one in fake.told]
+
+
+def _real_events(place: Path) -> Iterator[tuple[PodEvents, Told]]:
+    api = Api(place)
+    found: list[tuple[str, str, str]] = []
+
+    def taken(document: dict[str, Any]) -> dict[str, Any]:
+        found.append((document["involvedObject"]["uid"], document["reason"], document["message"]))
+        return document
+
+    api.answers["/prefix/api/v1/namespaces/team/events"] = taken
+    events = KubeEvents(kubeconfig(api, place, {"token": "secret"}), SystemClock())
+    try:
+        yield events, lambda: found
+    finally:
+        events.close()
+        api.close()
+
+
+@pytest.fixture(params=[_fake_events, _real_events], ids=["fake", "api"])
+def events(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[PodEvents, Told]]:
+    yield from request.param(tmp_path)
+
+
+def test_events_arrive_in_their_order(events: tuple[PodEvents, Told]) -> None:
+    sender, told = events
+    pod = PodKey("team", "web", "uid-1", 0)
+    sender.tell(PodEvent(pod, "Paused", "it is paused", is_warning=True, at=1))
+    sender.tell(PodEvent(pod, "TroubleOver", "it goes on", is_warning=False, at=2))
+    eventually(lambda: told() == [("uid-1", "Paused", "it is paused"), ("uid-1", "TroubleOver", "it goes on")])

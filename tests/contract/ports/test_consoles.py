@@ -191,6 +191,44 @@ def test_a_log_that_is_discarded_is_open_like_any_other(logs: Callable[[], Conso
     assert not world.exists("")
 
 
+def test_a_line_of_virtshims_own_is_in_the_log_at_once_also_after_a_rotation(
+    world: World, logs: Callable[[], Consoles]
+) -> None:
+    logs().open(A, world.log())
+    logs().note(A, "virtshim: paused")
+    assert world.lines(world.log()) == ["stderr virtshim: paused"]
+    world.rename(world.log(), world.log("old"))
+    logs().reopen(A)
+    logs().note(A, "virtshim: paused is over")
+    assert world.lines(world.log()) == ["stderr virtshim: paused is over"]
+
+
+def test_a_line_of_virtshims_own_stays_when_the_next_process_goes_on(
+    world: World, logs: Callable[[], Consoles]
+) -> None:
+    logs().open(A, world.log())
+    logs().note(A, "virtshim: paused")
+    world.restart()
+    logs().open(A, world.log())
+    logs().note(A, "virtshim: paused is over")
+    assert world.lines(world.log()) == ["stderr virtshim: paused", "stderr virtshim: paused is over"]
+
+
+def test_a_line_is_added_to_no_log_that_is_not_open(world: World, logs: Callable[[], Consoles]) -> None:
+    with pytest.raises(WrongState):
+        logs().note(A, "virtshim: paused")
+    logs().open(A, world.log())
+    logs().finish(A)
+    with pytest.raises(WrongState):
+        logs().note(A, "virtshim: paused")
+
+
+def test_a_line_for_a_log_that_is_discarded_is_discarded(world: World, logs: Callable[[], Consoles]) -> None:
+    logs().open(A, "")
+    logs().note(A, "virtshim: paused")
+    assert not world.exists("")
+
+
 # --- consoles
 
 
@@ -224,6 +262,16 @@ def test_after_a_rename_the_old_log_is_written_on_until_it_is_reopened(world: Wo
     world.says(A, "after")
     eventually(lambda: world.lines(world.log()) == ["stdout after"])
     assert world.lines(world.log("old")) == ["stdout before"]
+
+
+def test_a_line_of_virtshims_own_takes_nothing_from_what_the_guest_says(world: World) -> None:
+    world.console.open(A, world.log())
+    world.says(A, "before")
+    eventually(lambda: world.lines(world.log()) == ["stdout before"])
+    world.console.note(A, "virtshim: paused")
+    world.says(A, "after")
+    eventually(lambda: len(world.lines(world.log())) == 3)
+    assert world.lines(world.log()) == ["stdout before", "stderr virtshim: paused", "stdout after"]
 
 
 def test_the_next_process_goes_on_where_this_one_stopped(world: World) -> None:

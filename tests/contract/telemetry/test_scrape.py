@@ -23,6 +23,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.app.measuring import measured
 from virtshim.config import Metrics
 from virtshim.domain.guest.filesystems import GuestFilesystem
+from virtshim.domain.ids import ContainerId
 from virtshim.domain.network import PluginRuns
 from virtshim.telemetry import catalogue
 from virtshim.telemetry.guest_filesystems import GuestFilesystems
@@ -115,6 +116,19 @@ def test_a_vm_is_told_with_its_pod_in_seconds_and_parts_of_them(node: Node) -> N
     )
     assert one(text, "virtshim_vmis", phase="running") == 1
     assert one(text, "virtshim_pods", state="ready") == 1
+
+
+def test_troubles_of_a_vm_are_told_by_kind_as_long_as_it_has_them(node: Node) -> None:
+    _, container = node.client.running("web")
+    actions = node.world.app.operator.services.actions
+    assert "virtshim_vm_troubles{" not in node.scrape()
+    actions.pause(node.world.container(ContainerId(container)))
+    node.world.app.watch.look()
+    node.later()
+    assert one(node.scrape(), "virtshim_vm_troubles", pod="web", id=container, kind="paused") == 1
+    actions.resume(node.world.container(ContainerId(container)))
+    node.later()
+    assert "virtshim_vm_troubles{" not in node.scrape()
 
 
 def test_calls_are_counted_by_method_and_code(node: Node) -> None:

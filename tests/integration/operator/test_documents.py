@@ -21,6 +21,7 @@ from virtshim.domain.annotations.parse import known_names, parse_vm_options
 from virtshim.domain.devices.granted import CriDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.layout import share_dir
+from virtshim.domain.troubles.trouble import TroubleKind
 from virtshim.preflight import checks, network, virtualization
 from virtshim.telemetry import catalogue
 
@@ -75,6 +76,11 @@ def test_every_check_is_listed_by_its_key(operator: str) -> None:
     assert sorted(listed) == sorted(
         ["configuration", "devices", "runtime_class", *(check.__name__ for check in checks.ALL)]
     )
+
+
+def test_every_kind_of_trouble_is_listed(root: Path) -> None:
+    section = (root / "docs" / "pods.md").read_text().split("\n## Troubles\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == {kind.value for kind in TroubleKind}
 
 
 def test_every_metric_is_listed_as_it_is_described(root: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from virtshim.crilog.files import LogFile, PositionFile, RawLog
 from virtshim.crilog.lines import MAX_CONTENT
 from virtshim.crilog.tail import Pace, Tail
+from virtshim.domain.errors import ResourceExhausted
 
 PACE = Pace(turn_bytes=200_000, flush_after=0.5, retry_after=2.0)
 
@@ -441,3 +442,58 @@ def test_a_kill_at_any_write_neither_loses_nor_doubles(
     again.turn()
     again.finish()
     assert here.text(vm) == said.replace(b"\r\n", b"\n")
+
+
+def whole_lines(machine: Any, vm: Any) -> list[tuple[str, str, str]]:
+    """Stream, tag and content of each."""
+    lines = machine.log_path(vm).read_text().splitlines()
+    return [(stream, tag, content) for _stamp, stream, tag, content in (line.split(" ", 3) for line in lines)]
+
+
+def test_a_line_of_virtshims_own_does_not_hang_on_a_prompt(machine: Any, opened: Any, vm: Any, hand_clock: Any) -> None:
+    """Readers put the contents together, and the prompt has no end of its line."""
+    tail = opened()
+    machine.says(vm, b"a\nlogin: ")
+    tail.turn()
+    hand_clock.at += PACE.flush_after
+    tail.turn()
+    tail.note("virtshim: paused")
+    tail.note("virtshim: paused is over")
+    machine.says(vm, b"root\n")
+    tail.turn()
+    assert whole_lines(machine, vm) == [
+        ("stdout", "F", "a"),
+        ("stdout", "P", "login: "),
+        ("stderr", "F", ""),
+        ("stderr", "F", "virtshim: paused"),
+        ("stderr", "F", "virtshim: paused is over"),
+        ("stdout", "F", "root"),
+    ]
+
+
+def test_a_line_of_virtshims_own_that_cannot_be_written_leaves_nothing_and_loses_nothing(
+    machine: Any, opened: Any, vm: Any, hand_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tail = opened()
+    machine.says(vm, b"one\ntwo")
+    tail.turn()
+
+    append = LogFile.append
+
+    def is_full(log: LogFile, text: bytes) -> None:
+        append(log, text[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogFile, "append", is_full)
+        with pytest.raises(ResourceExhausted, match="No space left on device; free space"):
+            tail.note("virtshim: disk_full: no room")
+    tail.note("virtshim: disk_full is over")
+    hand_clock.at += PACE.retry_after
+    machine.says(vm, b" more\n")
+    tail.turn()
+    assert whole_lines(machine, vm) == [
+        ("stdout", "F", "one"),
+        ("stderr", "F", "virtshim: disk_full is over"),
+        ("stdout", "F", "two more"),
+    ]

@@ -5,6 +5,7 @@ before it has an effect, half-way through it, and after its effect. A new daemon
 outside, recovers, and must tell the truth, finish the work when the call is repeated, and leave nothing behind.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,14 +14,18 @@ from typing import Any
 
 import pytest
 from fakes.journal import Crash, When
+from fakes.waiting import eventually
 from fakes.world import IMAGE, World, container_config, sandbox_config
 
 from virtshim.cri.to_proto import container_state, sandbox_state
-from virtshim.domain.container import Container, ContainerPhase, Resources
+from virtshim.domain.container import Container, ContainerPhase, Mount, Resources
 from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.errors import ShimError
+from virtshim.domain.errors import DeadlineExceeded, ShimError
+from virtshim.domain.guest.command import CommandResult, GuestCommand
+from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import ImageConfig
 from virtshim.domain.sandbox import SandboxPhase
+from virtshim.domain.volumes.guest_script import NOT_MOUNTED
 from virtshim.domain.volumes.root_volume import Content
 from virtshim.queries.lookup import find_container, find_sandbox
 
@@ -379,6 +384,60 @@ def test_a_kill_and_a_reboot_at_any_step_are_made_good(name: str, tmp_path: Path
         take_down(world)
         assert world.everything() == [], where
         world.close()
+
+
+def lacks_its_volume(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+    return CommandResult(NOT_MOUNTED if "virtshim-volumes" in command.argv else 0, b"", b"/data: Not a directory\n")
+
+
+def look_into_a_guest_without_its_volume(world: World, step: int, when: When) -> ContainerId | None:
+    """Its agent was silent until now, and says at the first command that a volume is missing. The process dies at the call to the
+    outside with that number; None if there are not so many calls."""
+
+    def is_silent(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        world.outside.clock.advance(timeout)
+        raise DeadlineExceeded("timed out waiting for the guest agent")
+
+    world.outside.guests.do = is_silent
+    made = world.create(world.run(), config=container_config(mounts=(Mount("/data", "/srv"),)))
+    world.start(made)
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("set-up-")])
+    world.outside.guests.do = lacks_its_volume
+    before = len(world.journal.calls)
+    world.journal.crash(step, when)
+    with contextlib.suppress(Crash):
+        world.do.exec_command.run(world.container(made), ("true",), 60.0, threading.Event())
+    eventually(lambda: len(world.journal.calls) >= before + step or world.container(made).exit)
+    return made if len(world.journal.calls) >= before + step else None
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # it dies in the command's thread, too
+@pytest.mark.parametrize("when", list(When), ids=lambda when: when.value)
+def test_a_kill_while_a_container_ends_for_want_of_a_volume_is_made_good(when: When, tmp_path: Path) -> None:
+    for step in range(1, 100):
+        directory = tmp_path / str(step)
+        directory.mkdir()
+        world = World(directory)
+        world.pull()
+        made = look_into_a_guest_without_its_volume(world, step, when)
+        if made is None:
+            world.close()
+            break
+        where = f"died {when.value} call {step} ({world.journal.calls[-1]})"
+        world = world.recovered()
+        eventually(lambda world=world, made=made: world.container(made).exit)  # type: ignore[misc]
+        how = world.container(made).exit
+        assert how is not None
+        assert (how.code, how.message[:46]) == (128, "the volumes cannot be mounted in the guest: /d"), where
+        told = world.outside.consoles.logs[world.container(made).spec.log_file]
+        assert 1 <= len([line for line in told if "volumes_not_mounted: " in line]) <= 2, where
+        eventually(lambda world=world: truth(world) == [])  # type: ignore[misc]
+        take_down(world)
+        assert world.everything() == [], where
+        world.close()
+    assert step > 3, "it was killed before, while and after it was recorded"
 
 
 def test_a_kill_during_recovery_is_made_good_by_the_next_recovery(tmp_path: Path) -> None:

@@ -73,18 +73,22 @@ def test_a_kill_for_memory_is_told_as_one_and_other_ends_are_not_taken_for_it() 
 @pytest.mark.parametrize("power", [Power.RUNNING, Power.SHUTTING_DOWN, Power.OFF, Power.CRASHED])
 def test_only_a_paused_vm_is_in_trouble(power: Power) -> None:
     nothing = GrantedDevices()
-    assert trouble_of(PowerState(power), nothing) == ""
-    assert all(
-        "paused" in trouble_of(PowerState(Power.PAUSED, pause=why), nothing)
-        for why in (PauseReason.IO_ERROR, PauseReason.OTHER)
-    )
+    assert trouble_of(PowerState(power), nothing) is None
+    for why in (PauseReason.IO_ERROR, PauseReason.OTHER):
+        trouble = trouble_of(PowerState(Power.PAUSED, pause=why), nothing)
+        assert trouble is not None
+        assert trouble.kind.stops_the_vm
+        assert "paused" in trouble.text
 
 
 def test_a_pause_of_a_vm_with_a_pci_device_may_be_that_devices_fault() -> None:
     granted = GrantedDevices(passthrough=(PciFunction(PciAddress.parse("0000:3b:00.1")),))
     paused = PowerState(Power.PAUSED, pause=PauseReason.OTHER)
-    assert "or by QEMU after a PCI device error" in trouble_of(paused, granted)
-    assert "device" not in trouble_of(paused, GrantedDevices())
+    with_device, without = trouble_of(paused, granted), trouble_of(paused, GrantedDevices())
+    assert with_device is not None
+    assert without is not None
+    assert "or by QEMU after a PCI device error" in with_device.text
+    assert "device" not in without.text
 
 
 def test_a_panic_ends_qemu_and_the_container(world: World) -> None:

@@ -8,19 +8,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes.guests import Run
 from fakes.waiting import eventually
 from fakes.world import World, container_config, sandbox_config
 
+from virtshim.config import Volumes
 from virtshim.cri.to_proto import container_status
 from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.container import ContainerPhase, Mount
-from virtshim.domain.errors import InvalidRequest, ShimError, Unavailable, WrongState
+from virtshim.domain.container import ContainerConfig, ContainerPhase, Exit, ExitReason, Mount, asked_to_stop
+from virtshim.domain.errors import Aborted, DeadlineExceeded, InvalidRequest, ShimError, Unavailable, WrongState
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason
-from virtshim.domain.volumes.guest_script import BUSY, NO_MODULE
+from virtshim.domain.volumes import empty_disks
+from virtshim.domain.volumes.guest_script import BUSY, NO_MODULE, NOT_MOUNTED
 from virtshim.domain.volumes.memory_volumes import MemoryVolume, Tmpfs
 
+READ_ONLY = container_config(mounts=(Mount("/a", "/srv/a", readonly=True), Mount("/b", "/srv/b", readonly=True)))
 DATA = container_config(mounts=(Mount("/data", "/srv"), Mount("/data/sub", "/srv/sub", readonly=True)))
 
 
@@ -32,8 +36,8 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.close()
 
 
-def running(world: World) -> ContainerId:
-    made = world.create(world.run(), config=DATA)
+def running(world: World, config: ContainerConfig = DATA) -> ContainerId:
+    made = world.create(world.run(), config=config)
     world.start(made)
     return made
 
@@ -104,11 +108,11 @@ def test_a_daemon_that_has_ended_is_told_until_the_container_ends(world: World) 
     assert "restart the container" in world.container(made).status.trouble
 
 
-def test_a_guest_without_virtiofs_is_told_in_the_message(world: World) -> None:
+def test_a_guest_without_virtiofs_runs_on_without_read_only_volumes_and_that_is_told(world: World) -> None:
     world.outside.guests.do = lambda command, timeout, cancelled: CommandResult(
         NO_MODULE, b"", b"its kernel has no virtiofs (module virtiofs, Linux 5.4)\n"
     )
-    made = running(world)
+    made = running(world, READ_ONLY)
     eventually(lambda: world.app.watch.look() or world.container(made).status.trouble)
     assert "module virtiofs" in world.container(made).status.trouble
     assert list(container_status(world.container(made)).mounts) == []
@@ -266,3 +270,227 @@ def test_an_empty_dir_of_huge_pages_is_refused_and_nothing_is_left(world: World)
 def test_paths_that_cannot_be_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"annotation virtshim\.io/memory-volumes: "):
         parse_vm_options({"virtshim.io/memory-volumes": text})
+
+
+# --- a writable volume that the guest does not have
+
+NOWHERE = b"/data: mount: mounting /run/virtshim-volumes/0 on /data failed: Not a directory\n"
+
+
+def fails(stdout: bytes = b"", code: int = NOT_MOUNTED) -> Run:
+    def do(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        return (
+            CommandResult(code, stdout, NOWHERE) if "virtshim-volumes" in command.argv else CommandResult(0, b"", b"")
+        )
+
+    return do
+
+
+def works(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+    return CommandResult(0, b"", b"")
+
+
+def is_silent(world: World) -> Run:
+    """No agent answers for as long as somebody waits."""
+
+    def do(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        world.outside.clock.advance(timeout)
+        raise DeadlineExceeded("timed out waiting for the guest agent")
+
+    return do
+
+
+def settled() -> bool:
+    return not [one for one in threading.enumerate() if one.name.startswith("set-up-")]
+
+
+def ended(world: World, made: ContainerId) -> Exit:
+    eventually(lambda: world.container(made).exit)
+    how = world.container(made).exit
+    assert how is not None
+    return how
+
+
+def runs_on(world: World, made: ContainerId) -> bool:
+    eventually(settled)
+    status = world.container(made).status
+    return status.phase is ContainerPhase.RUNNING and status.ending is None
+
+
+def strict(tmp_path: Path) -> World:
+    world = World(tmp_path, volumes=Volumes(unconfirmed="fail"))
+    world.pull()
+    return world
+
+
+def test_a_container_whose_writable_volume_is_not_mounted_ends_and_says_why(world: World) -> None:
+    world.outside.guests.do = fails()
+    made = running(world)
+    how = ended(world, made)
+    assert (how.code, how.reason) == (128, ExitReason.ERROR)
+    assert how.message.startswith("the volumes cannot be mounted in the guest: /data: mount: ")
+    log = world.outside.consoles.logs[world.container(made).spec.log_file]
+    assert log[0].startswith(
+        "stderr virtshim: volumes_not_mounted: the volumes cannot be mounted in the guest: /data: "
+    )
+    assert [one.reason for one in world.outside.pod_events.told] == ["VolumesNotMounted"]
+
+
+def test_a_read_only_volume_that_is_not_mounted_does_not_end_the_container(world: World) -> None:
+    world.outside.guests.do = fails(b"0 mounted\ncopies mounted\nlock mounted\n")
+    made = running(world)
+    assert runs_on(world, made)
+    world.app.watch.look()
+    assert "cannot be mounted" in world.container(made).status.trouble
+
+
+def test_kubelets_next_attempt_has_a_vm_of_its_own_and_succeeds_once_the_volume_can_be_mounted(world: World) -> None:
+    world.outside.guests.do = fails()
+    made = running(world)
+    ended(world, made)
+    world.outside.guests.do = works
+    again = world.create(world.container(made).sandbox_id, attempt=1, config=DATA)
+    world.remove(made)
+    world.start(again)
+    assert runs_on(world, again)
+    world.app.watch.look()
+    assert world.container(again).status.troubles == ()
+
+
+def test_a_guest_that_loses_a_volume_by_a_reboot_ends_the_container(world: World) -> None:
+    made = running(world)
+    assert runs_on(world, made)
+    world.outside.guests.do = fails()
+    world.app.guest_set_up.changed(world.domain(made))
+    assert "/data" in ended(world, made).message
+
+
+def test_a_volume_that_is_found_missing_by_who_looks_into_the_guest_ends_the_container(world: World) -> None:
+    world.outside.guests.do = is_silent(world)
+    made = running(world)
+    assert runs_on(world, made)
+    world.outside.guests.do = fails()
+    world.do.exec_command.run(world.container(made), ("true",), 60.0, threading.Event())
+    assert "/data" in ended(world, made).message
+
+
+def test_a_container_that_is_being_stopped_ends_as_one_that_was_stopped(world: World) -> None:
+    world.outside.guests.do = is_silent(world)
+    made = running(world)
+    assert runs_on(world, made)
+    world.outside.guests.do = fails()
+    world.records.containers.replace(asked_to_stop(world.container(made)))
+    world.do.exec_command.run(world.container(made), ("true",), 60.0, threading.Event())
+    assert world.container(made).status.ending is None
+
+
+def test_a_copy_that_cannot_be_renewed_does_not_end_a_container_that_has_its_volumes(world: World) -> None:
+    world.outside.guests.do = fails(b"0 mounted\n1 mounted\n")
+    made = running(world)
+    assert runs_on(world, made)
+
+
+def test_an_empty_disk_that_is_not_mounted_ends_the_container(world: World) -> None:
+    def lacks_mkfs(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        return CommandResult(empty_disks.NOT_MOUNTED, b"", b"/scratch: mke2fs: not found\n")
+
+    world.outside.guests.do = lacks_mkfs
+    annotations = {"virtshim.io/disks": "scratch: {size: 1Gi, mountPath: /scratch}"}
+    made = world.create(world.run(config=sandbox_config(annotations=annotations)))
+    world.start(made)
+    assert ended(world, made).message.startswith("the empty disks cannot be mounted in the guest: /scratch: mke2fs")
+
+
+@pytest.mark.parametrize("how_it_is_silent", ["no agent", "an agent that refuses"])
+def test_volumes_that_nobody_confirms_end_a_container_only_if_the_operator_says_so(
+    world: World, tmp_path: Path, how_it_is_silent: str
+) -> None:
+    def silent(world: World) -> Run:
+        def refuses(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+            raise WrongState("the agent may not run commands")
+
+        return refuses if how_it_is_silent == "an agent that refuses" else is_silent(world)
+
+    world.outside.guests.do = silent(world)
+    assert runs_on(world, running(world))
+    (tmp_path / "strict").mkdir()
+    other = strict(tmp_path / "strict")
+    try:
+        other.outside.guests.do = silent(other)
+        how = ended(other, running(other))
+        assert (how.code, how.reason) == (128, ExitReason.ERROR)
+        assert "has not confirmed that its writable volumes are mounted" in how.message
+        assert "volumes.unconfirmed" in how.message
+        (container,) = other.records.containers.all()
+        own = [one for one in other.outside.consoles.logs[container.spec.log_file] if " virtshim: " in one]
+        assert [one[:45] for one in own] == ["stderr virtshim: volumes_unconfirmed: the gue"]
+    finally:
+        other.close()
+
+
+def test_read_only_volumes_need_not_be_confirmed(tmp_path: Path) -> None:
+    world = strict(tmp_path)
+    try:
+        world.outside.guests.do = is_silent(world)
+        assert runs_on(world, running(world, READ_ONLY))
+    finally:
+        world.close()
+
+
+def test_a_guest_that_has_confirmed_them_once_may_lose_its_agent(tmp_path: Path) -> None:
+    world = strict(tmp_path)
+    made = running(world)
+    eventually(settled)
+    world.outside.guests.do = is_silent(world)
+    world = world.recovered()
+    try:
+        assert runs_on(world, made)
+        world.app.watch.look()
+        assert "no guest agent has answered" in world.container(made).status.trouble
+    finally:
+        world.close()
+
+
+def test_a_guest_that_is_paused_has_its_time_when_it_goes_on(tmp_path: Path) -> None:
+    world = strict(tmp_path)
+    try:
+        is_paused = threading.Event()
+
+        def is_silent_then(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+            assert is_paused.wait(60)
+            return is_silent(world)(command, timeout, cancelled)
+
+        world.outside.guests.do = is_silent_then
+        actions = world.app.operator.services.actions
+        made = running(world)
+        actions.pause(world.container(made))
+        is_paused.set()
+        at = world.outside.clock.monotonic()
+        eventually(lambda: world.outside.clock.monotonic() > at + 3600)
+        assert world.container(made).status.ending is None
+        world.outside.guests.do = works
+        actions.resume(world.container(made))
+        assert runs_on(world, made)
+    finally:
+        world.close()
+
+
+def test_a_virtshim_that_stops_while_it_waits_for_an_agent_ends_nothing(tmp_path: Path) -> None:
+    world = strict(tmp_path)
+    waits = threading.Event()
+
+    def waits_for_the_agent(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        waits.set()
+        assert cancelled.wait(60)
+        raise Aborted("virtshim stops")
+
+    world.outside.guests.do = waits_for_the_agent
+    made = running(world)
+    assert waits.wait(60)
+    world.outside.clock.advance(3600)
+    world.close()
+    again = World(tmp_path, world.outside, volumes=Volumes(unconfirmed="fail"))
+    try:
+        assert again.container(made).status.ending is None
+    finally:
+        again.close()

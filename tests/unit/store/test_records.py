@@ -405,6 +405,8 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert vm.pop("resizing")  # came later: read as none under way
     assert vm.pop("paused")  # came later: read as not paused
     assert vm.pop("unmounted")  # came later: read as mounted, as far as is known
+    assert vm.pop("mounts_confirmed")  # came later: read as never said by the guest
+    assert vm.pop("troubles")  # came later: read as none, so that those there are are told
     assert [mount.pop("follows") for mount in vm["config"]["mounts"]] == [False, False]  # came later
     assert [mount.pop("recursive_read_only") for mount in vm["config"]["mounts"]] == [True, False]  # came later
     images = [(mount.pop("image"), mount.pop("image_sub_path")) for mount in vm["config"]["mounts"]]
@@ -454,6 +456,8 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
             user=None,
             copied=(),
             unmounted=False,
+            mounts_confirmed=False,
+            troubles=(),
             resizing=None,
             paused=False,
         ),

@@ -15,6 +15,7 @@ from virtshim.domain.container import ContainerPhase
 from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import ImageConfig
 from virtshim.domain.sandbox import SandboxPhase
+from virtshim.domain.troubles.trouble import Trouble, TroubleKind
 from virtshim.domain.vm import DiskBus
 from virtshim.store import migrate
 from virtshim.store.opening import open_records
@@ -169,7 +170,7 @@ def test_images_of_a_damaged_database_of_an_earlier_version_are_salvaged(tmp_pat
 def test_its_records_can_be_changed_and_come_back(path: Path) -> None:
     records = SqliteRecords(str(path))
     vm, _ = records.containers.all()
-    seen = vm.with_trouble("seen")
+    seen = vm.with_troubles((Trouble(TroubleKind.PAUSED, "seen"),))
     records.containers.replace(seen)
     node = records.node_id()
     records.close()

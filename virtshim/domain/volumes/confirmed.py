@@ -17,6 +17,17 @@ def known_volumes(container: Container) -> tuple[SharedVolume | CopiedVolume | M
     return copied if status.unmounted else (*spec.volumes, *spec.memory_volumes, *copied)
 
 
-def with_told(container: Container, copied: tuple[str, ...], *, unmounted: bool) -> Container:
-    status = dataclasses.replace(container.status, copied=copied, unmounted=unmounted)
+def with_told(container: Container, copied: tuple[str, ...], *, unmounted: bool, confirmed: bool) -> Container:
+    """`confirmed`: the guest has just said that all is mounted; once said, that stays known."""
+    confirmed |= container.status.mounts_confirmed
+    status = dataclasses.replace(container.status, copied=copied, unmounted=unmounted, mounts_confirmed=confirmed)
     return dataclasses.replace(container, status=status)
+
+
+def has_writable(container: Container) -> bool:
+    """Whether what its guest writes may end up on the root disk if a mount fails unnoticed."""
+    spec = container.spec
+    writable = [not volume.readonly for volume in spec.volumes] + [
+        not volume.readonly for volume in spec.memory_volumes
+    ]
+    return any(writable) or any(disk.guest for disk in spec.empty_disks)

@@ -139,9 +139,9 @@ fi
 
 _WRITTEN: Final = "written"
 # Arguments: where copies come from ("seed", "input", "there"; "" if nothing is copied), whether something is shared (1); then, of
-# each volume, its name there, its path, `ro`, `rw`, that the file there gets its content, or the options of a tmpfs, and the name of
-# the volume that its path is in ("-" for none). A volume that cannot be mounted does not keep others from being mounted, except
-# those in it. A run that fails tells on its standard output which ones are mounted.
+# each volume, its name there, its path, `ro`, `rw`, that the file there gets its content, or the options of a tmpfs, and the name
+# of the volume that its path is in ("-" for none). A volume that cannot be mounted keeps no other from its place, except those in
+# it. A run that fails tells on its standard output which ones are mounted.
 MOUNT: Final = (
     rf"""
 copied=$1 shared=$2

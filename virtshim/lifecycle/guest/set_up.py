@@ -17,7 +17,7 @@ from typing import Final
 
 import structlog
 
-from virtshim.domain.container import Container
+from virtshim.domain.container import Container, Exit, ExitReason
 from virtshim.domain.devices import guest_links
 from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, Unavailable, WrongState
 from virtshim.domain.guest import policy_routes, sysctls
@@ -25,9 +25,11 @@ from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.network import nics_of
 from virtshim.domain.printable import escaped
+from virtshim.domain.troubles.trouble import Trouble, TroubleKind, merged, told_together
 from virtshim.domain.volumes import empty_disks, guest_script
-from virtshim.domain.volumes.confirmed import with_told
+from virtshim.domain.volumes.confirmed import has_writable, with_told
 from virtshim.domain.volumes.copies import SHARED_ANNOTATION, Packed, archive, paths_of
+from virtshim.lifecycle.record_exit import ExitRecorder
 from virtshim.lifecycle.volumes.copies import VolumeCopies
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.ports.clock import Clock
@@ -61,19 +63,31 @@ _UNROUTED: Final = (
 
 
 class NotSetUp(WrongState):
-    """The guest cannot have it, and says why."""
+    """The guest cannot have it, and says why. `lost`: a writable volume or an empty disk is not mounted, so what the guest writes
+    to its path goes to the root disk. `doubtful`: whether that is so is not known."""
+
+    def __init__(self, troubles: tuple[Trouble, ...], *, lost: bool = False, doubtful: bool = False) -> None:
+        super().__init__(told_together(troubles))
+        self.troubles = troubles
+        self.lost = lost
+        self.doubtful = doubtful
 
 
 class _NotYet(Unavailable):
     """The guest's own network is not there yet; all else is set up."""
 
+    def __init__(self, trouble: Trouble) -> None:
+        super().__init__(trouble.text)
+        self.trouble = trouble
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """`remedies`: by the code that its script ends with, for causes that it knows. `copies`: it tells which it has found.
-    `optional`: if it fails, the guest is as good without. `mounts`: it is the volumes. `not_yet`: the code that says that it is
-    to be tried again later."""
+    """`kind` of trouble, if it fails. `remedies`: by the code that its script ends with, for causes that it knows. `copies`: it
+    tells which it has found. `optional`: if it fails, the guest is as good without. `mounts`: it is the volumes. `not_yet`: the
+    code that says that it is to be tried again later."""
 
+    kind: TroubleKind
     what: str
     argv: tuple[str, ...]
     remedies: dict[int, str]
@@ -84,8 +98,22 @@ class _Part:
 
 
 @dataclass(slots=True)
+class _Outcome:
+    """Of the parts that were run. `confirmed`: each mount has succeeded."""
+
+    faults: list[Trouble] = field(default_factory=list)
+    waiting: Trouble | None = None
+    copied: tuple[str, ...] = ()
+    unmounted: bool = False
+    confirmed: bool = True
+    lost: bool = False
+    doubtful: bool = False
+
+
+@dataclass(slots=True)
 class GuestSetUp:
-    """`agent_timeout`: seconds that a guest may take until its agent answers."""
+    """`agent_timeout`: seconds that a guest may take until its agent answers. `must_confirm`: a container ends if its guest has
+    not confirmed by then that the writable volumes are mounted."""
 
     records: Records
     guests: GuestAgents
@@ -94,6 +122,9 @@ class GuestSetUp:
     clock: Clock
     agent_timeout: Live[float]
     locks: PodLocks
+    exits: ExitRecorder
+    must_confirm: Live[bool]
+    _on_end: Callable[[Container], None] = lambda _container: None
     _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("set-up"))
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _made: set[ContainerId] = field(default_factory=set)
@@ -105,9 +136,7 @@ class GuestSetUp:
         """All of it is there, copies as they are on the node now; what is known to be there, and does not change, is not made
         again. `timeout` and `within` as those of `GuestAgents.run`. DeadlineExceeded, Unavailable and Aborted: to be tried
         again; NotSetUp; another ShimError: it cannot be known."""
-        faults, waiting = [], ""
-        copied: tuple[str, ...] = ()
-        unmounted = False
+        outcome = _Outcome()
         with self._lock:
             is_made, restarts = container.id in self._made, self._restarts.get(container.id, 0)
         for part in self._parts(container):
@@ -120,23 +149,22 @@ class GuestSetUp:
             done = self._copied(container, run, part) if part.copies else run(GuestCommand(part.argv))
             if done.code == guest_script.BUSY:
                 raise Unavailable(f"{part.what} in the guest yet: another run of the script goes on")
-            if part.copies and not done.code:
-                copied = paths_of(container.spec.copies, guest_script.had(done.stdout))
-            unmounted |= part.mounts and done.code != 0
-            if done.code and done.code == part.not_yet:
-                waiting = _told(part, done)
-            elif done.code and not part.optional:
-                faults.append(_told(part, done))
-        self._tell(container.id, copied, unmounted=unmounted)
-        if faults:
-            raise NotSetUp("; ".join(faults))
-        if waiting:
-            raise _NotYet(waiting)
+            _note(outcome, container, part, done)
+        self._tell(
+            container.id,
+            outcome.copied,
+            unmounted=outcome.unmounted,
+            confirmed=outcome.confirmed and has_writable(container),
+        )
+        if outcome.faults:
+            raise NotSetUp(tuple(outcome.faults), lost=outcome.lost, doubtful=outcome.doubtful)
+        if outcome.waiting is not None:
+            raise _NotYet(outcome.waiting)
         self._made_all(container, restarts)
 
     def _made_all(self, container: Container, restarts: int) -> None:
         """`restarts`: how often its guest had been restarted when that began."""
-        self.volumes.note(container, "")
+        self.volumes.note(container, ())
         running = {one.id for one in self.records.containers.all() if one.is_running}
         with self._lock:
             if restarts == self._restarts.get(container.id, 0):  # else it was another boot, or may have been
@@ -168,10 +196,12 @@ class GuestSetUp:
         if container.id in self._made or not self._parts(container):
             return timeout
         began = self.clock.monotonic()
-        with contextlib.suppress(
-            NotSetUp, _NotYet
-        ):  # told where the container's state is, and commands may look into it
-            self.make(container, timeout, cancelled, within)
+        with contextlib.suppress(_NotYet):  # told where the container's state is, and commands may look into it
+            try:
+                self.make(container, timeout, cancelled, within)
+            except NotSetUp as exc:
+                if not container.spec.command:  # whose own thread hears of it
+                    self._not_set_up(container, exc)
         return max(0.001, timeout - (self.clock.monotonic() - began)) if timeout else timeout
 
     def before_session(self, container: Container) -> Future[ShimError | None]:
@@ -232,15 +262,18 @@ class GuestSetUp:
         if sandbox is not None and sandbox.config.sysctls:
             remedy = "correct securityContext.sysctls, or use an image whose kernel has them"
             yield _Part(
+                TroubleKind.SYSCTLS_NOT_SET,
                 "securityContext.sysctls cannot be set",
                 sysctls.command(sandbox.config.sysctls),
                 {sysctls.NOT_SET: remedy},
             )
         if mount := empty_disks.command(container.spec.empty_disks):
             remedy = "use another path, or an image with mkfs.ext4"
-            yield _Part("the empty disks cannot be mounted", mount, {empty_disks.NOT_MOUNTED: remedy})
+            kind = TroubleKind.EMPTY_DISKS_NOT_MOUNTED
+            yield _Part(kind, "the empty disks cannot be mounted", mount, {empty_disks.NOT_MOUNTED: remedy})
         if container.granted.data_volumes:
             yield _Part(
+                TroubleKind.BLOCK_VOLUMES_NOT_LINKED,
                 "block volumes cannot be linked to their paths",
                 guest_links.command(container.granted.data_volumes),
                 {guest_links.NOT_LINKED: "use another devicePath, or an image whose kernel has the driver"},
@@ -249,6 +282,7 @@ class GuestSetUp:
         mounted = spec.volumes or spec.memory_volumes
         if mounted or spec.copies:
             yield _Part(
+                TroubleKind.VOLUMES_NOT_MOUNTED,
                 "the volumes cannot be mounted",
                 guest_script.command(spec.volumes, spec.copies, memory=spec.memory_volumes),
                 {
@@ -263,6 +297,7 @@ class GuestSetUp:
         if sandbox is not None and (routes := policy_routes.command(nics_of(sandbox.network, container.granted))):
             unfit = "use an image with iproute2, whose kernel has policy routing"
             yield _Part(
+                TroubleKind.ROUTES_NOT_SET,
                 "policy routes (CNI's sbr) cannot be set",
                 routes,
                 {
@@ -291,32 +326,76 @@ class GuestSetUp:
         if self._is_set_up(wanted):
             return
         while not self._threads.closing.is_set() and (container := self._running(wanted)) is not None:
+            if _stands_still(container):
+                until += self._rest()
+                continue
             try:
                 self.make(container, _SLICE, self._threads.closing)
             except NotSetUp as exc:
                 log.warning("guest.not_set_up", container=wanted.short, error=str(exc))
-                self.volumes.note(container, str(exc))
+                self._not_set_up(container, exc)
                 self._give_up(container)
                 return
             except ShimError as exc:
+                now = self._running(wanted)
+                if self._threads.closing.is_set() or now is None or _stands_still(now):
+                    continue
                 passes = isinstance(exc, DeadlineExceeded | Unavailable | Aborted)
                 if not passes or self.clock.monotonic() >= until:
-                    # cloud-init may have done it; of a guest that says nothing nothing is known.
                     log.info("guest.set_up_unconfirmed", container=wanted.short, why=str(exc))
-                    if wanted in self._made:
-                        self.volumes.note(container, f"{_COPIED} are in the guest, and are not renewed: {exc}")
-                    else:
-                        self.volumes.note(container, self._unconfirmed(container, exc))
-                        self._tell(wanted, ())
+                    self._unheard(now, exc)
                     self._give_up(container)
                     return
-                self.clock.wait(self._threads.closing, _AGAIN)
+                self._rest()
             else:
                 if wanted not in self._made:
                     continue
                 volumes = sum(map(len, (container.spec.volumes, container.spec.copies, container.spec.memory_volumes)))
                 log.info("guest.set_up", container=wanted.short, volumes=volumes)
                 return
+
+    def _rest(self) -> float:
+        """Seconds that were waited."""
+        began = self.clock.monotonic()
+        self.clock.wait(self._threads.closing, _AGAIN)
+        return self.clock.monotonic() - began
+
+    def _not_set_up(self, container: Container, why: NotSetUp) -> None:
+        """A container that lacks a writable volume does not run on: its data would be lost with its root disk."""
+        self.volumes.note(container, why.troubles)
+        if why.lost or (why.doubtful and self.must_confirm.now):
+            self._end(container, why.troubles)
+
+    def _unheard(self, container: Container, why: ShimError) -> None:
+        """cloud-init may have done it; of a guest that says nothing nothing is known."""
+        if container.id in self._made:
+            text = f"{_COPIED} are in the guest, and are not renewed: {why}"
+            self.volumes.note(container, (Trouble(TroubleKind.COPIES_NOT_RENEWED, text),))
+            return
+        self._tell(container.id, ())
+        troubles = self._unconfirmed(container, why)
+        never = has_writable(container) and not container.status.mounts_confirmed
+        if not self.must_confirm.now or isinstance(why, _NotYet) or not never:
+            self.volumes.note(container, troubles)
+            return
+        text = f"the guest has not confirmed that its writable volumes are mounted (volumes.unconfirmed: fail): {why}"
+        unconfirmed = (Trouble(TroubleKind.VOLUMES_UNCONFIRMED, text),)
+        self.volumes.note(container, merged(troubles, unconfirmed))
+        self._end(container, unconfirmed)
+
+    def _end(self, container: Container, why: tuple[Trouble, ...]) -> None:
+        """Its VM is shut down, unless it is going to end anyway. kubelet's next attempt gets a new VM."""
+        found = self._running(container.id)
+        if found is None or found.status.stop_asked or found.status.ending is not None:
+            return
+        log.warning("guest.volumes_lost", container=container.id.short, error=told_together(why))
+        how = Exit(128, ExitReason.ERROR, self.clock.now_ns(), told_together(why))
+        if (ending := self.exits.begin_end(container.id, how, why)) is not None:
+            self._on_end(ending)
+
+    def on_end(self, callback: Callable[[Container], None]) -> None:
+        """`callback` gets each container whose record says from now on how it ends, and sees to it that its VM does."""
+        self._on_end = callback
 
     def _is_set_up(self, wanted: ContainerId) -> bool:
         """Whoever ran before this has seen the restart, too."""
@@ -325,26 +404,32 @@ class GuestSetUp:
             return False
         return self.copies.is_settled(container, self.copies.now(container))
 
-    def _unconfirmed(self, container: Container, why: ShimError) -> str:
-        """For the container's message: what nobody knows to be in the guest; "" if it is as good as there."""
+    def _unconfirmed(self, container: Container, why: ShimError) -> tuple[Trouble, ...]:
+        """What nobody knows to be in the guest; none if it is as good as there."""
         if isinstance(why, _NotYet):
-            return str(why)
+            return (why.trouble,)
         routes = any(part.not_yet for part in self._parts(container))
-        told = (_unconfirmed(container, why), _UNROUTED.format(why=why) if routes else "")
-        return "; ".join(filter(None, told))
+        unrouted = (Trouble(TroubleKind.ROUTES_NOT_SET, _UNROUTED.format(why=why)),) if routes else ()
+        return (*_unconfirmed(container, why), *unrouted)
 
     def _give_up(self, container: Container) -> None:
         """On copies, until kubelet has written anew or the guest was restarted."""
         self.copies.settle(container.id, self.copies.now(container), self.copies.boot(container.id))
 
-    def _tell(self, wanted: ContainerId, copied: tuple[str, ...], *, unmounted: bool = False) -> None:
+    def _tell(
+        self, wanted: ContainerId, copied: tuple[str, ...], *, unmounted: bool = False, confirmed: bool = False
+    ) -> None:
         """What the status says that the guest has; written on change only."""
+
+        def told(container: Container) -> Container:
+            return with_told(container, copied, unmounted=unmounted, confirmed=confirmed)
+
         found = self.records.containers.get(wanted)
-        if found is None or (found.status.copied, found.status.unmounted) == (copied, unmounted):
+        if found is None or told(found) == found:
             return
         with self.locks.held(found.sandbox_id):
             if (container := self._running(wanted)) is not None:
-                self.records.containers.replace(with_told(container, copied, unmounted=unmounted))
+                self.records.containers.replace(told(container))
 
     def _running(self, wanted: ContainerId) -> Container | None:
         found = self.records.containers.get(wanted)
@@ -357,15 +442,48 @@ def _told(part: _Part, done: CommandResult) -> str:
     return f"{part.what} in the guest: {said or f'the script ended with {done.code}'}" + (remedy and f"; {remedy}")
 
 
-def _unconfirmed(container: Container, why: ShimError) -> str:
-    """Of its volumes; "" if they are as good as there."""
+def _note(outcome: _Outcome, container: Container, part: _Part, done: CommandResult) -> None:
+    """What one part's script has said."""
+    if part.copies and not done.code:
+        outcome.copied = paths_of(container.spec.copies, guest_script.had(done.stdout))
+    if not done.code:
+        return
+    trouble = Trouble(part.kind, _told(part, done))
+    if done.code == part.not_yet:
+        outcome.waiting = trouble
+        return
+    if part.mounts:
+        outcome.unmounted = True
+        spec = container.spec
+        missing = guest_script.not_mounted(spec.volumes, spec.memory_volumes, done.code, done.stdout)
+        outcome.lost |= any(not volume.readonly for volume in missing or ())
+        outcome.doubtful |= missing is None and has_writable(container)
+        outcome.confirmed &= missing == []
+    elif part.kind is TroubleKind.EMPTY_DISKS_NOT_MOUNTED:
+        known = done.code == empty_disks.NOT_MOUNTED
+        outcome.lost, outcome.doubtful = outcome.lost or known, outcome.doubtful or not known
+        outcome.confirmed = False
+    if not part.optional:
+        outcome.faults.append(trouble)
+
+
+def _stands_still(container: Container) -> bool:
+    """Its guest cannot answer, whether or not it has an agent."""
+    return container.status.paused or any(one.kind.stops_the_vm for one in container.status.troubles)
+
+
+def _unconfirmed(container: Container, why: ShimError) -> tuple[Trouble, ...]:
+    """Of its volumes; none if they are as good as there."""
     spec = container.spec
     copies = _mounted_copies(container)
     if isinstance(why, WrongState):  # an agent that refuses: of what does not change, cloud-init's word is enough
-        return f"{_REFUSED}: {why}" if copies else ""
+        return (Trouble(TroubleKind.COPIES_NOT_RENEWED, f"{_REFUSED}: {why}"),) if copies else ()
+    unconfirmed = TroubleKind.VOLUMES_UNCONFIRMED
     if copies:
-        return _UNHEARD.format(what=f"{_COPIED} are", renewed=", and are not renewed")
-    return _UNHEARD.format(what="its volumes are", renewed="") if spec.volumes or spec.memory_volumes else ""
+        return (Trouble(unconfirmed, _UNHEARD.format(what=f"{_COPIED} are", renewed=", and are not renewed")),)
+    if spec.volumes or spec.memory_volumes:
+        return (Trouble(unconfirmed, _UNHEARD.format(what="its volumes are", renewed="")),)
+    return ()
 
 
 def _mounted_copies(container: Container) -> bool:

@@ -18,6 +18,7 @@ from virtshim.domain.guest.operation import Action, Outcome, paused_by_operator
 from virtshim.domain.vm import PauseReason, Power
 from virtshim.lifecycle.guest_freeze import GuestFreezer
 from virtshim.lifecycle.operator.action_log import ActionLog
+from virtshim.lifecycle.record_exit import ExitRecorder
 from virtshim.ports.control import VmControl
 from virtshim.ports.guests import GuestOperations
 from virtshim.ports.hypervisor import Hypervisor
@@ -44,6 +45,7 @@ class VmActions:
     freezer: GuestFreezer
     locks: PodLocks
     log: ActionLog
+    exits: ExitRecorder
 
     def pause(self, wanted: Container) -> Outcome:
         """The record first: a virtshim that is killed in between finds the VM running, and forgets it (nobody was answered)."""
@@ -162,7 +164,8 @@ class VmActions:
     def _note_resumed(self, container: Container) -> None:
         now = existing_container(self.records, container.id)
         if now.status.paused or now.status.trouble:
-            self.records.containers.replace(paused_by_operator(now, paused=False).with_trouble(""))
+            self.records.containers.replace(paused_by_operator(now, paused=False))
+            self.exits.record_if_ended(now.id)
 
 
 def _refuse_if_sleeping(container: Container, is_sleeping: bool) -> None:

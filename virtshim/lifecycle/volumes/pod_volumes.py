@@ -11,6 +11,7 @@ from virtshim.domain.container import Container, ContainerConfig
 from virtshim.domain.errors import InvalidRequest, ShimError
 from virtshim.domain.printable import escaped
 from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.troubles.trouble import Trouble, TroubleKind
 from virtshim.domain.volumes import memory_volumes
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.hosts_file import HOSTS
@@ -23,9 +24,10 @@ from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
 from virtshim.ports.shares import VmShares
 
-_DAEMON_ENDED: Final = (
+_DAEMON_ENDED: Final = Trouble(
+    TroubleKind.VOLUMES_GONE,
     "its volumes are gone: the daemon that served them (virtiofsd) has ended, and a guest cannot be given another one; restart "
-    "the container"
+    "the container",
 )
 
 
@@ -39,8 +41,9 @@ class PodVolumes:
     copies: VolumeCopies
     timeout: float
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _unserved: frozenset[str] = frozenset()
-    _in_guest: dict[str, str] = field(default_factory=dict)
+    # Neither is known of a virtshim that has just been started: until it is, the records have the last word.
+    _unserved: frozenset[str] | None = None
+    _in_guest: dict[str, tuple[Trouble, ...]] = field(default_factory=dict)
 
     def admit(
         self,
@@ -124,28 +127,33 @@ class PodVolumes:
             self.hypervisor.destroy(container.domain_uuid, container.id)
         if container.spec.volumes:
             self.shares.end(container.id.short, self.timeout)
-        self.note(container, "")
+        with self._lock:
+            self._in_guest.pop(container.id.short, None)
 
     def look(self) -> None:
         """Whether those of running containers are served."""
-        running = [c.id.short for c in self.records.containers.all() if c.is_running and c.spec.volumes]
+        every = [c for c in self.records.containers.all() if c.is_running]
+        running = [c.id.short for c in every if c.spec.volumes]
         served = self.shares.served(self.timeout) if running else {}
         with self._lock:
             self._unserved = frozenset(name for name in running if not served.get(name))
+            self._in_guest = {c.id.short: self._in_guest[c.id.short] for c in every if c.id.short in self._in_guest}
 
-    def note(self, container: Container, trouble: str) -> None:
-        """What could not be set up in the guest, they or what else was to be; "" for nothing."""
+    def note(self, container: Container, troubles: tuple[Trouble, ...]) -> None:
+        """What could not be set up in the guest, they or what else was to be."""
         with self._lock:
-            if trouble:
-                self._in_guest[container.id.short] = trouble
-            else:
-                self._in_guest.pop(container.id.short, None)
+            self._in_guest[container.id.short] = troubles
 
-    def trouble(self, container: Container) -> str:
-        """For display; "" if there is none. From memory."""
-        name = container.id.short
+    def troubles(self, container: Container) -> tuple[Trouble, ...]:
+        """From memory."""
+        name, recorded = container.id.short, container.status.troubles
         with self._lock:
-            return _DAEMON_ENDED if name in self._unserved else self._in_guest.get(name, "")
+            unserved, in_guest = self._unserved, self._in_guest.get(name)
+        was_gone = any(one.kind is TroubleKind.VOLUMES_GONE for one in recorded)
+        gone = was_gone if unserved is None else name in unserved
+        if in_guest is None:
+            in_guest = tuple(one for one in recorded if one.kind.is_of_set_up)
+        return (_DAEMON_ENDED, *in_guest) if gone else in_guest
 
 
 def awaits_libvirt(container: Container) -> bool:

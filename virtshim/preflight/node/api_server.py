@@ -1,4 +1,4 @@
-"""Whether the API server of `kubernetes.kubeconfig` answers, and gives what pods of this node name."""
+"""Whether the API server of `kubernetes.kubeconfig` answers, gives what pods of this node name, and takes Events of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.errors import InvalidRequest, ShimError
 from virtshim.domain.guest.data_source import DataSource
 from virtshim.domain.sandbox import Sandbox
+from virtshim.kubeapi.events import EVENTS_GUIDE
 from virtshim.kubeapi.kubeconfig import Access, access
 from virtshim.kubeapi.objects import GUIDE, PLURAL
-from virtshim.kubeapi.rights import may_get
+from virtshim.kubeapi.rights import may
 from virtshim.preflight.finding import Finding, ok, warning
 
 _SUBJECT: Final = "API server"
+_EVENTS: Final = "Events"
 # Of what pods name; each is a request.
 _MOST: Final = 8
 
@@ -54,6 +56,7 @@ def findings(kubeconfig: str, wanted: Sequence[Named], unread: str = "", remedy:
     where = f"{at.host}:{at.port}"
     try:
         told = _asked(at, where, wanted) if wanted else _at_large(at, where, "" if unread else "no pod here names any")
+        events = _events(at, where)
     except ShimError as exc:
         text, _, own_remedy = str(exc).partition("; ")
         return [_trouble(f"{where}: {text}", own_remedy)]
@@ -61,14 +64,25 @@ def findings(kubeconfig: str, wanted: Sequence[Named], unread: str = "", remedy:
         own_remedy = f"see that it runs, that this node reaches it, and that {kubeconfig} is of this cluster"
         return [_trouble(f"{where}: {_line(exc)}", own_remedy)]
     if not unread:
-        return [told]
+        return [told, events]
     text = f"{told.text}; what else pods here name is not known: {unread}"
-    return [warning(_SUBJECT, text, "; ".join(filter(None, (told.remedy, remedy))))]
+    return [warning(_SUBJECT, text, "; ".join(filter(None, (told.remedy, remedy)))), events]
+
+
+def _events(at: Access, where: str) -> Finding:
+    """Whether pods' owners learn by Events what is wrong with their VMs."""
+    if may(at, "create", "events"):
+        return ok(_EVENTS, f"{where}: this node may create Events of pods")
+    return warning(
+        _EVENTS,
+        f"{where}: this node may not create Events, so what is wrong with VMs is told in the logs of their containers only",
+        f"have the right to create events granted: {EVENTS_GUIDE}",
+    )
 
 
 def _asked(at: Access, where: str, wanted: Sequence[Named]) -> Finding:
     tried, left_out = wanted[:_MOST], len(wanted[_MOST:])
-    missing = [str(one) for one in tried if not may_get(at, PLURAL[one.source.kind], one.namespace, one.source.name)]
+    missing = [str(one) for one in tried if not may(at, "get", PLURAL[one.source.kind], one.namespace, one.source.name)]
     rest = f"; {left_out} more were not tried" if left_out else ""
     if missing:
         remedy = (
@@ -83,7 +97,7 @@ def _asked(at: Access, where: str, wanted: Sequence[Named]) -> Finding:
 
 def _at_large(at: Access, where: str, rest: str) -> Finding:
     """Whether a pod that comes gets its own depends on its namespace and its spec. `rest`: what is said besides."""
-    every = [resource for resource in PLURAL.values() if may_get(at, resource)]
+    every = [resource for resource in PLURAL.values() if may(at, "get", resource)]
     rights = (
         f"all {' and '.join(every)} of the cluster" if every else "what pods' specs and Roles of their namespaces allow"
     )
@@ -91,7 +105,9 @@ def _at_large(at: Access, where: str, rest: str) -> Finding:
 
 
 def _trouble(text: str, remedy: str) -> Finding:
-    return warning(_SUBJECT, f"{text}; pods that name Secrets or ConfigMaps are refused", remedy)
+    return warning(
+        _SUBJECT, f"{text}; pods that name Secrets or ConfigMaps are refused, and no pod gets Events", remedy
+    )
 
 
 def _line(error: Exception) -> str:

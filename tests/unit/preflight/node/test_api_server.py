@@ -40,12 +40,16 @@ def api(running: Api) -> Api:
     return running
 
 
-def reviews(*allowed: str) -> Callable[[Any], Any]:
-    """Of what is asked, these are allowed: RESOURCE, or RESOURCE NAMESPACE/NAME."""
+def reviews(*allowed: str, events: bool = True) -> Callable[[Any], Any]:
+    """Of what is asked, these are allowed: RESOURCE, or RESOURCE NAMESPACE/NAME; and whether Events are."""
 
     def answer(review: Any) -> Any:
         wanted = review["spec"]["resourceAttributes"]
-        assert (review["kind"], wanted["verb"]) == ("SelfSubjectAccessReview", "get")
+        assert review["kind"] == "SelfSubjectAccessReview"
+        if wanted["resource"] == "events":
+            assert wanted == {"verb": "create", "resource": "events"}
+            return {"status": {"allowed": events}}
+        assert wanted["verb"] == "get"
         one = f" {wanted['namespace']}/{wanted['name']}" if "name" in wanted else ""
         return {"status": {"allowed": wanted["resource"] + one in allowed}}
 
@@ -83,7 +87,7 @@ def test_a_node_that_asks_no_api_server_is_told_nothing(tmp_path: Path) -> None:
 
 def test_what_this_node_may_not_get_is_named_with_the_remedy(api: Api, tmp_path: Path) -> None:
     api.answers[REVIEWS] = reviews("configmaps team/ud")
-    (found,) = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, pod("web", ASKS))
+    found, _ = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, pod("web", ASKS))
     assert found.level is Level.WARNING
     assert found.text.endswith("this node may not get what pods here name: secret team/keys")
     assert "by a volume" in found.remedy
@@ -94,19 +98,19 @@ def test_what_all_pods_here_name_may_be_got(api: Api, tmp_path: Path) -> None:
     """Each is asked for once, and pods that are gone name nothing."""
     api.answers[REVIEWS] = reviews("configmaps team/ud", "secrets team/keys")
     gone = pod("gone", {"VirtletSSHKeySource": "secret/another"}, SandboxPhase.NOT_READY)
-    (found,) = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, pod("web", ASKS), pod("db", ASKS), gone)
+    found, _ = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, pod("web", ASKS), pod("db", ASKS), gone)
     assert (found.level, found.remedy) == (Level.OK, "")
     assert found.text.endswith("this node may get what pods here name (2)")
-    assert len(api.asked) == 2
+    assert len(api.asked) == 2 + 1  # whether Events may be created
 
 
 def test_what_is_not_tried_is_not_said_to_be_had(api: Api, tmp_path: Path) -> None:
     names = [f"s{number}" for number in range(10)]
     api.answers[REVIEWS] = reviews(*(f"secrets team/{name}" for name in names[:8]))
     pods = [pod(name, {"VirtletSSHKeySource": f"secret/{name}"}) for name in names]
-    (found,) = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, *pods)
+    found, _ = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, *pods)
     assert found.text.endswith("what pods here name (8); 2 more were not tried")
-    assert len(api.asked) == 8
+    assert len(api.asked) == 8 + 1
 
 
 @pytest.mark.parametrize(
@@ -120,14 +124,14 @@ def test_without_such_pods_it_is_told_what_the_node_may_get(
     api: Api, tmp_path: Path, allowed: tuple[str, ...], said: str
 ) -> None:
     api.answers[REVIEWS] = reviews(*allowed)
-    (found,) = told(kubeconfig(api, tmp_path, TOKEN), tmp_path)
+    found, _ = told(kubeconfig(api, tmp_path, TOKEN), tmp_path)
     assert found.level is Level.OK
     assert said in found.text
 
 
 def test_of_pods_whose_records_cannot_be_read_it_is_not_said_that_they_name_nothing(api: Api, tmp_path: Path) -> None:
     api.answers[REVIEWS] = reviews("secrets", "configmaps")
-    (found,) = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, damaged=["odd"])
+    found, _ = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, damaged=["odd"])
     assert found.level is Level.WARNING
     assert "names any" not in found.text
     assert found.text.endswith(
@@ -138,7 +142,7 @@ def test_of_pods_whose_records_cannot_be_read_it_is_not_said_that_they_name_noth
 
 def test_what_could_be_tried_is_told_beside_records_that_cannot_be_read(api: Api, tmp_path: Path) -> None:
     api.answers[REVIEWS] = reviews("configmaps team/ud")
-    (found,) = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, pod("web", ASKS), damaged=["odd"])
+    found, _ = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, pod("web", ASKS), damaged=["odd"])
     assert "this node may not get what pods here name: secret team/keys; what else" in found.text
     assert "sandbox 0123 (team/odd)" in found.text
     assert "by a volume" in found.remedy
@@ -151,9 +155,24 @@ def test_a_state_database_that_cannot_be_read_is_no_node_without_pods(api: Api, 
     state.mkdir()
     (state / "state.db").write_text("no database, but long enough to be taken for a damaged one" * 20)
     settings = {"paths": {"state_dir": str(state)}, "kubernetes": {"kubeconfig": kubeconfig(api, tmp_path, TOKEN)}}
-    (found,) = cluster_objects(Settings.model_validate(settings))
+    found, _ = cluster_objects(Settings.model_validate(settings))
     assert (found.level, found.remedy) == (Level.WARNING, "run this as root")
     assert f"is not known: the state database {state}/state.db cannot be read" in found.text
+
+
+@pytest.mark.parametrize(
+    ("allowed", "level", "said"),
+    [
+        (True, Level.OK, "this node may create Events of pods"),
+        (False, Level.WARNING, "what is wrong with VMs is told in the logs of their containers only"),
+    ],
+)
+def test_it_is_told_whether_pods_get_events(api: Api, tmp_path: Path, allowed: bool, level: Level, said: str) -> None:
+    api.answers[REVIEWS] = reviews("secrets", events=allowed)
+    _, found = told(kubeconfig(api, tmp_path, TOKEN), tmp_path)
+    assert (found.subject, found.level) == ("Events", level)
+    assert said in found.text
+    assert ("docs/security.md, Events of pods" in found.remedy) is not allowed
 
 
 @pytest.mark.parametrize(

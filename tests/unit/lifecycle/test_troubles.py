@@ -1,0 +1,201 @@
+"""What is wrong with a running VM is told when it begins and when it is over, in its container's log and by Events of its pod."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.journal import Crash
+from fakes.waiting import eventually
+from fakes.world import World, container_config
+
+from virtshim.domain.container import ExitReason, Mount
+from virtshim.domain.errors import ResourceExhausted
+from virtshim.domain.guest.command import CommandResult
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.troubles.trouble import TroubleKind
+from virtshim.domain.volumes.guest_script import NO_MODULE
+
+READ_ONLY = container_config(mounts=(Mount("/texts", "/srv/texts", readonly=True),))
+GONE = "stderr virtshim: volumes_gone: its volumes are gone: "
+PAUSED = "stderr virtshim: paused: paused by virtshim pause; virtshim resume continues it"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    world.pull()
+    yield world
+    world.close()
+
+
+def with_a_volume(world: World, *command: str) -> ContainerId:
+    made = world.create(world.run(), config=container_config(mounts=READ_ONLY.mounts, command=command))
+    world.start(made)
+    world.app.watch.look()
+    return made
+
+
+def own_lines(world: World, made: ContainerId) -> list[str]:
+    """What virtshim itself has written into the container's log."""
+    container = world.container(made)
+    logs = world.outside.entrypoint_logs if container.spec.command else world.outside.consoles
+    return [line.rstrip("\n") for line in logs.logs[container.spec.log_file] if " virtshim: " in line]
+
+
+def kinds(world: World, made: ContainerId) -> list[TroubleKind]:
+    return [one.kind for one in world.container(made).status.troubles]
+
+
+def pause(world: World, made: ContainerId) -> None:
+    world.app.operator.services.actions.pause(world.container(made))
+    world.app.watch.look()
+
+
+def resume(world: World, made: ContainerId) -> None:
+    world.app.operator.services.actions.resume(world.container(made))
+    world.app.watch.look()
+
+
+@pytest.mark.parametrize("command", [(), ("serve",)])
+def test_its_log_tells_a_trouble_and_its_end_once_however_often_it_is_looked_at(
+    world: World, command: tuple[str, ...]
+) -> None:
+    made = with_a_volume(world, *command)
+    world.outside.shares.dead.add(made.short)
+    for _ in range(3):
+        world.app.watch.look()
+    assert [line[: len(GONE)] for line in own_lines(world, made)] == [GONE]
+    world.outside.shares.dead.clear()
+    for _ in range(3):
+        world.app.watch.look()
+    assert own_lines(world, made)[1:] == ["stderr virtshim: volumes_gone is over"]
+
+
+def test_a_pod_has_a_warning_when_it_begins_and_a_normal_event_when_it_is_over(world: World) -> None:
+    made = with_a_volume(world)
+    pause(world, made)
+    resume(world, made)
+    begun, over = world.outside.pod_events.told
+    assert begun.pod == over.pod == world.sandbox(world.container(made).sandbox_id).key
+    assert (begun.reason, begun.is_warning) == ("Paused", True)
+    assert begun.message == "container vm: paused by virtshim pause; virtshim resume continues it"
+    assert (over.reason, over.is_warning) == ("TroubleOver", False)
+    assert over.message.startswith("container vm: Paused is over: ")
+
+
+def test_the_end_of_one_trouble_says_nothing_of_another(world: World) -> None:
+    made = with_a_volume(world)
+    world.outside.shares.dead.add(made.short)
+    pause(world, made)
+    assert kinds(world, made) == [TroubleKind.PAUSED, TroubleKind.VOLUMES_GONE]
+    resume(world, made)
+    assert kinds(world, made) == [TroubleKind.VOLUMES_GONE]
+    assert own_lines(world, made)[2:] == ["stderr virtshim: paused is over"]
+
+
+def test_a_stop_that_lets_a_paused_guest_go_on_tells_that_it_is_over(world: World) -> None:
+    made = with_a_volume(world)
+    pause(world, made)
+    world.stop(made, 10)
+    assert own_lines(world, made) == [PAUSED, "stderr virtshim: paused is over"]
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_the_next_virtshim_does_not_repeat_a_trouble_and_tells_its_end(world: World, is_over: bool) -> None:
+    world.outside.guests.do = lambda command, timeout, cancelled: CommandResult(NO_MODULE, b"", b"no virtiofs")
+    made = with_a_volume(world)
+    eventually(lambda: world.app.watch.look() or kinds(world, made))
+    before = own_lines(world, made)
+    if is_over:
+        world.outside.guests.do = lambda command, timeout, cancelled: CommandResult(0, b"", b"")
+    again = world.restarted()
+    try:
+        again.app.watch.look()  # before it has heard anything of the guest
+        assert own_lines(again, made) == before
+        again.app.recovery.recover.run(rebooted=False)
+        eventually(lambda: again.app.watch.look() or bool(kinds(again, made)) != is_over)
+        assert own_lines(again, made)[1:] == (["stderr virtshim: volumes_not_mounted is over"] if is_over else [])
+    finally:
+        again.close()
+
+
+def test_a_log_that_cannot_be_written_gets_the_line_later_and_nothing_else_waits_for_it(world: World) -> None:
+    made = with_a_volume(world)
+    world.journal.fail("consoles.note", ResourceExhausted("No space left on device"), times=2)
+    pause(world, made)
+    assert kinds(world, made) == [TroubleKind.PAUSED]
+    assert own_lines(world, made) == []
+    assert [one.reason for one in world.outside.pod_events.told] == ["Paused"]
+    for _ in range(3):
+        world.app.watch.look()
+    assert own_lines(world, made) == [PAUSED]
+    assert len(world.outside.pod_events.told) == 1
+
+
+def test_a_trouble_that_was_over_before_the_log_could_be_written_is_not_told_any_more(world: World) -> None:
+    made = with_a_volume(world)
+    world.journal.fail("consoles.note", ResourceExhausted("No space left on device"))
+    pause(world, made)
+    resume(world, made)
+    assert own_lines(world, made) == []
+    assert kinds(world, made) == []
+
+
+def test_a_trouble_that_is_told_but_not_recorded_yet_is_not_lost(world: World) -> None:
+    made = with_a_volume(world)
+    world.app.operator.services.actions.pause(world.container(made))
+    world.journal.on_call = lambda name: world.journal.crash(1) if name == "consoles.note" else None
+    with pytest.raises(Crash):
+        world.app.watch.look()
+    again = world.recovered()
+    try:
+        again.journal.on_call = lambda _: None
+        again.app.watch.look()
+        assert kinds(again, made) == [TroubleKind.PAUSED]
+        assert own_lines(again, made) == [PAUSED]
+    finally:
+        again.close()
+
+
+def test_a_command_that_cannot_begin_without_its_volumes_has_the_reason_in_its_log(world: World) -> None:
+    world.outside.guests.do = lambda command, timeout, cancelled: CommandResult(NO_MODULE, b"", b"no virtiofs")
+    made = with_a_volume(world, "serve")
+    eventually(lambda: world.container(made).exit)
+    how = world.container(made).exit
+    assert how is not None
+    assert how.reason is ExitReason.START_ERROR
+    assert made not in world.outside.guests.begun
+    (line,) = own_lines(world, made)
+    assert line.startswith(
+        "stderr virtshim: volumes_not_mounted: the volumes cannot be mounted in the guest: no virtiofs"
+    )
+
+
+def test_what_a_guest_words_is_one_line_of_bounded_length(world: World) -> None:
+    said = b"first\nsecond\r\x1b[2J" + b"x" * 10_000
+    world.outside.guests.do = lambda command, timeout, cancelled: CommandResult(NO_MODULE, b"", said)
+    made = with_a_volume(world)
+    eventually(lambda: world.app.watch.look() or kinds(world, made))
+    (line,) = own_lines(world, made)
+    assert "first; second" in line
+    assert line.isprintable()
+    assert len(line) < 1000
+    assert len(world.outside.pod_events.told[0].message) <= 1024
+
+
+def test_words_that_an_earlier_version_has_recorded_go_with_their_cause(world: World) -> None:
+    """It recorded no kinds."""
+    made = with_a_volume(world)
+    found = world.container(made)
+    status = dataclasses.replace(found.status, trouble="its guest has suspended itself")
+    world.records.containers.replace(dataclasses.replace(found, status=status))
+    world.app.watch.look()
+    assert world.container(made).status.trouble == ""
+
+
+def test_a_kind_names_one_reason_and_each_kind_another() -> None:
+    assert len({kind.reason for kind in TroubleKind}) == len(TroubleKind)
+    assert TroubleKind.VOLUMES_NOT_MOUNTED.reason == "VolumesNotMounted"

@@ -1,0 +1,199 @@
+"""Events of pods, sent to the API server by a thread of their own.
+
+https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.parse import quote
+
+import structlog
+
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.token_bucket import TokenBucket
+from virtshim.domain.troubles.pod_event import PodEvent
+from virtshim.kubeapi.asking import post
+from virtshim.kubeapi.kubeconfig import access
+from virtshim.ports.clock import Clock
+from virtshim.primitives.trouble_log import TroubleLog
+
+log = structlog.get_logger(__name__)
+
+# Events that wait, at most: the oldest give way.
+_MOST: Final = 256
+# A pod's Events: at once, and per second from then on. A guest that flaps must not fill the cluster's store.
+_BURST: Final = 10
+_RATE: Final = 1 / 60
+# Pods of which that is remembered.
+_PODS: Final = 1024
+# Seconds: between two attempts to reach an API server that does not answer, and for how long one Event is tried.
+_AGAIN: Final = 10.0
+_LONGEST: Final = 600.0
+_JOIN_LIMIT: Final = 1.0
+# Characters of an object's name.
+_LONGEST_NAME: Final = 253
+_COMPONENT: Final = "virtshim"
+# What is in trouble, for the log: too many wait.
+_QUEUE: Final = "queue"
+EVENTS_GUIDE: Final = "docs/security.md, Events of pods"
+
+_EXISTS: Final = 409
+# Asked too much, or broken for now.
+_LATER: Final = (429, 500, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """`until`: of the monotonic clock. The name is its own from the start: an attempt whose answer was lost is not repeated."""
+
+    event: PodEvent
+    name: str
+    until: float
+
+
+class KubeEvents:
+    """Implements PodEvents. The kubeconfig is read at each attempt, as by KubeObjects. Thread-safe."""
+
+    def __init__(self, kubeconfig: str, clock: Clock) -> None:
+        """`kubeconfig`: "" for a node that tells no API server."""
+        self._kubeconfig = kubeconfig
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting: deque[_Waiting] = deque(maxlen=_MOST)
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._news = threading.Event()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failures = TroubleLog(log, over="events.sent_again")
+        self._floods = TroubleLog(log, over="events.pod_tells_again")
+
+    def use(self, kubeconfig: str) -> None:
+        self._kubeconfig = kubeconfig
+
+    def tell(self, event: PodEvent) -> None:
+        if not self._kubeconfig:
+            return
+        now = self._clock.monotonic()
+        with self._lock:
+            if self._closing.is_set():
+                return
+            if not self._has_room(event.pod.uid, now):
+                self._floods.met("events.too_many", key=event.pod.uid, pod=str(event.pod.name), reason=event.reason)
+                return
+            self._floods.over(key=event.pod.uid)
+            if len(self._waiting) == _MOST:
+                self._failures.met("events.dropped", key=_QUEUE, waiting=_MOST, why="the API server does not take them")
+            self._waiting.append(_Waiting(event, _name(event), now + _LONGEST))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+                self._thread.start()
+        self._news.set()
+
+    def close(self) -> None:
+        """What waits is lost. A request under way is left to itself after a moment."""
+        with self._lock:
+            self._closing.set()
+            thread = self._thread
+        self._news.set()
+        if thread is not None:
+            thread.join(_JOIN_LIMIT)
+
+    def _has_room(self, pod: str, now: float) -> bool:
+        """The lock is held."""
+        bucket = self._buckets.setdefault(pod, TokenBucket(_RATE, _BURST - 1, now))
+        self._buckets.move_to_end(pod)
+        if len(self._buckets) > _PODS:
+            gone, _ = self._buckets.popitem(last=False)
+            self._floods.over(key=gone)
+        if bucket.wait(now):
+            return False
+        bucket.spend(1, now)
+        return True
+
+    # --- below: the thread
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._news.wait()
+            self._news.clear()
+            while not self._closing.is_set() and (first := self._first()) is not None:
+                try:
+                    is_through = self._send(first)
+                except Exception:  # the edge of the thread: the next Event must be sent
+                    log.exception("events.broken")
+                    is_through = True
+                if is_through or self._clock.monotonic() >= first.until:
+                    self._drop(first)
+                else:
+                    self._clock.wait(self._closing, _AGAIN)
+
+    def _first(self) -> _Waiting | None:
+        with self._lock:
+            return self._waiting[0] if self._waiting else None
+
+    def _drop(self, sent: _Waiting) -> None:
+        """It may have given way to newer ones meanwhile."""
+        with self._lock:
+            if self._waiting and self._waiting[0] is sent:
+                self._waiting.popleft()
+
+    def _send(self, one: _Waiting) -> bool:
+        """False: to be tried again."""
+        kubeconfig = self._kubeconfig
+        if not kubeconfig:
+            return True
+        path = f"/api/v1/namespaces/{quote(one.event.pod.namespace, safe='')}/events"
+        try:
+            answer = post(access(kubeconfig, verified=True), path, _document(one.event, one.name))
+        except (OSError, HTTPException, ValueError, InvalidRequest) as exc:
+            why = " ".join(str(exc).split())[:300]
+            self._failures.met("events.unsent", error=why, remedy=f"see kubernetes.kubeconfig ({kubeconfig})")
+            return False
+        if answer.status in (200, 201, _EXISTS):
+            self._failures.over()
+            self._failures.over(key=_QUEUE)
+            return True
+        why = f"the API server answers {answer.status} {answer.reason}"
+        remedy = f"grant its user the right to create events: {EVENTS_GUIDE}"
+        self._failures.met("events.unsent", error=why, remedy=remedy if answer.status in (401, 403) else "see its log")
+        return answer.status not in _LATER
+
+
+def _name(event: PodEvent) -> str:
+    """As kubelet names its own: the pod's name, and what no other has."""
+    own = secrets.token_hex(8)
+    return f"{event.pod.name[: _LONGEST_NAME - len(own) - 1].rstrip('.-')}.{own}"
+
+
+def _document(event: PodEvent, name: str) -> dict[str, Any]:
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event.at // 1_000_000_000))
+    pod, host = event.pod, socket.gethostname()
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": pod.namespace},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "namespace": pod.namespace,
+            "name": pod.name,
+            "uid": pod.uid,
+        },
+        "type": "Warning" if event.is_warning else "Normal",
+        "reason": event.reason,
+        "message": event.message[:1024],
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+        "source": {"component": _COMPONENT, "host": host},
+        "reportingComponent": _COMPONENT,
+        "reportingInstance": host,
+    }
