@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from typing import Final
+
+# What the kernel says of a device that has no such value, and of one that has just gone.
+_NO_VALUE: Final = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+def value_in(path: str) -> str:
+    """Without surrounding white space; "" where there is none. Raises OSError: what cannot be read now may be there."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError as exc:
+        if exc.errno not in _NO_VALUE:
+            raise
+        return ""
 
 
 def write_once(path: str, text: str) -> None:

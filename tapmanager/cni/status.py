@@ -48,7 +48,10 @@ class PluginStatus:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._ask()
+            try:
+                self._ask()
+            except Exception:  # the edge of a thread: the next answer must come
+                log.exception("cni.status_broken")
             self._wake.wait(self._interval)
 
     def _ask(self) -> None:

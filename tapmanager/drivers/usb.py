@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from tapmanager.errors import TapmanagerError, internal
-from tapmanager.kernel_files import names_in, write_once
+from tapmanager.kernel_files import names_in, value_in, write_once
 
 
 class UsbDrivers:
@@ -46,11 +46,8 @@ class UsbDrivers:
 
     def _number(self, name: str, attribute: str) -> int:
         """0, which is none's, for an interface and for what has just gone."""
-        try:
-            with open(os.path.join(self._bus, "devices", name, attribute), encoding="ascii") as file:
-                return int(file.read())
-        except (OSError, ValueError):
-            return 0
+        value = value_in(os.path.join(self._bus, "devices", name, attribute))
+        return int(value) if value.isdecimal() else 0
 
     def _interfaces(self, name: str) -> Iterator[str]:
         """`1-4:1.0`: the device's name, then configuration and number."""

@@ -219,9 +219,7 @@ def restore(nics: Sequence[Nic]) -> list[str]:
     trouble: list[str] = []
     with IPRoute() as ipr:
         for nic in nics:
-            link = _index(nic.link)
-            if link is not None:
-                _try(trouble, f"restoring {nic.link}", partial(_restore_one, ipr, nic, link))
+            _try(trouble, f"restoring {nic.link}", partial(_restore_if_there, ipr, nic))
     return trouble
 
 
@@ -247,6 +245,11 @@ def _try(trouble: list[str], doing: str, work: Callable[[], None]) -> None:
         work()
     except (NetlinkError, OSError) as exc:
         trouble.append(f"{doing}: {exc}")
+
+
+def _restore_if_there(ipr: Any, nic: Nic) -> None:
+    if (link := _index(nic.link)) is not None:
+        _restore_one(ipr, nic, link)
 
 
 def _restore_one(ipr: Any, nic: Nic, link: int) -> None:
@@ -276,10 +279,8 @@ def put_addresses(ipr: Any, index: int, name: str, addresses: Sequence[str]) -> 
 
 
 def _index(name: str) -> int | None:
-    try:
-        return socket.if_nametoindex(name)
-    except OSError:
-        return None
+    """None if there is no such link. Raises OSError. (`if_nametoindex` says the same when it gets no descriptor.)"""
+    return next((index for index, there in socket.if_nameindex() if there == name), None)
 
 
 def _quiet_namespace() -> None:

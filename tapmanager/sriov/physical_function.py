@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tapmanager.errors import TapmanagerError, internal
-from tapmanager.kernel_files import names_in
+from tapmanager.kernel_files import names_in, value_in
 from tapmanager.sriov.vf_settings import SettingMismatch, VfSettings, mismatched_settings
 
 log = logging.getLogger(__name__)
@@ -83,9 +82,9 @@ class PhysicalFunctions:
     def mtu(self, address: str) -> int:
         """Of the card's own interface, which bounds its functions'; 0 if it has none."""
         for name in self._own_interfaces(address):
-            path = os.path.join(self._devices, address, "physfn/net", name, "mtu")
-            with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-                return int(file.read())
+            value = value_in(os.path.join(self._devices, address, "physfn/net", name, "mtu"))
+            if value.isdecimal():
+                return int(value)
         return 0
 
     def settings(self, place: VfLocation) -> VfSettings | None:
@@ -126,7 +125,4 @@ class PhysicalFunctions:
 
     def _port_name(self, address: str, interface: str) -> str:
         """ "" for a driver that gives its ports no names."""
-        path = os.path.join(self._devices, address, "physfn/net", interface, "phys_port_name")
-        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
-            return file.read().strip()
-        return ""
+        return value_in(os.path.join(self._devices, address, "physfn/net", interface, "phys_port_name"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Collection, Iterator
@@ -196,7 +197,11 @@ def _target(directory: int, name: str) -> str:
     """Where that link leads; "" if it is none."""
     try:
         return os.readlink(name, dir_fd=directory)
-    except OSError:
+    except FileNotFoundError:
+        return ""
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # of what is no link
+            raise
         return ""
 
 

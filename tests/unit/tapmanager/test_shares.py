@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tapmanager.cgroups.tree import VmCgroups
 from tapmanager.errors import TapmanagerError
 from tapmanager.peer import Peer
 from tapmanager.shares import plan, verbs
@@ -134,3 +137,33 @@ def test_no_virtiofsd_is_told_with_the_remedy() -> None:
     with pytest.raises(TapmanagerError, match="no virtiofsd at /nowhere/virtiofsd; install it") as refused:
         missing.check([], time.monotonic() + 5)
     assert refused.value.kind == "unavailable"
+
+
+def test_a_process_that_got_the_number_of_a_daemon_which_has_just_ended_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(str(tmp_path / "share"))
+    Path(place.root).mkdir(parents=True)
+    wait = ["sh", "-c", "echo; read _"]
+    with (
+        subprocess.Popen([*wait, "virtiofsd", f"--shared-dir={place.root}"], stdin=-1, stdout=-1) as daemon,
+        subprocess.Popen([*wait, "another"], stdin=-1, stdout=-1) as other,
+    ):
+        for process in (daemon, other):
+            assert process.stdout is not None
+            process.stdout.readline()  # its command line can be read
+        open_one = os.pidfd_open
+
+        def reused(pid: int) -> int:
+            if pid != daemon.pid:
+                return open_one(pid)
+            daemon.kill()
+            daemon.wait()
+            return open_one(other.pid)
+
+        monkeypatch.setattr("os.pidfd_open", reused)
+        ShareDaemons(VmCgroups(())).end(place, time.monotonic() + 20)
+        is_left = other.poll() is None
+        other.kill()
+    assert is_left
+    assert not Path(place.directory).exists()

@@ -108,8 +108,19 @@ def end_left_alone(directory: str) -> None:
             with open(file, encoding="ascii") as told:
                 own = int(told.read())
             if using == [own]:
-                log.info("swtpm.ended", pid=own, why="its VM's start was cut off")
-                os.kill(own, signal.SIGTERM)
+                _end(own, socket)
+
+
+def _end(pid: int, socket: bytes) -> None:
+    """If it still is the TPM of that socket: its number may have gone to another process since it was read. Raises OSError."""
+    process = os.pidfd_open(pid)
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            if socket in file.read():
+                log.info("swtpm.ended", pid=pid, why="its VM's start was cut off")
+                signal.pidfd_send_signal(process, signal.SIGTERM)
+    finally:
+        os.close(process)
 
 
 def _command_lines() -> Iterator[tuple[int, bytes]]:

@@ -46,3 +46,19 @@ def test_who_reads_while_plugins_are_being_asked_has_them_not_asked_again() -> N
         assert plugins.asked == ["one", "two"]
     finally:
         status.stop()
+
+
+def test_plugins_are_asked_again_after_something_unforeseen() -> None:
+    class Failing(Plugins):
+        def status(self, asked: NetworkConf) -> str:
+            self.asked.append(asked.name)
+            if len(self.asked) == 1:
+                raise RuntimeError("can't start new thread")
+            return "it is away"
+
+    status = PluginStatus(Failing(), interval=0.01)  # type: ignore[arg-type]
+    status.start()
+    try:
+        wait_until(lambda: status.trouble() == "it is away", 60, "they are asked again")
+    finally:
+        status.stop()

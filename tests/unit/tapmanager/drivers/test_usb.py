@@ -51,3 +51,12 @@ def test_a_kernel_that_refuses_is_told_with_the_interface(bus: FakeUsbBus) -> No
 def test_without_any_usb_there_is_no_device(tmp_path: Path) -> None:
     with pytest.raises(TapmanagerError, match="there is no USB device"):
         UsbDrivers(str(tmp_path)).probe(1, 7)
+
+
+def test_one_that_cannot_be_read_is_not_taken_for_unplugged(bus: FakeUsbBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("builtins.open", no_descriptor)
+    with pytest.raises(OSError, match="Too many open files"):
+        UsbDrivers(str(bus.root), bus.write).probe(1, 7)
