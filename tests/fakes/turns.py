@@ -7,8 +7,10 @@ of the product, where it waits, and where it starts a thread. Waiting costs no t
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -120,14 +122,16 @@ class _Lock:
 
 
 class Turns:
-    """`watch` is called at each point with its name, and tells what is wrong, "" if nothing is. `refusals`: so many threads the
-    system does not give."""
+    """`watch` is called at each point with its name, and tells what is wrong, "" if nothing is. `refuse`: threads that the system
+    does not give."""
 
     def __init__(self) -> None:
         self.clock: FakeClock = _Clock(self)
         self.watch: Callable[[str], str] = lambda _: ""
         self.refusals = 0
+        self._starts_before_refusal = 0
         self.trace: list[str] = []
+        self._begun: list[tuple[weakref.ref[threading.Thread], Turn]] = []
         self._turns: list[Turn] = []
         self._mine = threading.local()
         self._main = _held()
@@ -138,6 +142,10 @@ class Turns:
         self._given_up = False
 
     # --- for tests
+
+    def refuse(self, count: int = 1, after: int = 0) -> None:
+        """So many threads, after so many that it gives, the system does not give."""
+        self.refusals, self._starts_before_refusal = count, after
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -195,6 +203,12 @@ class Turns:
         assert self._main.acquire(timeout=WAIT_LIMIT), "a thread waits for what takes no turns:\n" + self.story()
         assert not self._failure, f"{self._failure}\n{self.story()}"
         return mine
+
+    def remembered(self) -> list[str]:
+        """Threads that somebody holds on to though they never ran, or have ended. Asked when nothing runs."""
+        self._turns = []
+        gc.collect()
+        return [turn.name for thread, turn in self._begun if thread() is not None and turn.is_over]
 
     def story(self) -> str:
         return "\n".join(self.trace[-200:])
@@ -257,10 +271,14 @@ class Turns:
             start(thread)
             return
         self.point(f"start of {thread.name}")
-        if self.refusals:
-            self.refusals -= 1
-            raise NoThread
         turn = Turn(thread.name, frozenset())
+        self._begun.append((weakref.ref(thread), turn))
+        if self.refusals and self._starts_before_refusal:
+            self._starts_before_refusal -= 1
+        elif self.refusals:
+            self.refusals -= 1
+            turn.is_over = True
+            raise NoThread
         self._turns.insert(0, turn)  # when who runs ends, what it has begun goes on
         run = thread.run
         thread.run = lambda: self._called(turn, run)  # type: ignore[method-assign]

@@ -7,6 +7,7 @@ import functools
 import tempfile
 import threading
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ from virtshim.domain.deadline import Deadline
 from virtshim.domain.hardware.of_node import NodeHardware
 from virtshim.domain.hardware.options import Firmware, FirmwareFiles
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.layout import Layout
 from virtshim.domain.pod_disk import pod_hash
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
 from virtshim.domain.volumes.stored_images import stored_images
@@ -114,6 +116,8 @@ class Outside:
     pausing: VmPausing | None = None  # the VMs, unless a test says otherwise
     control: VmControl | None = None  # the same
     screenshots: FakeScreenshots = field(default_factory=FakeScreenshots)
+    # Puts real parts in the place of some of the fakes.
+    dressed: Callable[[Adapters, Layout], Adapters] = lambda adapters, _: adapters
 
     def __post_init__(self) -> None:
         self.vms = FakeVms(self.clock)
@@ -140,7 +144,8 @@ class World:
                 reserve.truncate(5 << 20)
         self.records = SqliteRecords(str(database))
         self.journal = self.outside.journal
-        self.app: App = wire(self.settings, self._adapters())
+        adapters = self.outside.dressed(self._adapters(), self.settings.layout())
+        self.app: App = wire(self.settings, adapters)
         self.do = self.app.services
         self.images = self.app.images
         self.outside.vms.on_power_event(self.app.events.changed)

@@ -399,13 +399,22 @@ class Stage:
             ):
                 raise AssertionError(f"{turn.name} fails:\n{self.turns.story()}") from turn.error
 
+    def fail_the_next_start(self, error: Exception, *, undo_fails: bool) -> None:
+        self.node.world.journal.fail("vms.start", error, after=True)
+        if undo_fails:
+            self.node.world.journal.fail("vms.destroy", InternalError("its QEMU hangs"))
+
     def alone(self, name: str, do: Callable[[], object]) -> None:
         self.refuse_odd_errors(self.turns.run([Call(name, do)]))
 
-    def all_change(self) -> None:
-        for container in self.node.world.records.containers.all():
-            self.node.world.app.guest_set_up.changed(container.domain_uuid)
-            self.node.world.app.events.changed(container.domain_uuid)
+    def refuse_a_thread(self, what: list[Any], order: Any, after: int = 0) -> bool:
+        """Whether there was one to refuse, the first after so many."""
+        self.turns.refuse(after=after)
+        self.make(what, order, settle=False)
+        was_asked = not self.turns.refusals
+        self.turns.refuse(0)
+        self.settle()
+        return was_asked
 
     def settle(self) -> None:
         """What has happened is told, and all that goes on ends."""
@@ -416,6 +425,11 @@ class Stage:
         lies = list(self.node.lies())
         assert not lies, "\n".join([*lies, before])
 
+    def close_when_all_is_well(self) -> None:
+        dead = self.turns.remembered()
+        self.close()
+        assert not dead, f"threads are remembered that do not run: {dead}"
+
 
 class TwoAtOnce(RuleBasedStateMachine):
     @initialize(beginning=st.sampled_from(BEGINNINGS), pods=st.permutations(list(PODS)))
@@ -424,7 +438,7 @@ class TwoAtOnce(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "stage"):
-            self.stage.close()
+            self.stage.close_when_all_is_well()
 
     @rule(first=actions, second=actions, order=orders, slow=st.booleans())
     def two_at_once(self, first: Any, second: Any, order: Any, slow: bool) -> None:
@@ -436,19 +450,12 @@ class TwoAtOnce(RuleBasedStateMachine):
 
     @rule(first=actions, second=actions, order=orders, error=st.sampled_from(TROUBLE), undo_fails=st.booleans())
     def while_a_start_fails(self, first: Any, second: Any, order: Any, error: Exception, undo_fails: bool) -> None:
-        self.stage.node.world.journal.fail("vms.start", error, after=True)
-        if undo_fails:
-            self.stage.node.world.journal.fail("vms.destroy", InternalError("its QEMU hangs"))
+        self.stage.fail_the_next_start(error, undo_fails=undo_fails)
         self.stage.make([first, second], order, error)
 
     @rule(first=actions, second=actions, order=orders)
     def while_a_thread_is_not_to_be_had(self, first: Any, second: Any, order: Any) -> None:
-        self.stage.turns.refusals = 1
-        self.stage.make([first, second], order, settle=False)
-        if not self.stage.turns.refusals:  # what it was for is asked for again
-            self.stage.alone("events", self.stage.all_change)
-        self.stage.turns.refusals = 0
-        self.stage.settle()
+        self.stage.refuse_a_thread([first, second], order)
 
     @rule(first=actions, second=actions, order=orders, at=st.integers(1, 25), when=st.sampled_from(list(When)))
     def until_it_is_killed(self, first: Any, second: Any, order: Any, at: int, when: When) -> None:
@@ -487,6 +494,33 @@ def test_no_other_pod_and_no_pull_waits_while_the_outside_is_slow(
     for do, newest in itertools.product(dict.fromkeys(OF_A_POD), which):
         with contextlib.closing(Stage(beginning, mine, another)) as stage:
             stage.make([(do, MINE, newest), (create, OTHER, False), (pull, "images", False)], [], slow=True)
+
+
+@pytest.mark.parametrize("undo_fails", [False, True])
+@pytest.mark.parametrize("error", TROUBLE, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("mine", ["keeps", "device"])
+def test_a_start_that_fails_leaves_nothing_that_another_call_does_not_end(
+    mine: str, error: Exception, undo_fails: bool
+) -> None:
+    for do, newest in itertools.product((stop, stop_sandbox, remove_sandbox, create, repair), (False, True)):
+        with contextlib.closing(Stage(a_pod_that_was_never_started, mine, "keeps-device")) as stage:
+            stage.fail_the_next_start(error, undo_fails=undo_fails)
+            stage.make([(start, MINE, False)], [], error, settle=not undo_fails)
+            stage.make([(do, MINE, newest)], [])
+
+
+@pytest.mark.parametrize("mine", ["keeps", "device"])
+def test_each_thread_may_be_refused_once(mine: str) -> None:
+    asked = 0
+    for beginning, do in ((an_empty_node, bring_up), (a_pod_that_runs, restart_guest), (a_pod_that_runs, end_guest)):
+        for after in itertools.count():
+            stage = Stage(beginning, mine, "keeps-device")
+            was_asked = stage.refuse_a_thread([(do, MINE, True)], [], after)
+            stage.close_when_all_is_well()
+            if not was_asked:
+                break
+            asked += 1
+    assert asked, "nobody asks for a thread"
 
 
 # What begins how, and what comes between the steps of what, for the same pod.

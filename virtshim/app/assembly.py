@@ -54,6 +54,7 @@ from virtshim.primitives.clock import Stamps
 from virtshim.primitives.inflight import Inflight
 from virtshim.primitives.pod_locks import PodLocks
 from virtshim.primitives.start_ups import StartUps
+from virtshim.primitives.threads import lasting
 from virtshim.queries.call_subject import subject_of
 from virtshim.queries.node_status import NodeStatus
 from virtshim.recovery.assembly import Recovery, recovery, repair_runner
@@ -125,17 +126,14 @@ class App:
     def watching(self) -> Iterator[None]:
         """Pods are looked after inside the block, by threads of their own."""
         stopping = threading.Event()
-        threads = [
-            threading.Thread(target=run, args=(stopping,), name=name, daemon=True)
+        threads = []
+        try:
             for name, run in (
                 ("watch-pods", self.watch.run),
                 ("reconcile", self.recovery.reconcile.run),
                 ("watch-volumes", self.copy_watch.run),
-            )
-        ]
-        for thread in threads:
-            thread.start()
-        try:
+            ):
+                threads.append(lasting(partial(run, stopping), name))
             yield
         finally:
             stopping.set()
@@ -198,7 +196,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     repairs = Repairs(a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout, a.shares, *guest)
     gc = ImageGc(images, a.records, a.clock, live.image_watermarks)
     recovering = recovery(repairs, runner, a.inventory, a.copies, gc, locks, live.reconcile_interval)
-    watch = _watch(a, exits, checkpoints, locks, freezer, timeout)
+    watch = _watch(a, exits, checkpoints, locks, freezer, guest_set_up, timeout)
     events = VmEvents(a.records, exits)
     operator = operator_servicer(a, services.node, freezer, exits, starting.ups)
     parts = (recovering, events, watch, entrypoints, freezer, devices, guest_set_up, copy_watch, live)
@@ -314,6 +312,7 @@ def _watch(
     checkpoints: CheckpointContainer,
     locks: PodLocks,
     freezer: GuestFreezer,
+    guest_set_up: GuestSetUp,
     timeout: float,
 ) -> WatchPods:
     return WatchPods(
@@ -329,6 +328,7 @@ def _watch(
         freezer=freezer,
         devices=exits.devices,
         volumes=exits.volumes,
+        guest_set_up=guest_set_up,
         timeout=timeout,
     )
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from virtshim.app.assembly import App
 from virtshim.config import Metrics, Tracing
 from virtshim.primitives import observed
+from virtshim.primitives.threads import lasting
 
 if TYPE_CHECKING:
     from virtshim.telemetry.sending import Sending
@@ -47,16 +49,16 @@ def measured(app: App, settings: Metrics) -> Iterator[None]:
     registry.register(NodeCollector(Sampler(readings.read, a.clock), filesystems, a.clock))
     server = MetricsServer(settings.address, renderer(registry))
     stopping = threading.Event()
-    asking = threading.Thread(target=filesystems.run, args=(stopping,), name="guest-filesystems", daemon=True)
     with observed.measured_by(Recorder(registry)):
         server.start()
-        asking.start()
         try:
+            asking = lasting(partial(filesystems.run, stopping), "guest-filesystems")
             yield
+            stopping.set()
+            asking.join(_JOIN)
         finally:
             stopping.set()
             server.stop()
-            asking.join(_JOIN)
 
 
 @contextlib.contextmanager

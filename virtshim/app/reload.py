@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 
 import structlog
 
 from virtshim import config, sdnotify
 from virtshim.config import BadConfiguration, Settings
 from virtshim.logsetup import set_log_level
+from virtshim.primitives.threads import lasting
 from virtshim.settings.changes import changed, with_reloaded
 
 log = structlog.get_logger(__name__)
@@ -35,7 +36,7 @@ class Reload:
 
     def start(self, asked: queue.SimpleQueue[None]) -> None:
         """From now on each entry of `asked` is a reload, on a thread of its own."""
-        threading.Thread(target=self._run, args=(asked,), name="reload", daemon=True).start()
+        lasting(partial(self._run, asked), "reload")
 
     def _run(self, asked: queue.SimpleQueue[None]) -> None:
         while True:

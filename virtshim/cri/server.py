@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import grpc
@@ -16,6 +15,7 @@ from virtshim.cri.images import ImageServicer
 from virtshim.cri.interceptors import CallInterceptor
 from virtshim.cri.runtime_service import RuntimeServicer
 from virtshim.grpc_socket import listen
+from virtshim.primitives.threads import Workers
 
 log = structlog.get_logger(__name__)
 
@@ -40,8 +40,8 @@ class CriServer:
     ) -> None:
         """`about`: whom a request is about, for the log."""
         self._path = socket_path
-        self._pool = ThreadPoolExecutor(max_calls, thread_name_prefix="cri")
-        self._frequent = ThreadPoolExecutor(_FREQUENT_CALLS, thread_name_prefix="cri-frequent")
+        self._pool = Workers(max_calls, "cri")
+        self._frequent = Workers(_FREQUENT_CALLS, "cri-frequent")
         self._server = grpc.server(
             self._pool,
             interceptors=[CallInterceptor(self._frequent, about)],

@@ -20,6 +20,7 @@ from virtshim.domain.errors import Unavailable, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
 from virtshim.ports.clock import Clock
+from virtshim.primitives.threads import lasting
 
 log = structlog.get_logger(__name__)
 
@@ -49,8 +50,7 @@ class ConsoleLogs:
         self._due: dict[ContainerId, float] = {}
         self._swept_at = clock.monotonic()
         self._watch = RawLogWatch()
-        self._thread = threading.Thread(target=self._follow, name="consoles", daemon=True)
-        self._thread.start()
+        self._thread = lasting(self._follow, "consoles")
 
     def open(self, container: ContainerId, log_file: str, log_directory: str = "") -> None:
         """See Consoles. Errors: InvalidRequest (path not absolute, a symbolic link, not a regular file),
@@ -132,10 +132,15 @@ class ConsoleLogs:
             poller.register(self._watch.descriptor, select.POLLIN)
         try:
             while not self._stopping.is_set():
-                self._wait(poller)
                 began = self._clock.monotonic()
-                self._gather()
-                self._round()
+                try:
+                    self._wait(poller)
+                    began = self._clock.monotonic()
+                    self._gather()
+                    self._round()
+                except Exception:  # the edge of the thread: the next round must come
+                    log.exception("console.round.failed")
+                    self._clock.wait(self._stopping, self._pace.retry_after)
                 # However many consoles are flooded, this thread works half of the time at most.
                 self._clock.wait(self._stopping, max(self._pace.gap, self._clock.monotonic() - began))
         finally:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from functools import partial
 
 from virtshim.domain.container import ProcessUser
@@ -26,12 +27,15 @@ from virtshim.guestagent.live_session import LiveSession
 from virtshim.guestagent.vm_workers import VmWorkers
 from virtshim.guestagent.wait import USUAL, CancellableDeadline, ExecLimits
 from virtshim.ports.streaming import StreamSession
+from virtshim.primitives.threads import Workers
 
 # kubectl and critest run a command right after the start: the guest gets this long to boot.
 _BOOT_SECONDS = 60.0
 # For an agent that has its port open, and may have something else to do.
 _BUSY_SECONDS = 10.0
 _FOR_EVER = 10 * 365 * 86400.0
+# Commands of all VMs that are being ended. Those of guests that do not answer take minutes.
+_SETTLED_AT_ONCE = 4096
 # Bytes of each stream, as other runtimes keep: an endless output must not end the node.
 OUTPUT_LIMIT = 16 << 20
 # Bytes of all commands' output together, while they run.
@@ -58,6 +62,7 @@ class AgentClients:
         self._lock = threading.Lock()
         self._vms: dict[ContainerId, GuestVm] = {}
         self._workers = VmWorkers()
+        self._settling = Workers(_SETTLED_AT_ONCE, "exec-settle")
         self._output_memory = OutputMemory(_OUTPUT_MEMORY)
         self.operations = AgentOperations(self._vm)
         self.entrypoint_input = EntrypointInput(self.open, self._vm)
@@ -68,6 +73,7 @@ class AgentClients:
         for vm in vms:
             vm.close()
         self._workers.close()
+        self._settling.shutdown(wait=False)
 
     def run(
         self,
@@ -88,15 +94,15 @@ class AgentClients:
         else:
             raise WrongState(f"nothing in the guest listens on the port of {ABSENT}")
         waited = time.monotonic() - began
-        running.feed(command.input)
         try:
+            running.feed(command.input)
             with Collector(vm, running, OUTPUT_LIMIT, self._output_memory) as collector:
                 result = collector.result(whole)
         except DeadlineExceeded:
-            vm.reap(running, "all").join(_KILL_SECONDS)
+            wait((vm.reap(running, "all"),), _KILL_SECONDS)
             raise DeadlineExceeded(too_late(timeout, waited)) from None
         except BaseException:
-            vm.reap(running, "all").join(_KILL_SECONDS)
+            wait((vm.reap(running, "all"),), _KILL_SECONDS)
             raise
         vm.reap(running, "" if running.output.complete else "relays")
         return result
@@ -156,6 +162,7 @@ class AgentClients:
                     self._layout.agent_socket(container),
                     self._layout.socket_dir(container),
                     partial(self._plug, container),
+                    self._settling,
                     partial(self._answers, container),
                     self._limits,
                 )

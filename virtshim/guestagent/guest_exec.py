@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -106,11 +107,14 @@ class GuestVm:
         agent_socket: str,
         socket_directory: str,
         plug: Callable[[int], None],
+        settling: Executor,
         answers: Callable[[], None] = lambda: None,
         limits: ExecLimits = USUAL,
     ) -> None:
-        """`plug` brings one more serial port into the VM, by its number. Raises ShimError. `answers`: as that of the channel."""
+        """`plug` brings one more serial port into the VM, by its number. Raises ShimError. `settling` ends commands, which may
+        take minutes each, and refuses none. `answers`: as that of the channel."""
         self.limits = limits
+        self._settling = settling
         self.channel = AgentChannel(agent_socket, answers=answers)
         self._ports = ExecPorts(socket_directory, plug, self._await_ports, limits.lease)
         self._starting = Turns()
@@ -146,18 +150,16 @@ class GuestVm:
 
     def reap(
         self, running: RunningCommand, kill: str = "", settled: Callable[[], object] = lambda: None
-    ) -> threading.Thread:
+    ) -> Future[None]:
         """Makes sure that nothing of it runs any more (`kill`: "all", "relays" or nothing, see exec_scripts), then frees its
-        ports. Goes on on a thread of its own, which is returned, and calls `settled` at its end."""
+        ports. Returns at once, and calls `settled` at the end."""
 
         def run() -> None:
             self._settle(running, kill)
             with suppress(RuntimeError):  # the loop of who waits for it is closed
                 settled()
 
-        thread = threading.Thread(target=run, name="exec-settle", daemon=True)
-        thread.start()
-        return thread
+        return self._settling.submit(run)
 
     def is_gone(self, running: RunningCommand, deadline: CancellableDeadline) -> bool:
         """Whether its run script has ended. Errors: those of `AgentChannel.ask`."""

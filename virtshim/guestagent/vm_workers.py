@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from virtshim.domain.errors import ResourceExhausted
 from virtshim.domain.ids import ContainerId
+from virtshim.primitives.threads import Workers
 
 R = TypeVar("R")
 
@@ -23,7 +24,7 @@ class VmWorkers:
     """Threads are made as they are needed, and used again."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(_OF_NODE, thread_name_prefix="guest-exec")
+        self._executor = Workers(_OF_NODE, "guest-exec")
         self._lock = threading.Lock()
         self._busy: dict[ContainerId, int] = {}
         self._waiting: dict[ContainerId, deque[Callable[[], None]]] = {}

@@ -22,7 +22,7 @@ from virtshim.hypervisor.chains import open_images
 from virtshim.hypervisor.errors import code_of, message_of, talking_to_libvirt, translated
 from virtshim.hypervisor.events import start_event_loop
 from virtshim.hypervisor.file_owner import QemuIds
-from virtshim.primitives.threads import started
+from virtshim.primitives.threads import lasting
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +68,7 @@ class Connection:
         start_event_loop()
         with self._lock:
             if self._thread is None:
-                self._thread = started(threading.Thread(target=self._keep_open, name="libvirt-connection", daemon=True))
+                self._thread = lasting(self._keep_open, "libvirt-connection")
 
     def wait_open(self, seconds: float) -> bool:
         """True once there is a connection."""

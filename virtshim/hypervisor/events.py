@@ -19,10 +19,11 @@ import libvirt
 import structlog
 
 from virtshim.domain.errors import ShimError
+from virtshim.primitives.threads import Workers, lasting
 
 log = structlog.get_logger(__name__)
 
-# Domains that are told of at once. More than ever end in one moment; a thread is there only while it has something to tell.
+# Domains that are told of at once. More than ever end in one moment.
 _MAX: Final = 16
 
 
@@ -33,7 +34,7 @@ def start_event_loop() -> None:
     they are raised as well."""
     libvirt.registerErrorHandler(_ignore_error, None)
     libvirt.virEventRegisterDefaultImpl()
-    threading.Thread(target=_run_events, name="libvirt-events", daemon=True).start()
+    lasting(_run_events, "libvirt-events")
 
 
 def _ignore_error(_context: object, _error: object) -> None:
@@ -60,7 +61,8 @@ class Lifecycle:
         self._told: set[uuid.UUID | None] = set()  # by a worker each, now
         self._closing = False
         self._callbacks: tuple[Callable[[uuid.UUID], None], ...] = ()
-        self._workers: set[threading.Thread] = set()
+        self._working = 0
+        self._workers = Workers(_MAX, "power-events")
 
     @contextlib.contextmanager
     def watching(self, domain: uuid.UUID) -> Iterator[threading.Event]:
@@ -107,19 +109,16 @@ class Lifecycle:
         """Ends the workers after the callbacks that they are in."""
         with self._lock:
             self._closing = True
-            workers = self._workers - {threading.current_thread()}
-        for worker in workers:
-            worker.join()
+        self._workers.shutdown()
 
     def _tell(self, *domains: uuid.UUID | None) -> None:
         """The lock is held."""
         if not self._callbacks or self._closing:
             return
         self._pending.update(dict.fromkeys(domains))
-        for _ in range(min(len(self._pending.keys() - self._told), _MAX - len(self._workers))):
-            worker = threading.Thread(target=self._work, name="power-events", daemon=True)
-            worker.start()
-            self._workers.add(worker)
+        for _ in range(min(len(self._pending.keys() - self._told), _MAX - self._working)):
+            self._workers.submit(self._work)
+            self._working += 1
 
     def _work(self) -> None:
         while (taken := self._next()) is not None:
@@ -135,14 +134,14 @@ class Lifecycle:
                 self._told.discard(domain)
 
     def _next(self) -> tuple[uuid.UUID | None] | None:
-        """The longest pending that no other worker is at; without one, None, and the worker ends."""
+        """The longest pending that no other worker is at; without one, None, and this one is through."""
         with self._lock:
             for domain in self._pending if not self._closing else ():
                 if domain not in self._told:
                     del self._pending[domain]
                     self._told.add(domain)
                     return (domain,)
-            self._workers.discard(threading.current_thread())
+            self._working -= 1
             return None
 
     def _all_domains(self) -> list[uuid.UUID]:

@@ -11,7 +11,6 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,6 +24,7 @@ from virtshim.domain.devices.pools import HostFunction, Offer, Pool, offers, ove
 from virtshim.domain.errors import ShimError
 from virtshim.grpc_socket import listen
 from virtshim.kubelet.resource_server import ResourceServer
+from virtshim.primitives.threads import Workers
 
 log = structlog.get_logger(__name__)
 
@@ -68,6 +68,7 @@ class ResourcePlugin:
         self._endpoint = socket_of(pool.resource)
         self._path = f"{plugins.directory}/{self._endpoint}"
         self._server: grpc.Server | None = None
+        self._workers: Workers | None = None
         self._socket: tuple[int, int] | None = None
         self._registered: tuple[int, int] | None = None
         self._trouble = ""
@@ -114,9 +115,8 @@ class ResourcePlugin:
     def _listen(self) -> None:
         self.close()
         self.service.begin()
-        server = grpc.server(
-            ThreadPoolExecutor(_THREADS, thread_name_prefix="plugin"), options=(("grpc.so_reuseport", 0),)
-        )
+        self._workers = self._workers or Workers(_THREADS, "plugin")
+        server = grpc.server(self._workers, options=(("grpc.so_reuseport", 0),))
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(self.service, server)
         listen(server, self._path)
         server.start()

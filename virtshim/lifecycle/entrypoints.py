@@ -131,9 +131,12 @@ class EntrypointRunner:
                         (log.info if expected else log.warning)(
                             "command.waiting", container=wanted.short, error=last_error
                         )
+                except Exception as exc:  # the edge of the thread: nobody else would hear of the command's end
+                    pause = _AGAIN
+                    if repr(exc) != last_error:
+                        last_error = repr(exc)
+                        log.exception("command.step_crashed", container=wanted.short)
                 self._clock.wait(self._threads.closing, pause)
-        except Exception:  # the edge of the thread
-            log.exception("command.abandoned", container=wanted.short)
         finally:
             if self._running(wanted) is None:
                 self._listeners.forget(wanted)

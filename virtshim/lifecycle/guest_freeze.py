@@ -89,11 +89,11 @@ class GuestFreezer:
             self._held[container.id] = hold
         try:
             count = self._freeze(container)
-        except ShimError:
+            self._limits.start(container.id, lambda: self._await_limit(container.id, hold), beside_earlier=True)
+        except Exception:  # also: no thread that would thaw it in time
             self.forget_hold(container.id)
             self.after_resume(container.id, was_paused=False)
             raise
-        self._limits.start(container.id, lambda: self._await_limit(container.id, hold), beside_earlier=True)
         return count
 
     def is_held(self, container: ContainerId) -> bool:

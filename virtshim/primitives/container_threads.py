@@ -12,6 +12,8 @@ import structlog
 from virtshim.domain.ids import ContainerId
 from virtshim.primitives.threads import started
 
+log = structlog.get_logger(__name__)
+
 # Seconds that all of them together get to end.
 _CLOSE: Final = 5.0
 
@@ -59,21 +61,21 @@ class ContainerThreads:
     def _run(self, container: ContainerId, run: Callable[[], None], bound: Mapping[str, Any]) -> None:
         due: Callable[[], None] | None = run
         while due is not None:
-            ended = False
             try:
                 with structlog.contextvars.bound_contextvars(**bound):
                     due()
-                ended = True
+            except Exception:  # the edge of a thread: what was asked for meanwhile is due all the same
+                log.exception("container.thread_crashed", thread=self._name, container=container.short)
             finally:
-                due = self._next(container, ended=ended)
+                due = self._next(container)
 
-    def _next(self, container: ContainerId, *, ended: bool) -> Callable[[], None] | None:
+    def _next(self, container: ContainerId) -> Callable[[], None] | None:
         """What was asked for meanwhile. Looked at and forgotten under one lock: who asks later starts a thread."""
         with self._lock:
             if self._threads.get(container) is not threading.current_thread():
                 return None
             again = self._again.pop(container, None)
-            if again is not None and ended and not self.closing.is_set():
+            if again is not None and not self.closing.is_set():
                 return again
             del self._threads[container]
             return None

@@ -15,6 +15,7 @@ from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.vm import OwnedDomain, PauseReason, Power
 from virtshim.lifecycle.checkpoint_container import CheckpointContainer
+from virtshim.lifecycle.guest.set_up import GuestSetUp
 from virtshim.lifecycle.guest_freeze import GuestFreezer
 from virtshim.lifecycle.record_exit import ExitRecorder
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
@@ -51,6 +52,7 @@ class WatchPods:
     freezer: GuestFreezer
     devices: DeviceServices
     volumes: PodVolumes
+    guest_set_up: GuestSetUp
     timeout: float
 
     def run(self, stopping: threading.Event) -> None:
@@ -67,6 +69,7 @@ class WatchPods:
             self._machines,
             self._networks,
             self.devices.releases.begin_all,
+            self.guest_set_up.look,
         ):
             self._try(part)
 

@@ -131,8 +131,15 @@ SCRAPE_LATE: Final = Described(
     "1 if newer numbers of VMs did not come in time, and these are the last ones.",
 )
 
+THREADS: Final = Described(
+    "virtshim_thread_up",
+    "gauge",
+    "1 for each of virtshim's own threads that should run and does, 0 for one that has died: restart virtshim, VMs run on.",
+    ("thread",),
+)
+
 SAMPLED: Final = (BUILD, UP, VMIS, PODS, UNFINISHED, STORE_BYTES, CNI_SECONDS, CNI_ERRORS)
-SCRAPED: Final = (SCRAPE_SECONDS, SCRAPE_AGE, SCRAPE_LATE)
+SCRAPED: Final = (SCRAPE_SECONDS, SCRAPE_AGE, SCRAPE_LATE, THREADS)
 
 # --- of VMs, beside those of `virtshim.metrics`
 

@@ -16,6 +16,7 @@ from virtshim.metrics import device_metrics, limit_metrics, vm_metrics
 from virtshim.metrics.family import SECOND, Family, Sample
 from virtshim.metrics.usage import ContainerUsage, SandboxUsage
 from virtshim.ports.clock import Clock
+from virtshim.primitives.threads import lasting_threads
 from virtshim.telemetry import catalogue
 from virtshim.telemetry.catalogue import Described
 from virtshim.telemetry.guest_filesystems import GuestFilesystems
@@ -82,7 +83,7 @@ class NodeCollector:
         if taken is not None:
             took.add_sample(took.name, {}, taken.seconds)
             age.add_sample(age.name, {}, max(0.0, self._clock.monotonic() - taken.at))
-        yield from (late, took, age)
+        yield from (late, took, age, _by(catalogue.THREADS, lasting_threads()))
 
 
 def _pod_labels(pod: SandboxUsage) -> Labels:

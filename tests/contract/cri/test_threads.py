@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from fakes.cri import served
+import pytest
+from fakes.cri import pod, served
 from podclient import wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -57,3 +58,31 @@ def test_200_stops_and_100_hooks_that_wait_hold_up_neither_status_nor_lists(tmp_
             client.stop(one, 0)
         for call in stops:
             call.result(60)
+
+
+def test_a_call_for_which_there_is_no_thread_is_answered_and_so_are_those_that_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, []
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith(("cri_", "cri-frequent_")):
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with served(tmp_path) as (world, client, _):
+        world.outside.clock.held = True
+        world.outside.vms.shuts_down_after = None
+        made = world.running()[1].value
+        stop = client.runtime.StopContainer.future(pb.StopContainerRequest(container_id=made, timeout=3600))
+        wait_until(lambda: world.outside.vms.pressed, 20, "the one thread of calls that wait is busy")
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            late = client.runtime.RunPodSandbox.future(pb.RunPodSandboxRequest(config=pod("late")), timeout=60)
+            wait_until(lambda: refused, 20, "no thread was to be had")
+            assert client.Status(pb.StatusRequest()).status.conditions
+            assert len(client.pods()) == 1
+        client.stop(made, 0)
+        stop.result(60)
+        assert late.result(60).pod_sandbox_id

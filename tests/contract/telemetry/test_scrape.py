@@ -25,6 +25,7 @@ from virtshim.config import Metrics
 from virtshim.domain.guest.filesystems import GuestFilesystem
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.network import PluginRuns
+from virtshim.primitives.threads import lasting
 from virtshim.telemetry import catalogue
 from virtshim.telemetry.guest_filesystems import GuestFilesystems
 from virtshim.telemetry.metrics_server import MetricsServer
@@ -199,6 +200,18 @@ def test_a_part_that_is_gone_is_told_and_the_rest_is_there(node: Node) -> None:
 
 
 @pytest.mark.hostile
+def test_a_thread_that_should_run_and_has_died_is_told(node: Node) -> None:
+    over = threading.Event()
+    runs = lasting(lambda: over.wait(20), "test-runs")
+    lasting(lambda: 1 // 0, "test-dies").join(20)
+    text = node.scrape()
+    over.set()
+    runs.join(20)
+    assert [one(text, "virtshim_thread_up", thread=name) for name in ("test-runs", "test-dies")] == [1, 0]
+    assert "test-runs" not in node.scrape(), "one that was told to end is not missed"
+    lasting(lambda: None, "test-dies").join(20)
+
+
 def test_a_pod_of_any_name_is_one_series_and_cannot_make_up_others(node: Node) -> None:
     name = 'x"} 1\nvirtshim_up{part="forged"} 0\n\\' + "y" * 1000
     node.world.run(name)

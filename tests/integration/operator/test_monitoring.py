@@ -48,6 +48,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'virtshim_up{instance="n", part="libvirt"}': "0x60"},
         {'virtshim_up{instance="n", part="libvirt"}': "1x20 0x3 1x36"},
     ),
+    "VirtshimThreadDied": (
+        {'virtshim_thread_up{instance="n", thread="reconcile"}': "1x20 0x40"},
+        {'virtshim_thread_up{instance="n", thread="reconcile"}': "1x60"},
+    ),
     "VirtshimNumbersLate": (
         {'virtshim_scrape_late{instance="n"}': "1x60"},
         {'virtshim_scrape_late{instance="n"}': "0x20 1x5 0x34"},

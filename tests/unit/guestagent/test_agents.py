@@ -321,3 +321,17 @@ def test_it_is_told_whose_agent_has_answered_and_once_a_connection(layout, make_
         assert told == [CONTAINER]
     finally:
         clients.close()
+
+
+def test_a_command_gives_its_ports_back_though_the_system_has_no_thread_to_give(make_guest, clients, run, monkeypatch):
+    make_guest(ports=2, slots=2)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("exec-settle"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for _ in range(3):
+        assert run(shell("echo out")) == CommandResult(0, b"out\n", b"")

@@ -182,3 +182,20 @@ def test_the_worker_survives_callbacks_and_lists_that_fail() -> None:
     heard.wait_for(1)
     lifecycle.close()
     assert heard.domains == [A]
+
+
+def test_an_event_is_told_though_the_system_has_no_thread_to_give(
+    lifecycle: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = Heard()
+    heard.gate.set()
+    lifecycle.add_callback(heard)
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    lifecycle.happened(A)
+    lifecycle.happened(B)
+    lifecycle.events_were_lost()
+    heard.wait_for(3)

@@ -345,3 +345,21 @@ def test_a_command_that_says_a_byte_at_each_look_is_not_looked_at_without_a_paus
     world.start(container)
     ended(world, container)
     assert world.outside.clock.monotonic() - began >= 10, "20 looks a second, once 100 are used up"
+
+
+def test_its_end_is_heard_though_something_unforeseen_failed_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress, failed = type(world.outside.guests).progress, []
+
+    def fails_once(*arguments: Any) -> EntrypointProgress:
+        if not failed:
+            failed.append(True)
+            raise OSError(24, "Too many open files")
+        return progress(*arguments)
+
+    monkeypatch.setattr(type(world.outside.guests), "progress", fails_once)
+    world.outside.guests.tell(0, said(1, code=3))
+    container = with_command(world)
+    world.start(container)
+    assert ended(world, container).code == 3

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Iterator
 
 import pytest
 from fakes.waiting import eventually
-from fakes.world import World, container_config
+from fakes.world import World, container_config, sandbox_config
 
 from virtshim.domain.devices.granted import CriDevice
+from virtshim.domain.guest.command import CommandResult
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason
 from virtshim.hypervisor.bounded import EarlyCalls
 from virtshim.primitives.container_threads import ContainerThreads
+from virtshim.primitives.threads import Workers, lasting, lasting_threads
 
 CONTAINER = ContainerId("c" * 64)
 
@@ -41,6 +44,22 @@ def test_what_is_done_for_a_container_is_begun_by_the_next_request() -> None:
     threads.close()
 
 
+def test_what_was_asked_for_meanwhile_is_done_though_what_ran_crashes() -> None:
+    threads, begun, go, ran = ContainerThreads("test"), threading.Event(), threading.Event(), threading.Event()
+
+    def crash() -> None:
+        begun.set()
+        go.wait(10)
+        raise OSError(24, "Too many open files")
+
+    threads.start(CONTAINER, crash)
+    assert begun.wait(10)
+    threads.start(CONTAINER, ran.set, again=True)
+    go.set()
+    assert ran.wait(10)
+    threads.close()
+
+
 @pytest.mark.usefixtures("no_thread_once")
 def test_a_call_that_never_began_is_not_waited_for() -> None:
     calls, domain = EarlyCalls(), uuid.uuid4()
@@ -64,3 +83,122 @@ def test_devices_are_released_by_the_next_look(world: World, monkeypatch: pytest
     assert world.container(container).claims != ()
     world.app.devices.releases.begin_all()
     eventually(lambda: world.container(container).claims == ())
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    workers = Workers(2, "test-worker")
+    yield workers
+    workers.shutdown()
+
+
+def test_work_waits_for_a_worker_when_the_system_has_no_thread_to_give(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, go = threading.Event(), threading.Event()
+
+    def work() -> str:
+        busy.set()
+        go.wait(10)
+        return "done"
+
+    first = workers.submit(work)
+    assert busy.wait(10)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _refuse)
+        second = workers.submit(work)
+    assert not second.done()
+    go.set()
+    assert (first.result(10), second.result(10)) == ("done", "done")
+
+
+def test_a_refused_thread_keeps_later_work_from_none(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _refuse)
+        for _ in range(3):
+            workers.submit(str).result(10)
+    met = threading.Barrier(2)
+    both = [workers.submit(met.wait, 10) for _ in range(2)]
+    assert sorted(one.result(10) for one in both) == [0, 1]
+
+
+def test_workers_are_no_more_than_they_may_be_and_used_again(workers: Workers) -> None:
+    names = {workers.submit(lambda: threading.current_thread().name).result(10) for _ in range(20)}
+    many = [workers.submit(threading.Event().wait, 0.01) for _ in range(20)]
+    assert [one.result(10) for one in many] == [False] * 20
+    assert len(names) <= 2
+    assert sum(thread.name.startswith("test-worker") for thread in threading.enumerate()) <= 2
+
+
+def test_what_work_raises_is_told_and_closed_workers_take_none() -> None:
+    workers, busy, go = Workers(1, "test-worker"), threading.Event(), threading.Event()
+    with pytest.raises(ZeroDivisionError):
+        workers.submit(divmod, 1, 0).result(10)
+    workers.submit(lambda: (busy.set(), go.wait(10)))
+    assert busy.wait(10)
+    waiting = workers.submit(str)
+    workers.shutdown(wait=False, cancel_futures=True)
+    go.set()
+    assert waiting.cancelled()
+    with pytest.raises(RuntimeError, match="closed"):
+        workers.submit(str)
+
+
+def test_a_thread_that_should_run_and_does_not_is_told_until_there_is_another() -> None:
+    died, over = threading.Event(), threading.Event()
+
+    def die() -> None:
+        died.set()
+        raise OSError(24, "Too many open files")
+
+    lasting(die, "test-lasting").join(10)
+    assert died.is_set()
+    assert lasting_threads()["test-lasting"] is False
+    again = lasting(lambda: over.wait(10), "test-lasting")
+    assert lasting_threads()["test-lasting"] is True
+    over.set()
+    again.join(10)
+    assert "test-lasting" not in lasting_threads()
+
+
+def _refuse(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_guest_that_restarts_while_there_is_no_thread_is_set_up_by_the_next_look(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up = threading.Semaphore(0)
+
+    def run(*_: object) -> CommandResult:
+        set_up.release()
+        return CommandResult(0, b"", b"")
+
+    world.outside.guests.do = run
+    container = world.create(world.run(config=sandbox_config(sysctls={"net.core.somaxconn": "321"})))
+    world.start(container)
+    assert set_up.acquire(timeout=10)
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("set-up-")])
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _refuse)
+        world.app.guest_set_up.changed(world.domain(container))
+    world.app.watch.look()
+    assert set_up.acquire(timeout=10)
+
+
+def test_a_guest_is_not_left_frozen_without_a_thread_that_would_thaw_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, container = world.running()
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("freeze-limit"):
+            _refuse(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError):
+        world.app.watch.freezer.hold(world.container(container), 60.0)
+    eventually(lambda: not world.outside.guests.frozen)
+    assert not world.app.watch.freezer.is_held(container)

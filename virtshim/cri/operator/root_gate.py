@@ -13,11 +13,13 @@ import socket
 import stat
 import struct
 import threading
+from functools import partial
 from typing import Final
 
 import structlog
 
 from virtshim.domain.errors import WrongState
+from virtshim.primitives.threads import lasting
 
 log = structlog.get_logger(__name__)
 
@@ -59,8 +61,7 @@ class RootGate:
         finally:
             os.umask(before)
         self._listener = listener
-        self._thread = threading.Thread(target=self._accept, args=(listener,), name="admin-gate", daemon=True)
-        self._thread.start()
+        self._thread = lasting(partial(self._accept, listener), "admin-gate")
 
     def stop(self) -> None:
         """Nobody is let in any more; connections end with the server behind."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import grpc
@@ -14,6 +13,7 @@ from virtshim.cri.interceptors import CallInterceptor
 from virtshim.cri.operator.root_gate import RootGate
 from virtshim.cri.operator.servicer import OperatorServicer
 from virtshim.grpc_socket import listen
+from virtshim.primitives.threads import Workers
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +32,7 @@ class OperatorServer:
         self._behind = f"{directory}/operator.sock"
         self._gate = RootGate(path, self._behind, allowed)
         self._servicer = servicer
-        self._pool = ThreadPoolExecutor(_CALLS, thread_name_prefix="operator")
+        self._pool = Workers(_CALLS, "operator")
         self._server = grpc.server(
             self._pool,
             interceptors=[CallInterceptor(self._pool)],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import libvirt
@@ -17,6 +16,7 @@ from virtshim.hypervisor import ownership
 from virtshim.hypervisor.bounded import BoundedCalls
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.domain_xml import SECRETS, NodeProfile
+from virtshim.primitives.threads import Workers
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +30,7 @@ class LibvirtControl:
         self._profile = profile
         self._resetting = BoundedCalls("reset")
         self._callbacks: tuple[Callable[[uuid.UUID], None], ...] = ()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="agent-news")
+        self._worker = Workers(1, "agent-news")
 
     def close(self) -> None:
         """A second call does nothing."""

@@ -26,7 +26,7 @@ import structlog
 from virtshim.domain.vm import OffReason, Power, PowerState
 from virtshim.hypervisor import qemu_process
 from virtshim.hypervisor.ends.guest_ends import GuestEnds
-from virtshim.primitives.threads import started
+from virtshim.primitives.threads import lasting
 
 log = structlog.get_logger(__name__)
 
@@ -110,7 +110,7 @@ class QemuExitWatcher:
                 return
             try:
                 if self._thread is None:
-                    self._thread = started(threading.Thread(target=self._run, name="qemu-ends", daemon=True))
+                    self._thread = lasting(self._run, "qemu-ends")
                 self._poll.register(descriptor, select.EPOLLIN)
             except BaseException:  # the next call is to begin anew
                 os.close(descriptor)

@@ -22,7 +22,7 @@ import structlog
 from virtshim.domain.errors import InternalError
 from virtshim.hypervisor import qemu_process
 from virtshim.hypervisor.file_owner import QemuIds
-from virtshim.primitives.threads import started
+from virtshim.primitives.threads import lasting
 
 log = structlog.get_logger(__name__)
 
@@ -109,7 +109,7 @@ class QemuOutput:
                 os.close(reader)
                 return
             if self._thread is None:
-                self._thread = started(threading.Thread(target=self._run, name="qemu-output", daemon=True))
+                self._thread = lasting(self._run, "qemu-output")
             # The thread looks the name up under this lock, as soon as the kernel reports the end.
             self._poll.register(reader, 0)
             self._names[reader] = name

@@ -87,7 +87,10 @@ class Trees:
         name = secrets.token_hex(16)
         with contextlib.suppress(FileNotFoundError):
             self._place(tree).rename(self._incoming / name)
-            threading.Thread(target=self._remove, args=(name,), name="image-files-removal", daemon=True).start()
+            try:
+                threading.Thread(target=self._remove, args=(name,), name="image-files-removal", daemon=True).start()
+            except RuntimeError:  # the system has no thread to give
+                self._remove(name)
 
     def _remove(self, name: str) -> None:
         try:

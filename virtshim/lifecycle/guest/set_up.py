@@ -131,6 +131,8 @@ class GuestSetUp:
     _restarts: dict[ContainerId, int] = field(default_factory=dict)
     _session_threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("session-set-up"))
     _awaited: dict[ContainerId, Future[ShimError | None]] = field(default_factory=dict)
+    # Their guests may have been restarted, and there was no thread for them.
+    _owed: set[ContainerId] = field(default_factory=set)
 
     def make(self, container: Container, timeout: float, cancelled: threading.Event, within: float = 60.0) -> None:
         """All of it is there, copies as they are on the node now; what is known to be there, and does not change, is not made
@@ -248,7 +250,23 @@ class GuestSetUp:
                     self._restarts[container.id] = self._restarts.get(container.id, 0) + 1
                 self.copies.forget(container.id)
                 if container.is_running:
-                    self.follow(container, again=True)
+                    self._follow_or_owe(container)
+
+    def look(self) -> None:
+        """What could not be begun, for want of a thread, is begun now."""
+        with self._lock:
+            owed, self._owed = self._owed, set()
+        for wanted in owed:
+            if (container := self._running(wanted)) is not None:
+                self._follow_or_owe(container)
+
+    def _follow_or_owe(self, container: Container) -> None:
+        try:
+            self.follow(container, again=True)
+        except RuntimeError as exc:
+            log.warning("guest.set_up_waits", container=container.id.short, error=str(exc))
+            with self._lock:
+                self._owed.add(container.id)
 
     def close(self) -> None:
         for threads in (self._threads, self._session_threads):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes.scarcity import EPOLL, THREAD, Scarcity
 from leaks import OpenedSince
 
 from virtshim.domain.vm import OffReason, Power, PowerState
@@ -274,3 +275,18 @@ def test_an_end_that_cannot_be_told_keeps_no_other_from_being_told(node: Node) -
     second.kill()
     assert told.wait(WAIT_LIMIT)
     ends.close()
+
+
+@pytest.mark.parametrize("kind", [EPOLL, THREAD])
+def test_one_that_could_not_be_followed_is_followed_when_that_is_asked_again(node: Node, kind: str) -> None:
+    scarcity = Scarcity(kind, 1)
+    with scarcity.installed():
+        for ends in followed(node):
+            process = node.run()
+            opened = OpenedSince()
+            with scarcity.reigning(), pytest.raises((OSError, RuntimeError)):
+                ends.follow(VM, "vm")
+            assert opened.count() == 0
+            ends.follow(VM, "vm")
+            end(node, process)
+            assert ends.over(VM) == PowerState(Power.OFF, OffReason.CRASHED)

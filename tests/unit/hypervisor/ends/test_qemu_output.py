@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import subprocess
@@ -169,3 +170,32 @@ def test_where_libvirt_has_a_virtlogd_nothing_is_done(tmp_path: Path) -> None:
     with contextlib.closing(QemuOutput("")) as output, output.of_start(NAME, None) as said:
         assert said() == ""
         output.follow(NAME, DOMAIN)
+
+
+def test_one_whose_words_cannot_be_read_keeps_no_other_from_being_heard(
+    root: Path, output: QemuOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, failed = os.read, []
+
+    def fails_once(reader: int, size: int) -> bytes:
+        if not failed and size > 1:
+            failed.append(reader)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(reader, size)
+
+    with output.of_start(NAME, None):
+        first = qemu(root, "v", 10, stays=True)
+        said_by(first)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.read", fails_once)
+        assert first.stdin is not None
+        assert first.stdout is not None
+        first.stdin.close()
+        wait_for(lambda: bool(failed))
+    first.stdout.close()
+    first.wait(60)
+    with output.of_start(NAME, None):
+        second = qemu(root, "w", 10, stays=True)
+        said_by(second)
+    second.communicate()
+    wait_for(lambda: in_log_of(root).endswith(b"w" * 10))
