@@ -23,6 +23,7 @@ from virtshim.domain.troubles.pod_event import PodEvent
 from virtshim.kubeapi.asking import post
 from virtshim.kubeapi.kubeconfig import access
 from virtshim.ports.clock import Clock
+from virtshim.primitives.threads import lasting
 from virtshim.primitives.trouble_log import TroubleLog
 
 log = structlog.get_logger(__name__)
@@ -93,8 +94,10 @@ class KubeEvents:
                 self._failures.met("events.dropped", key=_QUEUE, waiting=_MOST, why="the API server does not take them")
             self._waiting.append(_Waiting(event, _name(event), now + _LONGEST))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="events", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread = lasting(self._run, "events")
+                except RuntimeError as exc:  # whoever tells the next one begins it
+                    log.warning("events.wait", error=str(exc))
         self._news.set()
 
     def close(self) -> None:

@@ -186,3 +186,16 @@ def test_a_pod_that_flaps_is_cut_short_once_and_others_are_not(make: Make, clock
     clock.advance(60)
     events.tell(event(30))
     eventually(lambda: len(taken.documents) == 10 + 2)
+
+
+def test_an_event_for_which_there_is_no_thread_goes_with_the_next(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    events, taken = make()
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        events.tell(event(1))
+    events.tell(event(2))
+    eventually(lambda: len(taken.documents) == 2)
