@@ -21,7 +21,7 @@ import grpc  # noqa: E402
 import yaml  # noqa: E402
 from podclient import PodClient, container_config, pod_config  # noqa: E402
 
-from virtshim.domain.annotations.quantity import parse_bytes  # noqa: E402
+from virtshim.model.text import parse_bytes  # noqa: E402
 
 _GRACE = 30
 

@@ -11,18 +11,24 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from tapmanager import capabilities, log_lines, sdnotify, server, settings, thread_dump, verbs
+from tapmanager import log_lines, server, settings, thread_dump, verbs
 from tapmanager.attachments import Attachments, AttachmentSettings
 from tapmanager.cgroups.tree import VmCgroups, hierarchies
 from tapmanager.cni.plugins import CniPlugins
 from tapmanager.cni.status import PluginStatus
+from tapmanager.daemon import (
+    Reload,
+    capabilities_give_up,
+    sdnotify_activated_socket,
+    sdnotify_notify,
+    sdnotify_watchdog_seconds,
+)
 from tapmanager.dhcp.server import DhcpServer
-from tapmanager.drivers.pci import PciDrivers
+from tapmanager.drivers import PciDrivers
 from tapmanager.errors import TapmanagerError
 from tapmanager.ledger import Ledger
 from tapmanager.links import netns
-from tapmanager.links.vhost import VhostNet
-from tapmanager.reload import Reload
+from tapmanager.links.tap import VhostNet
 from tapmanager.settings import Settings
 from tapmanager.sriov.host_links import NetlinkHostLinks
 from tapmanager.sriov.nic_functions import NicFunctions
@@ -45,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
             logging.getLogger(chatty).setLevel(logging.WARNING)  # at debug they log each netlink message
         if os.geteuid() != 0:
             raise TapmanagerError("permission", "tapmanager must run as root")  # noqa: TRY301  told like all other trouble
-        capabilities.give_up()
+        capabilities_give_up()
         os.umask(0o022)  # directories others must pass, and plugins' files, as if started from a shell
         return _run(chosen, partial(settings.load, given))
     except TapmanagerError as exc:
@@ -82,7 +88,7 @@ def _run(chosen: Settings, again: Callable[[], Settings]) -> int:
         ledger.prepare()
         netns.prepare_dir(chosen.netns_dir)
         attachments = Attachments(ledger, cni, dhcp, limits, functions, status, vhost)
-        listener = sdnotify.activated_socket(os.environ, os.getpid())
+        listener = sdnotify_activated_socket(os.environ, os.getpid())
         activated = listener is not None
         listener = (
             server.adopt(listener, chosen.socket, user.gid) if listener else server.listen(chosen.socket, user.gid)
@@ -99,9 +105,9 @@ def _run(chosen: Settings, again: Callable[[], Settings]) -> int:
         serving.start()
         Reload(chosen, again, settings.RELOADED, partial(_use, cni, limits, vhost)).start()
         log.info("tapmanager.ready socket=%s pods=%d", chosen.socket, len(attachments.sandboxes()))
-        sdnotify.notify(os.environ, "READY=1")
+        sdnotify_notify(os.environ, "READY=1")
         healthy = _watch(stop, serving, dhcp)
-        sdnotify.notify(os.environ, "STOPPING=1")
+        sdnotify_notify(os.environ, "STOPPING=1")
         drained = serving.stop(_DRAIN)
         status.stop()
         dhcp.stop()
@@ -141,7 +147,7 @@ def _collect(cni: CniPlugins, attachments: Attachments) -> None:
             log.info("cni.not_collected network=%s: it has disableGC", conf.name)
         elif conf.has_status:
             # A plugin may take all of its time, which is more than a start has.
-            sdnotify.notify(os.environ, f"EXTEND_TIMEOUT_USEC={_COLLECT_SECONDS * 1_000_000}")
+            sdnotify_notify(os.environ, f"EXTEND_TIMEOUT_USEC={_COLLECT_SECONDS * 1_000_000}")
             cni.collect(conf, attachments.sandboxes())
             log.info("cni.collected network=%s pods=%d", conf.name, len(attachments.sandboxes()))
     except TapmanagerError as exc:
@@ -150,13 +156,13 @@ def _collect(cni: CniPlugins, attachments: Attachments) -> None:
 
 def _watch(stop: threading.Event, serving: server.Server, dhcp: DhcpServer) -> bool:
     """Until a signal comes; False if one of the threads everything hangs on died, so that systemd starts us again."""
-    every = sdnotify.watchdog_seconds(os.environ, os.getpid())
+    every = sdnotify_watchdog_seconds(os.environ, os.getpid())
     while not stop.wait(every or _HEALTH_INTERVAL):
         if not (serving.is_alive() and dhcp.is_alive()):
             log.error("tapmanager.broken accept=%s dhcp=%s", serving.is_alive(), dhcp.is_alive())
             return False
         if every is not None:
-            sdnotify.notify(os.environ, "WATCHDOG=1")
+            sdnotify_notify(os.environ, "WATCHDOG=1")
     return True
 
 

@@ -24,21 +24,18 @@ from dataclasses import dataclass
 from tapmanager import kernel_files
 from tapmanager.cni import conf as cni_conf
 from tapmanager.cni import delegate_records
-from tapmanager.cni.addresses import PodAddresses
-from tapmanager.cni.plugins import CniPlugins
+from tapmanager.cni.plugins import CniPlugins, PluginRuns
 from tapmanager.cni.result import parse_result
-from tapmanager.cni.runs import PluginRuns
-from tapmanager.cni.status import PluginStatus
-from tapmanager.dhcp.guest_nic import GuestNic
-from tapmanager.dhcp.opened import open_nics
+from tapmanager.cni.status import PluginStatus, PodAddresses
+from tapmanager.dhcp.opened import GuestNic, open_nics
 from tapmanager.dhcp.server import DhcpServer
 from tapmanager.errors import TapmanagerError, internal
 from tapmanager.fields import BadField
 from tapmanager.keyed_locks import KeyedLocks
 from tapmanager.ledger import Entry, Ledger, Phase
-from tapmanager.links import counters, netns, network_plan, nic_plan, packet_rules, pod_links
-from tapmanager.links.counters import Counters
-from tapmanager.links.vhost import VhostNet
+from tapmanager.links import netns, network_plan, nic_plan, packet_rules, pod_links
+from tapmanager.links.packet_rules import Counters, counters_read
+from tapmanager.links.tap import VhostNet
 from tapmanager.pod import FILTERS, OFF, WITH_IP, Bandwidth, Pod
 from tapmanager.sriov.nic_functions import NicFunctions, give_all_back
 from tapmanager.tap_handover import TapHandover
@@ -146,7 +143,7 @@ class Attachments:
         rest = [sandbox for sandbox in self._ledger.sandboxes() if sandbox > after]
         page = rest[:_COUNTERS_PAGE]
         entries = [entry for entry in map(self._attached, page) if entry is not None]
-        found = netns.run_in_each({entry.netns: functools.partial(counters.read, entry.nics) for entry in entries})
+        found = netns.run_in_each({entry.netns: functools.partial(counters_read, entry.nics) for entry in entries})
         by_sandbox = {entry.pod.sandbox: found[entry.netns] for entry in entries if entry.netns in found}
         return by_sandbox, page[-1] if len(rest) > len(page) else ""
 

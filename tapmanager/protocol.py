@@ -35,7 +35,7 @@ MAX_FRAME = 192 * 1024
 MAX_FDS = 160
 _FD_BYTES = struct.calcsize("i")
 
-# The values of virtshim.domain.errors.Kind that tapmanager has a use for; a test compares the two.
+# The values of virtshim.model.errors.Kind that tapmanager has a use for; a test compares the two.
 KINDS = frozenset(
     {
         "invalid",

@@ -14,7 +14,7 @@ from tapmanager.errors import TapmanagerError
 from tapmanager.keyed_locks import KeyedLocks
 from tapmanager.ledger import Entry, Ledger, Phase, Placement
 from tapmanager.links import netns, tap
-from tapmanager.links.vhost import VhostNet
+from tapmanager.links.tap import VhostNet
 from tapmanager.peer import Peer, process_of
 from tapmanager.pod import Nic
 

@@ -37,8 +37,7 @@ from dataclasses import dataclass, field
 from tapmanager.attachments import Attachments
 from tapmanager.cgroups.plan import RequestedLimits, cgroup_path
 from tapmanager.cgroups.tree import VmCgroups
-from tapmanager.drivers.pci import PciDrivers
-from tapmanager.drivers.usb import UsbDrivers
+from tapmanager.drivers import PciDrivers, UsbDrivers
 from tapmanager.errors import TapmanagerError, invalid
 from tapmanager.fields import BadField, Json, as_object, number, refuse_unknown, text
 from tapmanager.ledger import MAX_UID, Entry, Placement

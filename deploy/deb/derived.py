@@ -14,7 +14,7 @@ from deb.manpages import pages
 from typer._completion_shared import get_completion_script
 
 from virtshim.cli.main import app
-from virtshim.config import Settings
+from virtshim.config.settings import Settings
 from virtshim.preflight.virtualization import rules_of_daemon, rules_of_guests
 
 NAME = "virtshim"

@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from virtshim.annotations.hardware import ANNOTATIONS
+from virtshim.annotations.options import VmOptions
+from virtshim.annotations.parse import _READERS, parse_vm_options
 from virtshim.cri.error_codes import GRPC_CODES
 from virtshim.cri.images import ImageServicer
-from virtshim.cri.runtime_service import RuntimeServicer
-from virtshim.domain import errors
-from virtshim.domain.annotations.options import VmOptions
-from virtshim.domain.annotations.parse import _READERS, parse_vm_options
-from virtshim.domain.errors import ShimError
-from virtshim.domain.hardware.annotations import ANNOTATIONS
+from virtshim.cri.server import RuntimeServicer
+from virtshim.model import errors
+from virtshim.model.errors import ShimError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,7 +77,7 @@ def annotations_page() -> str:
         [
             "# Annotations, by the code",
             "",
-            "On the pod. Made from `virtshim/domain/annotations` when this site was built: it read each example, and a wrong",
+            "On the pod. Made from `virtshim/annotations` when this site was built: it read each example, and a wrong",
             "value.",
             "What they mean is in [operator.md](../operator.md#annotations) and [pods.md](../pods.md#annotations-of-virtshim).",
             "All faults of a pod are told at once; an unknown name that begins with `Virtlet` or `virtshim.io/` is a fault too.",

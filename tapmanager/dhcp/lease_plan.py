@@ -12,9 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
-from tapmanager.dhcp import frame, packet
-from tapmanager.dhcp.frame import Datagram
-from tapmanager.dhcp.packet import Message
+from tapmanager.dhcp import packet
+from tapmanager.dhcp.packet import (
+    FRAME_BROADCAST_IP,
+    FRAME_BROADCAST_MAC,
+    FRAME_CLIENT_PORT,
+    FRAME_SERVER_PORT,
+    Datagram,
+    Message,
+    frame_build,
+    frame_parse,
+)
 from tapmanager.pod import Dns, Nic, Route
 
 # A guest's address never changes while it lives; a day keeps renewals rare.
@@ -80,8 +88,8 @@ def hostname_of(name: str) -> str:
 def answer(data: bytes, lease: Lease) -> bytes | None:
     """The Ethernet frame to send for the one that came, None to stay silent. Never raises for what is in `data`."""
     try:
-        datagram = frame.parse(data)
-        if datagram.target_port != frame.SERVER_PORT:
+        datagram = frame_parse(data)
+        if datagram.target_port != FRAME_SERVER_PORT:
             return None
         request = packet.parse(datagram.payload)
     except packet.BadPacket:
@@ -206,12 +214,12 @@ def _framed(request: Message, reply: Message, lease: Lease) -> bytes:
     """RFC 2131, 4.1: to ciaddr if the client has it; else broadcast if asked for, or for a NAK; else to the new address."""
     mac, ip = request.chaddr, reply.yiaddr
     if reply.kind == packet.NAK:
-        mac, ip = frame.BROADCAST_MAC, frame.BROADCAST_IP
+        mac, ip = FRAME_BROADCAST_MAC, FRAME_BROADCAST_IP
     elif request.ciaddr != packet.ANY:
         ip = request.ciaddr
     elif request.flags & packet.BROADCAST_FLAG:
-        mac, ip = frame.BROADCAST_MAC, frame.BROADCAST_IP
+        mac, ip = FRAME_BROADCAST_MAC, FRAME_BROADCAST_IP
     datagram = Datagram(
-        lease.server_mac, mac, lease.server, ip, frame.SERVER_PORT, frame.CLIENT_PORT, packet.build(reply)
+        lease.server_mac, mac, lease.server, ip, FRAME_SERVER_PORT, FRAME_CLIENT_PORT, packet.build(reply)
     )
-    return frame.build(datagram)
+    return frame_build(datagram)

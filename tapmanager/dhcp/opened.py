@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import logging
+import math
+import queue
 import socket
+import struct
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv6Address
 
-from tapmanager.dhcp import lease_plan, sockets
-from tapmanager.dhcp.beside import Beside
-from tapmanager.dhcp.guest_nic import GuestNic, send_or_lose
+from tapmanager.dhcp import lease_plan
+from tapmanager.dhcp.lease_plan import Lease
 from tapmanager.errors import TapmanagerError
 from tapmanager.ipv6 import lease as ipv6_lease
 from tapmanager.ipv6 import routers
@@ -21,6 +26,179 @@ from tapmanager.ledger import Entry
 from tapmanager.links import netns, pod_links
 from tapmanager.pod import Nic
 
+# Work for one guest that the kernel may take its time for, beside the thread that answers all guests.
+
+log = logging.getLogger(__name__)
+
+# Each piece is some netlink messages; where one hangs, those of other guests have the other threads.
+_AT_ONCE = 4
+
+
+class Beside:
+    """`begin` and `finish` are called by the answering thread alone; `wake`, by any, when there is something to finish."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "beside-dhcp")
+        self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def begin(self, work: Callable[[], bool], then: Callable[[bool], None]) -> None:
+        """`then` is called with what `work` said (False if it failed, or could not be begun) by a later `finish`."""
+        once = threading.Lock()
+        try:
+            self._threads.submit(self._run, once, work, then)
+        except RuntimeError as exc:  # no thread can be started now; other guests are answered without
+            # It may have been put into the queue all the same, for the next thread that comes.
+            if once.acquire(blocking=False):
+                log.warning("dhcp.work_not_begun error=%s", exc)
+                self._end(then, succeeded=False)
+
+    def finish(self) -> None:
+        for _ in range(self._done.qsize()):  # nobody else takes from it; what comes meanwhile wakes again
+            self._done.get_nowait()()
+
+    def close(self) -> None:
+        """Waits for what runs; what has not begun is left out."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _run(self, once: threading.Lock, work: Callable[[], bool], then: Callable[[bool], None]) -> None:
+        """`once`: is taken by who does it, or says that it was not done."""
+        if not once.acquire(blocking=False):
+            return
+        succeeded = False
+        try:
+            succeeded = work()
+        except Exception:  # whatever it is, the guest must be told without it
+            log.exception("dhcp.work_failed")
+        self._end(then, succeeded=succeeded)
+
+    def _end(self, then: Callable[[bool], None], *, succeeded: bool) -> None:
+        self._done.put(functools.partial(then, succeeded))
+        self._wake()
+
+
+# Raw packet sockets, made in a pod's namespace and bound to one of its links: answers leave by that link only, and
+# what comes is seen before the bridge sees it.
+
+RECEIVE_BUFFER = 64 * 1024
+
+_ETH_P_ALL = 3
+_SO_ATTACH_FILTER = 26
+_SOL_PACKET = 263
+_PACKET_QDISC_BYPASS, _PACKET_IGNORE_OUTGOING = 20, 23
+
+# Classic BPF (linux/filter.h): code, jump if true, jump if false, operand.
+Program = Sequence[tuple[int, int, int, int]]
+
+_FROM_GUEST: Program = (
+    (0x28, 0, 0, 12),  # ldh [12]
+    (0x15, 0, 7, 0x0800),  # IPv4, or on to IPv6
+    (0x30, 0, 0, 23),  # ldb [23]
+    (0x15, 0, 14, 17),  # UDP
+    (0x28, 0, 0, 20),  # ldh [20]
+    (0x45, 12, 0, 0x3FFF),  # a fragment
+    (0xB1, 0, 0, 14),  # ldxb 4*([14]&0xf)
+    (0x48, 0, 0, 16),  # ldh [x+16]
+    (0x15, 8, 9, 67),  # to the DHCP server's port
+    (0x15, 0, 8, 0x86DD),  # IPv6
+    (0x30, 0, 0, 20),  # ldb [20]
+    (0x15, 0, 2, 17),  # UDP
+    (0x28, 0, 0, 56),  # ldh [56]
+    (0x15, 3, 4, 547),  # to the DHCPv6 server's port
+    (0x15, 0, 3, 58),  # ICMPv6
+    (0x30, 0, 0, 54),  # ldb [54]
+    (0x15, 0, 1, 133),  # a router solicitation
+    (0x06, 0, 0, 0xFFFF),  # take it
+    (0x06, 0, 0, 0),  # drop it
+)
+_FROM_NETWORK: Program = (
+    (0x28, 0, 0, 12),
+    (0x15, 0, 5, 0x86DD),  # IPv6
+    (0x30, 0, 0, 20),
+    (0x15, 0, 3, 58),  # ICMPv6
+    (0x30, 0, 0, 54),
+    (0x15, 0, 1, 136),  # a neighbour advertisement
+    (0x06, 0, 0, 0xFFFF),
+    (0x06, 0, 0, 0),
+)
+
+
+def sockets_on_tap(tap: str) -> socket.socket:
+    """Hears what a guest asks DHCP, DHCPv6 and routers. Must run in the pod's namespace. Raises OSError."""
+    return _sockets_open(tap, _FROM_GUEST)
+
+
+def sockets_on_link(link: str) -> socket.socket:
+    """Hears neighbour advertisements of the network behind a CNI interface. As `on_tap`."""
+    return _sockets_open(link, _FROM_NETWORK)
+
+
+def _sockets_open(link: str, program: Program) -> socket.socket:
+    # Protocol 0 receives nothing, so that nothing slips in before the filter is there. ETH_P_ALL, for a bridge takes the
+    # frames of its ports before sockets of one protocol see them.
+    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0)
+    try:
+        code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
+        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", len(program), ctypes.addressof(code)))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+        # When QEMU opens the tap, the kernel puts the tap's queue in place a moment later and drops what is sent until then:
+        # the answer to a guest that asks at once. So the queue is bypassed.
+        sock.setsockopt(_SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
+        with contextlib.suppress(
+            OSError
+        ):  # since Linux 4.20; else each frame that is sent would be copied to be looked at
+            sock.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
+        sock.bind((link, _ETH_P_ALL))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+# One guest NIC's sockets, and who answers on them. Its methods are called by the server's thread alone.
+
+
+class GuestNic:
+    """`tap` is of `sockets.on_tap`, `link` of `sockets.on_link` if gateways are to be looked for. Each address family may be
+    without."""
+
+    def __init__(
+        self,
+        tap: socket.socket,
+        lease: Lease | None,
+        ipv6: ipv6_lease.Lease | None = None,
+        announcer: Announcer | None = None,
+        link: socket.socket | None = None,
+    ) -> None:
+        self.sockets = [tap] if link is None else [tap, link]
+        self.tap = tap
+        self._lease, self._ipv6, self._announcer = lease, ipv6, announcer
+
+    def take(self, sock: socket.socket, data: bytes, now: float) -> None:
+        """A frame that came by `sock`. Raises OSError if the answer cannot be sent."""
+        if sock is not self.tap:
+            if self._announcer is not None:
+                self._announcer.from_network(data)
+            return
+        reply = None if self._lease is None else lease_plan.answer(data, self._lease)
+        if reply is None and self._ipv6 is not None:
+            reply = ipv6_lease.answer(data, self._ipv6)
+        if reply is not None:
+            self.tap.send(reply)
+        elif self._announcer is not None:
+            self._announcer.from_guest(data, now)
+
+    def tick(self, now: float) -> float:
+        """Does what is due; when it wants to be called again, which may be never."""
+        return math.inf if self._announcer is None else self._announcer.tick(now)
+
+
+def send_or_lose(sock: socket.socket, data: bytes) -> None:
+    """A guest that is not there yet, or whose queue is full, does not hear it; it is said again."""
+    with contextlib.suppress(OSError):
+        sock.send(data)
+
+
 log = logging.getLogger(__name__)
 
 
@@ -28,18 +206,18 @@ def open_nics(entry: Entry, beside: Beside) -> Sequence[GuestNic]:
     """Those of its NICs that have an address to tell. `beside` is that of the server that is to serve them. Must run in the pod's
     namespace. Raises OSError; then none is open."""
     with contextlib.ExitStack() as undo:
-        opened = [found for nic in entry.nics if (found := _open(entry, nic, beside, undo))]
+        opened = [found for nic in entry.nics if (found := _opened_open(entry, nic, beside, undo))]
         undo.pop_all()
     return opened
 
 
-def _open(entry: Entry, nic: Nic, beside: Beside, undo: contextlib.ExitStack) -> GuestNic | None:
+def _opened_open(entry: Entry, nic: Nic, beside: Beside, undo: contextlib.ExitStack) -> GuestNic | None:
     lease = lease_plan.lease_for(nic, entry.dns, entry.pod.hostname or entry.pod.name)
     ipv6, told = ipv6_lease.lease_for(nic, entry.dns), routers.told(nic, entry.dns)
     if lease is None and ipv6 is None:
         return None
-    tap = undo.enter_context(sockets.on_tap(nic.tap))
-    link = undo.enter_context(sockets.on_link(nic.link)) if told is not None and told.looks_for_gateways else None
+    tap = undo.enter_context(sockets_on_tap(nic.tap))
+    link = undo.enter_context(sockets_on_link(nic.link)) if told is not None and told.looks_for_gateways else None
     if told is None:
         return GuestNic(tap, lease)
     for what in told.left_out:

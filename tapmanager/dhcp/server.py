@@ -17,9 +17,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from tapmanager.dhcp.beside import Beside
-from tapmanager.dhcp.guest_nic import GuestNic
-from tapmanager.dhcp.sockets import RECEIVE_BUFFER
+from tapmanager.dhcp.opened import RECEIVE_BUFFER, Beside, GuestNic
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,7 @@ import struct
 from dataclasses import dataclass
 from ipaddress import IPv6Address
 
-from tapmanager.dhcp.frame import checksum
-from tapmanager.dhcp.packet import BadPacket
+from tapmanager.dhcp.packet import BadPacket, checksum
 
 UDP, ICMP = 17, 58
 ALL_NODES, DHCP_SERVERS = IPv6Address("ff02::1"), IPv6Address("ff02::1:2")
@@ -91,3 +90,35 @@ def from_udp(payload: bytes) -> tuple[int, bytes]:
     if not 8 <= length <= len(payload):
         raise BadPacket("a bad UDP length")
     return port, payload[8:length]
+
+
+# Link-local addresses on guests' taps that are nobody's on the network.
+#
+# A router advertisement has to come from a link-local address, to which the guest then sends: it is the router. Where
+# the plugin's gateway has such an address, that is it. Most plugins' have a global one alone (`fd00::1`), and what
+# link-local address is behind it cannot be asked. So an address of ours stands for it: the bridge answers for it with
+# a MAC that is ours too, and what comes for that goes to the gateway's (`links.neighbours`, `links.gateway_rewrite`);
+# the guard (`links.dhcp_guard`) keeps everybody else from using the address. It is the same in all pods: no VM can
+# take another's.
+
+# "virt", then which. /120: one byte is free.
+_FIRST = IPv6Address("fe80::7669:7274:0:0")
+STAND_IN_PREFIX = _FIRST.packed[:15]
+# The DHCPv6 server, and who advertises where there is no router; then the routers.
+STAND_IN_SERVER = 0
+STAND_IN_MOST = 255
+
+
+def stand_in_mac(number: int) -> bytes:
+    """A router's. Locally administered."""
+    return b"\x02virt" + bytes([number])
+
+
+def stand_in_number_of(address: IPv6Address) -> int:
+    """The other way round."""
+    return address.packed[15]
+
+
+def stand_in_address(number: int) -> IPv6Address:
+    """`number`: SERVER, or a router's from 1 to MOST."""
+    return _FIRST + number

@@ -6,16 +6,149 @@ They are those of the message's first IA_NA.
 
 from __future__ import annotations
 
+import struct
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Address, IPv6Interface
 
 from tapmanager.dhcp.packet import BadPacket, encode_search
-from tapmanager.ipv6 import frame, message, stand_in
-from tapmanager.ipv6.frame import Packet
-from tapmanager.ipv6.message import Association, Message, Option
+from tapmanager.ipv6 import frame
+from tapmanager.ipv6.frame import STAND_IN_SERVER, Packet, stand_in_address
 from tapmanager.pod import Dns, Nic
+
+# DHCPv6 messages (RFC 8415, RFC 9915) as values and bytes. Pure: any bytes give a Message or BadPacket.
+
+(
+    MESSAGE_SOLICIT,
+    MESSAGE_ADVERTISE,
+    MESSAGE_REQUEST,
+    MESSAGE_CONFIRM,
+    MESSAGE_RENEW,
+    MESSAGE_REBIND,
+    MESSAGE_REPLY,
+    MESSAGE_RELEASE,
+    MESSAGE_DECLINE,
+    MESSAGE_RECONFIGURE,
+) = range(1, 11)
+MESSAGE_INFORMATION_REQUEST = 11
+
+(
+    MESSAGE_CLIENT_ID,
+    MESSAGE_SERVER_ID,
+    MESSAGE_IA_NA,
+    MESSAGE_IA_TA,
+    MESSAGE_IA_ADDRESS,
+    ASKED,
+    MESSAGE_PREFERENCE,
+    MESSAGE_ELAPSED,
+) = range(1, 9)
+MESSAGE_STATUS, MESSAGE_RAPID_COMMIT, MESSAGE_DNS, MESSAGE_SEARCH, MESSAGE_IA_PD, MESSAGE_REFRESH = (
+    13,
+    14,
+    23,
+    24,
+    25,
+    32,
+)
+MESSAGE_SUCCESS, _, MESSAGE_NO_ADDRESSES, MESSAGE_NO_BINDING, MESSAGE_NOT_ON_LINK, _, MESSAGE_NO_PREFIXES = range(7)
+
+# Those that are read here, and can mean two things if they come twice.
+_SINGLE = frozenset({MESSAGE_CLIENT_ID, MESSAGE_SERVER_ID, ASKED, MESSAGE_ELAPSED, MESSAGE_RAPID_COMMIT})
+MESSAGE_HEADS = {MESSAGE_IA_NA: 12, MESSAGE_IA_TA: 4, MESSAGE_IA_PD: 12}  # bytes before the options within
+_ADDRESS = 24  # bytes of one before the options within
+_DUID = range(3, 131)  # RFC 8415, 11.1: two of its type, and 1 to 128
+# Of one client with one address all of these are few; more would not fit into an answer either.
+_MOST_ASSOCIATIONS, _MESSAGE_MOST_ADDRESSES = 8, 16
+
+Option = tuple[int, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Association:
+    """An identity association of a client: `kind` is IA_NA, IA_TA or IA_PD; what it says it has (none of IA_PD's prefixes)."""
+
+    kind: int
+    iaid: bytes
+    addresses: tuple[IPv6Address, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """`transaction`: three bytes. `options` has all, in order; identity associations are read too."""
+
+    kind: int
+    transaction: bytes
+    options: tuple[Option, ...] = ()
+    associations: tuple[Association, ...] = ()
+
+    def get(self, code: int) -> bytes | None:
+        """The first option of that code."""
+        return next((value for found, value in self.options if found == code), None)
+
+
+def message_parse(data: bytes) -> Message:
+    """Raises BadPacket, for relayed messages (which are of another form) too."""
+    if len(data) < 4 or not MESSAGE_SOLICIT <= data[0] <= MESSAGE_INFORMATION_REQUEST:
+        raise BadPacket("not a message between a DHCPv6 client and a server")
+    options = tuple(message_parse_options(data[4:]))
+    codes = [code for code, _ in options]
+    if any(codes.count(code) > 1 for code in _SINGLE):
+        raise BadPacket("an option twice that can be there once")
+    for code, value in options:
+        if code in (MESSAGE_CLIENT_ID, MESSAGE_SERVER_ID) and len(value) not in _DUID:
+            raise BadPacket("a bad DUID")
+    associations = tuple(_association(code, value) for code, value in options if code in MESSAGE_HEADS)
+    addresses = sum(len(one.addresses) for one in associations)
+    if len(associations) > _MOST_ASSOCIATIONS or addresses > _MESSAGE_MOST_ADDRESSES:
+        raise BadPacket("too many addresses for one client")
+    return Message(data[0], data[1:4], options, associations)
+
+
+def message_parse_options(area: bytes) -> Iterator[Option]:
+    at = 0
+    while at < len(area):
+        if at + 4 > len(area):
+            raise BadPacket("an option's head is cut short")
+        code, length = struct.unpack_from("!HH", area, at)
+        if at + 4 + length > len(area):
+            raise BadPacket(f"option {code} is cut short")
+        yield code, area[at + 4 : at + 4 + length]
+        at += 4 + length
+
+
+def _association(kind: int, value: bytes) -> Association:
+    head = MESSAGE_HEADS[kind]
+    if len(value) < head:
+        raise BadPacket("an identity association is cut short")
+    inner = [found for code, found in message_parse_options(value[head:]) if code == MESSAGE_IA_ADDRESS]
+    if any(len(one) < _ADDRESS for one in inner):
+        raise BadPacket("an address is cut short")
+    return Association(kind, value[:4], tuple(IPv6Address(one[:16]) for one in inner))
+
+
+def message_build(kind: int, transaction: bytes, options: Sequence[Option]) -> bytes:
+    return bytes([kind]) + transaction + message_encode(options)
+
+
+def message_encode(options: Sequence[Option]) -> bytes:
+    return b"".join(struct.pack("!HH", code, len(value)) + value for code, value in options)
+
+
+def message_address_option(address: IPv6Address, seconds: int) -> Option:
+    """Preferred and valid for as long; 0: not any more."""
+    return MESSAGE_IA_ADDRESS, address.packed + struct.pack("!II", seconds, seconds)
+
+
+def message_status(code: int, words: str = "") -> Option:
+    return MESSAGE_STATUS, struct.pack("!H", code) + words.encode("ascii")
+
+
+def message_association_option(asked: Association, times: tuple[int, int], options: Sequence[Option]) -> Option:
+    """`times`: T1 and T2, which IA_TA has none of."""
+    head = asked.iaid if asked.kind == MESSAGE_IA_TA else asked.iaid + struct.pack("!II", *times)
+    return asked.kind, head + message_encode(options)
+
 
 # As for DHCPv4: an address never changes while the guest lives; a day keeps renewals rare.
 _LEASE_SECONDS = 86400
@@ -23,8 +156,8 @@ _TIMES = _LEASE_SECONDS // 2, _LEASE_SECONDS * 7 // 8
 # A UUID (RFC 6355), the same on each tap and each node: a guest may wake up on another.
 SERVER_ID = b"\0\4" + uuid.UUID("a7c0a6a2-91f0-5f5b-9d3b-6b1ad1c2f0a4").bytes
 # There is no other server to wait for.
-_FIRST_CHOICE = message.PREFERENCE, b"\xff"
-_MOST_ADDRESSES = 8
+_FIRST_CHOICE = MESSAGE_PREFERENCE, b"\xff"
+_LEASE_MOST_ADDRESSES = 8
 _ROOM = frame.LEAST_MTU - frame.HEADER - 8
 
 
@@ -47,7 +180,7 @@ def lease_for(nic: Nic, dns: Dns) -> Lease | None:
     return Lease(
         mac=bytes.fromhex(nic.mac.replace(":", "")),
         server_mac=bytes.fromhex(nic.bridge_mac.replace(":", "")),
-        addresses=found[:_MOST_ADDRESSES],
+        addresses=found[:_LEASE_MOST_ADDRESSES],
         dns=tuple(IPv6Address(server) for server in dns.servers if ":" in server),
         searches=dns.searches,
     )
@@ -60,14 +193,14 @@ def answer(data: bytes, lease: Lease) -> bytes | None:
         if not _is_to_us(packet, lease):
             return None
         port, body = frame.from_udp(packet.payload)
-        request = message.parse(body)
+        request = message_parse(body)
     except BadPacket:
         return None
     reply = reply_to(request, lease) if port == frame.SERVER_PORT else None
     if reply is None:
         return None
     payload = frame.udp(frame.SERVER_PORT, frame.CLIENT_PORT, reply)
-    server = stand_in.address(stand_in.SERVER)
+    server = stand_in_address(STAND_IN_SERVER)
     return frame.build(Packet(lease.server_mac, lease.mac, server, packet.source, frame.UDP, payload))
 
 
@@ -80,108 +213,108 @@ def _is_to_us(packet: Packet, lease: Lease) -> bool:
 def reply_to(request: Message, lease: Lease) -> bytes | None:
     """None for what is not ours to answer (section 16)."""
     by_kind: dict[int, Callable[[Message, Lease], bytes | None]] = {
-        message.SOLICIT: _to_solicit,
-        message.REQUEST: _to_request,
-        message.CONFIRM: _to_confirm,
-        message.RENEW: _to_renewal,
-        message.REBIND: _to_renewal,
-        message.RELEASE: _to_release,
-        message.DECLINE: _to_release,
-        message.INFORMATION_REQUEST: _to_information_request,
+        MESSAGE_SOLICIT: _to_solicit,
+        MESSAGE_REQUEST: _to_request,
+        MESSAGE_CONFIRM: _to_confirm,
+        MESSAGE_RENEW: _to_renewal,
+        MESSAGE_REBIND: _to_renewal,
+        MESSAGE_RELEASE: _to_release,
+        MESSAGE_DECLINE: _to_release,
+        MESSAGE_INFORMATION_REQUEST: _to_information_request,
     }
     return by_kind[request.kind](request, lease) if request.kind in by_kind and _is_valid(request) else None
 
 
 def _is_valid(request: Message) -> bool:
-    server, client = request.get(message.SERVER_ID), request.get(message.CLIENT_ID)
-    if request.kind == message.INFORMATION_REQUEST:
+    server, client = request.get(MESSAGE_SERVER_ID), request.get(MESSAGE_CLIENT_ID)
+    if request.kind == MESSAGE_INFORMATION_REQUEST:
         return server in (None, SERVER_ID) and not request.associations
-    names_server = request.kind in (message.REQUEST, message.RENEW, message.RELEASE, message.DECLINE)
+    names_server = request.kind in (MESSAGE_REQUEST, MESSAGE_RENEW, MESSAGE_RELEASE, MESSAGE_DECLINE)
     return client is not None and server == (SERVER_ID if names_server else None)
 
 
 def _to_solicit(request: Message, lease: Lease) -> bytes:
     """Rapid commit where the client asks for it: there is no other server whose address would be kept for nothing."""
     granted = [_granted(asked, request, lease) for asked in request.associations]
-    if request.get(message.RAPID_COMMIT) is not None:
-        return _reply(request, message.REPLY, [(message.RAPID_COMMIT, b""), *granted], _configuration(lease))
-    return _reply(request, message.ADVERTISE, [_FIRST_CHOICE, *granted], _configuration(lease))
+    if request.get(MESSAGE_RAPID_COMMIT) is not None:
+        return _reply(request, MESSAGE_REPLY, [(MESSAGE_RAPID_COMMIT, b""), *granted], _configuration(lease))
+    return _reply(request, MESSAGE_ADVERTISE, [_FIRST_CHOICE, *granted], _configuration(lease))
 
 
 def _to_request(request: Message, lease: Lease) -> bytes:
     """A client that wants another address, from an earlier life, is told that this is another link."""
     given = [
-        _refused(asked, message.NOT_ON_LINK)
+        _refused(asked, MESSAGE_NOT_ON_LINK)
         if set(asked.addresses) - set(lease.addresses)
         else _granted(asked, request, lease)
         for asked in request.associations
     ]
-    return _reply(request, message.REPLY, given, _configuration(lease))
+    return _reply(request, MESSAGE_REPLY, given, _configuration(lease))
 
 
 def _to_renewal(request: Message, lease: Lease) -> bytes:
     """What it has and is not its own any more is called back."""
     given = [_granted(asked, request, lease, stale=True) for asked in request.associations]
-    return _reply(request, message.REPLY, given, _configuration(lease))
+    return _reply(request, MESSAGE_REPLY, given, _configuration(lease))
 
 
 def _to_confirm(request: Message, lease: Lease) -> bytes | None:
     named = {address for asked in request.associations for address in asked.addresses}
     if not named:
         return None
-    code = message.SUCCESS if named <= set(lease.addresses) else message.NOT_ON_LINK
-    return _reply(request, message.REPLY, [message.status(code)])
+    code = MESSAGE_SUCCESS if named <= set(lease.addresses) else MESSAGE_NOT_ON_LINK
+    return _reply(request, MESSAGE_REPLY, [message_status(code)])
 
 
 def _to_release(request: Message, lease: Lease) -> bytes:
     """The address stays the pod's whatever the guest says."""
     unknown = [
-        _refused(asked, message.NO_BINDING)
+        _refused(asked, MESSAGE_NO_BINDING)
         for asked in request.associations
         if not set(asked.addresses) & set(lease.addresses)
     ]
-    return _reply(request, message.REPLY, [message.status(message.SUCCESS), *unknown])
+    return _reply(request, MESSAGE_REPLY, [message_status(MESSAGE_SUCCESS), *unknown])
 
 
 def _to_information_request(request: Message, lease: Lease) -> bytes:
-    refresh = message.REFRESH, _LEASE_SECONDS.to_bytes(4, "big")
-    return _reply(request, message.REPLY, [refresh], _configuration(lease))
+    refresh = MESSAGE_REFRESH, _LEASE_SECONDS.to_bytes(4, "big")
+    return _reply(request, MESSAGE_REPLY, [refresh], _configuration(lease))
 
 
 def _granted(asked: Association, request: Message, lease: Lease, *, stale: bool = False) -> Option:
     """`stale`: with what the client has besides, for no longer."""
-    first = next((one for one in request.associations if one.kind == message.IA_NA), None)
+    first = next((one for one in request.associations if one.kind == MESSAGE_IA_NA), None)
     gone = [one for one in asked.addresses if one not in lease.addresses] if stale else []
-    options = [message.address_option(address, 0) for address in gone]
+    options = [message_address_option(address, 0) for address in gone]
     if asked is first:
-        options = [*(message.address_option(one, _LEASE_SECONDS) for one in lease.addresses), *options]
-        return message.association_option(asked, _TIMES, options)
-    none = message.NO_PREFIXES if asked.kind == message.IA_PD else message.NO_ADDRESSES
-    return message.association_option(asked, (0, 0), [*options, message.status(none)])
+        options = [*(message_address_option(one, _LEASE_SECONDS) for one in lease.addresses), *options]
+        return message_association_option(asked, _TIMES, options)
+    none = MESSAGE_NO_PREFIXES if asked.kind == MESSAGE_IA_PD else MESSAGE_NO_ADDRESSES
+    return message_association_option(asked, (0, 0), [*options, message_status(none)])
 
 
 def _refused(asked: Association, code: int) -> Option:
-    return message.association_option(asked, (0, 0), [message.status(code)])
+    return message_association_option(asked, (0, 0), [message_status(code)])
 
 
 def _configuration(lease: Lease) -> Sequence[Option]:
     """The most needed first."""
-    found = [(message.DNS, b"".join(server.packed for server in lease.dns))] if lease.dns else []
-    return [*found, *((message.SEARCH, name) for domain in lease.searches if (name := encode_search((domain,))))]
+    found = [(MESSAGE_DNS, b"".join(server.packed for server in lease.dns))] if lease.dns else []
+    return [*found, *((MESSAGE_SEARCH, name) for domain in lease.searches if (name := encode_search((domain,))))]
 
 
 def _reply(request: Message, kind: int, must: Sequence[Option], may: Sequence[Option] = ()) -> bytes:
     """`must`, and of `may` what fits into a packet that every link carries; domains become one option."""
-    client = request.get(message.CLIENT_ID)
-    head = [] if client is None else [(message.CLIENT_ID, client)]
-    options = [*head, (message.SERVER_ID, SERVER_ID), *must]
-    room = _ROOM - 4 - len(message.encode(options)) - 4
+    client = request.get(MESSAGE_CLIENT_ID)
+    head = [] if client is None else [(MESSAGE_CLIENT_ID, client)]
+    options = [*head, (MESSAGE_SERVER_ID, SERVER_ID), *must]
+    room = _ROOM - 4 - len(message_encode(options)) - 4
     search = b""
     for code, value in may:
-        if code == message.SEARCH and len(value) <= room:
+        if code == MESSAGE_SEARCH and len(value) <= room:
             search += value
             room -= len(value)
-        elif code != message.SEARCH and len(value) + 4 <= room:
+        elif code != MESSAGE_SEARCH and len(value) + 4 <= room:
             options.append((code, value))
             room -= len(value) + 4
-    return message.build(kind, request.transaction, [*options, (message.SEARCH, search)] if search else options)
+    return message_build(kind, request.transaction, [*options, (MESSAGE_SEARCH, search)] if search else options)

@@ -10,8 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Address, IPv6Interface, IPv6Network
 
-from tapmanager.ipv6 import discovery, frame, stand_in
-from tapmanager.ipv6.frame import Packet
+from tapmanager.ipv6 import discovery, frame
+from tapmanager.ipv6.frame import (
+    STAND_IN_MOST,
+    STAND_IN_SERVER,
+    Packet,
+    stand_in_address,
+    stand_in_mac,
+    stand_in_number_of,
+)
 from tapmanager.pod import Dns, Nic
 
 # The most that the field has (RFC 8319): while tapmanager is down nobody repeats what was told.
@@ -72,7 +79,7 @@ def told(nic: Nic, dns: Dns) -> Told | None:
             on_link.add(to)
     routers = []
     for number, (gateway, networks) in enumerate(by_gateway.items(), start=1):
-        if number > stand_in.MOST and not gateway.is_link_local:
+        if number > STAND_IN_MOST and not gateway.is_link_local:
             left_out += [f"{to}: too many gateways" for to in networks]
         else:
             routers.append(_router(gateway, number, networks, nic))
@@ -92,7 +99,7 @@ def told(nic: Nic, dns: Dns) -> Told | None:
 def _router(gateway: IPv6Address, number: int, networks: Sequence[IPv6Network], nic: Nic) -> Router:
     macs = {ipaddress.ip_address(one.address): _mac(one.mac) for one in nic.neighbours}
     return Router(
-        address=gateway if gateway.is_link_local else stand_in.address(number),
+        address=gateway if gateway.is_link_local else stand_in_address(number),
         gateway=None if gateway.is_link_local else gateway,
         mac=macs.get(gateway),
         is_default=_EVERYWHERE in networks,
@@ -102,7 +109,7 @@ def _router(gateway: IPv6Address, number: int, networks: Sequence[IPv6Network], 
 
 def _mac_of(router: Router) -> bytes | None:
     """What the guest is told of it. One that is nobody's stand-in it may ask itself."""
-    return router.mac if router.gateway is None else stand_in.mac(stand_in.number_of(router.address))
+    return router.mac if router.gateway is None else stand_in_mac(stand_in_number_of(router.address))
 
 
 def _mac(text: str) -> bytes:
@@ -111,7 +118,7 @@ def _mac(text: str) -> bytes:
 
 def frames(told: Told, router: Router | None, target: IPv6Address, target_mac: bytes) -> list[bytes]:
     """The advertisements of one router; without a router, what there is to tell beside."""
-    source = stand_in.address(stand_in.SERVER) if router is None else router.address
+    source = stand_in_address(STAND_IN_SERVER) if router is None else router.address
     lifetime = _SECONDS if router is not None and router.is_default else 0
     options = [
         *([discovery.source_mac(mac)] if router is not None and (mac := _mac_of(router)) else []),

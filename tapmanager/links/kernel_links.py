@@ -11,11 +11,73 @@ import socket
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tapmanager.links import kernel_policies, netlink
+from tapmanager.links import netlink
 from tapmanager.links.netlink import Attributes
 from tapmanager.links.nic_plan import KernelLink, KernelRoute
-from tapmanager.pod import Neighbour
+from tapmanager.links.policy_routes import kernel_policies_of_link, kernel_policies_read
+from tapmanager.pod import Neighbour, Nic
+
+# Neighbours that a plugin wrote down in the pod's namespace, and that nobody answers for on the wire: AWS's VPC CNI
+# and Azure's have the gateway's MAC there. The guest asks for it, so its bridge answers: the kernel's, which needs
+# nobody to run.
+#
+# Functions must run inside the pod's namespace; pyroute2 has no types, so its `Any` is theirs.
+
+_NEIGHBOURS_NUD_PERMANENT = 0x80
+_NUD_NOARP = 0x40
+_NTF_ROUTER = 0x80
+
+
+def neighbours_answer_for(ipr: Any, nic: Nic, neighbours: Sequence[Neighbour]) -> None:
+    """A bridge answers for what it knows both as its own neighbour and as somebody behind a port."""
+    bridge, guest, outside = (socket.if_nametoindex(name) for name in (nic.bridge, nic.tap, nic.link))
+    if any(":" not in neighbour.address for neighbour in neighbours):
+        ipr.brport("set", index=guest, proxyarp=1)
+    if neighbours_any_ipv6(neighbours):
+        ipr.brport("set", index=outside, neigh_suppress=1)
+    for neighbour in neighbours:
+        # A guest forgets the router of whom it is told that he is none.
+        flags = _NTF_ROUTER if ":" in neighbour.address else 0
+        ipr.neigh(
+            "replace",
+            dst=neighbour.address,
+            lladdr=neighbour.mac,
+            ifindex=bridge,
+            state=_NEIGHBOURS_NUD_PERMANENT,
+            flags=flags,
+        )
+        ipr.fdb("replace", ifindex=outside, lladdr=neighbour.mac, state=_NUD_NOARP)
+
+
+def neighbours_stand_in(ipr: Any, nic: Nic, neighbour: Neighbour, port: str) -> None:
+    """As `answer_for`, for one that is behind `port`, another than the network's: a port with neigh_suppress is sent nothing of
+    what the guest advertises unasked."""
+    bridge, nowhere = socket.if_nametoindex(nic.bridge), socket.if_nametoindex(port)
+    ipr.link("set", index=nowhere, mtu=nic.mtu, master=bridge)
+    # Frames of the other two ports, which the bridge sends to all, are not copied for it.
+    ipr.brport("set", index=nowhere, neigh_suppress=1, unicast_flood=0, mcast_flood=0, bcast_flood=0)
+    ipr.link("set", index=nowhere, state="up")
+    ipr.fdb("replace", ifindex=nowhere, lladdr=neighbour.mac, state=_NUD_NOARP)
+    ipr.neigh(
+        "replace",
+        dst=neighbour.address,
+        lladdr=neighbour.mac,
+        ifindex=bridge,
+        state=_NEIGHBOURS_NUD_PERMANENT,
+        flags=_NTF_ROUTER,
+    )
+
+
+def neighbours_any_ipv6(neighbours: Sequence[Neighbour]) -> bool:
+    return any(":" in neighbour.address for neighbour in neighbours)
+
+
+def neighbours_put_back(ipr: Any, nic: Nic, link: int) -> None:
+    for neighbour in nic.neighbours:
+        ipr.neigh("replace", dst=neighbour.address, lladdr=neighbour.mac, ifindex=link, state=_NEIGHBOURS_NUD_PERMANENT)
+
 
 _GETLINK, _GETADDR, _GETROUTE, _GETNEIGH = 18, 22, 26, 30
 _FAMILIES = {socket.AF_INET: 4, socket.AF_INET6: 16}
@@ -33,7 +95,7 @@ _IFF_NOARP = 0x80
 _SCOPE_LINK = 253
 _UNICAST = 1
 _CLONED = 0x200
-_NUD_PERMANENT = 0x80
+_KERNEL_LINKS_NUD_PERMANENT = 0x80
 _TABLE_MAIN = 254
 _ETHERNET_ADDRESS = 6  # bytes
 
@@ -51,7 +113,7 @@ def read(ours: Sequence[str] = ()) -> list[KernelLink]:
     """All links here, with their addresses and routes; not loopback, nor other devices' than Ethernet cards, nor
     `ours`. Raises OSError."""
     addresses, routes = list(_addresses()), list(_routes())
-    neighbours, policies = list(_permanent_neighbours()), kernel_policies.read()
+    neighbours, policies = list(_permanent_neighbours()), kernel_policies_read()
     return [
         KernelLink(
             name=name,
@@ -66,7 +128,7 @@ def read(ours: Sequence[str] = ()) -> list[KernelLink]:
             alias=_text(of, _IFLA_IFALIAS),
             frames=_carries_frames(kind, flags, of),
             neighbours=tuple(neighbour for link, neighbour in neighbours if link == index),
-            policies=kernel_policies.of_link(policies, index),
+            policies=kernel_policies_of_link(policies, index),
         )
         for index, kind, flags, of in _links()
         if _counts(kind, of) and (name := _text(of, _IFLA_IFNAME)) not in ours
@@ -141,7 +203,7 @@ def _permanent_neighbours() -> Iterator[tuple[int, Neighbour]]:
         family, index, state = struct.unpack_from("=B3xiH", data)
         of = netlink.attributes(data, 12)
         address, mac = of.get(_NDA_DST), of.get(_NDA_LLADDR, b"")
-        if state & _NUD_PERMANENT and family in _FAMILIES and address and _is_unicast(mac):
+        if state & _KERNEL_LINKS_NUD_PERMANENT and family in _FAMILIES and address and _is_unicast(mac):
             yield index, Neighbour(str(ipaddress.ip_address(address)), _mac(mac))
 
 

@@ -22,17 +22,20 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from tapmanager.errors import internal, unavailable
-from tapmanager.ipv6 import stand_in
-from tapmanager.links import (
+from tapmanager.ipv6.frame import stand_in_mac, stand_in_number_of
+from tapmanager.links import kernel_links, netlink, nft, tap
+from tapmanager.links.filters import (
     dhcp_guard,
-    gateway_rewrite,
-    kernel_links,
-    neighbours,
-    netlink,
-    nft,
-    reflections,
-    spoof_filter,
-    tap,
+    dhcp_guard_exceptions,
+    gateway_rewrite_rules,
+    reflections_rules,
+    spoof_filter_rules,
+)
+from tapmanager.links.kernel_links import (
+    neighbours_answer_for,
+    neighbours_any_ipv6,
+    neighbours_put_back,
+    neighbours_stand_in,
 )
 from tapmanager.links.link_messages import GONE, Change, LinkSettings, batch, remove_address, remove_route, set_link
 from tapmanager.links.nic_plan import KernelLink
@@ -72,14 +75,14 @@ def prepare(tap_owner: int, *, multi_queue: bool) -> None:
     """What a pod's first NIC needs whatever CNI says: a bridge, a tap and the guard against foreign DHCP. Under names that no
     plugin takes, and down: plugins are at work here. `build` uses them; a pod without such a NIC leaves them unused. Raises
     TapmanagerError, OSError."""
-    _filter(dhcp_guard.dhcp_guard())
+    _filter(dhcp_guard())
     with IPRoute() as ipr:
         _make_pair(ipr, tap_owner, multi_queue=multi_queue)
 
 
 def renew_guard(nics: Sequence[Nic]) -> None:
     """An earlier version's guards against less: whom it let through would be heard beside us. Raises TapmanagerError."""
-    _filter([*dhcp_guard.dhcp_guard(), *_dhcp_exceptions(nics)])
+    _filter([*dhcp_guard(), *_dhcp_exceptions(nics)])
 
 
 def _make_pair(ipr: Any, tap_owner: int, *, multi_queue: bool) -> None:
@@ -99,7 +102,7 @@ def _make_pair(ipr: Any, tap_owner: int, *, multi_queue: bool) -> None:
 def build(nics: Sequence[Nic], tap_owner: int) -> None:
     """Each CNI interface's MAC and addresses become the guest's: a bridge leads from it to a tap. The first of these `prepare`
     has made. Raises TapmanagerError, OSError."""
-    _filter([*_dhcp_exceptions(nics), *spoof_filter.rules(nics), *reflections.rules(nics)])
+    _filter([*_dhcp_exceptions(nics), *spoof_filter_rules(nics), *reflections_rules(nics)])
     _quiet_namespace()
     for nic in nics:
         if _index(_TAP) is None:
@@ -136,10 +139,10 @@ def _build_one(nic: Nic) -> None:
 
 def answer_for(nic: Nic, wanted: Sequence[Neighbour]) -> None:
     """The NIC's bridge answers the guest for these, whoever else does not. Raises TapmanagerError, OSError."""
-    if neighbours.any_ipv6(wanted):
+    if neighbours_any_ipv6(wanted):
         _let_know_ipv6(nic.bridge)
     with netlink_errors(f"answering for {', '.join(one.address for one in wanted)}"), IPRoute() as ipr:
-        neighbours.answer_for(ipr, nic, wanted)
+        neighbours_answer_for(ipr, nic, wanted)
 
 
 def _let_know_ipv6(bridge: str) -> None:
@@ -151,9 +154,9 @@ def _let_know_ipv6(bridge: str) -> None:
 def stand_in_for(nic: Nic, router: IPv6Address, gateway: bytes) -> None:
     """For the NIC's guest, `router` (of `ipv6.stand_in`) has a MAC from now on, behind which is the gateway's. If it has one
     already, the gateway's is all that is changed: frames pass meanwhile. Raises TapmanagerError, OSError."""
-    number = stand_in.number_of(router)
-    mac = stand_in.mac(number)
-    _filter(gateway_rewrite.rules(nic.tap, number, mac, gateway))
+    number = stand_in_number_of(router)
+    mac = stand_in_mac(number)
+    _filter(gateway_rewrite_rules(nic.tap, number, mac, gateway))
     if str(router) in answered_for(nic):  # what is done last, below
         return
     port = f"virtshim-{nic.tap}"
@@ -161,7 +164,7 @@ def stand_in_for(nic: Nic, router: IPv6Address, gateway: bytes) -> None:
         tap.create(port, 0)
     _let_know_ipv6(nic.bridge)
     with netlink_errors(f"answering for {router}"), IPRoute() as ipr:
-        neighbours.stand_in(ipr, nic, Neighbour(str(router), mac.hex(":")), port)
+        neighbours_stand_in(ipr, nic, Neighbour(str(router), mac.hex(":")), port)
 
 
 def answered_for(nic: Nic) -> Collection[str]:
@@ -266,7 +269,7 @@ def _restore_one(ipr: Any, nic: Nic, link: int) -> None:
     for route in nic.link_routes:
         # Beside those of other links: several networks' plugins set a default route each.
         _route_change(ipr, "append" if route.gateway else "replace", route, link)
-    neighbours.put_back(ipr, nic, link)
+    neighbours_put_back(ipr, nic, link)
 
 
 def put_addresses(ipr: Any, index: int, name: str, addresses: Sequence[str]) -> None:
@@ -309,7 +312,7 @@ def _write_sysctl(name: str, value: str) -> None:
 
 def _dhcp_exceptions(nics: Sequence[Nic]) -> Sequence[bytes]:
     """On a network without IPAM addresses are the network's own matter, and those of its DHCP server."""
-    return dhcp_guard.exceptions([port for nic in nics if not nic.addresses for port in (nic.link, nic.tap)])
+    return dhcp_guard_exceptions([port for nic in nics if not nic.addresses for port in (nic.link, nic.tap)])
 
 
 def _filter(messages: Sequence[bytes]) -> None:

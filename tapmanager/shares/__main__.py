@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tapmanager import log_lines, sdnotify, server, settings, thread_dump, toml_files
+from tapmanager import log_lines, server, settings, thread_dump, toml_files
 from tapmanager.cgroups.tree import VmCgroups, hierarchies
+from tapmanager.daemon import Reload, sdnotify_notify, sdnotify_watchdog_seconds
 from tapmanager.errors import TapmanagerError
-from tapmanager.reload import Reload
 from tapmanager.shares import verbs
 from tapmanager.shares.daemons import ShareDaemons
 from tapmanager.toml_files import Layers
@@ -83,13 +83,13 @@ def _run(chosen: ShareSettings, again: Callable[[], ShareSettings]) -> int:
         serving.start()
         Reload(chosen, again, ("virtiofsd",), lambda new: daemons.use_program(new.virtiofsd)).start()
         log.info("shares.ready socket=%s", chosen.socket)
-        sdnotify.notify(os.environ, "READY=1")
-        every = sdnotify.watchdog_seconds(os.environ, os.getpid())
+        sdnotify_notify(os.environ, "READY=1")
+        every = sdnotify_watchdog_seconds(os.environ, os.getpid())
         while not stop.wait(every or _HEALTH_INTERVAL):
             if not serving.is_alive():
                 return 1
-            sdnotify.notify(os.environ, "WATCHDOG=1")
-        sdnotify.notify(os.environ, "STOPPING=1")
+            sdnotify_notify(os.environ, "WATCHDOG=1")
+        sdnotify_notify(os.environ, "STOPPING=1")
         serving.stop(_DRAIN)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(chosen.socket)

@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import socket
+import struct
 import threading
 import time
 from typing import Any
@@ -14,9 +15,106 @@ from pyroute2 import IPRoute
 
 from tapmanager.errors import TapmanagerError, internal
 from tapmanager.links import netlink, netns, pod_links
+from tapmanager.links.netlink import ACK, REQUEST, attribute, message, nested
 from tapmanager.pod import NicFunction
-from tapmanager.sriov import vf_messages
-from tapmanager.sriov.vf_settings import VfSettings
+from tapmanager.sriov.vf_settings import LINK_STATES, PROTOCOLS, VfSettings
+
+# A virtual function's settings as the kernel reports them (IFLA_VF_INFO) and takes them (RTM_SETLINK). Pure.
+#
+# Numbers and structures are from linux/if_link.h. The request is made here, not by pyroute2: its IFLA_VF_VLAN_INFO
+# ends before the structure's padding, and the kernel refuses it as too short.
+
+# RTEXT_FILTER_VF: only then are functions told. RTEXT_FILTER_SKIP_STATS: with counters, those of a card with very many do not
+# fit into one attribute.
+VF_MESSAGES_EXT_MASK = 1 | 8
+
+_RTM_SETLINK = 19
+_VFINFO_LIST, _VF_INFO, _VLAN_INFO = 22, 1, 1
+_MAC, _SPOOF_CHECK, _LINK_STATE, _RATE, _RSS_QUERY, _TRUST, _VLAN_LIST = 1, 4, 5, 6, 7, 9, 12
+_UNKNOWN = 0xFFFFFFFF  # what the kernel reports for drivers that report nothing
+
+
+def vf_messages_settings_of(link: Any, number: int) -> VfSettings | None:
+    """From pyroute2's link message, asked for with EXT_MASK. None if it does not report that function."""
+    known = link.get_attr("IFLA_VFINFO_LIST")
+    for info in known.get_attrs("IFLA_VF_INFO") if known is not None else ():
+        mac = info.get_attr("IFLA_VF_MAC")
+        if mac is not None and mac["vf"] == number:
+            return _settings(str(mac["mac"]), info)
+    return None
+
+
+def _settings(mac: str, info: Any) -> VfSettings:
+    vlan, qos, protocol = _vlan(info)
+    rate = info.get_attr("IFLA_VF_RATE")
+    link_state = _value(info, "IFLA_VF_LINK_STATE", "link_state")
+    return VfSettings(
+        mac=mac,
+        vlan=vlan,
+        qos=qos,
+        protocol=protocol,
+        min_tx_rate=rate["min_tx_rate"] if rate is not None else None,
+        max_tx_rate=rate["max_tx_rate"] if rate is not None else None,
+        spoof_check=_switch(info, "IFLA_VF_SPOOFCHK", "spoofchk"),
+        link_state=LINK_STATES[link_state] if link_state is not None and link_state < len(LINK_STATES) else None,
+        rss_query=_switch(info, "IFLA_VF_RSS_QUERY_EN", "rss_query_en"),
+        trust=_switch(info, "IFLA_VF_TRUST", "trust"),
+    )
+
+
+def _vlan(info: Any) -> tuple[int | None, int | None, str | None]:
+    """The list has one member at most, and the protocol; kernels before 4.9 have no list, and 802.1Q alone."""
+    listed = info.get_attr("IFLA_VF_VLAN_LIST")
+    found = listed.get_attr("IFLA_VF_VLAN_INFO") if listed is not None else info.get_attr("IFLA_VF_VLAN")
+    if found is None:
+        return None, None, None
+    vlan, qos = found["vlan"], found["qos"]
+    number = found["proto"] if listed is not None and (vlan or qos) else 0x8100  # without a VLAN it means nothing
+    return vlan, qos, PROTOCOLS.get(number, f"{number:#06x}")
+
+
+def _value(info: Any, kind: str, name: str) -> int | None:
+    found = info.get_attr(kind)
+    return None if found is None or found[name] == _UNKNOWN else int(found[name])
+
+
+def _switch(info: Any, kind: str, name: str) -> bool | None:
+    value = _value(info, kind, name)
+    return None if value is None else bool(value)
+
+
+def vf_messages_request(index: int, number: int, change: VfSettings) -> bytes:
+    """One message that sets all that `change` says for VF `number` of the link `index`. The kernel sets one after the other and
+    stops at the first that the card refuses."""
+    head = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, 0, 0)
+    info = nested(_VF_INFO, *_attributes(number, change))
+    return message(_RTM_SETLINK, REQUEST | ACK, 1, head + nested(_VFINFO_LIST, info))
+
+
+def _attributes(number: int, change: VfSettings) -> list[bytes]:
+    found = []
+    if change.mac is not None:
+        found.append(attribute(_MAC, struct.pack("=I32s", number, bytes.fromhex(change.mac.replace(":", "")))))
+    if change.vlan is not None:
+        packed = struct.pack("=III", number, change.vlan, change.qos or 0) + struct.pack("!Hxx", _protocol(change))
+        found.append(nested(_VLAN_LIST, attribute(_VLAN_INFO, packed)))
+    if change.max_tx_rate is not None:
+        found.append(attribute(_RATE, struct.pack("=III", number, change.min_tx_rate or 0, change.max_tx_rate)))
+    numbers = (
+        (_SPOOF_CHECK, change.spoof_check),
+        (_LINK_STATE, None if change.link_state is None else LINK_STATES.index(change.link_state)),
+        (_RSS_QUERY, change.rss_query),
+        (_TRUST, change.trust),
+    )
+    found += [attribute(kind, struct.pack("=II", number, value)) for kind, value in numbers if value is not None]
+    return found
+
+
+def _protocol(change: VfSettings) -> int:
+    numbers = {name: number for number, name in PROTOCOLS.items()}
+    name = change.protocol or "802.1Q"
+    return numbers[name] if name in numbers else int(name, 16)
+
 
 # Cards refuse changes to a function while it is reset, as it is when its driver changes; in seconds.
 _RESETS = 3.0
@@ -28,14 +126,14 @@ class NetlinkHostLinks:
     def vf_settings(self, physical: str, number: int) -> VfSettings | None:
         """See the protocol."""
         with pod_links.netlink_errors(f"reading VF {number} of {physical}"), IPRoute() as ipr:
-            for link in ipr.get_links(self._index(ipr, physical), ext_mask=vf_messages.EXT_MASK):
-                return vf_messages.settings_of(link, number)
+            for link in ipr.get_links(self._index(ipr, physical), ext_mask=VF_MESSAGES_EXT_MASK):
+                return vf_messages_settings_of(link, number)
         return None
 
     def set_vf(self, physical: str, number: int, change: VfSettings) -> None:
         """See the protocol. Waits for a function that is busy with its reset."""
         try:
-            message = vf_messages.request(socket.if_nametoindex(physical), number, change)
+            message = vf_messages_request(socket.if_nametoindex(physical), number, change)
         except OSError as exc:
             raise _gone(physical) from exc
         until = time.monotonic() + _RESETS

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from tapmanager.drivers.pci import VFIO, PciDrivers
+from tapmanager.drivers import VFIO, PciDrivers
 from tapmanager.errors import TapmanagerError, internal
 from tapmanager.fields import Json
 from tapmanager.kernel_files import names_in

@@ -21,23 +21,23 @@ from node import free_cidr
 from own_libvirtd import OwnLibvirtd
 from podclient import PodClient
 
-from virtshim import process
 from virtshim.cli.daemons import Daemon
 from virtshim.cli.node_dir import NodeDir, NodeOptions, write_node
-from virtshim.config import Settings
-from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerSpec
-from virtshim.domain.ids import ContainerId, ImageDigest, ImageId, SandboxId
-from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.layout import record_copy
-from virtshim.domain.network import Dns
-from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
-from virtshim.domain.vm import Disk, DiskBus, VmSize, VmSpec
-from virtshim.hypervisor import domain_xml
-from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
-from virtshim.ports.network import AttachRequest
+from virtshim.config.settings import Settings
+from virtshim.model.container import Container, ContainerConfig, ContainerName, ContainerSpec
+from virtshim.model.ids import ContainerId, ImageDigest, ImageId, SandboxId
+from virtshim.model.image import DiskFormat, Image
+from virtshim.model.layout import record_copy
+from virtshim.model.network import Dns
+from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig
+from virtshim.model.vm import Disk, DiskBus, VmSize, VmSpec
+from virtshim.pods.networks import PodNetworkClient
+from virtshim.pods.ports import AttachRequest
+from virtshim.pods.tapmanager_connection import TapmanagerConnection
 from virtshim.store.records import SqliteRecords
-from virtshim.tapclient.connection import TapmanagerConnection
-from virtshim.tapclient.networks import PodNetworkClient
+from virtshim.system import process
+from virtshim.vm import domain_xml
+from virtshim.vm.elements.processors import Cgroups, DomainType
 
 PODS = 200
 _IMAGE = ImageDigest(f"sha256:{hashlib.sha256(b'').hexdigest()}")

@@ -26,11 +26,11 @@ from fakes.changed import changed  # noqa: E402  needs the path above
 from fakes.networks import FakePodNetworks  # noqa: E402
 from fakes.world import Outside, World, container_config, sandbox_config  # noqa: E402
 
-from virtshim.config import Cri  # noqa: E402
-from virtshim.domain.container import Container  # noqa: E402
-from virtshim.domain.ids import ContainerId, SandboxId  # noqa: E402
-from virtshim.tapclient.connection import TapmanagerConnection  # noqa: E402
-from virtshim.tapclient.networks import PodNetworkClient  # noqa: E402
+from virtshim.config.settings import Cri  # noqa: E402
+from virtshim.model.container import Container  # noqa: E402
+from virtshim.model.ids import ContainerId, SandboxId  # noqa: E402
+from virtshim.pods.networks import PodNetworkClient  # noqa: E402
+from virtshim.pods.tapmanager_connection import TapmanagerConnection  # noqa: E402
 
 
 class Networks(FakePodNetworks):

@@ -15,12 +15,12 @@ from tap_node import TapNode, for_a_test, private_node
 
 from tapmanager.cgroups import tree as cgroups
 from tapmanager.cgroups.plan import RequestedLimits
-from virtshim.domain.cgroup import CgroupLimits, VmCgroup, vm_cgroup_path
-from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.ports.cgroups import VmCgroups
-from virtshim.tapclient.cgroups import VmCgroupClient
-from virtshim.tapclient.connection import TapmanagerConnection
+from virtshim.model.cgroup import CgroupLimits, VmCgroup, vm_cgroup_path
+from virtshim.model.errors import InvalidRequest, NotFound, Unavailable, WrongState
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.pods.cgroups import VmCgroupClient
+from virtshim.pods.ports import VmCgroups
+from virtshim.pods.tapmanager_connection import TapmanagerConnection
 
 SANDBOX = SandboxId("5" * 64)
 A = ContainerId("a" * 64)

@@ -22,31 +22,25 @@ from fakes.readings import FakeReadings
 from fakes.resizing import FakeResizing
 from podclient import wait_until
 
-from virtshim.domain.cgroup import CgroupLimits
-from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound, WrongState
-from virtshim.domain.hardware.options import Cache, Clock, DiskIo, HardwareOptions, Topology, Video
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.image import DiskFormat
-from virtshim.domain.usage import DomainUsage
-from virtshim.domain.vm import Disk, DiskBus, NumaCell, OffReason, Power, PowerState, VmSize, VmSpec
-from virtshim.hypervisor import embed, qemu_process
-from virtshim.hypervisor.connection import Connection
-from virtshim.hypervisor.control.machine import LibvirtControl
-from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
-from virtshim.hypervisor.domain_xml import NodeProfile
-from virtshim.hypervisor.driver import LibvirtHypervisor
-from virtshim.hypervisor.hotplug import LibvirtUnplugging
-from virtshim.hypervisor.inventory import LibvirtInventory
-from virtshim.hypervisor.pause import LibvirtPausing
-from virtshim.hypervisor.resize import LibvirtResizing
-from virtshim.hypervisor.stats.bulk import BulkStats
-from virtshim.hypervisor.stats.counters import Stats
-from virtshim.hypervisor.stats.readings import LibvirtReadings
-from virtshim.hypervisor.stats.vm_statistics import VmStatistics
-from virtshim.ports.control import VmControl
-from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
-from virtshim.ports.pause import VmPausing
-from virtshim.ports.recovery import VmInventory
+from virtshim.model.cgroup import CgroupLimits
+from virtshim.model.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound, WrongState
+from virtshim.model.hardware import Cache, Clock, DiskIo, HardwareOptions, Topology, Video
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.image import DiskFormat
+from virtshim.model.usage import DomainUsage
+from virtshim.model.vm import Disk, DiskBus, NumaCell, OffReason, Power, PowerState, VmSize, VmSpec
+from virtshim.store.ports import VmInventory
+from virtshim.vm import embed, qemu_process
+from virtshim.vm.connection import Connection
+from virtshim.vm.control import LibvirtControl, LibvirtUnplugging
+from virtshim.vm.domain_xml import NodeProfile
+from virtshim.vm.driver import LibvirtHypervisor
+from virtshim.vm.elements.processors import Cgroups, DomainType
+from virtshim.vm.inventory import LibvirtInventory
+from virtshim.vm.pause import LibvirtPausing
+from virtshim.vm.ports import Hypervisor, VmControl, VmPausing, VmReadings, VmResizing, VmUnplugging
+from virtshim.vm.resize import LibvirtResizing
+from virtshim.vm.statistics import BulkStats, LibvirtReadings, Stats, VmStatistics
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 WAIT_LIMIT = 30.0

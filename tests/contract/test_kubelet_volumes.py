@@ -13,11 +13,11 @@ import pytest
 from fakes.kubelet_volumes import FakeKubeletVolumes
 from fakes.kubelet_writer import WrittenVolume
 
-from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, Unavailable, WrongState
-from virtshim.domain.volumes.copies import MAX_BYTES, MAX_DEPTH, MAX_ENTRIES, CopiedVolume, Entry, EntryKind
-from virtshim.domain.volumes.memory_volumes import Tmpfs
-from virtshim.ports.copies import KubeletVolumes
+from virtshim.model.errors import InternalError, InvalidRequest, NotFound, Unavailable, WrongState
+from virtshim.volumes.copies import MAX_BYTES, MAX_DEPTH, MAX_ENTRIES, CopiedVolume, Entry, EntryKind
 from virtshim.volumes.kubelet_volumes import KubeletVolumeFiles
+from virtshim.volumes.memory_volumes import Tmpfs
+from virtshim.volumes.ports import KubeletVolumes
 
 pytestmark = pytest.mark.volumes
 

@@ -10,14 +10,14 @@ import pytest
 from fakes.networks import FakePodNetworks
 from tap_node import TapNode, for_a_test, private_node
 
-from virtshim.domain.errors import InternalError, Unavailable
-from virtshim.domain.ids import SandboxId
-from virtshim.domain.network import Dns
-from virtshim.domain.sandbox import PodKey
-from virtshim.ports.network import AttachRequest
-from virtshim.ports.recovery import KnownNetworks
-from virtshim.tapclient.connection import TapmanagerConnection
-from virtshim.tapclient.networks import PodNetworkClient
+from virtshim.model.errors import InternalError, Unavailable
+from virtshim.model.ids import SandboxId
+from virtshim.model.network import Dns
+from virtshim.model.sandbox import PodKey
+from virtshim.pods.networks import PodNetworkClient
+from virtshim.pods.ports import AttachRequest
+from virtshim.pods.tapmanager_connection import TapmanagerConnection
+from virtshim.store.ports import KnownNetworks
 
 A = SandboxId("a" * 64)
 B = SandboxId("b" * 64)

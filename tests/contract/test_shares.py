@@ -17,12 +17,12 @@ from tapmanager import server
 from tapmanager.cgroups.tree import VmCgroups
 from tapmanager.shares import verbs
 from tapmanager.shares.daemons import ShareDaemons
-from virtshim.domain.container import Container
-from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable
-from virtshim.domain.volumes.shares import SharedVolume
-from virtshim.ports.shares import VmShares
-from virtshim.tapclient.connection import SHARES, TapmanagerConnection
-from virtshim.tapclient.shares import VmShareClient
+from virtshim.model.container import Container
+from virtshim.model.errors import InvalidRequest, NotFound, Unavailable
+from virtshim.pods.tapmanager_connection import SHARES, TapmanagerConnection
+from virtshim.volumes.ports import VmShares
+from virtshim.volumes.share_client import VmShareClient
+from virtshim.volumes.shares import SharedVolume
 
 pytestmark = pytest.mark.volumes
 LIMIT = 60.0

@@ -11,14 +11,14 @@ import pytest
 from fakes.world import Outside, World
 from podclient import wait_until
 
-from virtshim.domain.container import Container, ContainerPhase, ExitReason
-from virtshim.domain.ids import ContainerId
-from virtshim.hypervisor.connection import Connection
-from virtshim.hypervisor.control.machine import LibvirtControl
-from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
-from virtshim.hypervisor.domain_xml import NodeProfile
-from virtshim.hypervisor.driver import LibvirtHypervisor
-from virtshim.hypervisor.pause import LibvirtPausing
+from virtshim.model.container import Container, ContainerPhase, ExitReason
+from virtshim.model.ids import ContainerId
+from virtshim.vm.connection import Connection
+from virtshim.vm.control import LibvirtControl
+from virtshim.vm.domain_xml import NodeProfile
+from virtshim.vm.driver import LibvirtHypervisor
+from virtshim.vm.elements.processors import Cgroups, DomainType
+from virtshim.vm.pause import LibvirtPausing
 
 URI = "test:///default"
 QEMU = "/usr/bin/qemu-system-x86_64"

@@ -7,8 +7,7 @@ import os
 import pytest
 from fakes.vhost import FakeVhostNet
 
-from tapmanager.links import vhost
-from tapmanager.links.vhost import VhostNet
+from tapmanager.links.tap import VhostNet, vhost_trouble
 
 Offered = VhostNet | FakeVhostNet
 
@@ -17,7 +16,7 @@ Offered = VhostNet | FakeVhostNet
 def offered(request: pytest.FixtureRequest) -> Offered:
     if request.param == "in_memory":
         return FakeVhostNet()
-    if why := vhost.trouble():
+    if why := vhost_trouble():
         pytest.skip(f"NOT TO BE HAD HERE: vhost-net ({why})")
     return VhostNet()
 

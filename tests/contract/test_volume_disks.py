@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from fakes.volume_disks import FakeVolumeDisks
 
-from virtshim.domain.errors import InvalidRequest, NotFound
-from virtshim.domain.volumes.flex_volumes import FILE, MAX_BYTES, parse
-from virtshim.ports.volume_disks import VolumeDiskFiles
-from virtshim.volumes.volume_disks import VolumeDisksOnNode
+from virtshim.model.errors import InvalidRequest, NotFound
+from virtshim.volumes.disk_images import FILE, MAX_BYTES, flex_volumes_parse
+from virtshim.volumes.disks_on_node import VolumeDisksOnNode
+from virtshim.volumes.ports import VolumeDiskFiles
 
 pytestmark = pytest.mark.volumes
 
@@ -113,7 +113,7 @@ def test_the_drivers_volume_has_the_options_and_takes_no_data_and_is_gone_again(
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [{"status": "Success"}] * 4
     assert not volume.exists()
-    assert parse(VolumeDisksOnNode().flex_options(str(seen)), "scratch", "/data").size_bytes == 1 << 30
+    assert flex_volumes_parse(VolumeDisksOnNode().flex_options(str(seen)), "scratch", "/data").size_bytes == 1 << 30
 
 
 def test_what_the_driver_cannot_do_is_told_as_kubelet_reads_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import threading
 from podclient import PodClient
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cli.relay import relay
+from virtshim.cli.sessions import relay
 from virtshim.cli.vnc import copy_both_ways
 from virtshim.streaming import client as streaming
 

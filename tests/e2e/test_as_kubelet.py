@@ -26,7 +26,7 @@ from kubelet_cgroups import KubeletCgroups, kubelet_cgroups
 from podclient import PodClient, container_config, pod_config, wait_for_log, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.machine import has_cgroup_v2
+from virtshim.system.machine import has_cgroup_v2
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest]
 

@@ -25,7 +25,7 @@ from podclient import PodClient, container_config, log_lines, pod_config, wait_u
 from running_vm import RunningVm
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.guest.ignition import FIRMWARE_NAMES
+from virtshim.seed.sources import IGNITION_FIRMWARE_NAMES
 
 # Under emulation, and beside other tests, it boots for minutes.
 PATIENCE = 900
@@ -248,7 +248,7 @@ def test_hostname_user_data_and_commands_are_the_pods(debian: Debian):
 def test_ignition_itself_finds_its_configuration_in_the_firmware(debian: Debian, claim: Path):
     assert ENGINE.exists(), "needs Debian's package ignition; run make setup"
     debian.says("sudo modprobe qemu_fw_cfg")
-    for name in FIRMWARE_NAMES:
+    for name in IGNITION_FIRMWARE_NAMES:
         assert json.loads(debian.says(f"sudo cat /sys/firmware/qemu_fw_cfg/by_name/{name}/raw")) == IGNITION
     shutil.copy(ENGINE, claim / "ignition")
     debian.says(

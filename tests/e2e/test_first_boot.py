@@ -16,7 +16,7 @@ from guest import BOOT, READY
 from node import Node
 from podclient import PodClient, container_config, pod_config, wait_for_log
 
-from virtshim.domain.guest.ignition import FIRMWARE_NAMES
+from virtshim.seed.sources import IGNITION_FIRMWARE_NAMES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.volumes]
 
@@ -72,7 +72,7 @@ def test_a_guest_reads_its_configuration_in_the_firmware(
 ) -> None:
     _, made = started(cri, node, f"{image_url}/guest.qcow2", answers)
     wait_for_log(cri.status(made).log_path, READY, BOOT)
-    for name in FIRMWARE_NAMES:
+    for name in IGNITION_FIRMWARE_NAMES:
         script = f"modprobe qemu_fw_cfg && cat /sys/firmware/qemu_fw_cfg/by_name/{name}/raw"
         found = cri.exec_sync(made, "sh", "-c", script)
         assert (found.exit_code, found.stdout.decode()) == (0, IGNITION), found.stderr

@@ -16,7 +16,7 @@ from node import Node
 from podclient import PodClient, container_config, pod_config
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.hypervisor.chains import open_images
+from virtshim.vm.disk_chains import OPEN_IMAGES_SINCE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.hostile]
 
@@ -76,7 +76,7 @@ def test_it_may_write_its_disk_and_its_key_and_ask_tapmanager_and_nothing_else(
     ]
 
 
-@pytest.mark.skipif(libvirt.getVersion() < open_images.SINCE, reason="NOT TESTED: needs libvirt 9.0")
+@pytest.mark.skipif(libvirt.getVersion() < OPEN_IMAGES_SINCE, reason="NOT TESTED: needs libvirt 9.0")
 def test_no_file_that_a_vm_reads_is_open_to_its_group(cri: PodClient, node: Node, running: tuple[str, str]) -> None:
     """Neither to another VM's QEMU nor to a user of the node in that group, and the image not even to the VM's own user."""
     _, container = running

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os.path
 from collections.abc import Callable
 
-from virtshim.domain.errors import InternalError, InvalidRequest
-from virtshim.domain.ids import ContainerId
+from virtshim.model.errors import InternalError, InvalidRequest
+from virtshim.model.ids import ContainerId
 
 
 class FakeArchives:
-    """Implements `virtshim.ports.CheckpointFiles`. `files` are those in unfinished directories, by path; `finished` maps a
+    """Implements `virtshim.vm.ports.CheckpointFiles`. `files` are those in unfinished directories, by path; `finished` maps a
     location to its manifest."""
 
     def __init__(self) -> None:

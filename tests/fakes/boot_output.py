@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from virtshim.domain.ids import ContainerId
+from virtshim.model.ids import ContainerId
 
 
 class FakeBootOutput:
-    """Implements `virtshim.ports.consoles.BootOutput`. Guests in `before_kernel` have shown no kernel yet."""
+    """Implements `virtshim.logs.ports.BootOutput`. Guests in `before_kernel` have shown no kernel yet."""
 
     def __init__(self) -> None:
         self.before_kernel: set[ContainerId] = set()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from virtshim.domain.cgroup import CgroupLimits, VmCgroup, vm_cgroup_path
-from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
-from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.model.cgroup import CgroupLimits, VmCgroup, vm_cgroup_path
+from virtshim.model.errors import InvalidRequest, NotFound, Unavailable, WrongState
+from virtshim.model.ids import ContainerId, SandboxId
 
 
 class FakeVmCgroups:
-    """Implements `virtshim.ports.VmCgroups`. `cgroups` is what exists, by path; `refuses` makes the kernel refuse limits.
+    """Implements `virtshim.pods.ports.VmCgroups`. `cgroups` is what exists, by path; `refuses` makes the kernel refuse limits.
     `running`: containers whose VMs are in their groups. `gone`: tapmanager is not there."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from virtshim.domain.container import Container, ContainerSpec
+from virtshim.model.container import Container, ContainerSpec
 
 _OF_SPEC = {field.name for field in dataclasses.fields(ContainerSpec)}
 

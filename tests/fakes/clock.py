@@ -11,7 +11,7 @@ START_NS = 1_800_000_000_000_000_000
 
 
 class FakeClock:
-    """Implements `virtshim.ports.Clock`. Waiting costs no time: the clock jumps to the end of the wait, or to the first of
+    """Implements `virtshim.system.clock.Clock`. Waiting costs no time: the clock jumps to the end of the wait, or to the first of
     what `at` has planned. With `held`, it stands still until `advance` is called, for tests with several threads."""
 
     def __init__(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from virtshim.domain.errors import WrongState
-from virtshim.domain.guest.data_source import Data, DataSource
-from virtshim.domain.troubles.pod_event import PodEvent
+from virtshim.kubeapi.ports import PodEvent
+from virtshim.model.errors import WrongState
+from virtshim.seed.sources import Data, DataSource
 
 
 class FakeClusterObjects:
-    """Implements `virtshim.ports.ClusterObjects`."""
+    """Implements `virtshim.kubeapi.ports.ClusterObjects`."""
 
     def __init__(self) -> None:
         # "NAMESPACE/KIND/NAME" -> its data.
@@ -24,7 +24,7 @@ class FakeClusterObjects:
 
 
 class FakePodEvents:
-    """Implements `virtshim.ports.cluster.PodEvents`."""
+    """Implements `virtshim.kubeapi.ports.PodEvents`."""
 
     def __init__(self) -> None:
         self.told: list[PodEvent] = []

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from virtshim.domain.errors import WrongState
-from virtshim.domain.guest.entrypoint import OutputPosition
-from virtshim.domain.guest.streaming import Output
-from virtshim.domain.ids import ContainerId
+from virtshim.guest.command import OutputPosition
+from virtshim.model.errors import WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.streaming.ports import Output
 
 
 class FakeConsoles:
-    """Implements `virtshim.ports.Consoles`. `following` lives and dies with the process; `logs`, by file name, stay. `finished`:
+    """Implements `virtshim.logs.ports.Consoles`. `following` lives and dies with the process; `logs`, by file name, stay.
+    `finished`:
     the log files that were written to their end."""
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class FakeConsoles:
 
 
 class FakeEntrypointLogs(FakeConsoles):
-    """Implements `virtshim.ports.EntrypointLogs`. `places` stay, as files do."""
+    """Implements `virtshim.logs.ports.EntrypointLogs`. `places` stay, as files do."""
 
     def __init__(self) -> None:
         super().__init__()

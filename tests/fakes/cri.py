@@ -16,9 +16,9 @@ from fakes.world import IMAGE, LOG_DIRECTORY, Outside, World
 
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
-from virtshim.config import Cri
+from virtshim.config.settings import Cri
 from virtshim.cri.images import ImageServicer
-from virtshim.cri.runtime_service import RuntimeServicer
+from virtshim.cri.server import RuntimeServicer
 
 SERVICES = [pb.DESCRIPTOR.services_by_name[name] for name in ("RuntimeService", "ImageService")]
 RPCS = {method.name: method for service in SERVICES for method in service.methods}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from virtshim.domain.devices.granted import (
+from virtshim.devices.values import (
     BlockDevice,
     CardFunction,
     DeviceErrors,
@@ -15,11 +15,11 @@ from virtshim.domain.devices.granted import (
     PciFunction,
     UsbDevice,
 )
-from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, Unavailable, WrongState
+from virtshim.model.errors import InternalError, InvalidRequest, NotFound, Unavailable, WrongState
 
 
 class FakeDevices:
-    """Implements `virtshim.ports.devices.Devices`. `nodes`: what is behind a device node or a CDI name; a node below /dev/block
+    """Implements `virtshim.devices.ports.Devices`. `nodes`: what is behind a device node or a CDI name; a node below /dev/block
     is a block device. `PCIDEVICE_...` in the environment must name what is granted. `unfit` devices do not pass the check."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class FakeDevices:
 
 
 class FakeDeviceDrivers:
-    """Implements `virtshim.ports.devices.DeviceDrivers`. `drivers`: what functions have, by address; vfio-pci if it is not said.
+    """Implements `virtshim.devices.ports.DeviceDrivers`. `drivers`: what functions have, by address; vfio-pci if it is not said.
     `broken` drivers take none, `gone` functions were unplugged, `no_reset` ones cannot be reset. `cards`: network cards' VFs, by
     address. `why_not`: tapmanager is away. `asked`: how often it was asked about functions.
     `driverless`: interfaces of USB devices, by claim, that a driver wants."""
@@ -112,7 +112,7 @@ class FakeDeviceDrivers:
 
 
 class FakeDeviceErrors:
-    """Implements `virtshim.ports.devices.DeviceErrorCounts`. `counts` by address."""
+    """Implements `virtshim.devices.ports.DeviceErrorCounts`. `counts` by address."""
 
     def __init__(self) -> None:
         self.counts: dict[str, DeviceErrors] = {}

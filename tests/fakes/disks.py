@@ -7,20 +7,19 @@ from collections.abc import Mapping
 
 from fakes.clock import START_NS
 
-from virtshim.domain.errors import InternalError, WrongState
-from virtshim.domain.hardware.options import Firmware, FirmwareFiles
-from virtshim.domain.hardware.places import Places, from_bytes
-from virtshim.domain.ids import ContainerId, ImageDigest
-from virtshim.domain.image import DiskFormat, FilesystemUsage, Image
-from virtshim.domain.usage import DiskUsage
-from virtshim.domain.vm import Disk
-from virtshim.domain.volumes.empty_disks import EmptyDisk
-from virtshim.domain.volumes.root_volume import DATA_AT, SECTOR, RootVolume, copying, header, parse, with_places
-from virtshim.ports.seeds import SeedRequest
+from virtshim.model.errors import InternalError, WrongState
+from virtshim.model.hardware import Firmware, FirmwareFiles, Places, places_from_bytes
+from virtshim.model.ids import ContainerId, ImageDigest
+from virtshim.model.image import DiskFormat, FilesystemUsage, Image
+from virtshim.model.usage import DiskUsage
+from virtshim.model.vm import Disk
+from virtshim.seed.ports import SeedRequest
+from virtshim.volumes.empty_disks import EmptyDisk
+from virtshim.volumes.root_volume import DATA_AT, SECTOR, RootVolume, copying, header, parse, with_places
 
 
 class FakeRootDisks:
-    """Implements `virtshim.ports.RootDisks`. `directories` holds the file names of each container."""
+    """Implements `virtshim.disks.ports.RootDisks`. `directories` holds the file names of each container."""
 
     def __init__(self) -> None:
         self.directories: dict[ContainerId, set[str]] = {}
@@ -96,13 +95,13 @@ class FakeRootDisks:
 
 
 class FakeDiskPlaces:
-    """Implements `virtshim.ports.disks.DiskPlaces`; beside the pods' disks."""
+    """Implements `virtshim.disks.ports.DiskPlaces`; beside the pods' disks."""
 
     def __init__(self, disks: FakeRootDisks) -> None:
         self._disks = disks
 
     def read(self, disk: str) -> Places:
-        return from_bytes(self._disks.notes.get(disk, b""))
+        return places_from_bytes(self._disks.notes.get(disk, b""))
 
     def keep(self, disk: str, places: Places) -> None:
         self._disks.notes[disk] = places.to_bytes()
@@ -123,7 +122,7 @@ class FakeDiskPlaces:
 
 
 class FakeKernelFiles:
-    """Implements `virtshim.ports.disks.KernelFiles`: the copies, and what they are of."""
+    """Implements `virtshim.disks.ports.KernelFiles`: the copies, and what they are of."""
 
     def __init__(self) -> None:
         self.copies: dict[str, str] = {}
@@ -136,7 +135,7 @@ class FakeKernelFiles:
 
 
 class FakeContainersRoom:
-    """Implements `virtshim.ports.disks.ContainersRoom`. A mebibyte a file."""
+    """Implements `virtshim.disks.ports.ContainersRoom`. A mebibyte a file."""
 
     def __init__(self, disks: FakeRootDisks) -> None:
         self._disks = disks
@@ -148,7 +147,7 @@ class FakeContainersRoom:
 
 
 class FakeRecordCopies:
-    """Implements `virtshim.ports.recovery.RecordCopies`; writes into the directories of the disks."""
+    """Implements `virtshim.store.ports.RecordCopies`; writes into the directories of the disks."""
 
     def __init__(self, disks: FakeRootDisks) -> None:
         self.texts: dict[ContainerId, str] = {}
@@ -168,7 +167,7 @@ class FakeRecordCopies:
 
 
 class FakeEmptyDisks:
-    """Implements `virtshim.ports.disks.EmptyDiskFiles`; writes into the directories of the root disks."""
+    """Implements `virtshim.disks.ports.EmptyDiskFiles`; writes into the directories of the root disks."""
 
     def __init__(self, disks: FakeRootDisks) -> None:
         self._disks = disks
@@ -179,7 +178,7 @@ class FakeEmptyDisks:
 
 
 class FakeRootVolumes:
-    """Implements `virtshim.ports.disks.RootVolumes`. `devices` holds the first bytes of each, `images` what was copied there."""
+    """Implements `virtshim.disks.ports.RootVolumes`. `devices` holds the first bytes of each, `images` what was copied there."""
 
     def __init__(self, size: int = 1 << 30) -> None:
         self.size = size
@@ -217,7 +216,7 @@ class FakeRootVolumes:
 
 
 class FakeGuestSeeds:
-    """Implements `virtshim.ports.GuestSeeds`; writes into the directories of the disks."""
+    """Implements `virtshim.seed.ports.GuestSeeds`; writes into the directories of the disks."""
 
     def __init__(self, disks: FakeRootDisks) -> None:
         self.requests: dict[ContainerId, SeedRequest] = {}

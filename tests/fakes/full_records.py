@@ -5,7 +5,19 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from virtshim.domain.container import (
+from virtshim.devices.values import (
+    BlockDevice,
+    BorrowedDevice,
+    CriDevice,
+    DeviceCondition,
+    GrantedDevices,
+    MediatedDevice,
+    PciAddress,
+    PciFunction,
+    UsbDevice,
+    VdpaDevice,
+)
+from virtshim.model.container import (
     Container,
     ContainerConfig,
     ContainerName,
@@ -19,37 +31,17 @@ from virtshim.domain.container import (
     Resources,
     RunAs,
 )
-from virtshim.domain.devices.condition import DeviceCondition
-from virtshim.domain.devices.granted import (
-    BlockDevice,
-    BorrowedDevice,
-    CriDevice,
-    GrantedDevices,
-    MediatedDevice,
-    PciAddress,
-    PciFunction,
-    UsbDevice,
-    VdpaDevice,
-)
-from virtshim.domain.ids import ContainerId, ImageDigest, ImageId, SandboxId
-from virtshim.domain.image import BootFile, DiskFormat, Image, ImageConfig
-from virtshim.domain.network import Dns, Interface, PodNetwork, PolicyRule, Route, TableRoute
-from virtshim.domain.sandbox import (
-    Namespaces,
-    NamespaceScope,
-    PodKey,
-    PortMapping,
-    Sandbox,
-    SandboxConfig,
-    SandboxPhase,
-)
-from virtshim.domain.troubles.trouble import Trouble, TroubleKind
-from virtshim.domain.vm import DiskBus, VmSize
-from virtshim.domain.volumes.copies import CopiedVolume
-from virtshim.domain.volumes.empty_disks import EmptyDisk
-from virtshim.domain.volumes.memory_volumes import MemoryVolume, Tmpfs
-from virtshim.domain.volumes.shares import SharedVolume, VolumeImage
+from virtshim.model.ids import ContainerId, ImageDigest, ImageId, SandboxId
+from virtshim.model.image import BootFile, DiskFormat, Image, ImageConfig
+from virtshim.model.network import Dns, Interface, PodNetwork, PolicyRule, Route, TableRoute
+from virtshim.model.sandbox import Namespaces, NamespaceScope, PodKey, PortMapping, Sandbox, SandboxConfig, SandboxPhase
+from virtshim.model.troubles import Trouble, TroubleKind
+from virtshim.model.vm import DiskBus, VmSize
 from virtshim.store.records import SqliteRecords
+from virtshim.volumes.copies import CopiedVolume
+from virtshim.volumes.empty_disks import EmptyDisk
+from virtshim.volumes.memory_volumes import MemoryVolume, Tmpfs
+from virtshim.volumes.shares import SharedVolume, VolumeImage
 
 RESOURCES = Resources(2, 3, 4, 2**62, -1, -998, "0-3", "0", {"2MB": 2**64 - 1}, {"memory.max": "1"})
 SANDBOX = Sandbox(

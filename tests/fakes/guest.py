@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from virtshim.domain.errors import InternalError
-from virtshim.guestagent import entrypoint_scripts, exec_scripts
+from virtshim.guest import entrypoint_scripts, exec_scripts
+from virtshim.model.errors import InternalError
 
 # Names in the environment of a process whose guest it runs in.
 _OWNER = "VIRTSHIM_TEST_GUEST"
@@ -175,7 +175,7 @@ class HostGuest:
         self._agent = _Agent(directory / "agent.sock", self)
 
     def plug(self, number: int) -> None:
-        """As `virtshim.ports.hypervisor.VmPlugging.plug_in`, which leaves a file behind when there is no room."""
+        """As `virtshim.vm.ports.VmPlugging.plug_in`, which leaves a file behind when there is no room."""
         if len(self._ports) >= self.slots:
             Path(f"{self.sockets}/exec-{number}.sock").touch()
             raise InternalError("no free slot")

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tapmanager.dhcp.guest_nic import GuestNic
+from tapmanager.dhcp.opened import GuestNic
 from tapmanager.dhcp.server import DhcpServer
 
 

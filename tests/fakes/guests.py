@@ -6,14 +6,12 @@ import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from virtshim.domain.container import ProcessUser
-from virtshim.domain.errors import Aborted, InternalError, NotFound, ShimError, Unavailable
-from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
-from virtshim.domain.guest.filesystems import GuestFilesystem
-from virtshim.domain.guest.streaming import Output, Streams
-from virtshim.domain.ids import ContainerId
-from virtshim.ports.streaming import StreamSession
+from virtshim.guest.command import CommandResult, EntrypointProgress, GuestCommand, OutputPosition
+from virtshim.guest.ports import GuestFilesystem
+from virtshim.model.container import ProcessUser
+from virtshim.model.errors import Aborted, InternalError, NotFound, ShimError, Unavailable
+from virtshim.model.ids import ContainerId
+from virtshim.streaming.ports import Output, Streams, StreamSession
 
 Run = Callable[[GuestCommand, float, threading.Event], CommandResult]
 
@@ -23,7 +21,8 @@ def _echo(command: GuestCommand, timeout: float, cancelled: threading.Event) -> 
 
 
 class FakeGuests:
-    """Implements `virtshim.ports.GuestAgents` and `virtshim.ports.guests.GuestOperations`. `do` runs a command; `sessions` are
+    """Implements `virtshim.guest.ports.GuestAgents` and `virtshim.guest.ports.GuestOperations`. `do` runs a command;
+    `sessions` are
     handed out by `open`, oldest first. `begun`: the containers' own commands, as often as they were begun. `gone`: the VMs have
     ended. `users`: whom the guests know."""
 
@@ -122,7 +121,7 @@ class FakeGuests:
     def guest_info(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
         return {} if self.gone else self.told
 
-    # --- virtshim.ports.guests.GuestOperations
+    # --- virtshim.guest.ports.GuestOperations
 
     def freeze(self, container: ContainerId, timeout: float) -> int:
         self._reach()
@@ -171,7 +170,7 @@ class FakeGuests:
 
 
 class FakeTerminationFiles:
-    """Implements `virtshim.ports.guests.TerminationFiles`. All files are there but `missing`."""
+    """Implements `virtshim.guest.ports.TerminationFiles`. All files are there but `missing`."""
 
     def __init__(self) -> None:
         self.missing: set[str] = set()
@@ -184,7 +183,7 @@ class FakeTerminationFiles:
 
 
 class FakeEntrypointListeners:
-    """Implements `virtshim.ports.guests.EntrypointListeners`."""
+    """Implements `virtshim.guest.ports.EntrypointListeners`."""
 
     def __init__(self) -> None:
         self.said: list[Output] = []

@@ -17,7 +17,7 @@ from typing import Any
 
 from fakes.guest import Listener
 
-from virtshim.guestagent import exec_scripts
+from virtshim.guest import exec_scripts
 
 Script = Callable[["HostileAgent", socket.socket], None]
 

@@ -9,12 +9,12 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from virtshim.domain.devices.guest_view import buses
-from virtshim.domain.errors import Aborted, AlreadyExists, NotFound, ShimError, Unavailable, WrongState
-from virtshim.domain.hardware.options import Firmware, FirmwareFiles
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.vm import OffReason, OwnedDomain, PauseReason, Power, PowerState, VmSpec
-from virtshim.ports.recovery import DomainInventory, DomainMetadata
+from virtshim.devices.guest_view import guest_view_buses
+from virtshim.model.errors import Aborted, AlreadyExists, NotFound, ShimError, Unavailable, WrongState
+from virtshim.model.hardware import Firmware, FirmwareFiles
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.vm import OffReason, OwnedDomain, PauseReason, Power, PowerState, VmSpec
+from virtshim.store.ports import DomainInventory, DomainMetadata
 
 _ABSENT = PowerState(Power.ABSENT)
 _WAIT_LIMIT = 30.0
@@ -32,7 +32,7 @@ class FakeDomain:
 
 
 class FakeHypervisor:
-    """Implements `virtshim.ports.Hypervisor`. Definitions and running VMs stay when the process that made them dies
+    """Implements `virtshim.vm.ports.Hypervisor`. Definitions and running VMs stay when the process that made them dies
     (`forget`). Guests obey the power button unless their UUID is in `deaf`. `why_not` makes every call Unavailable.
     They let go of devices unless their UUID is in `keeps_devices`.
     `unreadable` are domains that a listing cannot read, `other_nodes` and `other_sandboxes` what it sees of others."""
@@ -99,7 +99,9 @@ class FakeHypervisor:
             there.boots += 1
             if there.spec is not None:
                 self.variables |= {there.spec.nvram} - {""}
-                there.plugged = tuple(f"ua-host-pci{bus}" for bus, _ in buses(there.spec.granted.passthrough))
+                there.plugged = tuple(
+                    f"ua-host-pci{bus}" for bus, _ in guest_view_buses(there.spec.granted.passthrough)
+                )
         self._change(domain, PowerState(Power.RUNNING))
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
@@ -116,7 +118,7 @@ class FakeHypervisor:
                 self._change(domain, PowerState(Power.OFF, OffReason.DESTROYED))
 
     def unplug(self, domain: uuid.UUID, container: ContainerId, timeout: float) -> Sequence[str]:
-        """Implements `virtshim.ports.hypervisor.VmUnplugging`."""
+        """Implements `virtshim.vm.ports.VmUnplugging`."""
         self._reach("unplug")
         with self._lock:
             there = self._ours(domain)
@@ -138,7 +140,7 @@ class FakeHypervisor:
         self._tell(domain)
 
     def reset(self, domain: uuid.UUID) -> None:
-        """Implements `virtshim.ports.control.VmControl`, with the next two."""
+        """Implements `virtshim.vm.ports.VmControl`, with the next two."""
         self._reach("reset")
         with self._lock:
             there = self._ours(domain)
@@ -208,7 +210,7 @@ class FakeHypervisor:
             ]
 
     def take(self) -> DomainInventory:
-        """Implements `virtshim.ports.recovery.VmInventory`, with the next."""
+        """Implements `virtshim.store.ports.VmInventory`, with the next."""
         self._reach("list")
         owned = [domain for domain in self.owned_now() if domain.name not in self.unreadable]
         return DomainInventory(owned, tuple(self.unreadable), dict(self.other_nodes), self.other_sandboxes)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from fakes.journal import WAIT_LIMIT
 
-from virtshim.domain.errors import DeadlineExceeded, InternalError, NotFound, PermissionRefused
-from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import (
+from virtshim.images.ports import FetchedImage
+from virtshim.model.errors import DeadlineExceeded, InternalError, NotFound, PermissionRefused
+from virtshim.model.ids import ImageDigest, ImageId
+from virtshim.model.image import (
     BootFile,
     Credentials,
     DiskFormat,
@@ -20,8 +21,7 @@ from virtshim.domain.image import (
     ImageConfig,
     PullProgress,
 )
-from virtshim.domain.image_name import ImageName
-from virtshim.ports.images import FetchedImage
+from virtshim.model.image_name import ImageName
 
 TREE_BYTES = 7
 """What the files of any image take."""
@@ -63,7 +63,7 @@ def _sha256(content: bytes) -> str:
 
 
 class FakeBootFiles:
-    """Implements `virtshim.ports.images.BootFiles`."""
+    """Implements `virtshim.images.ports.BootFiles`."""
 
     def __init__(self) -> None:
         self.files: set[ImageDigest] = set()
@@ -79,7 +79,7 @@ class FakeBootFiles:
 
 
 class FakeImageFiles:
-    """Implements `virtshim.ports.ImageFiles`. `published` is the outside world, `files` the complete files here,
+    """Implements `virtshim.images.ports.ImageFiles`. `published` is the outside world, `files` the complete files here,
     `unfinished` what a dead process left. While `stalled`, downloads wait until they are cancelled. One that was cancelled sets
     `gave_up`. Their file system holds `capacity` bytes, of which other things take `others`."""
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from fakes.kubelet_requests import Asked, container_linux, sandbox_linux
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.annotations.quantity import parse_bytes
+from virtshim.model.text import parse_bytes
 
 PODS: Final = "/var/lib/kubelet/pods"
 _RUNTIME: Final = "virtlet.cloud/"

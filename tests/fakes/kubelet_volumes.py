@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from virtshim.domain.errors import InvalidRequest, NotFound, WrongState
-from virtshim.domain.volumes.copies import CopiedVolume, Entry, EntryKind
-from virtshim.domain.volumes.memory_volumes import Tmpfs
+from virtshim.model.errors import InvalidRequest, NotFound, WrongState
+from virtshim.volumes.copies import CopiedVolume, Entry, EntryKind
+from virtshim.volumes.memory_volumes import Tmpfs
 
 
 class FakeKubeletVolumes:
-    """Implements `virtshim.ports.copies.KubeletVolumes`. `volumes`: where each is on the node -> what is in it. `parts`: paths of
+    """Implements `virtshim.volumes.ports.KubeletVolumes`. `volumes`: where each is on the node -> what is in it. `parts`:
+    paths of
     parts of volumes. `tmpfs`: of emptyDirs with medium Memory; `filled`: those in which something is."""
 
     def __init__(self) -> None:

@@ -6,12 +6,12 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from virtshim.domain.errors import InternalError, Unavailable
-from virtshim.domain.ids import SandboxId
-from virtshim.domain.network import Interface, PluginRuns, PodNetwork, Route
-from virtshim.domain.sandbox import PodKey
-from virtshim.domain.usage import InterfaceUsage
-from virtshim.ports.network import AttachRequest
+from virtshim.model.errors import InternalError, Unavailable
+from virtshim.model.ids import SandboxId
+from virtshim.model.network import Interface, PluginRuns, PodNetwork, Route
+from virtshim.model.sandbox import PodKey
+from virtshim.model.usage import InterfaceUsage
+from virtshim.pods.ports import AttachRequest
 
 
 def usage(name: str = "eth0") -> InterfaceUsage:
@@ -33,7 +33,8 @@ _FREE = [f"10.88.{n // 250}.{n % 250 + 2}" for n in range(60_000)]
 
 
 class FakePodNetworks:
-    """Implements `virtshim.ports.PodNetworks` and `virtshim.ports.recovery.KnownNetworks`. `networks` is what exists, None for a
+    """Implements `virtshim.pods.ports.PodNetworks` and `virtshim.store.ports.KnownNetworks`. `networks` is what exists,
+    None for a
     half-made one; `leases` are the addresses in use, which only a release frees. `gone`: tapmanager is not there. `why_not`: no
     network can be made now. `plugin_error`: what a CNI plugin says that fails."""
 

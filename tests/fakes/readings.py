@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from fakes.hypervisor import FakeHypervisor
 
-from virtshim.domain.usage import BlockUsage, DomainUsage, GuestMemory, ProcessUsage, VcpuUsage, VmCounters
+from virtshim.model.usage import BlockUsage, DomainUsage, GuestMemory, ProcessUsage, VcpuUsage, VmCounters
 
 MIB = 1 << 20
 
@@ -30,7 +30,7 @@ def process_usage(pid: int = 4711) -> ProcessUsage:
 
 
 class FakeReadings:
-    """Implements `virtshim.ports.VmReadings` over a FakeHypervisor. `cpu` is each VM's CPU time, which grows by a tenth of a
+    """Implements `virtshim.vm.ports.VmReadings` over a FakeHypervisor. `cpu` is each VM's CPU time, which grows by a tenth of a
     second with every reading. Of a VM in `silent` libvirt tells nothing; with `hung` it tells nothing of any. The guest of a VM
     in `unreported` has not told of its memory yet."""
 

@@ -10,13 +10,13 @@ from typing import Any
 from fakes.hypervisor import FakeHypervisor
 from fakes.journal import WAIT_LIMIT
 
-from virtshim.domain.cgroup import CgroupLimits
-from virtshim.domain.errors import Aborted, NotFound, WrongState
-from virtshim.domain.vm import VmSpec
+from virtshim.model.cgroup import CgroupLimits
+from virtshim.model.errors import Aborted, NotFound, WrongState
+from virtshim.model.vm import VmSpec
 
 
 class FakeResizing:
-    """Implements `virtshim.ports.VmResizing`. `used` is what each guest says that it uses, None: it says nothing. Guests
+    """Implements `virtshim.vm.ports.VmResizing`. `used` is what each guest says that it uses, None: it says nothing. Guests
     whose UUID is in `stubborn` give no memory back."""
 
     def __init__(self, hypervisor: FakeHypervisor) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from virtshim.attach import png
-from virtshim.domain.errors import Unavailable
-from virtshim.domain.ids import ContainerId
+from virtshim.attach.screen import png_encoded
+from virtshim.model.errors import Unavailable
+from virtshim.model.ids import ContainerId
 
 
 class FakeScreenshots:
-    """Implements `virtshim.ports.control.Screenshots`. `gone`: QEMU has ended."""
+    """Implements `virtshim.vm.ports.Screenshots`. `gone`: QEMU has ended."""
 
     def __init__(self) -> None:
         self.gone = False
@@ -16,4 +16,4 @@ class FakeScreenshots:
     def take(self, container: ContainerId, timeout: float) -> bytes:
         if self.gone:
             raise Unavailable("the VM has ended")
-        return png.encoded(1, 1, b"\x01\x02\x03")
+        return png_encoded(1, 1, b"\x01\x02\x03")

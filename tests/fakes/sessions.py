@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from virtshim.domain.errors import ShimError
-from virtshim.domain.guest.streaming import AttachStreams, Ended, ExecRequest, Output, OutStream
-from virtshim.domain.ids import ContainerId
+from virtshim.model.errors import ShimError
+from virtshim.model.ids import ContainerId
+from virtshim.streaming.ports import AttachStreams, Ended, ExecRequest, Output, OutStream
 
 
 class FakeSession:
-    """Implements `virtshim.ports.StreamSession`. `script` plays the guest; what it returns is the exit code."""
+    """Implements `virtshim.streaming.ports.StreamSession`. `script` plays the guest; what it returns is the exit code."""
 
     def __init__(self, script: Callable[[FakeSession], Awaitable[int]]) -> None:
         self.stdin: asyncio.Queue[bytes] = asyncio.Queue(4)  # b"" is the end
@@ -75,7 +75,7 @@ class FakeSession:
 
 
 class FakeSessions:
-    """Implements `virtshim.ports.Execs` and `Attaches`. `refuse` is raised instead of starting."""
+    """Implements `virtshim.streaming.ports.Execs` and `Attaches`. `refuse` is raised instead of starting."""
 
     def __init__(self) -> None:
         self.script: Callable[[FakeSession], Awaitable[int]] = echo

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from virtshim.domain.container import Container
-from virtshim.domain.errors import InvalidRequest, NotFound, ShimError, Unavailable
-from virtshim.domain.volumes.shares import SharedVolume
+from virtshim.model.container import Container
+from virtshim.model.errors import InvalidRequest, NotFound, ShimError, Unavailable
+from virtshim.volumes.shares import SharedVolume
 
 
 class FakeVmShares:
-    """Implements `virtshim.ports.shares.VmShares`. `missing`: paths of the node that are not there. `hugetlbfs`: those that
+    """Implements `virtshim.volumes.ports.VmShares`. `missing`: paths of the node that are not there. `hugetlbfs`: those that
     are such file systems. `dead`: daemons that have ended by themselves."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import zlib
 from collections import defaultdict
 from typing import Any
 
-from virtshim.streaming.spdy.dictionary import DICTIONARY
+from virtshim.streaming.spdy.connection import DICTIONARY
 
 SECONDS = 10.0
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from virtshim.domain.guest.streaming import StreamRequest
-from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.streaming.ports import StreamRequest
 
 
 class FakeStreaming:
-    """Implements `virtshim.ports.Streaming`."""
+    """Implements `virtshim.streaming.ports.Streaming`."""
 
     def __init__(self) -> None:
         self.offered: list[StreamRequest] = []

@@ -8,21 +8,20 @@ import socket
 from fakes.clock import FakeClock
 from fakes.sessions import FakeSessions
 
-from virtshim.domain.errors import Unavailable
-from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.ports.streaming import Screens
+from virtshim.model.errors import Unavailable
+from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.streaming.connection import StreamTimeouts
+from virtshim.streaming.ports import AttachStreams, ExecRequest, ForwardRequest, Screens, Streams
 from virtshim.streaming.room import StreamLimits
 from virtshim.streaming.server import StreamingServer
-from virtshim.unix_peer import connect_to
+from virtshim.system.peers import connect_to
 
 CONTAINER = ContainerId("c" * 64)
 SANDBOX = SandboxId("5" * 64)
 
 
 class OneScreen:
-    """Implements `virtshim.ports.streaming.Screens`: all screens are the socket `path`, which this process listens on."""
+    """Implements `virtshim.streaming.ports.Screens`: all screens are the socket `path`, which this process listens on."""
 
     path = ""
 

@@ -6,7 +6,7 @@ import os
 
 
 class FakeVhostNet:
-    """Does what `tapmanager.links.vhost.VhostNet` does. `opened`: all descriptors that it gave, in order; they are of nothing."""
+    """Does what `tapmanager.links.tap.VhostNet` does. `opened`: all descriptors that it gave, in order; they are of nothing."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         self.wanted = wanted

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.devices.granted import BlockDevice
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.image import DiskFormat
-from virtshim.domain.network import Dns, Interface, Route
-from virtshim.domain.sandbox import PodKey
-from virtshim.domain.volumes.empty_disks import EmptyDisk
-from virtshim.domain.volumes.shares import SharedVolume
-from virtshim.ports.seeds import SeedRequest
+from virtshim.annotations.parse import parse_vm_options
+from virtshim.devices.values import BlockDevice
+from virtshim.model.ids import ContainerId
+from virtshim.model.image import DiskFormat
+from virtshim.model.network import Dns, Interface, Route
+from virtshim.model.sandbox import PodKey
+from virtshim.seed.ports import SeedRequest
+from virtshim.volumes.empty_disks import EmptyDisk
+from virtshim.volumes.shares import SharedVolume
 
 KEYS: Final = tuple(
     f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHUH1zzlzhSHrPmrF9JCvKRBPMUKQF3OaUXcSPxUFvRz {name}"

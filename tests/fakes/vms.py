@@ -12,7 +12,7 @@ from typing import Any
 from fakes.clock import FakeClock
 from fakes.hypervisor import FakeDomain, FakeHypervisor
 
-from virtshim.domain.vm import OffReason, Power, PowerState, VmSpec
+from virtshim.model.vm import OffReason, Power, PowerState, VmSpec
 
 
 class FakeVms(FakeHypervisor):

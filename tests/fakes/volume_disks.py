@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from virtshim.domain.errors import NotFound
+from virtshim.model.errors import NotFound
 
 
 class FakeVolumeDisks:
-    """Implements `virtshim.ports.volume_disks.VolumeDiskFiles`. `options`: a flexVolume's directory -> what its driver wrote.
+    """Implements `virtshim.volumes.ports.VolumeDiskFiles`. `options`: a flexVolume's directory -> what its driver wrote.
     `images`: a volume's directory -> who the disk's image in it is."""
 
     def __init__(self) -> None:

@@ -45,20 +45,18 @@ from fakes.volume_disks import FakeVolumeDisks
 
 from virtshim.app.adapters import Adapters
 from virtshim.app.assembly import App, wire
-from virtshim.config import Paths, Settings
-from virtshim.domain.container import Container, ContainerConfig, ContainerName
-from virtshim.domain.deadline import Deadline
-from virtshim.domain.hardware.of_node import NodeHardware
-from virtshim.domain.hardware.options import Firmware, FirmwareFiles
-from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
-from virtshim.domain.layout import Layout
-from virtshim.domain.pod_disk import pod_hash
-from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
-from virtshim.domain.volumes.stored_images import stored_images
-from virtshim.ports.control import VmControl
-from virtshim.ports.pause import VmPausing
-from virtshim.store.image_notes import ImageNoteFiles
+from virtshim.config.settings import Paths, Settings
+from virtshim.images.service import stored_images
+from virtshim.model.container import Container, ContainerConfig, ContainerName
+from virtshim.model.deadline import Deadline
+from virtshim.model.hardware import Firmware, FirmwareFiles
+from virtshim.model.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.model.layout import Layout
+from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig, pod_hash
+from virtshim.model.sizing import NodeHardware
+from virtshim.store.copies import ImageNoteFiles
 from virtshim.store.records import SqliteRecords
+from virtshim.vm.ports import VmControl, VmPausing
 
 IMAGE = "registry.test/vm/guest:1"
 LOG_DIRECTORY = "/var/log/pods/default_web_uid"

@@ -14,11 +14,11 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 from dying import Stepping, Steps
 
-from virtshim import process
 from virtshim.app import adapters, assembly
 from virtshim.cli.serve import serve_command
 from virtshim.disks.root_disks import RootDiskStore
-from virtshim.images import qemu_img
+from virtshim.images import verify
+from virtshim.system import process
 
 _SILENT = {
     "hypervisor": ("watching", "on_power_event", "trouble", "usage"),
@@ -57,7 +57,7 @@ def _use_programs() -> None:
     def run_in_time(argv: Sequence[str], *, timeout: float, **options: Any) -> process.Finished:
         return run(argv, timeout=min(timeout, limit), **options)
 
-    images: Any = qemu_img
+    images: Any = verify
     parts: Any = adapters
     images.run = run
     parts.RootDiskStore = functools.partial(RootDiskStore, run=run_in_time)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fakes.world import World
 
-from virtshim.domain.errors import ResourceExhausted
+from virtshim.model.errors import ResourceExhausted
 from virtshim.store.records import SqliteRecords
 
 pytestmark = pytest.mark.faults

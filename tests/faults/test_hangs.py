@@ -21,9 +21,9 @@ from work import Work
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri.operator.client import operating
-from virtshim.domain.errors import DeadlineExceeded
-from virtshim.domain.guest.operation import Action
-from virtshim.domain.layout import admin_socket
+from virtshim.guest.operation import Action
+from virtshim.model.errors import DeadlineExceeded
+from virtshim.model.layout import admin_socket
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 

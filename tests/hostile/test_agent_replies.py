@@ -10,11 +10,10 @@ import pytest
 from fakes.clock import FakeClock
 from fakes.hostile import IN_A_SOCKET, HostileAgent, Script, answers, answers_byte_by_byte, in_step, polite, says
 
-from virtshim.domain.errors import DeadlineExceeded, ShimError, Unavailable
-from virtshim.guestagent.channel import AgentChannel
-from virtshim.guestagent.junk import BURST
-from virtshim.guestagent.replies import MAX_LINE, room_for_answer
-from virtshim.guestagent.wait import CancellableDeadline
+from virtshim.guest.agent_channel import AgentChannel
+from virtshim.guest.agent_replies import BURST, MAX_LINE, room_for_answer
+from virtshim.guest.wait import CancellableDeadline
+from virtshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 
 pytestmark = pytest.mark.hostile
 

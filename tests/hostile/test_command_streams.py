@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 from fakes.hostile import IN_A_SOCKET, HostileVm, record, silent
 
-from virtshim.domain.errors import DeadlineExceeded, InternalError, ShimError, Unavailable
-from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.guest.streaming import Ended, Output, Streams
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.domain.token_bucket import ReadPace
-from virtshim.guestagent.agents import OUTPUT_LIMIT, AgentClients
-from virtshim.guestagent.session_stream import MAX_AFTER_END
-from virtshim.ports.streaming import StreamSession
+from virtshim.guest.agents import OUTPUT_LIMIT, AgentClients
+from virtshim.guest.command import CommandResult, GuestCommand
+from virtshim.guest.command_output import MAX_AFTER_END
+from virtshim.model.errors import DeadlineExceeded, InternalError, ShimError, Unavailable
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
+from virtshim.streaming.ports import Ended, Output, Streams, StreamSession
+from virtshim.system.rate_limits import ReadPace
 
 pytestmark = pytest.mark.hostile
 

@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 from fakes.clock import FakeClock
 
-from virtshim.attach.attachments import MAX_CLIENTS, MAX_WAITING, room_for_each
-from virtshim.attach.console import ConsoleAttach
-from virtshim.attach.console_size import ConsoleSizes
-from virtshim.crilog.files import LogFile
-from virtshim.crilog.lines import MAX_CONTENT
-from virtshim.crilog.tail import Pace, Tail
-from virtshim.domain.guest.streaming import AttachStreams, Output, OutStream, Streams
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.domain.token_bucket import ReadPace
+from virtshim.attach.console import MAX_CLIENTS, MAX_WAITING, ConsoleAttach, ConsoleSizes, room_for_each
+from virtshim.logs.files import LogFile
+from virtshim.logs.lines import MAX_CONTENT
+from virtshim.logs.tail import Pace, Tail
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
+from virtshim.streaming.ports import AttachStreams, Output, OutStream, Streams
+from virtshim.system.rate_limits import ReadPace
 
 pytestmark = pytest.mark.hostile
 

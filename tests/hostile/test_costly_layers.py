@@ -17,13 +17,13 @@ import pytest
 from fakes.registry import FakeRegistry
 from fakes.webserver import LOOPBACK, WebServer
 
-from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted
 from virtshim.images.confined import frames
-from virtshim.images.confined.image_tree import ImageTree
+from virtshim.images.confined.contents import ImageTree
 from virtshim.images.confined.layer_tar import EntryKind, TarEntry
 from virtshim.images.downloads.room import Room, Share
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 from virtshim.images.trees.writer import TreeWriter
+from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted
 
 pytestmark = pytest.mark.hostile
 

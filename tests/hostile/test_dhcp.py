@@ -11,11 +11,18 @@ import pytest
 from fakes.guest_taps import TwoGuests, two_guests
 from podclient import wait_until
 
-from tapmanager.dhcp import frame, packet
-from tapmanager.dhcp.frame import Datagram
-from tapmanager.dhcp.guest_nic import GuestNic
+from tapmanager.dhcp import packet
 from tapmanager.dhcp.lease_plan import Lease, answer
-from tapmanager.dhcp.packet import Message
+from tapmanager.dhcp.opened import GuestNic
+from tapmanager.dhcp.packet import (
+    FRAME_BROADCAST_IP,
+    FRAME_BROADCAST_MAC,
+    FRAME_CLIENT_PORT,
+    Datagram,
+    Message,
+    frame_build,
+    frame_parse,
+)
 
 pytestmark = pytest.mark.hostile
 
@@ -37,11 +44,11 @@ LEASE = Lease(
 class Node(TwoGuests):
     def answers(self) -> list[bytes]:
         last = in_frame(discover(xid=0xC0FFEE))
-        return self.answers_before(last, lambda sent: packet.parse(frame.parse(sent).payload).xid == 0xC0FFEE)
+        return self.answers_before(last, lambda sent: packet.parse(frame_parse(sent).payload).xid == 0xC0FFEE)
 
     def serves_the_other(self) -> bool:
         self.other.guest.send(in_frame(discover()))
-        offer = packet.parse(frame.parse(self.other.guest.recv(65536)).payload)
+        offer = packet.parse(frame_parse(self.other.guest.recv(65536)).payload)
         return (offer.kind, offer.yiaddr) == (packet.OFFER, LEASE.interface.ip)
 
 
@@ -63,8 +70,8 @@ def with_options(**options: bytes) -> Message:
 
 def in_frame(message: Message | bytes, port: int = 67) -> bytes:
     payload = message if isinstance(message, bytes) else packet.build(message)
-    return frame.build(
-        Datagram(MAC, frame.BROADCAST_MAC, packet.ANY, frame.BROADCAST_IP, frame.CLIENT_PORT, port, payload)
+    return frame_build(
+        Datagram(MAC, FRAME_BROADCAST_MAC, packet.ANY, FRAME_BROADCAST_IP, FRAME_CLIENT_PORT, port, payload)
     )
 
 
@@ -152,7 +159,7 @@ def test_a_strange_request_gets_one_answer_that_fits_a_frame(node: Node, asked: 
     node.hostile.guest.send(in_frame(asked))
     (sent,) = node.answers()
     assert len(sent) <= 1514
-    offer = packet.parse(frame.parse(sent).payload)
+    offer = packet.parse(frame_parse(sent).payload)
     assert (offer.kind, offer.yiaddr, offer.chaddr) == (packet.OFFER, LEASE.interface.ip, MAC)
     assert node.serves_the_other()
 
@@ -162,7 +169,7 @@ def test_an_address_that_is_not_its_own_is_refused(node: Node, wanted: str) -> N
     kind = {packet.OPT_TYPE: bytes([packet.REQUEST]), packet.OPT_REQUESTED_IP: IPv4Address(wanted).packed}
     node.hostile.guest.send(in_frame(discover(options=kind)))
     (sent,) = node.answers()
-    assert packet.parse(frame.parse(sent).payload).kind == packet.NAK
+    assert packet.parse(frame_parse(sent).payload).kind == packet.NAK
     assert node.serves_the_other()
 
 

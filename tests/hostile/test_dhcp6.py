@@ -13,11 +13,21 @@ import pytest
 from fakes.guest_taps import Tap, TwoGuests, two_guests
 from podclient import wait_until
 
-from tapmanager.dhcp.guest_nic import GuestNic
-from tapmanager.ipv6 import frame, message
+from tapmanager.dhcp.opened import GuestNic
+from tapmanager.ipv6 import frame
 from tapmanager.ipv6.announcer import Announcer, Ends
 from tapmanager.ipv6.frame import Packet
-from tapmanager.ipv6.lease import Lease
+from tapmanager.ipv6.lease import (
+    MESSAGE_ADVERTISE,
+    MESSAGE_CLIENT_ID,
+    MESSAGE_IA_ADDRESS,
+    MESSAGE_IA_NA,
+    MESSAGE_SOLICIT,
+    Lease,
+    message_address_option,
+    message_build,
+    message_encode,
+)
 from tapmanager.ipv6.routers import Router, Told
 
 pytestmark = pytest.mark.hostile
@@ -43,7 +53,7 @@ class Node(TwoGuests):
         self.other.guest.send(in_frame(SOLICIT))
         while (packet := frame.parse(self.other.guest.recv(65536))).protocol != frame.UDP:
             pass
-        return packet.payload[8] == message.ADVERTISE
+        return packet.payload[8] == MESSAGE_ADVERTISE
 
 
 @pytest.fixture
@@ -55,9 +65,9 @@ def node() -> Iterator[Node]:
         yield found
 
 
-CLIENT = (message.CLIENT_ID, b"\0\3\0\1" + MAC)
-IA = (message.IA_NA, b"\0\0\0\1" + bytes(8))
-SOLICIT = message.build(message.SOLICIT, b"abc", [CLIENT, IA])
+CLIENT = (MESSAGE_CLIENT_ID, b"\0\3\0\1" + MAC)
+IA = (MESSAGE_IA_NA, b"\0\0\0\1" + bytes(8))
+SOLICIT = message_build(MESSAGE_SOLICIT, b"abc", [CLIENT, IA])
 
 
 def in_frame(body: bytes) -> bytes:
@@ -84,8 +94,8 @@ def nested(depth: int) -> bytes:
     """An address in an address, and so on."""
     inner = b""
     for _ in range(depth):
-        inner = message.encode([(message.IA_ADDRESS, bytes(24) + inner)])
-    return message.build(message.SOLICIT, b"abc", [CLIENT, (message.IA_NA, bytes(12) + inner)])
+        inner = message_encode([(MESSAGE_IA_ADDRESS, bytes(24) + inner)])
+    return message_build(MESSAGE_SOLICIT, b"abc", [CLIENT, (MESSAGE_IA_NA, bytes(12) + inner)])
 
 
 SILENCED = {
@@ -107,10 +117,10 @@ SILENCED = {
     "from a global address": patched(_IP + 8, *OWN.packed),
     "from another card": patched(6, 2, 0, 0, 0, 0, 9),
     "to the server alone": patched(_IP + 24, *IPv6Address("fe80::7669:7274:0:0").packed),
-    "options of no length without end": in_frame(message.build(1, b"abc", [IA, *[(0, b"")] * 300])),
+    "options of no length without end": in_frame(message_build(1, b"abc", [IA, *[(0, b"")] * 300])),
     "an option of 65535 bytes": in_frame(SOLICIT + b"\0\x11\xff\xff"),
-    "clients upon clients": in_frame(message.build(1, b"abc", [CLIENT] * 60)),
-    "associations upon associations": in_frame(message.build(1, b"abc", [CLIENT, *[IA] * 80])),
+    "clients upon clients": in_frame(message_build(1, b"abc", [CLIENT] * 60)),
+    "associations upon associations": in_frame(message_build(1, b"abc", [CLIENT, *[IA] * 80])),
     "a relay in a relay": in_frame((b"\x0c\0" + bytes(32) + b"\0\x09\0\x20") * 30),
     "an ending that is not there": in_frame(SOLICIT + b"\0"),
     "an echo": icmp(b"\x80" + bytes(7)),
@@ -122,13 +132,13 @@ SILENCED = {
 STRANGE = {
     "an address in an address": in_frame(nested(40)),
     "every option that there is": in_frame(
-        message.build(1, b"abc", [CLIENT, IA, *((c, b"") for c in range(20, 200) if c != 25)])),
-    "asks for everything": in_frame(message.build(1, b"abc", [CLIENT, IA, (6, bytes(range(250)))])),
-    "names itself in escape sequences": in_frame(message.build(1, b"abc", [(1, b"\x1b[2J;rm -rf /"), IA])),
+        message_build(1, b"abc", [CLIENT, IA, *((c, b"") for c in range(20, 200) if c != 25)])),
+    "asks for everything": in_frame(message_build(1, b"abc", [CLIENT, IA, (6, bytes(range(250)))])),
+    "names itself in escape sequences": in_frame(message_build(1, b"abc", [(1, b"\x1b[2J;rm -rf /"), IA])),
     "wants eight of all kinds": in_frame(
-        message.build(1, b"abc", [CLIENT, *[IA, (4, b"\0\0\0\1"), (25, bytes(12))] * 2, IA, IA])),
-    "has sixteen addresses": in_frame(message.build(6, b"abc", [
-        CLIENT, (3, bytes(12) + message.encode([message.address_option(IPv6Address(n), 9) for n in range(16)]))])),
+        message_build(1, b"abc", [CLIENT, *[IA, (4, b"\0\0\0\1"), (25, bytes(12))] * 2, IA, IA])),
+    "has sixteen addresses": in_frame(message_build(6, b"abc", [
+        CLIENT, (3, bytes(12) + message_encode([message_address_option(IPv6Address(n), 9) for n in range(16)]))])),
     "a solicitation with a strange option": icmp(b"\x85" + bytes(7) + b"\xfe\1" + bytes(6)),
 }  # fmt: skip
 
@@ -180,4 +190,4 @@ def test_the_length_of_a_message_is_that_of_its_datagram(node: Node) -> None:
     """What follows it in the frame is padding."""
     node.hostile.guest.send(GOOD + struct.pack("!HH", 1, 65535))
     (answer,) = node.answers()
-    assert frame.parse(answer).payload[8] == message.ADVERTISE
+    assert frame.parse(answer).payload[8] == MESSAGE_ADVERTISE

@@ -19,8 +19,8 @@ from fakes.registry import FakeRegistry, tar
 from fakes.waiting import eventually
 from fakes.webserver import LOOPBACK, WebServer
 
-from virtshim.domain.errors import DeadlineExceeded, ShimError
 from virtshim.images.filestore import ImageFileStore, ImageSettings
+from virtshim.model.errors import DeadlineExceeded, ShimError
 
 if sys.version_info >= (3, 14):
     from compression import zstd

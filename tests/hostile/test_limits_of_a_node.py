@@ -14,9 +14,9 @@ import pytest
 from fakes.webserver import LOOPBACK, WebServer, serving
 from fakes.world import World, sandbox_config
 
-from virtshim.config import Vm
-from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from virtshim.config.settings import Vm
 from virtshim.images.filestore import ImageFileStore, ImageSettings
+from virtshim.model.errors import DeadlineExceeded, InvalidRequest, Unavailable
 
 pytestmark = pytest.mark.hostile
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from fakes.world import World, container_config, sandbox_config
 
-from virtshim.domain.container import RunAs
-from virtshim.hypervisor import domain_xml
-from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
-from virtshim.hypervisor.domain_xml import NodeProfile
+from virtshim.model.container import RunAs
+from virtshim.vm import domain_xml
+from virtshim.vm.domain_xml import NodeProfile
+from virtshim.vm.elements.processors import Cgroups, DomainType
 
 pytestmark = pytest.mark.hostile
 

@@ -19,9 +19,9 @@ from fakes.world import Outside
 
 import virtshim
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.ids import ImageDigest
 from virtshim.images import confinement
 from virtshim.images.filestore import ImageFileStore, ImageSettings
+from virtshim.model.ids import ImageDigest
 
 pytestmark = [
     pytest.mark.hostile,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from virtshim.telemetry.metrics_server import MetricsServer
+from virtshim.metrics.metrics_server import MetricsServer
 
 pytestmark = pytest.mark.hostile
 

@@ -12,9 +12,9 @@ import pytest
 from fakes.registry import FakeRegistry
 from fakes.webserver import WebServer, serving
 
-from virtshim.domain.errors import InvalidRequest, NotFound, ShimError, Unavailable
+from virtshim.images.connect import ForbiddenNetworks
 from virtshim.images.filestore import ImageFileStore, ImageSettings
-from virtshim.images.forbidden_networks import ForbiddenNetworks
+from virtshim.model.errors import InvalidRequest, NotFound, ShimError, Unavailable
 
 pytestmark = pytest.mark.hostile
 

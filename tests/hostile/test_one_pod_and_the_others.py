@@ -16,16 +16,15 @@ from fakes.cri import refused, served
 from fakes.hostile import HostileAgent, HostileVm, record, silent
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.errors import InternalError, ResourceExhausted
-from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.guest.streaming import Streams
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.guestagent.agents import AgentClients
-from virtshim.guestagent.exec_collector import OutputMemory
-from virtshim.guestagent.vm_workers import OF_VM, WAITING, VmWorkers
-from virtshim.guestagent.wait import CancellableDeadline, ExecLimits, Turns
-from virtshim.primitives.pod_places import Places, PodPlaces
+from virtshim.guest.agents import OF_VM, WAITING, AgentClients, VmWorkers
+from virtshim.guest.command import CommandResult, GuestCommand
+from virtshim.guest.exec_collector import OutputMemory
+from virtshim.guest.wait import CancellableDeadline, ExecLimits, Turns
+from virtshim.model.errors import InternalError, ResourceExhausted
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
+from virtshim.streaming.ports import Streams
+from virtshim.system.pod_places import Places, PodPlaces
 
 pytestmark = pytest.mark.hostile
 

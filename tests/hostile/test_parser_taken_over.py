@@ -24,12 +24,12 @@ from leaks import runs
 from podclient import wait_until
 
 import virtshim
-from virtshim import process
-from virtshim.domain.errors import DeadlineExceeded, InternalError, InvalidRequest, ShimError
-from virtshim.domain.image import DiskFormat
-from virtshim.images import confinement, layer_child, qemu_img
+from virtshim.images import confinement, layer_child, verify
 from virtshim.images.confinement import Bounds
 from virtshim.images.filestore import ImageFileStore, ImageSettings
+from virtshim.model.errors import DeadlineExceeded, InternalError, InvalidRequest, ShimError
+from virtshim.model.image import DiskFormat
+from virtshim.system import process
 from vmwrapper.confine import landlock
 
 pytestmark = [
@@ -134,7 +134,7 @@ def false_tar_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
         for package in ("vmwrapper", "virtshim"):
             shutil.copytree(PROJECT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
         with (copy / "virtshim/images/confined/layer_tar.py").open("a") as module:
-            module.write(f"\nfrom virtshim.domain.errors import InvalidRequest\n{code}\n")
+            module.write(f"\nfrom virtshim.model.errors import InvalidRequest\n{code}\n")
         monkeypatch.setattr(confinement, "ROOT", str(copy))
 
     return put
@@ -166,7 +166,7 @@ def test_qemu_img_taken_over_while_it_copies_an_image_to_a_volume_reaches_that_v
     for file in (image, volume):
         file.write_bytes(bytes(1 << 20))
     with loop_device(volume) as device, device.open("r+b") as opened, pytest.raises(InternalError) as told:
-        qemu_img.copy_to_device(str(image), DiskFormat.RAW, opened.fileno(), 512)
+        verify.qemu_img_copy_to_device(str(image), DiskFormat.RAW, opened.fileno(), 512)
     if not landlock.abi():
         assert "Landlock" in str(told.value)
         pytest.skip("NOT TO BE HAD HERE: this kernel has no Landlock, and nothing is copied without")
@@ -222,14 +222,14 @@ def test_qemu_img_that_takes_all_memory_is_stopped(web, store, false_qemu_img) -
 
 
 def test_qemu_img_that_never_ends_is_stopped_and_its_limit_is_named(web, store, false_qemu_img, monkeypatch) -> None:
-    monkeypatch.setattr(qemu_img, "BOUNDS", Bounds(1 << 30, 1))
+    monkeypatch.setattr(verify, "BOUNDS", Bounds(1 << 30, 1))
     false_qemu_img("while True: pass")
     with pytest.raises(InvalidRequest, match=r"in 1 s of processor time, the limit; convert it"):
         store.fetch(web.serve("/x.img", bytes(1024)), None, NEVER)
 
 
 def test_what_qemu_img_says_without_end_is_read_up_to_a_limit(web, store, false_qemu_img, monkeypatch) -> None:
-    monkeypatch.setattr(qemu_img, "BOUNDS", Bounds(1 << 30, 1))
+    monkeypatch.setattr(verify, "BOUNDS", Bounds(1 << 30, 1))
     false_qemu_img("import os\nwhile True: os.write(1, b'[' * 65536)")
     with pytest.raises(ShimError):
         store.fetch(web.serve("/x.img", bytes(1024)), None, NEVER)
@@ -295,7 +295,7 @@ def test_a_child_ends_when_virtshim_is_killed() -> None:
     code = (
         "import time\n"
         "from virtshim.images.confinement import account, command, Bounds\n"
-        "from virtshim.process import piped\n"
+        "from virtshim.system.process import piped\n"
         "with piped(command('layers', account(), Bounds(1 << 29, 60))) as child:\n"
         "    print(child._child.pid, flush=True)\n"
         "    time.sleep(600)\n"

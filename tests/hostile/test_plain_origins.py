@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from fakes.webserver import LOOPBACK, WebServer
 
-from virtshim.domain.errors import PermissionRefused
 from virtshim.images.filestore import ImageFileStore, ImageSettings
-from virtshim.images.policy.rules import Rule
+from virtshim.images.policy import Rule
+from virtshim.model.errors import PermissionRefused
 
 pytestmark = pytest.mark.hostile
 

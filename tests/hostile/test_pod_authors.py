@@ -28,12 +28,12 @@ from pod_author import (
 )
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import VmSpec
-from virtshim.guestinit.documents import seed_documents
-from virtshim.hypervisor import domain_xml
-from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
-from virtshim.hypervisor.domain_xml import NodeProfile
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import VmSpec
+from virtshim.seed.documents import seed_documents
+from virtshim.vm import domain_xml
+from virtshim.vm.domain_xml import NodeProfile
+from virtshim.vm.elements.processors import Cgroups, DomainType
 
 pytestmark = [pytest.mark.hostile, pytest.mark.cri]
 

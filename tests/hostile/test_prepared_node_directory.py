@@ -16,8 +16,8 @@ from virtshim.cli import up as up_module
 from virtshim.cli.down import down_command
 from virtshim.cli.node_dir import NodeDir, NodeOptions
 from virtshim.cli.up import take_lock, up_command
-from virtshim.domain.errors import InvalidRequest, ShimError
-from virtshim.files import lock_file, lock_holder, replace_text
+from virtshim.model.errors import InvalidRequest, ShimError
+from virtshim.system.files import lock_file, lock_holder, replace_text
 from vmwrapper import bundle
 
 pytestmark = [pytest.mark.hostile, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]

@@ -24,9 +24,9 @@ from fakes.webserver import WebServer
 
 import virtshim
 from virtshim.cli.diag.secrets import Secrets
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.image_name import find_image
 from virtshim.images import translations
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.image_name import find_image
 
 pytestmark = pytest.mark.hostile
 
@@ -42,9 +42,9 @@ SEEN, GROWTH = 0.05, 30
 STOPPED = 5.0
 # Modules that get no longer texts.
 BOUNDS = {
-    "virtshim.domain.image_name": 2048,  # the name of an image
+    "virtshim.model.image_name": 2048,  # the name of an image
     "virtshim.devices.host_use": 4096,  # a path in sysfs
-    "virtshim.images.registries.hosts_file": 64,  # a duration that was measured before
+    "virtshim.images.registries.hosts_toml": 64,  # a duration that was measured before
 }
 WHOLE = ("fullmatch", "match")
 PACKAGES = ("virtshim", "tapmanager", "vmwrapper")
@@ -57,7 +57,7 @@ TAKING = {
     "subn": 4,
 }
 # Patterns that cannot be read off the call that compiles them.
-FOUND_BY_VALUE = ("virtshim.cli.diag.secrets", "virtshim.devices.classify")  # in a loop, into a tuple of the module
+FOUND_BY_VALUE = ("virtshim.cli.diag.secrets", "virtshim.devices.grants")  # in a loop, into a tuple of the module
 
 
 @dataclass(frozen=True)

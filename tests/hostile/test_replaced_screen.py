@@ -21,8 +21,8 @@ from fakes.spdy import SpdyClient, close_all, spdy
 from fakes.streamnode import CONTAINER, StreamNode
 
 from virtshim.attach.screen import ScreenSockets
-from virtshim.domain.errors import Unavailable
-from virtshim.domain.layout import Layout, vnc_socket
+from virtshim.model.errors import Unavailable
+from virtshim.model.layout import Layout, vnc_socket
 from virtshim.streaming.connection import StreamTimeouts
 
 pytestmark = [pytest.mark.hostile, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]

@@ -16,10 +16,10 @@ from fakes.spdy import SpdyClient, close_all, connected, spdy
 from fakes.streamnode import StreamNode
 from podclient import wait_until
 
-from virtshim.domain.guest.streaming import AttachStreams, Streams
-from virtshim.domain.ids import ContainerId
+from virtshim.model.ids import ContainerId
+from virtshim.streaming.channel import Pipe
 from virtshim.streaming.connection import StreamTimeouts
-from virtshim.streaming.pipe import Pipe
+from virtshim.streaming.ports import AttachStreams, Streams
 from virtshim.streaming.room import StreamLimits, StreamRoom
 
 pytestmark = pytest.mark.hostile

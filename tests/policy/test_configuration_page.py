@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from virtshim.config import Settings
-from virtshim.settings.faults import dotted, table_in
-from virtshim.settings.reference import page
+from virtshim.config.faults import dotted, table_in
+from virtshim.config.reference import page
+from virtshim.config.settings import Settings
 
 
 def fields(model: type[BaseModel], at: tuple[str, ...] = ()) -> Any:
@@ -26,7 +26,7 @@ def test_the_page_is_what_the_command_prints(project: Any) -> None:
 
 @pytest.mark.parametrize("what", ["meaning", "reason"])
 def test_every_setting_has_a_meaning_and_a_reason(what: str) -> None:
-    """`virtshim.settings.texts.setting(default, meaning, why=...)`; one that has no default needs no reason for it."""
+    """`virtshim.config.texts.setting(default, meaning, why=...)`; one that has no default needs no reason for it."""
     silent = [
         name
         for name, info in fields(Settings)

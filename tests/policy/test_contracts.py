@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fakes.world import Outside
 
-SAYS_SO = re.compile(r"Implements `virtshim\.ports\b")
+SAYS_SO = re.compile(r"Implements `virtshim\.(?:\w+\.ports|system\.clock)\b")
 
 
 def classes(path: Path) -> dict[str, ast.ClassDef]:
@@ -30,7 +30,7 @@ def held(project: Any) -> set[str]:
     found: set[str] = set()
     for path in project.modules("tests/contract"):
         names, modules = imported(path)
-        real = [module for module in modules if re.match(r"virtshim\.(?!domain\b|ports\b|config\b)", module)]
+        real = [module for module in modules if re.match(r"virtshim\.(?!model\b|\w+\.ports\b|config\b)", module)]
         if path.name.startswith("test_") and "fakes.world" not in modules and real:
             found |= names
     return found

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.hardware.annotations import ANNOTATIONS, Annotation
-from virtshim.domain.hardware.options import HardwareOptions
-from virtshim.domain.hardware.table import table
+from virtshim.annotations.hardware import ANNOTATIONS, Annotation, table
+from virtshim.annotations.parse import parse_vm_options
+from virtshim.model.hardware import HardwareOptions
 
 _TABLE = re.compile(r"(?<=<!-- annotations -->\n\n).*?(?=\n\n<!-- end -->)", re.DOTALL)
 

@@ -37,12 +37,12 @@ def test_what_a_docstring_refers_to_is_there(project: Any) -> None:
 @pytest.mark.parametrize(
     ("dotted", "there"),
     [
-        ("virtshim.domain", True),
-        ("virtshim.domain.errors", True),
-        ("virtshim.domain.errors.ShimError", True),
-        ("virtshim.domain.errors.NoSuchError", False),
+        ("virtshim.model", True),
+        ("virtshim.model.errors", True),
+        ("virtshim.model.errors.ShimError", True),
+        ("virtshim.model.errors.NoSuchError", False),
         ("virtshim.no_such_room.module", False),
-        ("virtshim.domain.ShimError", False),
+        ("virtshim.model.ShimError", False),
     ],
 )
 def test_a_reference_is_looked_up(project: Any, dotted: str, there: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 # The text of a page, which says where the package has them.
-OF_A_PAGE = "virtshim/settings/"
+OF_A_PAGE = "virtshim/config/"
 
 
 def test_no_remedy_names_a_file_of_the_sources_alone(project: Any) -> None:

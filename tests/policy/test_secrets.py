@@ -14,8 +14,8 @@ import pytest
 import structlog
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.image import Credentials
-from virtshim.logsetup import set_up_logging
+from virtshim.model.image import Credentials
+from virtshim.system.logsetup import set_up_logging
 
 # Fields that hold, or may hold, what nobody else is to know.
 SECRET = re.compile(
@@ -25,7 +25,7 @@ SECRET = re.compile(
 
 def test_no_record_shows_a_secret_when_it_is_printed(project: Any) -> None:
     shown, hidden = [], 0
-    for path in project.modules("virtshim/domain"):
+    for path in project.modules("virtshim/model"):
         name = ".".join(path.relative_to(project.root).with_suffix("").parts).removesuffix(".__init__")
         for cls in vars(importlib.import_module(name)).values():
             if not (inspect.isclass(cls) and dataclasses.is_dataclass(cls) and cls.__module__ == name):

@@ -13,10 +13,10 @@ from fakes.world import World, container_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from virtshim.domain.container import Container, ContainerPhase
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.errors import InternalError, ShimError
-from virtshim.domain.vm import OffReason
+from virtshim.devices.values import CriDevice
+from virtshim.model.container import Container, ContainerPhase
+from virtshim.model.errors import InternalError, ShimError
+from virtshim.model.vm import OffReason
 
 NODES = {"/dev/vfio/1": "0000:3b:00.1", "/dev/vfio/2": "0000:3b:00.2"}
 PODS = ("a", "b", "c")

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import OffReason
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import OffReason
 
 READY, NOTREADY = pb.SANDBOX_READY, pb.SANDBOX_NOTREADY
 CREATED, RUNNING, EXITED = pb.CONTAINER_CREATED, pb.CONTAINER_RUNNING, pb.CONTAINER_EXITED

@@ -13,7 +13,7 @@ from fakes.netcard import FRESH, VFS, FakeNetCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapmanager.drivers.pci import PciDrivers
+from tapmanager.drivers import PciDrivers
 from tapmanager.errors import TapmanagerError
 from tapmanager.pod import NicFunction
 from tapmanager.sriov.nic_functions import NicFunctions

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from virtshim.cri.to_proto import container_item, container_status, sandbox_item, sandbox_status
-from virtshim.domain.container import ContainerPhase
-from virtshim.domain.errors import InternalError, Kind, ShimError
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.sandbox import SandboxPhase
-from virtshim.domain.vm import OffReason
-from virtshim.queries.lists import Filter, list_containers, list_sandboxes
-from virtshim.queries.lookup import find_container, find_sandbox
+from virtshim.model.container import ContainerPhase
+from virtshim.model.errors import InternalError, Kind, ShimError
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.sandbox import SandboxPhase
+from virtshim.model.vm import OffReason
+from virtshim.pods.lookup import Filter, find_container, find_sandbox, list_containers, list_sandboxes
 
 TROUBLE = [
     *("networks.attach", "networks.release", "disks.create", "disks.delete", "seeds.create"),

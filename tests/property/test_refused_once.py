@@ -27,19 +27,19 @@ from fakes.world import IMAGE, Outside
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.app.adapters import Adapters
-from virtshim.crilog.follower import ConsoleLogs
 from virtshim.disks.disk_places import DiskPlacesFiles
-from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.domain.vm import OffReason, PowerState
-from virtshim.hypervisor.ends.exit_watcher import QemuExitWatcher
-from virtshim.hypervisor.events import Lifecycle
-from virtshim.primitives.clock import SystemClock
-from virtshim.primitives.threads import lasting_threads
-from virtshim.removal import remove_tree
-from virtshim.store.record_copies import RecordCopyFiles
+from virtshim.guest.command import CommandResult, GuestCommand
+from virtshim.logs.follower import ConsoleLogs
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
+from virtshim.model.vm import OffReason, PowerState
+from virtshim.store.copies import RecordCopyFiles
 from virtshim.store.records import SqliteRecords
+from virtshim.system.clock import SystemClock
+from virtshim.system.files import remove_tree
+from virtshim.system.threads import lasting_threads
+from virtshim.vm.ends import QemuExitWatcher
+from virtshim.vm.events import Lifecycle
 
 R = TypeVar("R")
 

@@ -12,12 +12,10 @@ from fakes.spdy import Reader, Writer, control, data, plain_block
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from virtshim.streaming.channel_messages import BadMessage, ChannelReader, encode
-from virtshim.streaming.remotecommand.terminal_size import SizeReader
-from virtshim.streaming.spdy.connection import HalfClosed, Opened, Received, Reset, SpdyConnection
-from virtshim.streaming.spdy.dictionary import DICTIONARY
+from virtshim.streaming.remotecommand import SizeReader
+from virtshim.streaming.spdy.connection import DICTIONARY, HalfClosed, Opened, Received, Reset, SpdyConnection
 from virtshim.streaming.spdy.frames import MAX_CONTROL_BYTES, SpdyError, Status
-from virtshim.streaming.websocket import Fragment
+from virtshim.streaming.websocket import BadMessage, ChannelReader, Fragment, encode
 
 MAX_STREAMS = 16
 

@@ -24,15 +24,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from virtshim.domain.container import Container, ContainerPhase, Resources
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.errors import InternalError, ShimError, Unavailable
-from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.pod_disk import disk_name
-from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.vm import OffReason
-from virtshim.domain.volumes.stored_images import stored_images
+from virtshim.devices.values import CriDevice
+from virtshim.guest.command import CommandResult, GuestCommand
+from virtshim.images.service import stored_images
+from virtshim.model.container import Container, ContainerPhase, Resources
+from virtshim.model.errors import InternalError, ShimError, Unavailable
+from virtshim.model.ids import ContainerId
+from virtshim.model.sandbox import Sandbox, disk_name
+from virtshim.model.vm import OffReason
 from virtshim.store.records import SqliteRecords
 
 KEPT = {"virtshim.io/root-disk": "pod"}

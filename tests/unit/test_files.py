@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.files import FileLocked, free_bytes, lock_file, lock_holder, replace_text, space_taken, sync
+from virtshim.system.files import FileLocked, free_bytes, lock_file, lock_holder, replace_text, space_taken, sync
 
 
 def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:

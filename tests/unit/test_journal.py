@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from virtshim import journal
-from virtshim.logsetup import set_up_logging
+from virtshim.system.logsetup import journal_entry, journal_is_our_stderr, set_up_logging
 
 pytestmark = pytest.mark.operator
 
@@ -82,7 +81,7 @@ def test_words_of_others_make_no_field_of_their_own(received: socket.socket) -> 
 
 
 def test_a_value_of_several_lines_is_told_by_its_length() -> None:
-    told = fields(journal.entry("one\ntwo=2", logging.INFO, {"event": "x"}))
+    told = fields(journal_entry("one\ntwo=2", logging.INFO, {"event": "x"}))
     assert told["MESSAGE"] == "one\ntwo=2"
     assert told["VIRTSHIM_EVENT"] == "x"
 
@@ -98,6 +97,6 @@ def test_what_the_journal_does_not_take_is_on_standard_error(
 def test_standard_error_is_the_journals_only_where_systemd_says_so(tmp_path: Path) -> None:
     with (tmp_path / "stderr").open("w") as file:
         found, its = os.fstat(file.fileno()), (file.fileno(), str(tmp_path))
-        assert journal.is_our_stderr({"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}, *its)
-        assert not journal.is_our_stderr({"JOURNAL_STREAM": f"{found.st_dev}:1"}, *its)
-        assert not journal.is_our_stderr({}, *its)
+        assert journal_is_our_stderr({"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}, *its)
+        assert not journal_is_our_stderr({"JOURNAL_STREAM": f"{found.st_dev}:1"}, *its)
+        assert not journal_is_our_stderr({}, *its)

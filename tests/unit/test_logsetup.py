@@ -10,7 +10,7 @@ import structlog
 from grpc import _common
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.logsetup import set_up_logging
+from virtshim.system.logsetup import set_up_logging
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from virtshim import machine
+from virtshim.system import machine
 
 
 def test_a_user_is_in_use_while_a_process_or_a_disk_has_it(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from leaks import OpenedSince, runs
 from podclient import wait_until
 
-from virtshim.domain.errors import DeadlineExceeded, InternalError
-from virtshim.process import Finished, piped, run
+from virtshim.model.errors import DeadlineExceeded, InternalError
+from virtshim.system.process import Finished, piped, run
 
 
 def test_a_program_says_what_it_says() -> None:

@@ -17,10 +17,10 @@ from podclient import wait_until
 from telling import Stage
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.devices.granted import PciAddress
-from virtshim.domain.errors import ShimError
-from virtshim.tapclient.connection import TapmanagerConnection
-from virtshim.tapclient.drivers import DeviceDriverClient
+from virtshim.devices.driver_client import DeviceDriverClient
+from virtshim.devices.values import PciAddress
+from virtshim.model.errors import ShimError
+from virtshim.pods.tapmanager_connection import TapmanagerConnection
 
 _RESOURCES = {
     EDU_RESOURCE: f'addresses = ["{hardware.EDU}"]',

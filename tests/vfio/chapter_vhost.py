@@ -23,8 +23,8 @@ from podclient import wait_until
 from telling import Report
 
 from tapmanager import protocol
-from tapmanager.links import netns, vhost
-from tapmanager.links.vhost import VhostNet
+from tapmanager.links import netns
+from tapmanager.links.tap import VHOST_DEVICE, VhostNet, vhost_trouble
 
 PROJECT = Path(__file__).resolve().parents[2]
 QUEUES = 2
@@ -50,12 +50,12 @@ _LIMITS = {
 
 def tell(report: Report) -> None:
     with report.step("vhost: the kernel's") as facts:
-        facts["before"] = vhost.trouble()
+        facts["before"] = vhost_trouble()
         loaded = subprocess.run(["modprobe", "vhost_net"], capture_output=True, check=False).returncode == 0
         facts["there"] = loaded
         if not loaded:
             return
-        facts["after"] = vhost.trouble()
+        facts["after"] = vhost_trouble()
         fds = VhostNet().open(3)
         facts["descriptors"] = [(os.readlink(f"/proc/self/fd/{fd}"), os.get_inheritable(fd)) for fd in fds]
         for fd in fds:
@@ -179,7 +179,7 @@ def _of_process(pid: int) -> dict[str, Any]:
         "netdev": re.sub(r"(?<=[=:])[0-9]+(?=[:,]|$)", "N", next(word for word in words if word.startswith("tap,"))),
         "device": next(word for word in words if "virtshimnic0" in word),
         "user": Path(f"/proc/{pid}").stat().st_uid,
-        "descriptors": [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()].count(vhost.DEVICE),
+        "descriptors": [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()].count(VHOST_DEVICE),
         "threads": _kernel_threads(),
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from chapter_vhost import ANSWER, QUEUES
 
-from tapmanager.links import vhost
+from tapmanager.links.tap import VHOST_DEVICE
 
 pytestmark = [pytest.mark.devices, pytest.mark.timeout(2800)]
 
@@ -20,9 +20,9 @@ def _with_the_module(told):
 
 def test_vhost_net_is_found_to_work_once_its_module_is_there(told: Any) -> None:
     kernels = told("vhost: the kernel's")
-    assert kernels["before"].startswith(vhost.DEVICE)
+    assert kernels["before"].startswith(VHOST_DEVICE)
     assert kernels["after"] == ""
-    assert kernels["descriptors"] == [[vhost.DEVICE, False]] * 3
+    assert kernels["descriptors"] == [[VHOST_DEVICE, False]] * 3
 
 
 def test_a_confined_qemu_has_a_descriptor_of_it_for_each_queue_and_the_kernels_threads(told: Any) -> None:

@@ -7,91 +7,84 @@ import os
 from dataclasses import dataclass
 from functools import partial
 
-from virtshim import machine
-from virtshim.attach.attachments import Attachments
-from virtshim.attach.console import ConsoleAttach
-from virtshim.attach.console_size import ConsoleSizes
+from virtshim.attach.console import Attachments, ConsoleAttach, ConsoleSizes
 from virtshim.attach.entrypoint import EntrypointAttach
-from virtshim.attach.screen import ScreenSockets
-from virtshim.attach.screenshot import VncScreenshots
-from virtshim.config import Settings
-from virtshim.crilog.boot_output import RawBootOutput
-from virtshim.crilog.entrypoint_log import EntrypointLogFiles
-from virtshim.crilog.follower import ConsoleLogs
+from virtshim.attach.screen import ScreenSockets, VncScreenshots
+from virtshim.config.settings import Settings
+from virtshim.containers.exec import AgentPort, PlugExecPort
 from virtshim.devices.attachable import AttachChecker
 from virtshim.devices.cdi_directories import CdiDirectories
-from virtshim.devices.error_counts import AerCounts
+from virtshim.devices.driver_client import DeviceDriverClient
+from virtshim.devices.function_health import AerCounts
 from virtshim.devices.host_files import HostFiles
-from virtshim.devices.node_devices import NodeDevices, device_rules
-from virtshim.devices.resolve import Resolver
-from virtshim.disks import containers_room
+from virtshim.devices.ports import DeviceDrivers, DeviceErrorCounts, Devices
+from virtshim.devices.resolve import NodeDevices, Resolver, device_rules
+from virtshim.disks import container_files
 from virtshim.disks.checkpoint_archives import CheckpointArchives
+from virtshim.disks.container_files import EmptyDiskStore, KernelFileStore
 from virtshim.disks.disk_places import DiskPlacesFiles
-from virtshim.disks.empty_disks import EmptyDiskStore
-from virtshim.disks.kernel_files import KernelFileStore
+from virtshim.disks.ports import ContainersRoom, DiskPlaces, EmptyDiskFiles, KernelFiles, RootDisks, RootVolumes
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.disks.root_volumes import RootVolumeStore
 from virtshim.disks.termination_file import TerminationFileStore
-from virtshim.domain.errors import Unavailable
-from virtshim.domain.hardware.of_node import NodeHardware
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout, share_dir
-from virtshim.guestagent.agents import AgentClients
-from virtshim.guestinit.iso import SeedStore
-from virtshim.hypervisor import qemu_process
-from virtshim.hypervisor.connection import Connection
-from virtshim.hypervisor.control.machine import LibvirtControl
-from virtshim.hypervisor.domain_xml import NodeProfile
-from virtshim.hypervisor.driver import LibvirtHypervisor
-from virtshim.hypervisor.hardware import swtpm, uefi
-from virtshim.hypervisor.hotplug import LibvirtPorts, LibvirtUnplugging
-from virtshim.hypervisor.inventory import LibvirtInventory
-from virtshim.hypervisor.node_profile import group_of_vms, libvirt_uri, node_profile, own_groups
-from virtshim.hypervisor.pause import LibvirtPausing
-from virtshim.hypervisor.qemu_process import pid_directory
-from virtshim.hypervisor.resize import LibvirtResizing
-from virtshim.hypervisor.stats.bulk import BulkStats
-from virtshim.hypervisor.stats.readings import LibvirtReadings
-from virtshim.hypervisor.stats.vm_statistics import VmStatistics
+from virtshim.guest.agents import AgentClients
+from virtshim.guest.ports import EntrypointListeners, GuestAgents, GuestOperations, TerminationFiles
 from virtshim.images.filestore import ImageFileStore, ImageSettings
-from virtshim.images.policy.disk_paths import DiskPath
-from virtshim.images.policy.rules import Rule
-from virtshim.images.qemu_img import copy_to_device
+from virtshim.images.policy import DiskPath, Rule
+from virtshim.images.ports import ImageNotes
+from virtshim.images.verify import qemu_img_copy_to_device
 from virtshim.kubeapi.events import KubeEvents
 from virtshim.kubeapi.objects import KubeObjects
+from virtshim.kubeapi.ports import ClusterObjects, PodEvents
 from virtshim.kubelet.pod_resources import PodResourcesClient
-from virtshim.lifecycle.exec_ports import AgentPort, PlugExecPort
-from virtshim.ports.cgroups import VmCgroups
-from virtshim.ports.clock import Clock
-from virtshim.ports.cluster import ClusterObjects, PodEvents
-from virtshim.ports.consoles import BootOutput, EntrypointLogs, WatchedConsoles
-from virtshim.ports.control import Screenshots, VmControl
-from virtshim.ports.copies import KubeletVolumes
-from virtshim.ports.devices import DeviceDrivers, DeviceErrorCounts, Devices
-from virtshim.ports.disks import ContainersRoom, DiskPlaces, EmptyDiskFiles, KernelFiles, RootDisks, RootVolumes
-from virtshim.ports.guests import EntrypointListeners, GuestAgents, GuestOperations, TerminationFiles
-from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
-from virtshim.ports.images import ImageNotes
-from virtshim.ports.pause import CheckpointFiles, VmPausing
-from virtshim.ports.recovery import KnownImageFiles, KnownNetworks, RecordCopies, VmInventory
-from virtshim.ports.seeds import GuestSeeds
-from virtshim.ports.shares import VmShares
-from virtshim.ports.streaming import Streaming
-from virtshim.ports.volume_disks import VolumeDiskFiles
-from virtshim.primitives.clock import SystemClock
-from virtshim.store.image_notes import ImageNoteFiles
+from virtshim.logs.entrypoint_log import EntrypointLogFiles, RawBootOutput
+from virtshim.logs.follower import ConsoleLogs
+from virtshim.logs.ports import BootOutput, EntrypointLogs, WatchedConsoles
+from virtshim.model.errors import Unavailable
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout, share_dir
+from virtshim.model.sizing import NodeHardware
+from virtshim.pods.cgroups import VmCgroupClient
+from virtshim.pods.networks import PodNetworkClient
+from virtshim.pods.ports import VmCgroups
+from virtshim.pods.tapmanager_connection import SHARES, TapmanagerConnection
+from virtshim.seed.iso import SeedStore
+from virtshim.seed.ports import GuestSeeds
+from virtshim.store.copies import ImageNoteFiles, RecordCopyFiles
 from virtshim.store.opening import open_records
-from virtshim.store.record_copies import RecordCopyFiles
+from virtshim.store.ports import KnownImageFiles, KnownNetworks, RecordCopies, VmInventory
 from virtshim.store.records import SqliteRecords
+from virtshim.streaming.ports import Streaming
 from virtshim.streaming.room import StreamLimits
 from virtshim.streaming.server import StreamingServer
-from virtshim.tapclient.cgroups import VmCgroupClient
-from virtshim.tapclient.connection import SHARES, TapmanagerConnection
-from virtshim.tapclient.drivers import DeviceDriverClient
-from virtshim.tapclient.networks import PodNetworkClient
-from virtshim.tapclient.shares import VmShareClient
+from virtshim.system import machine
+from virtshim.system.clock import Clock, SystemClock
+from virtshim.vm import qemu_process
+from virtshim.vm.connection import Connection
+from virtshim.vm.control import LibvirtControl, LibvirtPorts, LibvirtUnplugging
+from virtshim.vm.domain_xml import NodeProfile
+from virtshim.vm.driver import LibvirtHypervisor
+from virtshim.vm.firmware import swtpm_states, uefi_first
+from virtshim.vm.inventory import LibvirtInventory
+from virtshim.vm.node_profile import group_of_vms, libvirt_uri, node_profile, own_groups
+from virtshim.vm.pause import LibvirtPausing
+from virtshim.vm.ports import (
+    CheckpointFiles,
+    Hypervisor,
+    Screenshots,
+    VmControl,
+    VmPausing,
+    VmReadings,
+    VmResizing,
+    VmUnplugging,
+)
+from virtshim.vm.qemu_process import pid_directory
+from virtshim.vm.resize import LibvirtResizing
+from virtshim.vm.statistics import BulkStats, LibvirtReadings, VmStatistics
+from virtshim.volumes.disks_on_node import VolumeDisksOnNode
 from virtshim.volumes.kubelet_volumes import KubeletVolumeFiles
-from virtshim.volumes.volume_disks import VolumeDisksOnNode
+from virtshim.volumes.ports import KubeletVolumes, VmShares, VolumeDiskFiles
+from virtshim.volumes.share_client import VmShareClient
 
 # Seconds that libvirt and tapmanager get to answer at start.
 _START_LIMIT = 90.0
@@ -230,12 +223,12 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         volume_disks=VolumeDisksOnNode(),
         files=images,
         image_notes=ImageNoteFiles(f"{layout.images}/records"),
-        disks=RootDiskStore(layout, swtpm.states(pid_directory(settings.libvirt.uri))),
-        containers_room=containers_room.ContainersRoom(layout),
+        disks=RootDiskStore(layout, swtpm_states(pid_directory(settings.libvirt.uri))),
+        containers_room=container_files.ContainersRoom(layout),
         disk_places=DiskPlacesFiles(layout),
         kernels=KernelFileStore(),
-        root_volumes=RootVolumeStore(copy_to_device),
-        node_hardware=NodeHardware(lambda: hypervisor.machine_type, uefi.first, machine.numa_nodes),
+        root_volumes=RootVolumeStore(qemu_img_copy_to_device),
+        node_hardware=NodeHardware(lambda: hypervisor.machine_type, uefi_first, machine.numa_nodes),
         empty_disks=EmptyDiskStore(layout),
         copies=RecordCopyFiles(layout),
         archives=CheckpointArchives(),

@@ -9,58 +9,60 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 
-from virtshim import machine
 from virtshim.app.adapters import Adapters, real_parts
-from virtshim.app.creation import create_container
-from virtshim.app.live_settings import LiveSettings
-from virtshim.app.observation import broadcaster, usage
-from virtshim.app.operator import Starts, operator_server, operator_servicer, starts
-from virtshim.config import Settings
-from virtshim.cri.admin import AdminServicer
+from virtshim.app.parts import (
+    Recovery,
+    Starts,
+    broadcaster,
+    create_container,
+    operator_server,
+    operator_servicer,
+    recovery,
+    repair_runner,
+    starts,
+    usage,
+)
+from virtshim.app.reload import LiveSettings
+from virtshim.config.settings import Settings
+from virtshim.containers.checkpoint_container import CheckpointContainer
+from virtshim.containers.exec import ExecCommand
+from virtshim.containers.logs import ContainerLogs, ReopenContainerLog
+from virtshim.containers.record_exit import ExitRecorder, VmEvents
+from virtshim.containers.remove_container import RemoveContainer
+from virtshim.containers.start_container import StartContainer
+from virtshim.containers.stop_container import StopContainer
+from virtshim.containers.termination_message import TerminationMessages
+from virtshim.containers.update_resources import UpdateContainerResources, UpdateSandboxResources
 from virtshim.cri.images import ImageServicer
-from virtshim.cri.operator.server import OperatorServer
-from virtshim.cri.operator.servicer import OperatorServicer
-from virtshim.cri.runtime_service import RuntimeServicer
-from virtshim.cri.server import CriServer
+from virtshim.cri.interceptors import subject_of
+from virtshim.cri.operator.server import OperatorServer, OperatorServicer
+from virtshim.cri.server import AdminServicer, CriServer, RuntimeServicer
 from virtshim.cri.services import Services
-from virtshim.domain.ids import SandboxId
-from virtshim.hypervisor.node_profile import systemd_cgroups
-from virtshim.lifecycle.boot_progress import BootProgress
-from virtshim.lifecycle.checkpoint_container import CheckpointContainer
-from virtshim.lifecycle.container_logs import ContainerLogs
-from virtshim.lifecycle.entrypoints import EntrypointRunner
-from virtshim.lifecycle.exec_sync import ExecCommand
-from virtshim.lifecycle.guest.set_up import GuestSetUp
-from virtshim.lifecycle.guest.trouble_notices import TroubleNotices
-from virtshim.lifecycle.guest_freeze import GuestFreezer
-from virtshim.lifecycle.images import ImageService
-from virtshim.lifecycle.record_exit import ExitRecorder, VmEvents
-from virtshim.lifecycle.remove_container import RemoveContainer
-from virtshim.lifecycle.remove_sandbox import RemoveSandbox
-from virtshim.lifecycle.reopen_container_log import ReopenContainerLog
-from virtshim.lifecycle.run_sandbox import RunSandbox
-from virtshim.lifecycle.start_container import StartContainer
-from virtshim.lifecycle.stop_container import StopContainer
-from virtshim.lifecycle.stop_sandbox import StopSandbox
-from virtshim.lifecycle.termination_message import TerminationMessages
-from virtshim.lifecycle.update_container_resources import UpdateContainerResources
-from virtshim.lifecycle.update_sandbox_resources import UpdateSandboxResources
-from virtshim.lifecycle.volumes.copies import VolumeCopies
-from virtshim.lifecycle.volumes.copy_watch import CopyWatch
-from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
-from virtshim.passthrough.assembly import DevicePorts, DeviceRules, DeviceServices, device_services
-from virtshim.passthrough.inspection import FunctionInspection
-from virtshim.primitives.clock import Stamps
-from virtshim.primitives.inflight import Inflight
-from virtshim.primitives.pod_locks import PodLocks
-from virtshim.primitives.start_ups import StartUps
-from virtshim.primitives.threads import lasting
-from virtshim.queries.call_subject import subject_of
-from virtshim.queries.node_status import NodeStatus
-from virtshim.recovery.assembly import Recovery, recovery, repair_runner
+from virtshim.devices.health import FunctionInspection
+from virtshim.devices.services import DevicePorts, DeviceRules, DeviceServices, device_services
+from virtshim.guest.boot_phases import BootProgress
+from virtshim.guest.entrypoints import EntrypointRunner
+from virtshim.guest.freeze import GuestFreezer
+from virtshim.guest.set_up import GuestSetUp
+from virtshim.guest.trouble_notices import TroubleNotices
+from virtshim.images.service import ImageService
+from virtshim.metrics.start_ups import StartUps
+from virtshim.model.ids import SandboxId
+from virtshim.pods.node_status import NodeStatus
+from virtshim.pods.remove_sandbox import RemoveSandbox
+from virtshim.pods.run_sandbox import RunSandbox
+from virtshim.pods.stop_sandbox import StopSandbox
 from virtshim.recovery.image_gc import ImageGc
 from virtshim.recovery.repairs import RepairRunner, Repairs
 from virtshim.recovery.watch_pods import WatchPods
+from virtshim.system import machine
+from virtshim.system.clock import Stamps
+from virtshim.system.locks import Inflight, PodLocks
+from virtshim.system.threads import lasting
+from virtshim.vm.node_profile import systemd_cgroups
+from virtshim.volumes.copy_watch import CopyWatch
+from virtshim.volumes.pod_volumes import PodVolumes
+from virtshim.volumes.volume_copies import VolumeCopies
 
 # Seconds that a look which is under way gets when the daemon stops.
 _JOIN_TIMEOUT = 5.0

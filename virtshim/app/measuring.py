@@ -9,12 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from virtshim.app.assembly import App
-from virtshim.config import Metrics, Tracing
-from virtshim.primitives import observed
-from virtshim.primitives.threads import lasting
+from virtshim.config.settings import Metrics, Tracing
+from virtshim.metrics import observed
+from virtshim.system.threads import lasting
 
 if TYPE_CHECKING:
-    from virtshim.telemetry.sending import Sending
+    from virtshim.metrics.span_sender import Sending
 
 # Seconds that a guest which is asked just now gets when the daemon stops.
 _JOIN = 3.0
@@ -26,13 +26,10 @@ def measured(app: App, settings: Metrics) -> Iterator[None]:
     if not settings.address:
         yield
         return
-    from virtshim.telemetry.guest_filesystems import GuestFilesystems
-    from virtshim.telemetry.metrics_server import MetricsServer
-    from virtshim.telemetry.node_collector import NodeCollector
-    from virtshim.telemetry.node_readings import NodeReadings
-    from virtshim.telemetry.recorder import Recorder
-    from virtshim.telemetry.registry import process_registry, renderer
-    from virtshim.telemetry.sampler import Sampler
+    from virtshim.metrics.daemons import Recorder, process_registry, renderer
+    from virtshim.metrics.guest_filesystems import GuestFilesystems
+    from virtshim.metrics.metrics_server import MetricsServer
+    from virtshim.metrics.node import NodeCollector, NodeReadings, Sampler
 
     a = app.adapters
     readings = NodeReadings(
@@ -67,7 +64,7 @@ def traced(settings: Tracing, sending: Sending | None = None) -> Iterator[None]:
     if not settings.endpoint:
         yield
         return
-    from virtshim.telemetry.tracing import OtlpTracer
+    from virtshim.metrics.tracing import OtlpTracer
 
     def count(result: str, number: int) -> None:
         observed.meter().spans(result, number)

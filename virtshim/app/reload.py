@@ -4,16 +4,105 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Self
 
 import structlog
 
-from virtshim import config, sdnotify
-from virtshim.config import BadConfiguration, Settings
-from virtshim.logsetup import set_log_level
-from virtshim.primitives.threads import lasting
-from virtshim.settings.changes import changed, with_reloaded
+from virtshim.annotations.profiles import Profile
+from virtshim.config.changes import changed, with_reloaded
+from virtshim.config.settings import BadConfiguration, Settings, config_load
+from virtshim.model.sizing import NodeLimits
+from virtshim.recovery.image_gc import Watermarks
+from virtshim.system.daemon import sdnotify_notify
+from virtshim.system.live import Live
+from virtshim.system.logsetup import set_log_level
+from virtshim.system.pod_places import Places, PodPlaces
+from virtshim.system.threads import lasting
+
+# Settings that a reload changes in the use cases: `reload=True` beside the setting.
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSettings:
+    """One for the node; whoever uses a value holds the same `Live`."""
+
+    sizes: Live[NodeLimits]
+    agent_timeout: Live[float]
+    run_commands: Live[bool]
+    must_confirm: Live[bool]
+    reconcile_interval: Live[float]
+    profiles: Live[Sequence[Profile]]
+    require_overhead: Live[bool]
+    commands: PodPlaces
+    pulls: PodPlaces
+    pinned_images: Live[Sequence[str]]
+    image_watermarks: Live[Watermarks]
+    others: list[Callable[[Settings], None]] = field(default_factory=list)
+    """Of parts that hold settings of their own."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(
+            Live(settings.sizes()),
+            Live(settings.vm.agent_timeout),
+            Live(settings.vm.command == "run"),
+            Live(settings.volumes.unconfirmed == "fail"),
+            Live(settings.cri.reconcile_interval),
+            Live(_profiles(settings)),
+            Live(settings.vm.require_overhead),
+            PodPlaces(_commands(settings)),
+            PodPlaces(_pulls(settings)),
+            Live(settings.images.pinned),
+            Live(_watermarks(settings)),
+        )
+
+    def use(self, settings: Settings) -> None:
+        self.sizes.now = settings.sizes()
+        self.agent_timeout.now = settings.vm.agent_timeout
+        self.run_commands.now = settings.vm.command == "run"
+        self.must_confirm.now = settings.volumes.unconfirmed == "fail"
+        self.reconcile_interval.now = settings.cri.reconcile_interval
+        self.profiles.now = _profiles(settings)
+        self.require_overhead.now = settings.vm.require_overhead
+        self.commands.allow(_commands(settings))
+        self.pulls.allow(_pulls(settings))
+        self.pinned_images.now = settings.images.pinned
+        self.image_watermarks.now = _watermarks(settings)
+        for use in self.others:
+            use(settings)
+
+
+def _profiles(settings: Settings) -> Sequence[Profile]:
+    return [Profile(one.name, one.annotations, one.handlers) for one in settings.vm.profiles]
+
+
+def _watermarks(settings: Settings) -> Watermarks:
+    return Watermarks(settings.images.gc_high_percent, settings.images.gc_low_percent)
+
+
+def _commands(settings: Settings) -> Places:
+    return Places(
+        what="commands running",
+        total=max(1, settings.cri.max_calls // 2),
+        each=settings.cri.pod_commands,
+        remedy="wait for some to end, or raise cri.pod_commands",
+        remedy_of_node="wait for some to end, or raise cri.max_calls",
+    )
+
+
+def _pulls(settings: Settings) -> Places:
+    return Places(
+        what="pulls under way",
+        total=settings.images.pulls,
+        each=min(settings.images.namespace_pulls, settings.images.pulls),
+        remedy="wait for some to end, or raise images.namespace_pulls",
+        remedy_of_node="wait for some to end, or raise images.pulls",
+        holder="namespace",
+    )
+
 
 log = structlog.get_logger(__name__)
 
@@ -45,19 +134,19 @@ class Reload:
 
     def serve(self) -> None:
         """Of one signal: systemd is told. Never raises."""
-        sdnotify.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        sdnotify_notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         status = "serving"
         try:
             if not self.again():
                 status = "serving with the former settings: the new ones are refused, see the log"
         except Exception:
             log.exception("settings.broken")  # the edge of a thread: the next signal must be heard
-        sdnotify.notify("READY=1", f"STATUS={status}")
+        sdnotify_notify("READY=1", f"STATUS={status}")
 
     def again(self) -> bool:
         """Whether the new settings hold."""
         try:
-            new = config.load(self._file)
+            new = config_load(self._file)
         except BadConfiguration as exc:
             refused = exc.faults
         else:

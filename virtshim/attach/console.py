@@ -16,16 +16,121 @@ import fcntl
 import os
 import struct
 import termios
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from virtshim.attach.attachments import MAX_CLIENTS, bytes_lost, input_ended, room_for_each, too_many_clients
-from virtshim.attach.console_size import ConsoleSize, ConsoleSizes
-from virtshim.domain.errors import Unavailable
-from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, OutStream
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.domain.token_bucket import ReadPace
+import structlog
+
+from virtshim.model.errors import ResourceExhausted, ShimError, Unavailable, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
+from virtshim.streaming.ports import Attaches, AttachStreams, Ended, Output, OutStream, StreamSession
+from virtshim.system.rate_limits import ReadPace
+
+# What both kinds of attach share: which of them serves a request, their limits, and what clients are told of those.
+
+MAX_CLIENTS: Final = 16
+# Bytes that wait for one client, and for all of one VM.
+MAX_WAITING: Final = 1 << 20
+_WAITING_OF_VM: Final = 4 << 20
+
+
+class Attachments:
+    """A container's entrypoint, or its console. Implements `virtshim.streaming.ports.Attaches`."""
+
+    def __init__(self, consoles: Attaches, commands: Attaches) -> None:
+        self._consoles = consoles
+        self._commands = commands
+
+    async def attach(self, request: AttachStreams) -> StreamSession:
+        return await (self._commands if request.to_entrypoint else self._consoles).attach(request)
+
+
+def input_ended(container: ContainerId) -> WrongState:
+    return WrongState(
+        f"the input of container {container.short} ended with its first client (stdinOnce); attach without stdin"
+    )
+
+
+def too_many_clients(container: ContainerId) -> ResourceExhausted:
+    return ResourceExhausted(f"{MAX_CLIENTS} clients are attached to container {container.short}; one must leave first")
+
+
+def room_for_each(clients: int) -> int:
+    """Bytes that may wait for each of so many."""
+    return min(MAX_WAITING, _WAITING_OF_VM // max(1, clients))
+
+
+def bytes_lost(count: int) -> Output:
+    """In the place of what a client did not read in time."""
+    return Output(OutStream.STDOUT, f"\r\n[virtshim: {count} bytes lost: this client reads too slowly]\r\n".encode())
+
+
+# Sets the size of guests' consoles to that of their clients: the newest wins, one at a time, without blocking.
+#
+# A serial line cannot carry a size, so it goes by the guest's agent. A guest without one keeps the size that it has.
+
+log = structlog.get_logger(__name__)
+
+# Container, columns, rows, seconds. Blocks; raises ShimError.
+SetSize = Callable[[ContainerId, int, int, float], None]
+
+# Seconds: for the agent, and between two sizes of one console, as a window that is dragged has many.
+_ANSWER: Final = 3.0
+_PAUSE: Final = 0.3
+_MAX: Final = 0xFFFF
+# Guests that are told at the same time, each by one thread: silent ones keep nobody else waiting.
+_THREADS: Final = 512
+
+
+class ConsoleSizes:
+    """One for all consoles."""
+
+    def __init__(self, tell: SetSize) -> None:
+        self._set = tell
+        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="console-size")
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def of(self, container: ContainerId) -> ConsoleSize:
+        return ConsoleSize(lambda columns, rows: self._set_size(container, columns, rows), self._executor)
+
+    def _set_size(self, container: ContainerId, columns: int, rows: int) -> None:
+        try:
+            self._set(container, columns, rows, _ANSWER)
+        except ShimError as exc:
+            log.debug("console.size.not_set", container=container.short, why=str(exc))
+
+
+class ConsoleSize:
+    """Of one console. Lives on the streaming loop."""
+
+    def __init__(self, tell: Callable[[int, int], None], executor: ThreadPoolExecutor) -> None:
+        self._set = tell
+        self._executor = executor
+        self._newest: tuple[int, int] | None = None
+        self._setting: asyncio.Task[None] | None = None
+
+    def change(self, columns: int, rows: int) -> None:
+        """Returns at once. Impossible sizes are ignored."""
+        if not (0 < columns <= _MAX and 0 < rows <= _MAX):
+            return
+        self._newest = (columns, rows)
+        if self._setting is None or self._setting.done():
+            self._setting = asyncio.get_running_loop().create_task(self._set_newest())
+
+    def close(self) -> None:
+        if self._setting is not None:
+            self._setting.cancel()
+
+    async def _set_newest(self) -> None:
+        while self._newest is not None:
+            size, self._newest = self._newest, None
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._set, *size)
+            await asyncio.sleep(_PAUSE)
+
 
 # Bytes in one read from QEMU, and to one client.
 _PIECE: Final = 64 << 10
@@ -41,7 +146,7 @@ _LOOK: Final = 0.02
 
 
 class ConsoleAttach:
-    """Implements `virtshim.ports.streaming.Attaches`."""
+    """Implements `virtshim.streaming.ports.Attaches`."""
 
     def __init__(self, layout: Layout, sizes: ConsoleSizes) -> None:
         self._layout = layout
@@ -186,7 +291,7 @@ class _Line:
 
 
 class ConsoleSession:
-    """One client's share. Implements `virtshim.ports.streaming.StreamSession`."""
+    """One client's share. Implements `virtshim.streaming.ports.StreamSession`."""
 
     def __init__(self, hub: ConsoleAttach, line: _Line, request: AttachStreams) -> None:
         self._hub = hub
@@ -213,7 +318,7 @@ class ConsoleSession:
         self._ended = True
         self._changed.set()
 
-    # --- virtshim.ports.StreamSession
+    # --- virtshim.streaming.ports.StreamSession
 
     async def read(self) -> Output | Ended:
         while not (self._waiting or self._lost or self._ended):

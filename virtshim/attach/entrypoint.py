@@ -1,6 +1,6 @@
 """Attach to a container's entrypoint: its output goes to all attached clients, what they type to its input.
 
-Lives on the streaming loop, except what the command's thread calls (`virtshim.ports.guests.EntrypointListeners`). The output is
+Lives on the streaming loop, except what the command's thread calls (`virtshim.guest.ports.EntrypointListeners`). The output is
 that of the log, as it is read from the guest: earlier output is not shown. A client that does not keep up loses its
 oldest output and is told so; the command is never stopped for it.
 """
@@ -16,20 +16,20 @@ from typing import Final
 
 import structlog
 
-from virtshim.attach.attachments import (
+from virtshim.attach.console import (
     MAX_CLIENTS,
     MAX_WAITING,
+    ConsoleSize,
+    ConsoleSizes,
     bytes_lost,
     input_ended,
     room_for_each,
     too_many_clients,
 )
-from virtshim.attach.console_size import ConsoleSize, ConsoleSizes
-from virtshim.domain.errors import ShimError
-from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, OutStream
-from virtshim.domain.ids import ContainerId
-from virtshim.ports.guests import EntrypointInputs
-from virtshim.ports.streaming import StreamSession
+from virtshim.guest.ports import EntrypointInputs
+from virtshim.model.errors import ShimError
+from virtshim.model.ids import ContainerId
+from virtshim.streaming.ports import AttachStreams, Ended, Output, OutStream, StreamSession
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ _ANSWER: Final = 3.0
 
 
 class EntrypointAttach:
-    """Implements `virtshim.ports.streaming.Attaches` and `virtshim.ports.guests.EntrypointListeners`."""
+    """Implements `virtshim.streaming.ports.Attaches` and `virtshim.guest.ports.EntrypointListeners`."""
 
     def __init__(self, inputs: EntrypointInputs) -> None:
         self.inputs = inputs
@@ -51,7 +51,7 @@ class EntrypointAttach:
     def close(self) -> None:
         self._sizes.close()
 
-    # --- virtshim.ports.Attaches
+    # --- virtshim.streaming.ports.Attaches
 
     async def attach(self, request: AttachStreams) -> EntrypointSession:
         """Raises WrongState, ResourceExhausted."""
@@ -78,7 +78,7 @@ class EntrypointAttach:
         with self._lock:
             self._input_over.add(container)
 
-    # --- virtshim.ports.guests.EntrypointListeners: any thread
+    # --- virtshim.guest.ports.EntrypointListeners: any thread
 
     def has_clients(self, container: ContainerId) -> bool:
         with self._lock:
@@ -103,7 +103,7 @@ class EntrypointAttach:
 
 
 class EntrypointSession:
-    """One client's share. Implements `virtshim.ports.streaming.StreamSession`."""
+    """One client's share. Implements `virtshim.streaming.ports.StreamSession`."""
 
     def __init__(self, hub: EntrypointAttach, request: AttachStreams, size: ConsoleSize) -> None:
         self._hub = hub
@@ -147,7 +147,7 @@ class EntrypointSession:
         self._code = code
         self._changed.set()
 
-    # --- virtshim.ports.StreamSession
+    # --- virtshim.streaming.ports.StreamSession
 
     async def read(self) -> Output | Ended:
         while not (self._waiting or self._lost or self._code is not None):

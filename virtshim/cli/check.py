@@ -13,22 +13,21 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from virtshim import config as settings_table
-from virtshim.cli.ps import columns
+from virtshim.cli.tables import columns
+from virtshim.config.faults import BadConfiguration
+from virtshim.config.settings import config_load
+from virtshim.devices.driver_client import DeviceDriverClient
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.devices.condition import DeviceCondition
-from virtshim.domain.errors import ShimError
-from virtshim.logsetup import set_up_logging
-from virtshim.ports.devices import DeviceDrivers
+from virtshim.devices.ports import DeviceDrivers
+from virtshim.devices.values import DeviceCondition
+from virtshim.model.errors import ShimError
+from virtshim.pods.tapmanager_connection import TapmanagerConnection
 from virtshim.preflight import device_facts, devices
-from virtshim.preflight.checks import ALL
+from virtshim.preflight.checks import ALL, findings
 from virtshim.preflight.finding import Finding, Level, error, warning
-from virtshim.preflight.node.checks import of_cluster
-from virtshim.preflight.runner import findings
-from virtshim.settings.faults import BadConfiguration
+from virtshim.preflight.node_checks import of_cluster
 from virtshim.store.read_only import read_claims, read_conditions
-from virtshim.tapclient.connection import TapmanagerConnection
-from virtshim.tapclient.drivers import DeviceDriverClient
+from virtshim.system.logsetup import set_up_logging
 
 _STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
 
@@ -43,7 +42,7 @@ def check(config: str | None, *, as_json: bool = False, kubeconfig: str = "") ->
 
 def _findings(config: str | None, kubeconfig: str) -> Iterator[Finding]:
     try:
-        settings = settings_table.load(config)
+        settings = config_load(config)
     except BadConfiguration as exc:
         for fault in exc.faults:
             yield _of_configuration(fault)
@@ -87,7 +86,7 @@ def check_devices(
     config: str | None, *, as_json: bool = False, files: HostFiles | None = None, drivers: DeviceDrivers | None = None
 ) -> int:
     """Prints table and findings; 1 if no VM could have any device. Raises InvalidRequest for settings that cannot be read."""
-    settings = settings_table.load(config)
+    settings = config_load(config)
     files = files or HostFiles()
     claims, conditions, trouble = _state(settings.layout().database)
     drivers = drivers or DeviceDriverClient(TapmanagerConnection(settings.tapmanager.socket))

@@ -16,14 +16,13 @@ import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
-from virtshim.cli.daemons import Daemon, containerd_daemon
-from virtshim.cli.keeping.orphans import Orphans
+from virtshim.cli.daemons import Daemon, Orphans, containerd_daemon
 from virtshim.cli.node_dir import NodeDir, make_directory
-from virtshim.config import Settings
-from virtshim.domain.deadline import Deadline
-from virtshim.domain.errors import NotFound, Unavailable, WrongState
-from virtshim.files import replace_text
-from virtshim.primitives.clock import SystemClock
+from virtshim.config.settings import Settings
+from virtshim.model.deadline import Deadline
+from virtshim.model.errors import NotFound, Unavailable, WrongState
+from virtshim.system.clock import SystemClock
+from virtshim.system.files import replace_text
 
 _START_LIMIT = 60.0
 _POD_LIMIT = 120.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -11,13 +13,115 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import IO, Final, Protocol, TypeVar
 
 from tapmanager.log_lines import FILE_VARIABLE
-from virtshim.cli.keeping.last_lines import LastLines
-from virtshim.cli.keeping.orphans import Orphans
-from virtshim.domain.errors import PermissionRefused, Unavailable
+from virtshim.model.errors import PermissionRefused, Unavailable
+
+# What a daemon says: passed on as it comes, and its last lines kept for whoever has to tell why it does not come up.
+
+_KEPT: Final = 12
+_LONGEST: Final = 2000
+_PIECE: Final = 1 << 16
+
+
+class LastLines:
+    """`out`: the descriptor that all of it goes to. A start begins anew."""
+
+    def __init__(self, out: int = 2) -> None:
+        self._out = out
+        self._lines: deque[str] = deque(maxlen=_KEPT)
+        self._thread: threading.Thread | None = None
+
+    def follow(self, said: IO[bytes]) -> None:
+        """Until its end."""
+        self._lines.clear()
+        self._thread = threading.Thread(target=self._run, args=(said,), name="last-lines", daemon=True)
+        self._thread.start()
+
+    def lines(self, patience: float = 2.0) -> list[str]:
+        """Of a daemon that has ended. What it has left behind may have its output open still: that is not waited for."""
+        if self._thread is not None:
+            self._thread.join(patience)
+        return [line[:_LONGEST] for line in list(self._lines) if line.strip()]
+
+    def _run(self, said: IO[bytes]) -> None:
+        rest = b""
+        with said:
+            while piece := os.read(said.fileno(), _PIECE):
+                with contextlib.suppress(OSError):  # a terminal that is gone
+                    os.write(self._out, piece)
+                *whole, rest = (rest + piece).split(b"\n")
+                self._lines.extend(line.decode(errors="replace") for line in whole)
+                rest = rest[-_LONGEST:]
+        if rest:
+            self._lines.append(rest.decode(errors="replace"))
+
+
+# Takes in the QEMUs whose parent has ended, as init would. Must not take the ends of this process's own children.
+#
+# libvirt forks twice for a QEMU, so its parent is the nearest process above that asked for orphans. libvirt waits
+# until that parent has reaped QEMU, and the init of a container may do so only every few seconds.
+
+_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+
+
+class _Child(Protocol):
+    """What is needed of a `subprocess.Popen`, which several threads may wait for."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self) -> int: ...
+
+
+C = TypeVar("C", bound=_Child)
+
+
+class Orphans:
+    """`start_child` for each child of one's own; `adopt` once, for those of others."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._own: dict[int, _Child] = {}
+        self._child_started = threading.Event()
+
+    def start_child(self, start: Callable[[], C]) -> C:
+        """Its end is left to whoever asks the child for it, however soon it comes."""
+        with self._lock:
+            child = start()
+            self._own[child.pid] = child
+            self._child_started.set()
+            return child
+
+    def adopt(self) -> None:
+        """From now on orphans below this process are its children, and are reaped at once."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+        threading.Thread(target=self._reap, name="orphans", daemon=True).start()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                # Only looks: whose the child is has to be known first.
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:  # no child, so no orphan either until there is one
+                self._child_started.wait()
+                self._child_started.clear()
+                continue
+            if ended is None:
+                continue
+            with self._lock:
+                child = self._own.pop(ended.si_pid, None)
+            if child is not None:
+                child.wait()  # keeps the result for whoever asks
+            else:
+                os.waitid(os.P_PID, ended.si_pid, os.WEXITED)
+
 
 _STOP_LIMIT_AT_START = 2.0
 

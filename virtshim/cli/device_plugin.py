@@ -7,30 +7,33 @@ from functools import partial
 
 import structlog
 
-from virtshim import config, sdnotify
 from virtshim.app.reload import Reload
-from virtshim.config import OfferedResource
-from virtshim.devices.error_counts import AerCounts
-from virtshim.devices.function_health import FunctionHealth
+from virtshim.config.settings import OfferedResource, Settings, config_load
+from virtshim.devices.function_health import AerCounts, FunctionHealth
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus
-from virtshim.domain.devices.granted import PciAddress
-from virtshim.domain.devices.pools import HostFunction, Pool
-from virtshim.domain.errors import InvalidRequest
-from virtshim.grpc_socket import SocketLock
-from virtshim.kubelet import cdi_file
-from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
-from virtshim.kubelet.resource_server import ResourceServer
-from virtshim.logsetup import set_up_logging
-from virtshim.stop_signals import reload_requests, stop_event
+from virtshim.devices.pools import HostFunction, Pool
+from virtshim.devices.values import PciAddress
+from virtshim.kubelet.device_plugin import (
+    DevicePlugin,
+    KubeletPlugins,
+    ResourcePlugin,
+    ResourceServer,
+    cdi_file_qualified_name,
+    cdi_file_write,
+)
+from virtshim.model.errors import InvalidRequest
 from virtshim.store.read_only import read_conditions
+from virtshim.system.daemon import reload_requests, sdnotify_notify, stop_event
+from virtshim.system.grpc_socket import SocketLock
+from virtshim.system.logsetup import set_up_logging
 
 log = structlog.get_logger(__name__)
 
 
 def device_plugin_command(file: str | None) -> None:
     """Offers devices until SIGTERM or SIGINT. Raises WrongState while another one runs: each would take the other's sockets."""
-    settings = config.load(file)
+    settings = config_load(file)
     wanted = settings.device_plugin
     if not wanted.resources:
         raise InvalidRequest(
@@ -44,20 +47,20 @@ def device_plugin_command(file: str | None) -> None:
     with_cdi = wanted.deliver == "cdi"
 
     def name_of(pool: Pool) -> partial[str] | None:
-        return partial(cdi_file.qualified_name, pool) if with_cdi else None
+        return partial(cdi_file_qualified_name, pool) if with_cdi else None
 
     plugins = {pool.resource: ResourcePlugin(pool, directory, ResourceServer(pool, name_of(pool))) for pool in pools}
-    publish = partial(cdi_file.write, wanted.cdi_dir) if with_cdi else _publish_nothing
+    publish = partial(cdi_file_write, wanted.cdi_dir) if with_cdi else _publish_nothing
     # Not in kubelet's directory, which kubelet empties when it starts.
     lock = SocketLock(f"{settings.paths.run_dir}/device-plugin")
     try:
         Reload(file, settings, _use_nothing, ("paths", "device_plugin", "devices", "log")).start(reload_requests())
-        sdnotify.notify("READY=1")
+        sdnotify_notify("READY=1")
         log.info("plugin.started", resources=[pool.resource for pool in pools])
         files = HostFiles()
         health = FunctionHealth(AerCounts(files), partial(read_conditions, settings.layout().database))
         plugin = DevicePlugin(plugins, pools, lambda: candidates(files, health, excluded), publish)
-        plugin.run(stopping, wanted.interval, alive=partial(sdnotify.notify, "WATCHDOG=1"))
+        plugin.run(stopping, wanted.interval, alive=partial(sdnotify_notify, "WATCHDOG=1"))
     finally:
         lock.release()
     log.info("plugin.stopped")
@@ -101,7 +104,7 @@ def candidates(
     ]
 
 
-def _use_nothing(_settings: config.Settings) -> None:
+def _use_nothing(_settings: Settings) -> None:
     """The log's level is all that changes here."""
 
 

@@ -10,7 +10,6 @@ import time
 
 from rich.console import Console
 
-from virtshim import config
 from virtshim.app import assembly
 from virtshim.cli import containerd
 from virtshim.cli.daemons import need_root, shares_daemon, tapmanager_daemon
@@ -24,12 +23,13 @@ from virtshim.cli.node_dir import (
 )
 from virtshim.cli.own_path import refuse_strangers
 from virtshim.cli.up import take_lock
-from virtshim.domain.deadline import Deadline
-from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
-from virtshim.files import lock_holder
-from virtshim.logsetup import set_up_logging
-from virtshim.primitives.clock import SystemClock
-from virtshim.process import run
+from virtshim.config.settings import config_load
+from virtshim.model.deadline import Deadline
+from virtshim.model.errors import InvalidRequest, ShimError, WrongState
+from virtshim.system.clock import SystemClock
+from virtshim.system.files import lock_holder
+from virtshim.system.logsetup import set_up_logging
+from virtshim.system.process import run
 
 _POD_LIMIT = 120.0
 
@@ -104,7 +104,7 @@ def _tell_to_stop(node: NodeDir, console: Console) -> bool:
 
 
 def _remove_pods(node: NodeDir, console: Console) -> None:
-    settings = config.load(node.config_file)
+    settings = config_load(node.config_file)
     set_up_logging("warning", "text")
     helpers = (tapmanager_daemon(node.config_file), shares_daemon(node.config_file))
     try:

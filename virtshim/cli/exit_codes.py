@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from virtshim.domain.errors import Kind
+from virtshim.model.errors import Kind
 
 OF_KIND: Final[Mapping[Kind, int]] = {
     Kind.NOT_FOUND: 66,

@@ -11,12 +11,11 @@ from typing import Annotated
 import typer
 
 from virtshim.cli import exit_codes
-from virtshim.cli.configuration.commands import config_app
-from virtshim.cli.operating.commands import cri_socket as _cri_socket
-from virtshim.cli.operating.commands import operating_app
-from virtshim.cli.operating.names import pod_names
+from virtshim.cli.config import config_app
+from virtshim.cli.operating import cri_socket as _cri_socket
+from virtshim.cli.operating import operating_app, pod_names
 from virtshim.cli.terminal import open_closed_streams, write_out
-from virtshim.domain.errors import InvalidRequest, Kind, ShimError
+from virtshim.model.errors import InvalidRequest, Kind, ShimError
 
 app = typer.Typer(
     help="A Kubernetes CRI runtime: each pod is a virtual machine.",
@@ -123,7 +122,7 @@ def setup(
     ] = "/",
 ) -> None:
     """Look at this node, write the configuration of virtshim, proxy, kubelet, crictl and libvirt, and start the services."""
-    from virtshim.cli.install.setup import SetupOptions, setup_command
+    from virtshim.cli.setup import SetupOptions, setup_command
 
     raise typer.Exit(setup_command(SetupOptions(root, dry_run, undo, json, vms_only)))
 
@@ -184,7 +183,7 @@ def exec_(
     config: _ConfigFile = None,
 ) -> None:
     """Run a command in a VM: `virtshim exec -it NAME -- sh`. The exit code is the command's."""
-    from virtshim.cli.exec import exec_command
+    from virtshim.cli.sessions import exec_command
 
     raise typer.Exit(exec_command(_cri_socket(socket, config), name, command, stdin=stdin, tty=tty))
 
@@ -192,7 +191,7 @@ def exec_(
 @app.command()
 def console(name: _Vm, socket: _Socket = None, config: _ConfigFile = None) -> None:
     """Attach this terminal to a VM's serial console; ctrl-] leaves."""
-    from virtshim.cli.console import console as attach
+    from virtshim.cli.sessions import console as attach
 
     raise typer.Exit(attach(_cri_socket(socket, config), name))
 
@@ -210,8 +209,8 @@ def ssh(
     config: _ConfigFile = None,
 ) -> None:
     """Log in to a VM with ssh; `--inject ~/.ssh/id_ed25519.pub` gives the running guest your key through its agent."""
-    from virtshim.cli.ssh import SshOptions
-    from virtshim.cli.ssh import ssh as become_ssh
+    from virtshim.cli.sessions import SshOptions
+    from virtshim.cli.sessions import ssh as become_ssh
 
     become_ssh(_cri_socket(socket, config), name, SshOptions(user, identity, inject, tuple(command or ())))
 

@@ -25,11 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from virtshim import config as settings_table
 from virtshim.cli.own_path import refuse_strangers
-from virtshim.domain.errors import InvalidRequest, WrongState
-from virtshim.files import replace_text
-from virtshim.removal import remove_tree
+from virtshim.config.settings import Settings, config_load, config_merged
+from virtshim.model.errors import InvalidRequest, WrongState
+from virtshim.system.files import remove_tree, replace_text
 
 # Settings as the environment names them; a whole table may be given as JSON.
 _OWN_TABLES = ("PATHS", "PROXY", "SHARES", "TAPMANAGER")
@@ -112,7 +111,7 @@ class NodeDir:
         return f"vs-{self.path_hash}"
 
 
-def write_node(node: NodeDir, options: NodeOptions) -> settings_table.Settings:
+def write_node(node: NodeDir, options: NodeOptions) -> Settings:
     """Makes the directories, the CNI configuration and config.toml; returns the settings. Raises InvalidRequest."""
     refuse_drop_ins(node)
     for directory in (
@@ -133,11 +132,11 @@ def write_node(node: NodeDir, options: NodeOptions) -> settings_table.Settings:
         replace_text(_network_file(conf_dir), json.dumps(bridge_network(node, options.pod_cidr), indent=2), mode=0o644)
     values = node_settings(node, conf_dir, options)
     if options.config is not None:
-        values = settings_table.merged(values, _toml(options.config))
+        values = config_merged(values, _toml(options.config))
     before = Path(node.config_file).read_text(encoding="utf-8") if os.path.exists(node.config_file) else None
     replace_text(node.config_file, to_toml(values), mode=0o644)
     try:
-        return settings_table.load(node.config_file)
+        return config_load(node.config_file)
     except InvalidRequest:
         # `down` needs settings that can be read.
         if before is None:

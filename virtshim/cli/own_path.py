@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from virtshim.domain.errors import InvalidRequest
+from virtshim.model.errors import InvalidRequest
 
 _MOST_LINKS: Final = 40
 _ROOT: Final = 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from virtshim import config
-from virtshim.domain.errors import InvalidRequest
-from virtshim.heap import keep_large_blocks, share_one_heap
+from virtshim.config.settings import Settings, config_load
+from virtshim.model.errors import InvalidRequest
 from virtshim.proxy.routes import Routes, Runtime
+from virtshim.system.daemon import keep_large_blocks, share_one_heap
 
 
 def proxy_command(file: str | None, directory: str | None) -> None:
@@ -18,11 +18,11 @@ def proxy_command(file: str | None, directory: str | None) -> None:
     # structlog takes rich, where it is installed, for tracebacks in colour, which a daemon's log never shows: 6 MiB.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
     from virtshim.app.reload import Reload
-    from virtshim.logsetup import set_up_logging
     from virtshim.proxy.serving import Plan, serve
+    from virtshim.system.logsetup import set_up_logging
 
     file = file if directory is None else f"{directory}/config.toml"
-    settings = config.load(file)
+    settings = config_load(file)
     set_up_logging(settings.log.level, settings.log.format)
     proxy = settings.proxy
     reload = Reload(
@@ -43,11 +43,11 @@ def proxy_command(file: str | None, directory: str | None) -> None:
     )
 
 
-def _use_nothing(_settings: config.Settings) -> None:
+def _use_nothing(_settings: Settings) -> None:
     """The log's level is all that changes here."""
 
 
-def routes(settings: config.Settings) -> Routes:
+def routes(settings: Settings) -> Routes:
     """Raises InvalidRequest if the proxy would be its own runtime."""
     proxy = settings.proxy
     found = Routes(

@@ -6,18 +6,18 @@ import contextlib
 import os
 import sys
 
-from virtshim import config
-from virtshim.heap import share_one_heap
+from virtshim.config.settings import config_load
+from virtshim.system.daemon import share_one_heap
 
 
 def serve_command(file: str | None) -> None:
     share_one_heap()
     # structlog takes rich, where it is installed, for tracebacks in colour, which the daemon's log never shows: 6 MiB.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
-    from virtshim.logsetup import set_up_logging
-    from virtshim.serve import serve
+    from virtshim.app.serve import serve
+    from virtshim.system.logsetup import set_up_logging
 
-    settings = config.load(file)
+    settings = config_load(file)
     set_up_logging(settings.log.level, settings.log.format)
     serve(settings, file)
     with contextlib.suppress(OSError):  # who read it may be gone

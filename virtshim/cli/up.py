@@ -11,22 +11,22 @@ from rich.console import Console
 from virtshim.cli import containerd
 from virtshim.cli.daemons import (
     Daemon,
+    LastLines,
+    Orphans,
     need_root,
     proxy_daemon,
     shares_daemon,
     tapmanager_daemon,
     virtshim_daemon,
 )
-from virtshim.cli.keeping.last_lines import LastLines
-from virtshim.cli.keeping.orphans import Orphans
-from virtshim.cli.keeping.watch import keep
+from virtshim.cli.keep_running import keep
 from virtshim.cli.node_dir import NodeDir, NodeOptions, drop_path_variables, make_directory, refuse_routed, write_node
 from virtshim.cli.own_path import refuse_strangers
-from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
-from virtshim.files import FileLocked, lock_file
-from virtshim.primitives.clock import SystemClock
-from virtshim.process import run
-from virtshim.stop_signals import stop_event
+from virtshim.model.errors import InvalidRequest, NotFound, Unavailable, WrongState
+from virtshim.system.clock import SystemClock
+from virtshim.system.daemon import stop_event
+from virtshim.system.files import FileLocked, lock_file
+from virtshim.system.process import run
 from vmwrapper import bundle
 
 __all__ = ["NodeOptions", "up_command"]

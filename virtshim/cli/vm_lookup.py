@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from virtshim.cri.client import PodSummary, VmSummary
-from virtshim.domain.errors import InvalidRequest, NotFound, WrongState
+from virtshim.model.errors import InvalidRequest, NotFound, WrongState
 
 _SHORT = 12
 _Seen = TypeVar("_Seen", bound=PodSummary | VmSummary)

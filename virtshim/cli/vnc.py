@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from virtshim import tcp_peer
+from virtshim.annotations.parse import VNC_ANNOTATION
 from virtshim.cli import terminal
 from virtshim.cli.vm_lookup import running_vm
 from virtshim.cri.client import VmSummary, connected
 from virtshim.cri.operator.client import operating
-from virtshim.domain.annotations.parse import VNC_ANNOTATION
-from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
-from virtshim.domain.guest.streaming import VNC_PORT
+from virtshim.model.errors import InvalidRequest, ShimError, WrongState
 from virtshim.streaming import client as streaming
+from virtshim.streaming.ports import VNC_PORT
+from virtshim.system.peers import tcp_peer_user_of
 
 _READ: Final = 32 << 10
 _ADDRESS: Final = re.compile(r"\[?(?P<host>[0-9a-fA-F.:]+?)\]?:(?P<port>[0-9]{1,5})")
@@ -99,7 +99,7 @@ def clients(listener: socket.socket) -> Iterator[socket.socket]:
 
 def _user_of(local: socket.socket) -> int | None:
     with contextlib.suppress(OSError):
-        return tcp_peer.user_of(local)
+        return tcp_peer_user_of(local)
     return None
 
 

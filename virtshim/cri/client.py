@@ -13,11 +13,11 @@ import grpc
 from criproto.admin_v1 import admin_pb2, admin_pb2_grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
+from virtshim.annotations.parse import VNC_ANNOTATION
 from virtshim.cri.error_codes import kind_of
-from virtshim.domain import errors
-from virtshim.domain.annotations.parse import VNC_ANNOTATION
-from virtshim.domain.errors import NotFound, PermissionRefused, ShimError, Unavailable
-from virtshim.domain.guest.streaming import Streams
+from virtshim.model import errors
+from virtshim.model.errors import NotFound, PermissionRefused, ShimError, Unavailable
+from virtshim.streaming.ports import Streams
 
 _SECONDS: Final = 30.0
 # What the node gives a guest's agent to answer.

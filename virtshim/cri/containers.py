@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri import to_domain, to_proto, without_effect
+from virtshim.cri import to_domain, to_proto
 from virtshim.cri.lists import ItemCache, ResponseCache, batches
 from virtshim.cri.services import ServicerPart, Services, seconds_left
-from virtshim.domain.container import Container
-from virtshim.domain.deadline import Deadline
-from virtshim.domain.errors import InvalidRequest
-from virtshim.queries.lists import Filter, list_containers
-from virtshim.queries.lookup import find_container, get_container, get_sandbox
+from virtshim.cri.validation import LogOnce, without_effect_of_container
+from virtshim.model.container import Container
+from virtshim.model.deadline import Deadline
+from virtshim.model.errors import InvalidRequest
+from virtshim.pods.lookup import Filter, find_container, get_container, get_sandbox, list_containers
 
 
 class ContainerCalls(ServicerPart):
@@ -25,7 +25,7 @@ class ContainerCalls(ServicerPart):
         self._all_containers = ResponseCache[Container, pb.ListContainersResponse](
             lambda found: pb.ListContainersResponse(containers=self._container_list.of(found))
         )
-        self._container_log = without_effect.LogOnce()
+        self._container_log = LogOnce()
 
     def CreateContainer(
         self, request: pb.CreateContainerRequest, context: grpc.ServicerContext
@@ -34,7 +34,7 @@ class ContainerCalls(ServicerPart):
             raise InvalidRequest("CreateContainer: config is missing")
         name = to_domain.container_name(request.config)
         config = to_domain.container_config(request.config)
-        self._container_log.log(without_effect.of_container(request.config))
+        self._container_log.log(without_effect_of_container(request.config))
         sandbox = get_sandbox(self._services.records, request.pod_sandbox_id)
         made = self._services.create_container.create(sandbox.id, name, config, self._deadline(context))
         return pb.CreateContainerResponse(container_id=made.value)

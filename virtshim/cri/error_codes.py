@@ -7,8 +7,8 @@ from typing import Final
 
 import grpc
 
-from virtshim.domain.errors import Kind
-from virtshim.domain.printable import escaped
+from virtshim.model.errors import Kind
+from virtshim.model.text import escaped
 
 # Bytes of an error message on the wire.
 _MESSAGE_ROOM = 6000

@@ -5,15 +5,14 @@ from __future__ import annotations
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.annotations.parse import FORWARD_ANNOTATION, VNC_ANNOTATION
 from virtshim.cri.services import ServicerPart, set_when_cancelled
-from virtshim.domain.annotations.parse import FORWARD_ANNOTATION, VNC_ANNOTATION
-from virtshim.domain.errors import InvalidRequest, WrongState
-from virtshim.domain.guest.command import CommandResult
-from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.sandbox import Sandbox
-from virtshim.primitives.existing import pod_of
-from virtshim.queries.lookup import get_container, get_sandbox, require_running
+from virtshim.guest.command import CommandResult
+from virtshim.model.errors import InvalidRequest, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.sandbox import Sandbox
+from virtshim.pods.lookup import get_container, get_sandbox, pod_of, require_running
+from virtshim.streaming.ports import AttachStreams, ExecRequest, ForwardRequest, Streams
 
 # A client's limit is 16 MiB for the message: both streams and the little around them.
 _OUTPUT_ROOM = (16 << 20) - 1024

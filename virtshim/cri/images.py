@@ -12,11 +12,11 @@ from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_domain, to_proto
 from virtshim.cri.lists import batches
 from virtshim.cri.services import set_when_cancelled
-from virtshim.domain.errors import InvalidRequest, RegistryUnavailable, SignatureRefused, Unavailable
-from virtshim.domain.image import FilesystemUsage
-from virtshim.domain.sandbox import check_handler
-from virtshim.lifecycle.images import ImageService
-from virtshim.primitives.pod_places import PodPlaces
+from virtshim.images.service import ImageService
+from virtshim.model.errors import InvalidRequest, RegistryUnavailable, SignatureRefused, Unavailable
+from virtshim.model.image import FilesystemUsage
+from virtshim.model.sandbox import check_handler
+from virtshim.system.pod_places import PodPlaces
 
 
 class ImageServicer(api_pb2_grpc.ImageServiceServicer):

@@ -12,8 +12,10 @@ import grpc
 import structlog
 
 from virtshim.cri.error_codes import GRPC_CODES, on_the_wire
-from virtshim.domain.errors import ShimError
-from virtshim.primitives import observed
+from virtshim.metrics import observed
+from virtshim.model.errors import InvalidRequest, ShimError
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.store.ports import Records
 
 if TYPE_CHECKING:
     # The stubs make the handler generic for the checker only.
@@ -148,3 +150,52 @@ def _ms(started: float) -> float:
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:
     context.abort(code, on_the_wire(message))
+
+
+# Whom a call is about, for the log: never more of a request than names and ids.
+
+# Characters of ids in the log.
+_SHORT = 20
+_LONGEST = 256
+
+
+def subject_of(records: Records, request: Any) -> dict[str, str]:
+    """`pod`, `sandbox`, `container` and `image`, as far as they are known. `request`: a message of CRI's, whatever is in it."""
+    container_id, sandbox_id = _text(request, "container_id"), _text(request, "pod_sandbox_id")
+    found = {"container": container_id[:_SHORT], "sandbox": sandbox_id[:_SHORT], "image": _image(request)}
+    container = _known(records.containers, ContainerId, container_id)
+    sandbox = container.sandbox_id if container else _parsed(SandboxId, sandbox_id)
+    if container is not None:
+        found["sandbox"] = container.sandbox_id.short
+    pod = records.sandboxes.get(sandbox) if sandbox else None
+    found["pod"] = pod.key.readable if pod else _asked_for(request)
+    return {key: value[:_LONGEST] for key, value in found.items() if value}
+
+
+def _known(table: Any, kind: Any, text: str) -> Any:
+    parsed = _parsed(kind, text)
+    return table.get(parsed) if parsed else None
+
+
+def _parsed(kind: Any, text: str) -> Any:
+    try:
+        return kind(text) if text else None
+    except InvalidRequest:
+        return None
+
+
+def _asked_for(request: Any) -> str:
+    """A pod that is not there yet."""
+    metadata = getattr(getattr(request, "config", None), "metadata", None)
+    namespace = getattr(metadata, "namespace", "")
+    return f"{namespace}/{metadata.name}" if metadata is not None and namespace else ""
+
+
+def _image(request: Any) -> str:
+    spec = getattr(request, "image", None)
+    return _text(spec, "image")
+
+
+def _text(message: Any, field: str) -> str:
+    value = getattr(message, field, "")
+    return value if isinstance(value, str) else ""

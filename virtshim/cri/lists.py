@@ -14,7 +14,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.model.ids import ContainerId, SandboxId
 
 
 class _Record(Protocol):

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri import to_domain, to_proto, without_effect
+from virtshim.cri import to_domain, to_proto
 from virtshim.cri.lists import ItemCache, ResponseCache, batches
 from virtshim.cri.services import ServicerPart, Services
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.sandbox import Sandbox
-from virtshim.queries.lists import Filter, list_sandboxes
-from virtshim.queries.lookup import find_sandbox, get_sandbox
+from virtshim.cri.validation import LogOnce, without_effect_of_sandbox
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.sandbox import Sandbox
+from virtshim.pods.lookup import Filter, find_sandbox, get_sandbox, list_sandboxes
 
 
 class SandboxCalls(ServicerPart):
@@ -24,7 +24,7 @@ class SandboxCalls(ServicerPart):
         self._all_sandboxes = ResponseCache[Sandbox, pb.ListPodSandboxResponse](
             lambda found: pb.ListPodSandboxResponse(items=self._sandbox_list.of(found))
         )
-        self._sandbox_log = without_effect.LogOnce()
+        self._sandbox_log = LogOnce()
 
     def RunPodSandbox(
         self, request: pb.RunPodSandboxRequest, context: grpc.ServicerContext
@@ -33,7 +33,7 @@ class SandboxCalls(ServicerPart):
             raise InvalidRequest("RunPodSandbox: config is missing")
         key = to_domain.sandbox_key(request.config)
         config = to_domain.sandbox_config(request.config, request.runtime_handler)
-        self._sandbox_log.log(without_effect.of_sandbox(request.config))
+        self._sandbox_log.log(without_effect_of_sandbox(request.config))
         made = self._services.run_sandbox.run(key, config, self._deadline(context))
         return pb.RunPodSandboxResponse(pod_sandbox_id=made.value)
 

@@ -7,26 +7,25 @@ from dataclasses import dataclass
 
 import grpc
 
-from virtshim.domain.deadline import Deadline
-from virtshim.domain.layout import Layout
-from virtshim.lifecycle.checkpoint_container import CheckpointContainer
-from virtshim.lifecycle.create_container import CreateContainer
-from virtshim.lifecycle.exec_sync import ExecCommand
-from virtshim.lifecycle.remove_container import RemoveContainer
-from virtshim.lifecycle.remove_sandbox import RemoveSandbox
-from virtshim.lifecycle.reopen_container_log import ReopenContainerLog
-from virtshim.lifecycle.run_sandbox import RunSandbox
-from virtshim.lifecycle.start_container import StartContainer
-from virtshim.lifecycle.stop_container import StopContainer
-from virtshim.lifecycle.stop_sandbox import StopSandbox
-from virtshim.lifecycle.update_container_resources import UpdateContainerResources
-from virtshim.lifecycle.update_sandbox_resources import UpdateSandboxResources
+from virtshim.containers.checkpoint_container import CheckpointContainer
+from virtshim.containers.create_container import CreateContainer
+from virtshim.containers.exec import ExecCommand
+from virtshim.containers.logs import ReopenContainerLog
+from virtshim.containers.remove_container import RemoveContainer
+from virtshim.containers.start_container import StartContainer
+from virtshim.containers.stop_container import StopContainer
+from virtshim.containers.update_resources import UpdateContainerResources, UpdateSandboxResources
 from virtshim.metrics.usage import Usage
-from virtshim.ports.clock import Clock
-from virtshim.ports.records import Records
-from virtshim.ports.streaming import Streaming
-from virtshim.queries.container_events import EventBroadcaster
-from virtshim.queries.node_status import NodeStatus
+from virtshim.model.deadline import Deadline
+from virtshim.model.layout import Layout
+from virtshim.pods.events import EventBroadcaster
+from virtshim.pods.node_status import NodeStatus
+from virtshim.pods.remove_sandbox import RemoveSandbox
+from virtshim.pods.run_sandbox import RunSandbox
+from virtshim.pods.stop_sandbox import StopSandbox
+from virtshim.store.ports import Records
+from virtshim.streaming.ports import Streaming
+from virtshim.system.clock import Clock
 
 # A caller without a deadline gets kubelet's own (runtimeRequestTimeout); no step may wait for ever.
 _DEFAULT_SECONDS = 240.0

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim import machine
 from virtshim.cri import validation
-from virtshim.domain.cgroup import parent_path
-from virtshim.domain.container import ContainerConfig, ContainerName, Mount, Resources, RunAs
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.file_path import check_path
-from virtshim.domain.guest.capabilities import capability
-from virtshim.domain.image import Credentials
-from virtshim.domain.network import Dns
-from virtshim.domain.sandbox import Namespaces, NamespaceScope, PodKey, PortMapping, SandboxConfig
-from virtshim.domain.sizing import changes_in
-from virtshim.domain.sizing import faults as resource_faults
+from virtshim.devices.values import CriDevice
+from virtshim.guest.command import capability
+from virtshim.model.cgroup import parent_path
+from virtshim.model.container import ContainerConfig, ContainerName, Mount, Resources, RunAs
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.image import Credentials
+from virtshim.model.network import Dns
+from virtshim.model.sandbox import Namespaces, NamespaceScope, PodKey, PortMapping, SandboxConfig
+from virtshim.model.sizing import changes_in
+from virtshim.model.sizing import faults as resource_faults
+from virtshim.model.text import check_path
+from virtshim.system import machine
 
 _PROTOCOLS = {pb.TCP: "tcp", pb.UDP: "udp", pb.SCTP: "sctp"}
 _SCOPES = {pb.POD: NamespaceScope.POD, pb.CONTAINER: NamespaceScope.CONTAINER}  # the others are refused

@@ -7,12 +7,11 @@ from datetime import UTC, datetime
 from typing import cast
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.container import Container, ContainerPhase, Mount, Resources
-from virtshim.domain.image import FilesystemUsage, Image
-from virtshim.domain.sandbox import Namespaces, NamespaceScope, Sandbox
-from virtshim.domain.volumes.confirmed import known_volumes
-from virtshim.domain.volumes.pod_mounts import normal, there
-from virtshim.queries.container_events import ContainerEvent, EventType
+from virtshim.model.container import Container, ContainerPhase, Mount, Resources
+from virtshim.model.image import FilesystemUsage, Image
+from virtshim.model.sandbox import Namespaces, NamespaceScope, Sandbox
+from virtshim.pods.events import ContainerEvent, EventType
+from virtshim.volumes.pod_mounts import known_volumes, normal, there
 
 _CONTAINER_STATE = {
     ContainerPhase.CREATING: pb.CONTAINER_CREATED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from virtshim.domain.errors import Unavailable
+from virtshim.model.errors import Unavailable
 
 PAGE: Final = "index.html"
 _HERE: Final = Path(__file__).resolve().parent

@@ -13,15 +13,14 @@ from typing import Final
 from aiohttp import web
 
 from virtshim.dashboard.assets import assets_directory
-from virtshim.dashboard.door import Door
-from virtshim.dashboard.history import Graphs
 from virtshim.dashboard.host_facts import host_facts
-from virtshim.dashboard.listening import listening_sockets
+from virtshim.dashboard.listening import Door, listening_sockets
+from virtshim.dashboard.login import Sessions
 from virtshim.dashboard.node_calls import NodeCalls
 from virtshim.dashboard.pages import Pages, Place
-from virtshim.dashboard.sessions import Sessions
+from virtshim.dashboard.readings import Graphs
 from virtshim.dashboard.watch import NodeWatch
-from virtshim.logsetup import set_up_logging
+from virtshim.system.logsetup import set_up_logging
 
 DEFAULT_PORT: Final = 8734
 # Seconds that a connection stays when nothing more is asked on it. aiohttp has an hour.

@@ -20,11 +20,11 @@ from criproto.admin_v1 import admin_pb2, admin_pb2_grpc
 from criproto.operator_v1 import operator_pb2, operator_pb2_grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
+from virtshim.annotations.parse import VNC_ANNOTATION
 from virtshim.cri.error_codes import kind_of
 from virtshim.dashboard.readings import Counter, Reading
-from virtshim.domain.annotations.parse import VNC_ANNOTATION
-from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ShimError, Unavailable, WrongState
-from virtshim.domain.guest.streaming import VNC_PORT
+from virtshim.model.errors import InternalError, InvalidRequest, NotFound, ShimError, Unavailable, WrongState
+from virtshim.streaming.ports import VNC_PORT
 
 _SECONDS: Final = 10.0
 # A guest's agent may be asked for what is shown of a VM.

@@ -15,9 +15,9 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import WSMsgType, web
 
-from virtshim.domain.errors import ShimError, Unavailable
+from virtshim.model.errors import ShimError, Unavailable
 from virtshim.streaming.client import ERROR, FORWARD, PROTOCOL, RESIZE, STDERR, STDIN, STDOUT
-from virtshim.streaming.remotecommand.status import Failed, from_status
+from virtshim.streaming.remotecommand_status import Failed, from_status
 
 # Bytes on their way to a page.
 _AHEAD: Final = 512 << 10

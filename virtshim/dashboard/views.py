@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from criproto.operator_v1 import operator_pb2
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.dashboard.history import Event
 from virtshim.dashboard.node_calls import Pod, Seen
-from virtshim.dashboard.readings import Reading, Sample
+from virtshim.dashboard.readings import Event, Reading, Sample
 
 # Of one label or annotation: user-data may be half a MiB.
 _LONGEST: Final = 4096

@@ -16,10 +16,9 @@ from typing import Any, Final, Protocol
 import structlog
 
 from virtshim.dashboard import views
-from virtshim.dashboard.history import NODE, Event, Graphs, Timeline
 from virtshim.dashboard.node_calls import Pod, Seen
-from virtshim.dashboard.readings import Rates, total
-from virtshim.domain.errors import ShimError
+from virtshim.dashboard.readings import NODE, Event, Graphs, Rates, Timeline, total
+from virtshim.model.errors import ShimError
 
 log = structlog.get_logger(__name__)
 

@@ -10,8 +10,8 @@ import structlog
 
 from virtshim.devices.cdi_spec import MAX_BYTES, CdiDevice, CdiSpec, check_name, parse_spec
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.devices.granted import CriDevice, PciAddress
-from virtshim.domain.errors import InvalidRequest
+from virtshim.devices.values import CriDevice, PciAddress
+from virtshim.model.errors import InvalidRequest
 
 log = structlog.get_logger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from virtshim.domain.devices.granted import CriDevice, PciAddress
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.yaml_text import MAX_TEXT_BYTES, parse_mapping
+from virtshim.devices.values import CriDevice, PciAddress
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.yaml_text import MAX_TEXT_BYTES, parse_mapping
 
 MAX_BYTES: Final = MAX_TEXT_BYTES
 VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from virtshim.domain.errors import InvalidRequest, Unavailable
+from virtshim.model.errors import InvalidRequest, Unavailable
 
 _MAX_TEXT: Final = 1 << 20
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import last_address
-from virtshim.domain.devices.granted import PciAddress
+from virtshim.devices.values import PciAddress
 
 # A stack of bonds, VLANs, device-mapper and RAID devices is never this high.
 _DEEPEST: Final = 16

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.devices.granted import PciAddress
-from virtshim.domain.devices.vfio import is_vfio_driver
-from virtshim.domain.errors import InvalidRequest
+from virtshim.devices.values import PciAddress, is_vfio_driver
+from virtshim.model.errors import InvalidRequest
 
 FUNCTIONS: Final = "/sys/bus/pci/devices"
 GROUPS: Final = "/sys/kernel/iommu_groups"

@@ -7,29 +7,163 @@ that names more is refused and told as a security event: that is a pod whose aut
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
 
-from virtshim.devices.authority import chosen, forged, in_order
+from virtshim.config.settings import Settings
+from virtshim.devices.attachable import AttachChecker, AttachRules, lockable
 from virtshim.devices.cdi_directories import CdiDirectories
-from virtshim.devices.classify import Meaning, NoDevice, Unusable, classify
-from virtshim.devices.granted import GrantCollector, resources
-from virtshim.devices.hints import Hint, hints
+from virtshim.devices.grants import (
+    Authority,
+    Hint,
+    Meaning,
+    NoDevice,
+    Unusable,
+    VfioDirectory,
+    VfioFunction,
+    VfioGroup,
+    VfioMdev,
+    chosen,
+    classify,
+    forged,
+    hints,
+    in_order,
+)
 from virtshim.devices.host_files import HostFiles
-from virtshim.devices.pci import PciBus
-from virtshim.domain.devices.granted import (
+from virtshim.devices.pci import PciBus, addresses_of, is_uuid, last_address
+from virtshim.devices.ports import PodResources
+from virtshim.devices.values import (
     BlockDevice,
     CriDevice,
     DeviceRequest,
     GrantedDevices,
     KubeletGrant,
     Passthrough,
+    PciAddress,
     PciFunction,
+    UsbDevice,
+    VdpaDevice,
 )
-from virtshim.domain.errors import InvalidRequest, Unavailable
-from virtshim.ports.devices import PodResources
+from virtshim.model.errors import InvalidRequest, Unavailable, WrongState
+
+# Granted nodes, CDI addresses and kubelet's list -> authority. Reads sysfs; reports only missing devices.
+
+
+@dataclass(slots=True)
+class GrantCollector:
+    """Fills up source by source; `authority` is what came together. `faults`: (node or name, why it is of no use)."""
+
+    files: HostFiles
+    faults: list[tuple[str, str]] = field(default_factory=list)
+    _wants_mdev: bool = False
+    _groups: dict[int, set[PciAddress]] = field(default_factory=dict)
+    _named: set[PciAddress] = field(default_factory=set)
+    _unconditional: set[PciAddress] = field(default_factory=set)
+    _if_hinted: set[PciAddress] = field(default_factory=set)
+    _mdevs: set[str] = field(default_factory=set)
+    _used: set[PciAddress] = field(default_factory=set)
+    _others: set[UsbDevice | VdpaDevice] = field(default_factory=set)
+
+    def node(self, path: str, meaning: Meaning) -> None:
+        """What has nothing to do with passing devices is left to the caller."""
+        if isinstance(meaning, VfioGroup):
+            self._group(path, meaning.number)
+        elif isinstance(meaning, VfioFunction):
+            self._function(meaning.address)
+        elif isinstance(meaning, VfioMdev):
+            self._mdevs.add(meaning.uuid)
+        elif isinstance(meaning, VfioDirectory):
+            self._wants_mdev = True
+        elif isinstance(meaning, UsbDevice):
+            self._others.add(meaning)
+        elif isinstance(meaning, VdpaDevice):
+            self._others.add(meaning)
+            node = self.files.node(meaning.path)
+            parent = last_address(self.files.target(f"/sys/dev/char/{node.major}:{node.minor}"))
+            self._used.update([parent] if parent is not None else ())
+
+    def cdi(self, addresses: Iterable[PciAddress]) -> None:
+        for address in addresses:
+            if PciBus(self.files).function(address) is None:
+                self.faults.append(("CDI", f"PCI function {address}, which a specification names (bdf), is missing"))
+            self._named.add(address)
+            self._unconditional.add(address)
+
+    def kubelet(self, grants: Iterable[KubeletGrant]) -> None:
+        """A VF without a node is at a kernel driver: the VM gets it. Another function might have been granted for what its
+        driver does, so it takes a hint as well."""
+        bus = PciBus(self.files)
+        for grant in grants:
+            for address in addresses_of(grant.ids):
+                facts = bus.function(address)
+                if facts is None or facts.is_bridge:
+                    continue
+                self._named.add(address)
+                is_vf = facts.physical is not None
+                (self._unconditional if is_vf and not grant.of_pod else self._if_hinted).add(address)
+            if self._wants_mdev:
+                self._mdevs.update(uuid for uuid in grant.ids if is_uuid(uuid))
+
+    @property
+    def lacks_mdev(self) -> bool:
+        """A node grants some mediated device, and nothing says which."""
+        return self._wants_mdev and not self._mdevs
+
+    def authority(self) -> Authority:
+        behind = {address for functions in self._groups.values() for address in functions}
+        return Authority(
+            groups={number: tuple(sorted(functions)) for number, functions in self._groups.items()},
+            named=frozenset(self._named),
+            unconditional=frozenset(self._unconditional - behind),
+            if_hinted=frozenset(self._if_hinted - behind),
+            mdevs=frozenset(self._mdevs),
+            used=frozenset(self._used),
+            others=frozenset(self._others),
+        )
+
+    def _group(self, path: str, number: int) -> None:
+        bus = PciBus(self.files)
+        members = bus.members(number)
+        mdevs = {name for name in members if is_uuid(name)}
+        facts = [bus.function(address) for address in addresses_of(members)]
+        functions = {one.address for one in facts if one is not None and not one.is_bridge}
+        if not mdevs and not functions:
+            what = "holds nothing that a VM can have" if members else "is not there"
+            self.faults.append(
+                (path, f"IOMMU group {number} {what}; check that the device plugin still runs, then delete the pod")
+            )
+            return
+        self._mdevs |= mdevs
+        if functions:
+            self._groups.setdefault(number, set()).update(functions)
+
+    def _function(self, address: PciAddress) -> None:
+        facts = PciBus(self.files).function(address)
+        if facts is None or facts.group is None:
+            self._unconditional.add(address)
+        else:
+            self._groups.setdefault(facts.group, set()).add(address)
+
+
+def resources(grants: Sequence[KubeletGrant], authority: Authority) -> dict[str, str]:
+    """Claim -> kubelet's name of the resource, as far as its list says. Plugins that count in IOMMU groups come last: small
+    numbers may mean anything."""
+    names: dict[str, str] = {}
+    for grant in grants:
+        for address in addresses_of(grant.ids):
+            names.setdefault(f"pci:{address}", grant.resource)
+        for name in grant.ids:
+            if is_uuid(name):
+                names.setdefault(f"mdev:{name}", grant.resource)
+    for number, functions in authority.groups.items():
+        owners = [grant.resource for grant in grants if str(number) in grant.ids]
+        for address in functions if len(owners) == 1 else ():
+            names.setdefault(f"pci:{address}", owners[0])
+    return names
+
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +195,7 @@ class Resolver:
         self._kubelet = kubelet
 
     def resolve(self, request: DeviceRequest) -> GrantedDevices:
-        """See `virtshim.ports.devices.Devices`."""
+        """See `virtshim.devices.ports.Devices`."""
         cdi = self._cdi.find(request.cdi)
         nodes = [(node, classify(node, self._files)) for node in dict.fromkeys((*request.devices, *cdi.nodes))]
         hinted = hints([*((name, value, "") for name, value in request.envs.items()), *cdi.envs])
@@ -94,7 +228,7 @@ class Resolver:
         return GrantedDevices(in_order(devices), _blocks(nodes), cdi.not_given)
 
     def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
-        """See `virtshim.ports.devices.Devices`."""
+        """See `virtshim.devices.ports.Devices`."""
         if self._kubelet is None:
             return None
         try:
@@ -171,3 +305,39 @@ def _blocks(nodes: Sequence[tuple[CriDevice, Meaning]]) -> tuple[BlockDevice, ..
         if isinstance(meaning, BlockDevice):
             blocks.setdefault(meaning.container_path, meaning)
     return tuple(blocks.values())
+
+
+# The port `Devices` over this node's files and kubelet.
+
+log = structlog.get_logger(__name__)
+
+
+class NodeDevices:
+    def __init__(self, files: HostFiles, resolver: Resolver, attachable: AttachChecker) -> None:
+        self._files = files
+        self._resolver = resolver
+        self._attachable = attachable
+
+    def resolve(self, request: DeviceRequest) -> GrantedDevices:
+        """See `virtshim.devices.ports.Devices`."""
+        return self._resolver.resolve(request)
+
+    def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
+        """See `virtshim.devices.ports.Devices`."""
+        return self._resolver.own_containers(namespace, pod)
+
+    def check(self, devices: Sequence[Passthrough], *, guest_memory: int = 0) -> None:
+        """See `virtshim.devices.ports.Devices`."""
+        faults = self._attachable.faults(devices, guest_memory)
+        if faults:
+            raise WrongState("; ".join(faults))
+        for device in devices:
+            facts = PciBus(self._files).function(device.address) if isinstance(device, PciFunction) else None
+            if facts is not None and not facts.has_reset:
+                # It works, but the next VM finds the device as this one leaves it.
+                log.warning("devices.no_reset", device=str(facts.address))
+
+
+def device_rules(settings: Settings, files: HostFiles) -> AttachRules:
+    keep = frozenset(PciAddress.parse(address) for address in settings.devices.keep)
+    return AttachRules(settings.devices.bind, keep, lambda: lockable(files, settings.libvirt.uri))

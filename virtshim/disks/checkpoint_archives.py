@@ -1,4 +1,4 @@
-"""Archives of checkpoints: implements `virtshim.ports.pause.CheckpointFiles`.
+"""Archives of checkpoints: implements `virtshim.vm.ports.CheckpointFiles`.
 
 Everything is gathered in a directory beside the archive, so that its last step is a rename within one file system. Its name is
 computed from the container's id: what a process that died has left can be found again.
@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted
-from virtshim.domain.ids import ContainerId
-from virtshim.files import sync
+from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted
+from virtshim.model.ids import ContainerId
+from virtshim.system.files import sync
 
 MANIFEST: Final = "checkpoint.json"
 

@@ -7,17 +7,16 @@ import os
 import uuid
 from pathlib import Path
 
-from virtshim.domain.errors import InternalError
-from virtshim.domain.hardware.options import Firmware, FirmwareFiles
-from virtshim.domain.hardware.places import BYTES, Places, from_bytes
-from virtshim.domain.layout import Layout, kept_firmware, kept_variables
-from virtshim.files import replace_bytes, replace_text
+from virtshim.model.errors import InternalError
+from virtshim.model.hardware import BYTES, Firmware, FirmwareFiles, Places, places_from_bytes
+from virtshim.model.layout import Layout, kept_firmware, kept_variables
+from virtshim.system.files import replace_bytes, replace_text
 
 _TPM = ".tpm"
 
 
 class DiskPlacesFiles:
-    """Implements `virtshim.ports.disks.DiskPlaces`."""
+    """Implements `virtshim.disks.ports.DiskPlaces`."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -25,7 +24,7 @@ class DiskPlacesFiles:
     def read(self, disk: str) -> Places:
         path = self._file(disk)
         try:
-            return from_bytes(path.read_bytes()[:BYTES])
+            return places_from_bytes(path.read_bytes()[:BYTES])
         except FileNotFoundError:
             return Places()
         except OSError as exc:  # it has some: they must not be numbered anew

@@ -14,21 +14,12 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
-from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted, WrongState
-from virtshim.domain.hardware.places import Places
-from virtshim.domain.ids import ContainerId, ImageDigest
-from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.vm import Disk
-from virtshim.domain.volumes.root_volume import (
-    DATA_AT,
-    HEAD_BYTES,
-    SECTOR,
-    RootVolume,
-    copying,
-    header,
-    parse,
-    with_places,
-)
+from virtshim.model.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted, WrongState
+from virtshim.model.hardware import Places
+from virtshim.model.ids import ContainerId, ImageDigest
+from virtshim.model.image import DiskFormat, Image
+from virtshim.model.vm import Disk
+from virtshim.volumes.root_volume import DATA_AT, HEAD_BYTES, SECTOR, RootVolume, copying, header, parse, with_places
 
 # Its path, its format; the device, and where in it the copy begins.
 CopyImage: TypeAlias = Callable[[str, DiskFormat, int, int], None]
@@ -42,7 +33,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RootVolumeStore:
-    """Implements `virtshim.ports.disks.RootVolumes`. `copy_image`: writes what is in an image's file behind the first bytes of an
+    """Implements `virtshim.disks.ports.RootVolumes`. `copy_image`: writes what is in an image's file behind the first bytes of an
     open device."""
 
     def __init__(self, copy_image: CopyImage) -> None:

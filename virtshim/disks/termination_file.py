@@ -1,4 +1,4 @@
-"""kubelet's files for containers' termination messages. Implements `virtshim.ports.guests.TerminationFiles`."""
+"""kubelet's files for containers' termination messages. Implements `virtshim.guest.ports.TerminationFiles`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import stat
 from typing import Final
 
-from virtshim.domain.errors import InternalError, InvalidRequest
+from virtshim.model.errors import InternalError, InvalidRequest
 
 # A name that was put in its place must not lead elsewhere, and nobody's FIFO is waited for.
 _SAFE_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

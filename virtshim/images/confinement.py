@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from virtshim.domain.errors import InternalError
+from virtshim.model.errors import InternalError
 
 OWN_USER: Final = "virtshim-parser"
 """Made by systemd-sysusers."""

@@ -2,17 +2,111 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import queue
 import select
 import socket
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-from virtshim.domain.errors import InvalidRequest, ShimError
-from virtshim.images.forbidden_networks import ForbiddenNetworks
 from virtshim.images.pull_watch import PullWatch
+from virtshim.model.errors import InvalidRequest, ShimError
+
+# Where images are never fetched from: who names an image would make this daemon ask there, from the node's own
+# network. Pure.
+#
+# Always forbidden: a cloud's metadata service, which knows the node's credentials; what is no host of its own. The
+# node itself, where daemons listen that trust whoever reaches them, is forbidden unless the operator lists the
+# server. More networks are the operator's to forbid.
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_ALWAYS = (
+    "169.254.0.0/16",  # link-local; metadata of AWS, Azure, Google, OpenStack and others
+    "fe80::/10",
+    "fd00:ec2::254/128",  # metadata of AWS
+    "fd20:ce::254/128",  # of Google
+    "100.100.100.200/32",  # of Alibaba
+    "192.0.0.192/32",  # of Oracle
+    "168.63.129.16/32",  # Azure's host
+    "0.0.0.0/8",  # "this host": the kernel connects to loopback
+    "::/128",
+    "224.0.0.0/4",
+    "ff00::/8",
+    "255.255.255.255/32",
+)
+
+_LOOPBACK = tuple(map(ipaddress.ip_network, ("127.0.0.0/8", "::1/128")))
+
+# Prefixes of IPv6 addresses that end in the IPv4 address which is meant: IPv4-compatible ones, NAT64.
+_WITH_IPV4_AT_THEIR_END = tuple(
+    map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"))
+)
+# An interface id of ISATAP's, whatever the network: the two words before the IPv4 address.
+_ISATAP = frozenset({0x00005EFE, 0x02005EFE})
+
+
+class ForbiddenNetworks:
+    """`networks`: CIDR texts, more of them. `here`: servers on loopback that may be asked, `host[:port]` as images' names have
+    them; one without a port is all ports of that host."""
+
+    def __init__(self, networks: Sequence[str] = (), here: Sequence[str] = ()) -> None:
+        self._texts = tuple(networks)
+        self._networks: list[_Network] = [ipaddress.ip_network(text) for text in (*_ALWAYS, *networks)]
+        self._here = frozenset(text.lower() for text in here)
+
+    def but_not(self, url: str) -> ForbiddenNetworks:
+        """A mirror's that the operator named, and often it is on the node itself: its server may be asked. "" is none."""
+        parts = urlsplit(url)
+        if not parts.hostname:
+            return self
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return ForbiddenNetworks(self._texts, (*self._here, f"{_authority(parts.hostname)}:{port}"))
+
+    def has(self, address: str, host: str = "", port: int = 0) -> bool:
+        """`address` as getaddrinfo gives it, in whatever spelling of IPv4 within IPv6, of the server `host` at `port`."""
+        meanings = list(_meanings(ipaddress.ip_address(address.partition("%")[0])))
+        if _any_in(meanings, self._networks):
+            return True
+        return _any_in(meanings, _LOOPBACK) and self._here.isdisjoint((_authority(host), f"{_authority(host)}:{port}"))
+
+
+def _authority(host: str) -> str:
+    host = host.strip("[]").rstrip(".").lower()
+    return f"[{host}]" if ":" in host else host
+
+
+def _any_in(addresses: Sequence[_Address], networks: Sequence[_Network]) -> bool:
+    return any(one in network for one in addresses for network in networks if _same(one, network))
+
+
+def _same(one: _Address, network: _Network) -> bool:
+    return one.version == network.version
+
+
+def _meanings(address: _Address) -> Iterator[_Address]:
+    """The address, and the IPv4 addresses that its packets may be carried to."""
+    yield address
+    if isinstance(address, ipaddress.IPv4Address):
+        return
+    number = int(address)
+    last = ipaddress.IPv4Address(number & 0xFFFFFFFF)
+    if address.ipv4_mapped is not None:
+        yield address.ipv4_mapped
+    if address.sixtofour is not None:
+        yield address.sixtofour
+    if address.teredo is not None:
+        yield from address.teredo
+    inside = any(address in network for network in _WITH_IPV4_AT_THEIR_END)
+    # ::1 is loopback, and no IPv4-compatible address.
+    if (inside and number > 0xFFFF) or (number >> 32) & 0xFFFFFFFF in _ISATAP:
+        yield last
+
 
 _POLL = 0.2
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted
-from virtshim.domain.ids import ImageDigest
-from virtshim.files import begin_sync, free_bytes
 from virtshim.images.downloads.room import Share
+from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted
+from virtshim.model.ids import ImageDigest
+from virtshim.system.files import begin_sync, free_bytes
 
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ZEROS = bytes(1 << 18)

@@ -9,12 +9,12 @@ import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Final
 
-from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, PermissionRefused, Unavailable
-from virtshim.images.blob_digest import verified
-from virtshim.images.downloads.landing import Landing
+from virtshim.images.downloads.places import Landing
 from virtshim.images.layer_child import Layer, Unpacking
 from virtshim.images.names import FileLocation
 from virtshim.images.pull_cache import Pulled
+from virtshim.images.registries.repository import verified
+from virtshim.model.errors import InternalError, InvalidRequest, NotFound, PermissionRefused, Unavailable
 
 # No link is followed, nobody's FIFO is waited for.
 _SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

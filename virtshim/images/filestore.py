@@ -7,7 +7,7 @@
   incoming/<random>          disks and files in the making, 0700; whatever is here at start is garbage
   partial/<boot>/<hex>       what is there of downloads that broke off (see `downloads.partials`)
   known/<hex>                identities of sources and the disks they brought (see `pull_cache`)
-  records/<hex>.json         what the database says of images (see `virtshim.store.image_notes`)
+  records/<hex>.json         what the database says of images (see `virtshim.store.copies`)
 """
 
 from __future__ import annotations
@@ -24,36 +24,31 @@ from pathlib import Path
 
 import structlog
 
-from virtshim.domain.errors import Aborted, InternalError, InvalidRequest, NotFound, ResourceExhausted
-from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import BootFile, Credentials, DiskFormat, FilesystemSpace, FilesystemUsage, PullProgress
-from virtshim.domain.image_name import ImageName
-from virtshim.files import mountpoint, sync
 from virtshim.images import file_source, http_source, oci_source
 from virtshim.images.confinement import Account, account
+from virtshim.images.connect import ForbiddenNetworks
 from virtshim.images.disk_writer import OUT_OF_SPACE
-from virtshim.images.downloads.landing import Ground, Landing
-from virtshim.images.downloads.partials import Partials
-from virtshim.images.downloads.room import Room
-from virtshim.images.downloads.turns import Turns
-from virtshim.images.forbidden_networks import ForbiddenNetworks
+from virtshim.images.downloads.places import Ground, Landing, Partials
+from virtshim.images.downloads.room import Room, Turns
 from virtshim.images.http_client import HttpClient
-from virtshim.images.kernels.stored import StoredBoot
+from virtshim.images.kernels import StoredBoot
 from virtshim.images.layer_child import Unpacking
 from virtshim.images.names import FileLocation, HttpLocation, Location, RegistryLocation, resolve
-from virtshim.images.policy.disk_paths import DiskPath, place_of_disk
-from virtshim.images.policy.rules import Rule, keys_wanted
+from virtshim.images.policy import DiskPath, Rule, keys_wanted, place_of_disk
+from virtshim.images.ports import FetchedImage
 from virtshim.images.pull_cache import PullCache, Pulled
 from virtshim.images.pull_watch import PullsUnderWay, PullWatch
-from virtshim.images.qemu_img import verify
 from virtshim.images.registries.endpoint import Endpoint
-from virtshim.images.registries.hosts_file import hosts_of
+from virtshim.images.registries.hosts_toml import hosts_of
 from virtshim.images.registries.repository import Repository
 from virtshim.images.translations import Transport, read_translations
 from virtshim.images.trees.store import Trees
-from virtshim.images.verify import FIRST_BYTES, judged_before
-from virtshim.ports.images import FetchedImage
-from virtshim.removal import remove_tree
+from virtshim.images.verify import FIRST_BYTES, judged_before, verify
+from virtshim.model.errors import Aborted, InternalError, InvalidRequest, NotFound, ResourceExhausted
+from virtshim.model.ids import ImageDigest, ImageId
+from virtshim.model.image import BootFile, Credentials, DiskFormat, FilesystemSpace, FilesystemUsage, PullProgress
+from virtshim.model.image_name import ImageName
+from virtshim.system.files import mountpoint, remove_tree, sync
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +84,7 @@ class _FileAfterAll(Exception):
 
 
 class ImageFileStore:
-    """Implements `virtshim.ports.images.ImageFiles`. Safe to use from many threads; one process owns the directory."""
+    """Implements `virtshim.images.ports.ImageFiles`. Safe to use from many threads; one process owns the directory."""
 
     def __init__(
         self, directory: str, settings: ImageSettings, readers: Callable[[], int | None] = lambda: None
@@ -286,7 +281,7 @@ class ImageFileStore:
             def allow(digest: str) -> None:
                 if keys is not None:
                     # Its library takes memory that a node without such a policy is spared.
-                    from virtshim.images.policy.cosign import check_signed
+                    from virtshim.images.cosign import check_signed
 
                     check_signed(location.name.name, digest, keys, repository)
 

@@ -25,13 +25,35 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 from urllib3.exceptions import SSLError as TlsError
 
-from virtshim.domain.errors import InvalidRequest, ShimError, Unavailable
-from virtshim.images.connect import dial, refuse_forbidden
-from virtshim.images.downloads.pace import Pace
-from virtshim.images.forbidden_networks import ForbiddenNetworks
+from virtshim.images.connect import ForbiddenNetworks, dial, refuse_forbidden
 from virtshim.images.names import is_loopback
 from virtshim.images.pull_watch import PullWatch
 from virtshim.images.translations import TlsProfile, Transport
+from virtshim.model.errors import InvalidRequest, ShimError, Unavailable
+
+# Whether a source sends enough to be waited for. Pure.
+
+
+class Pace:
+    """`least`: bytes a second, over each `window` of seconds that was spent waiting for bytes. What is done with them takes as
+    long as it likes."""
+
+    def __init__(self, least: float, window: float) -> None:
+        self._least = least
+        self._window = window
+        self._waited = 0.0
+        self._came = 0
+
+    def is_kept(self, count: int, waited: float) -> bool:
+        """After so many bytes for which so many seconds were waited."""
+        self._waited += waited
+        self._came += count
+        if self._waited < self._window:
+            return True
+        is_kept = self._came >= self._least * self._waited
+        self._waited, self._came = 0.0, 0
+        return is_kept
+
 
 CONNECT_TIMEOUT = 10.0
 CHUNK = 1 << 18

@@ -8,18 +8,18 @@ import hashlib
 from collections.abc import Generator, Iterator, Mapping
 from urllib.parse import urlsplit
 
-from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
-from virtshim.domain.ids import ImageDigest
-from virtshim.domain.image import Credentials
-from virtshim.images.credentials import basic_login, meant_for
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.downloads import resumed
-from virtshim.images.downloads.busy import answered, refusal, retry_after
-from virtshim.images.downloads.landing import Landing
+from virtshim.images.downloads.places import Landing
+from virtshim.images.downloads.resumed import answered, refusal, retry_after
 from virtshim.images.http_client import HttpClient, HttpResponse, redacted_url
 from virtshim.images.layer_child import Layer, Unpacking
 from virtshim.images.names import HttpLocation, is_loopback
 from virtshim.images.pull_cache import Pulled
+from virtshim.images.registries.endpoint import basic_login, meant_for
+from virtshim.model.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
+from virtshim.model.ids import ImageDigest
+from virtshim.model.image import Credentials
 
 
 def download(

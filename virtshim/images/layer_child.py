@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 
-from virtshim.domain.errors import DeadlineExceeded, InternalError, InvalidRequest, ShimError
-from virtshim.domain.printable import printable_text
 from virtshim.images.confined import frames
 from virtshim.images.confined.frames import ALWAYS, DEFAULT_PLACE, RATIO
 from virtshim.images.confinement import Account, Bounds, command
 from virtshim.images.disk_writer import DiskWriter
-from virtshim.images.kernels.arriving import ArrivingBoot
+from virtshim.images.kernels import ArrivingBoot
 from virtshim.images.trees.writer import TreeWriter
-from virtshim.process import Finished, Piped, piped
+from virtshim.model.errors import DeadlineExceeded, InternalError, InvalidRequest, ShimError
+from virtshim.model.text import printable_text
+from virtshim.system.process import Finished, Piped, piped
 
 _MEMORY = 512 << 20
 LEAST_CPU_SECONDS = 60

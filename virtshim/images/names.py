@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.image_name import FILE_SCHEME, URL_SCHEMES, ImageName
 from virtshim.images.translations import TranslationFile, Transport, translate
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.image_name import FILE_SCHEME, URL_SCHEMES, ImageName
 
 VIRTLET_PREFIX = "virtlet.cloud/"
 

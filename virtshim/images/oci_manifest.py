@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from virtshim.domain.errors import InvalidRequest, NotFound
-from virtshim.domain.image import ImageConfig
+from virtshim.model.errors import InvalidRequest, NotFound
+from virtshim.model.image import ImageConfig
 
 MEDIA_TYPES = (
     "application/vnd.oci.image.index.v1+json",

@@ -11,12 +11,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtshim.domain.errors import InternalError, InvalidRequest
-from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import NO_DISK_BYTES, BootFile
 from virtshim.images.confined.frames import BOOT_PLACE, DEFAULT_PLACE
-from virtshim.images.downloads.landing import Landing
-from virtshim.images.kernels.arriving import ArrivingBoot
+from virtshim.images.downloads.places import Landing
+from virtshim.images.kernels import ArrivingBoot
 from virtshim.images.layer_child import Layer, Unpacking
 from virtshim.images.names import RegistryLocation
 from virtshim.images.oci_manifest import (
@@ -37,9 +34,11 @@ from virtshim.images.oci_manifest import (
 from virtshim.images.pull_cache import Pulled
 from virtshim.images.pull_watch import PullWatch
 from virtshim.images.registries.repository import Repository
-from virtshim.images.trees import artifact_files
 from virtshim.images.trees.store import tree_of
-from virtshim.images.trees.writer import TreeWriter, may_be_holes
+from virtshim.images.trees.writer import TreeWriter, artifact_files_add, artifact_files_add_disk, may_be_holes
+from virtshim.model.errors import InternalError, InvalidRequest
+from virtshim.model.ids import ImageDigest, ImageId
+from virtshim.model.image import NO_DISK_BYTES, BootFile
 
 _PIECE = 1 << 18
 
@@ -134,7 +133,7 @@ class _Artifact:
             writer = self._landing.disk()
             self._unpacking.run(self._image, layers, writer, disk.size)
             if len(self._manifest.layers) == 1 and writer.digest().value == disk.digest:
-                artifact_files.add_disk(self._landing.tree(), disk)
+                artifact_files_add_disk(self._landing.tree(), disk)
         tree = None if len(self._manifest.layers) > 1 else tree_of(f"disk {disk.digest}")
         return Pulled(self._chosen, stored, self._listed, tree=tree, may_be_file=not is_called_so)
 
@@ -149,7 +148,7 @@ class _Artifact:
             for layer in layers:
                 if not is_archive(layer):
                     part = self._landing.part(self._repository.identity(layer), layer.size)
-                    artifact_files.add(tree, layer, _counted(self._repository.blob(layer, part), layer, tree))
+                    artifact_files_add(tree, layer, _counted(self._repository.blob(layer, part), layer, tree))
             if archives:
                 packed = sum(layer.size for layer, _ in archives)
                 from_top = _layers(self._image, archives, self._repository, self._landing, tree)

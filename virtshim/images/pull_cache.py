@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import BootFile, ImageConfig
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.ids import ImageDigest, ImageId
+from virtshim.model.image import BootFile, ImageConfig
 
 # The disk's digest and that of the files beside it, if they can be a volume; what else came with the disk, a line each.
 _MAX_BYTES = 16 << 10

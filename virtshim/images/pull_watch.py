@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from virtshim.domain.errors import DeadlineExceeded, ShimError, Unavailable
-from virtshim.domain.image import PullProgress
+from virtshim.model.errors import DeadlineExceeded, ShimError, Unavailable
+from virtshim.model.image import PullProgress
 
 _POLL_INTERVAL = 0.2
 

@@ -33,7 +33,7 @@ from typing import Any, Final, Protocol
 
 import yaml
 
-from virtshim.domain.errors import InvalidRequest
+from virtshim.model.errors import InvalidRequest
 
 DEFAULT_MAX_REDIRECTS = 9
 _MAX_BYTES = 1 << 20

@@ -17,14 +17,13 @@ from urllib.parse import quote
 
 import structlog
 
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.token_bucket import TokenBucket
-from virtshim.domain.troubles.pod_event import PodEvent
 from virtshim.kubeapi.asking import post
 from virtshim.kubeapi.kubeconfig import access
-from virtshim.ports.clock import Clock
-from virtshim.primitives.threads import lasting
-from virtshim.primitives.trouble_log import TroubleLog
+from virtshim.kubeapi.ports import PodEvent
+from virtshim.model.errors import InvalidRequest
+from virtshim.system.clock import Clock
+from virtshim.system.rate_limits import TokenBucket, TroubleLog
+from virtshim.system.threads import lasting
 
 log = structlog.get_logger(__name__)
 

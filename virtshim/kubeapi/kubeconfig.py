@@ -14,8 +14,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import yaml
 
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.printable import escaped
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.text import escaped
 
 # What is done of a user and of a cluster; whatever else has a value could change who asks, or whom.
 _CERTIFICATE: Final = {"client-certificate", "client-certificate-data", "client-key", "client-key-data"}

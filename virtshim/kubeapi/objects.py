@@ -9,10 +9,10 @@ from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import quote
 
-from virtshim.domain.errors import InvalidRequest, PermissionRefused, ShimError, Unavailable, WrongState
-from virtshim.domain.guest.data_source import Data, DataSource
-from virtshim.kubeapi.asking import USUAL, Answer, RequestLimits, get
-from virtshim.kubeapi.kubeconfig import access
+from virtshim.kubeapi.asking import USUAL, Answer, RequestLimits, get, post
+from virtshim.kubeapi.kubeconfig import Access, access
+from virtshim.model.errors import InvalidRequest, PermissionRefused, ShimError, Unavailable, WrongState
+from virtshim.seed.sources import Data, DataSource
 
 PLURAL: Final = {"secret": "secrets", "configmap": "configmaps"}
 GUIDE: Final = "docs/security.md, Secrets by name"
@@ -76,3 +76,34 @@ def _data(document: Mapping[str, Any], source: DataSource) -> Data:
 def _mapping(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = document.get(name)
     return found if isinstance(found, dict) else {}
+
+
+# What virtshim may do to objects of the API server: the server is asked, and changes nothing for it.
+#
+# https://kubernetes.io/docs/reference/kubernetes-api/authorization-resources/self-subject-access-review-v1/
+
+_PATH: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+def may(access: Access, verb: str, resource: str, namespace: str = "", name: str = "") -> bool:
+    """`verb`: such as get; `resource`: such as secrets. `namespace`, `name`: "" for all. Raises ShimError if the server does not
+    say; OSError, HTTPException, ValueError as `get`."""
+    wanted = {"verb": verb, "resource": resource, "namespace": namespace, "name": name}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {key: value for key, value in wanted.items() if value}},
+    }
+    answer = post(access, _PATH, review)
+    if answer.status == 401:
+        raise PermissionRefused(
+            "it does not know who asks (401); renew the token or the certificate of the kubeconfig's user"
+        )
+    if answer.status == 403:
+        raise PermissionRefused(
+            "it does not tell what its user may do (403); bind the ClusterRole system:basic-user to it"
+        )
+    if answer.status not in (200, 201):
+        raise Unavailable(f"it answers {answer.status} {answer.reason}; see whether it is an API server, and its log")
+    status = answer.document.get("status")
+    return isinstance(status, dict) and status.get("allowed") is True

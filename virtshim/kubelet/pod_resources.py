@@ -11,8 +11,8 @@ import grpc
 
 from criproto.podresources_v1 import podresources_pb2 as pb
 from criproto.podresources_v1 import podresources_pb2_grpc
-from virtshim.domain.devices.granted import KubeletGrant
-from virtshim.domain.errors import Unavailable
+from virtshim.devices.values import KubeletGrant
+from virtshim.model.errors import Unavailable
 
 # kubelet's limit for an answer, and how long its answer is waited for: it waits for nothing itself.
 _MESSAGE_BYTES: Final = 16 << 20
@@ -45,13 +45,13 @@ class PodResourcesClient:
             self._channel = None
 
     def granted(self, namespace: str, pod: str, container: str) -> tuple[KubeletGrant, ...]:
-        """See `virtshim.ports.devices.PodResources`."""
+        """See `virtshim.devices.ports.PodResources`."""
         listed = self._containers(namespace, pod)
         mine = [one for one in listed if one.name == container]
         return _grants(mine or listed, of_pod=not mine)
 
     def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
-        """See `virtshim.ports.devices.PodResources`."""
+        """See `virtshim.devices.ports.PodResources`."""
         if not os.path.exists(self._socket):
             return None
         return tuple(one.name for one in self._containers(namespace, pod)) or None

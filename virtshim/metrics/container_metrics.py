@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from virtshim.domain.container import Resources
-from virtshim.domain.usage import (
+from virtshim.metrics.family import SECOND, Family, Kind, Sample, one
+from virtshim.metrics.usage import ContainerUsage, SandboxUsage
+from virtshim.model.container import Resources
+from virtshim.model.usage import (
     BlockUsage,
     CgroupUsage,
     DiskUsage,
@@ -20,8 +22,6 @@ from virtshim.domain.usage import (
     ProcessUsage,
     VmCounters,
 )
-from virtshim.metrics.family import SECOND, Family, Kind, Sample, one
-from virtshim.metrics.usage import ContainerUsage, SandboxUsage
 
 Read = Callable[[ContainerUsage], Iterable[Sample]]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-from virtshim.domain.sandbox import Sandbox
 from virtshim.metrics.usage import ContainerUsage, SandboxUsage
+from virtshim.model.sandbox import Sandbox
 
 S_contra = TypeVar("S_contra", contravariant=True)
 
@@ -92,3 +92,25 @@ def one(value: float | None) -> Iterable[Sample]:
 
 def _measured(family: Family[S_contra], base: tuple[str, ...], sample: Sample) -> LabelledSample:
     return LabelledSample(family.name, family.kind, base + sample.labels, sample.value)
+
+
+# The metric of limits that pods meet.
+
+# Conformance wants a sample of all that is described from every running pod.
+_LIMITS: Final = ("commands", "connections", "sessions", "urls")
+
+
+def _refused(use: SandboxUsage) -> Iterable[Sample]:
+    return [Sample(use.refused.get(limit, 0), (limit,)) for limit in _LIMITS]
+
+
+LIMIT_METRICS_POD = (
+    Family(
+        "virtshim_refused_total",
+        Kind.COUNTER,
+        "Requests of the pod beyond a limit, since virtshim was started: commands of ExecSync, forwarded connections, sessions, "
+        "or URLs for them.",
+        _refused,
+        ("limit",),
+    ),
+)

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from virtshim.domain.container import Container
-from virtshim.domain.devices.granted import PciAddress
-from virtshim.domain.errors import ShimError
-from virtshim.domain.ids import SandboxId
-from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.usage import (
+from virtshim.devices.health import DeviceHealth, DeviceStatus
+from virtshim.devices.values import PciAddress
+from virtshim.disks.ports import RootDisks
+from virtshim.model.container import Container
+from virtshim.model.errors import ShimError
+from virtshim.model.ids import SandboxId
+from virtshim.model.sandbox import Sandbox
+from virtshim.model.usage import (
     CpuMeter,
     CpuUsage,
     DiskUsage,
@@ -25,13 +27,11 @@ from virtshim.domain.usage import (
     total_cpu,
     total_memory,
 )
-from virtshim.passthrough.health import DeviceHealth, DeviceStatus
-from virtshim.ports.clock import Clock
-from virtshim.ports.disks import RootDisks
-from virtshim.ports.hypervisor import VmReadings
-from virtshim.ports.network import PodNetworks
-from virtshim.ports.records import Records
-from virtshim.primitives.trouble_log import TroubleLog
+from virtshim.pods.ports import PodNetworks
+from virtshim.store.ports import Records
+from virtshim.system.clock import Clock
+from virtshim.system.rate_limits import TroubleLog
+from virtshim.vm.ports import VmReadings
 
 log = structlog.get_logger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import yaml
 
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.errors import InvalidRequest
+from virtshim.model.errors import InvalidRequest
 
 CONFIG_FILE: Final = "/var/lib/kubelet/config.yaml"
 KUBEADM_FLAGS: Final = "/var/lib/kubelet/kubeadm-flags.env"

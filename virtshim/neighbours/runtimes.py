@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.errors import InvalidRequest
+from virtshim.model.errors import InvalidRequest
 
 CONTAINERD: Final = "containerd"
 CRIO: Final = "cri-o"

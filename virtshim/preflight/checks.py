@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Sequence
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tapmanager.links import vhost
+from tapmanager.links.tap import vhost_trouble
 from tapmanager.shares.plan import PROGRAMS
-from virtshim.config import Settings
-from virtshim.domain.errors import ShimError
-from virtshim.domain.hardware.options import Firmware
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import share_dir
-from virtshim.hypervisor.devices.cpu import DomainType
-from virtshim.hypervisor.embed import is_embedded
-from virtshim.hypervisor.hardware import there, uefi
-from virtshim.hypervisor.kvm import probe
-from virtshim.hypervisor.node_profile import systemd_cgroups
+from virtshim.config.settings import Settings
 from virtshim.images.confinement import Bounds, account, command
-from virtshim.machine import systemd_runs
-from virtshim.preflight import confinement, host_facts, machine, network, parsers, runtimes, virtualization
+from virtshim.model.errors import ShimError
+from virtshim.model.hardware import Firmware
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import share_dir
+from virtshim.preflight import confinement, host_facts, machine, network, runtimes, virtualization
+from virtshim.preflight import node_checks as node
 from virtshim.preflight.access import UserAccount
+from virtshim.preflight.confinement import parsers_confined, parsers_nobody_to_read
 from virtshim.preflight.finding import Finding, error
 from virtshim.preflight.machine import FreeSpace
-from virtshim.preflight.node import checks as node
+from virtshim.system.machine import systemd_runs
+from virtshim.vm.elements.processors import DomainType
+from virtshim.vm.embed import is_embedded
+from virtshim.vm.firmware import there_programs_missing, uefi_kinds
+from virtshim.vm.kvm_probe import probe
+from virtshim.vm.node_profile import systemd_cgroups
 
 Check = Callable[[Settings], Sequence[Finding]]
 
@@ -71,9 +76,9 @@ def volumes(settings: Settings) -> Sequence[Finding]:
 
 
 def firmware(_settings: Settings) -> Sequence[Finding]:
-    found = uefi.kinds()
+    found = uefi_kinds()
     return [
-        virtualization.firmware(Firmware.UEFI in found, Firmware.SECURE in found, there.programs_missing()),
+        virtualization.firmware(Firmware.UEFI in found, Firmware.SECURE in found, there_programs_missing()),
     ]
 
 
@@ -82,8 +87,8 @@ def image_parsers(settings: Settings) -> Sequence[Finding]:
     try:
         who = account(wanted)
     except ShimError as exc:
-        return [parsers.nobody_to_read(str(exc))]
-    return [parsers.confined(who, wanted, host_facts.program_output(command("tell", who, _PARSER)))]
+        return [parsers_nobody_to_read(str(exc))]
+    return [parsers_confined(who, wanted, host_facts.program_output(command("tell", who, _PARSER)))]
 
 
 def qemu_user(settings: Settings) -> Sequence[Finding]:
@@ -148,7 +153,7 @@ def boot(settings: Settings) -> Sequence[Finding]:
     wanted = settings.libvirt.domain_type
     if wanted == "qemu" or host_facts.node("/dev/kvm") is None:
         return []
-    verdict = probe.probe(settings.libvirt.emulator)
+    verdict = probe(settings.libvirt.emulator)
     return [virtualization.boot(wanted, verdict.domain_type is DomainType.KVM, verdict.why)]
 
 
@@ -211,7 +216,7 @@ def tun(_settings: Settings) -> Sequence[Finding]:
 def vhost_net(settings: Settings) -> Sequence[Finding]:
     """Tried as tapmanager tries it."""
     wanted = settings.tapmanager.vhost_net
-    return [machine.vhost_net(wanted, vhost.trouble() if wanted else "")]
+    return [machine.vhost_net(wanted, vhost_trouble() if wanted else "")]
 
 
 def forwarding(_settings: Settings) -> Sequence[Finding]:
@@ -312,3 +317,36 @@ ALL: tuple[Check, ...] = (
     node.cluster_objects,
     node.qemu_overhead,
 )
+
+
+# Runs checks side by side, each on a thread of its own with a time limit; gives the findings in the checks' order.
+
+# Seconds for one check: libvirt examines a QEMU in half a minute where even the node is emulated.
+LIMIT = 60.0
+
+
+def findings(checks: Sequence[Check], settings: Settings, limit: float = LIMIT) -> Iterator[Finding]:
+    """Ends within `limit` seconds (and little more): a check that hangs is left behind on its daemon thread."""
+    until = time.monotonic() + limit
+    for check, answer in [(check, _started(check, settings)) for check in checks]:
+        name = check.__name__
+        try:
+            found = answer.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            remedy = "see what hangs: run the command again with strace -f"
+            found = [error(name.replace("_", " "), f"no answer within {limit:g} s", remedy)]
+        yield from (dataclasses.replace(one, check=name) for one in found)
+
+
+def _started(check: Check, settings: Settings) -> queue.SimpleQueue[Sequence[Finding]]:
+    answer: queue.SimpleQueue[Sequence[Finding]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answer.put(check(settings))
+        except Exception as exc:  # noqa: BLE001  the edge of a thread: one broken check must not hide the others
+            subject = check.__name__.replace("_", " ")
+            answer.put([error(subject, f"the check itself failed: {type(exc).__name__}: {exc}", "please report this")])
+
+    threading.Thread(target=run, name=f"check-{check.__name__}", daemon=True).start()
+    return answer

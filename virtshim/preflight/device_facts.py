@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from virtshim.config import Settings
-from virtshim.devices.attachable import AttachChecker, condition_faults
+from virtshim.config.settings import Settings
+from virtshim.devices.attachable import AttachChecker, condition_faults, lockable
 from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.host_files import HostFiles, NodeKind
 from virtshim.devices.host_use import used_by_host
-from virtshim.devices.memory_lock import lockable
-from virtshim.devices.node_devices import device_rules
 from virtshim.devices.pci import PciBus, PciFacts
-from virtshim.domain.devices.condition import DeviceCondition
-from virtshim.domain.devices.granted import PciAddress, PciFunction
-from virtshim.domain.errors import DeadlineExceeded, ShimError, Unavailable
-from virtshim.ports.devices import DeviceDrivers
+from virtshim.devices.ports import DeviceDrivers
+from virtshim.devices.resolve import device_rules
+from virtshim.devices.values import DeviceCondition, PciAddress, PciFunction
+from virtshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 from virtshim.preflight.devices import ExaminedFunction, HostDeviceSupport
 
 # Seconds for tapmanager to tell of one function.

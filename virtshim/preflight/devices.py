@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from virtshim.devices.attachable import IOMMU_ON, Fault
-from virtshim.devices.memory_lock import EXTRA
+from virtshim.devices.attachable import EXTRA, IOMMU_ON, Fault
 from virtshim.devices.pci import PciFacts
 from virtshim.preflight.finding import Finding, error, ok, warning
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tapmanager import protocol
-from virtshim import machine, process
-from virtshim.domain.errors import DeadlineExceeded, ShimError
-from virtshim.files import free_bytes, mountpoint
-from virtshim.hypervisor import embed
+from virtshim.model.errors import DeadlineExceeded, ShimError
 from virtshim.preflight.access import FileStatus, UserAccount
 from virtshim.preflight.machine import Cgroups, FreeSpace
 from virtshim.preflight.virtualization import AppArmor, AppArmorProfile, ProgramOutput
+from virtshim.system import machine, process
+from virtshim.system.files import free_bytes, mountpoint
+from virtshim.vm import embed
 from vmwrapper.confine import kernel
 from vmwrapper.confine import landlock as kernel_landlock
 

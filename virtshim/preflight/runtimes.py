@@ -9,9 +9,10 @@ import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
+from virtshim.neighbours.runtimes import RuntimeSetup
 from virtshim.preflight.finding import Finding, error, ok, warning
 
-_SUBJECT = "proxy"
+_RUNTIMES_SUBJECT = "proxy"
 _STORES = "image file system"
 _LIMIT = 3.0
 
@@ -45,10 +46,12 @@ def ask(name: str, socket: str) -> Runtime:
         except grpc.RpcError as exc:
             return Runtime(name, socket, silence=str(exc.details()))
         told = f"{version.runtime_name} {version.runtime_version}"
-        return Runtime(name, socket, "", told, _driver(runtime), _image_store(api_pb2_grpc.ImageServiceStub(channel)))
+        return Runtime(
+            name, socket, "", told, _runtimes_driver(runtime), _image_store(api_pb2_grpc.ImageServiceStub(channel))
+        )
 
 
-def _driver(runtime: api_pb2_grpc.RuntimeServiceStub) -> str:
+def _runtimes_driver(runtime: api_pb2_grpc.RuntimeServiceStub) -> str:
     try:
         answer = runtime.RuntimeConfig(pb.RuntimeConfigRequest(), timeout=_LIMIT)
     except grpc.RpcError:
@@ -92,13 +95,63 @@ def findings(runtimes: Sequence[Runtime]) -> list[Finding]:
     if len(set(drivers.values())) > 1:
         listed = ", ".join(f"{name}: {driver}" for name, driver in drivers.items())
         remedy = "set them to the same one (virtshim: cri.cgroup_driver); the proxy does not start otherwise"
-        told.append(error(_SUBJECT, f"the runtimes use different cgroup drivers ({listed})", remedy))
+        told.append(error(_RUNTIMES_SUBJECT, f"the runtimes use different cgroup drivers ({listed})", remedy))
     return told
 
 
 def _finding(one: Runtime) -> Finding:
     if one.silence:
         remedy = "start it; proxy.primary and proxy.others say where the runtimes are"
-        return warning(_SUBJECT, f"{one.name} does not answer on {one.socket}: {one.silence}", remedy)
+        return warning(_RUNTIMES_SUBJECT, f"{one.name} does not answer on {one.socket}: {one.silence}", remedy)
     driver = f", cgroup driver {one.cgroup_driver}" if one.cgroup_driver else ""
-    return ok(_SUBJECT, f"{one.name} is {one.version} on {one.socket}{driver}")
+    return ok(_RUNTIMES_SUBJECT, f"{one.name} is {one.version} on {one.socket}{driver}")
+
+
+# Findings about the container runtime beside virtshim: its configuration against ours. Pure.
+
+_BESIDE_SUBJECT = "containers"
+
+
+def beside_findings(
+    found: Sequence[RuntimeSetup], driver: str, cni_conf_dir: str, *, behind_proxy: bool
+) -> list[Finding]:
+    """`driver`, `cni_conf_dir`: ours. `behind_proxy`: whether this node's proxy sends pods to one of them."""
+    if not found:
+        return [ok(_BESIDE_SUBJECT, "neither containerd nor CRI-O here: all pods of this node are virtual machines")]
+    return [finding for one in found for finding in _of(one, driver, cni_conf_dir, behind_proxy=behind_proxy)]
+
+
+def beside_unused() -> Finding:
+    return ok(_BESIDE_SUBJECT, "kubelet asks virtshim itself: all pods of this node are virtual machines")
+
+
+def _of(one: RuntimeSetup, driver: str, cni_conf_dir: str, *, behind_proxy: bool) -> list[Finding]:
+    if one.trouble:
+        return [warning(_BESIDE_SUBJECT, f"{one.name}: {one.trouble}", "correct the file, or run this as root")]
+    if not one.serves_cri:
+        text = f"{one.name} does not serve CRI: `cri` is in disabled_plugins of {one.file}"
+        remedy = f"for containers beside VMs take it out, and run: systemctl restart {one.name}"
+        return [warning(_BESIDE_SUBJECT, text, remedy)]
+    told = [
+        found
+        for found in (_beside_driver(one, driver, behind_proxy=behind_proxy), _network(one, cni_conf_dir))
+        if found
+    ]
+    runs = "is there" if one.is_running else "is installed and does not run"
+    return told or [ok(_BESIDE_SUBJECT, f"{one.name} {runs}, with virtshim's cgroup driver and network ({one.file})")]
+
+
+def _beside_driver(one: RuntimeSetup, driver: str, *, behind_proxy: bool) -> Finding | None:
+    if one.cgroup_driver == driver or (not one.cgroup_driver and driver == "cgroupfs"):
+        return None
+    says = f"uses {one.cgroup_driver}" if one.cgroup_driver else "says nothing of SystemdCgroup, by default false"
+    text = f"{one.name} {says}, virtshim uses {driver}: one kubelet cannot have both"
+    sure = behind_proxy and one.cgroup_driver
+    return (error if sure else warning)(_BESIDE_SUBJECT, text, f"{one.remedy(driver)}; or set cri.cgroup_driver here")
+
+
+def _network(one: RuntimeSetup, cni_conf_dir: str) -> Finding | None:
+    if one.cni_conf_dir.rstrip("/") == cni_conf_dir.rstrip("/"):
+        return None
+    text = f"{one.name}'s CNI configuration is in {one.cni_conf_dir}, virtshim's in {cni_conf_dir}: two pod networks"
+    return warning(_BESIDE_SUBJECT, text, f'set tapmanager.cni_conf_dir = "{one.cni_conf_dir}"')

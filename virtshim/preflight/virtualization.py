@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from virtshim.hypervisor.embed import is_embedded
 from virtshim.preflight.access import AccessMode, FileStatus, UserAccount, allows, chmod_command, first_blocked
 from virtshim.preflight.finding import Finding, error, ok, warning
+from virtshim.vm.embed import is_embedded
 
 _OLDEST_QEMU = (6, 2)
 _VERSION = re.compile(r"version (\d+)\.(\d+)")

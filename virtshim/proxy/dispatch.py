@@ -7,22 +7,38 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Final
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.proxy import methods
-from virtshim.proxy.asked import Asked
-from virtshim.proxy.backend import Answer, Backend, CallFailed, Told
+from virtshim.proxy.backend import Answer, Asked, Backend, CallFailed, Told
 from virtshim.proxy.images import Images
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import Lists
-from virtshim.proxy.methods import Method, Shape
 from virtshim.proxy.node import Node
-from virtshim.proxy.owed import Owed
 from virtshim.proxy.owners import Owners
+from virtshim.proxy.pending import Owed
 from virtshim.proxy.routes import Routes
 from virtshim.proxy.streams import Streams
-from virtshim.proxy.wire import message, text, text_map, texts
+from virtshim.proxy.wire import (
+    METHODS_CONTAINER_STATUS,
+    METHODS_CREATE_CONTAINER,
+    METHODS_IMAGE_STATUS,
+    METHODS_LIST_IMAGES,
+    METHODS_PULL_IMAGE,
+    METHODS_REMOVE_IMAGE,
+    METHODS_RUNTIME_CONFIG,
+    METHODS_START_CONTAINER,
+    METHODS_STATUS,
+    METHODS_UPDATE_RUNTIME_CONFIG,
+    METHODS_VERSION,
+    Method,
+    Shape,
+    message,
+    methods_field,
+    text,
+    text_map,
+    texts,
+)
 
-_ANNOTATIONS: Final = methods.field(pb.PodSandboxConfig, "annotations")
-_SANDBOX: Final = methods.field(pb.CreateContainerRequest, "sandbox_config")
+_ANNOTATIONS: Final = methods_field(pb.PodSandboxConfig, "annotations")
+_SANDBOX: Final = methods_field(pb.CreateContainerRequest, "sandbox_config")
 # The id of what was made, in RunPodSandboxResponse, RestorePodResponse and CreateContainerResponse.
 _MADE: Final = 1
 # An id of a pod or container as runtimes make them. In a method that nobody knows, this many texts may look like one.
@@ -48,14 +64,14 @@ class Dispatch:
         self.node = Node(backends, owed, last_known, patience)
         self._refreshing: set[asyncio.Task[None]] = set()
         self._rules: Mapping[str, Rule] = {
-            methods.VERSION: self.node.version,
-            methods.STATUS: self.node.status,
-            methods.RUNTIME_CONFIG: self.node.runtime_config,
-            methods.UPDATE_RUNTIME_CONFIG: self.node.update,
-            methods.IMAGE_STATUS: self._images.status,
-            methods.PULL_IMAGE: self._images.pull,
-            methods.REMOVE_IMAGE: self._images.remove,
-            methods.LIST_IMAGES: self._images.list,
+            METHODS_VERSION: self.node.version,
+            METHODS_STATUS: self.node.status,
+            METHODS_RUNTIME_CONFIG: self.node.runtime_config,
+            METHODS_UPDATE_RUNTIME_CONFIG: self.node.update,
+            METHODS_IMAGE_STATUS: self._images.status,
+            METHODS_PULL_IMAGE: self._images.pull,
+            METHODS_REMOVE_IMAGE: self._images.remove,
+            METHODS_LIST_IMAGES: self._images.list,
         }
 
     async def one(self, method: Method, asked: Asked) -> Answer:
@@ -86,16 +102,16 @@ class Dispatch:
     async def _by_id(self, method: Method, asked: Asked) -> Answer:
         id_ = text(asked.request, method.id_field)
         found = await self._owners.of(id_, method.id, asked.remaining)
-        if found and method.path == methods.CREATE_CONTAINER:
+        if found and method.path == METHODS_CREATE_CONTAINER:
             # Also if it fails, for an image that only another runtime has: kubelet asks for the image again, and pulls it here.
             self._images.remember_pod(message(asked.request, _SANDBOX), found)
         owner = found or self._primary
-        if method.path == methods.CONTAINER_STATUS:
+        if method.path == METHODS_CONTAINER_STATUS:
             return await self._container_status(owner, id_, asked)
         answer = await _pass_on(owner, asked)
-        if method.path == methods.CREATE_CONTAINER:
+        if method.path == METHODS_CREATE_CONTAINER:
             self._made(answer, owner)
-        elif method.path == methods.START_CONTAINER:
+        elif method.path == METHODS_START_CONTAINER:
             self._refresh(owner)
         return answer
 

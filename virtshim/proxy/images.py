@@ -11,28 +11,26 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.proxy.asked import Asked, ask_all
-from virtshim.proxy.backend import Answer, Backend, CallFailed
+from virtshim.proxy.backend import Answer, Asked, Backend, CallFailed, ask_all
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import Lists, refuse
-from virtshim.proxy.methods import IMAGE_STATUS, LIST_PODS, field
-from virtshim.proxy.recent import Recent
+from virtshim.proxy.owners import Recent
 from virtshim.proxy.routes import Routes, Runtime
-from virtshim.proxy.wire import message, text, text_map
+from virtshim.proxy.wire import LIST_PODS, METHODS_IMAGE_STATUS, message, methods_field, text, text_map
 
 # In PullImageRequest, ImageStatusRequest and RemoveImageRequest alike; a test says so.
-_IMAGE: Final = field(pb.PullImageRequest, "image")
-_NAME: Final = field(pb.ImageSpec, "image")
-_IMAGE_ANNOTATIONS: Final = field(pb.ImageSpec, "annotations")
-_HANDLER: Final = field(pb.ImageSpec, "runtime_handler")
-_SANDBOX: Final = field(pb.PullImageRequest, "sandbox_config")
-_POD_ANNOTATIONS: Final = field(pb.PodSandboxConfig, "annotations")
-_POD_METADATA: Final = field(pb.PodSandboxConfig, "metadata")
-_POD_NAMES: Final = tuple(field(pb.PodSandboxMetadata, name) for name in ("namespace", "name", "uid"))
+_IMAGE: Final = methods_field(pb.PullImageRequest, "image")
+_NAME: Final = methods_field(pb.ImageSpec, "image")
+_IMAGE_ANNOTATIONS: Final = methods_field(pb.ImageSpec, "annotations")
+_HANDLER: Final = methods_field(pb.ImageSpec, "runtime_handler")
+_SANDBOX: Final = methods_field(pb.PullImageRequest, "sandbox_config")
+_POD_ANNOTATIONS: Final = methods_field(pb.PodSandboxConfig, "annotations")
+_POD_METADATA: Final = methods_field(pb.PodSandboxConfig, "metadata")
+_POD_NAMES: Final = tuple(methods_field(pb.PodSandboxMetadata, name) for name in ("namespace", "name", "uid"))
 _SEEN: Final = "kubernetes.io/config.seen"
-_FILTER: Final = field(pb.ListImagesRequest, "filter")
-_FILTER_IMAGE: Final = field(pb.ImageFilter, "image")
-_FOUND: Final = field(pb.ImageStatusResponse, "image")
+_FILTER: Final = methods_field(pb.ListImagesRequest, "filter")
+_FILTER_IMAGE: Final = methods_field(pb.ImageFilter, "image")
+_FOUND: Final = methods_field(pb.ImageStatusResponse, "image")
 
 # Twice the pods whose runtime is remembered for their containers' images: each has two keys.
 _REMEMBERED: Final = 8192
@@ -91,7 +89,7 @@ class Images:
         else:
             question = pb.ImageStatusRequest.FromString(b"")
             question.image.MergeFromString(image)
-            status = Asked(IMAGE_STATUS, question.SerializeToString(), asked.remaining)
+            status = Asked(METHODS_IMAGE_STATUS, question.SerializeToString(), asked.remaining)
             owners = list(await self._having(status, all_must_answer=True))
         answer = Answer(b"")
         for owner in owners:

@@ -19,10 +19,9 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.errors import InvalidRequest
-from virtshim.files import replace_bytes
-from virtshim.proxy.methods import CONTAINER_STATUS, LIST_CONTAINERS, LIST_PODS, Id
-from virtshim.proxy.wire import payloads
+from virtshim.model.errors import InvalidRequest
+from virtshim.proxy.wire import LIST_CONTAINERS, LIST_PODS, METHODS_CONTAINER_STATUS, Id, payloads
+from virtshim.system.files import replace_bytes
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +29,7 @@ log = structlog.get_logger(__name__)
 _KEPT: Final[Mapping[str, tuple[str, type[Message]]]] = {
     LIST_PODS: ("pods", pb.ListPodSandboxResponse),
     LIST_CONTAINERS: ("containers", pb.ListContainersResponse),
-    CONTAINER_STATUS: ("statuses", pb.PodSandboxStatusResponse),
+    METHODS_CONTAINER_STATUS: ("statuses", pb.PodSandboxStatusResponse),
 }
 _Key = tuple[str, str]
 
@@ -53,7 +52,7 @@ class LastKnown:
         for name in runtimes:
             for method in (LIST_PODS, LIST_CONTAINERS):
                 self._lists[name, method] = self._read(name, method)
-            known = pb.PodSandboxStatusResponse.FromString(self._read(name, CONTAINER_STATUS) or b"")
+            known = pb.PodSandboxStatusResponse.FromString(self._read(name, METHODS_CONTAINER_STATUS) or b"")
             self._statuses[name] = {one.id: one.SerializeToString() for one in known.containers_statuses}
             self._learn_states(name)
         self._remove_others()
@@ -90,7 +89,7 @@ class LastKnown:
             for one in gone:
                 del self._statuses[runtime][one]
             if gone:
-                self._save_soon(runtime, CONTAINER_STATUS)
+                self._save_soon(runtime, METHODS_CONTAINER_STATUS)
 
     def keep_status(self, runtime: str, answer: bytes) -> None:
         """`answer` to a ContainerStatus; ignored for a runtime that is not kept."""
@@ -101,7 +100,7 @@ class LastKnown:
             told = status.SerializeToString()
             if status.id and self._statuses[runtime].get(status.id) != told:
                 self._statuses[runtime][status.id] = told
-                self._save_soon(runtime, CONTAINER_STATUS)
+                self._save_soon(runtime, METHODS_CONTAINER_STATUS)
 
     async def saved(self) -> None:
         """When it returns, what was kept is on disk."""

@@ -9,22 +9,32 @@ from typing import Final
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.proxy.asked import Asked, ask_all
-from virtshim.proxy.backend import Backend, CallFailed
+from virtshim.proxy.backend import Asked, Backend, CallFailed, ask_all
 from virtshim.proxy.last_known import LastKnown
-from virtshim.proxy.methods import IMAGE_FS_INFO, LIST_CONTAINERS, LIST_METRICS_KNOWN, LIST_PODS, METHODS, field
 from virtshim.proxy.owners import Owners
-from virtshim.proxy.wire import message, text
+from virtshim.proxy.wire import (
+    IMAGE_FS_INFO,
+    LIST_CONTAINERS,
+    LIST_METRICS_KNOWN,
+    LIST_PODS,
+    METHODS,
+    message,
+    methods_field,
+    text,
+)
 
 # In every request for a list; a test says so.
-_FILTER: Final = field(pb.ListContainersRequest, "filter")
+_FILTER: Final = methods_field(pb.ListContainersRequest, "filter")
 # No filter, and one that says nothing: kubelet asks for all its pods with the one, for all its containers with the other.
 _FOR_ALL: Final = (b"", bytes((_FILTER << 3 | 2, 0)))
 _ID_FIELDS: Final = {
-    "ListPodSandbox": (field(pb.PodSandboxFilter, "id"),),
-    "ListContainers": (field(pb.ContainerFilter, "id"), field(pb.ContainerFilter, "pod_sandbox_id")),
-    "ListContainerStats": (field(pb.ContainerStatsFilter, "id"), field(pb.ContainerStatsFilter, "pod_sandbox_id")),
-    "ListPodSandboxStats": (field(pb.PodSandboxStatsFilter, "id"),),
+    "ListPodSandbox": (methods_field(pb.PodSandboxFilter, "id"),),
+    "ListContainers": (methods_field(pb.ContainerFilter, "id"), methods_field(pb.ContainerFilter, "pod_sandbox_id")),
+    "ListContainerStats": (
+        methods_field(pb.ContainerStatsFilter, "id"),
+        methods_field(pb.ContainerStatsFilter, "pod_sandbox_id"),
+    ),
+    "ListPodSandboxStats": (methods_field(pb.PodSandboxStatsFilter, "id"),),
 }
 
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Final, Protocol
 
-from virtshim.primitives.observed import Call, Metadata, Untraced
+from virtshim.metrics.observed import Call, Metadata, Untraced
 
 # Of methods that nobody knows: callers make names up.
 OTHER: Final = "other"
@@ -24,14 +24,14 @@ class ProxyMeter(Protocol):
     def runtime_took(self, runtime: str, method: str, code: str, seconds: float) -> None: ...
 
     def spans(self, result: str, number: int) -> None:
-        """As those of `virtshim.primitives.observed.Meter`."""
+        """As those of `virtshim.metrics.observed.Meter`."""
 
 
 class ProxyTracer(Protocol):
     """Called on the loop: quick, and never raises."""
 
     def call(self, name: str, metadata: Metadata, *, begins: bool) -> AbstractContextManager[Call]:
-        """As that of `virtshim.primitives.observed.Tracer`."""
+        """As that of `virtshim.metrics.observed.Tracer`."""
 
     def forwarded(self, metadata: Sequence[tuple[str, str | bytes]]) -> Sequence[tuple[str, str | bytes]]:
         """The metadata of a call to a runtime, which is part of the current one."""

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.errors import WrongState
-from virtshim.proxy.asked import Asked, Outcome, ask_all
-from virtshim.proxy.backend import Answer, Backend, CallFailed
+from virtshim.model.errors import WrongState
+from virtshim.proxy.backend import Answer, Asked, Backend, CallFailed, Outcome, ask_all
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import refuse
-from virtshim.proxy.methods import RUNTIME_CONFIG
-from virtshim.proxy.owed import Owed
+from virtshim.proxy.pending import Owed
+from virtshim.proxy.wire import METHODS_RUNTIME_CONFIG
 
 # kubelet asks for the status each five seconds, and nobody waits for a runtime that is not the primary. That one is slow does not
 # make it down: it may be given much longer for a list.
@@ -70,7 +69,7 @@ class Node:
 
     async def check_drivers(self) -> None:
         """At start; whoever does not answer is checked when kubelet asks. Raises WrongState."""
-        asked = Asked(RUNTIME_CONFIG, b"", None)
+        asked = Asked(METHODS_RUNTIME_CONFIG, b"", None)
         self._refuse_other_drivers(await self._soon(self._backends, asked))
 
     async def _soon(self, backends: Sequence[Backend], asked: Asked) -> list[Outcome]:

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Final, Generic, TypeVar
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.errors import InvalidRequest, Unavailable
-from virtshim.proxy.asked import Asked, ask_all
-from virtshim.proxy.backend import Backend, CallFailed
+from virtshim.model.errors import InvalidRequest, Unavailable
+from virtshim.proxy.backend import Asked, Backend, CallFailed, ask_all
 from virtshim.proxy.last_known import LastKnown
-from virtshim.proxy.methods import LIST_CONTAINERS, LIST_PODS, Id
-from virtshim.proxy.recent import Recent
+from virtshim.proxy.wire import LIST_CONTAINERS, LIST_PODS, Id
+
+# What was used last, up to a number of entries.
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Recent(Generic[K, V]):
+    """Of more than `most` entries the one that rested longest is forgotten."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._entries: OrderedDict[K, V] = OrderedDict()
+
+    def put(self, key: K, value: V) -> None:
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._most:
+            self._entries.popitem(last=False)
+
+    def get(self, key: K) -> V | None:
+        found = self._entries.get(key)
+        if found is not None:
+            self._entries.move_to_end(key)
+        return found
+
 
 # Of the ids last used; each is some 200 bytes.
 _REMEMBERED: Final = 65536

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from virtshim.domain.errors import InvalidRequest
+from virtshim.model.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from virtshim.proxy.asked import Asked
-from virtshim.proxy.backend import Backend, CallFailed
+from virtshim.proxy.backend import Asked, Backend, CallFailed
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import asks_for_all, refuse
-from virtshim.proxy.methods import LIST_CONTAINERS, LIST_PODS
+from virtshim.proxy.wire import LIST_CONTAINERS, LIST_PODS
 
 # Messages that one listener has not read yet; then the runtimes wait, or do with it what they do with slow listeners.
 _ROOM: Final = 64

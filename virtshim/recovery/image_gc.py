@@ -9,16 +9,15 @@ from typing import Final
 
 import structlog
 
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.ids import ImageId
-from virtshim.domain.image import UNKNOWN_IMAGE, Image
-from virtshim.domain.volumes.stored_images import stored_images
-from virtshim.lifecycle.images import ImageService
-from virtshim.ports.clock import Clock
-from virtshim.ports.recovery import StateRecords
-from virtshim.primitives import observed
-from virtshim.primitives.live import Live
-from virtshim.primitives.trouble_log import TroubleLog
+from virtshim.images.service import ImageService, stored_images
+from virtshim.metrics import observed
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.ids import ImageId
+from virtshim.model.image import UNKNOWN_IMAGE, Image
+from virtshim.store.ports import StateRecords
+from virtshim.system.clock import Clock
+from virtshim.system.live import Live
+from virtshim.system.rate_limits import TroubleLog
 
 log = structlog.get_logger(__name__)
 

@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from virtshim.domain.container import Container, ContainerPhase
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.pod_disk import pod_hash
-from virtshim.domain.sandbox import Sandbox, SandboxPhase
-from virtshim.domain.vm import OwnedDomain
+from virtshim.model.container import Container, ContainerPhase
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.sandbox import Sandbox, SandboxPhase, pod_hash
+from virtshim.model.vm import OwnedDomain
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase, ContainerSpec
-from virtshim.domain.errors import InternalError, ShimError
-from virtshim.domain.image import UNKNOWN_IMAGE
-from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
-from virtshim.domain.vm import OwnedDomain
-from virtshim.ports.network import AttachRequest
-from virtshim.ports.recovery import DomainMetadata, KnownNetworks, RecordCopies, StateRecords, VmInventory
+from virtshim.model.container import Container, ContainerConfig, ContainerName, ContainerPhase, ContainerSpec
+from virtshim.model.errors import InternalError, ShimError
+from virtshim.model.image import UNKNOWN_IMAGE
+from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
+from virtshim.model.vm import OwnedDomain
+from virtshim.pods.ports import AttachRequest
+from virtshim.store.ports import DomainMetadata, KnownNetworks, RecordCopies, StateRecords, VmInventory
 
 log = structlog.get_logger(__name__)
 

@@ -15,18 +15,18 @@ from typing import Final
 
 import structlog
 
-from virtshim.domain.errors import ShimError
-from virtshim.lifecycle.images import ImageService
-from virtshim.passthrough.resets import DeviceResets
-from virtshim.ports.clock import Clock
-from virtshim.ports.recovery import StateRecords
-from virtshim.primitives import observed
-from virtshim.primitives.live import Live
-from virtshim.primitives.pod_locks import PodLocks
+from virtshim.devices.resets import DeviceResets
+from virtshim.images.service import ImageService
+from virtshim.metrics import observed
+from virtshim.model.errors import ShimError
 from virtshim.recovery.image_gc import ImageGc
 from virtshim.recovery.plan import plan
 from virtshim.recovery.recover import Survey
 from virtshim.recovery.repairs import FOLLOW, Repair, RepairRunner, Repairs
+from virtshim.store.ports import StateRecords
+from virtshim.system.clock import Clock
+from virtshim.system.live import Live
+from virtshim.system.locks import PodLocks
 
 log = structlog.get_logger(__name__)
 

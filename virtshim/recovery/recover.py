@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import ContainerPhase
-from virtshim.domain.errors import Unavailable
-from virtshim.lifecycle.images import ImageService
-from virtshim.passthrough.releases import DeviceReleases
-from virtshim.passthrough.resets import DeviceResets
-from virtshim.ports.disks import RootDisks
-from virtshim.ports.network import PodNetworks
-from virtshim.ports.recovery import StateRecords, VmInventory
-from virtshim.ports.shares import VmShares
-from virtshim.primitives import observed
+from virtshim.devices.releases import DeviceReleases
+from virtshim.devices.resets import DeviceResets
+from virtshim.disks.ports import RootDisks
+from virtshim.images.service import ImageService
+from virtshim.metrics import observed
+from virtshim.model.container import ContainerPhase
+from virtshim.model.errors import Unavailable
+from virtshim.pods.ports import PodNetworks
 from virtshim.recovery.plan import NodeState, Plan, plan
 from virtshim.recovery.rebuild import Rebuild
 from virtshim.recovery.repairs import RepairRunner, Repairs
+from virtshim.store.ports import StateRecords, VmInventory
+from virtshim.volumes.ports import VmShares
 
 log = structlog.get_logger(__name__)
 

@@ -11,26 +11,25 @@ from typing import Any, Final
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
-from virtshim.domain.devices.granted import BorrowedDevice
-from virtshim.domain.errors import DeadlineExceeded, ShimError
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.pod_disk import pod_hash
-from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.vm import OwnedDomain
-from virtshim.lifecycle.checkpoint_container import CheckpointContainer
-from virtshim.lifecycle.container_logs import ContainerLogs
-from virtshim.lifecycle.entrypoints import EntrypointRunner
-from virtshim.lifecycle.guest.set_up import GuestSetUp
-from virtshim.lifecycle.record_exit import ExitRecorder, how_it_ended
-from virtshim.lifecycle.remove_container import RemoveContainer
-from virtshim.lifecycle.update_container_resources import UpdateContainerResources
-from virtshim.ports.clock import Clock
-from virtshim.ports.disks import RootDisks
-from virtshim.ports.hypervisor import Hypervisor
-from virtshim.ports.recovery import KnownNetworks, StateRecords
-from virtshim.ports.shares import VmShares
+from virtshim.containers.checkpoint_container import CheckpointContainer
+from virtshim.containers.logs import ContainerLogs
+from virtshim.containers.record_exit import ExitRecorder, how_it_ended
+from virtshim.containers.remove_container import RemoveContainer
+from virtshim.containers.update_resources import UpdateContainerResources
+from virtshim.devices.values import BorrowedDevice
+from virtshim.disks.ports import RootDisks
+from virtshim.guest.entrypoints import EntrypointRunner
+from virtshim.guest.set_up import GuestSetUp
+from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.model.errors import DeadlineExceeded, ShimError
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.sandbox import Sandbox, pod_hash
+from virtshim.model.vm import OwnedDomain
 from virtshim.recovery.plan import Plan
+from virtshim.store.ports import KnownNetworks, StateRecords
+from virtshim.system.clock import Clock
+from virtshim.vm.ports import Hypervisor
+from virtshim.volumes.ports import VmShares
 
 log = structlog.get_logger(__name__)
 

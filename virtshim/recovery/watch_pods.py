@@ -10,23 +10,22 @@ from typing import Final
 
 import structlog
 
-from virtshim.domain.container import Container
-from virtshim.domain.errors import ShimError
-from virtshim.domain.ids import SandboxId
-from virtshim.domain.vm import OwnedDomain, PauseReason, Power
-from virtshim.lifecycle.checkpoint_container import CheckpointContainer
-from virtshim.lifecycle.guest.set_up import GuestSetUp
-from virtshim.lifecycle.guest_freeze import GuestFreezer
-from virtshim.lifecycle.record_exit import ExitRecorder
-from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
-from virtshim.passthrough.assembly import DeviceServices
-from virtshim.ports.clock import Clock
-from virtshim.ports.disks import RootDisks
-from virtshim.ports.hypervisor import Hypervisor
-from virtshim.ports.network import PodNetworks
-from virtshim.ports.pause import VmPausing
-from virtshim.ports.records import Records
-from virtshim.primitives.pod_locks import PodLocks
+from virtshim.containers.checkpoint_container import CheckpointContainer
+from virtshim.containers.record_exit import ExitRecorder
+from virtshim.devices.services import DeviceServices
+from virtshim.disks.ports import RootDisks
+from virtshim.guest.freeze import GuestFreezer
+from virtshim.guest.set_up import GuestSetUp
+from virtshim.model.container import Container
+from virtshim.model.errors import ShimError
+from virtshim.model.ids import SandboxId
+from virtshim.model.vm import OwnedDomain, PauseReason, Power
+from virtshim.pods.ports import PodNetworks
+from virtshim.store.ports import Records
+from virtshim.system.clock import Clock
+from virtshim.system.locks import PodLocks
+from virtshim.vm.ports import Hypervisor, VmPausing
+from virtshim.volumes.pod_volumes import PodVolumes
 
 log = structlog.get_logger(__name__)
 

@@ -2,20 +2,103 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from tapmanager.shares.plan import PROGRAMS
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus
-from virtshim.domain.errors import InvalidRequest
+from virtshim.model.errors import InvalidRequest
 from virtshim.neighbours import kubelet, runtimes
 from virtshim.neighbours.kubelet import KubeletSetup
 from virtshim.neighbours.runtimes import RuntimeSetup
 from virtshim.preflight.network import first_configuration
-from virtshim.setup import networks
+
+# The cluster's networks, as far as this node's files tell them: from these hosts who names an image should have
+# nothing.
+
+_MANIFESTS: Final = "/etc/kubernetes/manifests"
+# Flags of the API server and the controller manager, on a node that runs them; services' networks first.
+_FLAG: Final = re.compile(r"--(?:service-cluster-ip-range|cluster-cidr)=([0-9a-fA-F:./,]+)")
+_SUBNET: Final = re.compile(r'"(?:subnet|podCIDR|Network|cidr)"\s*:\s*"([0-9a-fA-F:./]+)"')
+_LONGEST: Final = 1 << 16
+# Fields of /proc/net/route.
+_DESTINATION, _GATEWAY, _MASK = 1, 2, 7
+# Of /proc/net/ipv6_route, whose numbers are hexadecimal.
+_DESTINATION6, _LENGTH6, _GATEWAY6 = 0, 1, 4
+
+
+def networks(files: HostFiles, kubelet: KubeletSetup, cni_configuration: str) -> tuple[str, ...]:
+    """As CIDR texts: of services and pods, and those that this node is in. What lies in another one of them is left out."""
+    said = list(_said(files, kubelet.fields, cni_configuration))
+    found = {network for text in said if (network := _network(text))}
+    wide = [one for one in found if not any(one != other and _is_in(one, other) for other in found)]
+    return tuple(map(str, sorted(wide, key=lambda one: (one.version, one))))
+
+
+def networks_services_beyond(found: Sequence[str], kubelet: KubeletSetup) -> str:
+    """The address of the cluster's resolver, which is a service, if it is in none of these networks; else ""."""
+    said = kubelet.given("cluster-dns", "clusterDNS")
+    texts = said.value if said is not None else ()
+    for text in texts if isinstance(texts, list) else str(texts).split(",") if texts else ():
+        service = _network(str(text))
+        if service is not None and service.prefixlen == service.max_prefixlen:
+            return "" if any(_is_in(service, ipaddress.ip_network(one)) for one in found) else str(service[0])
+    return ""
+
+
+def _said(files: HostFiles, fields: Mapping[str, Any], cni_configuration: str) -> Iterator[str]:
+    for name in files.names(_MANIFESTS):
+        for flag in _FLAG.findall(files.text(f"{_MANIFESTS}/{name}")[:_LONGEST]):
+            yield from flag.split(",")
+    if "podCIDR" in fields:
+        yield from str(fields["podCIDR"].value).split(",")
+    if cni_configuration:
+        yield from _SUBNET.findall(files.text(cni_configuration)[:_LONGEST])
+    for line in files.text("/proc/net/route").splitlines()[1:]:
+        words = line.split()
+        if len(words) > _MASK and words[_GATEWAY] == "0" * 8:
+            yield f"{_address(words[_DESTINATION])}/{_address(words[_MASK])}"
+    for line in files.text("/proc/net/ipv6_route").splitlines():
+        words = line.split()
+        if len(words) > _GATEWAY6 and words[_GATEWAY6] == "0" * 32:
+            yield _network6(words[_DESTINATION6], words[_LENGTH6])
+
+
+def _address(word: str) -> str:
+    """The kernel shows it as this machine has it in memory."""
+    try:
+        return str(ipaddress.IPv4Address(bytes.fromhex(word)[::-1]))
+    except ValueError:
+        return ""
+
+
+def _network6(address: str, length: str) -> str:
+    """ "" for the address of this node alone, which is in a network of its own, or is nobody else's."""
+    try:
+        bits = int(length, 16)
+        return f"{ipaddress.IPv6Address(bytes.fromhex(address))}/{bits}" if bits < ipaddress.IPV6LENGTH else ""
+    except ValueError:
+        return ""
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    try:
+        found = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return None
+    is_own = found.is_loopback or found.is_link_local or found.is_multicast or not found.prefixlen
+    return None if is_own else found
+
+
+def _is_in(
+    one: ipaddress.IPv4Network | ipaddress.IPv6Network, other: ipaddress.IPv4Network | ipaddress.IPv6Network
+) -> bool:
+    return one.version == other.version and one.network_address in other and one.broadcast_address in other
+
 
 UNITS: Final = (
     "tapmanager.service",
@@ -86,7 +169,7 @@ def look(
     own = kubelet.read(files, running=False)
     conf_dir = cni_conf_dir or next((one.cni_conf_dir.rstrip("/") for one in beside if one.serves_cri), _NETWORKS)
     network = first_configuration(files.names(conf_dir))
-    found = networks.networks(files, own, f"{conf_dir}/{network}" if network else "")
+    found = networks(files, own, f"{conf_dir}/{network}" if network else "")
     return NodeFacts(
         kubelet=own,
         runtimes=beside,
@@ -105,7 +188,7 @@ def look(
         texts={path: _text(files, path) for path in texts if files.exists(path)},
         vms_only=vms_only,
         networks=found,
-        unknown_service=networks.services_beyond(found, own),
+        unknown_service=networks_services_beyond(found, own),
     )
 
 

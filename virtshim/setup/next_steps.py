@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection, Sequence
 
 from virtshim.neighbours.kubelet import KubeletSetup
-from virtshim.preflight.node.overhead import RUNTIME_CLASS
+from virtshim.preflight.overhead import RUNTIME_CLASS
 from virtshim.setup.facts import NodeFacts
 from virtshim.setup.kubelet_plan import LABEL, TAINT, of_vms_only
 

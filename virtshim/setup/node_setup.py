@@ -11,20 +11,18 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from virtshim.config import DEFAULT_FILE, Settings, merged
+from virtshim.config.settings import CONFIG_DEFAULT_FILE, Settings, config_merged
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.errors import Aborted, InvalidRequest, PermissionRefused, ShimError, WrongState
-from virtshim.files import FileLocked, lock_file
+from virtshim.model.errors import Aborted, InvalidRequest, PermissionRefused, ShimError, WrongState
 from virtshim.setup import changes as files_of
 from virtshim.setup import next_steps
-from virtshim.setup.changes import Action, Change
+from virtshim.setup.changes import LOCK, Action, Change, Manifest
 from virtshim.setup.facts import NodeFacts, kubelet_version, look
 from virtshim.setup.kubelet_plan import of_vms_only
-from virtshim.setup.manifest import LOCK, Manifest
-from virtshim.setup.owed import owed
 from virtshim.setup.plan import EDITED, OwnSettings, Plan, plan
 from virtshim.setup.tree import FilesBefore, NodeTree
-from virtshim.setup.units import GUESTS_UNIT, Systemctl
+from virtshim.setup.units import GUESTS_UNIT, Systemctl, owed
+from virtshim.system.files import FileLocked, lock_file
 
 _MOST: Final = 1 << 20
 # The operator's to enable.
@@ -272,15 +270,17 @@ def _once(*units: str) -> tuple[str, ...]:
 
 def _own_settings(files: HostFiles) -> OwnSettings:
     """Those of the operator's files, without what set-up wrote. Raises InvalidRequest."""
-    documents = [path for path in (DEFAULT_FILE,) if files.exists(path)]
-    documents += [f"{DEFAULT_FILE}.d/{name}" for name in files.names(f"{DEFAULT_FILE}.d") if name.endswith(".toml")]
+    documents = [path for path in (CONFIG_DEFAULT_FILE,) if files.exists(path)]
+    documents += [
+        f"{CONFIG_DEFAULT_FILE}.d/{name}" for name in files.names(f"{CONFIG_DEFAULT_FILE}.d") if name.endswith(".toml")
+    ]
     values: dict[str, Any] = {}
     has_file = False
     for path in documents:
         try:
             document = tomllib.loads(files.content(path, _MOST).decode())
-            has_file = has_file or (path == DEFAULT_FILE and bool(document))
-            values = merged(values, document)
+            has_file = has_file or (path == CONFIG_DEFAULT_FILE and bool(document))
+            values = config_merged(values, document)
         except (ShimError, tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
             raise InvalidRequest(f"{path}: {exc}; correct it first") from exc
     try:
@@ -288,6 +288,6 @@ def _own_settings(files: HostFiles) -> OwnSettings:
     except ValidationError as exc:
         fault = exc.errors(include_url=False)[0]
         where = ".".join(str(part) for part in fault["loc"])
-        raise InvalidRequest(f"{DEFAULT_FILE}: {where}: {fault['msg']}; correct it first") from exc
+        raise InvalidRequest(f"{CONFIG_DEFAULT_FILE}: {where}: {fault['msg']}; correct it first") from exc
     said = {f"{table}.{key}" for table, keys in values.items() if isinstance(keys, dict) for key in keys}
     return OwnSettings(settings, frozenset(said), has_file)

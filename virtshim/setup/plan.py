@@ -7,17 +7,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from virtshim.config import DEFAULT_FILE, Settings
-from virtshim.domain.layout import share_dir
+from virtshim.config.settings import CONFIG_DEFAULT_FILE, Settings
+from virtshim.model.layout import share_dir
 from virtshim.neighbours.kubelet import ENVIRONMENTS
 from virtshim.neighbours.runtimes import RuntimeSetup
-from virtshim.preflight.node.overhead import RUNTIME_CLASS
+from virtshim.preflight.overhead import RUNTIME_CLASS
 from virtshim.preflight.virtualization import rules_of_daemon, rules_of_guests
 from virtshim.setup import kubelet_plan, next_steps, texts
 from virtshim.setup.changes import PlannedFile
 from virtshim.setup.facts import AS_BYTES, NodeFacts
-from virtshim.setup.owed import APPARMOR, LIBVIRTD, LOGIND, QEMU, VIRTQEMUD
-from virtshim.setup.units import GUESTS_UNIT
+from virtshim.setup.units import APPARMOR, GUESTS_UNIT, LIBVIRTD, LOGIND, QEMU, VIRTQEMUD
 
 GUESTS: Final = ("/etc/default/libvirt-guests", "/etc/sysconfig/libvirt-guests")
 _DAEMON, _GUESTS_PROFILE = "usr.sbin.libvirtd", "abstractions/libvirt-qemu"
@@ -26,7 +25,7 @@ _PROFILES: Final = tuple(f"{APPARMOR}/{part}{name}" for part in ("", "local/") f
 EDITED: Final = (LIBVIRTD, VIRTQEMUD, QEMU, *GUESTS, *ENVIRONMENTS, *_PROFILES)
 # containerd's own default.
 _UNSAID: Final = "cgroupfs"
-_PROXY_FILE: Final = f"{DEFAULT_FILE}.d/proxy.toml"
+_PROXY_FILE: Final = f"{CONFIG_DEFAULT_FILE}.d/proxy.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE", had_taint: b
     choices = [one for one in _choices(facts, driver, driver_why) if one.key not in own.said]
     files = [
         PlannedFile(
-            DEFAULT_FILE, _toml(choices).encode(), "settings that differ from the defaults", keeps=own.has_file
+            CONFIG_DEFAULT_FILE, _toml(choices).encode(), "settings that differ from the defaults", keeps=own.has_file
         ),
         PlannedFile(RUNTIME_CLASS, texts.RUNTIME_CLASS.encode(), "for kubectl apply, once a cluster"),
         PlannedFile("/etc/crictl.yaml", texts.crictl(socket).encode(), "crictl asks the socket that kubelet asks"),
@@ -125,7 +124,8 @@ def _tables(keys: Collection[str]) -> set[str]:
 def _unsaid(choices: Sequence[Choice]) -> list[str]:
     """Of settings in a file that is the operator's."""
     return [
-        f"{DEFAULT_FILE} is yours and does not say {one.key} = {json.dumps(one.value)} ({one.why})" for one in choices
+        f"{CONFIG_DEFAULT_FILE} is yours and does not say {one.key} = {json.dumps(one.value)} ({one.why})"
+        for one in choices
     ]
 
 

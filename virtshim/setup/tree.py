@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.errors import InvalidRequest, WrongState
-from virtshim.files import sync
+from virtshim.model.errors import InvalidRequest, WrongState
+from virtshim.system.files import sync
 
 _MOST: Final = 8 << 20
 # Of a file that is being written: nobody else's, and read by no program that reads all of a directory.

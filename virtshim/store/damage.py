@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from sqlalchemy.exc import DatabaseError
 
-from virtshim.domain.errors import InternalError, ResourceExhausted, ShimError
-from virtshim.files import sync
+from virtshim.model.errors import InternalError, ResourceExhausted, ShimError
+from virtshim.system.files import sync
 
 # https://www.sqlite.org/rescode.html
 _FULL, _CORRUPT, _NOT_A_DATABASE = 13, 11, 26

@@ -14,16 +14,16 @@ from typing import Any
 
 import structlog
 
-from virtshim.domain.container import ContainerPhase
-from virtshim.domain.errors import InternalError, ShimError
-from virtshim.domain.image import Image
-from virtshim.domain.sandbox import SandboxPhase
-from virtshim.files import sync
+from virtshim.model.container import ContainerPhase
+from virtshim.model.errors import InternalError, ShimError
+from virtshim.model.image import Image
+from virtshim.model.sandbox import SandboxPhase
 from virtshim.store import rows
 from virtshim.store.damage import DatabaseDamaged, aside_name, readable_rows, set_aside
-from virtshim.store.images_by_disk import split_by_config
+from virtshim.store.migrate import split_by_config
 from virtshim.store.records import SqliteRecords
 from virtshim.store.writer import spend_reserve
+from virtshim.system.files import sync
 
 # If one of these was finished meanwhile and the damaged file does not know it, its VM tells.
 _HALF_MADE = (ContainerPhase.CREATING, SandboxPhase.CREATING)

@@ -8,11 +8,11 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from virtshim.domain.container import Container
-from virtshim.domain.devices.condition import DeviceCondition
-from virtshim.domain.errors import ShimError, WrongState
-from virtshim.domain.printable import escaped
-from virtshim.domain.sandbox import Sandbox
+from virtshim.devices.values import DeviceCondition
+from virtshim.model.container import Container
+from virtshim.model.errors import ShimError, WrongState
+from virtshim.model.sandbox import Sandbox
+from virtshim.model.text import escaped
 from virtshim.store import rows
 from virtshim.store.damage import reading
 

@@ -1,4 +1,4 @@
-"""Records: the whole journal, one table a kind. Implements `virtshim.ports.records.Records`."""
+"""Records: the whole journal, one table a kind. Implements `virtshim.store.ports.Records`."""
 
 from __future__ import annotations
 
@@ -9,24 +9,56 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, select
+from sqlalchemy import Connection, Engine, create_engine, delete, event, select
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError
+from sqlalchemy.pool import StaticPool
 
-from virtshim.domain.container import Container
-from virtshim.domain.devices.condition import DeviceCondition
-from virtshim.domain.devices.granted import BorrowedDevice
-from virtshim.domain.errors import InternalError, ResourceExhausted, WrongState
-from virtshim.domain.ids import ContainerId, ImageId, SandboxId
-from virtshim.domain.image import Image
-from virtshim.domain.sandbox import Sandbox
-from virtshim.files import free_bytes, replace_text
+from virtshim.devices.values import BorrowedDevice, DeviceCondition
+from virtshim.model.container import Container
+from virtshim.model.errors import InternalError, ResourceExhausted, WrongState
+from virtshim.model.ids import ContainerId, ImageId, SandboxId
+from virtshim.model.image import Image
+from virtshim.model.sandbox import Sandbox
 from virtshim.store import damage, rows, schema
-from virtshim.store.damage import DatabaseDamaged, database_trouble
-from virtshim.store.engine import open_engine
+from virtshim.store.damage import DatabaseDamaged, database_trouble, lossless_text
 from virtshim.store.migrate import migrate
 from virtshim.store.table import SqliteTable, TableMapping
 from virtshim.store.writer import DatabaseWriter, spend_reserve
+from virtshim.system.files import free_bytes, replace_text
+
+# The SQLite engine: strict pragmas, and BEGIN IMMEDIATE so that a lock is taken once and never upgraded half-way.
+
+_PRAGMAS = ("journal_mode=wal", "synchronous=full", "foreign_keys=on", "busy_timeout=5000")
+
+
+def open_engine(path: str) -> Engine:
+    """The file is made 0600 if missing: it holds what pods were given, secrets included. Raises InternalError where it cannot
+    be written."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    except OSError as exc:
+        raise InternalError(
+            f"the state database {path} cannot be written: {exc.strerror}; repair that and restart virtshim"
+        ) from exc
+    engine = create_engine(
+        f"sqlite:///{path}",
+        poolclass=StaticPool,  # one connection: writers take turns under the records' lock, readers use memory
+        connect_args={"check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _strict(dbapi: Any, _record: Any) -> None:
+        dbapi.text_factory = lossless_text
+        dbapi.isolation_level = None  # Python 3.11's driver would not BEGIN before a SELECT or DDL
+        for pragma in _PRAGMAS:
+            dbapi.execute(f"pragma {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _immediate(connection: Any) -> None:
+        connection.exec_driver_sql("begin immediate")
+
+    return engine
 
 
 class SqliteRecords:

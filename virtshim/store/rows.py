@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from virtshim.domain.container import (
+from virtshim.devices.values import BorrowedDevice, DeviceCondition
+from virtshim.model.container import (
     Container,
     ContainerConfig,
     ContainerName,
@@ -17,12 +18,10 @@ from virtshim.domain.container import (
     ContainerSpec,
     ContainerStatus,
 )
-from virtshim.domain.devices.condition import DeviceCondition
-from virtshim.domain.devices.granted import BorrowedDevice
-from virtshim.domain.errors import InternalError, InvalidRequest
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.image import UNKNOWN_IMAGE, Image
-from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
+from virtshim.model.errors import InternalError, InvalidRequest
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.image import UNKNOWN_IMAGE, Image
+from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
 
 _R = TypeVar("_R", Sandbox, ContainerSpec, ContainerStatus, Image, BorrowedDevice, DeviceCondition)
 _V = TypeVar("_V")

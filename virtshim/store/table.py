@@ -1,4 +1,4 @@
-"""One kind of record in SQLite and in memory. Implements `virtshim.ports.records.Table`.
+"""One kind of record in SQLite and in memory. Implements `virtshim.store.ports.Table`.
 
 A write goes to the database first and to memory after it is committed; reads never touch the database.
 """
@@ -16,7 +16,7 @@ from sqlalchemy import Table as SqlTable
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import IntegrityError
 
-from virtshim.domain.errors import AlreadyExists, InternalError, InvalidRequest, NotFound
+from virtshim.model.errors import AlreadyExists, InternalError, InvalidRequest, NotFound
 from virtshim.store.writer import DatabaseWriter
 
 K = TypeVar("K")

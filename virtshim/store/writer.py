@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Delete, Engine, Update
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import DatabaseError, IntegrityError
 
-from virtshim.domain.errors import ResourceExhausted, ShimError
+from virtshim.model.errors import ResourceExhausted, ShimError
 from virtshim.store import schema
 from virtshim.store.damage import DatabaseDamaged, database_trouble
 

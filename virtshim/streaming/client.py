@@ -20,9 +20,8 @@ from wsproto.events import (
 )
 from wsproto.utilities import RemoteProtocolError
 
-from virtshim.domain.errors import InternalError, ResourceExhausted, Unavailable
-from virtshim.streaming.channel_messages import ChannelReader, Piece, encode
-from virtshim.streaming.websocket import Fragment
+from virtshim.model.errors import InternalError, ResourceExhausted, Unavailable
+from virtshim.streaming.websocket import ChannelReader, Fragment, Piece, encode
 
 PROTOCOL: Final = "v5.channel.k8s.io"
 FORWARD: Final = "v4.channel.k8s.io"

@@ -4,31 +4,98 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import socket
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
 
-from virtshim.domain.errors import ResourceExhausted
-from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, StreamRequest, owner, pod_of
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.ports.streaming import Attaches, Execs, Screens
-from virtshim.streaming.channel import PIECE, SEND_BUFFER, ByteChannel, Gone, TcpChannel
-from virtshim.streaming.http_head import Exchange, HttpRefused
-from virtshim.streaming.portforward.guest_pod_end import in_guest
-from virtshim.streaming.portforward.spdy import SpdyForward
-from virtshim.streaming.portforward.splice import dial, with_vnc
-from virtshim.streaming.portforward.websocket import WebSocketForward
-from virtshim.streaming.racing import run_until
-from virtshim.streaming.remotecommand.session import DELIVERY_TIMEOUT, RemoteClient, serve
-from virtshim.streaming.remotecommand.spdy import SpdyRemote
-from virtshim.streaming.remotecommand.websocket import WebSocketRemote
+from virtshim.model.errors import ResourceExhausted
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.streaming.channel import PIECE, SEND_BUFFER, ByteChannel, Gone, TcpChannel, run_until
+from virtshim.streaming.portforward import dial, in_guest, with_vnc
+from virtshim.streaming.portforward_clients import SpdyForward, WebSocketForward
+from virtshim.streaming.ports import (
+    Attaches,
+    AttachStreams,
+    ExecRequest,
+    Execs,
+    ForwardRequest,
+    Screens,
+    StreamRequest,
+    owner,
+    pod_of,
+)
+from virtshim.streaming.remotecommand import DELIVERY_TIMEOUT, RemoteClient, serve
+from virtshim.streaming.remotecommand_clients import SpdyRemote, WebSocketRemote
 from virtshim.streaming.room import SessionRoom, StreamRoom
-from virtshim.streaming.tokens import Tokens
-from virtshim.streaming.upgrade import Negotiated, Transport, negotiate
+from virtshim.streaming.upgrade import Exchange, HttpRefused, Negotiated, Transport, negotiate
 from virtshim.streaming.websocket import TunnelChannel, WebSocket
+from virtshim.system.pod_places import Places, PodPlaces
+
+# Single-use tokens: each stands for one request that was allowed. Any thread.
+#
+# Local processes can reach the streaming port; the token is all that keeps them out. So it is 128 random bits, serves
+# once, also if that fails, lives a minute, and says what it is for.
+
+LIFETIME: Final = 60.0
+MAX_PENDING: Final = 1000
+# Of one pod.
+MAX_OF_POD: Final = 100
+_RANDOM_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    request: StreamRequest
+    until: float
+
+
+class Tokens:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        again = f"let their clients connect, or try again within {LIFETIME:.0f} s"
+        self.places = PodPlaces(Places("streaming URLs that wait", MAX_PENDING, MAX_OF_POD, again, again))
+        self._now = monotonic
+        self._lock = threading.Lock()
+        self._pending: dict[str, _Pending] = {}  # in order of their end
+
+    def issue(self, request: StreamRequest) -> str:
+        """Raises ResourceExhausted if too many wait to be used, of this pod or of all."""
+        with self._lock:
+            self._drop_expired()
+            self.places.take(pod_of(request))
+            token = secrets.token_urlsafe(_RANDOM_BYTES)
+            self._pending[token] = _Pending(request, self._now() + LIFETIME)
+            return token
+
+    def redeem(self, token: str) -> StreamRequest | None:
+        """The request, once. None if it is unknown, used, expired or revoked."""
+        with self._lock:
+            found = self._pending.pop(token, None)
+            if found is None:
+                return None
+            self.places.give_back(pod_of(found.request))
+            return found.request if found.until > self._now() else None
+
+    def revoke(self, concerns: Callable[[StreamRequest], bool]) -> None:
+        with self._lock:
+            for token, pending in list(self._pending.items()):
+                if concerns(pending.request):
+                    self._drop(token)
+
+    def _drop_expired(self) -> None:
+        now = self._now()
+        for token, pending in list(self._pending.items()):
+            if pending.until > now:
+                break
+            self._drop(token)
+
+    def _drop(self, token: str) -> None:
+        self.places.give_back(pod_of(self._pending.pop(token).request))
+
 
 log = structlog.get_logger(__name__)
 

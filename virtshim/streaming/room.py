@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from virtshim.domain.errors import ResourceExhausted
-from virtshim.primitives.pod_places import Places, PodPlaces
-from virtshim.streaming.channel import PIECE
-from virtshim.streaming.pipe import Pipe
-from virtshim.streaming.portforward.splice import ForwardFailed
+from virtshim.model.errors import ResourceExhausted
+from virtshim.streaming.channel import PIECE, Pipe
+from virtshim.streaming.portforward import ForwardFailed
+from virtshim.system.pod_places import Places, PodPlaces
 
 # Bytes at a time for a stream that holds nothing, when its pod holds all it may: it goes on, slowly.
 _LITTLE: Final = 16 << 10

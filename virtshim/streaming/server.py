@@ -8,19 +8,65 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Final
 
 import structlog
 
-from virtshim.domain.errors import InternalError, WrongState
-from virtshim.domain.guest.streaming import StreamRequest, owner
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.ports.clock import Clock
-from virtshim.ports.streaming import Attaches, Execs, Screens
-from virtshim.streaming.connection import KINDS, ConnectionHandler, StreamTimeouts
-from virtshim.streaming.listener import ConnectionListener
+from virtshim.model.errors import InternalError, WrongState
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.streaming.connection import KINDS, ConnectionHandler, StreamTimeouts, Tokens
+from virtshim.streaming.ports import Attaches, Execs, Screens, StreamRequest, owner
 from virtshim.streaming.room import StreamLimits, StreamRoom
-from virtshim.streaming.tokens import Tokens
+from virtshim.system.clock import Clock
+
+# Accepts connections on the event loop.
+#
+# Not asyncio's own server: closing it loses the connections that it accepts at that moment.
+
+log = structlog.get_logger(__name__)
+
+# Seconds without accepting after it failed.
+_RETRY_PAUSE: Final = 1.0
+
+
+class ConnectionListener:
+    """Open while its `async with` lasts; then the listener is closed. `on_connection` gets each new socket, and owns it."""
+
+    def __init__(self, listener: socket.socket, on_connection: Callable[[socket.socket], None]) -> None:
+        self._listener = listener
+        self._on_connection = on_connection
+        self._loop = asyncio.get_running_loop()
+        self._again: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> None:
+        self._listener.setblocking(False)
+        self._open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+
+    def _open(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as exc:  # no descriptors left: whoever waits is served when there are some again
+            log.warning("streaming.accept.failed", error=str(exc))
+            self._loop.remove_reader(self._listener)
+            self._again = self._loop.call_later(_RETRY_PAUSE, self._open)
+            return
+        sock.setblocking(False)
+        self._on_connection(sock)
+
 
 log = structlog.get_logger(__name__)
 
@@ -29,7 +75,7 @@ _START: Final = 10.0
 
 
 class StreamingServer:
-    """Implements `virtshim.ports.streaming.Streaming`."""
+    """Implements `virtshim.streaming.ports.Streaming`."""
 
     def __init__(
         self,
@@ -109,7 +155,7 @@ class StreamingServer:
         self._call(self._handler.closing.set)
         self._thread.join()
 
-    # --- virtshim.ports.Streaming
+    # --- virtshim.streaming.ports.Streaming
 
     def offer(self, request: StreamRequest) -> str:
         if self._handler is None:

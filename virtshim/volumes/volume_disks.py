@@ -1,77 +1,70 @@
-"""Volumes that are disks in the guest. Implements `virtshim.ports.volume_disks.VolumeDiskFiles`."""
+"""Volumes that only one VM may have at a time, and who has them."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
-import stat
-from collections.abc import Iterator
-from typing import Final
+import posixpath
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
-from virtshim.domain.errors import InternalError, InvalidRequest, NotFound
-from virtshim.domain.printable import escaped
-from virtshim.domain.volumes import disk_images
-from virtshim.domain.volumes.flex_volumes import FILE, MAX_BYTES
+from virtshim.devices.values import BlockDevice
+from virtshim.model.container import Container, ContainerConfig
+from virtshim.model.errors import InvalidRequest, ShimError
+from virtshim.model.sandbox import Sandbox
+from virtshim.model.text import escaped
+from virtshim.volumes.disk_images import DISK_IMAGES_ANNOTATION, DISK_IMAGES_FILE, flex_volumes_parse
+from virtshim.volumes.empty_disks import EmptyDisk
+from virtshim.volumes.pod_mounts import flex_mounts, image_mounts
+from virtshim.volumes.ports import VolumeDiskFiles
 
-# Nothing is followed in a volume, nobody's FIFO is waited for.
-_SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# Volumes of a pod that its VM has as disks of its own.
 
 
-class VolumeDisksOnNode:
-    def flex_options(self, directory: str) -> bytes:
-        missing = (
-            "the driver of Virtlet's flexVolumes on this node is another one, or has not written it; install "
-            "/usr/share/virtshim/flexvolume_driver (without the package: deploy/flexvolume_driver of the sources)"
-        )
-        with _regular_file(directory, FILE, missing) as file:
-            text = os.pread(file, MAX_BYTES + 1, 0)
-        if len(text) > MAX_BYTES:
-            raise InvalidRequest(
-                f"{_name(directory, FILE)} has more than {MAX_BYTES} bytes; shorten the flexVolume's options"
-            )
-        return text
+@dataclass(frozen=True, slots=True)
+class VolumeDisks:
+    """Raises ShimError for volumes that are not to be had, with the field."""
 
-    def image(self, directory: str, *, readonly: bool) -> str:
-        missing = (
-            f"put a raw disk image there, or remove the volume's path from the annotation {disk_images.ANNOTATION}"
-        )
-        with _regular_file(directory, disk_images.FILE, missing, os.O_RDONLY if readonly else os.O_RDWR) as file:
-            found = os.fstat(file)
-        if not found.st_size:
-            raise InvalidRequest(
-                f"{_name(directory, disk_images.FILE)} is empty; give it the disk's size (truncate -s 10G), or write a disk to it"
-            )
-        return f"file {os.major(found.st_dev)}:{os.minor(found.st_dev)} {found.st_ino}"
+    files: VolumeDiskFiles
+
+    def empty(self, config: ContainerConfig, pod_uid: str) -> Sequence[EmptyDisk]:
+        """Of Virtlet's flexVolumes."""
+        return [
+            flex_volumes_parse(self._options(guest, host), posixpath.basename(host), guest)
+            for guest, host in flex_mounts(config.mounts, config.annotations, pod_uid)
+        ]
+
+    def images(self, config: ContainerConfig, pod_uid: str, places: Collection[str]) -> tuple[BlockDevice, ...]:
+        """Of volumes that hold a disk's image: those that are mounted at `places`."""
+        found = []
+        for mount, may_hold_one in image_mounts(config.mounts, config.annotations, pod_uid, places):
+            guest, host = mount.container_path, mount.host_path
+            with _field(guest):
+                if not may_hold_one:
+                    raise InvalidRequest(
+                        f"such a volume holds no disk's image; remove the path from the annotation {DISK_IMAGES_ANNOTATION}"
+                    )
+                identity = self.files.image(host, readonly=mount.readonly)
+            path = posixpath.join(host, DISK_IMAGES_FILE)
+            found.append(BlockDevice(path, guest, mount.readonly, identity, is_file=True))
+        return tuple(found)
+
+    def _options(self, guest: str, host: str) -> bytes:
+        with _field(guest):
+            return self.files.flex_options(host)
 
 
 @contextlib.contextmanager
-def _regular_file(directory: str, name: str, missing: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Opened. `missing`: what that means, and the remedy."""
-    what = _name(directory, name)
+def _field(guest: str) -> Iterator[None]:
     try:
-        place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            file = os.open(name, flags | _SAFE, dir_fd=place)
-        finally:
-            os.close(place)
-    except (FileNotFoundError, NotADirectoryError) as exc:
-        raise NotFound(f"{what} is not there: {missing}") from exc
-    except OSError as exc:
-        if exc.errno == errno.EROFS:
-            raise InvalidRequest(f"{what} cannot be written to; mount the volume with readOnly") from exc
-        if exc.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise InvalidRequest(f"{what} is no regular file") from exc
-        raise InternalError(f"{what} cannot be opened: {exc.strerror}") from exc
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise InvalidRequest(f"{what} is no regular file")
-        yield file
-    except OSError as exc:
-        raise InternalError(f"{what} cannot be read: {exc.strerror}") from exc
-    finally:
-        os.close(file)
+        yield
+    except ShimError as exc:
+        raise type(exc)(f"config.mounts[{escaped(guest, 200)}]: {exc}") from exc
 
 
-def _name(directory: str, name: str) -> str:
-    return f"{escaped(directory, 300)}/{name}"
+def anothers(volume: BlockDevice, other: Container, owner: Sandbox | None) -> str:
+    """Why `volume` cannot be had; `other` has it, a container of the pod `owner`."""
+    pod = f"{owner.key.namespace}/{owner.key.name}" if owner else f"of sandbox {other.sandbox_id}"
+    return (
+        f"{volume.field_name}: container {other.id} ({other.name.name} of pod {pod}) has the volume {volume.host_path}, "
+        "which one virtual machine at a time can have; stop it first, or use another volume"
+    )

@@ -9,7 +9,7 @@ from fakes.world import World
 
 from criproto.admin_v1 import admin_pb2, admin_pb2_grpc
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.errors import NotFound
+from virtshim.model.errors import NotFound
 
 pytestmark = pytest.mark.cri
 

@@ -8,10 +8,10 @@ from fakes.world import World
 from podclient import wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.errors import WrongState
-from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition, StreamPosition
-from virtshim.domain.guest.streaming import Output, OutStream
-from virtshim.domain.ids import ContainerId
+from virtshim.guest.command import EntrypointProgress, OutputPosition, StreamPosition
+from virtshim.model.errors import WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.streaming.ports import Output, OutStream
 
 pytestmark = pytest.mark.cri
 

@@ -13,10 +13,10 @@ from fakes.waiting import eventually
 from fakes.world import IMAGE, LOG_DIRECTORY, Outside, World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.container import ProcessUser, RunAs
-from virtshim.domain.errors import InternalError, ResourceExhausted, Unavailable
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import OffReason
+from virtshim.model.container import ProcessUser, RunAs
+from virtshim.model.errors import InternalError, ResourceExhausted, Unavailable
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import OffReason
 
 pytestmark = pytest.mark.cri
 

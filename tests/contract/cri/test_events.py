@@ -14,8 +14,8 @@ from fakes.journal import WAIT_LIMIT
 from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.config import Cri
-from virtshim.domain.vm import OffReason
+from virtshim.config.settings import Cri
+from virtshim.model.vm import OffReason
 
 pytestmark = pytest.mark.cri
 

@@ -13,8 +13,8 @@ from fakes.world import World
 from podclient import wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.errors import Aborted, DeadlineExceeded, WrongState
-from virtshim.domain.guest.command import CommandResult
+from virtshim.guest.command import CommandResult
+from virtshim.model.errors import Aborted, DeadlineExceeded, WrongState
 
 pytestmark = pytest.mark.cri
 

@@ -11,7 +11,7 @@ from fakes.lifecycle import CALLS, again, clear, new_name, picture, steps_of
 from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.errors import InternalError
+from virtshim.model.errors import InternalError
 
 pytestmark = pytest.mark.cri
 

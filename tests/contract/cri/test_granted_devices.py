@@ -22,9 +22,8 @@ from virtshim.cli.check import check_devices
 from virtshim.devices.attachable import AttachChecker, AttachRules
 from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.host_files import NodeKind
-from virtshim.devices.node_devices import NodeDevices
-from virtshim.devices.resolve import Resolver
-from virtshim.domain.devices.granted import BlockDevice, CardFunction, GrantedDevices, PciAddress, PciFunction
+from virtshim.devices.resolve import NodeDevices, Resolver
+from virtshim.devices.values import BlockDevice, CardFunction, GrantedDevices, PciAddress, PciFunction
 from virtshim.kubelet.pod_resources import PodResourcesClient
 
 PF, VF, KERNEL_VF, SHARED = "0000:3b:00.0", "0000:3b:02.0", "0000:3b:02.1", "0000:65:00.0"

@@ -6,8 +6,8 @@ from fakes.cri import Client
 from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.ids import ContainerId
-from virtshim.ports.seeds import SeedRequest
+from virtshim.model.ids import ContainerId
+from virtshim.seed.ports import SeedRequest
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHUH1zzlzhSHrPmrF9JCvKRBPMUKQF3OaUXcSPxUFvRz me"
 ASKED = {"VirtletSSHKeySource": "secret/keys", "VirtletCloudInitUserDataSource": "configmap/ud"}

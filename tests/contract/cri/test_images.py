@@ -14,8 +14,8 @@ from fakes.journal import WAIT_LIMIT
 from fakes.world import IMAGE, World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.errors import ResourceExhausted, SignatureRefused, Unavailable
-from virtshim.domain.image import ImageConfig
+from virtshim.model.errors import ResourceExhausted, SignatureRefused, Unavailable
+from virtshim.model.image import ImageConfig
 
 pytestmark = pytest.mark.cri
 

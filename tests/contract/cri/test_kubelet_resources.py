@@ -23,9 +23,9 @@ from fakes.kubelet_requests import (
 from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim import machine
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import VmSize
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import VmSize
+from virtshim.system import machine
 
 pytestmark = pytest.mark.cri
 

@@ -12,7 +12,7 @@ from fakes.cri import Client
 from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.usage import CgroupUsage, DomainUsage, HugepageUsage, Pressure
+from virtshim.model.usage import CgroupUsage, DomainUsage, HugepageUsage, Pressure
 
 pytestmark = pytest.mark.cri
 

@@ -14,9 +14,9 @@ from fakes.cri import Client, container, refused, served
 from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.config import Cri
-from virtshim.domain.errors import PermissionRefused, WrongState
-from virtshim.grpc_socket import SocketLock
+from virtshim.config.settings import Cri
+from virtshim.model.errors import PermissionRefused, WrongState
+from virtshim.system.grpc_socket import SocketLock
 
 pytestmark = pytest.mark.cri
 
@@ -218,7 +218,7 @@ def test_a_daemon_that_does_not_run_as_root_says_so(tmp_path: Path, monkeypatch:
     def denied(path: str) -> int:
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
-    monkeypatch.setattr("virtshim.grpc_socket.lock_file", denied)
+    monkeypatch.setattr("virtshim.system.grpc_socket.lock_file", denied)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(PermissionRefused, match=r"/s\.lock cannot be used: Permission denied; run this as root"):
         SocketLock(f"{tmp_path}/s")

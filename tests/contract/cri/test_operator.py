@@ -132,7 +132,7 @@ def test_who_is_not_root_is_turned_away_whatever_the_sockets_mode(operator: Oper
 
 
 def test_another_kind_of_file_in_the_sockets_place_is_left_alone(world: World, tmp_path: Path) -> None:
-    from virtshim.domain.errors import WrongState
+    from virtshim.model.errors import WrongState
 
     (tmp_path / "admin.sock").write_text("mine")
     server = OperatorServer(str(tmp_path / "admin.sock"), str(tmp_path / "admin"), world.app.operator)

@@ -5,8 +5,8 @@ from fakes.cri import Client
 from fakes.world import World
 
 from virtshim.cri.client import connected
-from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
-from virtshim.domain.guest.streaming import Streams
+from virtshim.model.errors import InvalidRequest, NotFound, Unavailable, WrongState
+from virtshim.streaming.ports import Streams
 
 OUT = Streams(stdout=True)
 

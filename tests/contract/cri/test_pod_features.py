@@ -13,7 +13,7 @@ from fakes.cri import Client, refused
 from google.protobuf.descriptor import Descriptor
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri import without_effect
+from virtshim.cri.validation import without_effect_of_container
 
 pytestmark = pytest.mark.cri
 
@@ -282,8 +282,8 @@ def test_what_is_impossible_outside_of_commands_is_named_in_the_log(context: dic
     config = pb.ContainerConfig(
         linux=pb.LinuxContainerConfig(security_context=pb.LinuxContainerSecurityContext(**context))
     )
-    assert without_effect.of_container(config)
+    assert without_effect_of_container(config)
 
 
 def test_a_relabelled_volume_is_named_in_the_log() -> None:
-    assert without_effect.of_container(pb.ContainerConfig(mounts=[pb.Mount(selinux_relabel=True)]))
+    assert without_effect_of_container(pb.ContainerConfig(mounts=[pb.Mount(selinux_relabel=True)]))

@@ -10,7 +10,7 @@ from fakes.cri import Client, container, pod, refused
 from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.errors import InternalError, Unavailable
+from virtshim.model.errors import InternalError, Unavailable
 
 pytestmark = pytest.mark.cri
 

@@ -10,8 +10,8 @@ from fakes.cri import Client, refused
 from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
-from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.streaming.ports import AttachStreams, ExecRequest, ForwardRequest, Streams
 
 pytestmark = pytest.mark.cri
 

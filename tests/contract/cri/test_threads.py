@@ -10,7 +10,7 @@ from fakes.cri import pod, served
 from podclient import wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.guest.command import CommandResult
+from virtshim.guest.command import CommandResult
 
 PODS, STOPS, HOOKS = 10, 20, 10
 

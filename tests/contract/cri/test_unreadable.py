@@ -9,8 +9,8 @@ from fakes.cri import Client
 from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.container import ContainerPhase
-from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.model.container import ContainerPhase
+from virtshim.model.ids import ContainerId, SandboxId
 
 WHY = "a container record in the state database is unreadable at config"
 

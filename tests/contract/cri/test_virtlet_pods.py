@@ -15,8 +15,8 @@ from fakes.kubelet_pods import PodOfManifest, pod_of
 from fakes.world import LOG_DIRECTORY, World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.vm import VmSpec
-from virtshim.ports.seeds import SeedRequest
+from virtshim.model.vm import VmSpec
+from virtshim.seed.ports import SeedRequest
 
 MANIFESTS = Path(__file__).parents[2] / "fixtures" / "virtlet_pods"
 DOCUMENT = Path(__file__).parents[3] / "docs" / "from-virtlet.md"

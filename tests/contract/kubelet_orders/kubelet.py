@@ -25,11 +25,10 @@ from fakes.world import Outside, World
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.devices.attachable import AttachChecker, AttachRules
 from virtshim.devices.cdi_directories import CdiDirectories
-from virtshim.devices.node_devices import NodeDevices
-from virtshim.devices.resolve import Resolver
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import OffReason
+from virtshim.devices.resolve import NodeDevices, Resolver
 from virtshim.kubelet.pod_resources import PodResourcesClient
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import OffReason
 
 
 @dataclass(frozen=True)

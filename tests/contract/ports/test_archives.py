@@ -10,9 +10,9 @@ import pytest
 from fakes.archives import FakeArchives
 
 from virtshim.disks.checkpoint_archives import MANIFEST, CheckpointArchives
-from virtshim.domain.errors import DeadlineExceeded, InternalError, InvalidRequest
-from virtshim.domain.ids import ContainerId
-from virtshim.ports.pause import CheckpointFiles
+from virtshim.model.errors import DeadlineExceeded, InternalError, InvalidRequest
+from virtshim.model.ids import ContainerId
+from virtshim.vm.ports import CheckpointFiles
 
 A = ContainerId("a" * 64)
 B = ContainerId("b" * 64)

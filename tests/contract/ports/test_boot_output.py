@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from fakes.boot_output import FakeBootOutput
 
-from virtshim.crilog.boot_output import RawBootOutput
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.ports.consoles import BootOutput
+from virtshim.logs.entrypoint_log import RawBootOutput
+from virtshim.logs.ports import BootOutput
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
 
 A = ContainerId("a" * 64)
 

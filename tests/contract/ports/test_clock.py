@@ -7,8 +7,7 @@ import threading
 import pytest
 from fakes.clock import FakeClock
 
-from virtshim.ports.clock import Clock
-from virtshim.primitives.clock import SystemClock
+from virtshim.system.clock import Clock, SystemClock
 
 A_WHILE = 1 / 64  # seconds
 IN_2020_NS = 1_577_836_800 * 10**9

@@ -12,14 +12,13 @@ from fakes.apiserver import Api, kubeconfig
 from fakes.cluster import FakeClusterObjects, FakePodEvents
 from fakes.waiting import eventually
 
-from virtshim.domain.errors import WrongState
-from virtshim.domain.guest.data_source import Data, DataSource
-from virtshim.domain.sandbox import PodKey
-from virtshim.domain.troubles.pod_event import PodEvent
 from virtshim.kubeapi.events import KubeEvents
 from virtshim.kubeapi.objects import KubeObjects
-from virtshim.ports.cluster import ClusterObjects, PodEvents
-from virtshim.primitives.clock import SystemClock
+from virtshim.kubeapi.ports import ClusterObjects, PodEvent, PodEvents
+from virtshim.model.errors import WrongState
+from virtshim.model.sandbox import PodKey
+from virtshim.seed.sources import Data, DataSource
+from virtshim.system.clock import SystemClock
 
 Publish = Callable[[str, DataSource, Data], None]
 SECRET, CONFIGMAP = DataSource("secret", "one"), DataSource("configmap", "one", "key")

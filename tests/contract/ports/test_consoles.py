@@ -11,16 +11,16 @@ import pytest
 from fakes.consoles import FakeConsoles, FakeEntrypointLogs
 from fakes.waiting import eventually
 
-from virtshim.crilog.entrypoint_log import EntrypointLogFiles
-from virtshim.crilog.follower import ConsoleLogs
-from virtshim.crilog.tail import Pace
-from virtshim.domain.errors import WrongState
-from virtshim.domain.guest.entrypoint import OutputPosition, StreamPosition
-from virtshim.domain.guest.streaming import Output, OutStream
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.ports.consoles import Consoles, EntrypointLogs
-from virtshim.primitives.clock import SystemClock
+from virtshim.guest.command import OutputPosition, StreamPosition
+from virtshim.logs.entrypoint_log import EntrypointLogFiles
+from virtshim.logs.follower import ConsoleLogs
+from virtshim.logs.ports import Consoles, EntrypointLogs
+from virtshim.logs.tail import Pace
+from virtshim.model.errors import WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
+from virtshim.streaming.ports import Output, OutStream
+from virtshim.system.clock import SystemClock
 
 A = ContainerId("a" * 64)
 B = ContainerId("b" * 64)

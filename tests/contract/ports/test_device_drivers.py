@@ -13,15 +13,14 @@ from fakes.pcibus import FakePciBus
 from fakes.usbbus import FakeUsbBus
 
 from tapmanager import server, verbs
-from tapmanager.drivers.pci import PciDrivers
-from tapmanager.drivers.usb import UsbDrivers
+from tapmanager.drivers import PciDrivers, UsbDrivers
 from tapmanager.sriov.nic_functions import NicFunctions
 from tapmanager.sriov.physical_function import PhysicalFunctions
-from virtshim.domain.devices.granted import CardFunction, PciAddress, UsbDevice
-from virtshim.domain.errors import InternalError, NotFound, Unavailable
-from virtshim.ports.devices import DeviceDrivers
-from virtshim.tapclient.connection import TapmanagerConnection
-from virtshim.tapclient.drivers import DeviceDriverClient
+from virtshim.devices.driver_client import DeviceDriverClient
+from virtshim.devices.ports import DeviceDrivers
+from virtshim.devices.values import CardFunction, PciAddress, UsbDevice
+from virtshim.model.errors import InternalError, NotFound, Unavailable
+from virtshim.pods.tapmanager_connection import TapmanagerConnection
 
 ONE, BARE, NONE = (PciAddress.parse(f"0000:3b:00.{n}") for n in (1, 2, 7))
 

@@ -11,20 +11,12 @@ from fakes.sysfs import FakeSysfs
 
 from virtshim.devices.attachable import AttachChecker, AttachRules
 from virtshim.devices.cdi_directories import CdiDirectories
-from virtshim.devices.error_counts import AerCounts
+from virtshim.devices.function_health import AerCounts
 from virtshim.devices.host_files import NodeKind
-from virtshim.devices.node_devices import NodeDevices
-from virtshim.devices.resolve import Resolver
-from virtshim.domain.devices.granted import (
-    BlockDevice,
-    CriDevice,
-    DeviceErrors,
-    DeviceRequest,
-    GrantedDevices,
-    PciAddress,
-)
-from virtshim.domain.errors import InvalidRequest, WrongState
-from virtshim.ports.devices import DeviceErrorCounts, Devices
+from virtshim.devices.ports import DeviceErrorCounts, Devices
+from virtshim.devices.resolve import NodeDevices, Resolver
+from virtshim.devices.values import BlockDevice, CriDevice, DeviceErrors, DeviceRequest, GrantedDevices, PciAddress
+from virtshim.model.errors import InvalidRequest, WrongState
 
 ONE, TWO, UNFIT = "0000:3b:02.0", "0000:3b:02.1", "0000:3b:02.2"
 # Behind the nodes /dev/vfio/41 and so on; UNFIT is not at vfio-pci.

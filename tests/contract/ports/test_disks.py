@@ -12,20 +12,18 @@ from pathlib import Path
 import pytest
 from fakes.disks import FakeContainersRoom, FakeDiskPlaces, FakeRootDisks
 
-from virtshim.disks import containers_room, root_disks
+from virtshim.disks import container_files, root_disks
 from virtshim.disks.disk_places import DiskPlacesFiles
+from virtshim.disks.ports import ContainersRoom, DiskPlaces, RootDisks
 from virtshim.disks.root_disks import RootDiskStore
-from virtshim.domain.errors import InternalError
-from virtshim.domain.hardware.options import Firmware, FirmwareFiles
-from virtshim.domain.hardware.places import Places
-from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
-from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.layout import KERNELS, NVRAM, Layout, kept_variables
-from virtshim.domain.pod_disk import disk_name, pod_hash
-from virtshim.domain.sandbox import PodKey
-from virtshim.domain.vm import Disk
-from virtshim.ports.disks import ContainersRoom, DiskPlaces, RootDisks
-from virtshim.removal import remove_tree
+from virtshim.model.errors import InternalError
+from virtshim.model.hardware import Firmware, FirmwareFiles, Places
+from virtshim.model.ids import ContainerId, ImageDigest, ImageId
+from virtshim.model.image import DiskFormat, Image
+from virtshim.model.layout import KERNELS, NVRAM, Layout, kept_variables
+from virtshim.model.sandbox import PodKey, disk_name, pod_hash
+from virtshim.model.vm import Disk
+from virtshim.system.files import remove_tree
 
 A = ContainerId("a" * 64)
 B = ContainerId("b" * 64)
@@ -86,7 +84,7 @@ class OnDisk(World):
         os.makedirs(layout.containers)
         subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", self.base_path, "16M"], check=True)
         self.disks = RootDiskStore(layout)
-        self.room = containers_room.ContainersRoom(layout)
+        self.room = container_files.ContainersRoom(layout)
         self.places = DiskPlacesFiles(layout)
 
     def start(self, kind: Firmware) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from fakes.disks import FakeEmptyDisks, FakeRootDisks
 
-from virtshim.disks.empty_disks import EmptyDiskStore
+from virtshim.disks.container_files import EmptyDiskStore
+from virtshim.disks.ports import EmptyDiskFiles, RootDisks
 from virtshim.disks.root_disks import RootDiskStore
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.image import DiskFormat
-from virtshim.domain.layout import Layout
-from virtshim.domain.volumes.empty_disks import parse
-from virtshim.ports.disks import EmptyDiskFiles, RootDisks
+from virtshim.model.ids import ContainerId
+from virtshim.model.image import DiskFormat
+from virtshim.model.layout import Layout
+from virtshim.volumes.empty_disks import parse
 
 pytestmark = pytest.mark.volumes
 

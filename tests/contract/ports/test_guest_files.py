@@ -8,19 +8,19 @@ import pytest
 from fakes.disks import FakeGuestSeeds, FakeRootDisks
 from fakes.guests import FakeTerminationFiles
 
+from virtshim.annotations.options import VmOptions
+from virtshim.disks.ports import RootDisks
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.disks.termination_file import TerminationFileStore
-from virtshim.domain.annotations.options import VmOptions
-from virtshim.domain.errors import InternalError
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.image import DiskFormat
-from virtshim.domain.layout import Layout
-from virtshim.domain.network import Dns
-from virtshim.domain.sandbox import PodKey
-from virtshim.guestinit.iso import SeedStore
-from virtshim.ports.disks import RootDisks
-from virtshim.ports.guests import TerminationFiles
-from virtshim.ports.seeds import GuestSeeds, SeedRequest
+from virtshim.guest.ports import TerminationFiles
+from virtshim.model.errors import InternalError
+from virtshim.model.ids import ContainerId
+from virtshim.model.image import DiskFormat
+from virtshim.model.layout import Layout
+from virtshim.model.network import Dns
+from virtshim.model.sandbox import PodKey
+from virtshim.seed.iso import SeedStore
+from virtshim.seed.ports import GuestSeeds, SeedRequest
 
 A = ContainerId("a" * 64)
 UID = "0f3a"

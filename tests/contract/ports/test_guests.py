@@ -18,16 +18,14 @@ from fakes.guests import FakeGuests
 from fakes.sessions import FakeSession, echo
 from fakes.waiting import eventually
 
-from virtshim.domain.container import ProcessUser
-from virtshim.domain.errors import Aborted, NotFound, Unavailable
-from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition, StreamPosition
-from virtshim.domain.guest.streaming import Ended, Output, OutStream, Streams
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.guestagent.agents import AgentClients
-from virtshim.ports.guests import GuestAgents, GuestOperations
-from virtshim.ports.streaming import StreamSession
+from virtshim.guest.agents import AgentClients
+from virtshim.guest.command import CommandResult, EntrypointProgress, GuestCommand, OutputPosition, StreamPosition
+from virtshim.guest.ports import GuestAgents, GuestOperations
+from virtshim.model.container import ProcessUser
+from virtshim.model.errors import Aborted, NotFound, Unavailable
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
+from virtshim.streaming.ports import Ended, Output, OutStream, Streams, StreamSession
 
 A = ContainerId("a" * 64)
 PATH = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"),)

@@ -18,12 +18,12 @@ from fakes.journal import WAIT_LIMIT
 from fakes.waiting import eventually
 from fakes.webserver import LOOPBACK, WebServer, serving
 
-from virtshim.domain.errors import DeadlineExceeded, InternalError, InvalidRequest, NotFound, PermissionRefused
-from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import Credentials
 from virtshim.images.filestore import ImageFileStore, ImageSettings
-from virtshim.ports.images import FetchedImage
-from virtshim.ports.recovery import KnownImageFiles
+from virtshim.images.ports import FetchedImage
+from virtshim.model.errors import DeadlineExceeded, InternalError, InvalidRequest, NotFound, PermissionRefused
+from virtshim.model.ids import ImageDigest, ImageId
+from virtshim.model.image import Credentials
+from virtshim.store.ports import KnownImageFiles
 
 NEVER = threading.Event()
 ABSENT = ImageDigest(f"sha256:{'0' * 64}")

@@ -9,12 +9,12 @@ import pytest
 from fakes.disks import FakeKernelFiles
 from fakes.images import FakeBootFiles
 
-from virtshim.disks.kernel_files import KernelFileStore
-from virtshim.domain.errors import InternalError, NotFound
-from virtshim.domain.ids import ImageDigest
-from virtshim.images.kernels.stored import StoredBoot
-from virtshim.ports.disks import KernelFiles
-from virtshim.ports.images import BootFiles
+from virtshim.disks.container_files import KernelFileStore
+from virtshim.disks.ports import KernelFiles
+from virtshim.images.kernels import StoredBoot
+from virtshim.images.ports import BootFiles
+from virtshim.model.errors import InternalError, NotFound
+from virtshim.model.ids import ImageDigest
 
 CONTENTS = (b"one", b"two")
 ONE, TWO = (ImageDigest(f"sha256:{hashlib.sha256(content).hexdigest()}") for content in CONTENTS)

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from fakes.disks import FakeRecordCopies, FakeRootDisks
 
+from virtshim.disks.ports import RootDisks
 from virtshim.disks.root_disks import RootDiskStore
-from virtshim.domain.errors import InternalError
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.ports.disks import RootDisks
-from virtshim.ports.recovery import RecordCopies
-from virtshim.store.record_copies import RecordCopyFiles
+from virtshim.model.errors import InternalError
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
+from virtshim.store.copies import RecordCopyFiles
+from virtshim.store.ports import RecordCopies
 
 C = ContainerId("c" * 64)
 

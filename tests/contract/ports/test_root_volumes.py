@@ -13,14 +13,14 @@ import pytest
 from fakes.disks import FakeRootVolumes
 from fakes.loop import loop_device, no_loop_devices
 
+from virtshim.disks.ports import RootVolumes
 from virtshim.disks.root_volumes import RootVolumeStore
-from virtshim.domain.errors import InternalError, WrongState
-from virtshim.domain.hardware.places import Places
-from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
-from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.volumes.root_volume import Content
-from virtshim.images.qemu_img import copy_to_device
-from virtshim.ports.disks import RootVolumes
+from virtshim.images.verify import qemu_img_copy_to_device
+from virtshim.model.errors import InternalError, WrongState
+from virtshim.model.hardware import Places
+from virtshim.model.ids import ContainerId, ImageDigest, ImageId
+from virtshim.model.image import DiskFormat, Image
+from virtshim.volumes.root_volume import Content
 
 pytestmark = pytest.mark.volumes
 
@@ -60,7 +60,7 @@ class OnDisk(World):
     def __init__(self, directory: Path, device: Path) -> None:
         super().__init__(directory)
         Path(self.path).write_bytes(TEXT + os.urandom(4 * MIB - 512))
-        self.volumes, self.device = RootVolumeStore(copy_to_device), str(device)
+        self.volumes, self.device = RootVolumeStore(qemu_img_copy_to_device), str(device)
 
     def read(self, at: int, size: int) -> bytes:
         with open(self.device, "rb") as file:

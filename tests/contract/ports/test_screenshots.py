@@ -12,9 +12,9 @@ from collections.abc import Callable
 import pytest
 from fakes.screenshots import FakeScreenshots
 
-from virtshim.attach.screenshot import VncScreenshots
-from virtshim.domain.errors import DeadlineExceeded, InternalError, Unavailable
-from virtshim.domain.ids import ContainerId
+from virtshim.attach.screen import VncScreenshots
+from virtshim.model.errors import DeadlineExceeded, InternalError, Unavailable
+from virtshim.model.ids import ContainerId
 
 A = ContainerId("a" * 64)
 BLUE, RED = b"\xff\x00\x00\x00", b"\x00\x00\xff\x00"  # as they come: blue, green, red, nothing

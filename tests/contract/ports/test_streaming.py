@@ -15,21 +15,22 @@ from fakes.streaming import FakeStreaming
 from fakes.streamnode import OneScreen
 
 from virtshim.attach.entrypoint import EntrypointAttach
-from virtshim.domain.guest.streaming import (
+from virtshim.guest.agents import AgentClients
+from virtshim.guest.ports import EntrypointListeners
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.layout import Layout
+from virtshim.streaming.ports import (
+    Attaches,
     AttachStreams,
     Ended,
     ExecRequest,
     ForwardRequest,
     Output,
     OutStream,
+    Streaming,
     StreamRequest,
     Streams,
 )
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.layout import Layout
-from virtshim.guestagent.agents import AgentClients
-from virtshim.ports.guests import EntrypointListeners
-from virtshim.ports.streaming import Attaches, Streaming
 from virtshim.streaming.server import StreamingServer
 
 A = ContainerId("a" * 64)

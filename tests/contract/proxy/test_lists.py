@@ -8,7 +8,7 @@ from fakes.runtime import FakeRuntime, Refusal
 from podclient import wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.proxy.methods import METHODS, Shape
+from virtshim.proxy.wire import METHODS, Shape
 
 pytestmark = pytest.mark.proxy
 

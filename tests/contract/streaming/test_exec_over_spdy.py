@@ -11,8 +11,8 @@ from fakes.spdy import PING, SpdyClient, connected, control, spdy
 from fakes.streamnode import CONTAINER
 from podclient import wait_until
 
-from virtshim.domain.errors import Unavailable
-from virtshim.domain.guest.streaming import Streams
+from virtshim.model.errors import Unavailable
+from virtshim.streaming.ports import Streams
 
 
 def open_streams(client: SpdyClient, *names: str) -> dict[str, int]:

@@ -17,10 +17,10 @@ import pytest
 from fakes.sessions import FakeSession
 from fakes.streamnode import CONTAINER, StreamNode
 
-from virtshim.domain.errors import ResourceExhausted, Unavailable
-from virtshim.domain.guest.streaming import AttachStreams, Streams
+from virtshim.model.errors import ResourceExhausted, Unavailable
 from virtshim.streaming.client import connect
 from virtshim.streaming.connection import StreamTimeouts
+from virtshim.streaming.ports import AttachStreams, Streams
 from virtshim.streaming.room import StreamLimits
 
 LIMIT = 20.0
@@ -28,7 +28,7 @@ LIMIT = 20.0
 # What the commands do once they have their URL: flags, then the URL.
 OURS = """
 import contextlib, sys
-from virtshim.cli.relay import Detached, relay
+from virtshim.cli.sessions import Detached, relay
 from virtshim.streaming.client import connect
 flags, url = sys.argv[1], sys.argv[2]
 with contextlib.closing(connect(url)) as client:

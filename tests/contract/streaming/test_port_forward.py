@@ -16,7 +16,7 @@ from fakes.ws import CLOSE, Tunnel, asked, websocket
 from podclient import wait_until
 
 from virtshim.cli.vnc import copy_both_ways
-from virtshim.domain.errors import Unavailable, WrongState
+from virtshim.model.errors import Unavailable, WrongState
 from virtshim.streaming.client import FORWARD, connect
 
 PORTFORWARD = "portforward.k8s.io"

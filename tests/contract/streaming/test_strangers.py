@@ -9,7 +9,7 @@ import urllib.parse
 import pytest
 from fakes.spdy import SECONDS, connected, dialled, head_of, spdy
 
-from virtshim.domain.errors import ResourceExhausted, WrongState
+from virtshim.model.errors import ResourceExhausted, WrongState
 from virtshim.streaming.connection import MAX_UNAUTHENTICATED
 from virtshim.streaming.server import StreamingServer
 

@@ -21,15 +21,22 @@ from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.app.measuring import measured
-from virtshim.config import Metrics
-from virtshim.domain.guest.filesystems import GuestFilesystem
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.network import PluginRuns
-from virtshim.primitives.threads import lasting
-from virtshim.telemetry import catalogue
-from virtshim.telemetry.guest_filesystems import GuestFilesystems
-from virtshim.telemetry.metrics_server import MetricsServer
-from virtshim.telemetry.node_collector import POD_FAMILIES, POD_LABELS, VM_FAMILIES, VM_LABELS
+from virtshim.config.settings import Metrics
+from virtshim.guest.ports import GuestFilesystem
+from virtshim.metrics.daemons import (
+    CATALOGUE_OF_BOTH,
+    CATALOGUE_OF_PROCESS,
+    CATALOGUE_OF_VMS,
+    CATALOGUE_RECORDED,
+    CATALOGUE_SAMPLED,
+    CATALOGUE_SCRAPED,
+)
+from virtshim.metrics.guest_filesystems import GuestFilesystems
+from virtshim.metrics.metrics_server import MetricsServer
+from virtshim.metrics.node import POD_FAMILIES, POD_LABELS, VM_FAMILIES, VM_LABELS
+from virtshim.model.ids import ContainerId
+from virtshim.model.network import PluginRuns
+from virtshim.system.threads import lasting
 
 pytestmark = pytest.mark.operator
 
@@ -83,12 +90,12 @@ def test_what_is_served_is_what_is_described_and_labelled_so(node: Node) -> None
     node.world.outside.networks.ran.append(PluginRuns("ADD", "bridge", 1, 0.5, ((0.1, 1), (float("inf"), 2))))
     text = node.scrape()
     own = (
-        *catalogue.RECORDED,
-        *catalogue.SAMPLED,
-        *catalogue.SCRAPED,
-        *catalogue.OF_VMS,
-        *catalogue.OF_PROCESS,
-        *catalogue.OF_BOTH,
+        *CATALOGUE_RECORDED,
+        *CATALOGUE_SAMPLED,
+        *CATALOGUE_SCRAPED,
+        *CATALOGUE_OF_VMS,
+        *CATALOGUE_OF_PROCESS,
+        *CATALOGUE_OF_BOTH,
     )
     described = {one.name: one.kind for one in own} | {
         one.name: one.kind.value for one in (*POD_FAMILIES, *VM_FAMILIES)
@@ -97,7 +104,7 @@ def test_what_is_served_is_what_is_described_and_labelled_so(node: Node) -> None
     labels = {one.name: one.labels for one in own}
     labels |= {one.name: (*POD_LABELS, *one.labels) for one in POD_FAMILIES}
     labels |= {one.name: (*VM_LABELS, *one.labels) for one in VM_FAMILIES}
-    labels |= {one.name: (*VM_LABELS, *one.labels) for one in catalogue.OF_VMS}
+    labels |= {one.name: (*VM_LABELS, *one.labels) for one in CATALOGUE_OF_VMS}
     for name, found in values(text):
         family = re.sub(r"_(bucket|count|sum)$", "", name) if name not in labels else name
         assert {label for label, _ in found} - {"le"} == set(labels[family]), name
@@ -288,7 +295,7 @@ def test_a_reading_that_hangs_leaves_the_last_one_and_says_so(node: Node, monkey
         return usage(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(node.world.outside.readings), "usage", hang)
-    monkeypatch.setattr("virtshim.telemetry.sampler.LIMIT", 0.2)
+    monkeypatch.setattr("virtshim.metrics.node.LIMIT", 0.2)
     try:
         node.later()
         text = node.scrape()
@@ -380,11 +387,11 @@ def test_without_an_address_nothing_is_loaded_and_nothing_listens() -> None:
     program = """
 import sys
 sys.modules["rich"] = None
-import virtshim.serve
+import virtshim.app.serve
 from virtshim.app.measuring import measured
-from virtshim.config import Metrics
+from virtshim.config.settings import Metrics
 with measured(None, Metrics(address="")):
-    print([name for name in sys.modules if name.startswith(("prometheus_client", "virtshim.telemetry", "opentelemetry"))])
+    print([name for name in sys.modules if name.startswith(("prometheus_client", "virtshim.metrics", "opentelemetry"))])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -19,8 +19,8 @@ from fakes.proxy import Proxy
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.app.measuring import measured, traced
-from virtshim.config import Metrics, Tracing
-from virtshim.telemetry.sending import Sending
+from virtshim.config.settings import Metrics, Tracing
+from virtshim.metrics.span_sender import Sending
 
 pytestmark = pytest.mark.operator
 
@@ -130,9 +130,9 @@ def test_without_a_collector_nothing_is_loaded() -> None:
     program = """
 import sys
 sys.modules["rich"] = None
-import virtshim.serve, virtshim.proxy.serving
+import virtshim.app.serve, virtshim.proxy.serving
 from virtshim.app.measuring import traced
-from virtshim.config import Tracing
+from virtshim.config.settings import Tracing
 with traced(Tracing()):
     print([name for name in sys.modules if name.startswith("opentelemetry")])
 """

@@ -16,11 +16,11 @@ from fakes.cri import Client, served
 from podclient import wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.crilog.follower import ConsoleLogs
-from virtshim.crilog.tail import Pace
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.primitives.clock import SystemClock
+from virtshim.logs.follower import ConsoleLogs
+from virtshim.logs.tail import Pace
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
+from virtshim.system.clock import SystemClock
 
 FLOOD, QUIET = ContainerId("f" * 64), ContainerId("a" * 64)
 MIB = 1 << 20

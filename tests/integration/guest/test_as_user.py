@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.container import RunAs
-from virtshim.guestagent.exec_scripts import AS_USER, limits
+from virtshim.guest.exec_scripts import AS_USER, limits
+from virtshim.model.container import RunAs
 
 PASSWD = "root:x:0:0:root:/root:/bin/sh\napp:x:1500:1600::/srv/app:/bin/false\nplain:x:1501:1601::/:/bin/false\n"
 GROUP = "root:x:0:\napp:x:1600:\nplain:x:1601:\nvideo:x:44:app\nkvm:x:45:root,app\n"

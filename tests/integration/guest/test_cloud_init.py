@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 from podclient import wait_until
 
-from virtshim.domain.network import Dns, Interface, Route
-from virtshim.guestinit.config_drive import network_data
-from virtshim.guestinit.network_config import network_config
+from virtshim.model.network import Dns, Interface, Route
+from virtshim.seed.documents import config_drive_network_data
+from virtshim.seed.network_config import network_config
 
 pytestmark = [pytest.mark.network, pytest.mark.cloudinit]
 
@@ -95,7 +95,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rendered]:
         config = network_config(interfaces, DNS)
         assert config is not None
         (documents / f"{shape}.json").write_text(json.dumps(config))
-        (documents / f"{shape}{DRIVE}.json").write_text(json.dumps(network_data(config)))
+        (documents / f"{shape}{DRIVE}.json").write_text(json.dumps(config_drive_network_data(config)))
     found = {}
     for version in RENDERERS:
         out = tmp_path_factory.mktemp(version)

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from fakes.virtlet_seeds import CASES, CONTAINER, KEPT_DISK, KEYS
 
-from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.guestinit.documents import seed_documents
-from virtshim.ports.seeds import SeedRequest
+from virtshim.annotations.parse import parse_vm_options
+from virtshim.seed.documents import seed_documents
+from virtshim.seed.ports import SeedRequest
 
 pytestmark = [pytest.mark.guest, pytest.mark.cloudinit]
 

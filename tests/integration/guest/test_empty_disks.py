@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fakes.loop import loop_device, no_loop_devices
 
-from virtshim.domain.volumes.empty_disks import NOT_MOUNTED, command, parse
+from virtshim.volumes.empty_disks import NOT_MOUNTED, command, parse
 
 pytestmark = [
     pytest.mark.guest,

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.devices.granted import BlockDevice
-from virtshim.domain.devices.guest_links import NOT_LINKED, command
-from virtshim.domain.devices.guest_view import serials
+from virtshim.devices.guest_view import GUEST_LINKS_NOT_LINKED, guest_links_command, guest_view_serials
+from virtshim.devices.values import BlockDevice
 
 pytestmark = [
     pytest.mark.guest,
@@ -35,7 +34,7 @@ def has_serial(disks: Path, name: str, serial: str) -> None:
 
 
 def run(disks: Path, *paths: str) -> subprocess.CompletedProcess[str]:
-    script = shlex.join(command([BlockDevice("/dev/of-the-node", path) for path in paths]))
+    script = shlex.join(guest_links_command([BlockDevice("/dev/of-the-node", path) for path in paths]))
     look = 'find /mnt -type l -exec sh -c \'echo "$1 $(readlink "$1")"\' - {} \\; | sort'
     script = f"mount --bind {disks} /sys/block; mount -t tmpfs none /mnt; {script}; code=$?; {look}; exit $code"
     words = ["unshare", "--mount", "sh", "-c", script]
@@ -44,7 +43,7 @@ def run(disks: Path, *paths: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_volume_is_where_the_pod_expects_it(disks: Path) -> None:
     odd = "/mnt/deep/it's here"
-    has_serial(disks, "vdd", serials([BlockDevice("/dev/of-the-node", odd)])[0])
+    has_serial(disks, "vdd", guest_view_serials([BlockDevice("/dev/of-the-node", odd)])[0])
     done = run(disks, "/mnt/data", odd)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["/mnt/data /dev/vdc", f"{odd} /dev/vdd"]
@@ -52,7 +51,7 @@ def test_a_volume_is_where_the_pod_expects_it(disks: Path) -> None:
 
 def test_a_disk_that_is_not_there_is_told_and_the_others_are_linked(disks: Path) -> None:
     done = run(disks, "/mnt/other", "/mnt/data")
-    assert done.returncode == NOT_LINKED
+    assert done.returncode == GUEST_LINKS_NOT_LINKED
     assert done.stderr == "/mnt/other: the guest has no disk with the serial mnt-other (its kernel needs virtio_blk)\n"
     assert done.stdout == "/mnt/data /dev/vdc\n"
 
@@ -60,5 +59,8 @@ def test_a_disk_that_is_not_there_is_told_and_the_others_are_linked(disks: Path)
 def test_what_the_guest_has_there_itself_stays(disks: Path) -> None:
     has_serial(disks, "vdc", "etc-passwd")
     done = run(disks, "/etc/passwd")
-    assert (done.returncode, done.stderr) == (NOT_LINKED, "/etc/passwd: the guest has something else there\n")
+    assert (done.returncode, done.stderr) == (
+        GUEST_LINKS_NOT_LINKED,
+        "/etc/passwd: the guest has something else there\n",
+    )
     assert not Path("/etc/passwd").is_symlink()

@@ -8,8 +8,13 @@ import subprocess
 
 import pytest
 
-from virtshim.domain.guest.policy_routes import NO_COMMAND, NOT_SET, NOT_YET, command
-from virtshim.domain.network import Interface, PolicyRule, TableRoute
+from virtshim.guest.set_up_scripts import (
+    POLICY_ROUTES_NO_COMMAND,
+    POLICY_ROUTES_NOT_SET,
+    POLICY_ROUTES_NOT_YET,
+    policy_routes_command,
+)
+from virtshim.model.network import Interface, PolicyRule, TableRoute
 
 pytestmark = [
     pytest.mark.guest,
@@ -29,7 +34,7 @@ NIC = Interface(
         TableRoute(1000, "fd00:90::/64", "", "", 256),
     ),
 )
-SCRIPT = shlex.join(command((NIC,)))
+SCRIPT = shlex.join(policy_routes_command((NIC,)))
 LINK = f"""
 ip link add eth7 type veth peer name other
 ip link set eth7 address {NIC.mac} up
@@ -106,7 +111,7 @@ def test_systemd_networkd_takes_them_for_the_kernels_and_leaves_them() -> None:
 )
 def test_a_guest_whose_network_is_not_there_yet_gets_no_rule_and_says_so(before: str, why: str) -> None:
     done = run(f"{before}; {SCRIPT}; code=$?; {LOOK}; exit $code")
-    assert (done.returncode, done.stderr.strip()) == (NOT_YET, why)
+    assert (done.returncode, done.stderr.strip()) == (POLICY_ROUTES_NOT_YET, why)
     assert "lookup" not in done.stdout
 
 
@@ -114,10 +119,10 @@ def test_an_image_without_the_command_says_so() -> None:
     done = run(
         f"mkdir /run/none; mount --bind /run/none /usr/sbin; mount --bind /run/none /usr/local/sbin; PATH=/run/none {SCRIPT}"
     )
-    assert (done.returncode, done.stderr.strip()) == (NO_COMMAND, "the image has no command ip")
+    assert (done.returncode, done.stderr.strip()) == (POLICY_ROUTES_NO_COMMAND, "the image has no command ip")
 
 
 def test_a_command_that_knows_no_rules_is_told_with_what_it_says() -> None:
     done = run(f"{LINK}{ADDRESSES}; {KNOWS_NO_RULES}; {SCRIPT}")
-    assert done.returncode == NOT_SET
+    assert done.returncode == POLICY_ROUTES_NOT_SET
     assert done.stderr.strip() == "rule from 10.90.9.2/32 to 10.0.0.0/8 priority 32765 table 1000: what is rule?"

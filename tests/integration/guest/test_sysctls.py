@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from virtshim.domain.guest.sysctls import NOT_SET, command
+from virtshim.guest.set_up_scripts import SYSCTLS_NOT_SET, sysctls_command
 
 pytestmark = [
     pytest.mark.guest,
@@ -25,21 +25,21 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_they_are_set() -> None:
-    done = run(f"{shlex.join(command(WANTED))} && {LOOK}")
+    done = run(f"{shlex.join(sysctls_command(WANTED))} && {LOOK}")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == ["321", "1", "2000", "3000"]
 
 
 def test_what_the_guest_has_changed_since_it_booted_stays() -> None:
-    again = shlex.join(command(WANTED))
+    again = shlex.join(sysctls_command(WANTED))
     done = run(f"{again} && echo 99 > /proc/sys/net/core/somaxconn && {again} && {LOOK}")
     assert (done.returncode, done.stdout.split()[0]) == (0, "99")
 
 
 def test_those_that_cannot_be_set_are_told_the_others_set_and_all_tried_again() -> None:
-    script = shlex.join(command({"net.nothing.here": "1", "net.ipv4.tcp_sack": "many", **WANTED}))
+    script = shlex.join(sysctls_command({"net.nothing.here": "1", "net.ipv4.tcp_sack": "many", **WANTED}))
     done = run(f"{script}; echo $?; echo 99 > /proc/sys/net/core/somaxconn; {script}; {LOOK}")
-    assert done.stdout.split() == [str(NOT_SET), "321", "1", "2000", "3000"]
+    assert done.stdout.split() == [str(SYSCTLS_NOT_SET), "321", "1", "2000", "3000"]
     first, second = done.stderr.splitlines()[:2]
     assert first == "net.nothing.here: the guest's kernel does not have it, or not yet"
     assert second == "net.ipv4.tcp_sack: the guest's kernel does not take many"

@@ -9,16 +9,16 @@ import threading
 import time
 from pathlib import Path
 
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import Backing, Disk, DiskBus, VmSize, VmSpec
-from virtshim.hypervisor import embed
-from virtshim.hypervisor.connection import Connection
-from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
-from virtshim.hypervisor.domain_xml import NodeProfile
-from virtshim.hypervisor.driver import LibvirtHypervisor
-from virtshim.hypervisor.resize import LibvirtResizing
-from virtshim.logsetup import set_up_logging
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.image import DiskFormat
+from virtshim.model.vm import Backing, Disk, DiskBus, VmSize, VmSpec
+from virtshim.system.logsetup import set_up_logging
+from virtshim.vm import embed
+from virtshim.vm.connection import Connection
+from virtshim.vm.domain_xml import NodeProfile
+from virtshim.vm.driver import LibvirtHypervisor
+from virtshim.vm.elements.processors import Cgroups, DomainType
+from virtshim.vm.resize import LibvirtResizing
 from vmwrapper import bundle
 
 set_up_logging("warning", "text")  # to standard error: what is said goes to standard output

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.errors import Unimplemented
-from virtshim.domain.hardware.options import Firmware, HardwareOptions
-from virtshim.hypervisor import embed
-from virtshim.hypervisor.hardware import there
+from virtshim.model.errors import Unimplemented
+from virtshim.model.hardware import Firmware, HardwareOptions
+from virtshim.vm import embed
+from virtshim.vm.firmware import there_refuse_missing
 
 KILLED = -signal.SIGKILL
 
@@ -59,9 +59,9 @@ def test_what_the_next_vm_may_have_is_free_when_its_vm_is_destroyed(place, kind)
     ):
         pytest.skip(why)
     said = place.run(
-        "from virtshim.domain.hardware.options import Firmware, HardwareOptions\n"
-        "from virtshim.hypervisor import driver\n"
-        "from virtshim.hypervisor.hardware import uefi\n"
+        "from virtshim.model.hardware import Firmware, HardwareOptions\n"
+        "from virtshim.vm import driver\n"
+        "from virtshim.vm import firmware\n"
         "driver._CLEANED_UP = 60.0\n"  # however slow this machine is
         f"hypervisor.define(dataclasses.replace(SPEC, {hardware}))\n"
         "for _ in range(2):\n"
@@ -78,8 +78,8 @@ def test_what_a_tpm_remembers_comes_to_no_other_vm_by_its_uuid_alone(place):
         pytest.skip(why)
     said = place.run(
         "import libvirt\n"
-        "from virtshim.domain.errors import AlreadyExists\n"
-        "from virtshim.domain.hardware.options import HardwareOptions\n"
+        "from virtshim.model.errors import AlreadyExists\n"
+        "from virtshim.model.hardware import HardwareOptions\n"
         "def again(digit, **changes):\n"
         "    other = ContainerId(digit * 64)\n"
         "    spec = dataclasses.replace(SPEC, name='virtshim-' + digit, container_id=other, hardware=HardwareOptions(tpm=True), "
@@ -104,7 +104,7 @@ def test_a_tpm_is_gone_with_its_vm_also_if_libvirt_is_killed_when_it_has_removed
     if why := missing(Firmware.BIOS, tpm=True):
         pytest.skip(why)
     script = (
-        "from virtshim.domain.hardware.options import HardwareOptions\n"
+        "from virtshim.model.hardware import HardwareOptions\n"
         "def runs(digit):\n"
         "    other = ContainerId(digit * 64)\n"
         "    spec = dataclasses.replace(SPEC, name='virtshim-' + digit, container_id=other, hardware=HardwareOptions(tpm=True))\n"
@@ -135,7 +135,7 @@ def test_a_tpm_that_stays_is_still_there_when_its_definition_is_gone(place):
     if why := missing(Firmware.BIOS, tpm=True):
         pytest.skip(why)
     said = place.run(
-        "from virtshim.domain.hardware.options import HardwareOptions\n"
+        "from virtshim.model.hardware import HardwareOptions\n"
         "hypervisor.define(dataclasses.replace(SPEC, hardware=HardwareOptions(tpm=True), keeps_tpm=True))\n"
         "hypervisor.start(SPEC.uuid); hypervisor.destroy(SPEC.uuid, SPEC.container_id)\n"
         "hypervisor.undefine(SPEC.uuid, SPEC.container_id)\n"
@@ -146,7 +146,7 @@ def test_a_tpm_that_stays_is_still_there_when_its_definition_is_gone(place):
 
 def missing(firmware, *, tpm):
     try:
-        there.refuse_missing(HardwareOptions(firmware, tpm=tpm))
+        there_refuse_missing(HardwareOptions(firmware, tpm=tpm))
     except Unimplemented as exc:
         return f"AREA guest NOT TESTED: {exc}"
     return ""
@@ -224,7 +224,7 @@ def test_qemu_is_unprivileged_confined_and_owns_only_its_disk(place):
 
 def test_a_failed_start_says_what_qemu_said(place):
     said = place.run(
-        "from virtshim.domain.errors import InternalError\n"
+        "from virtshim.model.errors import InternalError\n"
         "hypervisor.define(SPEC)\n"
         "with open(SPEC.disks[0].path, 'r+b') as disk: os.pwrite(disk.fileno(), bytes([1] * 8), 40)\n"
         "try: hypervisor.start(SPEC.uuid)\n"
@@ -237,7 +237,7 @@ def test_a_failed_start_says_what_qemu_said(place):
 
 def test_a_failed_start_says_what_qemu_said_into_its_pipe(place):
     said = place.run(
-        "from virtshim.domain.errors import InternalError\n"
+        "from virtshim.model.errors import InternalError\n"
         "hypervisor.define(SPEC)\n"
         "with open(SPEC.disks[0].path, 'r+b') as disk: os.pwrite(disk.fileno(), bytes([1] * 8), 40)\n"
         "try: hypervisor.start(SPEC.uuid)\n"
@@ -271,8 +271,8 @@ def test_the_last_words_of_a_qemu_come_into_its_log_although_another_process_sta
 
 def test_a_second_process_is_told_that_the_directory_is_taken(place):
     said = place.run(
-        "import subprocess; code = ('import sys; from virtshim.hypervisor.connection import Connection\\n'\n"
-        '\'from virtshim.logsetup import set_up_logging; set_up_logging("error", "text")\\n\'\n'
+        "import subprocess; code = ('import sys; from virtshim.vm.connection import Connection\\n'\n"
+        '\'from virtshim.system.logsetup import set_up_logging; set_up_logging("error", "text")\\n\'\n'
         "'c = Connection(sys.argv[1]); c.start(); print(c.wait_open(1), c.trouble())')\n"
         "command = [sys.executable, '-c', code, f'qemu:///embed?root={PLACE}/l']\n"
         "done = subprocess.run(command, capture_output=True, text=True)\n"
@@ -305,13 +305,13 @@ def test_a_named_model_is_asked_for_in_full(place, monkeypatch, tmp_path):
     log = tmp_path / "monitor.log"
     monkeypatch.setenv("LIBVIRT_LOG_FILTERS", "1:qemu.qemu_monitor")
     monkeypatch.setenv("LIBVIRT_LOG_OUTPUTS", f"1:file:{log}")
-    place.run("from virtshim.domain.vm import CpuModel\nboot(dataclasses.replace(SPEC, cpu_model=CpuModel.HOST_MODEL))")
+    place.run("from virtshim.model.vm import CpuModel\nboot(dataclasses.replace(SPEC, cpu_model=CpuModel.HOST_MODEL))")
     assert _questions(log).count("qom-get") > 100 or "qom-list-get" in _questions(log)
 
 
 def test_a_capability_that_libvirt_does_not_know_is_refused_before_any_start(place):
     said = place.run(
-        "from virtshim.hypervisor import cpu_query\n"
+        "from virtshim.vm import cpu_query\n"
         "with connection.using('ask') as conn:\n"
         "    say(cpu_query.refusal(conn, QEMU, 'qemu'))\n"
         "    cpu_query.CAPABILITY = 'no-such-capability'\n"

@@ -6,7 +6,7 @@ _GRANTED = """
 import json as _json, libvirt, libvirt_qemu
 from lxml import etree
 from virtshim.domain.devices import guest_view
-from virtshim.domain.devices.granted import *
+from virtshim.devices.values import *
 from virtshim.hypervisor import domain_xml
 GRANTED = GrantedDevices(
     passthrough=tuple(PciFunction(PciAddress(0, 0x3b, 0, n)) for n in range(8)) + (

@@ -5,14 +5,14 @@ from __future__ import annotations
 import libvirt
 import pytest
 
-from virtshim.hypervisor.chains import open_images
+from virtshim.vm.disk_chains import OPEN_IMAGES_SINCE
 
 pytestmark = pytest.mark.hostile
 
 # A VM has run once; then its QEMU writes into its disk, and it is started again.
 ONCE = """
 import subprocess, struct
-from virtshim.domain.errors import WrongState
+from virtshim.model.errors import WrongState
 from virtshim.hypervisor.chains import unchanged
 boot(); hypervisor.destroy(SPEC.uuid, SPEC.container_id)
 DISK = SPEC.disks[0].path
@@ -75,7 +75,7 @@ def test_the_image_under_a_disk_stays_roots(place) -> None:
     assert said == ["started", [0, 0]]
 
 
-@pytest.mark.skipif(libvirt.getVersion() < open_images.SINCE, reason="NOT TESTED: needs libvirt 9.0")
+@pytest.mark.skipif(libvirt.getVersion() < OPEN_IMAGES_SINCE, reason="NOT TESTED: needs libvirt 9.0")
 def test_a_vm_runs_on_an_image_that_root_alone_may_read(place) -> None:
     said = place.run(
         "os.chmod(SPEC.disks[0].backing.path, 0o600); boot()\n"
@@ -95,7 +95,7 @@ def test_a_vm_runs_on_an_image_that_root_alone_may_read(place) -> None:
 def test_a_disk_serves_no_more_than_the_node_allows(place) -> None:
     said = place.run(
         "import libvirt\n"
-        "from virtshim.hypervisor.devices.disk import DiskRates\n"
+        "from virtshim.vm.elements.disk import DiskRates\n"
         "profile = dataclasses.replace(profile, disk_rates=DiskRates(iops=200, bandwidth=20 << 20))\n"
         "hypervisor._profile = profile\n"
         "boot()\n"

@@ -11,7 +11,7 @@ import pytest
 from hugepages import PAGES, number, reserved
 
 LIMITS = """
-from virtshim.domain.cgroup import CgroupLimits
+from virtshim.model.cgroup import CgroupLimits
 
 def there(controller, name):
     line = next(l for l in Path(f"/proc/{qemu_pid()}/cgroup").read_text().splitlines() if controller in l.split(":")[1])
@@ -59,8 +59,8 @@ hypervisor.destroy(SPEC.uuid, SPEC.container_id)
 
 
 TWO_NODES = """
-from virtshim.domain.cgroup import CgroupLimits
-from virtshim.domain.vm import NumaCell, VmSize
+from virtshim.model.cgroup import CgroupLimits
+from virtshim.model.vm import NumaCell, VmSize
 from virtshim.hypervisor.devices import numa
 
 def boot_on_two(**changes):

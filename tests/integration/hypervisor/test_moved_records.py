@@ -8,8 +8,8 @@ pytestmark = pytest.mark.hostile
 
 TAKE_OUT = """
 import libvirt
-from virtshim.hypervisor.inventory import LibvirtInventory
-from virtshim.hypervisor.ownership import RECORD_NAMESPACE
+from virtshim.vm.inventory import LibvirtInventory
+from virtshim.vm.ownership import RECORD_NAMESPACE
 
 inventory = LibvirtInventory(connection, profile)
 boot()

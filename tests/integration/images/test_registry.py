@@ -23,11 +23,11 @@ from fakes.relay import relaying
 from fakes.waiting import eventually
 from fakes.webserver import LOOPBACK
 
-from virtshim.domain.errors import NotFound, PermissionRefused, SignatureRefused, Unavailable
-from virtshim.domain.image import NO_DISK, Credentials, DiskFormat, ImageConfig
-from virtshim.images.downloads import several
+from virtshim.images.downloads import parallel
 from virtshim.images.filestore import ImageFileStore, ImageSettings
-from virtshim.images.policy.rules import Rule
+from virtshim.images.policy import Rule
+from virtshim.model.errors import NotFound, PermissionRefused, SignatureRefused, Unavailable
+from virtshim.model.image import NO_DISK, Credentials, DiskFormat, ImageConfig
 
 pytestmark = [
     pytest.mark.images,
@@ -254,7 +254,7 @@ def test_a_deleted_manifest_is_not_found_though_the_disk_is_here(
 PULL = """
 import sys, threading
 from virtshim.images.filestore import ImageFileStore, ImageSettings
-from virtshim.images.policy.rules import Rule
+from virtshim.images.policy import Rule
 ImageFileStore(sys.argv[1], ImageSettings(insecure_registries=("127.0.0.1",))).fetch(sys.argv[2], None, threading.Event())
 """
 
@@ -285,8 +285,8 @@ def test_a_pull_that_was_killed_near_its_end_goes_on_there(
 def test_a_registry_that_one_connection_is_slow_to_is_asked_for_parts_by_several(
     open_registry: imageserver.Registry, store: ImageFileStore, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(several, "PIECE", 1 << 20)
-    monkeypatch.setattr(several.Trial, "is_waited_for", lambda _, left: True)
+    monkeypatch.setattr(parallel, "PIECE", 1 << 20)
+    monkeypatch.setattr(parallel.Trial, "is_waited_for", lambda _, left: True)
     imageserver.push_container_disk(open_registry.address, "vm", disk)
     found = store.fetch(f"{open_registry.address}/vm", None, NEVER)
     assert Path(store.path(found.digest)).read_bytes() == disk.read_bytes()

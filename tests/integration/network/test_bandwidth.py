@@ -14,7 +14,7 @@ from packets import Place
 from tap_node import TapNode, sandbox, until
 from vm_pods import vm
 
-from virtshim.domain.annotations.parse import parse_vm_options
+from virtshim.annotations.parse import parse_vm_options
 
 pytestmark = pytest.mark.network
 

@@ -19,7 +19,7 @@ from tap_node import PLUGINS, TapNode, sandbox
 from tapmanager.attachments import Attachments, AttachmentSettings
 from tapmanager.cni.plugins import CniPlugins
 from tapmanager.dhcp.server import DhcpServer
-from tapmanager.drivers.pci import PciDrivers
+from tapmanager.drivers import PciDrivers
 from tapmanager.errors import TapmanagerError
 from tapmanager.ledger import Ledger
 from tapmanager.links import netns, pod_links

@@ -10,7 +10,7 @@ from shapes import bridged
 from tap_node import TapNode, until
 from vm_pods import HOST, forwarding_host, marks, told_of, vm
 
-from virtshim.domain.sandbox import PortMapping
+from virtshim.model.sandbox import PortMapping
 
 pytestmark = pytest.mark.network
 

@@ -18,8 +18,9 @@ import pytest
 from ipv6_guest import NIC, Ipv6Guest, decoded
 from tap_node import TapNode, sandbox, until
 
-from tapmanager.ipv6 import discovery, frame, message, stand_in
-from tapmanager.ipv6.frame import Packet
+from tapmanager.ipv6 import discovery, frame
+from tapmanager.ipv6.frame import Packet, stand_in_address, stand_in_mac
+from tapmanager.ipv6.lease import MESSAGE_CLIENT_ID, MESSAGE_REPLY, message_build
 from tapmanager.links import netns
 
 pytestmark = pytest.mark.network
@@ -29,7 +30,7 @@ DNS = {
     "searches": ["default.svc.cluster.local", "cluster.local"],
     "options": [],
 }
-STAND_IN = str(stand_in.address(1))
+STAND_IN = str(stand_in_address(1))
 BEYOND = "fd00:88::1"
 
 
@@ -85,7 +86,7 @@ def test_the_kernel_and_a_dhcp_client_configure_an_interface(
             "nothing is copied"
         )
         assert len(extra) == 1
-        assert one.show("-6", "neigh", "show", STAND_IN)[0]["lladdr"] == stand_in.mac(1).hex(":")
+        assert one.show("-6", "neigh", "show", STAND_IN)[0]["lladdr"] == stand_in_mac(1).hex(":")
         on_link = {"bridge": "fd00:89::/64", "ptp": "fd00:89::1"}[plugin]
         assert one.routes()[on_link] == ""
         assert one.run("cat", f"/proc/sys/net/ipv6/conf/{NIC}/mtu").strip() == "1420"
@@ -272,7 +273,7 @@ def advertisement(mac: bytes, source: IPv6Address) -> bytes:
 
 
 def dhcp(mac: bytes, source: IPv6Address, target: IPv6Address, from_port: int, to_port: int) -> bytes:
-    body = frame.udp(from_port, to_port, message.build(message.REPLY, MARK[:3], [(message.CLIENT_ID, MARK)]))
+    body = frame.udp(from_port, to_port, message_build(MESSAGE_REPLY, MARK[:3], [(MESSAGE_CLIENT_ID, MARK)]))
     return frame.build(Packet(mac, frame.group_mac(target), source, target, frame.UDP, body))
 
 
@@ -288,8 +289,8 @@ def forged(mac: bytes, source: IPv6Address) -> dict[str, bytes]:
         "a DHCPv6 answer": dhcp(mac, source, frame.ALL_NODES, 547, 546),
         "a DHCPv6 answer from another port": dhcp(mac, source, frame.ALL_NODES, 9999, 546),
         "a DHCPv6 request": dhcp(mac, source, frame.DHCP_SERVERS, 546, 547),
-        "the stand-in's neighbour advertisement": neighbour(mac, source, stand_in.address(1)),
-        "a packet of the stand-in's": neighbour(mac, stand_in.address(1), IPv6Address("fe80::77")),
+        "the stand-in's neighbour advertisement": neighbour(mac, source, stand_in_address(1)),
+        "a packet of the stand-in's": neighbour(mac, stand_in_address(1), IPv6Address("fe80::77")),
     }
 
 

@@ -17,8 +17,8 @@ from tap_node import PLUGINS, TapNode, sandbox, until
 from toy_guest import ToyGuest
 
 from tapmanager import protocol
-from tapmanager.dhcp import frame, packet
-from tapmanager.dhcp.frame import Datagram
+from tapmanager.dhcp import packet
+from tapmanager.dhcp.packet import FRAME_BROADCAST_IP, FRAME_BROADCAST_MAC, Datagram, frame_build
 from tapmanager.ipv6 import discovery
 from tapmanager.ipv6 import frame as ipv6
 
@@ -278,15 +278,15 @@ def test_a_network_without_addresses_has_its_own_dhcp_and_routers_and_the_first_
         first.boot()
         gateway = IPv4Address(f"{networks.node.subnet}.1")
         first.ping(first.resolve(gateway), gateway)
-        asked = frame.build(
-            Datagram(second.mac, frame.BROADCAST_MAC, packet.ANY, frame.BROADCAST_IP, 68, 67, b"WHO" * 90)
+        asked = frame_build(
+            Datagram(second.mac, FRAME_BROADCAST_MAC, packet.ANY, FRAME_BROADCAST_IP, 68, 67, b"WHO" * 90)
         )
         second.send(asked)
         until(lambda: any(b"WHO" in data for data in received(lan)), what="the request on the second network")
         answer = Datagram(
-            b"\x02" + bytes(5), second.mac, IPv4Address("192.0.2.1"), frame.BROADCAST_IP, 67, 68, b"YOU" * 90
+            b"\x02" + bytes(5), second.mac, IPv4Address("192.0.2.1"), FRAME_BROADCAST_IP, 67, 68, b"YOU" * 90
         )
-        lan.send(frame.build(answer))
+        lan.send(frame_build(answer))
         second.wait_for(lambda data: b"YOU" in data)
         router = IPv6Address("fe80::1")
         said = discovery.advertisement(0, [discovery.source_mac(b"ROUTER")])

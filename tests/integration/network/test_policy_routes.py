@@ -19,7 +19,7 @@ from vm_pods import Vm, forwarding_host, marks, told_of, vm
 
 from tapmanager.links import kernel_links, netns
 from tapmanager.links.policy_routes import Policies, PolicyRule, TableRoute
-from virtshim.domain.guest import policy_routes
+from virtshim.guest.set_up_scripts import policy_routes_command
 
 pytestmark = pytest.mark.network
 
@@ -38,7 +38,7 @@ def two_networks(node: TapNode, bridge: str) -> Iterator[Vm]:
 
 def set_in_guest(made: Vm) -> None:
     """As the guest's agent does, as often as it likes."""
-    words = policy_routes.command(made.network.interfaces)
+    words = policy_routes_command(made.network.interfaces)
     for _ in range(2):
         subprocess.run(["ip", "netns", "exec", Path(made.place.path).name, *words], check=True, timeout=60)
 

@@ -15,9 +15,8 @@ import time
 from ipaddress import IPv4Address, IPv6Address
 from typing import Self
 
-from tapmanager.dhcp import frame, packet
-from tapmanager.dhcp.frame import Datagram
-from tapmanager.dhcp.packet import Message
+from tapmanager.dhcp import packet
+from tapmanager.dhcp.packet import FRAME_BROADCAST_IP, FRAME_BROADCAST_MAC, Datagram, Message, frame_build, frame_parse
 
 _VNET_HDR = bytes(10)
 _NEEDS_CSUM = 1
@@ -116,12 +115,12 @@ class ToyGuest:
         xid = int.from_bytes(os.urandom(4), "big")
         options = {packet.OPT_TYPE: bytes([kind]), **more.pop("options", {})}
         message = Message(packet.BOOTREQUEST, xid, self.mac, options=options, **more)
-        data = frame.build(
-            Datagram(self.mac, frame.BROADCAST_MAC, source, frame.BROADCAST_IP, 68, 67, packet.build(message))
+        data = frame_build(
+            Datagram(self.mac, FRAME_BROADCAST_MAC, source, FRAME_BROADCAST_IP, 68, 67, packet.build(message))
         )
         header = struct.pack("=BBHHHH", _NEEDS_CSUM, 0, 0, 0, 34, 6) if offload else _VNET_HDR
         found = self.ask(data, lambda answer: is_answer(answer, xid), header)
-        datagram = frame.parse(found)
+        datagram = frame_parse(found)
         return datagram, packet.parse(datagram.payload)
 
     def boot(self) -> Message:
@@ -173,7 +172,7 @@ class ToyGuest:
 
 def is_answer(data: bytes, xid: int) -> bool:
     try:
-        datagram = frame.parse(data)
+        datagram = frame_parse(data)
         return datagram.target_port == 68 and packet.parse(datagram.payload).xid == xid
     except packet.BadPacket:
         return False

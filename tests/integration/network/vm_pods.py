@@ -18,13 +18,13 @@ from tapmanager.cni.conf import CniAttachment
 from tapmanager.cni.plugins import CniPlugins
 from tapmanager.links import netns
 from tapmanager.pod import Pod
-from virtshim.domain.ids import SandboxId
-from virtshim.domain.network import Dns, PodNetwork
-from virtshim.domain.sandbox import PodKey
-from virtshim.guestinit.network_config import network_config
-from virtshim.ports.network import AttachRequest
-from virtshim.tapclient.connection import TapmanagerConnection
-from virtshim.tapclient.networks import PodNetworkClient
+from virtshim.model.ids import SandboxId
+from virtshim.model.network import Dns, PodNetwork
+from virtshim.model.sandbox import PodKey
+from virtshim.pods.networks import PodNetworkClient
+from virtshim.pods.ports import AttachRequest
+from virtshim.pods.tapmanager_connection import TapmanagerConnection
+from virtshim.seed.network_config import network_config
 
 # The node's own, behind no pod's link.
 HOST = Place("the host", "", {"0/4": "10.91.255.1", "0/6": "fd00:91:255::1"})

@@ -12,18 +12,26 @@ import yaml
 from bench import phases_plot
 from fakes.sysfs import FakeSysfs
 
-from virtshim.config import Settings
+from virtshim.annotations.parse import known_names, parse_vm_options
+from virtshim.config.settings import Settings
 from virtshim.cri.error_codes import GRPC_CODES
 from virtshim.cri.stats import CONTAINER_FAMILIES, POD_FAMILIES
-from virtshim.devices.classify import NoDevice, Unusable, classify
+from virtshim.devices.grants import NoDevice, Unusable, classify
 from virtshim.devices.host_files import NodeKind
-from virtshim.domain.annotations.parse import known_names, parse_vm_options
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.layout import share_dir
-from virtshim.domain.troubles.trouble import TroubleKind
+from virtshim.devices.values import CriDevice
+from virtshim.metrics.daemons import (
+    CATALOGUE_OF_BOTH,
+    CATALOGUE_OF_PROCESS,
+    CATALOGUE_OF_PROXY,
+    CATALOGUE_OF_VMS,
+    CATALOGUE_RECORDED,
+    CATALOGUE_SAMPLED,
+    CATALOGUE_SCRAPED,
+)
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.layout import share_dir
+from virtshim.model.troubles import TroubleKind
 from virtshim.preflight import checks, network, virtualization
-from virtshim.telemetry import catalogue
 
 pytestmark = pytest.mark.operator
 
@@ -90,13 +98,13 @@ def test_every_metric_is_listed_as_it_is_described(root: Path) -> None:
     described = [(f.name, f.kind.value, f.labels, f.help) for f in CONTAINER_FAMILIES]
     described += [(f.name, f.kind.value, f.labels, f.help) for f in POD_FAMILIES]
     own = (
-        catalogue.RECORDED,
-        catalogue.SAMPLED,
-        catalogue.SCRAPED,
-        catalogue.OF_VMS,
-        catalogue.OF_PROXY,
-        catalogue.OF_PROCESS,
-        catalogue.OF_BOTH,
+        CATALOGUE_RECORDED,
+        CATALOGUE_SAMPLED,
+        CATALOGUE_SCRAPED,
+        CATALOGUE_OF_VMS,
+        CATALOGUE_OF_PROXY,
+        CATALOGUE_OF_PROCESS,
+        CATALOGUE_OF_BOTH,
     )
     described += [(one.name, one.kind, one.labels, one.help) for group in own for one in group]
     assert sorted(listed) == sorted(

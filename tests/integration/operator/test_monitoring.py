@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 import yaml
 
-from virtshim.telemetry import catalogue
-from virtshim.telemetry.node_collector import POD_FAMILIES, POD_LABELS, VM_FAMILIES, VM_LABELS
+from virtshim.metrics.daemons import (
+    CATALOGUE_OF_BOTH,
+    CATALOGUE_OF_PROCESS,
+    CATALOGUE_OF_PROXY,
+    CATALOGUE_OF_VMS,
+    CATALOGUE_RECORDED,
+    CATALOGUE_SAMPLED,
+    CATALOGUE_SCRAPED,
+)
+from virtshim.metrics.node import POD_FAMILIES, POD_LABELS, VM_FAMILIES, VM_LABELS
 
 pytestmark = [
     pytest.mark.operator,
@@ -141,15 +149,15 @@ def dashboard(monitoring: Path) -> dict[str, Any]:
 def metrics() -> dict[str, frozenset[str]]:
     """All series names, with their labels."""
     groups = (
-        catalogue.RECORDED,
-        catalogue.SAMPLED,
-        catalogue.SCRAPED,
-        catalogue.OF_PROXY,
-        catalogue.OF_PROCESS,
-        catalogue.OF_BOTH,
+        CATALOGUE_RECORDED,
+        CATALOGUE_SAMPLED,
+        CATALOGUE_SCRAPED,
+        CATALOGUE_OF_PROXY,
+        CATALOGUE_OF_PROCESS,
+        CATALOGUE_OF_BOTH,
     )
     described = [(one.name, one.kind, one.labels) for group in groups for one in group]
-    described += [(one.name, one.kind, (*VM_LABELS, *one.labels)) for one in catalogue.OF_VMS]
+    described += [(one.name, one.kind, (*VM_LABELS, *one.labels)) for one in CATALOGUE_OF_VMS]
     described += [(one.name, one.kind.value, (*POD_LABELS, *one.labels)) for one in POD_FAMILIES]
     described += [(one.name, one.kind.value, (*VM_LABELS, *one.labels)) for one in VM_FAMILIES]
     found = {"up": frozenset[str]()}

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from tapmanager import settings as tapmanager_settings
-from virtshim import config
-from virtshim.cli.install.setup import SetupOptions, setup_command
+from virtshim.cli.setup import SetupOptions, setup_command
+from virtshim.config.settings import Settings, config_load
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.errors import Aborted, DeadlineExceeded, InternalError, InvalidRequest
-from virtshim.files import lock_file
+from virtshim.model.errors import Aborted, DeadlineExceeded, InternalError, InvalidRequest
 from virtshim.neighbours import kubelet
-from virtshim.setup.manifest import DIRECTORY, LOCK
+from virtshim.setup.changes import DIRECTORY, LOCK
 from virtshim.setup.node_setup import NodeSetup
 from virtshim.setup.tree import NodeTree
 from virtshim.setup.units import Systemctl
+from virtshim.system.files import lock_file
 
 pytestmark = pytest.mark.operator
 
@@ -117,7 +117,7 @@ def test_a_node_of_kubeadm_with_containerd_is_set_up_and_taken_back_exactly(
     assert found.fields["containerRuntimeEndpoint"].value == "unix:///run/virtshim/proxy.sock"
     assert found.flags["node-labels"].value == "virtshim.io/vms=true"
     file = str(root / "etc/virtshim/config.toml")
-    assert config.load(file) == config.Settings(vm={"require_overhead": True})
+    assert config_load(file) == Settings(vm={"require_overhead": True})
     assert tapmanager_settings.load(["--config", file]) == tapmanager_settings.load([])
     assert (root / "etc/systemd/system/multi-user.target.wants/virtshim-proxy.service").is_symlink()
 

@@ -19,8 +19,8 @@ import typer
 import yaml
 from docs_site import diagram, recording
 
+from virtshim.annotations.parse import known_names, parse_vm_options
 from virtshim.cli.main import app
-from virtshim.domain.annotations.parse import known_names, parse_vm_options
 
 pytestmark = pytest.mark.operator
 

@@ -257,7 +257,7 @@ def in_bytes(size: str) -> int:
 def test_with_its_capabilities_virtshim_counts_what_another_users_process_has_open(units: Path) -> None:
     names = options(units / "virtshim.service")["Service"]["CapabilityBoundingSet"].split()
     bounds = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in names)])
-    look = "import sys; from virtshim.hypervisor import qemu_process as it; use = it.usage_of(int(sys.argv[1]))"
+    look = "import sys; from virtshim.vm import qemu_process as it; use = it.usage_of(int(sys.argv[1]))"
     look += "; print(use.descriptors, use.sockets)"
     other = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "cat")
     with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:

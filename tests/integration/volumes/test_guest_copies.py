@@ -14,8 +14,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from virtshim.domain.volumes.copies import CopiedVolume, Entry, EntryKind, archive, packed
-from virtshim.domain.volumes.guest_script import NO_COPY, SEED_FILE, Copies, command, digests, had
+from virtshim.volumes.copies import CopiedVolume, Entry, EntryKind, archive, packed
+from virtshim.volumes.mount_script import NO_COPY, SEED_FILE, Copies, command, digests, had
 
 pytestmark = [
     pytest.mark.volumes,

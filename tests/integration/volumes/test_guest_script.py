@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.volumes.guest_script import BUSY, NO_MODULE, NOT_MOUNTED, command, not_mounted
-from virtshim.domain.volumes.memory_volumes import MemoryVolume, Tmpfs
-from virtshim.domain.volumes.shares import SharedVolume
+from virtshim.volumes.memory_volumes import MemoryVolume, Tmpfs
+from virtshim.volumes.mount_script import BUSY, NO_MODULE, NOT_MOUNTED, command, not_mounted
+from virtshim.volumes.shares import SharedVolume
 
 pytestmark = [
     pytest.mark.volumes,

@@ -14,10 +14,10 @@ from tapmanager.cgroups.tree import VmCgroups, hierarchies
 from tapmanager.shares.daemons import Place, ShareDaemons
 from virtshim.cli.node_dir import remove_part
 from virtshim.disks.root_disks import RootDiskStore
-from virtshim.domain.errors import InternalError, WrongState
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.removal import remove_tree
+from virtshim.model.errors import InternalError, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
+from virtshim.system.files import remove_tree
 
 pytestmark = [
     pytest.mark.volumes,

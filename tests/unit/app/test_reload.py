@@ -14,18 +14,16 @@ import pytest
 from fakes.world import World, container_config
 from structlog.testing import capture_logs
 
-from virtshim import config
 from virtshim.app.adapters import image_settings, stream_limits
-from virtshim.app.live_settings import LiveSettings
-from virtshim.app.reload import Reload
-from virtshim.config import Settings
-from virtshim.domain.errors import InvalidRequest, ResourceExhausted
+from virtshim.app.reload import LiveSettings, Reload
+from virtshim.app.serve import OWN
+from virtshim.config.changes import changed, is_reloaded, with_reloaded
+from virtshim.config.faults import dotted, keys_of, table_in
+from virtshim.config.settings import Settings, config_load
 from virtshim.images.filestore import ImageFileStore
-from virtshim.primitives.live import Live
-from virtshim.serve import OWN
-from virtshim.settings.changes import changed, is_reloaded, with_reloaded
-from virtshim.settings.faults import dotted, keys_of, table_in
+from virtshim.model.errors import InvalidRequest, ResourceExhausted
 from virtshim.streaming.room import StreamLimits, StreamRoom
+from virtshim.system.live import Live
 
 pytestmark = pytest.mark.operator
 
@@ -45,7 +43,7 @@ def used() -> list[Settings]:
 
 @pytest.fixture
 def reload(file: Path, used: list[Settings]) -> Reload:
-    return Reload(str(file), config.load(str(file)), used.append, OWN)
+    return Reload(str(file), config_load(str(file)), used.append, OWN)
 
 
 @pytest.fixture
@@ -96,7 +94,7 @@ def test_each_signal_is_one_reload_and_one_that_breaks_does_not_end_them(file: P
             raise RuntimeError("broken")
 
     asked: queue.SimpleQueue[None] = queue.SimpleQueue()
-    Reload(str(file), config.load(str(file)), use, OWN).start(asked)
+    Reload(str(file), config_load(str(file)), use, OWN).start(asked)
     for vcpus in (3, 4):
         file.write_text(f"[vm]\nmax_vcpus = {vcpus}\n")
         asked.put(None)

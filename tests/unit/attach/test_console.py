@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from virtshim.attach.attachments import MAX_CLIENTS, MAX_WAITING
-from virtshim.attach.console import ConsoleAttach, ConsoleSession
-from virtshim.attach.console_size import ConsoleSizes
-from virtshim.domain.errors import ResourceExhausted, Unavailable, WrongState
-from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, Streams
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
+from virtshim.attach.console import MAX_CLIENTS, MAX_WAITING, ConsoleAttach, ConsoleSession, ConsoleSizes
+from virtshim.model.errors import ResourceExhausted, Unavailable, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
+from virtshim.streaming.ports import AttachStreams, Ended, Output, Streams
 
 VM = ContainerId("c" * 64)
 BOTH = Streams(stdin=True, stdout=True)

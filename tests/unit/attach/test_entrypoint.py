@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from virtshim.attach.attachments import MAX_CLIENTS, MAX_WAITING
+from virtshim.attach.console import MAX_CLIENTS, MAX_WAITING
 from virtshim.attach.entrypoint import EntrypointAttach, EntrypointSession
-from virtshim.domain.errors import ResourceExhausted, Unavailable, WrongState
-from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, OutStream, Streams
-from virtshim.domain.ids import ContainerId
+from virtshim.model.errors import ResourceExhausted, Unavailable, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.streaming.ports import AttachStreams, Ended, Output, OutStream, Streams
 
 VM = ContainerId("c" * 64)
 BOTH = Streams(stdin=True, stdout=True, stderr=True)
@@ -23,7 +23,7 @@ OUT, ERR = OutStream.STDOUT, OutStream.STDERR
 
 
 class Way:
-    """Into the command. Implements `virtshim.ports.StreamSession`."""
+    """Into the command. Implements `virtshim.streaming.ports.StreamSession`."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs
@@ -46,7 +46,7 @@ class Way:
 
 
 class Inputs:
-    """Implements `virtshim.ports.guests.EntrypointInputs`."""
+    """Implements `virtshim.guest.ports.EntrypointInputs`."""
 
     def __init__(self) -> None:
         self.typed = b""

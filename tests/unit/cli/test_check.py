@@ -12,8 +12,7 @@ from fakes.devices import FakeDeviceDrivers
 from fakes.sysfs import BRIDGE, GPU, HOST_BRIDGE, NVME, QAT, FakeSysfs
 
 from virtshim.cli.check import check_devices
-from virtshim.domain.devices.condition import DeviceCondition
-from virtshim.domain.devices.granted import CardFunction, PciAddress
+from virtshim.devices.values import CardFunction, DeviceCondition, PciAddress
 from virtshim.preflight.finding import Level
 from virtshim.store import rows
 from virtshim.store.read_only import read_claims, read_conditions

@@ -9,10 +9,10 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from virtshim.cli.main import app
-from virtshim.config import BadConfiguration, Settings
-from virtshim.domain.errors import InvalidRequest
-from virtshim.settings.reference import page
-from virtshim.settings.texts import Section, setting
+from virtshim.config.reference import page
+from virtshim.config.settings import BadConfiguration, Settings
+from virtshim.config.texts import Section, setting
+from virtshim.model.errors import InvalidRequest
 
 pytestmark = pytest.mark.operator
 

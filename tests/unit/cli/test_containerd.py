@@ -10,8 +10,8 @@ import pytest
 
 from virtshim.cli import containerd
 from virtshim.cli.node_dir import NodeDir, NodeOptions, write_node
-from virtshim.config import Settings
-from virtshim.domain.errors import NotFound
+from virtshim.config.settings import Settings
+from virtshim.model.errors import NotFound
 
 pytestmark = [pytest.mark.operator, pytest.mark.proxy]
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from virtshim.cli.daemons import Daemon
-from virtshim.domain.errors import Unavailable
+from virtshim.model.errors import Unavailable
 
 pytestmark = pytest.mark.operator
 

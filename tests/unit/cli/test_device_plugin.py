@@ -15,14 +15,12 @@ import pytest
 from fakes.kubelet import FakeKubelet
 from fakes.sysfs import BRIDGE, NVME, FakeSysfs
 
-from virtshim import config
 from virtshim.cli.device_plugin import candidates, device_plugin_command, pool_of
-from virtshim.devices.error_counts import AerCounts
-from virtshim.devices.function_health import FunctionHealth
-from virtshim.domain.devices.condition import DeviceCondition
-from virtshim.domain.devices.granted import PciAddress
-from virtshim.domain.devices.pools import Pool, offers
-from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.config.settings import Settings, config_load
+from virtshim.devices.function_health import AerCounts, FunctionHealth
+from virtshim.devices.pools import Pool, offers
+from virtshim.devices.values import DeviceCondition, PciAddress
+from virtshim.model.errors import InvalidRequest, WrongState
 
 
 @pytest.fixture
@@ -32,9 +30,9 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def settings_with(tmp_path: Path, text: str) -> config.Settings:
+def settings_with(tmp_path: Path, text: str) -> Settings:
     (tmp_path / "c.toml").write_text(text)
-    return config.load(str(tmp_path / "c.toml"))
+    return config_load(str(tmp_path / "c.toml"))
 
 
 def health_of(sysfs: FakeSysfs, *conditions: DeviceCondition) -> FunctionHealth:

@@ -20,8 +20,8 @@ import typer
 
 from virtshim.cli import exit_codes, main
 from virtshim.cri.client import as_shim_errors
-from virtshim.domain import errors
-from virtshim.domain.errors import Kind, ShimError
+from virtshim.model import errors
+from virtshim.model.errors import Kind, ShimError
 
 pytestmark = pytest.mark.operator
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 from fakes.clock import FakeClock
 
-from virtshim.cli.daemons import Daemon
-from virtshim.cli.keeping.last_lines import LastLines
-from virtshim.cli.keeping.watch import keep
-from virtshim.domain.errors import Unavailable
+from virtshim.cli.daemons import Daemon, LastLines
+from virtshim.cli.keep_running import keep
+from virtshim.model.errors import Unavailable
 
 pytestmark = pytest.mark.operator
 

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from virtshim.cli import main as command
-from virtshim.domain import errors
-from virtshim.domain.errors import ShimError
+from virtshim.model import errors
+from virtshim.model.errors import ShimError
 
 pytestmark = pytest.mark.operator
 

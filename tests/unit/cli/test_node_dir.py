@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from virtshim import config as settings_table
 from virtshim.cli.down import down_command
 from virtshim.cli.node_dir import (
     NodeDir,
@@ -25,8 +24,9 @@ from virtshim.cli.node_dir import (
     write_node,
 )
 from virtshim.cli.up import take_lock
-from virtshim.domain.errors import InvalidRequest, NotFound, WrongState
-from virtshim.files import lock_holder
+from virtshim.config.settings import config_load
+from virtshim.model.errors import InvalidRequest, NotFound, WrongState
+from virtshim.system.files import lock_holder
 
 pytestmark = pytest.mark.operator
 
@@ -250,4 +250,4 @@ def test_settings_that_cannot_be_used_leave_those_from_before(short: Path) -> No
     good = write_node(node, NodeOptions(node.path, domain_type="qemu"))
     with pytest.raises(InvalidRequest, match="domain_type"):
         write_node(node, bad)
-    assert settings_table.load(node.config_file) == good
+    assert config_load(node.config_file) == good

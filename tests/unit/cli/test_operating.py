@@ -20,16 +20,16 @@ from typing import Any
 import pytest
 from fakes.background import Background
 
-from virtshim.cli import terminal
-from virtshim.cli.operating import acting, events, logs, run, tables, top
-from virtshim.cli.operating.acting import summary
-from virtshim.cli.operating.events import Event, line
-from virtshim.cli.operating.pulling import pull
-from virtshim.cli.operating.run import wanted_vm
+from virtshim.cli import acting, events, logs, run, terminal, top
+from virtshim.cli.acting import summary
+from virtshim.cli.events import Event, line
+from virtshim.cli.pulling import pull
+from virtshim.cli.run import wanted_vm
+from virtshim.cli.tables import tables_show, tables_show_json, tables_size
 from virtshim.cri.client import PodSummary
 from virtshim.cri.operator.client import Taken, operating
 from virtshim.cri.operator.node_work import Happened, PodUsage
-from virtshim.domain.errors import InvalidRequest, Unavailable, WrongState
+from virtshim.model.errors import InvalidRequest, Unavailable, WrongState
 
 NOW = 1_800_000_000.0
 LOG = (
@@ -176,13 +176,13 @@ def test_what_top_cannot_do_is_refused_before_anybody_is_asked(sort: str, interv
     ("count", "text"), [(0, "0B"), (1023, "1023B"), (1536, "1.5K"), (20 << 20, "20M"), (3 << 40, "3.0T")]
 )
 def test_sizes_are_short(count: int, text: str) -> None:
-    assert tables.size(count) == text
+    assert tables_size(count) == text
 
 
 def test_without_a_terminal_tables_are_plain_columns_and_harmless(capsys) -> None:
-    tables.show(("NAME", "X"), [("a\x1b[31m", "1")])
+    tables_show(("NAME", "X"), [("a\x1b[31m", "1")])
     assert "\x1b" not in capsys.readouterr().out
-    tables.show_json({"a": 1})
+    tables_show_json({"a": 1})
     assert json.loads(capsys.readouterr().out) == {"a": 1}
 
 
@@ -196,7 +196,7 @@ def test_on_a_narrow_terminal_a_table_leaves_nothing_out(columns: int, monkeypat
     monkeypatch.setenv("COLUMNS", str(columns))
     cells = ("default/web", "10.88.0.15", "/var/lib/" + "x" * 90, "host/" + "y" * 60)
     with contextlib.redirect_stdout(_Terminal()) as shown:
-        tables.show(("POD", "IP", "DISK", "IMAGE"), [cells])
+        tables_show(("POD", "IP", "DISK", "IMAGE"), [cells])
     _, row = shown.getvalue().splitlines()
     assert tuple(re.sub(r"\x1b\[[0-9;]*m", "", row).split()) == cells
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.operator
 # behind, which ends when the pipe it reads from is closed.
 PROLOGUE = """
 import os, subprocess, sys, time
-from virtshim.cli.keeping.orphans import Orphans
+from virtshim.cli.daemons import Orphans
 orphans = Orphans()
 
 def start(*argv, **options):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from virtshim.cli.ps import age, columns, rows
+from virtshim.cli.tables import age, columns, rows
 from virtshim.cri.client import PodSummary, VmSummary
 
 NOW = 1_000_000.0

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.cli import ssh, vnc
-from virtshim.cli.ssh import SshOptions
+from virtshim.cli import vnc
+from virtshim.cli.sessions import SshOptions, ssh, ssh_arguments
 from virtshim.cri.client import VmSummary
-from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.model.errors import InvalidRequest, WrongState
 
 pytestmark = pytest.mark.operator
 
@@ -17,7 +17,7 @@ VM = VmSummary("c" * 64, "5" * 64, "vm", 0, "running", "image", 0.0)
 
 
 def test_a_hosts_key_is_remembered_by_the_vm_and_not_by_its_address() -> None:
-    argv = ssh.arguments(VM, "10.88.0.5", SshOptions("debian", identity="/k", command=("ls", "-l", "a b")))
+    argv = ssh_arguments(VM, "10.88.0.5", SshOptions("debian", identity="/k", command=("ls", "-l", "a b")))
     assert argv[0] == "ssh"
     assert f"HostKeyAlias=virtshim-{'c' * 20}" in argv
     assert argv[argv.index("-i") + 1] == "/k"
@@ -27,14 +27,14 @@ def test_a_hosts_key_is_remembered_by_the_vm_and_not_by_its_address() -> None:
 @pytest.mark.parametrize("user", ["", "-oProxyCommand=id", "a b", "root@elsewhere", "x" * 40])
 def test_a_user_that_is_none_is_refused_before_anything_is_done(user: str) -> None:
     with pytest.raises(InvalidRequest, match="not a user name"):
-        ssh.ssh("/nowhere.sock", "web", SshOptions(user))
+        ssh("/nowhere.sock", "web", SshOptions(user))
 
 
 @pytest.mark.parametrize("content", ["", "# nothing\n", "-----BEGIN OPENSSH PRIVATE KEY-----\n", "\xff"])
 def test_only_public_keys_are_injected(tmp_path: Path, content: str) -> None:
     (tmp_path / "key").write_bytes(content.encode("latin-1"))
     with pytest.raises(InvalidRequest, match="--inject"):
-        ssh.ssh("/nowhere.sock", "web", SshOptions("root", inject=str(tmp_path / "key")))
+        ssh("/nowhere.sock", "web", SshOptions("root", inject=str(tmp_path / "key")))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from virtshim.cli.vm_lookup import running_vm
 from virtshim.cri.client import PodSummary, VmSummary
-from virtshim.domain.errors import InvalidRequest, NotFound, ShimError, WrongState
+from virtshim.model.errors import InvalidRequest, NotFound, ShimError, WrongState
 
 
 def pod(id_: str, name: str, namespace: str = "default", *, is_ready: bool = True) -> PodSummary:

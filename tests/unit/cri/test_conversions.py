@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import to_domain, to_proto
 from virtshim.cri.error_codes import on_the_wire
-from virtshim.domain.container import (
+from virtshim.model.container import (
     Container,
     ContainerName,
     ContainerPhase,
@@ -21,9 +21,9 @@ from virtshim.domain.container import (
     ExitReason,
     Resources,
 )
-from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
-from virtshim.domain.network import Dns, PodNetwork
-from virtshim.domain.sandbox import PortMapping, Sandbox, SandboxPhase
+from virtshim.model.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.model.network import Dns, PodNetwork
+from virtshim.model.sandbox import PortMapping, Sandbox, SandboxPhase
 
 ENDED = Exit(137, ExitReason.OOM_KILLED, 9, "out of memory")
 CONTAINER = Container(

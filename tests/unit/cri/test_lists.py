@@ -6,8 +6,8 @@ import pytest
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri.lists import ItemCache, ResponseCache, batches
-from virtshim.domain.ids import SandboxId
-from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
+from virtshim.model.ids import SandboxId
+from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig
 
 PODS = [
     Sandbox(SandboxId(f"{n:064x}"), PodKey("default", f"pod-{n}", "u", 0), SandboxConfig(), created_at=n)

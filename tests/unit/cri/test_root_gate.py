@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.cri.operator.root_gate import RootGate
+from virtshim.cri.operator.server import RootGate
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from fakes.cri import container, pod
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import to_domain, validation
-from virtshim.domain.errors import InvalidRequest
+from virtshim.model.errors import InvalidRequest
 
 NODE, POD, TARGET = pb.NODE, pb.POD, pb.TARGET
 LOCALHOST = pb.SecurityProfile(profile_type=pb.SecurityProfile.Localhost, localhost_ref="my-profile")

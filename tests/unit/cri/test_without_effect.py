@@ -4,7 +4,8 @@ import pytest
 from fakes.cri import container, pod
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri import validation, without_effect
+from virtshim.cri import validation
+from virtshim.cri.validation import LogOnce, without_effect_of_container, without_effect_of_sandbox
 
 DEFAULT = pb.SecurityProfile(profile_type=pb.SecurityProfile.RuntimeDefault)
 
@@ -46,9 +47,9 @@ ORDINARY.annotations["io.kubernetes.container.terminationMessagePath"] = "/dev/t
 
 def test_an_ordinary_pod_is_taken_and_what_has_no_effect_is_logged_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert validation.container_faults(ORDINARY) == []
-    taken = without_effect.of_container(ORDINARY)
+    taken = without_effect_of_container(ORDINARY)
     assert {"seccomp", "apparmor", "capabilities", "readonly_rootfs"} <= set(taken)
-    logged = without_effect.LogOnce()
+    logged = LogOnce()
     logged.log(taken)
     logged.log(taken)
     lines = [line for line in capsys.readouterr().out.splitlines() if "without_effect" in line]
@@ -56,12 +57,12 @@ def test_an_ordinary_pod_is_taken_and_what_has_no_effect_is_logged_once(capsys: 
 
 
 def test_a_bare_pod_has_nothing_without_effect() -> None:
-    assert without_effect.of_container(container()) == {}
-    assert without_effect.of_sandbox(pod()) == {}
+    assert without_effect_of_container(container()) == {}
+    assert without_effect_of_sandbox(pod()) == {}
     assert validation.container_faults(container()) == []
     assert validation.sandbox_faults(pod()) == []
 
 
 def test_what_a_pod_asks_for_beyond_the_usual_is_told_by_kind() -> None:
     asked = container(command=["sh"], stdin=True, envs=[pb.KeyValue(key="A", value=b"b")], mounts=ORDINARY.mounts[:2])
-    assert without_effect.of_container(asked) == {}
+    assert without_effect_of_container(asked) == {}

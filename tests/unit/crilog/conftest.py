@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.crilog.follower import ConsoleLogs
-from virtshim.crilog.tail import Pace
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.primitives.clock import SystemClock
+from virtshim.logs.follower import ConsoleLogs
+from virtshim.logs.tail import Pace
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
+from virtshim.system.clock import SystemClock
 
 LINE = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z stdout ([FP]) (.*)", re.DOTALL)
 

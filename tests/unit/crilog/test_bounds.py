@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from virtshim.crilog.files import LogFile
-from virtshim.crilog.follower import ConsoleLogs
-from virtshim.crilog.raw_tail import KEEP_BYTES, RawTail
-from virtshim.crilog.tail import Pace, Tail
-from virtshim.domain.token_bucket import TokenBucket
+from virtshim.logs.files import LogFile
+from virtshim.logs.follower import KEEP_BYTES, ConsoleLogs, RawTail
+from virtshim.logs.tail import Pace, Tail
+from virtshim.system.rate_limits import TokenBucket
 
 MIB = 1 << 20
 PACE = Pace(turn_bytes=256 * 1024, log_rate=MIB, log_burst=2 * MIB, backlog=4 * MIB)
@@ -195,7 +194,7 @@ def test_a_raw_log_that_cannot_be_trimmed_is_tried_again(
 
     machine.says(vm, lines(400_000))
     kept = RawTail(vm, raw)
-    monkeypatch.setattr("virtshim.crilog.files.punch_hole", refused)
+    monkeypatch.setattr("virtshim.logs.files.punch_hole", refused)
     kept.turn()
     monkeypatch.undo()
     kept.turn()

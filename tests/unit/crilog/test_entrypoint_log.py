@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from fakes.clock import FakeClock
 
-from virtshim.crilog.entrypoint_log import EntrypointLogFiles
-from virtshim.domain.errors import ResourceExhausted, ShimError, WrongState
-from virtshim.domain.guest.entrypoint import OutputPosition, StreamPosition
-from virtshim.domain.guest.streaming import Output, OutStream
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
+from virtshim.guest.command import OutputPosition, StreamPosition
+from virtshim.logs.entrypoint_log import EntrypointLogFiles
+from virtshim.model.errors import ResourceExhausted, ShimError, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
+from virtshim.streaming.ports import Output, OutStream
 
 CONTAINER = ContainerId("c" * 64)
 OUT, ERR = OutStream.STDOUT, OutStream.STDERR
@@ -81,7 +81,7 @@ def test_a_place_that_cannot_be_written_takes_its_lines_back(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr("virtshim.crilog.entrypoint_log.os.replace", full)
+        broken.setattr("virtshim.logs.entrypoint_log.os.replace", full)
         with pytest.raises(ResourceExhausted):
             logs.write(CONTAINER, (Output(OUT, b"again\n"),), THERE)
     logs.write(CONTAINER, (Output(OUT, b"again\n"),), THERE)

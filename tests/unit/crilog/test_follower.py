@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from leaks import OpenedSince
 
-from virtshim.crilog.files import LogFile
-from virtshim.crilog.follower import ConsoleLogs
-from virtshim.crilog.tail import Pace
-from virtshim.domain.errors import InvalidRequest, Unavailable, WrongState
+from virtshim.logs.files import LogFile
+from virtshim.logs.follower import ConsoleLogs
+from virtshim.logs.tail import Pace
+from virtshim.model.errors import InvalidRequest, Unavailable, WrongState
 
 PROJECT = Path(__file__).parents[3]
 Eventually = Callable[..., None]
@@ -295,7 +295,7 @@ def test_without_inotify_consoles_are_still_followed(
     def none_left(*args: Any, **kwargs: Any) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("virtshim.crilog.watch.INotify", none_left)
+    monkeypatch.setattr("virtshim.logs.watch.INotify", none_left)
     logs = make_logs(Pace(sweep_unwatched_every=0.02))
     vm = machine.container()
     logs.open(vm, str(machine.log_path(vm)))
@@ -306,7 +306,7 @@ def test_without_inotify_consoles_are_still_followed(
 
 def test_lost_events_are_made_up_for(machine: Any, opened: Any, eventually: Eventually, monkeypatch: Any) -> None:
     vm = opened()
-    monkeypatch.setattr("virtshim.crilog.watch.RawLogWatch.reported", lambda watch: None)
+    monkeypatch.setattr("virtshim.logs.watch.RawLogWatch.reported", lambda watch: None)
     machine.says(vm, b"seen\n")
     eventually(lambda: machine.text(vm) == b"seen\n")
 
@@ -386,11 +386,11 @@ def test_a_thousand_consoles(machine: Any, make_logs: Any, eventually: Eventuall
 
 FOLLOW = """
 import sys
-from virtshim.crilog.follower import ConsoleLogs
-from virtshim.crilog.tail import Pace
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.primitives.clock import SystemClock
+from virtshim.logs.follower import ConsoleLogs
+from virtshim.logs.tail import Pace
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
+from virtshim.system.clock import SystemClock
 state, run, container, log = sys.argv[1:]
 logs = ConsoleLogs(Layout(state, run), SystemClock(), Pace(flush_after=0.001, gap=0.0))
 logs.open(ContainerId(container), log)

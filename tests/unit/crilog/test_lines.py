@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.crilog.lines import MAX_CONTENT, LineCutter, timestamp
+from virtshim.logs.lines import MAX_CONTENT, LineCutter, timestamp
 
 STAMP = b"2024-05-06T07:08:09.000000010Z"
 LIMIT = MAX_CONTENT

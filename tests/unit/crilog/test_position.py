@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.crilog.position import ENCODED_BYTES, Position, decode, encode
+from virtshim.logs.lines import ENCODED_BYTES, Position, decode, encode
 
 numbers = st.integers(0, 2**64 - 1)
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from virtshim.crilog.files import LogFile, PositionFile, RawLog
-from virtshim.crilog.lines import MAX_CONTENT
-from virtshim.crilog.tail import Pace, Tail
-from virtshim.domain.errors import ResourceExhausted
+from virtshim.logs.files import LogFile, PositionFile, RawLog
+from virtshim.logs.lines import MAX_CONTENT
+from virtshim.logs.tail import Pace, Tail
+from virtshim.model.errors import ResourceExhausted
 
 PACE = Pace(turn_bytes=200_000, flush_after=0.5, retry_after=2.0)
 

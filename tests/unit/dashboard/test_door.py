@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from virtshim.dashboard.door import Door
+from virtshim.dashboard.listening import Door
 
 ASKS = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from virtshim.dashboard.guard import is_called
+from virtshim.dashboard.login import is_called
 
 NAME = "virtshim-0123.localhost"
 

@@ -10,7 +10,7 @@ import pytest
 
 from virtshim.dashboard import listening
 from virtshim.dashboard.listening import listening_sockets
-from virtshim.domain.errors import WrongState
+from virtshim.model.errors import WrongState
 
 
 @pytest.fixture

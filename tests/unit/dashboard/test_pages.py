@@ -13,10 +13,10 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.dashboard.login import Sessions
 from virtshim.dashboard.pages import Pages, Place
-from virtshim.dashboard.sessions import Sessions
 from virtshim.dashboard.streams import ENDED, close
-from virtshim.domain.errors import NotFound
+from virtshim.model.errors import NotFound
 
 
 class Node:

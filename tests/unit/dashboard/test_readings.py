@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.dashboard.history import NODE, Graphs, Timeline
 from virtshim.dashboard.node_calls import readings
-from virtshim.dashboard.readings import Counter, Rates, Reading, Sample, total
+from virtshim.dashboard.readings import NODE, Counter, Graphs, Rates, Reading, Sample, Timeline, total
 
 SECOND = 10**9
 

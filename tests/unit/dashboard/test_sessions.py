@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from virtshim.dashboard.sessions import Sessions
+from virtshim.dashboard.login import Sessions
 
 
 def test_a_token_is_exchanged_once() -> None:

@@ -12,7 +12,7 @@ import pytest
 from virtshim.dashboard import watch
 from virtshim.dashboard.node_calls import Pod, Seen
 from virtshim.dashboard.readings import Reading
-from virtshim.domain.errors import Unavailable
+from virtshim.model.errors import Unavailable
 
 POD = Pod("a1", "default", "web", ready=True, created=1.0, handler="virtshim", has_screen=False, vms=())
 

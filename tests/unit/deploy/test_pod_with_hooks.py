@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from virtshim.domain.annotations.parse import parse_vm_options
+from virtshim.annotations.parse import parse_vm_options
 
 POD = yaml.safe_load(Path(__file__, "../../../../deploy/pod-with-hooks.yaml").resolve().read_text())
 

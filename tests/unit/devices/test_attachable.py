@@ -4,13 +4,11 @@ import pytest
 from fakes.sysfs import BRIDGE, NVME, FakeSysfs
 from structlog.testing import capture_logs
 
-from virtshim.devices.attachable import AttachChecker, AttachRules
+from virtshim.devices.attachable import AttachChecker, AttachRules, lockable
 from virtshim.devices.cdi_directories import CdiDirectories
-from virtshim.devices.memory_lock import lockable
-from virtshim.devices.node_devices import NodeDevices
-from virtshim.devices.resolve import Resolver
-from virtshim.domain.devices.granted import MediatedDevice, Passthrough, PciAddress, PciFunction, UsbDevice, VdpaDevice
-from virtshim.domain.errors import WrongState
+from virtshim.devices.resolve import NodeDevices, Resolver
+from virtshim.devices.values import MediatedDevice, Passthrough, PciAddress, PciFunction, UsbDevice, VdpaDevice
+from virtshim.model.errors import WrongState
 
 BDF, SIBLING = "0000:3b:00.0", "0000:3b:00.1"
 UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"

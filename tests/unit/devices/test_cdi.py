@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from virtshim.devices.cdi_directories import CdiDirectories, CdiGrant
 from virtshim.devices.cdi_spec import MAX_BYTES, VERSIONS, CdiSpec, check_name, parse_spec
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.devices.granted import CriDevice, PciAddress
-from virtshim.domain.errors import InvalidRequest, ShimError
+from virtshim.devices.values import CriDevice, PciAddress
+from virtshim.model.errors import InvalidRequest, ShimError
 
 BDF = "0000:3b:00.1"
 NODE = {"path": "/dev/vfio/9"}

@@ -3,17 +3,9 @@
 import pytest
 from fakes.sysfs import FakeSysfs
 
-from virtshim.devices.classify import (
-    NoDevice,
-    Unusable,
-    VfioDirectory,
-    VfioFunction,
-    VfioGroup,
-    VfioMdev,
-    classify,
-)
+from virtshim.devices.grants import NoDevice, Unusable, VfioDirectory, VfioFunction, VfioGroup, VfioMdev, classify
 from virtshim.devices.host_files import NodeKind
-from virtshim.domain.devices.granted import BlockDevice, CriDevice, PciAddress, UsbDevice, VdpaDevice
+from virtshim.devices.values import BlockDevice, CriDevice, PciAddress, UsbDevice, VdpaDevice
 
 UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.devices.error_counts import AerCounts
+from virtshim.devices.function_health import AerCounts
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.devices.granted import DeviceErrors, PciAddress
+from virtshim.devices.values import DeviceErrors, PciAddress
 
 ADDRESS = PciAddress.parse("0000:3b:00.0")
 FATAL = "Undefined 0\nDLP 0\nSDES 1\nTLP 2\nTOTAL_ERR_FATAL 3\n"

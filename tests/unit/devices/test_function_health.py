@@ -9,12 +9,10 @@ import pytest
 import structlog
 from fakes.sysfs import FakeSysfs
 
-from virtshim.devices.error_counts import AerCounts
-from virtshim.devices.function_health import FunctionHealth
+from virtshim.devices.function_health import AerCounts, FunctionHealth
 from virtshim.devices.pci import FUNCTIONS, PciBus
-from virtshim.domain.devices.condition import DeviceCondition
-from virtshim.domain.devices.granted import PciAddress
-from virtshim.domain.errors import WrongState
+from virtshim.devices.values import DeviceCondition, PciAddress
+from virtshim.model.errors import WrongState
 
 TEXT = "0000:3b:00.1"
 ADDRESS = PciAddress.parse(TEXT)

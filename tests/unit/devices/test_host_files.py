@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.errors import Unavailable
+from virtshim.model.errors import Unavailable
 
 READS: list[Callable[[HostFiles], object]] = [
     lambda files: files.text("/sys/file"),

@@ -4,7 +4,7 @@ import pytest
 from fakes.sysfs import NVME, FakeSysfs
 
 from virtshim.devices.host_use import usb_used_by_host, used_by_host
-from virtshim.domain.devices.granted import PciAddress
+from virtshim.devices.values import PciAddress
 
 BDF = "0000:3b:00.0"
 ADDRESS = PciAddress.parse(BDF)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from virtshim.app.adapters import node_devices
-from virtshim.config import Devices, Settings
+from virtshim.config.settings import Devices, Settings
 from virtshim.devices.host_files import HostFiles
-from virtshim.devices.node_devices import device_rules
-from virtshim.domain.devices.granted import DeviceRequest, GrantedDevices, PciAddress
-from virtshim.domain.errors import InvalidRequest, Unavailable
-from virtshim.ports.devices import Devices as DevicesPort
+from virtshim.devices.ports import Devices as DevicesPort
+from virtshim.devices.resolve import device_rules
+from virtshim.devices.values import DeviceRequest, GrantedDevices, PciAddress
+from virtshim.model.errors import InvalidRequest, Unavailable
 
 
 @pytest.mark.parametrize(("socket", "error"), [("", InvalidRequest), ("/nonexistent/kubelet.sock", Unavailable)])

@@ -4,7 +4,7 @@ from fakes.sysfs import HOST_BRIDGE, FakeSysfs
 
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus, last_address
-from virtshim.domain.devices.granted import PciAddress
+from virtshim.devices.values import PciAddress
 
 
 def at(text: str) -> PciAddress:

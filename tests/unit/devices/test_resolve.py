@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from virtshim.devices.authority import Authority, chosen, forged, in_order
 from virtshim.devices.cdi_directories import CdiDirectories
-from virtshim.devices.hints import hints
+from virtshim.devices.grants import Authority, chosen, forged, hints, in_order
 from virtshim.devices.host_files import NodeKind
+from virtshim.devices.pools import Offer, Pool
 from virtshim.devices.resolve import Resolver
-from virtshim.domain.devices.granted import (
+from virtshim.devices.values import (
     BlockDevice,
     CriDevice,
     DeviceRequest,
@@ -27,9 +27,8 @@ from virtshim.domain.devices.granted import (
     UsbDevice,
     VdpaDevice,
 )
-from virtshim.domain.devices.pools import Offer, Pool
-from virtshim.domain.errors import InvalidRequest, Unavailable
-from virtshim.kubelet.cdi_file import qualified_name, write
+from virtshim.kubelet.device_plugin import cdi_file_qualified_name, cdi_file_write
+from virtshim.model.errors import InvalidRequest, Unavailable
 
 VF1, VF2, PF = "0000:3b:02.0", "0000:3b:02.1", "0000:3b:00.0"
 UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
@@ -215,8 +214,8 @@ def test_virtshims_own_plugin_gives_a_group_whole(card: FakeSysfs, cdi: bool) ->
     envs = {pool.variable: ",".join(map(str, functions))}
     if cdi:
         card.path("/var/run/cdi").mkdir(parents=True)
-        write(str(card.path("/var/run/cdi")), pool, [offer])
-        granted = resolve(card, kubelet=kubelet, envs=envs, cdi=(qualified_name(pool, offer),))
+        cdi_file_write(str(card.path("/var/run/cdi")), pool, [offer])
+        granted = resolve(card, kubelet=kubelet, envs=envs, cdi=(cdi_file_qualified_name(pool, offer),))
     else:
         granted = resolve(card, *offer.nodes, kubelet=kubelet, envs=envs)
     assert addresses(granted) == [str(address) for address in functions]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from virtshim.disks.checkpoint_archives import CheckpointArchives
-from virtshim.domain.errors import DeadlineExceeded, InternalError, InvalidRequest, ResourceExhausted
-from virtshim.domain.ids import ContainerId
+from virtshim.model.errors import DeadlineExceeded, InternalError, InvalidRequest, ResourceExhausted
+from virtshim.model.ids import ContainerId
 
 ID = ContainerId("ab" * 32)
 MANIFEST = b'{"format": 1}\n'

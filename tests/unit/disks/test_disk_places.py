@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from virtshim.disks.disk_places import DiskPlacesFiles
-from virtshim.domain.errors import InternalError
-from virtshim.domain.hardware.options import Firmware
-from virtshim.domain.hardware.places import Places
-from virtshim.domain.layout import Layout
+from virtshim.model.errors import InternalError
+from virtshim.model.hardware import Firmware, Places
+from virtshim.model.layout import Layout
 
 DISK = f"{'a' * 64}/{'b' * 64}"
 

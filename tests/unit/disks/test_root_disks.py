@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from virtshim.disks import overlay_templates
+from virtshim.disks import root_disks
 from virtshim.disks.root_disks import RootDiskStore
-from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
-from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
-from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.layout import Layout, vnc_socket
-from virtshim.domain.vm import Disk
-from virtshim.process import Finished, run
+from virtshim.model.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
+from virtshim.model.ids import ContainerId, ImageDigest, ImageId
+from virtshim.model.image import DiskFormat, Image
+from virtshim.model.layout import Layout, vnc_socket
+from virtshim.model.vm import Disk
+from virtshim.system.process import Finished, run
 
 ID = ContainerId("ab" * 32)
 OTHER = ContainerId("cd" * 32)
@@ -100,7 +100,7 @@ def test_a_copy_that_finds_no_room_says_so_and_is_gone(disks, layout, base, monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     disks.create(ID, *base, 0)
-    monkeypatch.setattr(overlay_templates.os, "pwrite", full)
+    monkeypatch.setattr(root_disks.os, "pwrite", full)
     monkeypatch.setattr(disks, "free_bytes", lambda: 0)
     with pytest.raises(ResourceExhausted, match="no space for its root disk"):
         disks.create(OTHER, *base, 0)

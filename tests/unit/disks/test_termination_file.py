@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from virtshim.disks.termination_file import TerminationFileStore
-from virtshim.domain.errors import InternalError, InvalidRequest, ShimError
+from virtshim.model.errors import InternalError, InvalidRequest, ShimError
 
 UID = "0f3a"
 

@@ -9,11 +9,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.domain.annotations.options import VmOptions
-from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.vm import CpuDetails, CpuModel, DiskBus
-from virtshim.domain.yaml_text import MAX_TEXT_BYTES, parse_mapping
+from virtshim.annotations.options import VmOptions
+from virtshim.annotations.parse import parse_vm_options
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.vm import CpuDetails, CpuModel, DiskBus
+from virtshim.model.yaml_text import MAX_TEXT_BYTES, parse_mapping
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHUH1zzlzhSHrPmrF9JCvKRBPMUKQF3OaUXcSPxUFvRz me@host"
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from virtshim.domain.cgroup import DEFAULT_PARENT, beside, is_pods_own, libvirt_partition, parent_path, vm_cgroup_path
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.ids import ContainerId
+from virtshim.model.cgroup import DEFAULT_PARENT, beside, is_pods_own, libvirt_partition, parent_path, vm_cgroup_path
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.ids import ContainerId
 
 ID = ContainerId("ab" * 32)
 POD = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from fakes.changed import changed
 
-from virtshim.domain.container import (
+from virtshim.model.container import (
     Container,
     ContainerConfig,
     ContainerName,
@@ -16,11 +16,11 @@ from virtshim.domain.container import (
     Exit,
     ExitReason,
 )
-from virtshim.domain.errors import WrongState
-from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
-from virtshim.domain.network import Dns, PodNetwork
-from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
-from virtshim.domain.vm import OffReason, Power, PowerState
+from virtshim.model.errors import WrongState
+from virtshim.model.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.model.network import Dns, PodNetwork
+from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
+from virtshim.model.vm import OffReason, Power, PowerState
 
 ENDED = Exit(0, ExitReason.COMPLETED, 9)
 NETWORK = PodNetwork("/run/netns/x", (), ("10.0.0.2",), Dns(), "secret")

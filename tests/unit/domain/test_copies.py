@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.volumes.copies import (
+from virtshim.model.errors import InvalidRequest
+from virtshim.volumes.copies import (
     MAX_ALL_BYTES,
     CopiedVolume,
     Entry,
@@ -24,8 +24,8 @@ from virtshim.domain.volumes.copies import (
     size_of,
     too_large,
 )
-from virtshim.domain.volumes.guest_script import Copies, command, digests
-from virtshim.domain.volumes.shares import SharedVolume
+from virtshim.volumes.mount_script import Copies, command, digests
+from virtshim.volumes.shares import SharedVolume
 
 TOP = Entry("", EntryKind.DIRECTORY, 0o1777, 0, 0)
 FILE = Entry("a", EntryKind.FILE, 0o640, 7, 8, changed=9, content=b"text")

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from virtshim.domain.devices.granted import PciAddress
-from virtshim.domain.devices.pools import HostFunction, Offer, Pool, offers, overlap, preferred
+from virtshim.devices.pools import HostFunction, Offer, Pool, offers, overlap, preferred
+from virtshim.devices.values import PciAddress
 
 PF = PciAddress.parse("0000:3b:00.0")
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.container import Mount
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.volumes.disk_images import ANNOTATION, parse
-from virtshim.domain.volumes.pod_mounts import image_mounts, volumes_of
-from virtshim.domain.volumes.shares import SharedVolume
+from virtshim.annotations.parse import parse_vm_options
+from virtshim.model.container import Mount
+from virtshim.model.errors import InvalidRequest
+from virtshim.volumes.disk_images import DISK_IMAGES_ANNOTATION, disk_images_parse
+from virtshim.volumes.pod_mounts import image_mounts, volumes_of
+from virtshim.volumes.shares import SharedVolume
 
 pytestmark = pytest.mark.volumes
 
 
 def test_the_pod_names_them_by_their_mount_paths() -> None:
-    assert parse_vm_options({ANNOTATION: "/data\n\n  //srv/b/ \n"}).disk_images == ("/data", "/srv/b")
-    assert parse("") == ()
+    assert parse_vm_options({DISK_IMAGES_ANNOTATION: "/data\n\n  //srv/b/ \n"}).disk_images == ("/data", "/srv/b")
+    assert disk_images_parse("") == ()
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,8 @@ def test_the_pod_names_them_by_their_mount_paths() -> None:
     ],
 )
 def test_what_is_no_mount_path_is_refused_with_the_remedy(text: str, told: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"annotation {ANNOTATION}: .*{told}"):
-        parse_vm_options({ANNOTATION: text})
+    with pytest.raises(InvalidRequest, match=f"annotation {DISK_IMAGES_ANNOTATION}: .*{told}"):
+        parse_vm_options({DISK_IMAGES_ANNOTATION: text})
 
 
 def test_such_a_volume_is_not_shared_and_others_are() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.image import DiskFormat
-from virtshim.domain.volumes.empty_disks import ANNOTATION, MOST, EmptyDisk, command, parse, refuse_clashes
+from virtshim.annotations.parse import parse_vm_options
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.image import DiskFormat
+from virtshim.volumes.empty_disks import ANNOTATION, MOST, EmptyDisk, command, parse, refuse_clashes
 
 pytestmark = pytest.mark.volumes
 

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from virtshim.domain.container import Mount
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.image import DiskFormat
-from virtshim.domain.volumes.empty_disks import EmptyDisk
-from virtshim.domain.volumes.flex_volumes import parse
-from virtshim.domain.volumes.pod_mounts import flex_mounts, there, volumes_of
+from virtshim.model.container import Mount
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.image import DiskFormat
+from virtshim.volumes.disk_images import flex_volumes_parse
+from virtshim.volumes.empty_disks import EmptyDisk
+from virtshim.volumes.pod_mounts import flex_mounts, there, volumes_of
 
 pytestmark = pytest.mark.volumes
 
@@ -19,7 +19,7 @@ HOST = "/var/lib/kubelet/pods/0b5e/volumes/virtlet~flexvolume_driver/scratch"
 
 
 def disk(volume: str = "scratch", guest: str = "/data", **options: object) -> EmptyDisk:
-    return parse(json.dumps(options).encode(), volume, guest)
+    return flex_volumes_parse(json.dumps(options).encode(), volume, guest)
 
 
 def test_one_with_a_capacity_is_an_empty_disk_of_that_size_mounted_where_the_pod_mounts_it() -> None:
@@ -80,9 +80,9 @@ def test_it_is_no_mount_of_the_guests_own_and_no_nonsense() -> None:
     with pytest.raises(InvalidRequest, match=r"config.mounts\[/proc/x\].container_path: .*cannot be a mount of a disk"):
         disk(guest="/proc/x", type="qcow2")
     with pytest.raises(InvalidRequest, match="no JSON object"):
-        parse(b"[1]", "a", "/data")
+        flex_volumes_parse(b"[1]", "a", "/data")
     with pytest.raises(InvalidRequest, match="no JSON object"):
-        parse(b"[" * 100_000, "a", "/data")
+        flex_volumes_parse(b"[" * 100_000, "a", "/data")
 
 
 def test_its_mount_is_no_directory_of_the_nodes_and_is_there() -> None:

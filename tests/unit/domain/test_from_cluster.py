@@ -5,12 +5,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from virtshim.domain.annotations.from_cluster import with_data
-from virtshim.domain.annotations.options import VmOptions
-from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
-from virtshim.domain.guest.data_source import Data, DataSource
-from virtshim.domain.yaml_text import MAX_TEXT_BYTES
+from virtshim.annotations.from_cluster import with_data
+from virtshim.annotations.options import VmOptions
+from virtshim.annotations.parse import parse_vm_options
+from virtshim.model.errors import InvalidRequest, ShimError, WrongState
+from virtshim.model.yaml_text import MAX_TEXT_BYTES
+from virtshim.seed.sources import Data, DataSource
 
 ONE = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHUH1zzlzhSHrPmrF9JCvKRBPMUKQF3OaUXcSPxUFvRz one"
 TWO = f"{ONE[:-3]}two"

@@ -1,6 +1,6 @@
 """What is said of commands in guests."""
 
-from virtshim.domain.guest.command import too_late
+from virtshim.guest.command import too_late
 
 
 def test_a_command_that_had_its_time_did_not_end_within_it() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.guest.dial import dial_command
+from virtshim.streaming.portforward import dial_command
 
 NAMES = {
     "busybox": {"nc": "busybox"},

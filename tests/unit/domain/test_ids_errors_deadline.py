@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtshim.cri.error_codes import GRPC_CODES, kind_of
-from virtshim.domain import errors
-from virtshim.domain.deadline import Deadline
-from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, Kind, ShimError
-from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
-from virtshim.domain.image import Credentials
-from virtshim.domain.layout import Layout
+from virtshim.model import errors
+from virtshim.model.deadline import Deadline
+from virtshim.model.errors import DeadlineExceeded, InvalidRequest, Kind, ShimError
+from virtshim.model.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.model.image import Credentials
+from virtshim.model.layout import Layout
 
 HEX = "0123456789abcdef" * 4
 

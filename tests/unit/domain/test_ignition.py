@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from virtshim.domain.annotations.from_cluster import with_data
-from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.errors import InvalidRequest, ShimError
-from virtshim.domain.guest.data_source import DataSource
-from virtshim.domain.guest.ignition import checked
+from virtshim.annotations.from_cluster import with_data
+from virtshim.annotations.parse import parse_vm_options
+from virtshim.model.errors import InvalidRequest, ShimError
+from virtshim.seed.sources import DataSource, checked
 
 OWN = "virtshim.io/ignition"
 SOURCE = "virtshim.io/ignition-source"

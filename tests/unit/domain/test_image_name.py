@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.domain.errors import InvalidRequest, ShimError
-from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.image_name import ImageName, familiar, find_image, looks_like_id
+from virtshim.model.errors import InvalidRequest, ShimError
+from virtshim.model.ids import ImageDigest, ImageId
+from virtshim.model.image import DiskFormat, Image
+from virtshim.model.image_name import ImageName, familiar, find_image, looks_like_id
 
 D = "sha256:" + "a" * 64
 

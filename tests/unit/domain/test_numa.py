@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.domain.container import Resources
-from virtshim.domain.hardware.numa import cells_for, topology_of
-from virtshim.domain.hardware.options import Topology
-from virtshim.domain.vm import NumaCell, VmSize
+from virtshim.model.container import Resources
+from virtshim.model.hardware import Topology
+from virtshim.model.sizing import cells_for, topology_of
+from virtshim.model.vm import NumaCell, VmSize
 
 MIB, GIB = 1 << 20, 1 << 30
 # As kernels number hyperthreads: CPUs 0 to 3 and 8 to 11 are on node 0.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.domain.hardware.places import BYTES, MOST, Places, from_bytes
+from virtshim.model.hardware import BYTES, MOST, Places, places_from_bytes
 
 NAMES = st.lists(st.text(min_size=1, max_size=8), max_size=12, unique=True)
 
@@ -47,13 +47,13 @@ def test_what_is_written_is_read_again(machine: str, rows: list[list[str]]):
         assert len(set(numbers)) == len(names)
     text = places.to_bytes()
     assert len(text) <= BYTES
-    assert from_bytes(text.ljust(512, b"\0")) == places
+    assert places_from_bytes(text.ljust(512, b"\0")) == places
 
 
 def test_as_many_as_a_vm_can_have_fit_into_a_volumes_first_sector():
     places, _ = Places("pc-q35-rhel9.6.0").of("v", [f"disk {number}" for number in range(MOST - 10)], 64)
     places, _ = places.of("n", [f"net{number}" for number in range(10)], 10)
-    assert from_bytes(places.to_bytes()) == places
+    assert places_from_bytes(places.to_bytes()) == places
     assert BYTES <= 512 - 96
 
 
@@ -61,9 +61,9 @@ def test_as_many_as_a_vm_can_have_fit_into_a_volumes_first_sector():
     "text", [b"", b"vmplaces", b"vmplaces\x05pc", b"vmplaces\x00\x09x", b"vmplaces\x01\n\x00", b"!" * 512]
 )
 def test_what_is_not_ours_or_not_whole_says_nothing(text: bytes):
-    assert from_bytes(text) == Places()
+    assert places_from_bytes(text) == Places()
 
 
 @given(st.binary(max_size=64))
 def test_any_bytes_can_be_read(rest: bytes):
-    from_bytes(b"vmplaces" + rest)
+    places_from_bytes(b"vmplaces" + rest)

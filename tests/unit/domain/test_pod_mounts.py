@@ -2,11 +2,11 @@
 
 import pytest
 
-from virtshim.domain.container import Mount
-from virtshim.domain.guest.termination_message import PATH_ANNOTATION
-from virtshim.domain.volumes.copies import CopiedVolume
-from virtshim.domain.volumes.pod_mounts import Origin, origins, subpath_sources, there, volumes_of
-from virtshim.domain.volumes.shares import SharedVolume, check_shares
+from virtshim.guest.command import PATH_ANNOTATION
+from virtshim.model.container import Mount
+from virtshim.volumes.copies import CopiedVolume
+from virtshim.volumes.pod_mounts import Origin, origins, subpath_sources, there, volumes_of
+from virtshim.volumes.shares import SharedVolume, check_shares
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 POD = "/data/kubelet/pods/0b5e"

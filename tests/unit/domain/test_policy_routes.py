@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from virtshim.domain.guest.policy_routes import SET, command
-from virtshim.domain.network import Interface, PolicyRule, TableRoute
+from virtshim.guest.set_up_scripts import POLICY_ROUTES_SET, policy_routes_command
+from virtshim.model.network import Interface, PolicyRule, TableRoute
 
 FIRST = Interface("eth0", "0a:58:00:00:00:01", 1500, ("10.88.0.5/16",))
 SECOND = Interface(
@@ -25,13 +25,13 @@ SECOND = Interface(
 
 
 def test_a_guest_without_rules_is_told_nothing() -> None:
-    assert command(()) == ()
-    assert command((FIRST,)) == ()
+    assert policy_routes_command(()) == ()
+    assert policy_routes_command((FIRST,)) == ()
 
 
 def test_a_nic_is_found_by_its_mac_has_its_addresses_first_and_rules_are_last() -> None:
-    shell, option, script, _, *words = command((FIRST, SECOND))
-    assert (shell, option, script) == ("/bin/sh", "-c", SET)
+    shell, option, script, _, *words = policy_routes_command((FIRST, SECOND))
+    assert (shell, option, script) == ("/bin/sh", "-c", POLICY_ROUTES_SET)
     assert list(zip(words[::2], words[1::2], strict=True)) == [
         ("nic", "0a:58:00:00:00:02"),
         ("has", "10.90.9.2"),
@@ -50,22 +50,22 @@ def test_a_rule_of_several_nics_is_told_once() -> None:
         dataclasses.replace(nic, rules=(rule,), table_routes=(TableRoute(7, to),))
         for nic, to in ((FIRST, "10.1.0.0/16"), (SECOND, "10.2.0.0/16"))
     ]
-    assert command(nics).count("-4 from all priority 9 table 7") == 1
+    assert policy_routes_command(nics).count("-4 from all priority 9 table 7") == 1
 
 
 @pytest.mark.parametrize("table", [0, 253, 254, 255])
 def test_the_guests_own_tables_are_left_alone(table: int) -> None:
     with pytest.raises(ValueError, match="own"):
-        command((dataclasses.replace(SECOND, rules=(PolicyRule(4, 9, table),)),))
+        policy_routes_command((dataclasses.replace(SECOND, rules=(PolicyRule(4, 9, table),)),))
     with pytest.raises(ValueError, match="own"):
-        command((dataclasses.replace(SECOND, table_routes=(TableRoute(table, "10.0.0.0/8"),)),))
+        policy_routes_command((dataclasses.replace(SECOND, table_routes=(TableRoute(table, "10.0.0.0/8"),)),))
 
 
 @pytest.mark.parametrize("bad", ["10.0.0.1; reboot", "$(reboot)", "10.0.0.1 dev lo", "*", "default"])
 def test_what_is_no_address_reaches_no_shell(bad: str) -> None:
     for route in (TableRoute(100, bad), TableRoute(100, "10.0.0.0/8", bad), TableRoute(100, "10.0.0.0/8", "", bad)):
         with pytest.raises(ValueError, match="does not appear to be"):
-            command((dataclasses.replace(SECOND, table_routes=(route,)),))
+            policy_routes_command((dataclasses.replace(SECOND, table_routes=(route,)),))
     for rule in (PolicyRule(4, 9, 100, bad), PolicyRule(4, 9, 100, "", bad)):
         with pytest.raises(ValueError, match="does not appear to be"):
-            command((dataclasses.replace(SECOND, rules=(rule,)),))
+            policy_routes_command((dataclasses.replace(SECOND, rules=(rule,)),))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.domain.annotations.quantity import parse_bytes
-from virtshim.domain.errors import InvalidRequest
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.text import parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import struct
 
 import pytest
 
-from virtshim.domain.errors import InvalidRequest, WrongState
-from virtshim.domain.hardware.places import Places
-from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
-from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.volumes.root_volume import (
+from virtshim.model.errors import InvalidRequest, WrongState
+from virtshim.model.hardware import Places
+from virtshim.model.ids import ContainerId, ImageDigest, ImageId
+from virtshim.model.image import DiskFormat, Image
+from virtshim.volumes.root_volume import (
     HEAD_BYTES,
     Content,
     RootVolume,

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from virtshim.domain.annotations.options import VmOptions
-from virtshim.domain.container import Resources
-from virtshim.domain.errors import InvalidRequest, WrongState
-from virtshim.domain.hardware.options import HardwareOptions, Topology
-from virtshim.domain.ids import SandboxId
-from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
-from virtshim.domain.sizing import (
+from virtshim.annotations.options import VmOptions
+from virtshim.model.container import Resources
+from virtshim.model.errors import InvalidRequest, WrongState
+from virtshim.model.hardware import HardwareOptions, Topology
+from virtshim.model.ids import SandboxId
+from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig
+from virtshim.model.sizing import (
     NodeLimits,
     faults,
     limits_for,
@@ -21,7 +21,7 @@ from virtshim.domain.sizing import (
     resized,
     size_for,
 )
-from virtshim.domain.vm import VmSize
+from virtshim.model.vm import VmSize
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.guest.streaming import ExecRequest, ForwardRequest, Streams
-from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.streaming.ports import ExecRequest, ForwardRequest, Streams
 
 CONTAINER = ContainerId("c" * 64)
 

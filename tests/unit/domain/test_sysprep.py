@@ -2,11 +2,17 @@
 
 import pytest
 
-from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.container import Mount
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.volumes.copies import CopiedVolume, Entry, EntryKind
-from virtshim.domain.volumes.sysprep import ANNOTATION, files, not_mounted, parse, volume
+from virtshim.annotations.parse import parse_vm_options
+from virtshim.model.container import Mount
+from virtshim.model.errors import InvalidRequest
+from virtshim.volumes.copies import CopiedVolume, Entry, EntryKind
+from virtshim.volumes.sysprep import (
+    SYSPREP_ANNOTATION,
+    sysprep_files,
+    sysprep_not_mounted,
+    sysprep_parse,
+    sysprep_volume,
+)
 
 SECRET = "/var/lib/kubelet/pods/uid/volumes/kubernetes.io~secret/answers"
 MOUNTS = (Mount("/sysprep/", SECRET), Mount("/data", "/srv/data"))
@@ -24,45 +30,47 @@ def entries(*names: str) -> list[Entry]:
 
 @pytest.mark.parametrize("name", ["autounattend.xml", "unattend.xml", "Autounattend.xml", "UNATTEND.XML"])
 def test_all_files_of_a_volume_with_an_answer_file_are_on_the_cdrom(name: str) -> None:
-    assert files(entries(name, "more.ps1")) == {name: name.encode(), "more.ps1": b"more.ps1"}
+    assert sysprep_files(entries(name, "more.ps1")) == {name: name.encode(), "more.ps1": b"more.ps1"}
 
 
 @pytest.mark.parametrize("names", [(), ("answers.xml",), ("unattend.xml.txt", "other")])
 def test_a_volume_without_one_is_refused_with_what_it_has(names: tuple[str, ...]) -> None:
     with pytest.raises(InvalidRequest, match=r"has no autounattend\.xml and no unattend\.xml, but ") as error:
-        files(entries(*names))
+        sysprep_files(entries(*names))
     assert (", ".join(sorted(names)) or "nothing") in str(error.value)
 
 
 def test_the_volume_is_the_one_at_that_path() -> None:
-    assert volume(MOUNTS, {}, "uid", "/sysprep") == CopiedVolume("/sysprep", SECRET)
-    assert volume(MOUNTS, {}, "uid", "/other") is None
+    assert sysprep_volume(MOUNTS, {}, "uid", "/sysprep") == CopiedVolume("/sysprep", SECRET)
+    assert sysprep_volume(MOUNTS, {}, "uid", "/other") is None
     with pytest.raises(InvalidRequest, match="is no Secret or ConfigMap"):
-        volume(MOUNTS, {}, "uid", "/data")
+        sysprep_volume(MOUNTS, {}, "uid", "/data")
     with pytest.raises(InvalidRequest, match="is no Secret or ConfigMap"):
-        volume(MOUNTS, {}, "another-pods-uid", "/sysprep")
+        sysprep_volume(MOUNTS, {}, "another-pods-uid", "/sysprep")
 
 
 def test_a_path_that_nothing_is_mounted_at_is_told_with_those_there_are() -> None:
     token = Mount("/var/run/secrets/kubernetes.io/serviceaccount", SECRET.replace("secret/answers", "projected/token"))
-    assert not_mounted((*MOUNTS, token), {}, "uid", "/answers") == (
+    assert sysprep_not_mounted((*MOUNTS, token), {}, "uid", "/answers") == (
         "annotation virtshim.io/sysprep: no container of the pod mounts anything at /answers; this one has Secrets "
         "and ConfigMaps at /sysprep; write one of these mountPaths, or mount the volume with the answer file "
         "there, or remove the annotation"
     )
-    assert "mounts no Secret and no ConfigMap; let it mount the volume" in not_mounted((token,), {}, "uid", "/answers")
+    assert "mounts no Secret and no ConfigMap; let it mount the volume" in sysprep_not_mounted(
+        (token,), {}, "uid", "/answers"
+    )
 
 
 def test_the_annotation_is_a_mount_path() -> None:
-    assert [parse(text) for text in ("", "/a", "//a//b/", " /a\n")] == ["", "/a", "/a/b", "/a"]
+    assert [sysprep_parse(text) for text in ("", "/a", "//a//b/", " /a\n")] == ["", "/a", "/a/b", "/a"]
     for text in ("sysprep", "/", "/a/../b", "/a\0"):
-        with pytest.raises(InvalidRequest, match=f"annotation {ANNOTATION}: .* is no mountPath"):
-            parse_vm_options({ANNOTATION: text})
+        with pytest.raises(InvalidRequest, match=f"annotation {SYSPREP_ANNOTATION}: .* is no mountPath"):
+            parse_vm_options({SYSPREP_ANNOTATION: text})
 
 
 @pytest.mark.parametrize("name", ["x" * 64, "größe +~%&.txt", "日本", "a.b.c", "...x"])
 def test_a_name_that_joliet_has_is_on_the_cdrom(name: str) -> None:
-    assert set(files(entries("unattend.xml", name))) == {"unattend.xml", name}
+    assert set(sysprep_files(entries("unattend.xml", name))) == {"unattend.xml", name}
 
 
 @pytest.mark.parametrize(
@@ -79,12 +87,14 @@ def test_a_name_that_joliet_has_is_on_the_cdrom(name: str) -> None:
     ],
 )
 def test_a_name_that_joliet_cannot_have_is_refused_with_the_rule(name: str, rule: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"annotation {ANNOTATION}: the file .* cannot be on a CD-ROM: {rule}"):
-        files(entries("unattend.xml", name))
+    with pytest.raises(
+        InvalidRequest, match=f"annotation {SYSPREP_ANNOTATION}: the file .* cannot be on a CD-ROM: {rule}"
+    ):
+        sysprep_files(entries("unattend.xml", name))
 
 
 def test_names_that_windows_does_not_tell_apart_are_refused() -> None:
     with pytest.raises(
         InvalidRequest, match=r"the files 'Setup\.ps1' and 'setup\.ps1' are one to Windows.*; rename one"
     ):
-        files(entries("unattend.xml", "setup.ps1", "Setup.ps1"))
+        sysprep_files(entries("unattend.xml", "setup.ps1", "Setup.ps1"))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from virtshim.domain.container import Mount
-from virtshim.domain.guest.termination_message import PATH_ANNOTATION, TerminationFile, termination_file
+from virtshim.guest.command import PATH_ANNOTATION, TerminationFile, termination_file
+from virtshim.model.container import Mount
 
 MOUNTS = (Mount("/etc/hosts", "/x"), Mount("/dev/termination-log", "/pods/u/containers/vm/1"))
 

@@ -6,8 +6,8 @@ import dataclasses
 
 from fakes.readings import MIB, process_usage
 
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.usage import (
+from virtshim.model.ids import ContainerId
+from virtshim.model.usage import (
     CgroupUsage,
     CpuMeter,
     CpuUsage,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tapmanager.links.network_plan import is_vfio
-from virtshim.domain.devices.vfio import VFIO_PCI, is_vfio_driver
+from virtshim.devices.values import VFIO_PCI, is_vfio_driver
 
 # The kernel's own, and those of vendors.
 VFIO = [

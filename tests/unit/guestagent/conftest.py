@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from fakes.guest import HostGuest
 
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.guestagent.agents import AgentClients
-from virtshim.guestagent.wait import ExecLimits
+from virtshim.guest.agents import AgentClients
+from virtshim.guest.wait import ExecLimits
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
 
 CONTAINER = ContainerId("c" * 64)
 

@@ -10,8 +10,11 @@ import pytest
 from fakes.background import Background
 from podclient import wait_until
 
-from virtshim.domain.container import RunAs
-from virtshim.domain.errors import (
+from virtshim.guest.agents import OUTPUT_LIMIT, AgentClients
+from virtshim.guest.command import CommandResult, GuestCommand
+from virtshim.guest.wait import ExecLimits
+from virtshim.model.container import RunAs
+from virtshim.model.errors import (
     Aborted,
     DeadlineExceeded,
     InternalError,
@@ -21,10 +24,7 @@ from virtshim.domain.errors import (
     Unavailable,
     WrongState,
 )
-from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.ids import ContainerId
-from virtshim.guestagent.agents import OUTPUT_LIMIT, AgentClients
-from virtshim.guestagent.wait import ExecLimits
+from virtshim.model.ids import ContainerId
 
 CONTAINER = ContainerId("c" * 64)
 PATH = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"),)

@@ -13,9 +13,9 @@ import pytest
 from fakes.background import Background
 from fakes.guest import Listener
 
-from virtshim.domain.errors import Aborted, DeadlineExceeded, InternalError, ShimError, Unavailable, WrongState
-from virtshim.guestagent.channel import AgentChannel, AgentRefused, VmEnded, whole_number
-from virtshim.guestagent.wait import CancellableDeadline
+from virtshim.guest.agent_channel import AgentChannel, AgentRefused, VmEnded, whole_number
+from virtshim.guest.wait import CancellableDeadline
+from virtshim.model.errors import Aborted, DeadlineExceeded, InternalError, ShimError, Unavailable, WrongState
 
 Script = Callable[[socket.socket, list[dict]], None]
 

@@ -7,8 +7,8 @@ import threading
 
 from fakes.waiting import eventually
 
-from virtshim.guestagent.command_output import CommandOutput
-from virtshim.guestagent.guest_exec import RunningCommand
+from virtshim.guest.command_output import CommandOutput
+from virtshim.guest.guest_exec import RunningCommand
 
 
 def is_fed() -> bool:

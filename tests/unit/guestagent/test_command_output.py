@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.domain.errors import InternalError, InvalidRequest, ShimError, WrongState
-from virtshim.domain.guest.streaming import Output, OutStream
-from virtshim.guestagent.command_output import CommandOutput
+from virtshim.guest.command_output import CommandOutput
+from virtshim.model.errors import InternalError, InvalidRequest, ShimError, WrongState
+from virtshim.streaming.ports import Output, OutStream
 
 TOKEN = "f" * 32
 

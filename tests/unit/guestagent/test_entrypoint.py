@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 from podclient import wait_until
 
-from virtshim.domain.container import ProcessUser, RunAs
-from virtshim.domain.errors import DeadlineExceeded, ShimError, WrongState
-from virtshim.domain.guest.command import GuestCommand
-from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
-from virtshim.domain.guest.streaming import OutStream
-from virtshim.domain.ids import ContainerId
-from virtshim.guestagent.agents import AgentClients
+from virtshim.guest.agents import AgentClients
+from virtshim.guest.command import EntrypointProgress, GuestCommand, OutputPosition
+from virtshim.model.container import ProcessUser, RunAs
+from virtshim.model.errors import DeadlineExceeded, ShimError, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.streaming.ports import OutStream
 
 CONTAINER = ContainerId("c" * 64)
 PATH = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"),)

@@ -9,13 +9,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 from podclient import wait_until
 
-from virtshim.domain.errors import InternalError
-from virtshim.domain.guest.command import GuestCommand
-from virtshim.domain.guest.entrypoint import OutputPosition
-from virtshim.domain.guest.streaming import Ended, OutStream
-from virtshim.domain.ids import ContainerId
-from virtshim.guestagent.agents import AgentClients
-from virtshim.ports.streaming import StreamSession
+from virtshim.guest.agents import AgentClients
+from virtshim.guest.command import GuestCommand, OutputPosition
+from virtshim.model.errors import InternalError
+from virtshim.model.ids import ContainerId
+from virtshim.streaming.ports import Ended, OutStream, StreamSession
 
 CONTAINER = ContainerId("c" * 64)
 PATH = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"), ("TERM", b"xterm"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from virtshim.guestagent.exec_silence import SilenceTracker
+from virtshim.guest.exec_collector import SilenceTracker
 
 
 def test_a_command_that_runs_in_silence_is_asked_after_now_and_then():

@@ -7,9 +7,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.domain.ids import ContainerId
-from virtshim.guestagent.guest_info import ask_guest_info
-from virtshim.guestagent.wait import CancellableDeadline
+from virtshim.guest.agent_questions import ask_guest_info
+from virtshim.guest.wait import CancellableDeadline
+from virtshim.model.ids import ContainerId
 
 CONTAINER = ContainerId("c" * 64)
 

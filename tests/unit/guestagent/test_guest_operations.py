@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.errors import DeadlineExceeded, InternalError, NotFound, Unavailable, WrongState
-from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.ids import ContainerId
+from virtshim.guest.command import CommandResult, GuestCommand
+from virtshim.model.errors import DeadlineExceeded, InternalError, NotFound, Unavailable, WrongState
+from virtshim.model.ids import ContainerId
 
 CONTAINER = ContainerId("c" * 64)
 KEY = "ssh-ed25519 AAAA me@here"

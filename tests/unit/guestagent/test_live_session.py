@@ -10,12 +10,11 @@ import pytest
 from leaks import runs
 from podclient import wait_until
 
-from virtshim.domain.errors import ResourceExhausted, ShimError, Unavailable
-from virtshim.domain.guest.command import GuestCommand
-from virtshim.domain.guest.streaming import Ended, Output, OutStream, Streams
-from virtshim.domain.ids import ContainerId
-from virtshim.guestagent.wait import ExecLimits
-from virtshim.ports.streaming import StreamSession
+from virtshim.guest.command import GuestCommand
+from virtshim.guest.wait import ExecLimits
+from virtshim.model.errors import ResourceExhausted, ShimError, Unavailable
+from virtshim.model.ids import ContainerId
+from virtshim.streaming.ports import Ended, Output, OutStream, Streams, StreamSession
 
 CONTAINER = ContainerId("c" * 64)
 ENV = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"), ("TERM", b"xterm"))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.guestagent.replies import (
+from virtshim.guest.agent_replies import (
     MAX_LINE,
     MAX_SKIPPED,
     BadReply,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from virtshim.guestagent.session_stream import MAX_RECORD, BadStream, Record, SessionStream
+from virtshim.guest.command_output import MAX_RECORD, BadStream, Record, SessionStream
 
 TOKEN = "0123456789abcdef" * 2
 

@@ -16,23 +16,22 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.domain.annotations.options import VmOptions
-from virtshim.domain.devices import guest_links
-from virtshim.domain.devices.granted import BlockDevice
-from virtshim.domain.devices.guest_view import serials
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.guest import sysctls
-from virtshim.domain.guest.user_data import merged
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.image import DiskFormat
-from virtshim.domain.network import Dns, Interface, Route
-from virtshim.domain.sandbox import PodKey
-from virtshim.domain.volumes import empty_disks
-from virtshim.domain.volumes.empty_disks import EmptyDisk
-from virtshim.domain.volumes.guest_script import Copies, command
-from virtshim.domain.volumes.shares import SharedVolume
-from virtshim.guestinit.documents import seed_documents
-from virtshim.ports.seeds import SeedRequest
+from virtshim.annotations.options import VmOptions
+from virtshim.devices.guest_view import guest_links_command, guest_view_serials
+from virtshim.devices.values import BlockDevice
+from virtshim.guest.set_up_scripts import sysctls_command
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.ids import ContainerId
+from virtshim.model.image import DiskFormat
+from virtshim.model.network import Dns, Interface, Route
+from virtshim.model.sandbox import PodKey
+from virtshim.seed.documents import seed_documents
+from virtshim.seed.ports import SeedRequest
+from virtshim.seed.sources import merged
+from virtshim.volumes import empty_disks
+from virtshim.volumes.empty_disks import EmptyDisk
+from virtshim.volumes.mount_script import Copies, command
+from virtshim.volumes.shares import SharedVolume
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cloudinit"
 
@@ -187,14 +186,14 @@ def test_sysctls_are_set_at_each_boot_before_the_pods_own_commands() -> None:
     asked = dataclasses.replace(with_options(user_data={"bootcmd": ["mine"]}), sysctls={"net.core.somaxconn": "1 'a"})
     script, mine = yaml.safe_load(seed_documents(asked).files["user-data"])["bootcmd"]
     assert mine == "mine"
-    assert script == list(sysctls.command(asked.sysctls))
+    assert script == list(sysctls_command(asked.sysctls))
     assert script[-3:] == ["net.core.somaxconn", "net/core/somaxconn", "1 'a"]
 
 
 def test_block_volumes_are_linked_at_each_boot() -> None:
     volumes = (BlockDevice("/dev/of-the-node", "/dev/xvda"),)
     (script,) = yaml.safe_load(seed_documents(dataclasses.replace(PLAIN, blocks=volumes)).files["user-data"])["bootcmd"]
-    assert script == list(guest_links.command(volumes))
+    assert script == list(guest_links_command(volumes))
 
 
 def test_mounts_that_name_a_block_volume_name_it_as_udev_does() -> None:
@@ -213,7 +212,7 @@ def test_mounts_that_name_a_block_volume_name_it_as_udev_does() -> None:
     assert user_data(request)["mounts"] == [
         ["/dev/foo1", "/foo1"],
         ["/dev/disk/by-id/virtio-dev-disk-a", "/a", "ext4"],
-        [f"/dev/disk/by-id/virtio-{serials(volumes)[1]}", "/b"],
+        [f"/dev/disk/by-id/virtio-{guest_view_serials(volumes)[1]}", "/b"],
         ["vdx"],
         [],
         "x",
@@ -233,7 +232,7 @@ def test_where_a_script_wants_its_volumes_all_of_them_are_put_in_their_places() 
     script = seed_documents(request).files["user-data"]
     commands = (
         empty_disks.command((disk,)),
-        guest_links.command(request.blocks),
+        guest_links_command(request.blocks),
         command(request.volumes, (), Copies.SEED),
     )
     put = "\n".join(shlex.join(words) for words in commands)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.guestinit.hosts_file import read_hosts_file
+from virtshim.seed.iso import read_hosts_file
 
 UID = "7d1b0f5e-0c3b-4a0e-8a9c-0d2f5d0e8a11"
 TEXT = b"10.88.0.5\tweb\n"

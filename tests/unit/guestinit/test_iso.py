@@ -11,18 +11,18 @@ from pathlib import Path
 import pycdlib
 import pytest
 
-from virtshim.domain.annotations.options import VmOptions
-from virtshim.domain.errors import InternalError
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.image import DiskFormat
-from virtshim.domain.layout import Layout
-from virtshim.domain.network import Dns, Interface
-from virtshim.domain.sandbox import PodKey
-from virtshim.domain.vm import Disk
-from virtshim.domain.volumes.copies import CopiedVolume
-from virtshim.guestinit.documents import seed_documents
-from virtshim.guestinit.iso import SeedStore
-from virtshim.ports.seeds import SeedRequest
+from virtshim.annotations.options import VmOptions
+from virtshim.model.errors import InternalError
+from virtshim.model.ids import ContainerId
+from virtshim.model.image import DiskFormat
+from virtshim.model.layout import Layout
+from virtshim.model.network import Dns, Interface
+from virtshim.model.sandbox import PodKey
+from virtshim.model.vm import Disk
+from virtshim.seed.documents import seed_documents
+from virtshim.seed.iso import SeedStore
+from virtshim.seed.ports import SeedRequest
+from virtshim.volumes.copies import CopiedVolume
 
 CONTAINER = ContainerId("c" * 64)
 REQUEST = SeedRequest(

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from virtshim.domain.annotations.options import VmOptions
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.network import Dns, Interface
-from virtshim.domain.sandbox import PodKey
-from virtshim.guestinit import resolver
-from virtshim.guestinit.documents import seed_documents
-from virtshim.ports.seeds import SeedRequest
+from virtshim.annotations.options import VmOptions
+from virtshim.model.ids import ContainerId
+from virtshim.model.network import Dns, Interface
+from virtshim.model.sandbox import PodKey
+from virtshim.seed.documents import seed_documents
+from virtshim.seed.network_config import resolver_command
+from virtshim.seed.ports import SeedRequest
 
 DNS = Dns(("10.96.0.10", "fd00::a"), ("ns.svc.cluster.local", "svc.cluster.local"), ("ndots:5", "edns0"))
 TEXT = """nameserver 10.96.0.10
@@ -31,7 +31,7 @@ class Guest:
         self.elsewhere = root / "stub-resolv.conf"
 
     def boots(self, dns: Dns = DNS) -> None:
-        *program, _file, _resolved, text = resolver.command(dns)
+        *program, _file, _resolved, text = resolver_command(dns)
         done = subprocess.run([*program, self.file, self.resolved, text], capture_output=True, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
@@ -96,7 +96,7 @@ def commands(dns: Dns = DNS, nics: tuple[Interface, ...] = (NIC,), **options: ob
 
 
 def test_each_boot_looks_before_the_pods_own_commands() -> None:
-    assert commands(user_data={"bootcmd": ["mine"]}) == [list(resolver.command(DNS)), "mine"]
+    assert commands(user_data={"bootcmd": ["mine"]}) == [list(resolver_command(DNS)), "mine"]
 
 
 @pytest.mark.parametrize(

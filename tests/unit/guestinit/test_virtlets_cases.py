@@ -10,10 +10,10 @@ import pytest
 import yaml
 from fakes.virtlet_seeds import BLOCKS, CASES, CONTAINER, DISKS, KEPT_DISK, KEYS, SHARED
 
-from virtshim.domain.devices import guest_links
-from virtshim.domain.volumes import empty_disks
-from virtshim.domain.volumes.guest_script import Copies, command
-from virtshim.guestinit.documents import seed_documents
+from virtshim.devices.guest_view import guest_links_command
+from virtshim.seed.documents import seed_documents
+from virtshim.volumes import empty_disks
+from virtshim.volumes.mount_script import Copies, command
 
 HEADER = "#cloud-config\n"
 IDENTITY = {"instance-id": f"i-{CONTAINER.short}", "local-hostname": "foo"}
@@ -131,7 +131,7 @@ def test_a_script_is_all_of_the_user_data() -> None:
     [
         ("disks to mount", empty_disks.command(DISKS)),
         ("shared directory", command(SHARED, (), Copies.SEED)),
-        ("block volumes", guest_links.command(BLOCKS)),
+        ("block volumes", guest_links_command(BLOCKS)),
     ],
 )
 def test_volumes_are_put_in_their_places_at_each_boot(case: str, words: tuple[str, ...]) -> None:
@@ -154,8 +154,8 @@ def test_mounts_of_the_pods_own_find_its_block_volumes() -> None:
             ["/dev/disk/by-id/virtio-dev-disk-a", "/b"],
             ["/dev/disk/by-id/virtio-dev-disk-b", "/c", "auto"],
         ],
-        "write_files": [mount_volumes(empty_disks.command(DISKS[2:]), guest_links.command(BLOCKS[:2]))],
-        "bootcmd": [list(empty_disks.command(DISKS[2:])), list(guest_links.command(BLOCKS[:2]))],
+        "write_files": [mount_volumes(empty_disks.command(DISKS[2:]), guest_links_command(BLOCKS[:2]))],
+        "bootcmd": [list(empty_disks.command(DISKS[2:])), list(guest_links_command(BLOCKS[:2]))],
     }
 
 
@@ -171,7 +171,7 @@ def test_with_dhcp_there_is_no_network_document() -> None:
 
 
 def test_the_token_of_a_script_stands_for_all_of_its_volumes() -> None:
-    disk, link = empty_disks.command(DISKS[:1]), guest_links.command(BLOCKS[1:2])
+    disk, link = empty_disks.command(DISKS[:1]), guest_links_command(BLOCKS[1:2])
     assert documents("mounts in a script")["user-data"] == f"#!/bin/sh\necho hi\n#!/bin/sh\n{shlex.join(disk)}"
     both = f"{shlex.join(disk)}\n{shlex.join(link)}"
     assert documents("mounts and block volumes in a script")["user-data"] == f"#!/bin/sh\necho hi\n#!/bin/sh\n{both}"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from virtshim.domain.errors import DeadlineExceeded, WrongState
-from virtshim.hypervisor.bounded import BoundedCalls, EarlyCalls
+from virtshim.model.errors import DeadlineExceeded, WrongState
+from virtshim.vm.bounded import BoundedCalls, EarlyCalls
 
 VM, OTHER = uuid.uuid4(), uuid.uuid4()
 SHORT, LONG = 0.02, 20.0

@@ -9,8 +9,8 @@ import libvirt
 import pytest
 from podclient import wait_until
 
-from virtshim.domain.errors import NotFound, Unavailable
-from virtshim.hypervisor.connection import Connection
+from virtshim.model.errors import NotFound, Unavailable
+from virtshim.vm.connection import Connection
 
 WAIT_LIMIT = 20.0
 

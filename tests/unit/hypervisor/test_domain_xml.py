@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
-from virtshim.domain.cgroup import CgroupLimits
-from virtshim.domain.devices import guest_view
-from virtshim.domain.devices.granted import (
+from virtshim.devices.guest_view import GUEST_VIEW_MAX_BLOCK_DEVICES, GUEST_VIEW_MAX_PCI_DEVICES
+from virtshim.devices.values import (
     BlockDevice,
     GrantedDevices,
     MediatedDevice,
@@ -24,8 +23,9 @@ from virtshim.domain.devices.granted import (
     UsbDevice,
     VdpaDevice,
 )
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.hardware.options import (
+from virtshim.model.cgroup import CgroupLimits
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.hardware import (
     Cache,
     Clock,
     DiskIo,
@@ -36,14 +36,14 @@ from virtshim.domain.hardware.options import (
     Topology,
     Video,
 )
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import Backing, CpuDetails, CpuModel, DeviceNumbers, Disk, DiskBus, NumaCell, VmSize, VmSpec
-from virtshim.hypervisor import domain_xml
-from virtshim.hypervisor.devices import disk as disk_device
-from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
-from virtshim.hypervisor.domain_xml import NodeProfile
-from virtshim.hypervisor.file_owner import QemuIds
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.image import DiskFormat
+from virtshim.model.vm import Backing, CpuDetails, CpuModel, DeviceNumbers, Disk, DiskBus, NumaCell, VmSize, VmSpec
+from virtshim.vm import domain_xml
+from virtshim.vm.domain_xml import NodeProfile
+from virtshim.vm.elements import disk as disk_device
+from virtshim.vm.elements.processors import Cgroups, DomainType
+from virtshim.vm.file_owner import QemuIds
 
 PROJECT = Path(__file__).resolve().parents[3]
 BUILDERS = ("domain_xml.py", "ownership.py", "cpu_query.py")
@@ -480,8 +480,8 @@ def test_with_all_that_it_may_have_a_vm_has_a_place_for_each_device_and_none_is_
         disk_bus=bus,
         disks=(dataclasses.replace(ROOT, serial=""),) * disk_device.MAX_DISKS[bus],
         granted=GrantedDevices(
-            tuple(PciFunction(PciAddress(0, number, 0, 0)) for number in range(guest_view.MAX_PCI_DEVICES)),
-            tuple(BlockDevice(f"/dev/loop{n}", f"/dev/{n}") for n in range(guest_view.MAX_BLOCK_DEVICES)),
+            tuple(PciFunction(PciAddress(0, number, 0, 0)) for number in range(GUEST_VIEW_MAX_PCI_DEVICES)),
+            tuple(BlockDevice(f"/dev/loop{n}", f"/dev/{n}") for n in range(GUEST_VIEW_MAX_BLOCK_DEVICES)),
         ),
     )
     places = _places(full)

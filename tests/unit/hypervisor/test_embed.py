@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.errors import InvalidRequest
-from virtshim.hypervisor import embed
-from virtshim.hypervisor.embed import QemuUser, prepare
+from virtshim.model.errors import InvalidRequest
+from virtshim.vm import embed
+from virtshim.vm.embed import QemuUser, prepare
 
 STATUS = "<domstatus state='paused' reason='starting up' pid='{pid}'><job type='none' async='start'/></domstatus>"
 NOBODY = QemuUser("somebody", "somegroup", 64055, 64108)

@@ -8,9 +8,9 @@ import re
 import libvirt
 import pytest
 
-from virtshim.domain import errors as ours
-from virtshim.hypervisor.ends.start_failure import start_failed
-from virtshim.hypervisor.errors import talking_to_libvirt
+from virtshim.model import errors as ours
+from virtshim.vm.ends import start_failed
+from virtshim.vm.errors import talking_to_libvirt
 
 
 def _error(

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from virtshim.domain.errors import Unavailable
-from virtshim.hypervisor.events import Lifecycle
+from virtshim.model.errors import Unavailable
+from virtshim.vm.events import Lifecycle
 
 A, B, C = (uuid.UUID(int=n) for n in range(1, 4))
 WAIT_LIMIT = 10.0

@@ -10,16 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.errors import InternalError, NotFound
-from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import Disk
-from virtshim.hypervisor.file_owner import (
-    QemuIds,
-    give_to_qemu,
-    take_back_libvirts,
-    take_back_vms,
-    vnc_directory_writable,
-)
+from virtshim.model.errors import InternalError, NotFound
+from virtshim.model.image import DiskFormat
+from virtshim.model.vm import Disk
+from virtshim.vm.file_owner import QemuIds, give_to_qemu, take_back_libvirts, take_back_vms, vnc_directory_writable
 
 QEMU = QemuIds(64055, 64108)
 OWN = 2130706433

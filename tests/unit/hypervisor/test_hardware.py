@@ -13,12 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.errors import AlreadyExists, InternalError, InvalidRequest, Unimplemented, WrongState
-from virtshim.domain.hardware.options import Cache, Firmware, FirmwareFiles, HardwareOptions
-from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import Disk
-from virtshim.hypervisor.file_owner import QemuIds
-from virtshim.hypervisor.hardware import direct_io, swtpm, there, uefi
+from virtshim.model.errors import AlreadyExists, InternalError, InvalidRequest, Unimplemented, WrongState
+from virtshim.model.hardware import Cache, Firmware, FirmwareFiles, HardwareOptions
+from virtshim.model.image import DiskFormat
+from virtshim.model.vm import Disk
+from virtshim.vm.file_owner import QemuIds
+from virtshim.vm.firmware import (
+    direct_io_refuse_without,
+    swtpm_end_left_alone,
+    swtpm_forget,
+    swtpm_let_in,
+    swtpm_logs,
+    swtpm_refuse_left_behind,
+    swtpm_sockets,
+    swtpm_states,
+    there_refuse_missing,
+    uefi_first,
+    uefi_kinds,
+    uefi_refuse_gone,
+)
 
 
 def described(
@@ -38,35 +51,35 @@ def described(
 
 def test_firmware_is_what_its_packages_describe(tmp_path: Path) -> None:
     packages, own = tmp_path / "packages", tmp_path / "own"
-    assert uefi.kinds((str(packages), str(own))) == {Firmware.BIOS}
+    assert uefi_kinds((str(packages), str(own))) == {Firmware.BIOS}
     described(packages, "40.json", "secure-boot", "enrolled-keys", "requires-smm")
-    assert uefi.kinds((str(packages), str(own))) == {Firmware.BIOS, Firmware.SECURE}
+    assert uefi_kinds((str(packages), str(own))) == {Firmware.BIOS, Firmware.SECURE}
     described(packages, "60.json", "acpi-s3")
     described(packages, "70.json", machines="virt-*")
     (packages / "80.json").write_text("{")
-    assert uefi.kinds((str(packages), str(own))) == set(Firmware)
+    assert uefi_kinds((str(packages), str(own))) == set(Firmware)
     described(own, "60.json", "secure-boot")
-    assert uefi.kinds((str(packages), str(own))) == {Firmware.BIOS, Firmware.SECURE}
+    assert uefi_kinds((str(packages), str(own))) == {Firmware.BIOS, Firmware.SECURE}
 
 
 def test_a_new_disk_has_the_files_of_the_first_descriptor_of_their_kind(tmp_path: Path) -> None:
     packages, own = tmp_path / "packages", tmp_path / "own"
     places = (str(packages), str(own))
-    assert uefi.first(Firmware.UEFI, places) is None
+    assert uefi_first(Firmware.UEFI, places) is None
     described(packages, "40.json", "secure-boot", "enrolled-keys", "requires-smm")
     described(packages, "60.json")
     described(own, "70.json")
-    assert uefi.first(Firmware.UEFI, places) == FirmwareFiles("/fw/60.json.code", "/fw/60.json.vars")
-    assert uefi.first(Firmware.SECURE, places) == FirmwareFiles("/fw/40.json.code", "/fw/40.json.vars")
+    assert uefi_first(Firmware.UEFI, places) == FirmwareFiles("/fw/60.json.code", "/fw/60.json.vars")
+    assert uefi_first(Firmware.SECURE, places) == FirmwareFiles("/fw/40.json.code", "/fw/40.json.vars")
     described(own, "50.json")
-    assert uefi.first(Firmware.UEFI, places) == FirmwareFiles("/fw/50.json.code", "/fw/50.json.vars")
+    assert uefi_first(Firmware.UEFI, places) == FirmwareFiles("/fw/50.json.code", "/fw/50.json.vars")
 
 
 @pytest.mark.parametrize("mapping", [{"format": "qcow2"}, {"device": "memory"}, {"mode": "stateless"}])
 def test_files_that_are_no_raw_pair_are_left_to_libvirt(tmp_path: Path, mapping: dict[str, str]) -> None:
     described(tmp_path, "50.json", **mapping)
     described(tmp_path, "60.json")
-    assert uefi.first(Firmware.UEFI, (str(tmp_path),)) is None
+    assert uefi_first(Firmware.UEFI, (str(tmp_path),)) is None
 
 
 @pytest.fixture
@@ -94,17 +107,17 @@ def test_a_disk_whose_firmware_is_gone_is_refused_by_the_files_name(
     wanted, nvram = HardwareOptions(Firmware.SECURE), tmp_path / "d.secure.nvram"
     if has_run:
         nvram.write_bytes(bytes(8))
-    there.refuse_missing(wanted, known, str(nvram))
+    there_refuse_missing(wanted, known, str(nvram))
     (tmp_path / gone).unlink()
     with pytest.raises(WrongState, match=words.replace("d.nvram", "d.secure.nvram")):
-        there.refuse_missing(wanted, known, str(nvram))
+        there_refuse_missing(wanted, known, str(nvram))
 
 
 def test_what_variables_began_as_is_needed_no_more_when_they_are_there(tmp_path: Path, known: FirmwareFiles) -> None:
     nvram = tmp_path / "d.nvram"
     nvram.write_bytes(bytes(8))
     Path(known.variables).unlink()
-    uefi.refuse_gone(known, str(nvram))
+    uefi_refuse_gone(known, str(nvram))
 
 
 def test_another_build_below_the_same_name_is_refused_if_its_variables_have_another_size(
@@ -113,7 +126,7 @@ def test_another_build_below_the_same_name_is_refused_if_its_variables_have_anot
     nvram = tmp_path / "d.nvram"
     nvram.write_bytes(bytes(4))
     with pytest.raises(WrongState, match=f"{known.variables} has another size .* remove {nvram} "):
-        uefi.refuse_gone(known, str(nvram))
+        uefi_refuse_gone(known, str(nvram))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +138,7 @@ def test_another_build_below_the_same_name_is_refused_if_its_variables_have_anot
 )
 def test_what_a_node_lacks_is_refused_with_the_package_to_install(wanted: HardwareOptions, words: str) -> None:
     def refuse_missing(wanted: HardwareOptions) -> None:
-        there.refuse_missing(wanted, kinds=lambda: {Firmware.BIOS}, missing_programs=lambda: ["swtpm"])
+        there_refuse_missing(wanted, kinds=lambda: {Firmware.BIOS}, missing_programs=lambda: ["swtpm"])
 
     with pytest.raises(Unimplemented, match=words):
         refuse_missing(wanted)
@@ -133,11 +146,11 @@ def test_what_a_node_lacks_is_refused_with_the_package_to_install(wanted: Hardwa
 
 
 def test_libvirts_directories_are_where_its_driver_has_them() -> None:
-    assert [name("/run/libvirt/qemu") for name in (swtpm.states, swtpm.logs, swtpm.sockets)] == [
+    assert [name("/run/libvirt/qemu") for name in (swtpm_states, swtpm_logs, swtpm_sockets)] == [
         "/var/lib/libvirt/swtpm", "/var/log/swtpm/libvirt/qemu", "/run/libvirt/qemu/swtpm",
     ]  # fmt: skip
-    assert swtpm.states("/d/libvirt/run/qemu") == "/d/libvirt/lib/swtpm"
-    assert swtpm.states("") == ""
+    assert swtpm_states("/d/libvirt/run/qemu") == "/d/libvirt/lib/swtpm"
+    assert swtpm_states("") == ""
 
 
 def test_a_tpm_of_a_vm_that_is_gone_is_named_by_its_directory(tmp_path: Path) -> None:
@@ -146,9 +159,9 @@ def test_a_tpm_of_a_vm_that_is_gone_is_named_by_its_directory(tmp_path: Path) ->
     with pytest.raises(
         AlreadyExists, match=f"VirtletSystemUUID {vm}: the TPM .* still in {tmp_path}/{vm}; choose another"
     ):
-        swtpm.refuse_left_behind(str(tmp_path), vm)
-    swtpm.refuse_left_behind(str(tmp_path), other)
-    swtpm.refuse_left_behind("", vm)
+        swtpm_refuse_left_behind(str(tmp_path), vm)
+    swtpm_refuse_left_behind(str(tmp_path), other)
+    swtpm_refuse_left_behind("", vm)
 
 
 @pytest.mark.parametrize(
@@ -168,10 +181,10 @@ def test_what_a_tpm_remembers_goes_unless_it_is_kept_or_another_vms(tmp_path: Pa
         (tmp_path / str(one) / "tpm2/tpm2-00.permall").touch()
     definition = f"<domain><devices>{devices}</devices></domain>"
     for _ in range(2):
-        swtpm.forget(str(tmp_path), vm, definition)
+        swtpm_forget(str(tmp_path), vm, definition)
         assert (tmp_path / str(vm)).exists() == stays
     assert (tmp_path / str(other) / "tpm2/tpm2-00.permall").exists()
-    swtpm.forget("", other, definition)
+    swtpm_forget("", other, definition)
     assert (tmp_path / str(other)).exists()
 
 
@@ -180,7 +193,7 @@ def test_a_tpms_directory_that_cannot_be_removed_is_named_and_its_vm_stays(tmp_p
     damaged.touch()  # and is no directory
     definition = "<domain><devices><tpm><backend type='emulator'/></tpm></devices></domain>"
     with pytest.raises(InternalError, match=f"cannot be removed from {damaged}: Not a directory"):
-        swtpm.forget(str(damaged), uuid.uuid4(), definition)
+        swtpm_forget(str(damaged), uuid.uuid4(), definition)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="AREA guest NOT TESTED: needs root")
@@ -189,7 +202,7 @@ def test_a_vms_own_user_may_pass_the_directory_of_sockets_and_not_look_into_it(t
     for parent in tmp_path.parents[:-2]:
         parent.chmod(parent.stat().st_mode | 0o111)
     place = tmp_path / "swtpm"
-    swtpm.let_in(str(place), QemuIds(64055, 64055).for_vm(2130706433))
+    swtpm_let_in(str(place), QemuIds(64055, 64055).for_vm(2130706433))
     place.chmod(0o770)  # as libvirt does at each start
     (place / "vm.sock").touch()
     os.chown(place / "vm.sock", 2130706433, 64055)
@@ -236,21 +249,21 @@ def test_an_swtpm_that_no_qemu_came_to_is_ended(
     (tmp_path / "5-half-swtpm.pid").write_text("")
     waits(f"socket,id=chrtpm,path={tmp_path}/2-used-swtpm.sock")
     waits(f"{tmp_path}/domain-3-also/monitor.sock")
-    swtpm.end_left_alone(str(tmp_path))
+    swtpm_end_left_alone(str(tmp_path))
     assert alone.wait(60) == -signal.SIGTERM
     assert [process.poll() for process in (used, also, other)] == [None] * 3
-    swtpm.end_left_alone(str(tmp_path / "not there"))
+    swtpm_end_left_alone(str(tmp_path / "not there"))
 
 
 def test_a_vm_that_is_libvirts_common_user_needs_nothing(tmp_path: Path) -> None:
-    swtpm.let_in(str(tmp_path / "swtpm"), QemuIds(64055, 64055))
-    swtpm.let_in(str(tmp_path / "swtpm"), None)
+    swtpm_let_in(str(tmp_path / "swtpm"), QemuIds(64055, 64055))
+    swtpm_let_in(str(tmp_path / "swtpm"), None)
     assert not (tmp_path / "swtpm").exists()
 
 
 def test_a_file_system_without_o_direct_is_named() -> None:
     disks = [Disk("/proc/sys/kernel/ostype", DiskFormat.RAW, "root")]
-    direct_io.refuse_without(Cache.WRITETHROUGH, disks)
+    direct_io_refuse_without(Cache.WRITETHROUGH, disks)
     with pytest.raises(InvalidRequest, match=r"virtshim.io/disk-cache: none needs O_DIRECT.* of /proc/sys/kernel does"):
-        direct_io.refuse_without(Cache.NONE, disks)
-    direct_io.refuse_without(Cache.NONE, [Disk("/not/there", DiskFormat.QCOW2, "root")])
+        direct_io_refuse_without(Cache.NONE, disks)
+    direct_io_refuse_without(Cache.NONE, [Disk("/not/there", DiskFormat.QCOW2, "root")])

@@ -9,11 +9,11 @@ from typing import Any
 import libvirt
 import pytest
 
-from virtshim.domain.errors import Aborted, DeadlineExceeded
-from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
-from virtshim.hypervisor.domain_xml import NodeProfile
-from virtshim.hypervisor.pause import LibvirtPausing
-from virtshim.hypervisor.resize import LibvirtResizing
+from virtshim.model.errors import Aborted, DeadlineExceeded
+from virtshim.vm.domain_xml import NodeProfile
+from virtshim.vm.elements.processors import Cgroups, DomainType
+from virtshim.vm.pause import LibvirtPausing
+from virtshim.vm.resize import LibvirtResizing
 
 VM = uuid.uuid4()
 PROFILE = NodeProfile("node", DomainType.QEMU, "/usr/bin/qemu", "/usr/bin/qemu", Cgroups.OFF)

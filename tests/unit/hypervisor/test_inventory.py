@@ -9,12 +9,12 @@ from typing import Any
 import libvirt
 import pytest
 
-from virtshim.domain.errors import ResourceExhausted, Unavailable
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.hypervisor.connection import Connection
-from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
-from virtshim.hypervisor.domain_xml import NodeProfile
-from virtshim.hypervisor.inventory import LibvirtInventory
+from virtshim.model.errors import ResourceExhausted, Unavailable
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.vm.connection import Connection
+from virtshim.vm.domain_xml import NodeProfile
+from virtshim.vm.elements.processors import Cgroups, DomainType
+from virtshim.vm.inventory import LibvirtInventory
 
 DOMAIN = """<domain type='test'><name>{name}</name><metadata>{metadata}</metadata>
 <memory>65536</memory><os><type>hvm</type></os><devices><serial type='pty'>{log}</serial></devices></domain>"""

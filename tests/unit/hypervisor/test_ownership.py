@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.hypervisor.ownership import OwnerMark, node_of, read_mark
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.vm.ownership import OwnerMark, node_of, read_mark
 
 
 def test_the_mark_comes_back_as_it_went() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import libvirt
 import pytest
 
-from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
-from virtshim.hypervisor.power import to_power
+from virtshim.model.vm import OffReason, PauseReason, Power, PowerState
+from virtshim.vm.power import to_power
 
 
 @pytest.mark.parametrize(

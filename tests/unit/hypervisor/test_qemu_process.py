@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.hypervisor import qemu_process
+from virtshim.vm import qemu_process
 
 DOMAIN = uuid.UUID(int=77)
 

@@ -12,13 +12,13 @@ import pytest
 from fakes.clock import FakeClock
 from fakes.registry import FakeRegistry
 
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.image_name import ImageName
 from virtshim.images.filestore import ImageFileStore
 from virtshim.images.names import RegistryLocation, resolve
-from virtshim.images.policy.disk_paths import DiskPath, place_of_disk
-from virtshim.lifecycle.images import ImageService
-from virtshim.store.image_notes import ImageNoteFiles
+from virtshim.images.policy import DiskPath, place_of_disk
+from virtshim.images.service import ImageService
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.image_name import ImageName
+from virtshim.store.copies import ImageNoteFiles
 from virtshim.store.records import SqliteRecords
 
 NEVER = threading.Event()

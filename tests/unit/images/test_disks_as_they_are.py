@@ -16,11 +16,11 @@ from backports import zstd
 from fakes.registry import FakeRegistry
 from fakes.webserver import WebServer
 
-from virtshim.domain.errors import InvalidRequest, Unavailable
-from virtshim.domain.image import ImageConfig
-from virtshim.domain.image_name import ImageName
 from virtshim.images.filestore import ImageFileStore
 from virtshim.images.names import HttpLocation, RegistryLocation, resolve
+from virtshim.model.errors import InvalidRequest, Unavailable
+from virtshim.model.image import ImageConfig
+from virtshim.model.image_name import ImageName
 
 NEVER = threading.Event()
 AT = 60_000

@@ -22,15 +22,15 @@ from fakes.registry import FakeRegistry
 from fakes.waiting import eventually
 from fakes.webserver import WebServer, serving
 
-from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, ResourceExhausted, Unavailable
 from virtshim.images import disk_writer
 from virtshim.images.confined import frames
 from virtshim.images.disk_writer import DiskWriter
-from virtshim.images.downloads import partials, several
-from virtshim.images.downloads.pace import Pace
-from virtshim.images.downloads.parts import Parts
+from virtshim.images.downloads import parallel, places
+from virtshim.images.downloads.parallel import Parts
 from virtshim.images.filestore import ImageFileStore
+from virtshim.images.http_client import Pace
 from virtshim.images.pull_watch import PullWatch
+from virtshim.model.errors import DeadlineExceeded, InvalidRequest, ResourceExhausted, Unavailable
 
 NEVER = threading.Event()
 FILE = "/disk.qcow2"
@@ -238,7 +238,7 @@ def test_what_nobody_goes_on_with_is_forgotten_after_an_hour(web, file: Source, 
     with pytest.raises(Unavailable):
         fetch(store, file)
     (left,) = partial()
-    before = time.time() - partials.KEPT_SECONDS
+    before = time.time() - places.PARTIALS_KEPT_SECONDS
     os.utime(left, (before + 60, before + 60))
     store.fetch(web.serve("/another.qcow2", qcow2), None, NEVER)
     assert partial() == [left]
@@ -261,7 +261,7 @@ def test_when_there_is_no_room_what_broke_off_makes_some(
 
 
 def test_no_layer_is_kept_in_the_disks_way(layer: Source, store, partial, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partials, "free_bytes", lambda _: 3 * len(layer.body))
+    monkeypatch.setattr(places, "free_bytes", lambda _: 3 * len(layer.body))
     layer.cut(AT, 0, 0, 0)
     with pytest.raises(Unavailable):
         fetch(store, layer)
@@ -391,8 +391,8 @@ BEGINNING = 32 << 10
 
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, parts are not late."""
-    monkeypatch.setattr(several, "PATIENCE", float(WAIT_LIMIT))
-    monkeypatch.setattr(several, "SILENCE", float(WAIT_LIMIT))
+    monkeypatch.setattr(parallel, "PATIENCE", float(WAIT_LIMIT))
+    monkeypatch.setattr(parallel, "SILENCE", float(WAIT_LIMIT))
 
 
 @pytest.fixture
@@ -415,15 +415,15 @@ def by_several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         request.close_connection = True
 
     source.web.routes[source.path] = route
-    monkeypatch.setattr(several, "PIECE", PIECE)
-    monkeypatch.setattr(several, "GAIN", 0.0)
+    monkeypatch.setattr(parallel, "PIECE", PIECE)
+    monkeypatch.setattr(parallel, "GAIN", 0.0)
     patient(monkeypatch)
 
-    def is_waited_for(trial: several.Trial, left: int) -> bool:
+    def is_waited_for(trial: parallel.Trial, left: int) -> bool:
         trial.rate = 1.0
         return left >= 2 * PIECE
 
-    monkeypatch.setattr(several.Trial, "is_waited_for", is_waited_for)
+    monkeypatch.setattr(parallel.Trial, "is_waited_for", is_waited_for)
 
 
 def parts(source: Source) -> list[int]:
@@ -455,17 +455,17 @@ def test_no_more_connections_are_made_than_are_used_at_once(source: Source, stor
 
     source.web.routes[source.path] = route
     assert is_whole(store, fetch(store, source), qcow2)
-    assert len(parts(source)) > several.CONNECTIONS
-    assert len(connections) <= 1 + several.CONNECTIONS
+    assert len(parts(source)) > parallel.CONNECTIONS
+    assert len(connections) <= 1 + parallel.CONNECTIONS
 
 
 def test_where_several_are_no_faster_one_goes_on_alone(
     source: Source, store, qcow2: bytes, by_several, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(several, "GAIN", float("inf"))
+    monkeypatch.setattr(parallel, "GAIN", float("inf"))
     assert is_whole(store, fetch(store, source), qcow2)
-    assert 2 * several.CONNECTIONS <= len(parts(source)) <= 3 * several.CONNECTIONS
-    assert source.asked()[-1] == f"bytes={min(parts(source)) + 2 * several.CONNECTIONS * PIECE}-"
+    assert 2 * parallel.CONNECTIONS <= len(parts(source)) <= 3 * parallel.CONNECTIONS
+    assert source.asked()[-1] == f"bytes={min(parts(source)) + 2 * parallel.CONNECTIONS * PIECE}-"
 
 
 def test_a_server_that_sends_all_where_a_part_is_asked_for_is_read_by_one(
@@ -483,7 +483,7 @@ def test_a_server_that_sends_all_where_a_part_is_asked_for_is_read_by_one(
     source.web.routes[source.path] = route
     assert is_whole(store, fetch(store, source), qcow2)
     assert asked[0] == ""
-    assert 1 < len(asked) <= 1 + several.CONNECTIONS
+    assert 1 < len(asked) <= 1 + parallel.CONNECTIONS
 
 
 @pytest.mark.parametrize("cut", [0, 1000])
@@ -579,7 +579,7 @@ def hanging(request: pytest.FixtureRequest, by_several) -> Source:
 
     def route(request: Any) -> None:
         if "Range" in request.headers:
-            eventually(lambda: len(parts(source)) >= several.CONNECTIONS)
+            eventually(lambda: len(parts(source)) >= parallel.CONNECTIONS)
             if not request.headers["Range"].startswith(f"bytes={min(parts(source))}-"):
                 source.web.over.wait(WAIT_LIMIT)
                 return
@@ -597,7 +597,7 @@ def test_a_pull_that_fails_leaves_no_thread_whoever_holds_its_error(
     file: Source, store, hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
-        if len(parts(file)) >= several.CONNECTIONS:
+        if len(parts(file)) >= parallel.CONNECTIONS:
             raise ResourceExhausted("no room is left")
 
     head = frames.head
@@ -627,7 +627,7 @@ def test_what_balanced_servers_tell_apart_comes_from_the_first_alone(
 
     web.routes[FILE] = route
     assert is_whole(store, fetch(store, file), qcow2)
-    assert 1 < len(asked) <= 1 + several.CONNECTIONS
+    assert 1 < len(asked) <= 1 + parallel.CONNECTIONS
 
 
 def test_what_is_redirected_to_another_mirror_each_time_comes_from_the_first_alone(
@@ -648,7 +648,7 @@ def test_what_is_redirected_to_another_mirror_each_time_comes_from_the_first_alo
 
     web.routes[FILE] = route
     assert is_whole(store, fetch(store, file), qcow2)
-    assert 1 < len(asked) <= 1 + several.CONNECTIONS
+    assert 1 < len(asked) <= 1 + parallel.CONNECTIONS
 
 
 @pytest.fixture
@@ -689,7 +689,7 @@ def test_a_server_that_grants_one_connection_is_read_by_that_one(
 ) -> None:
     refused = refuse_further(source, status, granted=0)
     assert is_whole(store, fetch(store, source), qcow2)
-    assert 1 < len(refused) <= several.CONNECTIONS
+    assert 1 < len(refused) <= parallel.CONNECTIONS
     assert source.asked().count("") == 1
     assert pauses == []
 
@@ -708,7 +708,7 @@ def test_a_server_that_grants_few_connections_is_read_by_those(
 def test_a_server_that_ends_each_connection_does_not_use_up_descriptors(
     source: Source, store, qcow2: bytes, by_several, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(several, "PIECE", PIECE // 4)
+    monkeypatch.setattr(parallel, "PIECE", PIECE // 4)
     whole, opened = source.web.routes[source.path], []
 
     def route(request: Any) -> None:
@@ -718,8 +718,8 @@ def test_a_server_that_ends_each_connection_does_not_use_up_descriptors(
 
     source.web.routes[source.path] = route
     assert is_whole(store, fetch(store, source), qcow2)
-    assert len(parts(source)) > 20 * several.CONNECTIONS
-    assert max(opened) < min(opened) + 10 * several.CONNECTIONS
+    assert len(parts(source)) > 20 * parallel.CONNECTIONS
+    assert max(opened) < min(opened) + 10 * parallel.CONNECTIONS
 
 
 class Sent:
@@ -751,17 +751,17 @@ class Sent:
 
 def test_bytes_that_come_by_few_take_no_more_memory_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
     length = 1 << 15
-    monkeypatch.setattr(several, "PIECE", length)
+    monkeypatch.setattr(parallel, "PIECE", length)
     patient(monkeypatch)
-    size = several.CONNECTIONS * length
+    size = parallel.CONNECTIONS * length
     with PullWatch("x", NEVER, 60) as watch:
         rest: Any = lambda at, end=None: Sent(watch, end - at, 2)  # noqa: E731
         alone: Any = Sent(watch, 0, 1)
         tracemalloc.start()
-        chunks = [len(chunk) for chunk in several.by_several(0, size, rest, watch, alone, 1.0)]
+        chunks = [len(chunk) for chunk in parallel.by_several(0, size, rest, watch, alone, 1.0)]
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert chunks == [length] * several.CONNECTIONS
+    assert chunks == [length] * parallel.CONNECTIONS
     assert most < 3 * size
 
 
@@ -816,7 +816,7 @@ def test_a_socket_that_is_cut_tells_the_other_side() -> None:
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(several.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(parallel.time, "monotonic", lambda: self.now)
 
 
 class Answered:
@@ -843,7 +843,7 @@ def test_several_connections_are_tried_where_one_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, count: int, takes: float, used: float, left: int, by_several: bool
 ) -> None:
     clock = Clock(monkeypatch)
-    trial, answer = several.Trial(), Answered(clock, count, takes)
+    trial, answer = parallel.Trial(), Answered(clock, count, takes)
     found = []
     for _ in range(100):
         trial.read(answer)  # type: ignore[arg-type]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, PermissionRefused, ResourceExhausted
-from virtshim.domain.image_name import ImageName
 from virtshim.images.filestore import ImageFileStore
 from virtshim.images.names import FileLocation, resolve
-from virtshim.images.policy.rules import Rule
+from virtshim.images.policy import Rule
+from virtshim.model.errors import DeadlineExceeded, InvalidRequest, NotFound, PermissionRefused, ResourceExhausted
+from virtshim.model.image_name import ImageName
 
 NEVER = threading.Event()
 

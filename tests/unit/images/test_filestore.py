@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from fakes.webserver import LOOPBACK
 
-from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted
-from virtshim.domain.ids import ImageDigest
 from virtshim.images import disk_writer
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.downloads.room import Room, Share
 from virtshim.images.filestore import ImageFileStore, ImageSettings
+from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted
+from virtshim.model.ids import ImageDigest
 
 NEVER = threading.Event()
 HEX = "ab" * 32

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from virtshim.domain.errors import InvalidRequest, Unavailable
 from virtshim.images import connect
-from virtshim.images.forbidden_networks import ForbiddenNetworks
+from virtshim.images.connect import ForbiddenNetworks
+from virtshim.model.errors import InvalidRequest, Unavailable
 
 pytestmark = pytest.mark.hostile
 

@@ -18,14 +18,14 @@ import pytest
 from fakes.journal import WAIT_LIMIT
 from fakes.webserver import LOOPBACK
 
-from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
-from virtshim.domain.image import Credentials, DiskFormat
 from virtshim.images import http_client
+from virtshim.images.connect import ForbiddenNetworks
 from virtshim.images.filestore import ImageFileStore
-from virtshim.images.forbidden_networks import ForbiddenNetworks
 from virtshim.images.http_client import HttpClient
 from virtshim.images.pull_watch import PullWatch
 from virtshim.images.translations import TlsProfile, Transport
+from virtshim.model.errors import DeadlineExceeded, InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
+from virtshim.model.image import Credentials, DiskFormat
 
 NEVER = threading.Event()
 

@@ -16,13 +16,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fakes.registry import FakeRegistry, tar
 
-from virtshim.domain.errors import InvalidRequest, PermissionRefused, SignatureRefused, Unavailable, WrongState
-from virtshim.domain.image_name import ImageName
+from virtshim.config.images import ImageDiskPath, ImagePolicy
 from virtshim.images.filestore import ImageFileStore
 from virtshim.images.names import resolve
-from virtshim.images.policy.origins import origin_of
-from virtshim.images.policy.rules import Requirement, Rule, keys_wanted
-from virtshim.settings.images import ImageDiskPath, ImagePolicy
+from virtshim.images.policy import Requirement, Rule, keys_wanted, origin_of
+from virtshim.model.errors import InvalidRequest, PermissionRefused, SignatureRefused, Unavailable, WrongState
+from virtshim.model.image_name import ImageName
 
 NEVER = threading.Event()
 HEX = "ab" * 32

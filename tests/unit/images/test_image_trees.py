@@ -23,19 +23,17 @@ from fakes.clock import FakeClock
 from fakes.registry import FakeRegistry
 from fakes.waiting import eventually
 
-from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
 from virtshim.images.confined import frames
-from virtshim.images.confined.image_tree import ImageTree
+from virtshim.images.confined.contents import ImageTree
 from virtshim.images.confined.layer_tar import EntryKind, TarEntry
-from virtshim.images.downloads.landing import Ground, Landing
-from virtshim.images.downloads.partials import Partials
-from virtshim.images.downloads.room import Room, Share
-from virtshim.images.downloads.turns import Turns
+from virtshim.images.downloads.places import Ground, Landing, Partials
+from virtshim.images.downloads.room import Room, Share, Turns
 from virtshim.images.filestore import ImageFileStore
+from virtshim.images.ports import FetchedImage
+from virtshim.images.service import ImageService
 from virtshim.images.trees.writer import TreeWriter
-from virtshim.lifecycle.images import ImageService
-from virtshim.ports.images import FetchedImage
-from virtshim.store.image_notes import ImageNoteFiles
+from virtshim.model.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
+from virtshim.store.copies import ImageNoteFiles
 from virtshim.store.records import SqliteRecords
 
 NEVER = threading.Event()
@@ -665,7 +663,7 @@ def test_a_directory_whose_name_is_no_text_is_told_apart(push, pull, store) -> N
 WITHOUT_OPENAT2 = """
 import sys
 from pathlib import Path
-from virtshim.domain.ids import ImageDigest
+from virtshim.model.ids import ImageDigest
 from virtshim.images.trees.store import Trees
 from vmwrapper.confine import kernel, seccomp
 kernel.forbid_new_privileges()

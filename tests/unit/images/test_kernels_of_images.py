@@ -13,16 +13,16 @@ import pytest
 from fakes.clock import FakeClock
 from fakes.registry import FakeRegistry
 
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.ids import ImageDigest
-from virtshim.domain.image import NO_DISK, NO_DISK_BYTES, BootFile, DiskFormat
-from virtshim.images.confined import container_disk
+from virtshim.images.confined import contents
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.downloads.room import Room, Share
 from virtshim.images.filestore import ImageFileStore
-from virtshim.images.kernels.arriving import ArrivingBoot
-from virtshim.lifecycle.images import ImageService
-from virtshim.store.image_notes import ImageNoteFiles
+from virtshim.images.kernels import ArrivingBoot
+from virtshim.images.service import ImageService
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.ids import ImageDigest
+from virtshim.model.image import NO_DISK, NO_DISK_BYTES, BootFile, DiskFormat
+from virtshim.store.copies import ImageNoteFiles
 from virtshim.store.records import SqliteRecords
 
 NEVER = threading.Event()
@@ -83,13 +83,13 @@ def test_many_files_in_directories_below_boot_are_no_matter(
 
 
 def test_what_is_larger_than_kernels_are_and_what_is_one_too_many_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container_disk, "MOST_BOOT_BYTES", 100)
-    monkeypatch.setattr(container_disk, "MOST_BOOT_TOTAL", 150)
-    monkeypatch.setattr(container_disk, "MOST_BOOT_FILES", 3)
-    search = container_disk.BootSearch("it")
+    monkeypatch.setattr(contents, "MOST_BOOT_BYTES", 100)
+    monkeypatch.setattr(contents, "MOST_BOOT_TOTAL", 150)
+    monkeypatch.setattr(contents, "MOST_BOOT_FILES", 3)
+    search = contents.BootSearch("it")
 
     def is_taken(name: str, size: int) -> bool:
-        entry = container_disk.TarEntry(f"boot/{name}", container_disk.EntryKind.FILE, size)
+        entry = contents.TarEntry(f"boot/{name}", contents.EntryKind.FILE, size)
         return search.takes(search.shown(entry), entry)
 
     sizes = {"a": 101, "b": 100, "c": 51, "d": 30, "e": 20, "f": 0}

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.domain.errors import InvalidRequest, ShimError
-from virtshim.domain.image_name import ImageName
 from virtshim.images.names import HttpLocation, RegistryLocation, is_loopback, resolve
 from virtshim.images.translations import TranslationFile, Transport, parse_translations, read_translations, translate
+from virtshim.model.errors import InvalidRequest, ShimError
+from virtshim.model.image_name import ImageName
 
 PROD = """
 prefix: prod

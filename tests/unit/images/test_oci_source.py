@@ -21,15 +21,15 @@ from typing import Any
 import pytest
 from backports import zstd
 
-from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
-from virtshim.domain.image import Credentials, ImageConfig
-from virtshim.domain.image_name import ImageName
-from virtshim.images.confined import unpacking
+from virtshim.images.confined import layers
 from virtshim.images.filestore import ImageFileStore
 from virtshim.images.names import resolve
 from virtshim.images.oci_manifest import image_config
 from virtshim.images.registries.endpoint import Endpoint
-from virtshim.images.registries.hosts_file import RegistryHost
+from virtshim.images.registries.hosts_toml import RegistryHost
+from virtshim.model.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
+from virtshim.model.image import Credentials, ImageConfig
+from virtshim.model.image_name import ImageName
 
 NEVER = threading.Event()
 # A window larger than any decoder takes that is not told to.
@@ -124,14 +124,14 @@ def test_layers_are_unpacked_from_zstd(
 
 def test_a_layer_that_unpacks_to_far_more_than_anybody_packs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     zeros = zstd.compress(bytes(64 << 20))
-    assert len(zeros) * unpacking.RATIO < 64 << 20
-    image = unpacking.Inflation()
+    assert len(zeros) * layers.RATIO < 64 << 20
+    image = layers.Inflation()
 
     def unpacks(layer: bytes) -> int:
-        return sum(map(len, unpacking.unpacked(iter([layer]), "it", image)))
+        return sum(map(len, layers.unpacking_unpacked(iter([layer]), "it", image)))
 
     assert unpacks(zeros) == 64 << 20
-    monkeypatch.setattr(unpacking, "ALWAYS", 96 << 20)
+    monkeypatch.setattr(layers, "ALWAYS", 96 << 20)
     with pytest.raises(InvalidRequest, match="it unpacks, with those above it, to more than 256 times their size"):
         unpacks(zeros)
     assert image.plain == pytest.approx(96 << 20, rel=0.1)

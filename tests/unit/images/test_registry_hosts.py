@@ -12,11 +12,11 @@ import pytest
 from fakes.registry import FakeRegistry
 from fakes.webserver import WebServer, serving
 
-from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
-from virtshim.domain.image import Credentials
 from virtshim.images.filestore import ImageFileStore
 from virtshim.images.pull_watch import PullWatch
-from virtshim.images.registries.hosts_file import RegistryHost, hosts_of
+from virtshim.images.registries.hosts_toml import RegistryHost, hosts_of
+from virtshim.model.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
+from virtshim.model.image import Credentials
 
 NEVER = threading.Event()
 

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.domain.errors import InternalError, InvalidRequest, ShimError
-from virtshim.domain.image import DiskFormat
 from virtshim.images.confined.header import Unusable, judge_bytes
 from virtshim.images.confinement import account
-from virtshim.images.qemu_img import verify
-from virtshim.images.verify import FIRST_BYTES, DiskInfo, judge_info, judged_before, parse_info
+from virtshim.images.verify import FIRST_BYTES, DiskInfo, judge_info, judged_before, parse_info, verify
+from virtshim.model.errors import InternalError, InvalidRequest, ShimError
+from virtshim.model.image import DiskFormat
 
 LIMIT = 1 << 40
 READER = account()

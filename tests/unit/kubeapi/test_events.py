@@ -11,9 +11,9 @@ from fakes.clock import FakeClock
 from fakes.waiting import eventually
 from structlog.testing import capture_logs
 
-from virtshim.domain.sandbox import PodKey
-from virtshim.domain.troubles.pod_event import PodEvent
 from virtshim.kubeapi.events import KubeEvents
+from virtshim.kubeapi.ports import PodEvent
+from virtshim.model.sandbox import PodKey
 
 PATH = "/prefix/api/v1/namespaces/team/events"
 TOKEN = {"token": "secret"}

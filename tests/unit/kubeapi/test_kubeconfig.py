@@ -9,9 +9,9 @@ import pytest
 import yaml
 from fakes.apiserver import Api, data, kubeconfig
 
-from virtshim.domain.errors import InvalidRequest
 from virtshim.kubeapi.asking import get
 from virtshim.kubeapi.kubeconfig import access
+from virtshim.model.errors import InvalidRequest
 
 VERSION = "/prefix/version"
 TOKEN = {"token": "secret"}

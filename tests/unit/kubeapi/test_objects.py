@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from fakes.apiserver import Api, kubeconfig
 
-from virtshim.domain.errors import PermissionRefused, ShimError, Unavailable, WrongState
-from virtshim.domain.guest.data_source import DataSource
 from virtshim.kubeapi.asking import RequestLimits
 from virtshim.kubeapi.objects import KubeObjects
+from virtshim.model.errors import PermissionRefused, ShimError, Unavailable, WrongState
+from virtshim.seed.sources import DataSource
 
 SECRET = DataSource("secret", "keys")
 CONFIGMAP = DataSource("configmap", "keys")

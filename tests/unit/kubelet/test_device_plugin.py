@@ -18,11 +18,16 @@ import pytest
 from fakes.kubelet import FakeKubelet
 from structlog.testing import capture_logs
 
-from virtshim.domain.devices.granted import PciAddress
-from virtshim.domain.devices.pools import HostFunction, Pool
-from virtshim.kubelet import cdi_file
-from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
-from virtshim.kubelet.resource_server import ResourceServer
+from virtshim.devices.pools import HostFunction, Pool
+from virtshim.devices.values import PciAddress
+from virtshim.kubelet.device_plugin import (
+    DevicePlugin,
+    KubeletPlugins,
+    ResourcePlugin,
+    ResourceServer,
+    cdi_file_qualified_name,
+    cdi_file_write,
+)
 
 QAT = Pool("qat.intel.com/generic", vendor="8086", devices=frozenset({"37c9"}))
 NVME = Pool("example.com/nvme", vendor="1b36")
@@ -56,13 +61,13 @@ class Node:
         self._plugin = DevicePlugin(
             {
                 pool.resource: ResourcePlugin(
-                    pool, plugins, ResourceServer(pool, partial(cdi_file.qualified_name, pool) if cdi else None)
+                    pool, plugins, ResourceServer(pool, partial(cdi_file_qualified_name, pool) if cdi else None)
                 )
                 for pool in pools
             },
             pools,
             lambda: tuple(self.functions),
-            partial(cdi_file.write, str(self.cdi)) if cdi else lambda _pool, _offers: None,
+            partial(cdi_file_write, str(self.cdi)) if cdi else lambda _pool, _offers: None,
         )
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._plugin.run, args=(self._stopping, 0.02))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from fakes.pod_resources import FakePodResources, serving
 
-from virtshim.domain.devices.granted import KubeletGrant
-from virtshim.domain.errors import Unavailable
+from virtshim.devices.values import KubeletGrant
 from virtshim.kubelet.pod_resources import PodResourcesClient
+from virtshim.model.errors import Unavailable
 
 
 @pytest.fixture

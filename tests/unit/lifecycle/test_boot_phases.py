@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fakes.world import World
 
-from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.model.ids import ContainerId, SandboxId
 
 BOOT = (
     (1, b"SeaBIOS (version 1.16.2)\r\nBooting from Hard Disk...\r\n"),

@@ -3,8 +3,8 @@
 import pytest
 from fakes.world import World
 
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.usage import BlockUsage
+from virtshim.model.ids import ContainerId
+from virtshim.model.usage import BlockUsage
 
 READ_ONLY = BlockUsage("sda", reads=40)
 WRITTEN = BlockUsage("sdb", reads=2, writes=1)

@@ -7,11 +7,11 @@ from fakes.background import Background
 from fakes.journal import Crash, When
 from fakes.world import World
 
-from virtshim.domain.container import ContainerPhase
-from virtshim.domain.deadline import Deadline
-from virtshim.domain.errors import Aborted, DeadlineExceeded, InvalidRequest, ResourceExhausted, Unavailable, WrongState
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import OffReason, PauseReason, Power
+from virtshim.model.container import ContainerPhase
+from virtshim.model.deadline import Deadline
+from virtshim.model.errors import Aborted, DeadlineExceeded, InvalidRequest, ResourceExhausted, Unavailable, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import OffReason, PauseReason, Power
 
 PLACE = "/checkpoints/one.tar"
 

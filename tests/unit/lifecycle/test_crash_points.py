@@ -18,16 +18,16 @@ from fakes.waiting import eventually
 from fakes.world import IMAGE, World, container_config, sandbox_config
 
 from virtshim.cri.to_proto import container_state, sandbox_state
-from virtshim.domain.container import Container, ContainerPhase, Mount, Resources
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.errors import DeadlineExceeded, ShimError
-from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.image import ImageConfig
-from virtshim.domain.sandbox import SandboxPhase
-from virtshim.domain.volumes.guest_script import NOT_MOUNTED
-from virtshim.domain.volumes.root_volume import Content
-from virtshim.queries.lookup import find_container, find_sandbox
+from virtshim.devices.values import CriDevice
+from virtshim.guest.command import CommandResult, GuestCommand
+from virtshim.model.container import Container, ContainerPhase, Mount, Resources
+from virtshim.model.errors import DeadlineExceeded, ShimError
+from virtshim.model.ids import ContainerId
+from virtshim.model.image import ImageConfig
+from virtshim.model.sandbox import SandboxPhase
+from virtshim.pods.lookup import find_container, find_sandbox
+from virtshim.volumes.mount_script import NOT_MOUNTED
+from virtshim.volumes.root_volume import Content
 
 
 @dataclass(frozen=True)

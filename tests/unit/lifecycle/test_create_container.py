@@ -8,9 +8,11 @@ from fakes.background import Background
 from fakes.journal import Journal
 from fakes.world import IMAGE, LOG_DIRECTORY, World, container_config, sandbox_config
 
-from virtshim.domain.container import Container, ContainerName, ContainerPhase, Resources
-from virtshim.domain.deadline import Deadline
-from virtshim.domain.errors import (
+from virtshim.containers.creation_steps import Draft
+from virtshim.metrics import observed
+from virtshim.model.container import Container, ContainerName, ContainerPhase, Resources
+from virtshim.model.deadline import Deadline
+from virtshim.model.errors import (
     AlreadyExists,
     DeadlineExceeded,
     InternalError,
@@ -20,11 +22,9 @@ from virtshim.domain.errors import (
     Unavailable,
     WrongState,
 )
-from virtshim.domain.ids import SandboxId
-from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.vm import DiskBus, Power, VmSpec
-from virtshim.lifecycle.creation.step import Draft
-from virtshim.primitives import observed
+from virtshim.model.ids import SandboxId
+from virtshim.model.sandbox import Sandbox
+from virtshim.model.vm import DiskBus, Power, VmSpec
 
 GIB = 1 << 30
 SYSTEM_UUID = "12345678-9abc-4def-8123-456789abcdef"

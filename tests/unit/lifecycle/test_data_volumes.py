@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from fakes.world import World, container_config
 
-from virtshim.domain.container import ContainerConfig
-from virtshim.domain.devices.granted import BlockDevice, CriDevice, GrantedDevices, volume_of_both
-from virtshim.domain.errors import WrongState
+from virtshim.devices.values import BlockDevice, CriDevice, GrantedDevices, volume_of_both
+from virtshim.model.container import ContainerConfig
+from virtshim.model.errors import WrongState
 
 pytestmark = pytest.mark.volumes
 

@@ -6,12 +6,12 @@ import pytest
 from fakes.waiting import eventually
 from fakes.world import World, container_config, pod_key, sandbox_config
 
-from virtshim.domain.container import Mount
-from virtshim.domain.devices.granted import BlockDevice, CriDevice
-from virtshim.domain.devices.guest_links import command
-from virtshim.domain.errors import InvalidRequest, NotFound, ShimError, WrongState
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.vm import OffReason
+from virtshim.devices.guest_view import guest_links_command
+from virtshim.devices.values import BlockDevice, CriDevice
+from virtshim.model.container import Mount
+from virtshim.model.errors import InvalidRequest, NotFound, ShimError, WrongState
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.vm import OffReason
 
 pytestmark = pytest.mark.volumes
 
@@ -35,7 +35,7 @@ def test_it_is_a_disk_with_a_link_at_its_path_and_is_not_shared(world: World) ->
     assert world.outside.seeds.requests[made].blocks == (disk,)
     world.start(made)
     assert world.outside.shares.shares == {}
-    eventually(lambda: [done.argv for done in world.outside.guests.commands] == [command((disk,))])
+    eventually(lambda: [done.argv for done in world.outside.guests.commands] == [guest_links_command((disk,))])
 
 
 def test_a_directory_that_happens_to_hold_one_is_shared_as_any(world: World) -> None:

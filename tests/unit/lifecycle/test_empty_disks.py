@@ -6,11 +6,11 @@ import pytest
 from fakes.waiting import eventually
 from fakes.world import World, container_config, sandbox_config
 
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.errors import InternalError, InvalidRequest, WrongState
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import OffReason
-from virtshim.domain.volumes.empty_disks import command, parse
+from virtshim.devices.values import CriDevice
+from virtshim.model.errors import InternalError, InvalidRequest, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import OffReason
+from virtshim.volumes.empty_disks import command, parse
 
 pytestmark = pytest.mark.volumes
 

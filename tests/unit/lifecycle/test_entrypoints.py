@@ -11,14 +11,14 @@ import pytest
 from fakes.world import LOG_DIRECTORY, World, container_config, sandbox_config
 from podclient import wait_until
 
-from virtshim.config import Vm
-from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, Mount, ProcessUser
-from virtshim.domain.errors import DeadlineExceeded, WrongState
-from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition, StreamPosition
-from virtshim.domain.guest.streaming import Output, OutStream
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.token_bucket import LOG_BURST, LOG_RATE
-from virtshim.domain.vm import OffReason
+from virtshim.config.settings import Vm
+from virtshim.guest.command import EntrypointProgress, OutputPosition, StreamPosition
+from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason, Mount, ProcessUser
+from virtshim.model.errors import DeadlineExceeded, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import OffReason
+from virtshim.streaming.ports import Output, OutStream
+from virtshim.system.rate_limits import LOG_BURST, LOG_RATE
 
 LOG = f"{LOG_DIRECTORY}/vm/0.log"
 

@@ -7,10 +7,10 @@ import uuid
 import pytest
 from fakes.world import World
 
-from virtshim.domain.errors import NotFound, ShimError, Unavailable
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
-from virtshim.lifecycle.exec_ports import AgentPort, PlugExecPort
+from virtshim.containers.exec import AgentPort, PlugExecPort
+from virtshim.model.errors import NotFound, ShimError, Unavailable
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout
 
 LAYOUT = Layout("/state", "/run/v")
 

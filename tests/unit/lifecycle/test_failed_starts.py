@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from fakes.world import World
 
-from virtshim.domain.container import ContainerPhase, ExitReason
-from virtshim.domain.errors import Unavailable
+from virtshim.model.container import ContainerPhase, ExitReason
+from virtshim.model.errors import Unavailable
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), OSError(24, "Too many open files")])

@@ -6,9 +6,9 @@ import pytest
 from fakes.waiting import eventually
 from fakes.world import World, container_config, pod_key, sandbox_config
 
-from virtshim.domain.container import ContainerConfig, Mount
-from virtshim.domain.errors import InvalidRequest, NotFound, WrongState
-from virtshim.domain.volumes.empty_disks import command
+from virtshim.model.container import ContainerConfig, Mount
+from virtshim.model.errors import InvalidRequest, NotFound, WrongState
+from virtshim.volumes.empty_disks import command
 
 pytestmark = pytest.mark.volumes
 

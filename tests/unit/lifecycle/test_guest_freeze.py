@@ -8,10 +8,10 @@ from fakes.journal import Crash, When
 from fakes.waiting import eventually
 from fakes.world import World
 
-from virtshim.domain.deadline import Deadline
-from virtshim.domain.errors import DeadlineExceeded, InternalError, ResourceExhausted, Unavailable, WrongState
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import PauseReason, Power
+from virtshim.model.deadline import Deadline
+from virtshim.model.errors import DeadlineExceeded, InternalError, ResourceExhausted, Unavailable, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import PauseReason, Power
 
 PLACE = "/checkpoints/one.tar"
 

@@ -14,20 +14,25 @@ import pytest
 from fakes.waiting import eventually
 from fakes.world import World, container_config, sandbox_config
 
-from virtshim.domain.container import ExitReason
-from virtshim.domain.devices import guest_links
-from virtshim.domain.devices.granted import BlockDevice, CriDevice
-from virtshim.domain.errors import InvalidRequest, Unavailable, WrongState
-from virtshim.domain.guest import policy_routes
-from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.guest.streaming import ExecRequest, Streams
-from virtshim.domain.guest.sysctls import NOT_SET, command
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.network import Interface, PodNetwork, PolicyRule, TableRoute
-from virtshim.ports.network import AttachRequest
+from virtshim.devices.guest_view import GUEST_LINKS_NOT_LINKED, guest_links_command
+from virtshim.devices.values import BlockDevice, CriDevice
+from virtshim.guest.command import CommandResult, GuestCommand
+from virtshim.guest.set_up_scripts import (
+    POLICY_ROUTES_NO_COMMAND,
+    POLICY_ROUTES_NOT_YET,
+    SYSCTLS_NOT_SET,
+    policy_routes_command,
+    sysctls_command,
+)
+from virtshim.model.container import ExitReason
+from virtshim.model.errors import InvalidRequest, Unavailable, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.network import Interface, PodNetwork, PolicyRule, TableRoute
+from virtshim.pods.ports import AttachRequest
+from virtshim.streaming.ports import ExecRequest, Streams
 
 SYSCTLS = {"net.core.somaxconn": "321"}
-SCRIPT = command(SYSCTLS)
+SCRIPT = sysctls_command(SYSCTLS)
 
 
 @pytest.fixture
@@ -59,7 +64,9 @@ def exec_sync(world: World, made: ContainerId) -> CommandResult:
 
 def lacks_it(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
     if command.argv == SCRIPT:
-        return CommandResult(NOT_SET, b"", b"net.core.somaxconn: the guest's kernel does not have it, or not yet\n")
+        return CommandResult(
+            SYSCTLS_NOT_SET, b"", b"net.core.somaxconn: the guest's kernel does not have it, or not yet\n"
+        )
     return CommandResult(0, b"", b"")
 
 
@@ -226,7 +233,7 @@ ROUTED = Interface(
     rules=(PolicyRule(4, 32765, 100, "10.90.9.2/32"),),
     table_routes=(TableRoute(100, "0.0.0.0/0", "10.90.9.1"),),
 )
-ROUTES = policy_routes.command((ROUTED,))
+ROUTES = policy_routes_command((ROUTED,))
 
 
 def routed(world: World, *command: str) -> ContainerId:
@@ -262,7 +269,7 @@ def test_rules_and_tables_are_set_by_the_agent_and_again_after_the_guest_was_res
 
 
 def test_rules_are_tried_again_until_the_guests_network_is_there_and_its_command_begins_then(world: World) -> None:
-    world.outside.guests.do = ends_with(policy_routes.NOT_YET, b"eth1 does not have the address 10.90.9.2\n", times=3)
+    world.outside.guests.do = ends_with(POLICY_ROUTES_NOT_YET, b"eth1 does not have the address 10.90.9.2\n", times=3)
     made = routed(world, "serve")
     eventually(lambda: world.container(made).status.command_begun)
     assert ran(world) == [ROUTES] * 4
@@ -270,7 +277,7 @@ def test_rules_are_tried_again_until_the_guests_network_is_there_and_its_command
 
 def test_who_looks_into_a_guest_whose_network_is_not_there_does_not_wait_for_it(world: World) -> None:
     world.outside.clock.held = True  # else the time for the network to come is over at once
-    world.outside.guests.do = ends_with(policy_routes.NOT_YET, b"no interface has the MAC 0a:58:00:00:00:02\n")
+    world.outside.guests.do = ends_with(POLICY_ROUTES_NOT_YET, b"no interface has the MAC 0a:58:00:00:00:02\n")
     made = routed(world, "serve")
     eventually(lambda: ran(world))
     assert exec_sync(world, made).code == 0
@@ -279,7 +286,7 @@ def test_who_looks_into_a_guest_whose_network_is_not_there_does_not_wait_for_it(
 
 
 def test_a_network_that_never_comes_up_is_told_in_the_message(world: World) -> None:
-    world.outside.guests.do = ends_with(policy_routes.NOT_YET, b"no interface has the MAC 0a:58:00:00:00:02\n")
+    world.outside.guests.do = ends_with(POLICY_ROUTES_NOT_YET, b"no interface has the MAC 0a:58:00:00:00:02\n")
     made = routed(world)
     eventually(lambda: world.app.watch.look() or world.container(made).status.trouble)
     assert world.container(made).status.trouble == (
@@ -289,7 +296,7 @@ def test_a_network_that_never_comes_up_is_told_in_the_message(world: World) -> N
 
 
 def test_an_image_without_the_command_ends_the_start_of_the_containers_command(world: World) -> None:
-    world.outside.guests.do = ends_with(policy_routes.NO_COMMAND, b"the image has no command ip\n")
+    world.outside.guests.do = ends_with(POLICY_ROUTES_NO_COMMAND, b"the image has no command ip\n")
     made = routed(world, "serve")
     eventually(lambda: world.container(made).status.ending is not None or world.container(made).exit is not None)
     how = world.container(made).exit or world.container(made).status.ending
@@ -322,12 +329,12 @@ def test_block_volumes_are_linked_to_their_paths_by_cloud_init_and_by_the_agent(
     linked = (BlockDevice("/dev/block/a", "/dev/xvda"), BlockDevice("/dev/block/b", "/srv/b"))
     assert world.outside.seeds.requests[made].blocks == linked
     world.start(made)
-    eventually(lambda: ran(world) == [guest_links.command(linked)])
+    eventually(lambda: ran(world) == [guest_links_command(linked)])
     assert ran(world)[0][4:] == ("dev-xvda", "/dev/xvda", "srv-b", "/srv/b")
 
 
 def test_a_path_that_the_guest_uses_itself_is_told(world: World) -> None:
-    taken = CommandResult(guest_links.NOT_LINKED, b"", b"/dev/vda: the guest has something else there\n")
+    taken = CommandResult(GUEST_LINKS_NOT_LINKED, b"", b"/dev/vda: the guest has something else there\n")
     world.outside.guests.do = lambda command, timeout, cancelled: taken
     made = world.create(world.run(), config=container_config(devices=(CriDevice("/dev/block/a", "/dev/vda"),)))
     world.start(made)

@@ -8,15 +8,15 @@ import uuid
 import pytest
 from fakes.world import World, container_config, sandbox_config
 
-from virtshim.domain.annotations.options import VmOptions
-from virtshim.domain.annotations.profiles import Profile, of_pod
-from virtshim.domain.container import Resources
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.errors import AlreadyExists, InvalidRequest
-from virtshim.domain.hardware.options import Clock, Firmware, FirmwareFiles, HardwareOptions, NicModel
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.sizing import may_want_queues, nic_queues
-from virtshim.domain.vm import DiskBus, OffReason, VmSize, VmSpec
+from virtshim.annotations.options import VmOptions
+from virtshim.annotations.profiles import Profile, of_pod
+from virtshim.devices.values import CriDevice
+from virtshim.model.container import Resources
+from virtshim.model.errors import AlreadyExists, InvalidRequest
+from virtshim.model.hardware import Clock, Firmware, FirmwareFiles, HardwareOptions, NicModel
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.sizing import may_want_queues, nic_queues
+from virtshim.model.vm import DiskBus, OffReason, VmSize, VmSpec
 
 SECURE = {"virtshim.io/firmware": "uefi-secure", "virtshim.io/tpm": "true"}
 KEEP = {"virtshim.io/root-disk": "pod"}

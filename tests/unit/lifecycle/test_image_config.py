@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from fakes.world import World, container_config, sandbox_config
 
-from virtshim.domain.container import Container, RunAs
-from virtshim.domain.guest.command import entrypoint_command, in_container
-from virtshim.domain.image import ImageConfig
+from virtshim.guest.command import entrypoint_command, in_container
+from virtshim.model.container import Container, RunAs
+from virtshim.model.image import ImageConfig
 
 OURS = "registry.test/vm/server:1"
 SAYS = ImageConfig(

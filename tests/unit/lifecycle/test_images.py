@@ -10,8 +10,9 @@ import pytest
 from fakes.images import Published
 from fakes.world import IMAGE, World, container_config
 
-from virtshim.config import Settings
-from virtshim.domain.errors import (
+from virtshim.config.images import Images
+from virtshim.config.settings import Settings
+from virtshim.model.errors import (
     Aborted,
     DeadlineExceeded,
     InvalidRequest,
@@ -19,9 +20,8 @@ from virtshim.domain.errors import (
     PermissionRefused,
     ResourceExhausted,
 )
-from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import Credentials, Image, ImageConfig
-from virtshim.settings.images import Images
+from virtshim.model.ids import ImageDigest, ImageId
+from virtshim.model.image import Credentials, Image, ImageConfig
 
 OTHER = "registry.test/vm/other:2"
 

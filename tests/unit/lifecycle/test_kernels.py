@@ -6,13 +6,13 @@ import pytest
 from fakes.images import Published
 from fakes.world import IMAGE, World, container_config, sandbox_config
 
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.hardware.options import Firmware
-from virtshim.domain.ids import ImageDigest, SandboxId
-from virtshim.domain.image import NO_DISK_BYTES, BootFile
-from virtshim.domain.image_name import ImageName
-from virtshim.domain.vm import OffReason, VmSpec
+from virtshim.devices.values import CriDevice
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.hardware import Firmware
+from virtshim.model.ids import ImageDigest, SandboxId
+from virtshim.model.image import NO_DISK_BYTES, BootFile
+from virtshim.model.image_name import ImageName
+from virtshim.model.vm import OffReason, VmSpec
 
 KERNEL = "virtshim.io/kernel"
 INITRD = "virtshim.io/initrd"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from fakes.world import World, container_config, sandbox_config
 
-from virtshim.domain.container import ContainerConfig
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import DeviceNumbers, OffReason, VmSpec
+from virtshim.devices.values import CriDevice
+from virtshim.model.container import ContainerConfig
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import DeviceNumbers, OffReason, VmSpec
 
 pytestmark = pytest.mark.volumes
 

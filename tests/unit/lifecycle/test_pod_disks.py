@@ -7,11 +7,11 @@ import pytest
 from fakes.journal import Crash, When
 from fakes.world import IMAGE, World, container_config, sandbox_config
 
-from virtshim.domain.container import ContainerPhase
-from virtshim.domain.errors import AlreadyExists, InternalError, WrongState
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import Backing, DiskBus, OffReason, Power
+from virtshim.model.container import ContainerPhase
+from virtshim.model.errors import AlreadyExists, InternalError, WrongState
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.image import DiskFormat
+from virtshim.model.vm import Backing, DiskBus, OffReason, Power
 
 KEEP = sandbox_config(annotations={"virtshim.io/root-disk": "pod"})
 UUID = "12345678-9abc-4def-8123-456789abcdef"

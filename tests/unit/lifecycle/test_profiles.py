@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from fakes.world import World, pod_key, sandbox_config
 
-from virtshim.config import Settings
-from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.vm import DiskBus
-from virtshim.settings.vms import Vm, VmProfile
+from virtshim.config.settings import Settings
+from virtshim.config.vms import Vm, VmProfile
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.vm import DiskBus
 
 OLD = VmProfile(
     name="old-guests", annotations={"VirtletDiskDriver": "scsi", "VirtletVCPUCount": "2"}, handlers=("old",)

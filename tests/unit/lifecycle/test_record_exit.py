@@ -9,12 +9,12 @@ import pytest
 from fakes.journal import Crash, When
 from fakes.world import World, sandbox_config
 
-from virtshim.domain.container import ContainerPhase, ExitReason
-from virtshim.domain.devices.granted import GrantedDevices, PciAddress, PciFunction
-from virtshim.domain.errors import Unavailable
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
-from virtshim.lifecycle.record_exit import exit_of, trouble_of
+from virtshim.containers.record_exit import exit_of, trouble_of
+from virtshim.devices.values import GrantedDevices, PciAddress, PciFunction
+from virtshim.model.container import ContainerPhase, ExitReason
+from virtshim.model.errors import Unavailable
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import OffReason, PauseReason, Power, PowerState
 
 OFF = Power.OFF
 KEEP = {"virtshim.io/root-disk": "pod"}

@@ -3,8 +3,8 @@
 import pytest
 from fakes.world import IMAGE, LOG_DIRECTORY, World
 
-from virtshim.domain.container import ContainerPhase
-from virtshim.domain.errors import ResourceExhausted, Unavailable
+from virtshim.model.container import ContainerPhase
+from virtshim.model.errors import ResourceExhausted, Unavailable
 
 
 def test_vm_disk_seed_and_record_go_and_the_log_stays(world: World) -> None:

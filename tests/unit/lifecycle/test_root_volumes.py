@@ -8,11 +8,11 @@ import pytest
 from fakes.journal import Crash, When
 from fakes.world import IMAGE, World, container_config, sandbox_config
 
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.errors import InternalError, InvalidRequest, WrongState
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import Disk
-from virtshim.domain.volumes.root_volume import Content, header
+from virtshim.devices.values import CriDevice
+from virtshim.model.errors import InternalError, InvalidRequest, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import Disk
+from virtshim.volumes.root_volume import Content, header
 
 pytestmark = pytest.mark.volumes
 

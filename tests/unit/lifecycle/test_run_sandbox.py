@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from fakes.world import World, pod_key, sandbox_config
 
-from virtshim.config import Settings
-from virtshim.domain.container import Resources
-from virtshim.domain.deadline import Deadline
-from virtshim.domain.errors import (
+from virtshim.config.settings import Settings
+from virtshim.config.vms import Vm
+from virtshim.model.container import Resources
+from virtshim.model.deadline import Deadline
+from virtshim.model.errors import (
     AlreadyExists,
     DeadlineExceeded,
     InternalError,
@@ -18,9 +19,8 @@ from virtshim.domain.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from virtshim.domain.network import Bandwidth, Dns
-from virtshim.domain.sandbox import PortMapping, SandboxPhase
-from virtshim.settings.vms import Vm
+from virtshim.model.network import Bandwidth, Dns
+from virtshim.model.sandbox import PortMapping, SandboxPhase
 
 
 def test_a_new_sandbox_is_ready_and_has_its_network(world: World) -> None:

@@ -3,10 +3,10 @@
 import pytest
 from fakes.world import World
 
-from virtshim.domain.container import ContainerPhase
-from virtshim.domain.errors import Unavailable
-from virtshim.domain.sandbox import SandboxPhase
-from virtshim.domain.vm import Power
+from virtshim.model.container import ContainerPhase
+from virtshim.model.errors import Unavailable
+from virtshim.model.sandbox import SandboxPhase
+from virtshim.model.vm import Power
 
 
 def test_a_stopped_sandbox_is_not_ready_and_has_no_network(world: World) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from fakes.world import World
 
-from virtshim.domain.container import ContainerPhase
-from virtshim.domain.errors import ShimError, Unavailable, WrongState
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.vm import OffReason
+from virtshim.model.container import ContainerPhase
+from virtshim.model.errors import ShimError, Unavailable, WrongState
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.vm import OffReason
 
 
 @pytest.fixture

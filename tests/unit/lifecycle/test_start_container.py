@@ -3,16 +3,9 @@
 import pytest
 from fakes.world import LOG_DIRECTORY, World, sandbox_config
 
-from virtshim.domain.container import ContainerPhase, ExitReason
-from virtshim.domain.errors import (
-    InternalError,
-    NotFound,
-    ResourceExhausted,
-    ShimError,
-    Unavailable,
-    WrongState,
-)
-from virtshim.domain.vm import OffReason
+from virtshim.model.container import ContainerPhase, ExitReason
+from virtshim.model.errors import InternalError, NotFound, ResourceExhausted, ShimError, Unavailable, WrongState
+from virtshim.model.vm import OffReason
 
 
 def test_the_vm_runs_and_the_log_file_is_there(world: World) -> None:

@@ -10,14 +10,13 @@ from fakes.background import Background
 from fakes.world import LOG_DIRECTORY, World, container_config
 from podclient import wait_until
 
-from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, Mount, asked_to_stop
-from virtshim.domain.errors import DeadlineExceeded, InternalError
-from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition, StreamPosition
-from virtshim.domain.guest.stop_signal import stop_signal_of
-from virtshim.domain.guest.streaming import Output, OutStream
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.image import ImageConfig
-from virtshim.domain.vm import OffReason
+from virtshim.guest.command import EntrypointProgress, OutputPosition, StreamPosition, stop_signal_of
+from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason, Mount, asked_to_stop
+from virtshim.model.errors import DeadlineExceeded, InternalError
+from virtshim.model.ids import ContainerId
+from virtshim.model.image import ImageConfig
+from virtshim.model.vm import OffReason
+from virtshim.streaming.ports import Output, OutStream
 
 LOG = f"{LOG_DIRECTORY}/vm/0.log"
 

@@ -5,10 +5,10 @@ from fakes.background import Background
 from fakes.world import World, container_config
 from podclient import wait_until
 
-from virtshim.domain.container import ContainerPhase, Exit, ExitReason, Mount
-from virtshim.domain.errors import InternalError, ResourceExhausted, Unavailable
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import OffReason
+from virtshim.model.container import ContainerPhase, Exit, ExitReason, Mount
+from virtshim.model.errors import InternalError, ResourceExhausted, Unavailable
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import OffReason
 
 
 def exit_of(world: World, container: ContainerId) -> Exit:

@@ -11,12 +11,12 @@ from fakes.journal import Crash
 from fakes.waiting import eventually
 from fakes.world import World, container_config
 
-from virtshim.domain.container import ExitReason, Mount
-from virtshim.domain.errors import ResourceExhausted
-from virtshim.domain.guest.command import CommandResult
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.troubles.trouble import TroubleKind
-from virtshim.domain.volumes.guest_script import NO_MODULE
+from virtshim.guest.command import CommandResult
+from virtshim.model.container import ExitReason, Mount
+from virtshim.model.errors import ResourceExhausted
+from virtshim.model.ids import ContainerId
+from virtshim.model.troubles import TroubleKind
+from virtshim.volumes.mount_script import NO_MODULE
 
 READ_ONLY = container_config(mounts=(Mount("/texts", "/srv/texts", readonly=True),))
 GONE = "stderr virtshim: volumes_gone: its volumes are gone: "

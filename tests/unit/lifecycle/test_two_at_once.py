@@ -9,9 +9,9 @@ from fakes.background import Background
 from fakes.waiting import eventually
 from fakes.world import World, sandbox_config
 
-from virtshim.domain.errors import InternalError
-from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.ids import ContainerId
+from virtshim.guest.command import CommandResult, GuestCommand
+from virtshim.model.errors import InternalError
+from virtshim.model.ids import ContainerId
 
 KEEP = sandbox_config(annotations={"virtshim.io/root-disk": "pod"})
 # Seconds in which a call that nothing holds up ends. One that is held up costs them.

@@ -11,10 +11,10 @@ import pytest
 from fakes.journal import WAIT_LIMIT, Crash, When
 from fakes.world import World, container_config, sandbox_config
 
-from virtshim.domain.container import ContainerPhase, Resources
-from virtshim.domain.errors import Aborted, InvalidRequest, NotFound, ShimError, WrongState
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.vm import VmSize, VmSpec
+from virtshim.model.container import ContainerPhase, Resources
+from virtshim.model.errors import Aborted, InvalidRequest, NotFound, ShimError, WrongState
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.vm import VmSize, VmSpec
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -12,12 +12,12 @@ from fakes.journal import Crash, When
 from fakes.world import World, container_config
 from podclient import wait_until
 
-from virtshim.domain.container import ContainerPhase
-from virtshim.domain.errors import Aborted, InvalidRequest, Unavailable, WrongState
-from virtshim.domain.guest.operation import Action
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import PauseReason, Power
-from virtshim.lifecycle.operator.vm_actions import VmActions
+from virtshim.containers.operate import VmActions
+from virtshim.guest.operation import Action
+from virtshim.model.container import ContainerPhase
+from virtshim.model.errors import Aborted, InvalidRequest, Unavailable, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import PauseReason, Power
 
 ACTIONS = ("pause", "resume", "reset", "reboot", "freeze", "thaw")
 

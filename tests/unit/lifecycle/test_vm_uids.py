@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from fakes.world import World, container_config
 
-from virtshim.domain.errors import ResourceExhausted
-from virtshim.lifecycle.creation.uids import VmUids
+from virtshim.containers.new_record import VmUids
+from virtshim.model.errors import ResourceExhausted
 
 FIRST = 3_000_000_000
 

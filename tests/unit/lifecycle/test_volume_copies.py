@@ -14,12 +14,12 @@ from fakes.waiting import eventually
 from fakes.world import World, container_config, pod_key, sandbox_config
 
 from virtshim.cri.to_proto import container_status
-from virtshim.domain.container import Mount
-from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable, WrongState
-from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.volumes.copies import MAX_ALL_BYTES
-from virtshim.domain.volumes.guest_script import NO_COPY, NOT_MOUNTED
+from virtshim.guest.command import CommandResult, GuestCommand
+from virtshim.model.container import Mount
+from virtshim.model.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.volumes.copies import MAX_ALL_BYTES
+from virtshim.volumes.mount_script import NO_COPY, NOT_MOUNTED
 
 POD = f"/data/kubelet/pods/{pod_key('web', 0).uid}"
 TEXTS = f"{POD}/volumes/kubernetes.io~configmap/texts"

@@ -12,17 +12,17 @@ from fakes.guests import Run
 from fakes.waiting import eventually
 from fakes.world import World, container_config, sandbox_config
 
-from virtshim.config import Volumes
+from virtshim.annotations.parse import parse_vm_options
+from virtshim.config.settings import Volumes
 from virtshim.cri.to_proto import container_status
-from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.container import ContainerConfig, ContainerPhase, Exit, ExitReason, Mount, asked_to_stop
-from virtshim.domain.errors import Aborted, DeadlineExceeded, InvalidRequest, ShimError, Unavailable, WrongState
-from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import OffReason
-from virtshim.domain.volumes import empty_disks
-from virtshim.domain.volumes.guest_script import BUSY, NO_MODULE, NOT_MOUNTED
-from virtshim.domain.volumes.memory_volumes import MemoryVolume, Tmpfs
+from virtshim.guest.command import CommandResult, GuestCommand
+from virtshim.model.container import ContainerConfig, ContainerPhase, Exit, ExitReason, Mount, asked_to_stop
+from virtshim.model.errors import Aborted, DeadlineExceeded, InvalidRequest, ShimError, Unavailable, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import OffReason
+from virtshim.volumes import empty_disks
+from virtshim.volumes.memory_volumes import MemoryVolume, Tmpfs
+from virtshim.volumes.mount_script import BUSY, NO_MODULE, NOT_MOUNTED
 
 READ_ONLY = container_config(mounts=(Mount("/a", "/srv/a", readonly=True), Mount("/b", "/srv/b", readonly=True)))
 DATA = container_config(mounts=(Mount("/data", "/srv"), Mount("/data/sub", "/srv/sub", readonly=True)))

@@ -6,11 +6,11 @@ import threading
 import pytest
 from fakes.world import World, container_config
 
-from virtshim.config import Devices
-from virtshim.domain.container import ContainerConfig
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.errors import DeadlineExceeded, InternalError, WrongState
-from virtshim.domain.ids import ContainerId
+from virtshim.config.settings import Devices
+from virtshim.devices.values import CriDevice
+from virtshim.model.container import ContainerConfig
+from virtshim.model.errors import DeadlineExceeded, InternalError, WrongState
+from virtshim.model.ids import ContainerId
 
 NODE, ADDRESS = "/dev/vfio/7", "0000:3b:00.1"
 

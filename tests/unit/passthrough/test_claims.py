@@ -6,15 +6,15 @@ import pytest
 from fakes.background import Background
 from fakes.world import World, container_config, sandbox_config
 
-from virtshim.domain.container import ContainerConfig, ContainerPhase, ExitReason, Resources
-from virtshim.domain.deadline import Deadline
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.errors import InternalError, InvalidRequest, WrongState
-from virtshim.domain.guest.command import in_container
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.network import Interface
-from virtshim.domain.vm import OffReason, Power
-from virtshim.guestinit.network_config import network_config
+from virtshim.devices.values import CriDevice
+from virtshim.guest.command import in_container
+from virtshim.model.container import ContainerConfig, ContainerPhase, ExitReason, Resources
+from virtshim.model.deadline import Deadline
+from virtshim.model.errors import InternalError, InvalidRequest, WrongState
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.network import Interface
+from virtshim.model.vm import OffReason, Power
+from virtshim.seed.network_config import network_config
 
 NODE, ADDRESS = "/dev/vfio/7", "0000:3b:00.1"
 CLAIM = f"pci:{ADDRESS}"

@@ -7,9 +7,9 @@ import dataclasses
 from fakes.devices import FakeDeviceDrivers
 from fakes.full_records import SANDBOX
 
-from virtshim.domain.devices.granted import CardFunction
-from virtshim.domain.network import Dns, Interface, PodNetwork
-from virtshim.passthrough.inspection import FunctionInspection
+from virtshim.devices.health import FunctionInspection
+from virtshim.devices.values import CardFunction
+from virtshim.model.network import Dns, Interface, PodNetwork
 
 VF, GONE = "0000:3b:02.1", "0000:3b:02.2"
 NETWORK = PodNetwork(

@@ -9,13 +9,13 @@ from fakes.journal import WAIT_LIMIT, Crash
 from fakes.world import World, container_config
 from podclient import wait_until
 
-from virtshim.domain.container import ContainerName, ContainerPhase
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.errors import InternalError, ResourceExhausted, Unavailable, WrongState
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.vm import OffReason
-from virtshim.hypervisor.events import Lifecycle
-from virtshim.queries.container_events import EventType, Subscription
+from virtshim.devices.values import CriDevice
+from virtshim.model.container import ContainerName, ContainerPhase
+from virtshim.model.errors import InternalError, ResourceExhausted, Unavailable, WrongState
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.vm import OffReason
+from virtshim.pods.events import EventType, Subscription
+from virtshim.vm.events import Lifecycle
 
 NODE, ADDRESS = "/dev/vfio/7", "0000:3b:00.0"
 CLAIM = f"pci:{ADDRESS}"

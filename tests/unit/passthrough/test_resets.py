@@ -5,16 +5,9 @@ import structlog
 from fakes.background import Background
 from fakes.world import World, container_config
 
-from virtshim.domain.devices.granted import CriDevice, DeviceErrors
-from virtshim.domain.errors import (
-    DeadlineExceeded,
-    InternalError,
-    ResourceExhausted,
-    ShimError,
-    Unavailable,
-    WrongState,
-)
-from virtshim.domain.ids import ContainerId
+from virtshim.devices.values import CriDevice, DeviceErrors
+from virtshim.model.errors import DeadlineExceeded, InternalError, ResourceExhausted, ShimError, Unavailable, WrongState
+from virtshim.model.ids import ContainerId
 
 NODE, ADDRESS = "/dev/vfio/7", "0000:3b:00.0"
 WITH_DEVICE = container_config(devices=(CriDevice(NODE, NODE),))

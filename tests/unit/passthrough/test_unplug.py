@@ -10,12 +10,12 @@ from fakes.journal import WAIT_LIMIT, Crash, When
 from fakes.world import World, container_config
 from podclient import wait_until
 
-from virtshim.config import Devices
-from virtshim.domain.container import ContainerPhase, ExitReason
-from virtshim.domain.devices.granted import CriDevice, UsbDevice
-from virtshim.domain.errors import ResourceExhausted, Unavailable, WrongState
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import PauseReason
+from virtshim.config.settings import Devices
+from virtshim.devices.values import CriDevice, UsbDevice
+from virtshim.model.container import ContainerPhase, ExitReason
+from virtshim.model.errors import ResourceExhausted, Unavailable, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import PauseReason
 
 NODE = "/dev/vfio/7"
 

@@ -4,10 +4,10 @@ import pytest
 import structlog
 from fakes.world import World, container_config
 
-from virtshim.domain.devices.granted import CriDevice, UsbDevice
-from virtshim.domain.errors import Unavailable
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import OffReason
+from virtshim.devices.values import CriDevice, UsbDevice
+from virtshim.model.errors import Unavailable
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import OffReason
 
 STICK = UsbDevice(2, 5)
 NODE = "/dev/bus/usb/002/005"

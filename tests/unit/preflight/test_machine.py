@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.config import Settings
+from virtshim.config.settings import Settings
 from virtshim.preflight import checks, machine
 from virtshim.preflight.access import FileStatus, UserAccount
 from virtshim.preflight.finding import Level

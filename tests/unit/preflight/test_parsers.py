@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from virtshim.images.confinement import OWN_USER, Account
+from virtshim.preflight.confinement import parsers_confined, parsers_nobody_to_read
 from virtshim.preflight.finding import Level
-from virtshim.preflight.parsers import confined, nobody_to_read
 from virtshim.preflight.virtualization import ProgramOutput
 
 OWN, NOBODY = Account(OWN_USER, 990, 990), Account("nobody", 65534, 65534)
@@ -25,13 +25,13 @@ HOLDS = "uid 990\nlandlock 7\nnamespaces network ipc uts\n"
     ],
 )
 def test_each_layer_that_is_missing_is_named(who: Account, wanted: str, said: str, level: Level, words: str) -> None:
-    found = confined(who, wanted, ProgramOutput(said))
+    found = parsers_confined(who, wanted, ProgramOutput(said))
     assert (found.level, bool(found.remedy)) == (level, level is not Level.OK)
     assert words in found.text
 
 
 def test_a_child_that_cannot_give_its_rights_up_is_an_error() -> None:
-    found = confined(OWN, "", ProgramOutput(trouble="its rights cannot be given up: Operation not permitted"))
+    found = parsers_confined(OWN, "", ProgramOutput(trouble="its rights cannot be given up: Operation not permitted"))
     assert found.level is Level.ERROR
     assert "Operation not permitted" in found.text
-    assert nobody_to_read("there is no user").level is Level.ERROR
+    assert parsers_nobody_to_read("there is no user").level is Level.ERROR

@@ -1,9 +1,9 @@
 import threading
 from collections.abc import Sequence
 
-from virtshim.config import Settings
+from virtshim.config.settings import Settings
+from virtshim.preflight.checks import findings
 from virtshim.preflight.finding import Finding, Level, ok
-from virtshim.preflight.runner import findings
 
 SETTINGS = Settings()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from fakes.runtime import FakeRuntime
 
-from virtshim.config import Settings
+from virtshim.config.settings import Settings
 from virtshim.preflight import checks
 from virtshim.preflight.finding import Level
 from virtshim.preflight.runtimes import OwnStore, Runtime, ask, findings, watched

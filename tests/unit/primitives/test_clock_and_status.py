@@ -6,7 +6,7 @@ import time
 from fakes.clock import FakeClock
 from fakes.world import World
 
-from virtshim.primitives.clock import Stamps, SystemClock
+from virtshim.system.clock import Stamps, SystemClock
 
 
 def test_stamps_increase_although_the_clock_stands_still() -> None:

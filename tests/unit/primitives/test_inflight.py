@@ -8,11 +8,10 @@ from fakes.background import Background
 from fakes.journal import WAIT_LIMIT
 from fakes.world import World, container_config, pod_key, sandbox_config
 
-from virtshim.domain.container import ContainerName
-from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InternalError
-from virtshim.domain.ids import SandboxId
-from virtshim.primitives.inflight import Inflight
-from virtshim.primitives.pod_locks import PodLocks
+from virtshim.model.container import ContainerName
+from virtshim.model.errors import AlreadyExists, DeadlineExceeded, InternalError
+from virtshim.model.ids import SandboxId
+from virtshim.system.locks import Inflight, PodLocks
 
 
 class Slow:

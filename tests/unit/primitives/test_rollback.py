@@ -2,8 +2,8 @@
 
 import pytest
 
-from virtshim.domain.errors import InternalError
-from virtshim.primitives.rollback import Rollback
+from virtshim.model.errors import InternalError
+from virtshim.system.rollback import Rollback
 
 
 def test_undo_runs_in_reverse() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from fakes.clock import FakeClock
 
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.primitives.start_ups import Phase, StartUps
+from virtshim.metrics.start_ups import Phase, StartUps
+from virtshim.model.ids import ContainerId, SandboxId
 
 POD = SandboxId("5" * 64)
 VM = ContainerId("a" * 64)

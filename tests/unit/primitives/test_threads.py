@@ -10,13 +10,12 @@ import pytest
 from fakes.waiting import eventually
 from fakes.world import World, container_config, sandbox_config
 
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.guest.command import CommandResult
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import OffReason
-from virtshim.hypervisor.bounded import EarlyCalls
-from virtshim.primitives.container_threads import ContainerThreads
-from virtshim.primitives.threads import Workers, lasting, lasting_threads
+from virtshim.devices.values import CriDevice
+from virtshim.guest.command import CommandResult
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import OffReason
+from virtshim.system.threads import ContainerThreads, Workers, lasting, lasting_threads
+from virtshim.vm.bounded import EarlyCalls
 
 CONTAINER = ContainerId("c" * 64)
 

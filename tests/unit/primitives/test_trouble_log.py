@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 from structlog.testing import capture_logs
 
-from virtshim.primitives.trouble_log import TroubleLog
+from virtshim.system.rate_limits import TroubleLog
 
 
 def trouble() -> TroubleLog:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from virtshim.proxy.recent import Recent
+from virtshim.proxy.owners import Recent
 
 pytestmark = pytest.mark.proxy
 

@@ -4,27 +4,27 @@ from pathlib import Path
 
 import pytest
 
-from virtshim import config
 from virtshim.cli.proxy import proxy_command, routes
-from virtshim.domain.errors import InvalidRequest
+from virtshim.config.settings import Settings, config_load
+from virtshim.model.errors import InvalidRequest
 
 PRIMARY = '[proxy.primary]\nsocket = "/run/crio/crio.sock"\nname = "crio"\n'
 
 
-def loaded(path: Path, text: str) -> config.Settings:
+def loaded(path: Path, text: str) -> Settings:
     file = path / "config.toml"
     file.write_text(text)
-    return config.load(str(file))
+    return config_load(str(file))
 
 
 def test_without_settings_containerd_and_this_nodes_virtshim_are_behind_it() -> None:
-    made = routes(config.Settings())
+    made = routes(Settings())
     assert [(one.name, one.socket) for one in made.runtimes] == [
         ("containerd", "/run/containerd/containerd.sock"), ("virtlet.cloud", "/run/virtshim/virtshim.sock"),
     ]  # fmt: skip
     assert made.for_pod("virtshim", {}).name == "virtlet.cloud"
     assert made.for_image("virtlet.cloud/cirros", "", {}) is made.others[0]
-    assert config.Settings().proxy_socket == "/run/virtshim/proxy.sock"
+    assert Settings().proxy_socket == "/run/virtshim/proxy.sock"
 
 
 def test_any_number_of_runtimes_in_drop_ins(tmp_path: Path) -> None:
@@ -90,4 +90,4 @@ def test_a_node_can_refuse_pods_that_the_annotation_alone_sends_to_another_runti
     assert made.for_pod("", {"kubernetes.io/target-runtime": "containerd"}).name == "containerd"
     # kubelet does not always say the handler with an image; its pod has been judged.
     assert made.for_image("cirros", "", target) is made.others[0]
-    assert routes(config.Settings()).for_pod("", target).name == "virtlet.cloud"
+    assert routes(Settings()).for_pod("", target).name == "virtlet.cloud"

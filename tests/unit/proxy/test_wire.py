@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.errors import InvalidRequest
+from virtshim.model.errors import InvalidRequest
 from virtshim.proxy.wire import message, payloads, text, text_map, texts
 
 words = st.text(max_size=8)

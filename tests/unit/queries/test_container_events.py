@@ -7,11 +7,11 @@ from fakes.background import Background
 from fakes.clock import FakeClock
 from structlog.testing import capture_logs
 
-from virtshim.domain.errors import ResourceExhausted, Unavailable
-from virtshim.domain.ids import SandboxId
-from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
-from virtshim.primitives.clock import Stamps
-from virtshim.queries.container_events import ContainerEvent, EventBroadcaster, EventType, Subscription
+from virtshim.model.errors import ResourceExhausted, Unavailable
+from virtshim.model.ids import SandboxId
+from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig
+from virtshim.pods.events import ContainerEvent, EventBroadcaster, EventType, Subscription
+from virtshim.system.clock import Stamps
 
 POD = Sandbox(SandboxId("a" * 64), PodKey("default", "web", "u", 0), SandboxConfig(), created_at=1)
 

@@ -5,12 +5,19 @@ import dataclasses
 import pytest
 from fakes.world import World, container_config, pod_key, sandbox_config
 
-from virtshim.domain.container import Container, ContainerName, ContainerPhase, ContainerSpec, ContainerStatus
-from virtshim.domain.errors import InvalidRequest, NotFound
-from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
-from virtshim.domain.sandbox import Sandbox, SandboxPhase
-from virtshim.queries.lists import Filter, list_containers, list_sandboxes
-from virtshim.queries.lookup import find_container, find_sandbox, get_container, get_sandbox
+from virtshim.model.container import Container, ContainerName, ContainerPhase, ContainerSpec, ContainerStatus
+from virtshim.model.errors import InvalidRequest, NotFound
+from virtshim.model.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.model.sandbox import Sandbox, SandboxPhase
+from virtshim.pods.lookup import (
+    Filter,
+    find_container,
+    find_sandbox,
+    get_container,
+    get_sandbox,
+    list_containers,
+    list_sandboxes,
+)
 
 
 def sandbox(world: World, prefix: str, phase: SandboxPhase = SandboxPhase.READY, **labels: str) -> Sandbox:

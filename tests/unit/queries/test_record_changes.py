@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from fakes.world import World, pod_key, sandbox_config
 
-from virtshim.domain.container import ContainerPhase, ExitReason
-from virtshim.domain.errors import InternalError, Unavailable
-from virtshim.domain.ids import SandboxId
-from virtshim.domain.sandbox import Sandbox, SandboxPhase
-from virtshim.domain.vm import OffReason
-from virtshim.queries.container_events import ContainerEvent, EventBroadcaster, EventType, Subscription
+from virtshim.model.container import ContainerPhase, ExitReason
+from virtshim.model.errors import InternalError, Unavailable
+from virtshim.model.ids import SandboxId
+from virtshim.model.sandbox import Sandbox, SandboxPhase
+from virtshim.model.vm import OffReason
+from virtshim.pods.events import ContainerEvent, EventBroadcaster, EventType, Subscription
 
 NOBODY = Sandbox(SandboxId("0" * 64), pod_key("nobody"), sandbox_config(), created_at=1)
 

@@ -9,12 +9,12 @@ import pytest
 from fakes.world import World, container_config, sandbox_config
 from structlog.testing import capture_logs
 
-from virtshim.config import Settings
-from virtshim.domain.container import Mount
-from virtshim.domain.errors import InternalError
-from virtshim.domain.image import ImageConfig
-from virtshim.primitives import observed
-from virtshim.settings.images import Images
+from virtshim.config.images import Images
+from virtshim.config.settings import Settings
+from virtshim.metrics import observed
+from virtshim.model.container import Mount
+from virtshim.model.errors import InternalError
+from virtshim.model.image import ImageConfig
 
 A, B, C = (f"registry.test/vm/{name}:1" for name in "abc")
 MINUTE = 60.0

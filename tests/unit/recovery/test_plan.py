@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 from fakes.world import container_config, pod_key, sandbox_config
 
-from virtshim.domain.container import (
+from virtshim.model.container import (
     Container,
     ContainerName,
     ContainerPhase,
@@ -18,9 +18,9 @@ from virtshim.domain.container import (
     ExitReason,
     Resources,
 )
-from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
-from virtshim.domain.sandbox import Sandbox, SandboxPhase
-from virtshim.domain.vm import OffReason, OwnedDomain, Power, PowerState
+from virtshim.model.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.model.sandbox import Sandbox, SandboxPhase
+from virtshim.model.vm import OffReason, OwnedDomain, Power, PowerState
 from virtshim.recovery.plan import NodeState, Plan, plan
 
 POD, CONTAINER = SandboxId("a" * 64), ContainerId("c" * 64)

@@ -12,12 +12,12 @@ import pytest
 from fakes.changed import changed
 from fakes.world import IMAGE, World, container_config, sandbox_config
 
-from virtshim.domain.container import Container, ContainerPhase
-from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.image import UNKNOWN_IMAGE, ImageConfig
-from virtshim.domain.sandbox import SandboxPhase
-from virtshim.domain.vm import OffReason, Power
+from virtshim.devices.values import CriDevice
+from virtshim.model.container import Container, ContainerPhase
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.image import UNKNOWN_IMAGE, ImageConfig
+from virtshim.model.sandbox import SandboxPhase
+from virtshim.model.vm import OffReason, Power
 
 LABELS = {"io.kubernetes.pod.uid": "uid-of-web", "io.kubernetes.pod.name": "web"}
 

@@ -9,12 +9,12 @@ import pytest
 from fakes.vms import FakeDomain
 from fakes.world import World
 
-from virtshim.domain.container import ContainerPhase
-from virtshim.domain.errors import InternalError, Unavailable
-from virtshim.domain.ids import ContainerId
-from virtshim.domain.sandbox import SandboxPhase
-from virtshim.domain.vm import Power, PowerState
-from virtshim.ports.network import AttachRequest
+from virtshim.model.container import ContainerPhase
+from virtshim.model.errors import InternalError, Unavailable
+from virtshim.model.ids import ContainerId
+from virtshim.model.sandbox import SandboxPhase
+from virtshim.model.vm import Power, PowerState
+from virtshim.pods.ports import AttachRequest
 
 
 def looked(world: World, times: int = 2) -> None:

@@ -9,12 +9,12 @@ import pytest
 from fakes.journal import WAIT_LIMIT
 from fakes.world import LOG_DIRECTORY, World, sandbox_config
 
-from virtshim.domain.container import ContainerPhase, ExitReason
-from virtshim.domain.errors import InternalError, Unavailable
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.sandbox import SandboxPhase
-from virtshim.domain.vm import OffReason, Power
-from virtshim.ports.network import AttachRequest
+from virtshim.model.container import ContainerPhase, ExitReason
+from virtshim.model.errors import InternalError, Unavailable
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.sandbox import SandboxPhase
+from virtshim.model.vm import OffReason, Power
+from virtshim.pods.ports import AttachRequest
 
 
 @pytest.fixture
@@ -182,14 +182,14 @@ def test_the_boot_is_remembered_and_tells_a_restart_from_a_reboot(
 ) -> None:
     """The kernel's own is another after a reboot only."""
     _, container = world.running()
-    monkeypatch.setattr("virtshim.machine.boot_id", lambda: "boot-1")
+    monkeypatch.setattr("virtshim.system.machine.boot_id", lambda: "boot-1")
     world.app.recover()
     assert world.container(container).phase is ContainerPhase.RUNNING
     again = world.restarted()
     again.app.recover()
     assert again.container(container).phase is ContainerPhase.RUNNING
     later = again.restarted(rebooted=True)
-    monkeypatch.setattr("virtshim.machine.boot_id", lambda: "boot-2")
+    monkeypatch.setattr("virtshim.system.machine.boot_id", lambda: "boot-2")
     later.app.recover()
     ended = later.container(container)
     assert ended.exit is not None

@@ -5,9 +5,9 @@ import threading
 import pytest
 from fakes.world import World
 
-from virtshim.domain.container import ContainerPhase
-from virtshim.domain.errors import Unavailable
-from virtshim.domain.vm import OffReason, PauseReason, Power
+from virtshim.model.container import ContainerPhase
+from virtshim.model.errors import Unavailable
+from virtshim.model.vm import OffReason, PauseReason, Power
 
 
 def test_nothing_is_asked_and_written_for_an_idle_node(world: World) -> None:

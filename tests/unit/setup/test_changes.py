@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.errors import WrongState
+from virtshim.model.errors import WrongState
 from virtshim.setup import changes
-from virtshim.setup.changes import Action, PlannedFile
-from virtshim.setup.manifest import DIRECTORY, FILE
+from virtshim.setup.changes import DIRECTORY, FILE, Action, PlannedFile
 from virtshim.setup.tree import FilesBefore, NodeTree
 
 pytestmark = pytest.mark.operator

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.errors import InternalError
+from virtshim.model.errors import InternalError
 from virtshim.setup import changes
-from virtshim.setup.manifest import DIRECTORY
+from virtshim.setup.changes import DIRECTORY
 from virtshim.setup.node_setup import NodeSetup, Outcome
 from virtshim.setup.tree import NodeTree
 from virtshim.setup.units import Systemctl

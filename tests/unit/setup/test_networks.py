@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.config import Settings
+from virtshim.config.settings import Settings
 from virtshim.devices.host_files import HostFiles
 from virtshim.setup.facts import look
 from virtshim.setup.plan import OwnSettings, plan

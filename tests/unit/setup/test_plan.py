@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from virtshim.config import Settings
+from virtshim.config.settings import Settings
 from virtshim.neighbours.kubelet import EXTRA_FLAGS, KUBEADM_FLAGS, Given, KubeletSetup
 from virtshim.neighbours.runtimes import RuntimeSetup
 from virtshim.setup import texts

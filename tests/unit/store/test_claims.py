@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from fakes.changed import changed
 
-from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerSpec, ContainerStatus
-from virtshim.domain.errors import WrongState
-from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.model.container import Container, ContainerConfig, ContainerName, ContainerSpec, ContainerStatus
+from virtshim.model.errors import WrongState
+from virtshim.model.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.store.records import SqliteRecords
 
 VF, GPU = "pci:0000:3b:00.1", "pci:0000:65:00.0"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from fakes.full_records import BORROWED, fill, sandbox
 
-from virtshim.domain.container import ContainerPhase
-from virtshim.domain.errors import InternalError, WrongState
-from virtshim.domain.sandbox import SandboxPhase
+from virtshim.model.container import ContainerPhase
+from virtshim.model.errors import InternalError, WrongState
+from virtshim.model.sandbox import SandboxPhase
 from virtshim.store.damage import DatabaseDamaged
 from virtshim.store.opening import open_records
 from virtshim.store.records import SqliteRecords

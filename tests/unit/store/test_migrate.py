@@ -14,10 +14,9 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from structlog.testing import capture_logs
 
-from virtshim.domain.errors import InternalError, WrongState
+from virtshim.model.errors import InternalError, WrongState
 from virtshim.store import migrate, schema
-from virtshim.store.engine import open_engine
-from virtshim.store.records import SqliteRecords
+from virtshim.store.records import SqliteRecords, open_engine
 
 
 @pytest.fixture

@@ -14,21 +14,14 @@ from fakes.full_records import BORROWED, CONDITION, CONTAINER, IMAGE, SANDBOX, f
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from virtshim.domain.container import (
-    ContainerPhase,
-    ContainerSpec,
-    ContainerStatus,
-    Resources,
-    RunAs,
-)
-from virtshim.domain.errors import AlreadyExists, InternalError, NotFound, ResourceExhausted, ShimError
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.image import ImageConfig
-from virtshim.domain.sandbox import PodKey, SandboxPhase
-from virtshim.domain.vm import DiskBus
+from virtshim.model.container import ContainerPhase, ContainerSpec, ContainerStatus, Resources, RunAs
+from virtshim.model.errors import AlreadyExists, InternalError, NotFound, ResourceExhausted, ShimError
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.image import ImageConfig
+from virtshim.model.sandbox import PodKey, SandboxPhase
+from virtshim.model.vm import DiskBus
 from virtshim.store import rows
-from virtshim.store.engine import open_engine
-from virtshim.store.records import SqliteRecords
+from virtshim.store.records import SqliteRecords, open_engine
 
 
 @pytest.fixture

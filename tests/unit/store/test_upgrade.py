@@ -11,12 +11,12 @@ import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from virtshim.domain.container import ContainerPhase
-from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import ImageConfig
-from virtshim.domain.sandbox import SandboxPhase
-from virtshim.domain.troubles.trouble import Trouble, TroubleKind
-from virtshim.domain.vm import DiskBus
+from virtshim.model.container import ContainerPhase
+from virtshim.model.ids import ImageDigest, ImageId
+from virtshim.model.image import ImageConfig
+from virtshim.model.sandbox import SandboxPhase
+from virtshim.model.troubles import Trouble, TroubleKind
+from virtshim.model.vm import DiskBus
 from virtshim.store import migrate
 from virtshim.store.opening import open_records
 from virtshim.store.records import SqliteRecords

@@ -8,11 +8,10 @@ import pytest
 from fakes import full_records
 from sqlalchemy import event
 
-from virtshim.domain.errors import AlreadyExists, InternalError, ResourceExhausted
-from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import DiskFormat, Image
-from virtshim.store.engine import open_engine
-from virtshim.store.records import SqliteRecords
+from virtshim.model.errors import AlreadyExists, InternalError, ResourceExhausted
+from virtshim.model.ids import ImageDigest, ImageId
+from virtshim.model.image import DiskFormat, Image
+from virtshim.store.records import SqliteRecords, open_engine
 
 IMAGE = Image(ImageId(f"sha256:{'1' * 64}"), ImageDigest(f"sha256:{'1' * 64}"), ("a",), (), 1, 1, DiskFormat.RAW, 1)
 OTHER = Image(ImageId(f"sha256:{'2' * 64}"), ImageDigest(f"sha256:{'2' * 64}"), ("b",), (), 1, 1, DiskFormat.RAW, 2)

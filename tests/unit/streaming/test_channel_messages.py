@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from virtshim.streaming.channel_messages import BadMessage, ChannelReader, Piece, encode
-from virtshim.streaming.websocket import Fragment
+from virtshim.streaming.websocket import BadMessage, ChannelReader, Fragment, Piece, encode
 
 
 def whole(data: bytes) -> Fragment:

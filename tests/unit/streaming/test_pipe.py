@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from fakes.journal import WAIT_LIMIT
 
-from virtshim.streaming.channel import Gone, put
-from virtshim.streaming.pipe import Pipe
+from virtshim.streaming.channel import Gone, Pipe, put
 
 
 def run(work: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fakes.journal import WAIT_LIMIT
 
-from virtshim.streaming.racing import run_until, then_wait_forever
+from virtshim.streaming.channel import run_until, then_wait_forever
 
 
 def run(work: Any) -> Any:

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 from fakes.clock import FakeClock
 
-from virtshim.domain.errors import ResourceExhausted
-from virtshim.domain.guest.streaming import AttachStreams, Streams
-from virtshim.domain.ids import ContainerId
-from virtshim.streaming.tokens import MAX_OF_POD, MAX_PENDING, Tokens
+from virtshim.model.errors import ResourceExhausted
+from virtshim.model.ids import ContainerId
+from virtshim.streaming.connection import MAX_OF_POD, MAX_PENDING, Tokens
+from virtshim.streaming.ports import AttachStreams, Streams
 
 ONE = AttachStreams(ContainerId("1" * 64), Streams(stdout=True))
 TWO = AttachStreams(ContainerId("2" * 64), Streams(stdout=True))

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from fakes.spdy import PING, SYN_STREAM, Writer, control, data
 
-from virtshim.streaming.channel import PIECE
-from virtshim.streaming.pipe import Pipe
+from virtshim.streaming.channel import PIECE, Pipe
 from virtshim.streaming.spdy.peer import SpdyPeer
 from virtshim.streaming.websocket import WebSocket
 

@@ -11,13 +11,13 @@ import pytest
 from fakes.netcard import FRESH, PF, PHYSICAL, VFS, FakeNetCard
 
 from tapmanager import server, verbs
-from tapmanager.drivers.pci import PciDrivers
+from tapmanager.drivers import PciDrivers
 from tapmanager.sriov.nic_functions import NicFunctions
 from tapmanager.sriov.physical_function import PhysicalFunctions
-from virtshim.domain.devices.granted import CardFunction, PciAddress
-from virtshim.domain.errors import NotFound, Unavailable
-from virtshim.tapclient.connection import TapmanagerConnection
-from virtshim.tapclient.drivers import DeviceDriverClient
+from virtshim.devices.driver_client import DeviceDriverClient
+from virtshim.devices.values import CardFunction, PciAddress
+from virtshim.model.errors import NotFound, Unavailable
+from virtshim.pods.tapmanager_connection import TapmanagerConnection
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from tapmanager.errors import TapmanagerError
 from tapmanager.fields import Json, as_object
 from tapmanager.peer import Peer
 from tapmanager.verbs import Answer
-from virtshim.domain.cgroup import CgroupLimits, VmCgroup
-from virtshim.domain.errors import InvalidRequest, WrongState
-from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.tapclient.cgroups import VmCgroupClient, oom_kills
-from virtshim.tapclient.connection import TapmanagerConnection
+from virtshim.model.cgroup import CgroupLimits, VmCgroup
+from virtshim.model.errors import InvalidRequest, WrongState
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.pods.cgroups import VmCgroupClient, oom_kills
+from virtshim.pods.tapmanager_connection import TapmanagerConnection
 
 LIMITS = CgroupLimits(512, 50_000, 100_000, "0-1", "0", 1 << 30, 0, {2 << 20: 4 << 20}, {"memory.high": "max"})
 GROUP = VmCgroup(SandboxId("a" * 64), ContainerId("b" * 64), "kubepods-pod1.slice", LIMITS, -998)
@@ -106,7 +106,7 @@ def test_a_refusal_keeps_its_kind_and_words(tapmanager: Tapmanager) -> None:
 
 def test_our_own_parent_has_one_name() -> None:
     from tapmanager.cgroups.plan import OWN_PARENT
-    from virtshim.domain.cgroup import DEFAULT_PARENT
+    from virtshim.model.cgroup import DEFAULT_PARENT
 
     assert OWN_PARENT == DEFAULT_PARENT
 

@@ -14,14 +14,14 @@ from tapmanager.fields import Json
 from tapmanager.peer import Peer
 from tapmanager.protocol import KINDS
 from tapmanager.verbs import Answer
-from virtshim.domain.errors import DeadlineExceeded, InternalError, Kind, Unavailable
-from virtshim.domain.ids import SandboxId
-from virtshim.domain.network import Dns, Interface, PodNetwork, PolicyRule, Route, TableRoute
-from virtshim.domain.sandbox import PodKey, PortMapping
-from virtshim.domain.usage import InterfaceUsage
-from virtshim.ports.network import AttachRequest, PodNetworks
-from virtshim.tapclient.connection import TapmanagerConnection
-from virtshim.tapclient.networks import PodNetworkClient
+from virtshim.model.errors import DeadlineExceeded, InternalError, Kind, Unavailable
+from virtshim.model.ids import SandboxId
+from virtshim.model.network import Dns, Interface, PodNetwork, PolicyRule, Route, TableRoute
+from virtshim.model.sandbox import PodKey, PortMapping
+from virtshim.model.usage import InterfaceUsage
+from virtshim.pods.networks import PodNetworkClient
+from virtshim.pods.ports import AttachRequest, PodNetworks
+from virtshim.pods.tapmanager_connection import TapmanagerConnection
 
 SANDBOX = SandboxId("ab" * 32)
 REQUEST = AttachRequest(

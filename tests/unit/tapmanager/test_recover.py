@@ -19,10 +19,9 @@ from tapmanager import attachments
 from tapmanager.attachments import Attachments, AttachmentSettings
 from tapmanager.cni.conf import NetworkConf
 from tapmanager.cni.plugins import CniPlugins
-from tapmanager.dhcp.beside import Beside
-from tapmanager.dhcp.guest_nic import GuestNic
+from tapmanager.dhcp.opened import Beside, GuestNic
 from tapmanager.dhcp.server import DhcpServer
-from tapmanager.drivers.pci import PciDrivers
+from tapmanager.drivers import PciDrivers
 from tapmanager.errors import internal, unavailable
 from tapmanager.ledger import Entry, Ledger, Phase
 from tapmanager.links import netns, pod_links

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tapmanager import settings
-from tapmanager.reload import Reload
+from tapmanager.daemon import Reload
 from tapmanager.settings import Settings
 
 
@@ -53,8 +53,8 @@ def test_bad_settings_leave_the_former_ones_in_force(
 
 
 def test_each_setting_that_tapmanager_reloads_is_said_to_be(reload: Reload[Settings]) -> None:
-    from virtshim.config import Tapmanager
-    from virtshim.settings.changes import is_reloaded
+    from virtshim.config.changes import is_reloaded
+    from virtshim.config.settings import Tapmanager
 
     said = {name for name in Tapmanager.model_fields if is_reloaded(Tapmanager, (name,))}
     assert said == set(reload.changeable)

@@ -12,7 +12,7 @@ from tapmanager import settings, toml_files
 from tapmanager.errors import TapmanagerError
 from tapmanager.settings import Settings
 from tapmanager.shares import __main__ as shares
-from virtshim import config
+from virtshim.config import settings as config
 
 
 def test_names_and_defaults_are_those_of_virtshims_config() -> None:

@@ -17,7 +17,7 @@ from tapmanager.shares import plan, verbs
 from tapmanager.shares.__main__ import ShareSettings, load
 from tapmanager.shares.daemons import Place, ShareDaemons
 from tapmanager.shares.plan import SharedMount
-from virtshim.config import Shares
+from virtshim.config.settings import Shares
 
 ROOT, QEMU = Peer(0, 1), Peer(2130706433, 2)
 ID = "0123456789abcdef" * 4

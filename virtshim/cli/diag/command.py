@@ -13,11 +13,12 @@ from typing import Final
 
 from rich.console import Console
 
-from virtshim import config as settings_table
-from virtshim.cli.diag import archive, daemons, machine, network, records, vms
-from virtshim.cli.diag.gather import LIMIT, Collector, Gathered, Node, Room, gather
+from virtshim.cli.diag import daemons, machine, records, vms
+from virtshim.cli.diag.gather import LIMIT, Collector, Gathered, Node, Room, archive_write, gather
+from virtshim.cli.diag.machine import network, network_namespaces
 from virtshim.cli.diag.secrets import Secrets
-from virtshim.domain.errors import InvalidRequest, PermissionRefused, ShimError
+from virtshim.config import settings as settings_table
+from virtshim.model.errors import InvalidRequest, PermissionRefused, ShimError
 
 COLLECTORS: Final[Mapping[str, Collector]] = {
     "versions": machine.versions,
@@ -28,8 +29,8 @@ COLLECTORS: Final[Mapping[str, Collector]] = {
     "domains": vms.domains,
     "libvirt": vms.libvirt,
     "cni": records.cni,
-    "network": network.network,
-    "namespaces": network.namespaces,
+    "network": network,
+    "namespaces": network_namespaces,
     "threads": daemons.threads,
     "logs": daemons.logs,
     "processes": machine.processes,
@@ -84,7 +85,7 @@ def diag_command(
     summary = _summary(found, now, node.secrets.trouble)
     files = {path: node.secrets.cleaned(text) for path, text in _files(found, summary).items()}
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-    path = archive.write(os.path.abspath(directory), f"virtshim-diag-{summary.host}-{stamp}", files, now)
+    path = archive_write(os.path.abspath(directory), f"virtshim-diag-{summary.host}-{stamp}", files, now)
     for name, part in summary.parts.items():
         if part.trouble:
             console.print(f"diag: {name}: {node.secrets.cleaned(part.trouble)}", markup=False)
@@ -112,10 +113,10 @@ def look_at(config: str | None, node_directory: str | None) -> Node:
     file = f"{directory}/config.toml" if directory else config
     trouble = ""
     try:
-        settings = settings_table.load(file)
+        settings = settings_table.config_load(file)
     except ShimError as exc:
         settings, trouble = _defaults(directory), str(exc)
-    return Node(settings, file or settings_table.DEFAULT_FILE, Secrets(), directory, trouble)
+    return Node(settings, file or settings_table.CONFIG_DEFAULT_FILE, Secrets(), directory, trouble)
 
 
 def _defaults(directory: str) -> settings_table.Settings:

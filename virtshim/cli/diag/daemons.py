@@ -16,9 +16,9 @@ from typing import Any, Final
 from tapmanager import thread_dump
 from virtshim.cli.diag.gather import File, Node
 from virtshim.cli.diag.programs import file_text, said
-from virtshim.domain.errors import InternalError
-from virtshim.files import lock_holder
-from virtshim.process import run
+from virtshim.model.errors import InternalError
+from virtshim.system.files import lock_holder
+from virtshim.system.process import run
 
 _PATIENCE: Final = 5.0
 _UNITS: Final = ("virtshim", "tapmanager", "virtshim-shares", "virtshim-proxy", "virtshim-device-plugin")

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from virtshim.domain.errors import ShimError
-from virtshim.process import run
+from virtshim.model.errors import ShimError
+from virtshim.system.process import run
 
 _SECONDS: Final = 10.0
 _BYTES: Final = 4 << 20

@@ -16,7 +16,7 @@ from lxml import etree
 from virtshim.cli.diag.gather import File, Node
 from virtshim.cli.diag.programs import file_text, said
 
-# The mark of a domain that is virtshim's (see `virtshim.hypervisor.ownership`): others' are nobody's business.
+# The mark of a domain that is virtshim's (see `virtshim.vm.ownership`): others' are nobody's business.
 _MARK: Final = b"https://virtshim.io/domain/1"
 _EMBEDDED: Final = "qemu:///embed?root="
 _UUID: Final = re.compile(rb"<uuid>([0-9a-f-]{36})</uuid>")

@@ -14,8 +14,8 @@ import grpc
 from criproto.operator_v1 import operator_pb2 as pb
 from criproto.operator_v1 import operator_pb2_grpc
 from virtshim.cri.client import as_shim_errors, refuse_others_socket
-from virtshim.domain.errors import InvalidRequest, Unavailable
-from virtshim.domain.guest.operation import Action
+from virtshim.guest.operation import Action
+from virtshim.model.errors import InvalidRequest, Unavailable
 
 _SECONDS: Final = 60.0
 _MESSAGE_BYTES: Final = 64 << 20

@@ -3,17 +3,68 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
-from virtshim.domain.errors import ShimError, Unavailable
-from virtshim.images.downloads.partials import also_written, kept
-from virtshim.images.downloads.parts import Rest
-from virtshim.images.downloads.several import Trial, by_several
+from virtshim.images.downloads.parallel import Rest, Trial, by_several
+from virtshim.images.downloads.places import also_written, kept
 from virtshim.images.http_client import HttpResponse, byte_count, redacted_url
 from virtshim.images.pull_watch import PullWatch
+from virtshim.model.errors import ShimError, Unavailable
+
+# A server that is busy is asked again when it says.
+
+_T = TypeVar("_T")
+
+# What it asks for is waited for if it is not long, so often; kubelet waits longer by itself.
+_LONGEST_WAIT = 30
+_WAITS = 3
+
+
+class Busy(Unavailable):
+    """`seconds`: it may be asked again then."""
+
+    def __init__(self, text: str, seconds: int) -> None:
+        super().__init__(text)
+        self.seconds = seconds
+
+
+def answered(ask: Callable[[], _T], watch: PullWatch) -> _T:
+    """What `ask` gives in the end; it raises Busy, and that may be what is raised in the end, too."""
+    for _ in range(_WAITS):
+        try:
+            return ask()
+        except Busy as exc:
+            if exc.seconds > _LONGEST_WAIT:
+                raise
+            watch.pause(exc.seconds)
+    return ask()
+
+
+def retry_after(answer: HttpResponse) -> int | None:
+    """Seconds, if the server is busy and says for how long."""
+    text = answer.headers.get("Retry-After", "").strip()
+    if answer.status not in (429, 503) or not text:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text[:9])
+    try:
+        return max(0, round(parsedate_to_datetime(text).timestamp() - time.time()))
+    except (ValueError, OverflowError):
+        return None
+
+
+def refusal(text: str, seconds: int | None) -> Unavailable:
+    """Of a server that is busy, or broken. `text`: what it does."""
+    if seconds is None:
+        return Unavailable(f"{text}; try again later")
+    return Busy(f"{text}; try again in {seconds} s", seconds)
+
 
 log = structlog.get_logger(__name__)
 

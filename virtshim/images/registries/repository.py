@@ -5,22 +5,41 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import structlog
 
-from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, ShimError, Unavailable
-from virtshim.images.blob_digest import verified
 from virtshim.images.downloads import resumed
-from virtshim.images.downloads.busy import Busy, answered
+from virtshim.images.downloads.resumed import Busy, answered
 from virtshim.images.http_client import HttpResponse
 from virtshim.images.names import RegistryLocation
 from virtshim.images.oci_manifest import MAX_MANIFEST_BYTES, MEDIA_TYPES, Descriptor
 from virtshim.images.pull_watch import PullWatch
 from virtshim.images.registries.endpoint import Endpoint
-from virtshim.images.registries.hosts_file import PULL, RESOLVE
+from virtshim.images.registries.hosts_toml import PULL, RESOLVE
+from virtshim.model.errors import DeadlineExceeded, InvalidRequest, NotFound, ShimError, Unavailable
+
+# A blob's bytes on their way: passed on, and digested. Pure.
+
+
+def verified(chunks: Iterator[bytes], digest: str, size: int | None, what: str) -> Iterator[bytes]:
+    """Passes `chunks` on; at their end, raises InvalidRequest unless they had this digest and, if given, this size."""
+    seen, sha256 = 0, hashlib.sha256()
+    for chunk in chunks:
+        seen += len(chunk)
+        if size is not None and seen > size:
+            raise InvalidRequest(f"{what} is longer than the {size} bytes its manifest says; push the image again")
+        sha256.update(chunk)
+        yield chunk
+    if size is not None and seen != size:
+        raise InvalidRequest(f"{what} has {seen} bytes where its manifest says {size}; push the image again")
+    if f"sha256:{sha256.hexdigest()}" != digest:
+        raise InvalidRequest(
+            f"{what} has the digest sha256:{sha256.hexdigest()}, expected {digest}; push the image again"
+        )
+
 
 log = structlog.get_logger(__name__)
 

@@ -15,26 +15,86 @@ import itertools
 import os
 import re
 import secrets
+import stat
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from virtshim.domain.errors import InternalError, InvalidRequest, NotFound
-from virtshim.domain.ids import ImageDigest
-from virtshim.domain.printable import escaped
-from virtshim.files import space_taken, sync
 from virtshim.images.confined.frames import ROOT
-from virtshim.images.trees.use import Use, counted, note, noted
 from virtshim.images.trees.writer import DISK, TreeWriter
-from virtshim.removal import remove_tree
+from virtshim.model.errors import InternalError, InvalidRequest, NotFound
+from virtshim.model.ids import ImageDigest
+from virtshim.model.text import escaped
+from virtshim.system.files import remove_tree, replace_text, space_taken, sync
+
+# What the files of an image take, counted once, when they are complete: nobody walks through all files of all images
+# every few seconds.
+
+_USE_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_BLOCK = 512  # the unit of st_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """`size` bytes are in the files, as whoever reads them sees; they take `taken` bytes on disk, holes not counted, and
+    `inodes`. A disk among them is the store's, and counts there."""
+
+    size: int
+    inodes: int
+    taken: int
+
+
+def note(use: Use, file: Path) -> None:
+    """Raises OSError."""
+    replace_text(str(file), f"{use.size} {use.inodes} {use.taken}\n")
+
+
+def noted(file: Path) -> Use:
+    """An earlier version did not count what they take on disk. Raises OSError."""
+    try:
+        size, inodes, *taken = map(int, file.read_text().split())
+    except ValueError as exc:
+        raise OSError(errno.EIO, "it is damaged") from exc
+    return Use(size, inodes, taken[0] if taken else size)
+
+
+def counted(place: Path) -> tuple[int, int]:
+    """Bytes on disk and inodes of a directory and all below it, of a file by several names once. Their names together may be
+    longer than a path can be. Raises OSError."""
+    taken: dict[int, int] = {}
+    directory = os.open(place, _USE_DIRECTORY)
+    try:
+        taken[os.fstat(directory).st_ino] = os.fstat(directory).st_blocks
+        _count(directory, taken)
+    finally:
+        os.close(directory)
+    return sum(taken.values()) * _BLOCK, len(taken)
+
+
+def _count(directory: int, taken: dict[int, int]) -> None:
+    directories = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            found = entry.stat(follow_symlinks=False)
+            taken[found.st_ino] = found.st_blocks
+            if stat.S_ISDIR(found.st_mode):
+                directories.append(entry.name)
+    for name in directories:  # one descriptor for each that this one is in, no more
+        inside = os.open(name, _USE_DIRECTORY, dir_fd=directory)
+        try:
+            _count(inside, taken)
+        finally:
+            os.close(inside)
+
 
 log = structlog.get_logger(__name__)
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 _USE = "use"
-_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_STORE_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 # As many as the kernel follows.
 _MOST_LINKS = 40
 
@@ -122,13 +182,13 @@ class Trees:
         NotFound, InvalidRequest, InternalError."""
         root = self._place(tree) / ROOT
         try:
-            directory = os.open(root, _DIRECTORY)
+            directory = os.open(root, _STORE_DIRECTORY)
         except FileNotFoundError as exc:
             raise NotFound("its files are not on this node any more; pull it again") from exc
         except OSError as exc:
             raise InternalError(f"its files cannot be looked at: {exc.strerror}") from exc
         try:
-            inside = os.open(_followed(directory, below), _DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+            inside = os.open(_followed(directory, below), _STORE_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
         except OSError as exc:
             if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
                 raise InternalError(f"its files cannot be looked at: {exc.strerror}") from exc
@@ -188,7 +248,7 @@ def _followed(root: int, path: str) -> str:
         except OSError as exc:
             if exc.errno != errno.EINVAL:  # of what is no link
                 raise
-            os.close(os.open(here, _DIRECTORY | os.O_NOFOLLOW, dir_fd=root))
+            os.close(os.open(here, _STORE_DIRECTORY | os.O_NOFOLLOW, dir_fd=root))
             found.append(part)
             continue
         links += 1

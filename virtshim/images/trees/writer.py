@@ -1,4 +1,4 @@
-"""Writes the files of an image as the child that reads its layers tells them (`virtshim.images.confined.image_tree`).
+"""Writes the files of an image as the child that reads its layers tells them (`virtshim.images.confined.contents`).
 
 The child may have been taken over, and the names are strangers' in any case. So each is reached from the one directory, component
 by component, over no link; nothing that is there is written to or followed; nothing but directories, plain files, links and
@@ -14,24 +14,87 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from virtshim.domain.errors import InternalError, ResourceExhausted, ShimError
-from virtshim.domain.printable import escaped
-from virtshim.files import free_bytes
 from virtshim.images.confined import frames
 from virtshim.images.confined.frames import ASIDE, MOST_DEPTH, MOST_ENTRIES, ROOT
 from virtshim.images.disk_writer import OUT_OF_SPACE
 from virtshim.images.downloads.room import Share
-from virtshim.images.trees.directories import Directories, TooManySteps
-from virtshim.removal import remove_tree
+from virtshim.images.oci_manifest import Descriptor
+from virtshim.model.errors import InternalError, ResourceExhausted, ShimError
+from virtshim.model.text import escaped
+from virtshim.system.files import free_bytes, remove_tree
+
+# The directories that lead to what is written next: they stay open, so that neighbours cost no walk from the top.
+
+_DIRECTORIES_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Directories that may be opened for all entries, and for each. Archives list what is in a directory together.
+_ONCE, _EACH = 50_000, 16
+
+
+class TooManySteps(Exception):
+    """Its entries are in an order that is made to keep a processor busy."""
+
+
+@dataclass(slots=True)
+class _Open:
+    name: str
+    descriptor: int
+    mtime_ns: int
+
+
+class Directories:
+    """Below one directory, over no link."""
+
+    def __init__(self, base: int, *, keeps_times: bool) -> None:
+        """`base` stays its owner's. `keeps_times`: a directory that is left is as old as it was when it was entered, whatever was
+        made in it."""
+        self._base = base
+        self._keeps_times = keeps_times
+        self._open: list[_Open] = []
+        self._steps = _ONCE
+
+    def enter(self, names: tuple[str, ...]) -> int:
+        """Its descriptor, ours to close. Raises OSError, TooManySteps."""
+        self._steps += _EACH
+        same = 0
+        while same < min(len(names), len(self._open)) and names[same] == self._open[same].name:
+            same += 1
+        self.leave(same)
+        for name in names[same:]:
+            self._steps -= 1
+            if self._steps < 0:
+                raise TooManySteps
+            descriptor = os.open(name, _DIRECTORIES_DIRECTORY, dir_fd=self._last)
+            self._open.append(_Open(name, descriptor, os.fstat(descriptor).st_mtime_ns))
+        return self._last
+
+    def leave(self, depth: int = 0) -> None:
+        """All that are deeper. Raises OSError."""
+        while len(self._open) > depth:
+            left = self._open.pop()
+            os.close(left.descriptor)
+            if self._keeps_times:
+                times = (left.mtime_ns, left.mtime_ns)
+                os.utime(left.name, ns=times, dir_fd=self._last, follow_symlinks=False)
+
+    def close(self) -> None:
+        """Nothing is made any more."""
+        self._keeps_times = False
+        self.leave()
+
+    @property
+    def _last(self) -> int:
+        return self._open[-1].descriptor if self._open else self._base
+
 
 DISK = "disk"
 """Beside the files: one more name of the disk among them, by which it is found."""
 
-_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITER_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_MODE = 0o1777
 # Bytes of a path, as they are told. A name of the disk is kept until that is there.
@@ -83,7 +146,7 @@ class TreeWriter:
         self._max_bytes = max_bytes
         self._room = room
         place.mkdir(0o700)
-        self._base = os.open(place, os.O_PATH | _DIRECTORY)
+        self._base = os.open(place, os.O_PATH | _WRITER_DIRECTORY)
         self._parents = Directories(self._base, keeps_times=True)
         self._named = Directories(self._base, keeps_times=False)
         for part, mode in ((ROOT, 0o755), (ASIDE, 0o700)):
@@ -252,7 +315,7 @@ class TreeWriter:
     def _make_directory(self, directory: int, name: str, told: _Told) -> None:
         with contextlib.suppress(FileExistsError):  # told before, by what is in it; what is no directory is not opened
             os.mkdir(name, 0o700, dir_fd=directory)
-        descriptor = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=directory)
+        descriptor = os.open(name, os.O_RDONLY | _WRITER_DIRECTORY, dir_fd=directory)
         try:
             _give(descriptor, told)
         finally:
@@ -345,3 +408,41 @@ def _sync_all_of(descriptor: int) -> None:
             raise OSError(number, os.strerror(number))
     finally:
         os.close(copied)
+
+
+# An OCI artifact's files: its layers as they are, each under its title.
+
+_MODE = 0o644
+_DIRECTORY_MODE = 0o755
+
+
+def artifact_files_add(tree: TreeWriter, layer: Descriptor, chunks: Generator[bytes, None, None]) -> None:
+    """Raises what `chunks` and the writer raise."""
+    path = _prepare(tree, layer)
+    if path:
+        tree.tell(_entry("f", path, _MODE, str(layer.size)))
+    with contextlib.closing(chunks):
+        for chunk in chunks:
+            tree.write(chunk)
+
+
+def artifact_files_add_disk(tree: TreeWriter, layer: Descriptor) -> None:
+    """The disk is linked there when it is stored."""
+    if path := _prepare(tree, layer):
+        tree.add_disk(path)
+
+
+def _prepare(tree: TreeWriter, layer: Descriptor) -> str:
+    """Its path, whose directories are there; "" when it is refused. Without a title it is named by its digest, as CRI-O does."""
+    title = layer.title.encode(errors="replace").decode()
+    parts = [part for part in title.split("/") if part not in ("", ".")] or [layer.digest.partition(":")[2]]
+    if ".." in parts or "\0" in title:
+        tree.refuse(f"it holds the title {title!a}, which leads up")
+        return ""
+    for depth in range(1, len(parts)):
+        tree.tell(_entry("d", "/".join((ROOT, *parts[:depth])), _DIRECTORY_MODE))
+    return "/".join((ROOT, *parts))
+
+
+def _entry(kind: str, path: str, mode: int, more: str = "") -> bytes:
+    return frames.names(kind, path, str(mode), "0", "0", "0", more)

@@ -9,13 +9,114 @@ A client that breaks the protocol gets GOAWAY (in `output`), both raise SpdyErro
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from virtshim.streaming.spdy import frames
 from virtshim.streaming.spdy.frames import GoAwayStatus, SpdyError, Status
-from virtshim.streaming.spdy.headers import HeaderReader, HeaderWriter
+
+# The zlib dictionary of SPDY/3 header blocks (SPDY Protocol, Draft 3, section 2.6.10.1): 1423 bytes, Adler-32
+# e3c6a7c2.
+
+_WORDS = (
+    "options,head,post,put,delete,trace,accept,accept-charset,accept-encoding,accept-language,"
+    "accept-ranges,age,allow,authorization,cache-control,connection,content-base,content-encoding,"
+    "content-language,content-length,content-location,content-md5,content-range,content-type,date,etag,"
+    "expect,expires,from,host,if-match,if-modified-since,if-none-match,if-range,if-unmodified-since,"
+    "last-modified,location,max-forwards,pragma,proxy-authenticate,proxy-authorization,range,referer,"
+    "retry-after,server,te,trailer,transfer-encoding,upgrade,user-agent,vary,via,warning,"
+    "www-authenticate,method,get,status,200 OK,version,HTTP/1.1,url,public,set-cookie,keep-alive,origin"
+)
+
+_TAIL = (
+    "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505203 "
+    "Non-Authoritative Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized403 "
+    "Forbidden404 Not Found500 Internal Server Error501 Not Implemented503 Service UnavailableJan Feb Mar"
+    " Apr May Jun Jul Aug Sept Oct Nov Dec 00:00:00 Mon, Tue, Wed, Thu, Fri, Sat, Sun, GMTchunked,text/ht"
+    "ml,image/png,image/jpg,image/gif,application/xml,application/xhtml+xml,text/plain,text/javascript,pu"
+    "blicprivatemax-age=gzip,deflate,sdchcharset=utf-8charset=iso-8859-1,utf-,*,enq=0."
+)
+
+
+def _counted(word: str) -> bytes:
+    return len(word).to_bytes(4, "big") + word.encode("ascii")
+
+
+DICTIONARY = b"".join(_counted(word) for word in _WORDS.split(",")) + _TAIL.encode("ascii")
+
+
+# SPDY/3 header blocks: names and values, compressed with one zlib context a direction for the whole connection. Pure.
+#
+# Every block that arrives must be unpacked, also one that nobody wants: the context goes on from it.
+
+# Clients of Kubernetes have three, of some hundred bytes. A block may unpack to a thousand times its size, and all sessions wait
+# meanwhile.
+MAX_HEADERS: Final = 100
+MAX_BYTES: Final = 8 << 10
+
+
+class HeaderReader:
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(zdict=DICTIONARY)
+
+    def read(self, block: bytes) -> dict[str, str]:
+        """Raises SpdyError. Never more than MAX_BYTES are unpacked, whatever the block says."""
+        try:
+            plain = self._inflate.decompress(block, MAX_BYTES + 1)
+        except zlib.error as exc:
+            raise SpdyError(f"header block cannot be unpacked: {exc}") from exc
+        if len(plain) > MAX_BYTES or self._inflate.unconsumed_tail:
+            raise SpdyError(f"header block unpacks to more than {MAX_BYTES} bytes")
+        if self._inflate.eof:
+            raise SpdyError("the compressed header stream has ended")
+        return _parse(plain)
+
+
+class HeaderWriter:
+    def __init__(self) -> None:
+        self._deflate = zlib.compressobj(zdict=DICTIONARY)
+
+    def write(self, headers: Mapping[str, str]) -> bytes:
+        """Names must be lower case."""
+        plain = [struct.pack(">I", len(headers))]
+        for text in (part for item in headers.items() for part in item):
+            raw = text.encode("latin-1")
+            plain += [struct.pack(">I", len(raw)), raw]
+        return self._deflate.compress(b"".join(plain)) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
+
+
+def _parse(plain: bytes) -> dict[str, str]:
+    """Names in lower case, as they should be on the wire; several values of one name stay joined by NUL."""
+    count, at = _number(plain, 0)
+    if count > MAX_HEADERS:
+        raise SpdyError(f"{count} headers; {MAX_HEADERS} at most")
+    headers: dict[str, str] = {}
+    for _ in range(count):
+        name, at = _text(plain, at)
+        value, at = _text(plain, at)
+        if not name or name.lower() in headers:
+            raise SpdyError("a header without a name, or one given twice")
+        headers[name.lower()] = value
+    if at != len(plain):
+        raise SpdyError("trailing bytes after the last header")
+    return headers
+
+
+def _number(plain: bytes, at: int) -> tuple[int, int]:
+    if len(plain) < at + 4:
+        raise SpdyError("header block is cut short")
+    return int.from_bytes(plain[at : at + 4], "big"), at + 4
+
+
+def _text(plain: bytes, at: int) -> tuple[str, int]:
+    length, at = _number(plain, at)
+    if len(plain) < at + length:
+        raise SpdyError("header block is cut short")
+    return plain[at : at + length].decode("latin-1"), at + length
+
 
 # What Kubernetes' clients say of a stream. All else is dropped: it would be held as long as the stream, and comes compressed.
 _KEPT: Final = frozenset(("streamtype", "port", "requestid"))

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from virtshim.streaming.channel import PIECE, TURN, ByteChannel, Gone, put
-from virtshim.streaming.pipe import Pipe
+from virtshim.streaming.channel import PIECE, TURN, ByteChannel, Gone, Pipe, put
 from virtshim.streaming.spdy.connection import (
     Event,
     GoneAway,

@@ -16,7 +16,7 @@ import pytest
 from fakes.dashboard_node import DashboardNode
 
 from virtshim.dashboard.assets import assets_directory
-from virtshim.domain.errors import Unavailable
+from virtshim.model.errors import Unavailable
 
 LIMIT = 60_000
 

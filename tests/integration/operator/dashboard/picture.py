@@ -18,8 +18,7 @@ from fakes.dashboard_node import DashboardNode, startup_of
 from playwright.sync_api import sync_playwright
 
 from virtshim.dashboard import command
-from virtshim.dashboard.history import NODE, Graphs
-from virtshim.dashboard.readings import Sample, total
+from virtshim.dashboard.readings import NODE, Graphs, Sample, total
 
 _PODS = [
     ("build-runner", "ci", 0.9, 3072), ("debian", "default", 0.08, 640), ("fedora-coreos", "default", 0.0, 0),

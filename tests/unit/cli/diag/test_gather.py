@@ -23,9 +23,9 @@ import pytest
 from virtshim.cli.diag import command, daemons, machine, records, vms
 from virtshim.cli.diag.command import diag_command, look_at
 from virtshim.cli.diag.gather import Gathered, Node, Room
-from virtshim.domain.errors import InvalidRequest, WrongState
-from virtshim.files import lock_file
-from virtshim.settings.vms import Libvirt
+from virtshim.config.vms import Libvirt
+from virtshim.model.errors import InvalidRequest, WrongState
+from virtshim.system.files import lock_file
 
 
 def content(archive: Path) -> dict[str, str]:
@@ -228,7 +228,9 @@ def test_a_definition_that_was_cut_or_has_gone_hides_no_other(tmp_path: Path) ->
 
 # A daemon that tells of its threads; one that hangs where no Python runs; one that has never heard of it.
 _TELLS = "from tapmanager import thread_dump; thread_dump.write_when_asked({socket!r})\n"
-_LOCK = "from virtshim.files import lock_file; lock = lock_file({socket!r} + '.lock'); print('ready', flush=True)\n"
+_LOCK = (
+    "from virtshim.system.files import lock_file; lock = lock_file({socket!r} + '.lock'); print('ready', flush=True)\n"
+)
 _NAMED = (
     "import threading; threading.Thread(target=threading.Event().wait, name='busy-with-a-pod', daemon=True).start()\n"
 )

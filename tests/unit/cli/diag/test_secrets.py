@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from virtshim.cli.diag.harmless import KEPT, MAPS, PLAIN_ANNOTATIONS, WITHHELD
-from virtshim.cli.diag.secrets import Secrets
-from virtshim.domain.annotations.parse import is_known
-from virtshim.domain.container import ContainerSpec, ContainerStatus
-from virtshim.domain.devices.condition import DeviceCondition
-from virtshim.domain.devices.granted import BorrowedDevice
-from virtshim.domain.image import Image
-from virtshim.domain.sandbox import Sandbox
+from virtshim.annotations.parse import is_known
+from virtshim.cli.diag.secrets import KEPT, MAPS, PLAIN_ANNOTATIONS, WITHHELD, Secrets
+from virtshim.devices.values import BorrowedDevice, DeviceCondition
+from virtshim.model.container import ContainerSpec, ContainerStatus
+from virtshim.model.image import Image
+from virtshim.model.sandbox import Sandbox
 from virtshim.store.schema import metadata
 
 PLANTED = "planted-S3cret/value"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.hypervisor.chains.qcow2_header import HEAD_BYTES, BadHeader, Qcow2Header, parse
+from virtshim.vm.disk_chains import HEAD_BYTES, BadHeader, Qcow2Header, parse
 
 NONE = Qcow2Header(backing="", backing_format="", has_data_file=False, encrypted=False)
 

@@ -10,8 +10,8 @@ import pytest
 from fakes.scarcity import EPOLL, THREAD, Scarcity
 from leaks import OpenedSince
 
-from virtshim.domain.vm import OffReason, Power, PowerState
-from virtshim.hypervisor.ends.exit_watcher import QemuExitWatcher
+from virtshim.model.vm import OffReason, Power, PowerState
+from virtshim.vm.ends import QemuExitWatcher
 
 VM = uuid.UUID("5fcca100-659f-5f99-9d53-0178ad853389")
 WAIT_LIMIT = 20.0

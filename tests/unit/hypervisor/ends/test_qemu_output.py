@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from leaks import OpenedSince
 
-from virtshim.domain.errors import InternalError
-from virtshim.hypervisor.ends.qemu_output import QemuOutput
-from virtshim.hypervisor.file_owner import QemuIds
+from virtshim.model.errors import InternalError
+from virtshim.vm.file_owner import QemuIds
+from virtshim.vm.qemu_output import QemuOutput
 
 NAME = "virtshim-x"
 DOMAIN = uuid.UUID("11111111-2222-5333-8444-555555555555")

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.errors import DeadlineExceeded, InternalError
-from virtshim.hypervisor.devices.cpu import DomainType
-from virtshim.hypervisor.kvm import probe, probe_guest
-from virtshim.process import Finished
+from virtshim.model.errors import DeadlineExceeded, InternalError
+from virtshim.system.process import Finished
+from virtshim.vm import kvm_probe
+from virtshim.vm.elements.processors import DomainType
+from virtshim.vm.kvm_probe import PROBE_GUEST_PASSED, probe_guest_rom
 
 QEMU = "/usr/bin/qemu-system-x86_64"
-SOURCE = Path(probe.__file__).with_name("probe_guest.S")
+SOURCE = Path(kvm_probe.__file__).with_name("probe_guest.S")
 
 
 class Program:
@@ -28,18 +29,18 @@ class Program:
     def __call__(self, argv: list[str], *, timeout: float) -> Finished:
         self.calls.append(argv)
         rom = Path(argv[argv.index("-bios") + 1])
-        assert rom.read_bytes() == probe_guest.rom()
+        assert rom.read_bytes() == probe_guest_rom()
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
 
 
-def _choose(tmp_path: Path, program: Program, wanted: str = "auto", kvm: str = "/dev/null") -> probe.Verdict:
-    return probe.choose(wanted, QEMU, str(tmp_path / "kvm.json"), run_program=program, kvm=kvm)
+def _choose(tmp_path: Path, program: Program, wanted: str = "auto", kvm: str = "/dev/null") -> kvm_probe.Verdict:
+    return kvm_probe.probe_choose(wanted, QEMU, str(tmp_path / "kvm.json"), run_program=program, kvm=kvm)
 
 
 def test_a_guest_that_comes_through_means_kvm_and_is_asked_once(tmp_path: Path) -> None:
-    program = Program(Finished(probe_guest.PASSED, b"PL", b""))
+    program = Program(Finished(PROBE_GUEST_PASSED, b"PL", b""))
     for _ in range(2):
         assert _choose(tmp_path, program).domain_type is DomainType.KVM
     assert len(program.calls) == 1
@@ -63,16 +64,16 @@ def test_no_answer_means_qemu_for_now_only(tmp_path: Path, error: Exception) -> 
 
 
 def test_another_qemu_is_another_question(tmp_path: Path) -> None:
-    program = Program(Finished(probe_guest.PASSED, b"", b""))
+    program = Program(Finished(PROBE_GUEST_PASSED, b"", b""))
     _choose(tmp_path, program)
-    probe.choose("auto", "/other/qemu", str(tmp_path / "kvm.json"), run_program=program, kvm="/dev/null")
+    kvm_probe.probe_choose("auto", "/other/qemu", str(tmp_path / "kvm.json"), run_program=program, kvm="/dev/null")
     assert len(program.calls) == 2
 
 
 @pytest.mark.parametrize("kept", ["", "{}", "[]", '{"key": 1, "domain_type": "x"}'])
 def test_a_damaged_memory_is_no_memory(tmp_path: Path, kept: str) -> None:
     (tmp_path / "kvm.json").write_text(kept)
-    program = Program(Finished(probe_guest.PASSED, b"", b""))
+    program = Program(Finished(PROBE_GUEST_PASSED, b"", b""))
     assert _choose(tmp_path, program).domain_type is DomainType.KVM
 
 
@@ -95,7 +96,7 @@ def test_the_bytes_are_what_the_source_assembles_to(tmp_path: Path) -> None:
     subprocess.run(["as", "--64", str(SOURCE), "-o", str(tmp_path / "p.o")], check=True)
     link = ["ld", "-Ttext", "0xf0000", "--oformat", "binary", "p.o", "-o", "p.bin"]
     subprocess.run(link, cwd=tmp_path, check=True)
-    assert (tmp_path / "p.bin").read_bytes() == probe_guest.rom()
+    assert (tmp_path / "p.bin").read_bytes() == probe_guest_rom()
 
 
 def test_the_guest_comes_through_where_guests_run(tmp_path: Path) -> None:
@@ -103,9 +104,10 @@ def test_the_guest_comes_through_where_guests_run(tmp_path: Path) -> None:
     if not os.path.exists(QEMU):
         pytest.skip(f"NOT TESTED: needs {QEMU}; run make setup")
     rom = tmp_path / "rom"
-    rom.write_bytes(probe_guest.rom())
+    rom.write_bytes(probe_guest_rom())
     argv = [
-        "tcg" if word == "kvm" else "max" if word == "host" else word for word in probe.command_line(QEMU, str(rom))
+        "tcg" if word == "kvm" else "max" if word == "host" else word
+        for word in kvm_probe.probe_command_line(QEMU, str(rom))
     ]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (probe_guest.PASSED, b"PL")
+    assert (done.returncode, done.stdout) == (PROBE_GUEST_PASSED, b"PL")

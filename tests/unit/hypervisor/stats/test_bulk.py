@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 import pytest
 from structlog.testing import capture_logs
 
-from virtshim.domain.errors import Unavailable
-from virtshim.hypervisor.stats.bulk import BulkStats
-from virtshim.hypervisor.stats.counters import Stats
+from virtshim.model.errors import Unavailable
+from virtshim.vm.statistics import BulkStats, Stats
 
 A, B = uuid.UUID(int=1), uuid.UUID(int=2)
 WAIT_LIMIT = 0.3

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.usage import CgroupUsage, HugepageUsage, Pressure
-from virtshim.hypervisor.stats.cgroup_usage import CgroupTree, usage_of
+from virtshim.model.usage import CgroupUsage, HugepageUsage, Pressure
+from virtshim.vm.cgroup_usage import CgroupTree, usage_of
 
 QEMU, OTHER = 100, 200
 VM = "/kubepods/pod1/vm"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from virtshim.domain.usage import BlockUsage, GuestMemory, VcpuUsage, VmCounters
-from virtshim.hypervisor.stats.counters import to_counters
+from virtshim.model.usage import BlockUsage, GuestMemory, VcpuUsage, VmCounters
+from virtshim.vm.statistics import to_counters
 
 STATS: dict[str, object] = {
     "state.state": 1,

@@ -11,12 +11,12 @@ import pytest
 from fakes.apiserver import Api, kubeconfig
 from fakes.full_records import SANDBOX
 
-from virtshim.config import Settings
-from virtshim.domain.sandbox import Sandbox, SandboxPhase
+from virtshim.config.settings import Settings
+from virtshim.model.sandbox import Sandbox, SandboxPhase
+from virtshim.preflight.api_server import api_server_named
 from virtshim.preflight.checks import ALL
 from virtshim.preflight.finding import Finding, Level
-from virtshim.preflight.node.api_server import named
-from virtshim.preflight.node.checks import cluster_objects
+from virtshim.preflight.node_checks import cluster_objects
 from virtshim.store import rows
 
 pytestmark = pytest.mark.operator
@@ -219,4 +219,4 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_annotations_that_cannot_be_read_name_nothing() -> None:
-    assert named([pod("odd", {"VirtletSSHKeySource": "keys"}), pod("plain", {})]) == []
+    assert api_server_named([pod("odd", {"VirtletSSHKeySource": "keys"}), pod("plain", {})]) == []

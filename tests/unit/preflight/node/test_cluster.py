@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from fakes.apiserver import Api, data, kubeconfig
 
-from virtshim.config import Settings
+from virtshim.config.settings import Settings
+from virtshim.preflight.api_server import cluster_runtime_classes
 from virtshim.preflight.finding import Level
-from virtshim.preflight.node.checks import of_cluster
-from virtshim.preflight.node.cluster import runtime_classes
-from virtshim.preflight.node.overhead import RuntimeClass
+from virtshim.preflight.node_checks import of_cluster
+from virtshim.preflight.overhead import RuntimeClass
 
 pytestmark = pytest.mark.operator
 
@@ -29,10 +29,12 @@ def api(apiserver: Api) -> Api:
 
 def test_with_a_token_the_class_with_our_handler_is_found(api: Api, tmp_path: Path) -> None:
     path = kubeconfig(api, tmp_path, {"token": "secret"})
-    assert runtime_classes(path, HANDLERS) == [RuntimeClass("RuntimeClass vms", "virtshim", 256 << 20)]
+    assert cluster_runtime_classes(path, HANDLERS) == [RuntimeClass("RuntimeClass vms", "virtshim", 256 << 20)]
     assert api.asked == [(CLASSES, "Bearer secret", False)]
     (tmp_path / "token").write_text("secret\n")
-    assert not runtime_classes(kubeconfig(api, tmp_path, {"tokenFile": f"{tmp_path}/token"}), HANDLERS)[0].trouble
+    assert not cluster_runtime_classes(kubeconfig(api, tmp_path, {"tokenFile": f"{tmp_path}/token"}), HANDLERS)[
+        0
+    ].trouble
 
 
 def test_with_a_certificate_in_a_file_or_in_the_kubeconfig_itself(api: Api, tmp_path: Path) -> None:
@@ -40,7 +42,7 @@ def test_with_a_certificate_in_a_file_or_in_the_kubeconfig_itself(api: Api, tmp_
     beside = {"client-certificate": str(api.certificate), "client-key": str(api.key)}
     for user in (inside, beside):
         path = kubeconfig(api, tmp_path, user, **{"certificate-authority-data": data(api.certificate)})
-        assert [one.trouble for one in runtime_classes(path, HANDLERS)] == [""]
+        assert [one.trouble for one in cluster_runtime_classes(path, HANDLERS)] == [""]
     assert [shown for _, _, shown in api.asked] == [True, True]
 
 
@@ -66,8 +68,8 @@ def test_a_cluster_that_cannot_be_asked_is_a_warning_that_says_why(
 @pytest.mark.parametrize("text", ["", "[]", "a: [", "current-context: x"])
 def test_what_is_no_kubeconfig_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "k").write_text(text)
-    assert runtime_classes(str(tmp_path / "k"), HANDLERS)[0].trouble
-    assert runtime_classes(str(tmp_path / "none"), HANDLERS)[0].trouble
+    assert cluster_runtime_classes(str(tmp_path / "k"), HANDLERS)[0].trouble
+    assert cluster_runtime_classes(str(tmp_path / "none"), HANDLERS)[0].trouble
 
 
 def test_a_cluster_without_our_class_is_told_what_to_apply(api: Api, tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from fakes.full_records import CONTAINER, SANDBOX
 
-from virtshim.config import Settings
-from virtshim.domain.container import ContainerPhase
+from virtshim.config.settings import Settings
+from virtshim.model.container import ContainerPhase
+from virtshim.preflight import node_checks, node_facts
 from virtshim.preflight.finding import Level
-from virtshim.preflight.node import checks, facts
 from virtshim.store import rows
 from virtshim.store.read_only import read_running
 
@@ -26,27 +26,27 @@ def place() -> Iterator[Path]:
 
 
 def test_the_kernel_can_be_asked_for_its_clock() -> None:
-    answer, trouble = facts.synchronised()
+    answer, trouble = node_facts.synchronised()
     assert (answer is None) == bool(trouble)
 
 
 def test_a_socket_is_silent_until_somebody_listens(place: Path) -> None:
     path = f"{place}/s"
-    assert facts.silence(path) == "No such file or directory"
+    assert node_facts.silence(path) == "No such file or directory"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
-        assert facts.silence(path) == "Connection refused"
+        assert node_facts.silence(path) == "Connection refused"
         server.listen()
-        assert facts.silence(path) == ""
+        assert node_facts.silence(path) == ""
     (place / "file").touch()
-    assert facts.silence(f"{place}/file") == ""
+    assert node_facts.silence(f"{place}/file") == ""
 
 
 def test_a_node_that_has_never_served_has_no_qemu(tmp_path: Path) -> None:
     settings = Settings.model_validate({"paths": {"state_dir": str(tmp_path)}})
-    assert facts.qemus(settings) == ([], "")
+    assert node_facts.qemus(settings) == ([], "")
     (tmp_path / "state.db").write_text("no database, but long enough to be taken for a damaged one" * 20)
-    assert "cannot be read" in facts.qemus(settings)[1]
+    assert "cannot be read" in node_facts.qemus(settings)[1]
 
 
 def test_the_records_of_containers_that_run_are_read(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_the_records_of_containers_that_run_are_read(tmp_path: Path) -> None:
         database.commit()
     assert read_running(str(tmp_path / "state.db")) == [(SANDBOX, running)]
     settings = Settings.model_validate({"paths": {"state_dir": str(tmp_path)}})
-    (found,) = checks.qemu_overhead(settings)
+    (found,) = node_checks.qemu_overhead(settings)
     assert found.level is Level.WARNING
     assert "no VM runs: nothing to measure; the records of container c (vm) cannot be read: what their" in found.text
     assert "config.unreadable" in found.remedy
@@ -69,22 +69,24 @@ def test_the_records_of_containers_that_run_are_read(tmp_path: Path) -> None:
 
 def test_records_that_cannot_be_read_are_named_and_no_more_than_a_few(tmp_path: Path) -> None:
     settings = Settings.model_validate({"paths": {"state_dir": str(tmp_path)}})
-    assert facts.unread(settings) == ("", "")
+    assert node_facts.unread(settings) == ("", "")
     with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
         database.execute("create table sandboxes (id text, namespace text, name text, created_at int, document text)")
         database.executemany("insert into sandboxes values (?, 'team', 'a\nb', 1, 'damaged')", [(n,) for n in range(7)])
         database.commit()
     names = ", ".join(f"sandbox {number} (team/a\\nb)" for number in range(5))
-    assert facts.unread(settings)[0] == f"the records of {names} and 2 more cannot be read"
+    assert node_facts.unread(settings)[0] == f"the records of {names} and 2 more cannot be read"
     (tmp_path / "state.db").write_text("no database, but long enough to be taken for a damaged one" * 20)
-    assert facts.unread(settings)[1] == "run this as root"
+    assert node_facts.unread(settings)[1] == "run this as root"
 
 
 def test_every_check_of_a_nodes_surroundings_tells_something_or_nothing_on_any_machine(place: Path) -> None:
     settings = Settings.model_validate({"paths": {"state_dir": str(place), "run_dir": str(place)}})
     for check in (
-        checks.kubelet_configuration, checks.kubelet_cgroups, checks.kubelet_runtime, checks.swap, checks.container_runtimes,
-        checks.clock_synchronised, checks.clock_source, checks.virtshim, checks.shares, checks.qemu_overhead,
-        checks.cluster_objects,
+        node_checks.kubelet_configuration, node_checks.kubelet_cgroups, node_checks.kubelet_runtime, node_checks.swap,
+        node_checks.container_runtimes,
+        node_checks.clock_synchronised, node_checks.clock_source, node_checks.virtshim, node_checks.shares,
+        node_checks.qemu_overhead,
+        node_checks.cluster_objects,
     ):  # fmt: skip
         assert all(found.text for found in check(settings))

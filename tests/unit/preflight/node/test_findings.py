@@ -7,12 +7,21 @@ from pathlib import Path
 import pytest
 from fakes.sysfs import FakeSysfs
 
-from virtshim.config import Settings
+from virtshim.config.settings import Settings
 from virtshim.neighbours.kubelet import CONFIG_FILE, Given, KubeletSetup
 from virtshim.neighbours.runtimes import RuntimeSetup
+from virtshim.preflight import node_checks
 from virtshim.preflight.access import FileStatus
 from virtshim.preflight.finding import Finding, Level
-from virtshim.preflight.node import beside, checks, clock, kubelet, listeners
+from virtshim.preflight.kubelet import (
+    kubelet_cgroup_driver,
+    kubelet_configuration,
+    kubelet_endpoint,
+    kubelet_swap,
+    listeners_listener,
+)
+from virtshim.preflight.machine import clock_source, clock_synchronised
+from virtshim.preflight.runtimes import beside_findings
 from virtshim.preflight.virtualization import ProgramOutput
 
 pytestmark = pytest.mark.operator
@@ -27,11 +36,11 @@ def setup(**fields: object) -> KubeletSetup:
 
 def test_a_finding_that_is_not_ok_has_a_remedy() -> None:
     told: list[Finding] = [
-        kubelet.configuration(KubeletSetup(unreadable=("x: why",))),
-        kubelet.swap(setup(), ""),
-        clock.synchronised(None, "why"),
-        clock.source("hpet"),
-        *beside.findings([RuntimeSetup("containerd", "/s", "/f", "trouble")], "systemd", "/etc/cni/net.d", behind_proxy=True),
+        kubelet_configuration(KubeletSetup(unreadable=("x: why",))),
+        kubelet_swap(setup(), ""),
+        clock_synchronised(None, "why"),
+        clock_source("hpet"),
+        *beside_findings([RuntimeSetup("containerd", "/s", "/f", "trouble")], "systemd", "/etc/cni/net.d", behind_proxy=True),
     ]  # fmt: skip
     assert all(one.remedy for one in told)
 
@@ -45,7 +54,7 @@ def test_a_finding_that_is_not_ok_has_a_remedy() -> None:
     ],
 )
 def test_kubelets_configuration(found: KubeletSetup, level: Level, said: str) -> None:
-    told = kubelet.configuration(found)
+    told = kubelet_configuration(found)
     assert told.level is level
     assert said in told.text
 
@@ -62,7 +71,7 @@ def test_kubelets_configuration(found: KubeletSetup, level: Level, said: str) ->
     ],
 )
 def test_kubelets_cgroup_driver(found: KubeletSetup, ours: str, version: str, level: Level) -> None:
-    assert kubelet.cgroup_driver(found, ours, ProgramOutput(version)).level is level
+    assert kubelet_cgroup_driver(found, ours, ProgramOutput(version)).level is level
 
 
 @pytest.mark.parametrize(
@@ -77,7 +86,7 @@ def test_kubelets_cgroup_driver(found: KubeletSetup, ours: str, version: str, le
 )
 def test_kubelets_endpoint(value: str | None, missing: Sequence[str], level: Level, said: str) -> None:
     served = {"/run/virtshim/virtshim.sock": "virtshim", "/run/virtshim/proxy.sock": "virtshim-proxy"}
-    told = kubelet.endpoint(setup(containerRuntimeEndpoint=value) if value else setup(), served, frozenset(missing))
+    told = kubelet_endpoint(setup(containerRuntimeEndpoint=value) if value else setup(), served, frozenset(missing))
     assert told.level is level
     assert said in told.remedy
 
@@ -97,7 +106,7 @@ HEAD = "Filename\tType\tSize\tUsed\tPriority"
     ],
 )
 def test_swap(found: KubeletSetup, swaps: str, level: Level) -> None:
-    assert kubelet.swap(found, swaps).level is level
+    assert kubelet_swap(found, swaps).level is level
 
 
 def runtime(**changed: object) -> RuntimeSetup:
@@ -121,7 +130,7 @@ def runtime(**changed: object) -> RuntimeSetup:
     ],
 )
 def test_a_runtime_beside(found: list[RuntimeSetup], proxied: bool, levels: list[Level]) -> None:
-    told = beside.findings(found, "systemd", "/etc/cni/net.d", behind_proxy=proxied)
+    told = beside_findings(found, "systemd", "/etc/cni/net.d", behind_proxy=proxied)
     assert [one.level for one in told] == levels
 
 
@@ -133,23 +142,23 @@ def test_a_runtime_beside_matters_only_where_kubelet_asks_for_containers(asked: 
     node.write("/usr/bin/containerd", "")
     options = 'plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options'
     node.write("/etc/containerd/config.toml", f"version = 2\n[{options}]\nSystemdCgroup = false\n")
-    found = checks.container_runtimes(Settings.model_validate({"cri": {"cgroup_driver": "systemd"}}), node.files())
+    found = node_checks.container_runtimes(Settings.model_validate({"cri": {"cgroup_driver": "systemd"}}), node.files())
     assert told in found[0].text
 
 
 def test_a_containerd_that_says_nothing_of_cgroups_has_the_same_driver_as_a_node_of_cgroupfs() -> None:
-    (told,) = beside.findings([runtime(cgroup_driver="")], "cgroupfs", "/etc/cni/net.d/", behind_proxy=True)
+    (told,) = beside_findings([runtime(cgroup_driver="")], "cgroupfs", "/etc/cni/net.d/", behind_proxy=True)
     assert told.level is OK
 
 
 @pytest.mark.parametrize(("answer", "level"), [(True, OK), (False, WARNING), (None, WARNING)])
 def test_the_clock(answer: bool | None, level: Level) -> None:
-    assert clock.synchronised(answer, "Operation not permitted").level is level
+    assert clock_synchronised(answer, "Operation not permitted").level is level
 
 
 @pytest.mark.parametrize(("name", "level"), [("tsc", OK), ("kvm-clock", OK), ("hpet", WARNING), ("", WARNING)])
 def test_the_clocks_source(name: str, level: Level) -> None:
-    assert clock.source(name).level is level
+    assert clock_source(name).level is level
 
 
 def file(mode: int, uid: int = 0, gid: int = 0) -> FileStatus:
@@ -170,6 +179,6 @@ def file(mode: int, uid: int = 0, gid: int = 0) -> FileStatus:
     ],
 )
 def test_who_listens(there: FileStatus | None, silence: str, level: Level) -> None:
-    told = listeners.listener("virtshim", "/run/virtshim/virtshim.sock", there, silence)
+    told = listeners_listener("virtshim", "/run/virtshim/virtshim.sock", there, silence)
     assert told.level is level
     assert level is OK or "systemctl" in told.remedy or "chmod" in told.remedy

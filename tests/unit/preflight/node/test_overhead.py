@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from virtshim.preflight import node_facts
 from virtshim.preflight.finding import Level
-from virtshim.preflight.node import facts
-from virtshim.preflight.node.overhead import QemuMemory, RuntimeClass, declared, running, runtime_class, taken
+from virtshim.preflight.overhead import QemuMemory, RuntimeClass, declared, running, runtime_class, taken
 
 pytestmark = pytest.mark.operator
 
@@ -39,12 +39,12 @@ def test_where_no_mapping_is_the_guests_nothing_is_known(text: str) -> None:
 def test_a_process_is_read_by_its_command_line_and_its_mappings(tmp_path: Path) -> None:
     (tmp_path / "cmdline").write_bytes(b"qemu\0-m\0size=524288k,slots=16\0")
     (tmp_path / "smaps").write_text(SMAPS.format(guest=512 << 10))
-    assert facts.memory_beside_the_guest(str(tmp_path)) == (4000 + 61440) << 10
+    assert node_facts.memory_beside_the_guest(str(tmp_path)) == (4000 + 61440) << 10
     (tmp_path / "cmdline").write_bytes(b"qemu\0-m\0" + b"512\0")
-    assert facts.memory_beside_the_guest(str(tmp_path)) is not None
+    assert node_facts.memory_beside_the_guest(str(tmp_path)) is not None
     (tmp_path / "cmdline").write_bytes(b"qemu\0")
-    assert facts.memory_beside_the_guest(str(tmp_path)) is None
-    assert facts.memory_beside_the_guest(str(tmp_path / "gone")) is None
+    assert node_facts.memory_beside_the_guest(str(tmp_path)) is None
+    assert node_facts.memory_beside_the_guest(str(tmp_path / "gone")) is None
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_more_than_three_pods_are_counted() -> None:
 def test_the_projects_own_runtime_classes_are_read_and_each_is_compared_with_its_own_vms(
     pytestconfig: pytest.Config,
 ) -> None:
-    found = facts.runtime_classes_of(str(pytestconfig.rootpath / "deploy/runtimeclass.yaml"))
+    found = node_facts.runtime_classes_of(str(pytestconfig.rootpath / "deploy/runtimeclass.yaml"))
     assert [(one.handler, one.overhead) for one in found] == [
         ("virtshim", 256 * MIB), ("virtshim", 1024 * MIB), ("virtshim", 4096 * MIB),
     ]  # fmt: skip
@@ -111,8 +111,8 @@ def test_an_amount_that_is_none_is_trouble() -> None:
 
 
 def test_a_file_that_is_not_there_is_no_runtime_class(tmp_path: Path) -> None:
-    assert facts.runtime_classes_of(str(tmp_path / "none")) == []
+    assert node_facts.runtime_classes_of(str(tmp_path / "none")) == []
     for text in ("a: [", "just words", "metadata: 1"):
         (tmp_path / "bad").write_text(text)
-        (found,) = facts.runtime_classes_of(str(tmp_path / "bad"))
+        (found,) = node_facts.runtime_classes_of(str(tmp_path / "bad"))
         assert found.trouble

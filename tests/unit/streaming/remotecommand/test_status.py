@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from virtshim.streaming.remotecommand.status import Exited, Failed, as_status, as_text, from_status
+from virtshim.streaming.remotecommand_status import Exited, Failed, as_status, as_text, from_status
 
 
 def test_success_is_told_as_kubernetes_tells_it():

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from virtshim.streaming.remotecommand.terminal_size import Size, SizeReader
+from virtshim.streaming.remotecommand import Size, SizeReader
 
 
 def test_sizes_come_one_after_another_and_the_newest_counts():

@@ -22,10 +22,17 @@ from fakes.spdy import (
     plain_block,
 )
 
-from virtshim.streaming.spdy.connection import GoneAway, HalfClosed, Opened, Received, Reset, SpdyConnection
-from virtshim.streaming.spdy.dictionary import DICTIONARY
+from virtshim.streaming.spdy.connection import (
+    DICTIONARY,
+    MAX_BYTES,
+    GoneAway,
+    HalfClosed,
+    Opened,
+    Received,
+    Reset,
+    SpdyConnection,
+)
 from virtshim.streaming.spdy.frames import SpdyError, Status
-from virtshim.streaming.spdy.headers import MAX_BYTES
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from virtshim.streaming.spdy import frames
-from virtshim.streaming.spdy.dictionary import DICTIONARY
+from virtshim.streaming.spdy.connection import DICTIONARY
 from virtshim.streaming.spdy.frames import (
     DataPiece,
     Decoder,

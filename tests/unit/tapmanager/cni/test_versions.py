@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapmanager.cni import versions
-from tapmanager.cni.conf import conf_from_json
+from tapmanager.cni.conf import conf_from_json, versions_converted
 from tapmanager.cni.result import parse_result
 from tapmanager.fields import BadField
 
@@ -75,11 +74,11 @@ def test_a_list_of_addresses_says_their_families_where_the_version_has_it(
     result: dict[str, object], version: str
 ) -> None:
     wanted = PLAIN if version in ("1.0.0", "1.1.0") else WITH_FAMILY
-    assert versions.converted(result, version) == {**wanted, "cniVersion": version}
+    assert versions_converted(result, version) == {**wanted, "cniVersion": version}
 
 
 def test_the_oldest_form_becomes_a_list() -> None:
-    found = versions.converted(BY_FAMILY, "1.0.0")
+    found = versions_converted(BY_FAMILY, "1.0.0")
     without_interface = [{key: ip[key] for key in ip if key != "interface"} for ip in PLAIN["ips"]]
     wanted = {**PLAIN, "cniVersion": "1.0.0", "ips": without_interface}
     del wanted["interfaces"]
@@ -89,10 +88,10 @@ def test_the_oldest_form_becomes_a_list() -> None:
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
 def test_a_list_becomes_the_oldest_form_which_has_one_address_a_family(version: str) -> None:
     more = {**PLAIN, "ips": [*PLAIN["ips"], {"address": "10.1.0.6/16"}]}
-    found = versions.converted(more, version)
+    found = versions_converted(more, version)
     through = [{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}]
     assert found == {**BY_FAMILY, "cniVersion": version, "ip4": {**BY_FAMILY["ip4"], "routes": through}}
-    assert versions.converted(BY_FAMILY, version) == {**BY_FAMILY, "cniVersion": version}
+    assert versions_converted(BY_FAMILY, version) == {**BY_FAMILY, "cniVersion": version}
 
 
 _JSON = st.recursive(
@@ -107,12 +106,12 @@ _JSON = st.recursive(
     version=st.sampled_from(["0.2.0", "0.4.0", "1.1.0"]),
 )
 def test_what_is_no_result_is_converted_to_something(raw: dict[str, object], version: str) -> None:
-    assert versions.converted(raw, version)["cniVersion"] == version
+    assert versions_converted(raw, version)["cniVersion"] == version
 
 
 @pytest.mark.parametrize("version", ["0.2.0", "0.3.1", "1.0.0"])
 def test_a_converted_result_says_the_same(version: str) -> None:
-    kept = parse_result(versions.converted(WITH_FAMILY, version))
+    kept = parse_result(versions_converted(WITH_FAMILY, version))
     told = parse_result(WITH_FAMILY)
     assert ([ip.address for ip in kept.ips], kept.routes, kept.dns) == (
         [ip.address for ip in told.ips],

@@ -12,7 +12,7 @@ from ipaddress import IPv6Address
 
 import pytest
 
-from tapmanager.dhcp.guest_nic import GuestNic
+from tapmanager.dhcp.opened import GuestNic
 from tapmanager.dhcp.server import DhcpServer
 from tapmanager.ipv6 import frame
 from tapmanager.ipv6.announcer import Announcer, Ends

@@ -12,10 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapmanager.dhcp import frame, lease_plan, packet
-from tapmanager.dhcp.frame import Datagram
+from tapmanager.dhcp import lease_plan, packet
 from tapmanager.dhcp.lease_plan import Lease
-from tapmanager.dhcp.packet import BadPacket, Message
+from tapmanager.dhcp.packet import (
+    FRAME_BROADCAST_IP,
+    FRAME_BROADCAST_MAC,
+    FRAME_CLIENT_PORT,
+    BadPacket,
+    Datagram,
+    Message,
+    frame_build,
+    frame_parse,
+)
 from tapmanager.pod import Dns, Nic, Route
 
 MAC = bytes.fromhex("0a58c0a80002")
@@ -52,15 +60,15 @@ def request(kind: int, **more: object) -> Message:
 
 def in_frame(message: Message, port: int = 67) -> bytes:
     source = Datagram(
-        MAC, frame.BROADCAST_MAC, packet.ANY, frame.BROADCAST_IP, frame.CLIENT_PORT, port, packet.build(message)
+        MAC, FRAME_BROADCAST_MAC, packet.ANY, FRAME_BROADCAST_IP, FRAME_CLIENT_PORT, port, packet.build(message)
     )
-    return frame.build(source)
+    return frame_build(source)
 
 
 def answered(message: Message, to: Lease | None = None) -> tuple[Datagram, Message]:
     data = lease_plan.answer(in_frame(message), to or lease())
     assert data is not None
-    datagram = frame.parse(data)
+    datagram = frame_parse(data)
     return datagram, packet.parse(datagram.payload)
 
 
@@ -106,12 +114,12 @@ def test_a_message_is_parsed_as_it_was_built(message: Message) -> None:
     padding=st.binary(max_size=20),
 )
 def test_a_datagram_is_parsed_as_it_was_built_with_any_padding(datagram: Datagram, padding: bytes) -> None:
-    assert frame.parse(frame.build(datagram) + padding) == datagram
+    assert frame_parse(frame_build(datagram) + padding) == datagram
 
 
 @given(data=st.binary(max_size=700))
 def test_any_bytes_are_a_message_or_a_bad_packet(data: bytes) -> None:
-    for parse in (packet.parse, frame.parse):
+    for parse in (packet.parse, frame_parse):
         with contextlib.suppress(BadPacket):
             parse(data)
 
@@ -119,7 +127,7 @@ def test_any_bytes_are_a_message_or_a_bad_packet(data: bytes) -> None:
 @given(area=st.binary(max_size=300), at=st.integers(0, 600), noise=st.binary(max_size=40))
 def test_no_frame_makes_the_server_fail(area: bytes, at: int, noise: bytes) -> None:
     fixed = packet.build(request(packet.DISCOVER))[:240]
-    data = frame.build(Datagram(MAC, frame.BROADCAST_MAC, packet.ANY, frame.BROADCAST_IP, 68, 67, fixed + area))
+    data = frame_build(Datagram(MAC, FRAME_BROADCAST_MAC, packet.ANY, FRAME_BROADCAST_IP, 68, 67, fixed + area))
     lease_plan.answer(data, lease())
     lease_plan.answer(data[:at] + noise + data[at + len(noise) :], lease())
 
@@ -133,7 +141,7 @@ def checksum_is_right(data: bytes) -> bool:
 
 @given(payload=st.binary(max_size=301))
 def test_both_checksums_are_right(payload: bytes) -> None:
-    data = frame.build(Datagram(MAC, OTHER_MAC, GATEWAY, ADDRESS, 67, 68, payload))
+    data = frame_build(Datagram(MAC, OTHER_MAC, GATEWAY, ADDRESS, 67, 68, payload))
     ip, udp = data[14:34], data[34:]
     assert checksum_is_right(ip)
     pseudo = ip[12:20] + struct.pack("!BBH", 0, 17, len(udp))
@@ -151,7 +159,7 @@ def test_fragments_and_other_protocols_are_no_datagrams() -> None:
     good = in_frame(request(packet.DISCOVER))
     for offset, value in ((20, b"\x20\x00"), (20, b"\x00\x01"), (23, b"\x06"), (12, b"\x86\xdd")):
         with pytest.raises(BadPacket):
-            frame.parse(good[:offset] + value + good[offset + len(value) :])
+            frame_parse(good[:offset] + value + good[offset + len(value) :])
 
 
 # -- option contents -----------------------------------------------------------------------------------------------------
@@ -256,7 +264,7 @@ def test_a_request_for_the_offer_is_acknowledged() -> None:
 
 def test_a_client_that_cannot_take_unicast_yet_is_answered_by_broadcast() -> None:
     datagram, _ = answered(request(packet.DISCOVER, flags=packet.BROADCAST_FLAG))
-    assert (datagram.target_mac, datagram.target) == (frame.BROADCAST_MAC, frame.BROADCAST_IP)
+    assert (datagram.target_mac, datagram.target) == (FRAME_BROADCAST_MAC, FRAME_BROADCAST_IP)
 
 
 def test_a_request_for_another_servers_offer_is_ignored() -> None:
@@ -295,7 +303,7 @@ def test_a_wrong_address_is_refused_by_broadcast(message: Message) -> None:
     assert nak.kind == packet.NAK
     assert nak.yiaddr == packet.ANY
     assert packet.OPT_LEASE_TIME not in nak.options
-    assert (datagram.target_mac, datagram.target) == (frame.BROADCAST_MAC, frame.BROADCAST_IP)
+    assert (datagram.target_mac, datagram.target) == (FRAME_BROADCAST_MAC, FRAME_BROADCAST_IP)
 
 
 def test_inform_gets_configuration_without_an_address_or_a_lease() -> None:

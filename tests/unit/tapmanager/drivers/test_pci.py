@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from fakes.pcibus import FakePciBus
 
-from tapmanager.drivers.pci import PciDrivers
+from tapmanager.drivers import PciDrivers
 from tapmanager.errors import TapmanagerError
 
 ONE, TWO = "0000:3b:00.1", "0000:3b:00.2"

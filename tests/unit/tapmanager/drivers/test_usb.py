@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fakes.usbbus import FakeUsbBus
 
-from tapmanager.drivers.usb import UsbDrivers
+from tapmanager.drivers import UsbDrivers
 from tapmanager.errors import TapmanagerError
 
 

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapmanager.ipv6 import discovery, frame, routers, stand_in
+from tapmanager.ipv6 import discovery, frame, routers
 from tapmanager.ipv6.announcer import Announcer, Ends
-from tapmanager.ipv6.frame import Packet
+from tapmanager.ipv6.frame import STAND_IN_SERVER, Packet, stand_in_address, stand_in_mac
 from tapmanager.pod import OFF, WITH_IP, Dns, Neighbour, Nic, Route
 
 MAC, GATEWAY_MAC, OTHER_MAC = (bytes.fromhex(one) for one in ("0a58c0a80002", "020000000011", "020000000012"))
 GATEWAY, LINK_LOCAL = IPv6Address("fd00::1"), IPv6Address("fe80::858:c0ff:fea8:2")
-STAND_IN_MAC = stand_in.mac(1)
-STAND_IN, NOT_A_ROUTER = stand_in.address(1), stand_in.address(stand_in.SERVER)
+STAND_IN_MAC = stand_in_mac(1)
+STAND_IN, NOT_A_ROUTER = stand_in_address(1), stand_in_address(STAND_IN_SERVER)
 DEFAULT = Route("::/0", str(GATEWAY))
 NIC = Nic(
     link="eth0", mac="0a:58:c0:a8:00:02", link_mac="02:00:00:00:00:01", bridge="br0", bridge_mac="02:00:00:00:00:02", tap="tap0",
@@ -189,11 +189,11 @@ def test_routes_are_told_by_the_router_they_lead_to() -> None:
     network = ready(dataclasses.replace(NIC, routes=routes))
     network.solicits()
     said = {one.source: one for one in network.heard()}
-    assert {source: one.lifetime for source, one in said.items()} == {second: 0, stand_in.address(2): 65535}
+    assert {source: one.lifetime for source, one in said.items()} == {second: 0, stand_in_address(2): 65535}
     assert [body[:2] + body[6:14] for body in said[second].all(24)] == [
         bytes([48, 0]) + IPv6Address("fd00:7::").packed[:8]
     ]
-    assert [body[0] for body in said[stand_in.address(2)].all(24)] == [128]
+    assert [body[0] for body in said[stand_in_address(2)].all(24)] == [128]
     assert {body[14:30] for body in said[second].all(3)} == {
         IPv6Address("fd00::").packed,
         IPv6Address("fd00:9::").packed,

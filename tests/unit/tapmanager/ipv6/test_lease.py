@@ -12,10 +12,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapmanager.dhcp.packet import BadPacket, encode_search
-from tapmanager.ipv6 import frame, lease, message
+from tapmanager.ipv6 import frame, lease
 from tapmanager.ipv6.frame import Packet
-from tapmanager.ipv6.lease import Lease
-from tapmanager.ipv6.message import Message, Option
+from tapmanager.ipv6.lease import (
+    MESSAGE_ADVERTISE,
+    MESSAGE_CLIENT_ID,
+    MESSAGE_CONFIRM,
+    MESSAGE_DECLINE,
+    MESSAGE_DNS,
+    MESSAGE_ELAPSED,
+    MESSAGE_HEADS,
+    MESSAGE_IA_ADDRESS,
+    MESSAGE_IA_NA,
+    MESSAGE_IA_PD,
+    MESSAGE_IA_TA,
+    MESSAGE_INFORMATION_REQUEST,
+    MESSAGE_NO_ADDRESSES,
+    MESSAGE_NO_BINDING,
+    MESSAGE_NO_PREFIXES,
+    MESSAGE_NOT_ON_LINK,
+    MESSAGE_PREFERENCE,
+    MESSAGE_RAPID_COMMIT,
+    MESSAGE_REBIND,
+    MESSAGE_RECONFIGURE,
+    MESSAGE_REFRESH,
+    MESSAGE_RELEASE,
+    MESSAGE_RENEW,
+    MESSAGE_REPLY,
+    MESSAGE_REQUEST,
+    MESSAGE_SEARCH,
+    MESSAGE_SERVER_ID,
+    MESSAGE_SOLICIT,
+    MESSAGE_STATUS,
+    MESSAGE_SUCCESS,
+    Lease,
+    Message,
+    Option,
+    message_address_option,
+    message_build,
+    message_encode,
+    message_parse,
+    message_parse_options,
+)
 from tapmanager.pod import Dns, Nic
 
 MAC = bytes.fromhex("0a58c0a80002")
@@ -38,15 +76,15 @@ def made(nic: Nic = NIC, dns: Dns = DNS) -> Lease:
     return found
 
 
-def ia(*addresses: IPv6Address, iaid: bytes = IAID, kind: int = message.IA_NA) -> Option:
-    inner = message.encode([message.address_option(one, 3600) for one in addresses])
-    return kind, iaid + (b"" if kind == message.IA_TA else bytes(8)) + inner
+def ia(*addresses: IPv6Address, iaid: bytes = IAID, kind: int = MESSAGE_IA_NA) -> Option:
+    inner = message_encode([message_address_option(one, 3600) for one in addresses])
+    return kind, iaid + (b"" if kind == MESSAGE_IA_TA else bytes(8)) + inner
 
 
 def asking(kind: int, *options: Option, client: bytes | None = CLIENT, server: bytes | None = None) -> bytes:
-    head = [] if client is None else [(message.CLIENT_ID, client)]
-    head += [] if server is None else [(message.SERVER_ID, server)]
-    return message.build(kind, b"\1\2\3", [*head, *options])
+    head = [] if client is None else [(MESSAGE_CLIENT_ID, client)]
+    head += [] if server is None else [(MESSAGE_SERVER_ID, server)]
+    return message_build(kind, b"\1\2\3", [*head, *options])
 
 
 def in_frame(
@@ -63,7 +101,7 @@ def answered(body: bytes, to: Lease | None = None) -> Message:
     assert (packet.source.is_link_local, packet.target) == (True, LINK_LOCAL)
     port, payload = frame.from_udp(packet.payload)
     assert (port, payload[1:4]) == (546, b"\1\2\3")
-    return message.parse(payload)
+    return message_parse(payload)
 
 
 def is_unanswered(body: bytes, **where: object) -> bool:
@@ -72,9 +110,9 @@ def is_unanswered(body: bytes, **where: object) -> bool:
 
 def statuses(answer: Message) -> list[int]:
     """The answer's own, then those of its associations."""
-    own = [answer.get(message.STATUS)] if answer.get(message.STATUS) else []
-    inner = [dict(message.parse_options(value[head:])).get(message.STATUS)
-             for code, value in answer.options if (head := message.HEADS.get(code))]  # fmt: skip
+    own = [answer.get(MESSAGE_STATUS)] if answer.get(MESSAGE_STATUS) else []
+    inner = [dict(message_parse_options(value[head:])).get(MESSAGE_STATUS)
+             for code, value in answer.options if (head := MESSAGE_HEADS.get(code))]  # fmt: skip
     return [int.from_bytes(one[:2], "big") for one in [*own, *inner] if one]
 
 
@@ -82,9 +120,9 @@ def lifetimes(answer: Message) -> dict[str, int]:
     """Of each address, preferred and valid alike."""
     found = {}
     for code, value in answer.options:
-        if code == message.IA_NA:
-            for inner, body in message.parse_options(value[12:]):
-                if inner == message.IA_ADDRESS:
+        if code == MESSAGE_IA_NA:
+            for inner, body in message_parse_options(value[12:]):
+                if inner == MESSAGE_IA_ADDRESS:
                     preferred, valid = struct.unpack_from("!II", body, 16)
                     assert preferred == valid
                     found[str(IPv6Address(body[:16]))] = valid
@@ -98,7 +136,7 @@ _OPTIONS = st.lists(st.tuples(st.integers(0, 65535), st.binary(max_size=60)), ma
 
 @given(data=st.binary(max_size=700))
 def test_any_bytes_are_a_packet_and_a_message_or_bad(data: bytes) -> None:
-    for parse in (frame.parse, message.parse, lambda raw: frame.from_udp(raw.ljust(8, b"\0"))):
+    for parse in (frame.parse, message_parse, lambda raw: frame.from_udp(raw.ljust(8, b"\0"))):
         with contextlib.suppress(BadPacket):
             parse(data)
 
@@ -111,7 +149,7 @@ def test_any_bytes_are_a_packet_and_a_message_or_bad(data: bytes) -> None:
     cut=st.integers(0, 600),
 )
 def test_no_frame_makes_the_server_fail(kind: int, options: list[Option], at: int, noise: bytes, cut: int) -> None:
-    data = in_frame(message.build(kind, b"abc", [(message.CLIENT_ID, CLIENT), ia(OWN), *options]))
+    data = in_frame(message_build(kind, b"abc", [(MESSAGE_CLIENT_ID, CLIENT), ia(OWN), *options]))
     for one in (data, data[:at] + noise + data[at + len(noise) :], data[:cut]):
         answer = lease.answer(one, made())
         assert answer is None or len(answer) <= 14 + frame.LEAST_MTU
@@ -127,7 +165,7 @@ def test_a_packet_is_parsed_as_it_was_built_with_any_padding(payload: bytes, pro
 
 
 def test_a_message_cut_anywhere_gets_no_answer() -> None:
-    whole = in_frame(asking(message.SOLICIT, ia()))
+    whole = in_frame(asking(MESSAGE_SOLICIT, ia()))
     assert lease.answer(whole, made()) is not None
     assert [size for size in range(len(whole)) if lease.answer(whole[:size], made()) is not None] == []
 
@@ -140,120 +178,120 @@ def test_an_interface_without_an_ipv6_address_has_no_lease() -> None:
 
 
 def test_a_solicitation_is_offered_the_plugins_addresses_and_need_not_wait_for_others() -> None:
-    answer = answered(asking(message.SOLICIT, ia(), (message.ELAPSED, b"\0\0")))
-    assert (answer.kind, answer.get(message.CLIENT_ID), answer.get(message.SERVER_ID)) == (
-        message.ADVERTISE,
+    answer = answered(asking(MESSAGE_SOLICIT, ia(), (MESSAGE_ELAPSED, b"\0\0")))
+    assert (answer.kind, answer.get(MESSAGE_CLIENT_ID), answer.get(MESSAGE_SERVER_ID)) == (
+        MESSAGE_ADVERTISE,
         CLIENT,
         SERVER,
     )
-    assert answer.get(message.PREFERENCE) == b"\xff"
+    assert answer.get(MESSAGE_PREFERENCE) == b"\xff"
     assert lifetimes(answer) == {str(OWN): DAY, str(SECOND): DAY}
-    assert answer.get(message.DNS) == IPv6Address("fd00::10").packed
-    assert answer.get(message.SEARCH) == encode_search(("default.svc.cluster.local", "cluster.local"))
-    times = struct.unpack_from("!II", answer.get(message.IA_NA) or b"", 4)
+    assert answer.get(MESSAGE_DNS) == IPv6Address("fd00::10").packed
+    assert answer.get(MESSAGE_SEARCH) == encode_search(("default.svc.cluster.local", "cluster.local"))
+    times = struct.unpack_from("!II", answer.get(MESSAGE_IA_NA) or b"", 4)
     assert times == (DAY // 2, DAY * 7 // 8)
 
 
 def test_a_client_that_asks_for_rapid_commit_has_its_addresses_at_once() -> None:
-    answer = answered(asking(message.SOLICIT, (message.RAPID_COMMIT, b""), ia()))
-    assert (answer.kind, answer.get(message.RAPID_COMMIT)) == (message.REPLY, b"")
+    answer = answered(asking(MESSAGE_SOLICIT, (MESSAGE_RAPID_COMMIT, b""), ia()))
+    assert (answer.kind, answer.get(MESSAGE_RAPID_COMMIT)) == (MESSAGE_REPLY, b"")
     assert lifetimes(answer) == {str(OWN): DAY, str(SECOND): DAY}
 
 
 def test_only_the_first_association_gets_addresses_and_the_others_are_told_that_there_are_none() -> None:
-    wanted = [ia(kind=message.IA_TA), ia(kind=message.IA_PD), ia(), ia(iaid=OTHER_IAID)]
-    answer = answered(asking(message.SOLICIT, *wanted))
+    wanted = [ia(kind=MESSAGE_IA_TA), ia(kind=MESSAGE_IA_PD), ia(), ia(iaid=OTHER_IAID)]
+    answer = answered(asking(MESSAGE_SOLICIT, *wanted))
     assert [one.iaid for one in answer.associations if one.addresses] == [IAID]
-    assert statuses(answer) == [message.NO_ADDRESSES, message.NO_PREFIXES, message.NO_ADDRESSES]
+    assert statuses(answer) == [MESSAGE_NO_ADDRESSES, MESSAGE_NO_PREFIXES, MESSAGE_NO_ADDRESSES]
     assert len(answer.associations) == 4
 
 
 @pytest.mark.parametrize("had", [(), (OWN,), (OWN, SECOND)], ids=["nothing", "one", "both"])
 def test_a_request_to_us_is_granted(had: tuple[IPv6Address, ...]) -> None:
-    answer = answered(asking(message.REQUEST, ia(*had), server=SERVER))
-    assert (answer.kind, lifetimes(answer), statuses(answer)) == (message.REPLY, {str(OWN): DAY, str(SECOND): DAY}, [])
+    answer = answered(asking(MESSAGE_REQUEST, ia(*had), server=SERVER))
+    assert (answer.kind, lifetimes(answer), statuses(answer)) == (MESSAGE_REPLY, {str(OWN): DAY, str(SECOND): DAY}, [])
 
 
 def test_a_request_for_another_address_is_not_on_this_link() -> None:
-    answer = answered(asking(message.REQUEST, ia(FOREIGN), server=SERVER))
-    assert (statuses(answer), lifetimes(answer)) == ([message.NOT_ON_LINK], {})
+    answer = answered(asking(MESSAGE_REQUEST, ia(FOREIGN), server=SERVER))
+    assert (statuses(answer), lifetimes(answer)) == ([MESSAGE_NOT_ON_LINK], {})
 
 
-@pytest.mark.parametrize("kind", [message.RENEW, message.REBIND])
+@pytest.mark.parametrize("kind", [MESSAGE_RENEW, MESSAGE_REBIND])
 def test_a_renewal_keeps_the_plugins_addresses_and_calls_others_back(kind: int) -> None:
-    server = SERVER if kind == message.RENEW else None
+    server = SERVER if kind == MESSAGE_RENEW else None
     answer = answered(asking(kind, ia(OWN, FOREIGN), server=server))
-    assert (answer.kind, lifetimes(answer)) == (message.REPLY, {str(OWN): DAY, str(SECOND): DAY, str(FOREIGN): 0})
+    assert (answer.kind, lifetimes(answer)) == (MESSAGE_REPLY, {str(OWN): DAY, str(SECOND): DAY, str(FOREIGN): 0})
 
 
 @pytest.mark.parametrize(
-    ("had", "said"), [(OWN, message.SUCCESS), (SECOND, message.SUCCESS), (FOREIGN, message.NOT_ON_LINK)]
+    ("had", "said"), [(OWN, MESSAGE_SUCCESS), (SECOND, MESSAGE_SUCCESS), (FOREIGN, MESSAGE_NOT_ON_LINK)]
 )
 def test_a_client_that_comes_back_is_told_whether_its_address_is_still_good(had: IPv6Address, said: int) -> None:
-    answer = answered(asking(message.CONFIRM, ia(had)))
-    assert (answer.kind, statuses(answer), answer.associations) == (message.REPLY, [said], ())
+    answer = answered(asking(MESSAGE_CONFIRM, ia(had)))
+    assert (answer.kind, statuses(answer), answer.associations) == (MESSAGE_REPLY, [said], ())
 
 
-@pytest.mark.parametrize("kind", [message.RELEASE, message.DECLINE])
+@pytest.mark.parametrize("kind", [MESSAGE_RELEASE, MESSAGE_DECLINE])
 def test_a_client_that_gives_its_address_up_is_thanked_and_gets_it_again(kind: int) -> None:
-    assert statuses(answered(asking(kind, ia(OWN), server=SERVER))) == [message.SUCCESS]
-    assert statuses(answered(asking(kind, ia(FOREIGN), server=SERVER))) == [message.SUCCESS, message.NO_BINDING]
-    assert str(OWN) in lifetimes(answered(asking(message.SOLICIT, ia())))
+    assert statuses(answered(asking(kind, ia(OWN), server=SERVER))) == [MESSAGE_SUCCESS]
+    assert statuses(answered(asking(kind, ia(FOREIGN), server=SERVER))) == [MESSAGE_SUCCESS, MESSAGE_NO_BINDING]
+    assert str(OWN) in lifetimes(answered(asking(MESSAGE_SOLICIT, ia())))
 
 
 @pytest.mark.parametrize("client", [CLIENT, None], ids=["with its name", "without"])
 def test_information_alone_is_told_without_addresses(client: bytes | None) -> None:
-    answer = answered(asking(message.INFORMATION_REQUEST, client=client))
-    assert (answer.kind, answer.associations, answer.get(message.CLIENT_ID)) == (message.REPLY, (), client)
-    assert answer.get(message.DNS) == IPv6Address("fd00::10").packed
-    assert answer.get(message.REFRESH) == DAY.to_bytes(4, "big")
+    answer = answered(asking(MESSAGE_INFORMATION_REQUEST, client=client))
+    assert (answer.kind, answer.associations, answer.get(MESSAGE_CLIENT_ID)) == (MESSAGE_REPLY, (), client)
+    assert answer.get(MESSAGE_DNS) == IPv6Address("fd00::10").packed
+    assert answer.get(MESSAGE_REFRESH) == DAY.to_bytes(4, "big")
 
 
 def test_of_a_long_search_list_what_fits_is_told_after_the_servers() -> None:
     many = Dns(("fd00::10",), tuple(f"{'a' * 50}{number}.example" for number in range(40)))
-    answer = answered(asking(message.SOLICIT, ia()), made(dns=many))
-    found = answer.get(message.SEARCH) or b""
+    answer = answered(asking(MESSAGE_SOLICIT, ia()), made(dns=many))
+    found = answer.get(MESSAGE_SEARCH) or b""
     assert encode_search(many.searches).startswith(found)
     assert len(found) > 500
-    assert answer.get(message.DNS) == IPv6Address("fd00::10").packed
+    assert answer.get(MESSAGE_DNS) == IPv6Address("fd00::10").packed
 
 
 # -- who gets no answer --------------------------------------------------------------------------------------------------
 
-SOLICIT = asking(message.SOLICIT, ia())
+SOLICIT = asking(MESSAGE_SOLICIT, ia())
 OTHER_SERVER = b"\0\3\0\1\2\2\2\2\2\2"
 UNANSWERED = {
-    "a solicitation without a client": asking(message.SOLICIT, ia(), client=None),
-    "a solicitation to a server": asking(message.SOLICIT, ia(), server=SERVER),
-    "a request to nobody": asking(message.REQUEST, ia(OWN)),
-    "a request to another server": asking(message.REQUEST, ia(OWN), server=OTHER_SERVER),
-    "a request without a client": asking(message.REQUEST, ia(OWN), client=None, server=SERVER),
-    "a renewal at nobody": asking(message.RENEW, ia(OWN)),
-    "a renewal at another server": asking(message.RENEW, ia(OWN), server=OTHER_SERVER),
-    "a rebinding to us by name": asking(message.REBIND, ia(OWN), server=SERVER),
-    "a confirmation to us by name": asking(message.CONFIRM, ia(OWN), server=SERVER),
-    "a confirmation of nothing": asking(message.CONFIRM, ia()),
-    "a release at another server": asking(message.RELEASE, ia(OWN), server=OTHER_SERVER),
-    "a decline at nobody": asking(message.DECLINE, ia(OWN)),
-    "information from another server": asking(message.INFORMATION_REQUEST, server=OTHER_SERVER),
-    "information with an address": asking(message.INFORMATION_REQUEST, ia()),
-    "an advertisement": asking(message.ADVERTISE, ia(), server=SERVER),
-    "a reply": asking(message.REPLY, ia(), server=SERVER),
-    "a reconfiguration": asking(message.RECONFIGURE, server=SERVER),
+    "a solicitation without a client": asking(MESSAGE_SOLICIT, ia(), client=None),
+    "a solicitation to a server": asking(MESSAGE_SOLICIT, ia(), server=SERVER),
+    "a request to nobody": asking(MESSAGE_REQUEST, ia(OWN)),
+    "a request to another server": asking(MESSAGE_REQUEST, ia(OWN), server=OTHER_SERVER),
+    "a request without a client": asking(MESSAGE_REQUEST, ia(OWN), client=None, server=SERVER),
+    "a renewal at nobody": asking(MESSAGE_RENEW, ia(OWN)),
+    "a renewal at another server": asking(MESSAGE_RENEW, ia(OWN), server=OTHER_SERVER),
+    "a rebinding to us by name": asking(MESSAGE_REBIND, ia(OWN), server=SERVER),
+    "a confirmation to us by name": asking(MESSAGE_CONFIRM, ia(OWN), server=SERVER),
+    "a confirmation of nothing": asking(MESSAGE_CONFIRM, ia()),
+    "a release at another server": asking(MESSAGE_RELEASE, ia(OWN), server=OTHER_SERVER),
+    "a decline at nobody": asking(MESSAGE_DECLINE, ia(OWN)),
+    "information from another server": asking(MESSAGE_INFORMATION_REQUEST, server=OTHER_SERVER),
+    "information with an address": asking(MESSAGE_INFORMATION_REQUEST, ia()),
+    "an advertisement": asking(MESSAGE_ADVERTISE, ia(), server=SERVER),
+    "a reply": asking(MESSAGE_REPLY, ia(), server=SERVER),
+    "a reconfiguration": asking(MESSAGE_RECONFIGURE, server=SERVER),
     "a relayed message": b"\x0c\0" + bytes(32) + b"\0\x09" + struct.pack("!H", len(SOLICIT)) + SOLICIT,
     "a relay's answer": b"\x0d\0" + bytes(32),
     "a message of no kind": asking(0, ia()),
     "a message of a kind to come": asking(36, ia()),
-    "two clients": asking(message.SOLICIT, ia(), (message.CLIENT_ID, CLIENT)),
-    "two servers": asking(message.REQUEST, ia(OWN), (message.SERVER_ID, SERVER), server=SERVER),
-    "two times": asking(message.SOLICIT, ia(), *[(message.ELAPSED, b"\0\0")] * 2),
-    "a client of two bytes": asking(message.SOLICIT, ia(), client=b"\0\1"),
-    "a client of 131 bytes": asking(message.SOLICIT, ia(), client=b"x" * 131),
-    "an association cut short": asking(message.SOLICIT, (message.IA_NA, b"\0\0\0\1")),
-    "an address cut short": asking(message.SOLICIT, (message.IA_NA, bytes(12) + message.encode([(5, bytes(23))]))),
-    "an option in an association cut short": asking(message.SOLICIT, (message.IA_NA, bytes(12) + b"\0\5\0\x18")),
-    "nine associations": asking(message.SOLICIT, *[ia()] * 9),
-    "17 addresses": asking(message.REQUEST, ia(*[OWN] * 17), server=SERVER),
+    "two clients": asking(MESSAGE_SOLICIT, ia(), (MESSAGE_CLIENT_ID, CLIENT)),
+    "two servers": asking(MESSAGE_REQUEST, ia(OWN), (MESSAGE_SERVER_ID, SERVER), server=SERVER),
+    "two times": asking(MESSAGE_SOLICIT, ia(), *[(MESSAGE_ELAPSED, b"\0\0")] * 2),
+    "a client of two bytes": asking(MESSAGE_SOLICIT, ia(), client=b"\0\1"),
+    "a client of 131 bytes": asking(MESSAGE_SOLICIT, ia(), client=b"x" * 131),
+    "an association cut short": asking(MESSAGE_SOLICIT, (MESSAGE_IA_NA, b"\0\0\0\1")),
+    "an address cut short": asking(MESSAGE_SOLICIT, (MESSAGE_IA_NA, bytes(12) + message_encode([(5, bytes(23))]))),
+    "an option in an association cut short": asking(MESSAGE_SOLICIT, (MESSAGE_IA_NA, bytes(12) + b"\0\5\0\x18")),
+    "nine associations": asking(MESSAGE_SOLICIT, *[ia()] * 9),
+    "17 addresses": asking(MESSAGE_REQUEST, ia(*[OWN] * 17), server=SERVER),
     "an option longer than the message": SOLICIT + b"\0\6\xff\xff",
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tapmanager.links import counters
+from tapmanager.links.packet_rules import counters_parsed
 
 DEV = """\
 Inter-|   Receive                                                |  Transmit
@@ -13,8 +13,8 @@ Inter-|   Receive                                                |  Transmit
 
 
 def test_what_a_tap_receives_is_what_the_guest_sent() -> None:
-    assert counters.parsed(DEV)["tap0"] == (2000, 20, 3, 4, 1000, 10, 1, 2)
+    assert counters_parsed(DEV)["tap0"] == (2000, 20, 3, 4, 1000, 10, 1, 2)
 
 
 def test_headings_are_no_interfaces() -> None:
-    assert set(counters.parsed(DEV)) == {"lo", "tap0"}
+    assert set(counters_parsed(DEV)) == {"lo", "tap0"}

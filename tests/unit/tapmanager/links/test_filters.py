@@ -7,7 +7,8 @@ import struct
 
 import pytest
 
-from tapmanager.links import dhcp_guard, gateway_rewrite, nft, spoof_filter
+from tapmanager.links import nft
+from tapmanager.links.filters import dhcp_guard, dhcp_guard_exceptions, gateway_rewrite_rules, spoof_filter_rules
 from tapmanager.pod import FILTERS, Nic, Route
 
 _NIC = Nic(
@@ -19,11 +20,11 @@ _NIC = Nic(
 @pytest.mark.parametrize(
     ("messages", "wanted"),
     [
-        (dhcp_guard.dhcp_guard(), 3 + 8),
-        (dhcp_guard.exceptions(("net1", "tap1")), 2),
-        (spoof_filter.rules([_NIC]), 2 + 13),
-        (gateway_rewrite.rules("tap0", 1, bytes(6), bytes(6)), 4),
-        (spoof_filter.rules([dataclasses.replace(_NIC, filter="mac"), dataclasses.replace(_NIC, filter="off")]), 2 + 2),
+        (dhcp_guard(), 3 + 8),
+        (dhcp_guard_exceptions(("net1", "tap1")), 2),
+        (spoof_filter_rules([_NIC]), 2 + 13),
+        (gateway_rewrite_rules("tap0", 1, bytes(6), bytes(6)), 4),
+        (spoof_filter_rules([dataclasses.replace(_NIC, filter="mac"), dataclasses.replace(_NIC, filter="off")]), 2 + 2),
     ],
 )
 def test_a_batch_is_messages_end_to_end(messages: list[bytes], wanted: int) -> None:
@@ -42,4 +43,4 @@ def test_a_batch_is_messages_end_to_end(messages: list[bytes], wanted: int) -> N
 
 def test_without_a_filter_there_is_nothing_to_make() -> None:
     assert FILTERS == ("off", "mac", "mac+ip")
-    assert spoof_filter.rules([dataclasses.replace(_NIC, filter="off")]) == []
+    assert spoof_filter_rules([dataclasses.replace(_NIC, filter="off")]) == []

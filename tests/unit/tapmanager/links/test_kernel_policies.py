@@ -8,9 +8,8 @@ import struct
 
 import pytest
 
-from tapmanager.links import kernel_policies
 from tapmanager.links.netlink import attribute
-from tapmanager.links.policy_routes import Policies
+from tapmanager.links.policy_routes import Policies, kernel_policies_of_link, kernel_policies_read
 
 _GETRULE = 34
 _DST, _OIF, _GATEWAY, _TABLE, _SUPPRESS, _L3MDEV = 1, 4, 5, 15, 14, 19
@@ -35,8 +34,8 @@ def route(table: int, *more: bytes, kind: int = 1) -> bytes:
 
 def told(rules: list[bytes], routes: list[bytes]) -> Policies:
     own = [rule(0, 255), rule(32766, 254), rule(32767, 253)]
-    found = kernel_policies.read(lambda kind, _head: [*own, *rules] if kind == _GETRULE else routes)
-    return kernel_policies.of_link(found, _LINK)
+    found = kernel_policies_read(lambda kind, _head: [*own, *rules] if kind == _GETRULE else routes)
+    return kernel_policies_of_link(found, _LINK)
 
 
 def test_a_vrf_is_refused_where_it_has_a_table_and_is_nothing_where_it_has_none() -> None:

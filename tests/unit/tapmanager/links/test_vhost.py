@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tapmanager.links import vhost
-from tapmanager.links.vhost import VhostNet
+from tapmanager.links import tap
+from tapmanager.links.tap import VhostNet
 
 
 def test_a_device_that_is_there_and_is_none_is_not_taken_for_one(tmp_path: Path) -> None:
     (tmp_path / "vhost-net").touch()
-    assert "does not answer as vhost-net" in vhost.trouble(str(tmp_path / "vhost-net"))
-    assert "No such file" in vhost.trouble(str(tmp_path / "missing"))
+    assert "does not answer as vhost-net" in tap.vhost_trouble(str(tmp_path / "vhost-net"))
+    assert "No such file" in tap.vhost_trouble(str(tmp_path / "missing"))
 
 
 def test_what_does_not_work_is_logged_once_and_again_when_the_reason_changes(
@@ -45,7 +45,7 @@ def test_nothing_is_left_open_of_what_could_not_be_opened_whole(
         opened.append(real(path, flags))
         return opened[-1]
 
-    monkeypatch.setattr(vhost.os, "open", until_three)
+    monkeypatch.setattr(tap.os, "open", until_three)
     assert VhostNet(device=str(device), trouble=lambda _device: "").open(4) == []
     for fd in opened:
         with pytest.raises(OSError, match="Bad file descriptor"):

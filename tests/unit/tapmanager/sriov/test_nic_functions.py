@@ -11,7 +11,7 @@ from fakes.netcard import FRESH, PF, PHYSICAL, VFS, FakeNetCard
 
 from tapmanager.cni.delegate_records import Delegate
 from tapmanager.cni.result import parse_result
-from tapmanager.drivers.pci import PciDrivers
+from tapmanager.drivers import PciDrivers
 from tapmanager.errors import TapmanagerError
 from tapmanager.links.network_plan import networks_of
 from tapmanager.links.nic_plan import KernelLink

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from virtshim.store.images_by_disk import split_by_config
+from virtshim.store.migrate import split_by_config
 
 revision = "0004"
 down_revision = "0003"

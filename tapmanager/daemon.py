@@ -1,0 +1,174 @@
+"""Root's capabilities that this process gives up: its own are fewer than what its children, CNI plugins, may have.
+
+A program that root starts has all that is in the bounding set again, so the plugins' list is that set; under NoNewPrivileges
+only what is permitted to its parent as well, so that is the plugins' list, too, and those in effect are ours. systemd's unit
+sets the same bounding set; `virtshim up` and a container do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from tapmanager.errors import TapmanagerError
+from tapmanager.log_lines import one_line
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+import ctypes
+import struct
+from collections.abc import Collection
+
+# Tells systemd our state: READY, WATCHDOG, STOPPING; takes over an activated socket. No libsystemd, no dependency.
+#
+# Protocols: sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3).
+
+_FIRST_FD = 3
+
+
+def sdnotify_notify(environ: Mapping[str, str], *lines: str) -> None:
+    """Does nothing if no one listens; never fails: it is only a message."""
+    address = environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    where = "\0" + address[1:] if address.startswith("@") else address
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.sendto("\n".join(lines).encode(), where)
+
+
+def sdnotify_watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | None:
+    """How often WATCHDOG=1 is due (half of what systemd waits); None if it is not watching this process."""
+    if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
+        return None
+    usec = environ.get("WATCHDOG_USEC", "")
+    return int(usec) / 2_000_000 if usec.isdecimal() and int(usec) > 0 else None
+
+
+def sdnotify_activated_socket(environ: Mapping[str, str], pid: int) -> socket.socket | None:
+    """The one listening socket systemd opened for us, if it did."""
+    if environ.get("LISTEN_PID") != str(pid) or environ.get("LISTEN_FDS") != "1":
+        return None
+    os.set_inheritable(_FIRST_FD, False)
+    return socket.socket(fileno=_FIRST_FD)
+
+
+# SIGHUP: the settings are read again. All of the new ones that can change come into force, or, if anything is wrong,
+# none.
+
+log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound="DataclassInstance")
+
+
+@dataclass(slots=True)
+class Reload(Generic[S]):
+    """`load` reads the settings, `changeable` are those that `use` brings into force; the others wait for a restart."""
+
+    in_force: S
+    load: Callable[[], S]
+    changeable: Sequence[str]
+    use: Callable[[S], None]
+    # Its put() may be called where a signal has interrupted it.
+    _asked: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+
+    def start(self) -> None:
+        """In the main thread."""
+        signal.signal(signal.SIGHUP, lambda *_: self._asked.put(None))
+        threading.Thread(target=self._run, name="reload", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._asked.get()
+            sdnotify_notify(os.environ, "RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            try:
+                self.again()
+            except Exception:
+                log.exception("settings.broken")  # the edge of a thread: the next signal must be heard
+            sdnotify_notify(os.environ, "READY=1")
+
+    def again(self) -> bool:
+        """Whether the new settings hold."""
+        try:
+            new = self.load()
+        except TapmanagerError as exc:
+            refused = one_line(str(exc))
+        else:
+            self._take(new)
+            return True
+        log.error("settings.refused the former ones hold: %s", refused)
+        return False
+
+    def _take(self, new: S) -> None:
+        changed = [
+            one.name for one in dataclasses.fields(new) if getattr(new, one.name) != getattr(self.in_force, one.name)
+        ]
+        now = [name for name in changed if name in self.changeable]
+        held = dataclasses.replace(self.in_force, **{name: getattr(new, name) for name in now})
+        self.use(held)
+        self.in_force = held
+        log.info("settings.reloaded changed=%s", ",".join(now) or "nothing")
+        if later := [name for name in changed if name not in now]:
+            log.warning("settings.need_restart settings=%s", ",".join(later))
+
+
+log = logging.getLogger(__name__)
+
+# By their numbers in linux/capability.h.
+_NUMBERS = {
+    "CHOWN": 0, "DAC_OVERRIDE": 1, "DAC_READ_SEARCH": 2, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6,
+    "SETUID": 7, "SETPCAP": 8, "NET_BIND_SERVICE": 10, "NET_ADMIN": 12, "NET_RAW": 13, "IPC_LOCK": 14,
+    "SYS_MODULE": 16, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "SYS_NICE": 23, "SYS_RESOURCE": 24, "PERFMON": 38, "BPF": 39,
+}  # fmt: skip
+
+# What CNI plugins may have: why each, the unit says.
+CAPABILITIES_PLUGINS = frozenset(_NUMBERS)
+# Links, filters, taps; packet sockets; setns(2), mount(2); files and sockets of VMs; whose namespace a process is in; its
+# oom_score_adj and cpuset; an end to a plugin that hangs and is another user by then.
+CAPABILITIES_OWN = frozenset(
+    {
+        "NET_ADMIN", "NET_RAW", "SYS_ADMIN", "CHOWN", "FOWNER", "DAC_OVERRIDE", "DAC_READ_SEARCH", "SYS_PTRACE", "SYS_RESOURCE",
+        "SYS_NICE", "KILL",
+    }
+)  # fmt: skip
+
+_VERSION_3 = 0x20080522
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
+_MOST = 64
+
+
+def capabilities_bits(names: Collection[str]) -> int:
+    """The set of them as the kernel writes it."""
+    return sum(1 << _NUMBERS[name] for name in names)
+
+
+def capabilities_give_up() -> None:
+    """Once, before there are other threads: each has its own. What this process has not is no trouble. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    own, plugins = capabilities_bits(CAPABILITIES_OWN), capabilities_bits(CAPABILITIES_PLUGINS)
+    for number in range(_MOST):
+        has_it = not plugins >> number & 1 and libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1
+        if has_it and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
+            log.info("capabilities.kept number=%d error=%s", number, os.strerror(ctypes.get_errno()))
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0))
+    data = ctypes.create_string_buffer(24)
+    _check(libc.capget(header, data), "capget")
+    low_effective, low, _, high_effective, high, _ = struct.unpack("=6I", data.raw[:24])
+    effective, permitted = (low_effective | high_effective << 32) & own, (low | high << 32) & plugins
+    wanted = (effective & 0xFFFFFFFF, permitted & 0xFFFFFFFF, 0, effective >> 32, permitted >> 32, 0)
+    _check(libc.capset(header, ctypes.create_string_buffer(struct.pack("=6I", *wanted))), "capset")
+
+
+def _check(result: int, doing: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{doing}: {os.strerror(code)}")

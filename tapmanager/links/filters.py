@@ -1,0 +1,217 @@
+"""What a guest may send by its tap: its own MAC and addresses, and nothing that makes others take it for a router. Pure.
+
+In a container who drops NET_RAW cannot forge anybody's packets. In a VM the guest's kernel is the guest's, so its tap does it.
+The rules for a NIC, in nft's language; "mac" has the first two, "mac+ip" all:
+
+    table bridge virtshim-filter {
+      chain from-guests { type filter hook prerouting priority -300; policy accept;
+        iifname "tap0" ether saddr != MAC drop
+        iifname "tap0" ether type arp arp saddr ether != MAC drop
+        iifname "tap0" ether type arp arp saddr ip != { ADDRESSES, 0.0.0.0 } drop             # 0.0.0.0 only asks
+        iifname "tap0" ether type ip ip saddr 0.0.0.0 udp dport 67 accept                     # ends at the DHCP guard
+        iifname "tap0" ether type ip ip saddr != { ADDRESSES } drop
+        iifname "tap0" ether type ip6 ip6 saddr != { ADDRESSES, ::, fe80::/10 } drop
+        iifname "tap0" ether type ip6 ip6 saddr :: l4proto != icmpv6 drop
+        iifname "tap0" ether type ip6 icmpv6 type { router advertisement, redirect } drop
+        iifname "tap0" ether type ip6 icmpv6 type neighbour advertisement target != { ADDRESSES, fe80::/10 } drop
+        iifname "tap0" ether type ip6 ip6 saddr GATEWAY drop                                  # one that is link-local
+        iifname "tap0" ether type ip6 icmpv6 type neighbour advertisement target GATEWAY drop
+        iifname "tap0" ether type != { ip, ip6, arp } drop                                    # a VLAN's tag, too
+      }
+    }
+
+A guest chooses its link-local address itself, so of these only the gateways' are kept from it. Servers of ours on the tap hear
+what is dropped here: they listen before the bridge does.
+
+The guard between the guest's DHCP, DHCPv6 and routers' advertisements, which are ours, and the network's. Pure.
+
+The rules, in nft's language:
+
+    table bridge virtshim-dhcp {
+      chain forward { type filter hook forward priority 0; policy accept;
+        iifname "tap1" accept                                  # both ends of a NIC that has no address of ours to tell
+        ether type ip ip protocol udp udp dport 67 drop        # requests stay on the tap
+        ether type ip ip protocol udp udp sport 67 drop        # only our offers reach the guest
+        ether type ip6 l4proto udp udp dport 547 drop          # likewise; a DHCPv6 server may send from any port
+        ether type ip6 l4proto udp udp dport 546 drop
+        ether type ip6 icmpv6 type { router solicitation, router advertisement } drop
+        ether type ip6 ip6 saddr STAND-INS drop                # addresses that are nobody's on the network: `ipv6.stand_in`
+        ether type ip6 icmpv6 type neighbour advertisement target STAND-INS drop
+      }
+    }
+
+Our own server talks on the tap directly, and is not forwarded.
+
+What a guest sends to a router that is none goes to the gateway behind it (`ipv6.stand_in`). Pure.
+
+The rule, in nft's language, a table for each router of each NIC:
+
+    table bridge virtshim-tap0-1 {
+      chain to-gateway { type filter hook prerouting priority -200; policy accept;
+        iifname "tap0" ether daddr STAND-IN ether daddr set GATEWAY
+      }
+    }
+
+What a guest hears of itself. Pure.
+
+A bridge in hairpin mode (Flannel's, Weave's) sends back what came, so that a pod reaches itself by a Service. It sends back
+what was for everybody, too: a guest that asks whether its IPv6 address is somebody's (duplicate address detection) hears its
+own question, and gives the address up. Linux marks its questions since 4.10, others do not; for containers the CNI plugin
+switches the question off, which nobody can in a guest. Nobody else sends from its MAC; what is for it alone passes. In nft's
+language:
+
+    table bridge virtshim-reflections {
+      chain from-outside { type filter hook prerouting priority -300; policy accept;
+        iifname "eth0" ether saddr MAC @ll,0,8 & 1 != 0 drop
+      }
+    }"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+
+from tapmanager.ipv6.frame import STAND_IN_PREFIX
+from tapmanager.links import nft
+from tapmanager.pod import OFF, WITH_IP, Nic
+
+_DHCP_GUARD_CHAIN = nft.Chain("virtshim-dhcp", "forward", nft.FORWARD)
+_DHCP_GUARD_IPV4, _DHCP_GUARD_IPV6 = b"\x08\x00", b"\x86\xdd"
+_SERVER = struct.pack("!H", 67)
+_IPV6_PORTS = [struct.pack("!H", port) for port in (546, 547)]
+_SOURCE_PORT, _TARGET_PORT = 0, 2
+_ROUTER_SOLICITATION, _DHCP_GUARD_ROUTER_ADVERTISEMENT, _DHCP_GUARD_NEIGHBOUR_ADVERTISEMENT = b"\x85", b"\x86", b"\x88"
+
+
+def dhcp_guard() -> Sequence[bytes]:
+    """Messages for `nft.batch`, which put this in the place of what an earlier version made, without `exceptions`."""
+    tests = [_is_udp(nft.is_at(nft.TRANSPORT, port, _SERVER)) for port in (_TARGET_PORT, _SOURCE_PORT)]
+    tests += [_is_ipv6(socket.IPPROTO_UDP, nft.is_at(nft.TRANSPORT, _TARGET_PORT, port)) for port in _IPV6_PORTS]
+    tests += [
+        _is_ipv6(socket.IPPROTO_ICMPV6, nft.is_at(nft.TRANSPORT, 0, kind))
+        for kind in (_ROUTER_SOLICITATION, _DHCP_GUARD_ROUTER_ADVERTISEMENT)
+    ]
+    told = nft.is_at(nft.TRANSPORT, 0, _DHCP_GUARD_NEIGHBOUR_ADVERTISEMENT) + nft.is_at(
+        nft.TRANSPORT, 8, STAND_IN_PREFIX
+    )
+    tests += [
+        nft.is_at(nft.LINK, 12, _DHCP_GUARD_IPV6) + nft.is_at(nft.NETWORK, 8, STAND_IN_PREFIX),
+        _is_ipv6(socket.IPPROTO_ICMPV6, told),
+    ]
+    return [
+        *nft.table_of(_DHCP_GUARD_CHAIN),
+        nft.emptied(_DHCP_GUARD_CHAIN),
+        *(nft.rule(_DHCP_GUARD_CHAIN, test + nft.verdict(nft.DROP)) for test in tests),
+    ]
+
+
+def dhcp_guard_exceptions(unguarded: Sequence[str]) -> Sequence[bytes]:
+    """As `dhcp_guard`, once that is there: ports of bridges between which DHCP passes."""
+    return [nft.rule(_DHCP_GUARD_CHAIN, nft.came_by(name) + nft.verdict(nft.ACCEPT), first=True) for name in unguarded]
+
+
+def _is_udp(then: bytes) -> bytes:
+    return nft.is_at(nft.LINK, 12, _DHCP_GUARD_IPV4) + nft.is_at(nft.NETWORK, 9, bytes([socket.IPPROTO_UDP])) + then
+
+
+def _is_ipv6(protocol: int, then: bytes) -> bytes:
+    return nft.is_at(nft.LINK, 12, _DHCP_GUARD_IPV6) + nft.has_protocol(protocol) + then
+
+
+def gateway_rewrite_rules(tap: str, number: int, mac: bytes, gateway: bytes) -> Sequence[bytes]:
+    """Messages for `nft.batch`, which put this in the place of what was there: the chain stays, and no frame passes without a
+    rule."""
+    chain = nft.Chain(f"virtshim-{tap}-{number}", "to-gateway", nft.PREROUTING, -200)
+    rewrite = nft.came_by(tap) + nft.is_at(nft.LINK, 0, mac) + nft.put_at(nft.LINK, 0, gateway)
+    return [*nft.table_of(chain), nft.emptied(chain), nft.rule(chain, rewrite)]
+
+
+_REFLECTIONS_CHAIN = nft.Chain("virtshim-reflections", "from-outside", nft.PREROUTING, -300)
+_TARGET, _SENDER = 0, 6
+_FOR_MANY = b"\x01"
+
+
+def reflections_rules(nics: Sequence[Nic]) -> Sequence[bytes]:
+    """Messages for `nft.batch`."""
+    made = [nft.rule(_REFLECTIONS_CHAIN, nft.came_by(nic.link) + _is_reflected(nic)) for nic in nics]
+    return [*nft.table_of(_REFLECTIONS_CHAIN), *made] if made else []
+
+
+def _is_reflected(nic: Nic) -> bytes:
+    own = nft.is_at(nft.LINK, _SENDER, bytes.fromhex(nic.mac.replace(":", "")))
+    return own + nft.has_bits(nft.LINK, _TARGET, _FOR_MANY) + nft.verdict(nft.DROP)
+
+
+_SPOOF_FILTER_CHAIN = nft.Chain("virtshim-filter", "from-guests", nft.PREROUTING, -300)
+_ETHER_TYPE = 12
+_SPOOF_FILTER_IPV4, _ARP, _SPOOF_FILTER_IPV6 = b"\x08\x00", b"\x08\x06", b"\x86\xdd"
+_NOBODY, _NOBODY_6 = bytes(4), bytes(16)
+_LINK_LOCAL = bytes.fromhex("fe80").ljust(16, b"\0")
+_LINK_LOCAL_MASK = bytes.fromhex("ffc0").ljust(16, b"\0")
+_SPOOF_FILTER_ROUTER_ADVERTISEMENT, _SPOOF_FILTER_NEIGHBOUR_ADVERTISEMENT, _REDIRECT = b"\x86", b"\x88", b"\x89"
+_DHCP_SERVER = struct.pack("!H", 67)
+
+
+def spoof_filter_rules(nics: Sequence[Nic]) -> Sequence[bytes]:
+    """Messages for `nft.batch`; none if no NIC is filtered."""
+    filtered = [nic for nic in nics if nic.filter != OFF]
+    made = [nft.rule(_SPOOF_FILTER_CHAIN, nft.came_by(nic.tap) + test) for nic in filtered for test in _tests(nic)]
+    return [*nft.table_of(_SPOOF_FILTER_CHAIN), *made] if made else []
+
+
+def _tests(nic: Nic) -> Iterator[bytes]:
+    mac = bytes.fromhex(nic.mac.replace(":", ""))
+    yield nft.is_none_of(nft.LINK, 6, [mac]) + _DROP
+    yield _is(_ARP) + nft.is_none_of(nft.NETWORK, 8, [mac]) + _DROP
+    if nic.filter == WITH_IP:
+        addresses = [ipaddress.ip_interface(address).ip for address in nic.addresses]
+        yield from _tests_of_ipv4([one.packed for one in addresses if one.version == 4])
+        yield from _tests_of_ipv6([one.packed for one in addresses if one.version == 6], _gateways(nic))
+        yield nft.is_none_of(nft.LINK, _ETHER_TYPE, [_SPOOF_FILTER_IPV4, _SPOOF_FILTER_IPV6, _ARP]) + _DROP
+
+
+def _tests_of_ipv4(own: Sequence[bytes]) -> Iterator[bytes]:
+    yield _is(_ARP) + nft.is_none_of(nft.NETWORK, 14, [*own, _NOBODY]) + _DROP
+    asks_for_address = nft.is_at(nft.NETWORK, 12, _NOBODY) + nft.has_protocol(socket.IPPROTO_UDP)
+    yield (
+        _is(_SPOOF_FILTER_IPV4) + asks_for_address + nft.is_at(nft.TRANSPORT, 2, _DHCP_SERVER) + nft.verdict(nft.ACCEPT)
+    )
+    # Without an address of its own nothing is its.
+    yield _is(_SPOOF_FILTER_IPV4) + (nft.is_none_of(nft.NETWORK, 12, own) if own else b"") + _DROP
+
+
+def _tests_of_ipv6(own: Sequence[bytes], gateways: Sequence[bytes]) -> Iterator[bytes]:
+    yield (
+        _is(_SPOOF_FILTER_IPV6)
+        + nft.is_none_of(nft.NETWORK, 8, [*own, _NOBODY_6], _LINK_LOCAL_MASK, _LINK_LOCAL)
+        + _DROP
+    )
+    is_without_address = nft.is_at(nft.NETWORK, 8, _NOBODY_6)
+    yield _is(_SPOOF_FILTER_IPV6) + is_without_address + nft.lacks_protocol(socket.IPPROTO_ICMPV6) + _DROP
+    for kind in (_SPOOF_FILTER_ROUTER_ADVERTISEMENT, _REDIRECT):
+        yield _is_icmp(kind) + _DROP
+    told = _is_icmp(_SPOOF_FILTER_NEIGHBOUR_ADVERTISEMENT)
+    yield told + nft.is_none_of(nft.TRANSPORT, 8, own or [_NOBODY_6], _LINK_LOCAL_MASK, _LINK_LOCAL) + _DROP
+    for gateway in gateways:
+        yield _is(_SPOOF_FILTER_IPV6) + nft.is_at(nft.NETWORK, 8, gateway) + _DROP
+        yield told + nft.is_at(nft.TRANSPORT, 8, gateway) + _DROP
+
+
+def _gateways(nic: Nic) -> Sequence[bytes]:
+    """The link-local ones; others are none of its addresses anyway."""
+    named = [*(route.gateway for route in nic.routes), *(neighbour.address for neighbour in nic.neighbours)]
+    found = {ipaddress.ip_address(one) for one in named if one}
+    return sorted(one.packed for one in found if one.version == 6 and one.is_link_local)
+
+
+def _is(ether_type: bytes) -> bytes:
+    return nft.is_at(nft.LINK, _ETHER_TYPE, ether_type)
+
+
+def _is_icmp(kind: bytes) -> bytes:
+    return _is(_SPOOF_FILTER_IPV6) + nft.has_protocol(socket.IPPROTO_ICMPV6) + nft.is_at(nft.TRANSPORT, 0, kind)
+
+
+_DROP = nft.verdict(nft.DROP)

@@ -1,0 +1,261 @@
+"""The table of annotations in docs/hardware.md. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.hardware import Cache, Clock, DiskIo, Firmware, HardwareOptions, NicModel, Topology, Video
+
+# Annotations about a VM's hardware -> HardwareOptions. Pure. InvalidRequest says what is wrong, and the remedy.
+#
+# `ANNOTATIONS` is all there are: docs/hardware.md's table is made of it (`table.py`).
+
+FIRMWARE: Final = "virtshim.io/firmware"
+TPM: Final = "virtshim.io/tpm"
+CACHE: Final = "virtshim.io/disk-cache"
+IO: Final = "virtshim.io/disk-io"
+NIC_MODEL: Final = "virtshim.io/nic-model"
+VIDEO: Final = "virtshim.io/video"
+TOPOLOGY: Final = "virtshim.io/cpu-topology"
+KERNEL: Final = "virtshim.io/kernel"
+INITRD: Final = "virtshim.io/initrd"
+KERNEL_ARGS: Final = "virtshim.io/kernel-args"
+
+_MOST_OF_A_TOPOLOGY: Final = 255
+# What a pull keeps of an image (`virtshim.images.confined.frames`).
+_BOOT_PATH: Final = re.compile("/boot/[A-Za-z0-9_+][A-Za-z0-9._+-]{0,199}")
+# Linux's own limit on x86, less its closing zero byte.
+_MOST_ARGS: Final = 2047
+_TOPOLOGY: Final = re.compile(r"([1-9][0-9]{0,2})x([1-9][0-9]{0,2})x([1-9][0-9]{0,2})")
+
+Reader = Callable[[HardwareOptions, str], HardwareOptions]
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """`values`, `default` and `meaning`: for people, in Markdown. `example`: one that is taken, and not the default."""
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+    example: str
+    read: Reader
+
+
+def _choice(name: str, field: str, kind: type[Enum], default: Enum, meaning: str) -> Annotation:
+    """One of the words of an Enum. An empty text is the default."""
+    words = [str(one.value) for one in kind]
+
+    def read(options: HardwareOptions, text: str) -> HardwareOptions:
+        if text not in ("", *words):
+            raise InvalidRequest(f"{text[:80]!r} is none of {', '.join(words)}; write one of them, or remove it")
+        return _with(options, field, kind(text) if text else default)
+
+    example = next(word for word in words if word != default.value)
+    return Annotation(name, ", ".join(f"`{word}`" for word in words), f"`{default.value}`", meaning, example, read)
+
+
+def _flag(name: str, field: str, meaning: str) -> Annotation:
+    def read(options: HardwareOptions, text: str) -> HardwareOptions:
+        if text not in ("true", "false", ""):
+            raise InvalidRequest(f"{text[:80]!r} is neither true nor false; write true, or remove it")
+        return _with(options, field, text == "true")
+
+    return Annotation(name, "`true`, `false`", "`false`", meaning, "true", read)
+
+
+def _with(options: HardwareOptions, field: str, value: Any) -> HardwareOptions:
+    return dataclasses.replace(options, **{field: value})
+
+
+def _topology(options: HardwareOptions, text: str) -> HardwareOptions:
+    if not text:
+        return options
+    found = _TOPOLOGY.fullmatch(text)
+    if found is None or (topology := Topology(*map(int, found.groups()))).count > _MOST_OF_A_TOPOLOGY:
+        raise InvalidRequest(
+            f"{text[:80]!r} is not SOCKETSxCORESxTHREADS; write one like 1x2x2, at most {_MOST_OF_A_TOPOLOGY} in all"
+        )
+    return _with(options, "topology", topology)
+
+
+def _watchdog(options: HardwareOptions, text: str) -> HardwareOptions:
+    if text not in ("", "reset"):
+        raise InvalidRequest(
+            f"{text[:80]!r} is not what a watchdog may do; write reset, or remove it (an end of the VM would look like its own)"
+        )
+    return _with(options, "watchdog", text == "reset")
+
+
+def _boot_file(field: str, example: str) -> Reader:
+    def read(options: HardwareOptions, text: str) -> HardwareOptions:
+        if text and not _BOOT_PATH.fullmatch(text):
+            raise InvalidRequest(f"{text[:80]!r} is no file of the image's /boot; write one like {example}")
+        return _with(options, field, text)
+
+    return read
+
+
+def _kernel_args(options: HardwareOptions, text: str) -> HardwareOptions:
+    """They are a word of QEMU's command line, which vmwrapper reads."""
+    if not (text.isascii() and (text == "" or text.isprintable())) or len(text) > _MOST_ARGS or text.startswith("-"):
+        raise InvalidRequest(
+            f"{text[:80]!r} is no command line of a kernel; write printable ASCII, at most {_MOST_ARGS} characters, not "
+            "beginning with -"
+        )
+    return _with(options, "kernel_args", text)
+
+
+ANNOTATIONS: Final[tuple[Annotation, ...]] = (
+    _choice(
+        FIRMWARE,
+        "firmware",
+        Firmware,
+        Firmware.BIOS,
+        "what starts the guest ([UEFI and TPM](#uefi-and-tpm))",
+    ),
+    _flag(TPM, "tpm", "a TPM 2.0 ([UEFI and TPM](#uefi-and-tpm))"),
+    _choice(
+        CACHE,
+        "cache",
+        Cache,
+        Cache.WRITEBACK,
+        "how files that are disks are written: `none` goes past the node's page cache, `writethrough` waits for each write, "
+        "`directsync` does both. `none` and `directsync` need a file system with O_DIRECT. Block volumes are always `none`, "
+        "[disk images on volumes](pods.md#a-disk-in-a-file-system) always `writeback`",
+    ),
+    _choice(
+        IO,
+        "io",
+        DiskIo,
+        DiskIo.THREADS,
+        f"who does it: QEMU's threads, or the kernel's AIO; `native` needs `{CACHE}` `none` or `directsync`",
+    ),
+    _choice(
+        NIC_MODEL,
+        "nic_model",
+        NicModel,
+        NicModel.VIRTIO,
+        "the pod's NICs, for guests without virtio drivers; devices of the host stay what they are",
+    ),
+    _choice(VIDEO, "video", Video, Video.VGA, "the card of `virtshim.io/vnc`; `virtio` is refused without one"),
+    Annotation(
+        "virtshim.io/watchdog",
+        "`reset`",
+        "none",
+        "an i6300esb: a guest whose watchdog daemon stops asking is reset",
+        "reset",
+        _watchdog,
+    ),
+    Annotation(
+        TOPOLOGY,
+        "`SOCKETSxCORESxTHREADS`",
+        "one socket, a thread a core",
+        "how the guest sees its vCPUs; the product must be the most that it can have (`virtshim.io/max-vcpus`; the node's "
+        "`vm.room_vcpus` does not count). Some systems are licensed by sockets",
+        "1x1x1",
+        _topology,
+    ),
+    _flag(
+        "virtshim.io/hyperv",
+        "hyperv",
+        "Hyper-V's enlightenments, which Windows asks for; without KVM they are left out",
+    ),
+    _choice(
+        "virtshim.io/clock",
+        "clock",
+        Clock,
+        Clock.UTC,
+        "what the hardware clock says at the start: Windows takes it for local time (of the node's time zone)",
+    ),
+    _flag("virtshim.io/tablet", "tablet", "a USB tablet: a screen's pointer is where the viewer's is"),
+    Annotation(
+        KERNEL,
+        "`/boot/NAME`",
+        "none",
+        "a kernel of the image, started in place of a boot loader ([a kernel in the image](#a-kernel-in-the-image))",
+        "/boot/vmlinuz",
+        _boot_file("kernel", "/boot/vmlinuz"),
+    ),
+    Annotation(
+        INITRD,
+        "`/boot/NAME`",
+        "none",
+        f"its initial RAM disk; needs `{KERNEL}`",
+        "/boot/initrd.img",
+        _boot_file("initrd", "/boot/initrd.img"),
+    ),
+    Annotation(
+        KERNEL_ARGS,
+        "text",
+        "none",
+        f"its command line; needs `{KERNEL}`. Without `console=ttyS0` the container's log stays empty",
+        "console=ttyS0 root=/dev/vda1",
+        _kernel_args,
+    ),
+)
+
+
+def annotations_refuse_unfit(
+    options: HardwareOptions, *, on_volume: bool, vcpus: int, screen: bool, queues: int
+) -> None:
+    """InvalidRequest for what cannot go together. `on_volume`: the VM boots from a block volume, which has no room for what a
+    firmware and a TPM remember: it would not follow the volume to another node. `vcpus`: all that it can ever have. `screen`: it
+    has one. `queues` of each NIC that the pod asks for; 0: it does not say."""
+    if options.io is DiskIo.NATIVE and not options.cache.is_direct:
+        raise InvalidRequest(f"annotation {IO}: native needs {CACHE} none or directsync; write it, or remove this one")
+    if options.topology is not None and options.topology.count != vcpus:
+        raise InvalidRequest(
+            f"annotation {TOPOLOGY}: it has {options.topology.count} vCPUs, and the VM can have {vcpus}; "
+            "make the product the same, or remove it"
+        )
+    if options.video is not Video.VGA and not screen:
+        raise InvalidRequest(
+            f'annotation {VIDEO}: it is the card of a screen; write virtshim.io/vnc: "true", or remove it'
+        )
+    if options.nic_model is not NicModel.VIRTIO and queues > 1:
+        raise InvalidRequest(
+            f"annotation virtshim.io/nic-queues: a NIC of {NIC_MODEL} {options.nic_model.value} has one queue; remove "
+            "one of the two"
+        )
+    _refuse_kernel(options)
+    if on_volume:
+        _refuse_state(options)
+
+
+def _refuse_kernel(options: HardwareOptions) -> None:
+    for name, value in ((INITRD, options.initrd), (KERNEL_ARGS, options.kernel_args)):
+        if value and not options.kernel:
+            raise InvalidRequest(f"annotation {name}: there is no kernel for it; write {KERNEL}, or remove it")
+    if options.kernel and options.firmware is Firmware.SECURE:
+        raise InvalidRequest(
+            f"annotation {KERNEL}: with secure boot the firmware starts what is signed and on a disk, and no kernel beside it; "
+            f"write {FIRMWARE} uefi, or remove it"
+        )
+
+
+def _refuse_state(options: HardwareOptions) -> None:
+    remedy = "boot from a disk of the node (virtshim.io/root-disk: pod), or remove the annotation"
+    if options.firmware.is_uefi:
+        raise InvalidRequest(
+            f"annotation {FIRMWARE}: a volume at devicePath / has no place for UEFI's variables; {remedy}"
+        )
+    if options.kernel:
+        raise InvalidRequest(
+            f"annotation {KERNEL}: a volume at devicePath / has no place for the kernel that belongs to it; {remedy}"
+        )
+    if options.tpm:
+        raise InvalidRequest(f"annotation {TPM}: a volume at devicePath / has no place for a TPM's state; {remedy}")
+
+
+def table() -> str:
+    """Markdown, as it is in the page."""
+    rows = [f"| `{one.name}` | {one.values} | {one.default} | {one.meaning} |" for one in ANNOTATIONS]
+    return "\n".join(["| annotation | values | default | meaning |", "|---|---|---|---|", *rows])

@@ -1,0 +1,243 @@
+"""Start-up's recovery and the reconciler: the same survey, the same repairs, one runner for both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from virtshim.annotations.parse import VNC_ANNOTATION
+from virtshim.app.adapters import Adapters
+from virtshim.app.reload import LiveSettings
+from virtshim.config.settings import Settings
+from virtshim.containers.admission import Admission
+from virtshim.containers.create_container import CreateContainer
+from virtshim.containers.creation_steps import (
+    Domain,
+    EmptyDisks,
+    HostDevices,
+    KeptPlaces,
+    Kernels,
+    RootDisk,
+    Seed,
+    Step,
+)
+from virtshim.containers.new_record import ContainerRecords, VmUids
+from virtshim.containers.operate import ActionLog, VmActions
+from virtshim.containers.record_exit import ExitRecorder
+from virtshim.cri.operator.server import OperatorServer, OperatorServicer, OperatorServices
+from virtshim.devices.services import DeviceServices
+from virtshim.guest.boot_phases import BootPhases
+from virtshim.guest.freeze import GuestFreezer
+from virtshim.images.service import ImageService
+from virtshim.metrics.start_ups import StartUps
+from virtshim.metrics.usage import Usage
+from virtshim.model.container import Container
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import admin_directory, admin_socket
+from virtshim.pods.events import EventBroadcaster, RecordChanges
+from virtshim.pods.inspection import Inspection
+from virtshim.pods.node_status import NodeStatus
+from virtshim.recovery.image_gc import ImageGc
+from virtshim.recovery.rebuild import Rebuild
+from virtshim.recovery.reconcile import Reconcile
+from virtshim.recovery.recover import Recover, Survey
+from virtshim.recovery.repairs import RepairRunner, Repairs
+from virtshim.store.ports import RecordCopies, Records, VmInventory
+from virtshim.system import machine
+from virtshim.system.clock import Stamps
+from virtshim.system.live import Live
+from virtshim.system.locks import Inflight, PodLocks
+from virtshim.system.pod_places import PodPlaces
+from virtshim.volumes.image_volumes import ImageVolumes
+from virtshim.volumes.volume_disks import VolumeDisks
+
+# CreateContainer, put together: its checks, its steps in their order.
+
+
+def create_container(
+    settings: Settings,
+    live: LiveSettings,
+    a: Adapters,
+    images: ImageService,
+    stamps: Stamps,
+    exits: ExitRecorder,
+    start_ups: StartUps,
+) -> CreateContainer:
+    """With all that it does, in order."""
+    locks, devices, volumes = exits.locks, exits.devices, exits.volumes
+    limits = (live.sizes, machine.free_hugepages)
+    places = KeptPlaces(a.node_hardware, a.disk_places, a.root_volumes)
+    steps: tuple[Step, ...] = (
+        HostDevices(devices.borrowed),
+        RootDisk(a.files, a.disks, a.root_volumes, Kernels(a.files.boot, a.kernels, settings.layout())),
+        Seed(a.seeds, volumes.copies),
+        EmptyDisks(a.empty_disks),
+        Domain(
+            hypervisor=a.hypervisor,
+            records=a.records,
+            copies=a.copies,
+            layout=settings.layout(),
+            sizes=live.sizes,
+            tapmanager_socket=settings.tapmanager.socket,
+            places=places,
+            host_nodes=a.node_hardware.host_nodes,
+        ),
+    )
+    return CreateContainer(
+        records=a.records,
+        clock=a.clock,
+        locks=locks,
+        inflight=Inflight[ContainerId](),
+        admission=Admission(
+            a.records,
+            devices.claims,
+            *limits,
+            volumes,
+            VolumeDisks(a.volume_disks),
+            a.cluster,
+            ImageVolumes(images, a.files),
+        ),
+        new_records=ContainerRecords(
+            records=a.records,
+            hypervisor=a.hypervisor,
+            images=images,
+            disks=a.disks,
+            claims=devices.claims,
+            borrowed=devices.borrowed,
+            stamps=stamps,
+            uids=VmUids(
+                a.records, settings.libvirt.first_vm_uid, settings.libvirt.vm_uids, partial(_uids_in_use, settings)
+            ),
+            run_commands=live.run_commands,
+        ),
+        steps=steps,
+        start_ups=start_ups,
+    )
+
+
+def _uids_in_use(settings: Settings) -> frozenset[int]:
+    layout = settings.layout()
+    return machine.uids_in_use(layout.containers, layout.pod_disks)
+
+
+# Composition of what operators look at and do by hand: the admin socket, and what pods' starts are told by.
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """How pods come up, told by those who start them and by their guests."""
+
+    ups: StartUps
+    boots: BootPhases
+
+
+def starts(a: Adapters) -> Starts:
+    ups = StartUps(a.clock)
+    boots = BootPhases(a.records, a.boot_output, ups)
+    a.consoles.on_news(boots.console_changed)
+    a.control.on_agent(boots.agent_answers)
+    a.records.containers.on_change(boots.record_changed)
+    return Starts(ups, boots)
+
+
+def operator_servicer(
+    a: Adapters, node: NodeStatus, freezer: GuestFreezer, exits: ExitRecorder, start_ups: StartUps
+) -> OperatorServicer:
+    action_log = ActionLog(a.records, a.clock)
+    return OperatorServicer(
+        OperatorServices(
+            records=a.records,
+            clock=a.clock,
+            actions=VmActions(
+                a.records,
+                a.hypervisor,
+                a.pausing,
+                a.control,
+                a.guest_operations,
+                freezer,
+                exits.locks,
+                action_log,
+                exits,
+            ),
+            action_log=action_log,
+            control=a.control,
+            screenshots=a.screenshots,
+            has_screen=partial(_has_screen, a.records),
+            streaming=a.streaming,
+            files=a.files,
+            inspection=Inspection(a.records, a.hypervisor, node, start_ups),
+            start_ups=start_ups,
+        )
+    )
+
+
+def operator_server(settings: Settings, servicer: OperatorServicer) -> OperatorServer:
+    layout = settings.layout()
+    return OperatorServer(admin_socket(layout), admin_directory(layout), servicer)
+
+
+def _has_screen(records: Records, container: Container) -> bool:
+    """A VM has a video card if its pod asked for one when it was made."""
+    sandbox = records.sandboxes.get(container.sandbox_id)
+    return sandbox is not None and sandbox.config.annotations.get(VNC_ANNOTATION) == "true"
+
+
+# Composition of what is counted and told of pods: usage, places for commands, events.
+
+# GetContainerEvents streams at once: each holds a thread of the calls' pool, of which they may have a quarter at most.
+_MAX_LISTENERS = 16
+
+
+def usage(a: Adapters, devices: DeviceServices, commands: PodPlaces) -> Usage:
+    def refused(pod: str) -> Mapping[str, int]:
+        return {"commands": commands.refusals(pod), **a.streaming.refused(pod)}
+
+    return Usage(a.records, a.readings, a.networks, a.disks, devices.health, a.clock, refused)
+
+
+def broadcaster(settings: Settings, a: Adapters) -> EventBroadcaster:
+    most = min(_MAX_LISTENERS, settings.cri.max_calls // 4)
+    made = EventBroadcaster(Stamps(a.clock, a.records.newest_stamp()), most)
+    changes = RecordChanges(a.records, made)
+    a.records.sandboxes.on_change(changes.sandbox_changed)
+    a.records.containers.on_change(changes.container_changed)
+    return made
+
+
+# One repair, and all that are stuck together in one round, in seconds. What is not done by then is left to the reconciler.
+_LIMIT: Final = 15.0
+_BUDGET: Final = 45.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    recover: Recover
+    reconcile: Reconcile
+
+
+def repair_runner() -> RepairRunner:
+    return RepairRunner(_LIMIT, _BUDGET)
+
+
+def recovery(
+    repairs: Repairs,
+    runner: RepairRunner,
+    inventory: VmInventory,
+    copies: RecordCopies,
+    image_gc: ImageGc,
+    locks: PodLocks,
+    interval: Live[float],
+) -> Recovery:
+    """`interval`: seconds between two looks of the reconciler."""
+    survey = Survey(repairs.records, inventory, repairs.networks, repairs.disks, repairs.timeout, repairs.shares)
+    images = image_gc.images
+    devices = repairs.remove_container.devices
+    rebuild = Rebuild(repairs.records, inventory, copies, repairs.networks, repairs.timeout)
+    return Recovery(
+        Recover(survey, rebuild, repairs, runner, images, devices.resets, devices.releases),
+        Reconcile(
+            repairs.records, survey, repairs, runner, images, image_gc, locks, repairs.clock, interval, devices.resets
+        ),
+    )

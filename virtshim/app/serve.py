@@ -1,0 +1,62 @@
+"""The daemon's life: lock, parts, recovery, serving, stop. VMs outlive it at every point."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import structlog
+
+from tapmanager import thread_dump
+from virtshim.app import assembly
+from virtshim.app.measuring import measured, traced
+from virtshim.app.reload import Reload
+from virtshim.config.settings import Settings
+from virtshim.system.daemon import reload_requests, sdnotify_notify, sdnotify_watchdog_interval, stop_event
+from virtshim.system.grpc_socket import SocketLock
+
+log = structlog.get_logger(__name__)
+
+# Calls under way when the daemon is told to stop: a start or a removal gets this long (seconds) to be answered. A waiting
+# StopContainer is cut off; kubelet repeats it.
+_DRAIN = 5.0
+
+# Of the settings; the others are those of programs beside this one.
+OWN = (
+    "paths", "cri", "streaming", "libvirt", "images", "vm", "devices", "log", "metrics.address", "tracing",
+    "tapmanager.socket", "shares.socket",
+)  # fmt: skip
+
+
+def serve(settings: Settings, file: str | None = None) -> None:
+    """Runs until SIGTERM or SIGINT; SIGHUP reads `file` again. Raises ShimError if it cannot start."""
+    stopping, reloads = stop_event(), reload_requests()
+    lock = SocketLock(settings.cri_socket)
+    thread_dump.write_when_asked(settings.cri_socket)
+    try:
+        with assembly.open_app(settings) as app, measured(app, settings.metrics), traced(settings.tracing):
+            sdnotify_notify("STATUS=recovering")
+            app.recover()
+            # Modules and records live on: without them a full garbage collection does not show in a list's answer time.
+            gc.freeze()
+            server, operator = app.server(settings), app.operator_server(settings)
+            with app.watching():
+                server.start()
+                operator.start()
+                Reload(file, settings, app.live.use, OWN).start(reloads)
+                sdnotify_notify("READY=1", "STATUS=serving")
+                _wait(stopping)
+                sdnotify_notify("STOPPING=1")
+                log.info("serve.stopping")
+                operator.stop(0)
+                server.stop(_DRAIN)
+    finally:
+        lock.release()
+    log.info("serve.stopped")
+
+
+def _wait(stopping: threading.Event) -> None:
+    """Feeds systemd's watchdog from the main thread; a stuck interpreter stops feeding it."""
+    interval = sdnotify_watchdog_interval()
+    while not stopping.wait(interval / 2 if interval else None):
+        sdnotify_notify("WATCHDOG=1")

@@ -1,0 +1,123 @@
+"""Commands on the admin socket: pause, resume, reset, reboot, freeze, thaw; inspect, dumpxml, screenshot."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from virtshim.cli.tables import tables_show, tables_show_json
+from virtshim.cli.vm_lookup import running_vm, vm_of
+from virtshim.cri.client import VmSummary, connected
+from virtshim.cri.operator.client import operating
+from virtshim.guest.operation import Action
+from virtshim.model.errors import InvalidRequest, WrongState
+from virtshim.model.text import printable_text
+from virtshim.system.files import replace_bytes
+
+_SHORT: Final = 12
+
+
+def act(socket: str, admin: str, action: Action, wanted: str, *, seconds: int = 0, as_json: bool = False) -> None:
+    vm = _running(socket, wanted)
+    with operating(admin) as operator:
+        changed, message = operator.act(action, vm.id, seconds)
+    if as_json:
+        tables_show_json({"id": vm.id, "vm": vm.name, "action": action.value, "changed": changed, "message": message})
+    else:
+        print(printable_text(f"{vm.name} ({vm.id[:_SHORT]}): {message}"))
+
+
+def dumpxml(socket: str, admin: str, wanted: str) -> None:
+    vm = _any(socket, wanted)
+    with operating(admin) as operator:
+        print(operator.definition(vm.id), end="")
+
+
+def screenshot(socket: str, admin: str, wanted: str, file: str) -> None:
+    """`file` "-": standard output."""
+    vm = _running(socket, wanted)
+    if file == "-" and sys.stdout.isatty():
+        raise InvalidRequest("a picture is not for a terminal; name a file, or redirect the output")
+
+    def take() -> bytes:
+        with operating(admin) as operator:
+            return operator.screenshot(vm.id)
+
+    if file == "-":
+        sys.stdout.buffer.write(take())
+        return
+    path = os.path.abspath(file or f"{vm.name}-{vm.id[:_SHORT]}.png")
+    keep_picture(take, path)
+    print(path)
+
+
+def keep_picture(take: Callable[[], bytes], path: str) -> None:
+    """In a new file, or in place of a regular one; otherwise none is taken. Raises InvalidRequest."""
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise InvalidRequest(f"{path} is no regular file, and stays as it is; `-o -` writes to standard output")
+    picture = take()
+    try:
+        replace_bytes(path, picture, mode=0o600)
+    except OSError as exc:
+        raise InvalidRequest(f"{path} cannot be written: {exc.strerror}") from exc
+
+
+def inspect(socket: str, admin: str, wanted: str, *, as_json: bool) -> None:
+    with connected(socket) as node:
+        pods = node.pods()
+        try:
+            found = vm_of(wanted, pods, node.vms()).id
+        except WrongState:  # a pod without a VM
+            found = next((pod.id for pod in pods if wanted in (pod.name, f"{pod.namespace}/{pod.name}")), wanted)
+    with operating(admin) as operator:
+        facts = operator.inspect(found)
+    if as_json:
+        tables_show_json(facts)
+        return
+    tables_show(("WHAT", ""), [(name, value) for name, value in summary(facts) if value])
+    print()
+    tables_show(("PHASE", "BEGAN", "SECONDS", ""), map(_phase, facts["phases"]))
+
+
+def summary(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is looked for first; the rest is in --json. Pure."""
+    pod, container, vm = facts["pod"], facts["container"] or {}, facts["vm"] or {}
+    status = container.get("status", {})
+    size, by = status.get("size", {}), container.get("sizedBy", {})
+    power = vm.get("power", "") + (f" ({vm['pauseReason']})" if vm.get("pauseReason") else "")
+    return [
+        ("pod", f"{pod['namespace']}/{pod['name']} ({pod['id'][:_SHORT]}), {pod['phase']}"),
+        ("why it is not ready", pod.get("reason", "")),
+        ("addresses", ", ".join(facts["addresses"])),
+        ("network namespace", pod.get("netns", "")),
+        ("container", f"{container['name']} ({container['id'][:_SHORT]}), {container['phase']}" if container else ""),
+        ("trouble", container.get("trouble", "")),
+        ("image", container.get("record", {}).get("image_ref", "")),
+        ("VM", f"{vm.get('domain', '')}, {power or vm.get('error', '')}" if vm else ""),
+        ("vCPUs", f"{size['vcpus']} ({by.get('vcpus', '')})" if size.get("vcpus") else ""),
+        ("memory", f"{size['memory_bytes'] >> 20} MiB ({by.get('memory', '')})" if size.get("memory_bytes") else ""),
+        ("root disk", container.get("rootDisk", "")),
+        ("console", container.get("consoleLog", "")),
+        ("cgroup below", container.get("cgroupParent", "")),
+        ("devices", ", ".join(map(str, container.get("devices") or []))),
+    ]
+
+
+def _phase(phase: Mapping[str, Any]) -> tuple[str, ...]:
+    began = datetime.fromtimestamp(phase["beganAt"] / 1e9).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    going = "" if phase["isOver"] else "goes on"
+    return phase["name"], began, f"{phase['seconds']:.3f}", phase["error"] or going
+
+
+def _running(socket: str, wanted: str) -> VmSummary:
+    with connected(socket) as node:
+        return running_vm(wanted, node.pods(), node.vms())
+
+
+def _any(socket: str, wanted: str) -> VmSummary:
+    with connected(socket) as node:
+        return vm_of(wanted, node.pods(), node.vms())

@@ -1,0 +1,141 @@
+"""`virtshim config`: what is set, where, whether it is right, and what there is to set."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from tapmanager.toml_files import Key
+from virtshim.cli.diag.secrets import PLAIN_ANNOTATIONS
+from virtshim.cli.node_dir import toml_value
+from virtshim.cli.proxy import routes
+from virtshim.config.faults import dotted, keys_of
+from virtshim.config.settings import PREFIX, Loaded, Settings, config_read
+
+# `virtshim config check`.
+
+
+def check_command(file: str | None) -> None:
+    """Raises BadConfiguration with all that is wrong, InvalidRequest for tables that do not fit together."""
+    loaded = config_read(file)
+    routes(loaded.settings)
+    places = [place for key in keys_of(Settings) if (place := loaded.place(key))]
+    files = ", ".join(loaded.layers.files) or f"no file ({loaded.file} is not there)"
+    print(f"all is well: {len(places)} settings of {files}; `virtshim config show` lists them")
+
+
+# `virtshim config show`.
+
+# Of a URL with a user and a password the password.
+_PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):[^/@\s]*@")
+
+
+class Shown(NamedTuple):
+    """`source`: default, file, drop-in or environment. `place`: FILE:LINE, or a variable's name."""
+
+    key: Key
+    value: Any
+    source: str
+    place: str
+
+
+def show_command(file: str | None, *, as_json: bool, changed: bool) -> None:
+    found = [one for one in shown(config_read(file)) if one.source != "default" or not changed]
+    if as_json:
+        table = {dotted(one.key): {"value": one.value, "source": one.source, "place": one.place} for one in found}
+        print(json.dumps(table, indent=2))
+        return
+    table_before = ""
+    for one in found:
+        if table_before and one.key[0] != table_before:
+            print()
+        table_before = str(one.key[0])
+        print(f"{f'{dotted(one.key)} = {toml_value(one.value)}':<60}  # {one.place or one.source}")
+
+
+def shown(loaded: Loaded) -> Iterator[Shown]:
+    """Secrets are hidden by their type, passwords in addresses by their form, annotations but for harmless ones."""
+    values = loaded.settings.model_dump(mode="json")
+    for key in keys_of(Settings):
+        value: Any = values
+        for part in key:
+            value = value[part]
+        place = loaded.place(key)
+        yield Shown(key, _hidden(value), _source(place, loaded.file), place)
+
+
+def _source(place: str, file: str) -> str:
+    if not place:
+        return "default"
+    if place.startswith(f"{file}:"):
+        return "file"
+    return "environment" if place.upper().startswith(PREFIX) else "drop-in"
+
+
+def _hidden(value: Any) -> Any:
+    """Annotations of a profile may hold user data and keys: those stay that `virtshim diag` shows, too."""
+    match value:
+        case str():
+            return _PASSWORD.sub(r"\1:***@", value)
+        case list():
+            return [_hidden(one) for one in value]
+        case dict():
+            return {
+                key: _annotations(one) if key == "annotations" and isinstance(one, dict) else _hidden(one)
+                for key, one in value.items()
+            }
+        case _:
+            return value
+
+
+def _annotations(values: dict[str, str]) -> dict[str, str]:
+    return {
+        name: text if name in PLAIN_ANNOTATIONS else f"(hidden, {len(text)} characters)"
+        for name, text in values.items()
+    }
+
+
+config_app = typer.Typer(help="Show and check the settings.", no_args_is_help=True)
+
+_ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file; default /etc/virtshim/config.toml")]
+
+
+@config_app.command()
+def show(
+    config: _ConfigFile = None,
+    json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="only what is not the default")] = False,
+) -> None:
+    """The settings in force, as TOML, and where each comes from. Secrets, and what annotations of profiles say, are hidden."""
+
+    show_command(config, as_json=json, changed=changed)
+
+
+@config_app.command()
+def check(config: _ConfigFile = None) -> None:
+    """Whether the settings are right; all that is wrong, with file and line, and exit code 78 if something is."""
+
+    check_command(config)
+
+
+@config_app.command()
+def schema() -> None:
+    """All settings with their defaults and meaning, as JSON Schema."""
+    import json
+
+    from virtshim.config.settings import Settings
+
+    print(json.dumps(Settings.model_json_schema(), indent=2))
+
+
+@config_app.command()
+def reference() -> None:
+    """All settings with default, limits, unit, meaning and reason, as Markdown."""
+    from virtshim.config.reference import page
+    from virtshim.config.settings import Settings
+
+    print(page(Settings), end="")

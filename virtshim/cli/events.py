@@ -1,0 +1,95 @@
+"""`virtshim events`: what happens to the node's pods and VMs, and what operators do to them, as it happens."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Final
+
+from virtshim.cli.tables import show_json_line
+from virtshim.cri.operator.client import OperatorClient, operating
+from virtshim.cri.operator.node_work import NodeWork, working
+from virtshim.model.errors import ShimError, Unavailable
+from virtshim.model.text import printable_text
+
+_SHORT: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`at`: seconds since 1970. `what`: `pod created`, `vm started`, `pause` ... `id`: the pod's or the VM's."""
+
+    at: float
+    what: str
+    id: str
+    pod: str
+    message: str = ""
+
+
+def events(socket: str, admin: str, *, as_json: bool) -> None:
+    """Until ctrl-c. Raises ShimError when the node ends the stream."""
+    show_events(working(socket), operating(admin), as_json=as_json)
+
+
+def show_events(
+    node: AbstractContextManager[NodeWork], operator: AbstractContextManager[OperatorClient], *, as_json: bool
+) -> None:
+    arrived: queue.SimpleQueue[Event | ShimError] = queue.SimpleQueue()
+    for source in (_lives(node), _actions(operator)):
+        threading.Thread(target=_gather, args=(source, arrived), daemon=True).start()
+    if sys.stderr.isatty():
+        print("waiting for events; ctrl-c ends", file=sys.stderr)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            event = arrived.get()
+            if isinstance(event, ShimError):
+                raise event
+            if as_json:
+                show_json_line(asdict(event))
+            else:
+                print(line(event), flush=True)
+
+
+def line(event: Event) -> str:
+    stamp = datetime.fromtimestamp(event.at).astimezone().isoformat(timespec="milliseconds")
+    text = f"{stamp}  {event.what:<12}  {event.pod}  {event.id[:_SHORT]}"
+    return printable_text(f"{text}  {event.message}" if event.message else text)
+
+
+def _lives(node: AbstractContextManager[NodeWork]) -> Iterator[Event]:
+    with node as connected:
+        for one in connected.events():
+            yield Event(one.at, one.what, one.id, one.pod)
+    raise _ended()
+
+
+def _actions(operator: AbstractContextManager[OperatorClient]) -> Iterator[Event]:
+    """None from a node without an admin socket."""
+    with contextlib.ExitStack() as stack:
+        try:
+            connected = stack.enter_context(operator)
+        except ShimError:
+            return
+        for one in connected.actions(time.time()):
+            yield Event(one.at, one.action, one.vm, one.pod, one.message)
+    raise _ended()
+
+
+def _ended() -> Unavailable:
+    """A node that is stopped in order ends its streams without an error."""
+    return Unavailable("the node has ended its events: was virtshim stopped? Run this again when it serves")
+
+
+def _gather(source: Iterator[Event], arrived: queue.SimpleQueue[Event | ShimError]) -> None:
+    try:
+        for event in source:
+            arrived.put(event)
+    except ShimError as exc:
+        arrived.put(exc)

@@ -1,0 +1,91 @@
+"""Keeps a node's daemons running: what dies is started again, later each time if it dies soon; what never comes up is not."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from virtshim.cli.daemons import Daemon
+from virtshim.model.errors import Unavailable
+from virtshim.system.clock import Clock
+
+_POLL: Final = 0.2
+# Seconds until the next try, doubled with each that did not last; and how long one has to last to count as well.
+_FIRST: Final = 0.5
+_LONGEST: Final = 30.0
+_WELL: Final = 60.0
+# Starts in a row that did not come to serving.
+_TRIES: Final = 6
+
+
+@dataclass(slots=True)
+class Kept:
+    """One daemon. `begins`: when it is started next; None while it runs. `at`: since when it is up, or being started."""
+
+    daemon: Daemon
+    tell: Callable[[str], None]
+    begins: float | None = None
+    at: float = 0.0
+    is_up: bool = True
+    short: int = 0
+    """Lives in a row that were short."""
+    failed: int = 0
+    """Starts in a row that failed."""
+
+    def look(self, now: float) -> None:
+        """Raises Unavailable for one that does not come up."""
+        if self.begins is not None:
+            if now >= self.begins:
+                self.begins, self.is_up, self.at = None, False, now
+                self.daemon.launch()
+        elif not self.is_up:
+            self._await(now)
+        elif not self.daemon.is_running:
+            if now - self.at >= _WELL:
+                self.short = 0
+            self._again(now, self.short, f"{self.daemon.name} {_how(self.daemon.code)}")
+            self.short += 1
+
+    def _await(self, now: float) -> None:
+        try:
+            self.is_up = self.daemon.is_ready()
+        except Unavailable as exc:
+            self.failed += 1
+            if self.failed >= _TRIES:
+                raise Unavailable(_given_up(self.daemon, exc)) from exc
+            self._again(now, self.failed, str(exc))
+            return
+        if self.is_up:
+            self.failed, self.at = 0, now
+            self.tell(f"{self.daemon.name} runs again")
+
+    def _again(self, now: float, times: int, why: str) -> None:
+        """`times`: how often it went so before."""
+        delay = min(_LONGEST, _FIRST * 2 ** (times - 1)) if times else 0.0
+        self.begins = now + delay
+        self.tell(f"{why}; starting it again" + (f" in {delay:g} s" if delay else ""))
+
+
+def keep(daemons: Sequence[Daemon], stopping: threading.Event, clock: Clock, tell: Callable[[str], None]) -> None:
+    """Until told to stop. Raises Unavailable for a daemon that does not come up any more, however often it is started."""
+    kept = [Kept(daemon, tell, at=clock.monotonic()) for daemon in daemons]
+    while not clock.wait(stopping, _POLL):
+        for one in kept:
+            one.look(clock.monotonic())
+
+
+def _how(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"ended with code {code}"
+    return f"was killed by {signal.Signals(-code).name}"
+
+
+def _given_up(daemon: Daemon, why: Unavailable) -> str:
+    said = "".join(f"\n  {line}" for line in daemon.last_lines())
+    return (
+        f"{why}, {_TRIES} times in a row; given up. The VMs keep running: correct what it says, and run `virtshim up` again"
+        + (f". Its last lines:{said}" if said else "")
+    )

@@ -1,0 +1,196 @@
+"""`virtshim logs`: a VM's CRI log, which is its serial console, or its command's output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import FileIO
+from typing import Final
+
+from virtshim.cli.vm_lookup import vm_of
+from virtshim.cri.client import connected
+from virtshim.cri.operator.node_work import working
+from virtshim.model.errors import InvalidRequest, ShimError, WrongState
+
+# Seconds between two looks at a log that is followed.
+_LOOK: Final = 0.2
+_READ: Final = 1 << 16
+# No line of a CRI log is that long.
+_LONGEST: Final = 1 << 20
+# More lines than any log has.
+_MOST: Final = 1 << 40
+_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """`since` as --since was given; `tail`: that many of the last lines, -1 for all."""
+
+    follow: bool = False
+    since: str = ""
+    tail: int = -1
+    timestamps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Of a CRI log: `partial` ones have no end yet."""
+
+    stamp: str
+    stream: str
+    partial: bool
+    text: bytes
+
+
+def logs(socket: str, wanted: str, options: LogOptions) -> None:
+    """Raises ShimError, BrokenPipeError."""
+    since = parse_since(options.since, time.time())
+    with connected(socket) as node:
+        vm = vm_of(wanted, node.pods(), node.vms())
+    with working(socket) as work:
+        path = work.how_is(vm.id).log
+        if not path:
+            raise WrongState(
+                f"{vm.name} ({vm.id[:12]}) has no log: it was made without one; `virtshim console` shows its console"
+            )
+
+        def is_over() -> bool:
+            try:
+                return work.how_is(vm.id).is_over
+            except ShimError:  # it is removed, or virtshim is away: what is in the log is there
+                return not os.path.exists(path)
+
+        _print(path, since, options, is_over)
+
+
+def parse_since(text: str, now: float) -> str:
+    """A time stamp as the log has them, "" for all of it. `text`: a time ago (10m), or RFC 3339. Raises InvalidRequest."""
+    if not text:
+        return ""
+    try:
+        if found := _AGO.fullmatch(text):
+            at = datetime.fromtimestamp(now - float(found[1]) * _SECONDS[found[2]], tz=UTC)
+        else:
+            at = datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError, OSError) as exc:
+        raise InvalidRequest(
+            f"--since {text[:80]!r}: must be a time ago, such as 90s, 10m, 2h, 1d, or 2026-01-31T12:00:00Z"
+        ) from exc
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%f")
+
+
+def _print(path: str, since: str, options: LogOptions, is_over: Callable[[], bool]) -> None:
+    with contextlib.closing(Log(path)) as log:
+        found: Iterable[Line] = (line for line in log.written() if line.stamp >= since)
+        if options.tail >= 0:
+            found = last(found, options.tail)
+        for line in found:
+            _put(line, timestamps=options.timestamps)
+        sys.stdout.buffer.flush()
+        if options.follow:
+            for line in log.followed(is_over):
+                _put(line, timestamps=options.timestamps)
+                sys.stdout.buffer.flush()
+
+
+def last(found: Iterable[Line], count: int) -> Iterator[Line]:
+    """The pieces of the last `count` whole lines."""
+    kept: deque[list[Line]] = deque([[]], maxlen=min(count, _MOST) + 1)
+    for line in found:
+        kept[-1].append(line)
+        if not line.partial:
+            kept.append([])
+    pieces = [one for one in kept if one]
+    for one in pieces[-count:] if count else ():
+        yield from one
+
+
+class Lines:
+    """Made of a CRI log's bytes, however they are cut; what is no line of one is left out."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def of(self, data: bytes) -> Iterator[Line]:
+        """Those that end in `data`."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LONGEST:
+            self._rest = b""
+        for raw in whole:
+            stamp, _, after = raw.partition(b" ")
+            stream, _, after = after.partition(b" ")
+            tag, _, text = after.partition(b" ")
+            if tag[:1] in (b"F", b"P"):
+                yield Line(stamp.decode(errors="replace"), stream.decode(errors="replace"), tag[:1] == b"P", text)
+
+
+class Log:
+    """A log that is read from its beginning on, each line once, and then what takes its place. Raises WrongState."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file = _opened(path)
+        self._lines = Lines()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def written(self) -> Iterator[Line]:
+        """Those that are whole by now."""
+        while self._file is not None and (data := self._file.read(_READ)):
+            yield from self._lines.of(data)
+
+    def followed(self, is_over: Callable[[], bool]) -> Iterator[Line]:
+        """What comes, also after the log was rotated, until the VM is over and all is read."""
+        pause = threading.Event()
+        while True:
+            over = is_over()  # before the last look
+            yield from self.written()
+            if self._file is None or self.is_replaced(self._file):
+                yield from self.written()  # what came before it was rotated
+                self.close()
+                self._file, self._lines = _opened(self._path), Lines()
+                if self._file is not None:
+                    continue
+            if over:
+                return
+            pause.wait(_LOOK)
+
+    def is_replaced(self, file: FileIO) -> bool:
+        """Whether another file is in the place of the one that is read."""
+        try:
+            return not os.path.samestat(os.lstat(self._path), os.fstat(file.fileno()))
+        except FileNotFoundError:
+            return False
+
+
+def _opened(path: str) -> FileIO | None:
+    """None if it is not there. We are root, and a pod may have been given the directory: links, pipes and devices are not
+    followed, waited for or read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise WrongState(f"the log {path} cannot be read: {exc.strerror}; it must be a regular file") from exc
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise WrongState(f"the log {path} cannot be read: it must be a regular file")
+    return FileIO(descriptor)
+
+
+def _put(line: Line, *, timestamps: bool) -> None:
+    stamp = f"{line.stamp} ".encode() if timestamps else b""
+    out = sys.stderr.buffer if line.stream == "stderr" else sys.stdout.buffer
+    out.write(stamp + line.text + (b"" if line.partial else b"\n"))

@@ -1,0 +1,132 @@
+"""`virtshim images` and `virtshim pull`: what is on the node, and what is on its way there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from virtshim.cli.tables import tables_show, tables_show_json, tables_size
+from virtshim.cri.operator.client import OperatorClient, Pulling, operating
+from virtshim.cri.operator.node_work import Pull, working
+from virtshim.model.errors import InvalidRequest, ShimError
+
+_SHORT: Final = 19  # "sha256:" and twelve digits
+# Seconds between two looks at a download.
+_LOOK: Final = 0.5
+# Without a terminal a line tells of each such part of it.
+_PART: Final = 10
+
+
+def images(socket: str, *, as_json: bool) -> None:
+    with working(socket) as node:
+        found = node.images()
+    if as_json:
+        tables_show_json(
+            [
+                {"id": i.id, "names": list(i.names), "digests": list(i.digests), "size": i.size, "pinned": i.pinned}
+                for i in found
+            ]
+        )
+        return
+    rows = [(name, i.id[:_SHORT], tables_size(i.size)) for i in found for name in (i.names or i.digests[:1] or ("-",))]
+    tables_show(("IMAGE", "ID", "SIZE"), sorted(rows))
+
+
+def pull(socket: str, admin: str, image: str, *, login: str = "", quiet: bool = False) -> str:
+    """The image's id. Raises ShimError. `login`: user:password."""
+    user, colon, password = login.partition(":")
+    if login and not colon:
+        raise InvalidRequest("--creds must be USER:PASSWORD; with the variable VIRTSHIM_CREDS no other user sees it")
+    with working(socket) as node:
+        going = node.pull(image, (user, password) if login else None)
+        try:
+            _await(going, admin, image, quiet=quiet)
+            return going.image_id()
+        finally:
+            going.cancel()
+
+
+def _await(going: Pull, admin: str, image: str, *, quiet: bool) -> None:
+    with contextlib.ExitStack() as stack:
+        operator = None
+        with contextlib.suppress(ShimError):  # another runtime's image, or an older virtshim: it comes without a bar
+            operator = stack.enter_context(operating(admin))
+        tell = stack.enter_context(_teller(image, quiet=quiet))
+        while not going.is_over(_LOOK):
+            tell(_of(operator, image))
+
+
+def _of(operator: OperatorClient | None, image: str) -> Pulling | None:
+    if operator is None:
+        return None
+    with contextlib.suppress(ShimError):
+        return next((one for one in operator.pulls() if _is_of(one.image, image)), None)
+    return None
+
+
+def _is_of(name: str, image: str) -> bool:
+    """The node's spelling has a tag, and no scheme."""
+    return name == image or name.startswith(f"{image}:") or image.endswith(name.removesuffix(":latest"))
+
+
+class _Bar:
+    """A progress bar on a terminal."""
+
+    def __init__(self, progress: Progress, image: str) -> None:
+        self._progress = progress
+        self._task: TaskID = progress.add_task(image, total=None)
+
+    def __call__(self, found: Pulling | None) -> None:
+        if found is not None:
+            self._progress.update(self._task, completed=found.received, total=found.total or None)
+
+
+class _Lines:
+    """A line now and then elsewhere."""
+
+    def __init__(self, image: str) -> None:
+        self._image = image
+        self._told = 0
+
+    def __call__(self, found: Pulling | None) -> None:
+        if found is None or not found.total:
+            return
+        part = 100 * found.received // found.total // _PART * _PART
+        if part > self._told:
+            self._told = part
+            print(f"{self._image}: {part} % of {tables_size(found.total)}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _teller(image: str, *, quiet: bool) -> Iterator[_Bar | _Lines]:
+    if quiet or not sys.stderr.isatty():
+        lines = _Lines(image)
+        if quiet:
+            lines = _Lines("")
+            lines._told = 100  # noqa: SLF001  nothing is left to be told
+        yield lines
+        return
+    from rich.console import Console
+
+    shown = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*shown, console=Console(stderr=True), transient=True) as progress:
+        yield _Bar(progress, os.path.basename(image))

@@ -1,0 +1,201 @@
+"""`virtshim run IMAGE`: a VM by hand, its console in this terminal; when it ends, or is left, it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Final
+
+from virtshim.cli.pulling import pull
+from virtshim.cli.sessions import Detached, relay
+from virtshim.cri.client import connected
+from virtshim.cri.operator.node_work import NodeWork, WantedVm, working
+from virtshim.model.errors import InvalidRequest, ShimError, Unavailable
+from virtshim.model.text import parse_bytes
+from virtshim.streaming import client as streaming
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+# Seconds between two looks whether the VM's end is recorded, and how long that may take.
+_LOOK, _RECORDED = 0.2, 60.0
+
+
+def wanted_vm(
+    image: str, name: str, memory: str, cpus: float, annotations: Sequence[str], env: Sequence[str]
+) -> WantedVm:
+    """Raises InvalidRequest, which names the option."""
+    name = name or f"run-{secrets.token_hex(4)}"
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(f"--name {name[:80]!r}: must be letters a to z, digits and hyphens, 63 at most")
+    if not 0 <= cpus <= 255:
+        raise InvalidRequest(f"--cpu {cpus:g}: must be a number of processors, 255 at most")
+    return WantedVm(
+        name=name,
+        image=image,
+        annotations=dict(_pairs("--annotation", annotations)),
+        env=tuple(_pairs("--env", env)),
+        memory=_bytes(memory),
+        cpus=cpus,
+    )
+
+
+def _pairs(option: str, given: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not (key and equals):
+            raise InvalidRequest(f"{option} {one[:80]!r}: must be NAME=VALUE")
+        yield key, value
+
+
+def _bytes(text: str) -> int:
+    """As a pod's limit says it."""
+    try:
+        return parse_bytes(text) if text else 0
+    except InvalidRequest as exc:
+        raise InvalidRequest(f"--memory: {exc}") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """With a virtshim that is restarted: how many seconds it has to serve again, and how many are between two tries."""
+
+    away: float = 60.0
+    again: float = 1.0
+
+
+class Signals:
+    """The first SIGINT, SIGTERM or SIGHUP ends the program by SystemExit, so that what it made is removed; in a shielded block
+    only when that is over: what is being made there has no name yet. Those after it change nothing: a shell passes its own
+    SIGHUP on, and the kernel sends one too."""
+
+    def __init__(self) -> None:
+        self._shielded = False
+        self._pending = 0
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._arrived) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def shield(self) -> Iterator[None]:
+        self._shielded = True
+        try:
+            yield
+        finally:
+            self._shielded = False
+        if self._pending:
+            sys.exit(128 + self._pending)
+
+    def hold(self) -> None:
+        """From here on none ends the program: it ends anyway."""
+        self._shielded = True
+
+    def _arrived(self, number: int, _frame: FrameType | None) -> None:
+        if self._pending:
+            return
+        self._pending = number
+        if not self._shielded:
+            sys.exit(128 + number)
+
+
+def run(socket: str, admin: str, wanted: WantedVm, *, always_pull: bool = False, quiet: bool = False) -> int:
+    """The guest's exit code; 0 if it was left. Raises ShimError, SystemExit after a signal. Nothing of it is left in any case."""
+    signals = Signals()
+    with signals.caught(), working(socket) as work:
+        if always_pull or not work.has_image(wanted.image):
+            pull(socket, admin, wanted.image, quiet=quiet)
+        return use_vm(work, wanted, lambda vm: _attached(socket, work, vm, wanted, quiet=quiet), signals)
+
+
+def use_vm(
+    work: NodeWork, wanted: WantedVm, use: Callable[[str], int], signals: Signals, patience: Patience = Patience()
+) -> int:
+    """What `use` returns, which is given the VM's id. The VM is made before, and removed afterwards in any case."""
+    mark = secrets.token_hex(16)
+    try:
+        with signals.shield():
+            pod = work.make_pod(wanted, mark)
+        with signals.shield():
+            vm = work.start_vm(pod, wanted, mark)
+        return use(vm)
+    finally:
+        _remove(work, mark, signals, patience)
+
+
+def _attached(socket: str, work: NodeWork, vm: str, wanted: WantedVm, *, quiet: bool) -> int:
+    interactive = sys.stdin.isatty()
+    if wanted.command:
+        url, tty = work.attach_url(vm, tty=wanted.tty), wanted.tty
+    else:
+        with connected(socket) as node:
+            url, tty = node.console_url(vm, stdin=True), True
+    if not quiet:
+        _say(
+            f"{wanted.name} ({vm[:12]}) boots; "
+            + ("ctrl-] leaves and removes it" if interactive else "ctrl-c removes it")
+        )
+    with contextlib.closing(streaming.connect(url)) as client:
+        try:
+            relay(client, stdin=True, is_terminal=tty, detachable=interactive)
+        except Detached:
+            client.flush()
+            return 0
+    return _code(work, vm, quiet=quiet)
+
+
+def _code(work: NodeWork, vm: str, *, quiet: bool) -> int:
+    """Once its end is recorded; the stream may end a moment before."""
+    pause, left = threading.Event(), _RECORDED
+    while not (how := work.how_is(vm)).is_over and left > 0:
+        pause.wait(_LOOK)
+        left -= _LOOK
+    if how.message and not quiet:
+        _say(f"{how.reason}: {how.message}")
+    return how.code if how.is_over else 1
+
+
+def _remove(work: NodeWork, mark: str, signals: Signals, patience: Patience) -> None:
+    """Signals wait: a second Ctrl-C must not leave a VM behind."""
+    try:
+        signals.hold()
+        _once_it_serves(work, mark, patience)
+    except ShimError as exc:
+        _say(
+            f"it could not be removed: {exc}; `crictl pods --label virtshim.io/run={mark}` shows it, `crictl rmp -f` removes it"
+        )
+
+
+def _once_it_serves(work: NodeWork, mark: str, patience: Patience) -> None:
+    """Raises ShimError. A restart of virtshim ends the stream, and so this program, while nobody can be asked."""
+    until, said, pause = time.monotonic() + patience.away, False, threading.Event()
+    while True:
+        try:
+            work.remove_marked(mark)
+        except Unavailable:
+            if time.monotonic() >= until:
+                raise
+            if not said:
+                _say(f"virtshim does not answer; waiting for it, {patience.away:.0f} s at most, to remove the VM")
+            said = True
+            pause.wait(patience.again)
+        else:
+            return
+
+
+def _say(text: str) -> None:
+    """A terminal that has hung up hears nothing; the VM is removed all the same."""
+    with contextlib.suppress(OSError):
+        print(f"\r\nrun: {text}\r" if sys.stderr.isatty() else f"run: {text}", file=sys.stderr, flush=True)

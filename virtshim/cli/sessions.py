@@ -1,0 +1,213 @@
+"""`virtshim ssh`: becomes ssh to a VM, at the address that CNI gave its pod."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from virtshim.cli import terminal
+from virtshim.cli.vm_lookup import running_vm
+from virtshim.cri.client import NodeClient, VmSummary, connected
+from virtshim.guest.login import check_user, parse_keys
+from virtshim.model.errors import InternalError, InvalidRequest, Unavailable, WrongState
+from virtshim.streaming import client as streaming
+from virtshim.streaming.client import ERROR, RESIZE, STDERR, STDIN, STDOUT, StreamClient
+from virtshim.streaming.ports import Streams
+from virtshim.streaming.remotecommand_status import Exited, Failed, Outcome, from_status
+
+# Joins this program's own input and output to a stream of the node, until that ends or the user detaches.
+
+_INPUT, _OUTPUT, _ERRORS = 0, 1, 2
+_READ: Final = 32 << 10
+_OUT: Final = {STDOUT: _OUTPUT, STDERR: _ERRORS}
+
+DETACH: Final = b"\x1d"  # ctrl-]
+
+
+class Detached(Exception):
+    """The user typed ctrl-]."""
+
+
+def relay(client: StreamClient, *, stdin: bool, is_terminal: bool, detachable: bool = False) -> int:
+    """The exit code. Raises ShimError for a session that failed, Detached, BrokenPipeError if nobody reads our output.
+    `is_terminal`: the other side is one, and learns the size of ours."""
+    with terminal.resizes() as resized, terminal.raw(_INPUT) if is_terminal and stdin else nullcontext():
+        if is_terminal:
+            _send_size(client)
+        wanted, status = stdin, bytearray(_received(client))  # some may have come with the handshake's answer
+        while not client.is_closed:
+            # Input waits until what came before has left: output is read meanwhile, so that neither side stops the other.
+            reading = [client.fileno(), resized, *([_INPUT] if wanted and not client.pending else [])]
+            readable, writable, _ = select.select(reading, [client.fileno()] if client.pending else [], [])
+            if writable:
+                client.flush()
+            if resized in readable:
+                os.read(resized, _READ)
+                if is_terminal:
+                    _send_size(client)
+            if _INPUT in readable:
+                wanted = _send_input(client, os.read(_INPUT, _READ), detachable=detachable)
+            if client.fileno() in readable:
+                status += _received(client)
+    if not status:
+        raise Unavailable("the node closed the stream before its end; was virtshim stopped?")
+    return _code(from_status(bytes(status)))
+
+
+def _send_input(client: StreamClient, data: bytes, *, detachable: bool) -> bool:
+    """False at the end of input."""
+    if not data:
+        if not detachable:  # who has keys to leave has not left
+            client.close_channel(STDIN)
+        return False
+    before, detach, _ = data.partition(DETACH) if detachable else (data, b"", b"")
+    if before:
+        client.send(STDIN, before)
+    if detach:
+        raise Detached
+    return True
+
+
+def _received(client: StreamClient) -> bytes:
+    """Output goes where it belongs; what came of the session's end is returned."""
+    status = b""
+    for piece in client.receive():
+        if piece.channel == ERROR:
+            status += piece.data
+        elif piece.channel in _OUT:
+            _write(_OUT[piece.channel], piece.data)
+    return status
+
+
+def _write(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:  # it does not block for somebody who has it, too
+            select.select([], [fd], [])
+
+
+def _send_size(client: StreamClient) -> None:
+    if size := terminal.size(_INPUT):
+        client.send(RESIZE, json.dumps({"Width": size[0], "Height": size[1]}).encode())
+
+
+def _code(outcome: Outcome) -> int:
+    match outcome:
+        case Exited(code):
+            return code
+        case Failed(message):
+            raise InternalError(message)
+
+
+# `virtshim exec`: a command in a guest, with this program's input and output as its own.
+
+
+def exec_command(socket: str, wanted: str, command: Sequence[str], *, stdin: bool, tty: bool) -> int:
+    """The command's exit code. Raises ShimError, BrokenPipeError."""
+    streams = Streams(stdin=stdin, stdout=True, stderr=not tty, tty=tty)
+    with connected(socket) as node:
+        url = node.exec_url(running_vm(wanted, node.pods(), node.vms()).id, command, streams)
+    with contextlib.closing(streaming.connect(url)) as client:
+        return relay(client, stdin=stdin, is_terminal=tty)
+
+
+# `virtshim console`: a VM's serial console in this terminal.
+
+
+def console(socket: str, wanted: str) -> int:
+    """0 when the user detached or the VM shut down. Raises ShimError, BrokenPipeError."""
+    with connected(socket) as node:
+        vm = running_vm(wanted, node.pods(), node.vms())
+        url, can_type = _attached(node, vm)
+    with contextlib.closing(streaming.connect(url)) as client:
+        _print_status(f"connected to {vm.name} ({vm.id[:12]}); " + ("ctrl-] leaves" if can_type else "ctrl-c leaves"))
+        if not can_type:
+            _print_status("it takes no input: set stdin: true in the container's spec to type here")
+        try:
+            return relay(client, stdin=can_type, is_terminal=True, detachable=True)
+        except Detached:
+            client.flush()
+            _print_status("detached; the VM keeps running")
+            return 0
+
+
+def _attached(node: NodeClient, vm: VmSummary) -> tuple[str, bool]:
+    """The URL, and whether the VM takes input."""
+    try:
+        return node.console_url(vm.id, stdin=True), True
+    except WrongState:  # made without stdin; or it has just ended, which the second call tells
+        return node.console_url(vm.id, stdin=False), False
+
+
+def _print_status(text: str) -> None:
+    print(f"\r\nconsole: {text}\r" if sys.stderr.isatty() else f"console: {text}", file=sys.stderr, flush=True)
+
+
+_SSH: Final = "/usr/bin/ssh"
+_SHORT: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SshOptions:
+    """`inject`: a file of public keys that the guest is given first; "" for none. `identity`: ssh's own -i."""
+
+    user: str
+    identity: str = ""
+    inject: str = ""
+    command: Sequence[str] = ()
+
+
+def ssh(socket: str, wanted: str, options: SshOptions) -> None:
+    """Does not return. Raises ShimError."""
+    check_user(options.user)
+    keys = _keys(options.inject) if options.inject else ()
+    with connected(socket) as node:
+        vm = running_vm(wanted, node.pods(), node.vms())
+        addresses = node.addresses(vm.pod)
+        if not addresses:
+            raise WrongState(f"the pod of {vm.name} has no address")
+        if keys:
+            node.add_ssh_keys(vm.id, options.user, keys)
+    argv = ssh_arguments(vm, addresses[0], options)
+    try:
+        os.execv(_SSH, argv)  # noqa: S606  no shell: each argument is one of ssh's
+    except OSError as exc:
+        raise WrongState(f"{_SSH} cannot be run: {exc.strerror}; install the package openssh-client") from exc
+
+
+def ssh_arguments(vm: VmSummary, address: str, options: SshOptions) -> list[str]:
+    """Of ssh. Its user's own configuration holds, but for the host's key: addresses come back with other VMs, so it is
+    remembered by the VM's id."""
+    settings = {
+        "HostKeyAlias": f"virtshim-{vm.id[:_SHORT]}",
+        "CheckHostIP": "no",
+        "StrictHostKeyChecking": "accept-new",
+        "ConnectTimeout": "10",
+    }
+    identity = ["-i", options.identity] if options.identity else []
+    named = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+    return ["ssh", *named, *identity, "-l", options.user, "--", address, *options.command]
+
+
+def _keys(path: str) -> tuple[str, ...]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InvalidRequest(f"--inject {path}: cannot be read: {exc}") from exc
+    try:
+        keys = parse_keys(text)
+    except InvalidRequest as exc:
+        raise InvalidRequest(f"--inject {path}: {exc}; give the public key, such as ~/.ssh/id_ed25519.pub") from exc
+    if not keys:
+        raise InvalidRequest(f"--inject {path}: there is no key in it")
+    return keys

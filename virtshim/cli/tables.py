@@ -1,0 +1,146 @@
+"""`virtshim ps`: the node's pods and their VMs, one line a VM."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from virtshim.cri.client import PodSummary, VmSummary, connected
+from virtshim.model.text import printable_text
+
+# Rows of pods and their VMs, and plain columns. Pure.
+
+HEAD = ("POD", "POD ID", "POD STATE", "IP", "VM", "VM ID", "VM STATE", "AGE", "IMAGE")
+_SHORT = 12
+_PS_UNITS = (("d", 86400), ("h", 3600), ("m", 60))
+
+
+def rows(
+    pods: Sequence[PodSummary], vms: Sequence[VmSummary], addresses: Mapping[str, Sequence[str]], now: float
+) -> Iterator[tuple[str, ...]]:
+    """A pod without a VM has a line, too. `now`: seconds since 1970. Ages are those of the VMs, else of the pods."""
+    for pod in pods:
+        state = "ready" if pod.is_ready else "not ready"
+        left = (f"{pod.namespace}/{pod.name}", pod.id[:_SHORT], state, ",".join(addresses[pod.id]) or "-")
+        own = [vm for vm in vms if vm.pod == pod.id]
+        for vm in own:
+            yield (*left, vm.name, vm.id[:_SHORT], vm.state, age(now - vm.created), vm.image)
+        if not own:
+            yield (*left, "-", "-", "-", age(now - pod.created), "-")
+
+
+def age(seconds: float) -> str:
+    """The largest unit that fits twice, so that the error is less than a third: 119s, 2m, 47h, 2d."""
+    for unit, size in _PS_UNITS:
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{max(0, seconds):.0f}s"
+
+
+def columns(lines: Sequence[Sequence[str]]) -> list[str]:
+    """What the node got from others is shown without control characters: a terminal would obey them."""
+    shown = [[printable_text(cell) for cell in line] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in shown]
+
+
+# What commands print: tables, in colour on a terminal, plain columns elsewhere; or JSON.
+
+_COLOURS: Final = {
+    "ready": "green",
+    "running": "green",
+    "paused": "yellow",
+    "created": "cyan",
+    "exited": "dim",
+    "not ready": "red",
+    "unknown": "red",
+}
+# Of a line of a table.
+_WIDEST: Final = 10_000
+_TABLES_UNITS: Final = ("B", "K", "M", "G", "T")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """What the node got from others is shown without control characters."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for name in head:
+        made.add_column(name, no_wrap=name != "IMAGE", overflow="fold")
+    for row in rows:
+        made.add_row(*(_cell(cell) for cell in row))
+    return made
+
+
+def tables_show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    if sys.stdout.isatty():
+        made = table(head, rows)
+        console = Console(highlight=False)
+        # As wide as it is: a terminal breaks long lines, and a narrower table leaves out the ends of addresses and paths.
+        wide = Measurement.get(console, console.options.update(max_width=_WIDEST), made).maximum
+        Console(highlight=False, width=max(console.width, wide)).print(made)
+    else:
+        print("\n".join(columns([head, *rows])))
+
+
+def tables_show_json(found: Any) -> None:
+    print(json.dumps(found, indent=2))
+
+
+def show_json_line(found: Mapping[str, Any]) -> None:
+    """One of many that come one by one."""
+    print(json.dumps(found), flush=True)
+
+
+def tables_size(count: float) -> str:
+    """Bytes, in the largest unit that leaves a number above 1."""
+    for unit in _TABLES_UNITS:
+        if count < 1024 or unit == _TABLES_UNITS[-1]:
+            return f"{count:.0f}{unit}" if count >= 10 or unit == "B" else f"{count:.1f}{unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def _cell(cell: str) -> Text:
+    shown = printable_text(cell)
+    return Text(shown, style=_COLOURS.get(shown, ""))
+
+
+def ps(socket: str, *, as_json: bool = False) -> None:
+    with connected(socket) as node:
+        pods, vms = node.pods(), node.vms()
+        addresses = {pod.id: node.addresses(pod.id) for pod in pods}
+    if not as_json:
+        tables_show(HEAD, rows(pods, vms, addresses, time.time()))
+        return
+    tables_show_json(
+        [
+            {
+                "id": pod.id,
+                "namespace": pod.namespace,
+                "name": pod.name,
+                "ready": pod.is_ready,
+                "addresses": addresses[pod.id],
+                "createdAt": pod.created,
+                "vms": [
+                    {
+                        "id": vm.id,
+                        "name": vm.name,
+                        "attempt": vm.attempt,
+                        "state": vm.state,
+                        "image": vm.image,
+                        "createdAt": vm.created,
+                    }
+                    for vm in vms
+                    if vm.pod == pod.id
+                ],
+            }
+            for pod in pods
+        ]
+    )

@@ -1,0 +1,118 @@
+"""`virtshim top`: what the node's VMs use, as it changes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from rich.console import Console
+from rich.live import Live
+
+from virtshim.cli import terminal
+from virtshim.cli.tables import table, tables_show, tables_show_json, tables_size
+from virtshim.cri.client import PodSummary, connected
+from virtshim.cri.operator.node_work import NodeWork, PodUsage, working
+from virtshim.model.errors import InvalidRequest
+
+_HEAD: Final = ("POD", "CPU", "MEMORY", "DISK", "RX/s", "TX/s")
+# Of what the rows are sorted by: the largest first, but for names.
+SORTS: Final = ("cpu", "memory", "disk", "network", "name")
+_SOONEST, _LATEST = 0.2, 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`cpu` in cores; `memory` and `disk` in bytes; `received` and `sent` in bytes a second."""
+
+    pod: str
+    id: str
+    cpu: float
+    memory: int
+    disk: int
+    received: float
+    sent: float
+
+
+def top(socket: str, *, sort: str, interval: float, once: bool, as_json: bool) -> None:
+    """Until ctrl-c. Raises ShimError."""
+    if sort not in SORTS:
+        raise InvalidRequest(f"--sort {sort[:40]!r}: must be one of {', '.join(SORTS)}")
+    if not _SOONEST <= interval <= _LATEST:
+        raise InvalidRequest(f"--interval {interval:g}: must be {_SOONEST:g} to {_LATEST:g} seconds")
+    pause = threading.Event()
+    with connected(socket) as node, working(socket) as work, contextlib.suppress(KeyboardInterrupt):
+        before = _read(work)
+        pause.wait(min(interval, 1.0))
+        rows, before = _next(node.pods(), before, work, sort)
+        if as_json:
+            tables_show_json([asdict(row) for row in rows])
+        elif once or not sys.stdout.isatty():
+            tables_show(_HEAD, map(cells, rows))
+        else:
+            shown = Live(table(_HEAD, map(cells, rows)), console=Console(highlight=False), screen=True)
+            with terminal.ended_by_signals(), shown as live:
+                while not pause.wait(interval):
+                    rows, before = _next(node.pods(), before, work, sort)
+                    live.update(table(_HEAD, map(cells, rows)), refresh=True)
+
+
+def _read(work: NodeWork) -> Mapping[str, PodUsage]:
+    return {usage.pod: usage for usage in work.usage()}
+
+
+def _next(
+    pods: Sequence[PodSummary], before: Mapping[str, PodUsage], work: NodeWork, sort: str
+) -> tuple[list[Row], Mapping[str, PodUsage]]:
+    now = _read(work)
+    return ordered(rates(pods, before, now), sort), now
+
+
+def rates(pods: Sequence[PodSummary], before: Mapping[str, PodUsage], now: Mapping[str, PodUsage]) -> list[Row]:
+    """Pods that have numbers now; of those that had none before no rates are known yet. Pure."""
+    rows = []
+    for pod in pods:
+        if (usage := now.get(pod.id)) is None:
+            continue
+        earlier = before.get(pod.id, usage)
+        seconds = usage.at - earlier.at
+
+        def rate(later: float, first: float, seconds: float = seconds) -> float:
+            return max(0.0, later - first) / seconds if seconds > 0 else 0.0
+
+        rows.append(
+            Row(
+                f"{pod.namespace}/{pod.name}",
+                pod.id,
+                round(rate(usage.cpu, earlier.cpu), 3),
+                usage.memory,
+                usage.disk,
+                round(rate(usage.received, earlier.received), 1),
+                round(rate(usage.sent, earlier.sent), 1),
+            )
+        )
+    return rows
+
+
+def ordered(rows: Sequence[Row], sort: str) -> list[Row]:
+    match sort:
+        case "name":
+            return sorted(rows, key=lambda row: row.pod)
+        case "network":
+            return sorted(rows, key=lambda row: row.received + row.sent, reverse=True)
+        case _:
+            return sorted(rows, key=lambda row: float(getattr(row, sort)), reverse=True)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.pod,
+        f"{row.cpu * 100:.0f}%",
+        tables_size(row.memory),
+        tables_size(row.disk),
+        tables_size(row.received),
+        tables_size(row.sent),
+    )

@@ -1,0 +1,86 @@
+"""What is wrong with the settings, in words: where, which, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from tapmanager.toml_files import Key, Layers, nearest
+from virtshim.model.errors import InvalidRequest
+
+
+class BadConfiguration(InvalidRequest):
+    """All that is wrong at once: one line a fault."""
+
+    def __init__(self, faults: tuple[str, ...]) -> None:
+        lines = "".join(f"\n  {fault}" for fault in faults)
+        super().__init__(f"configuration: {len(faults)} to correct; `virtshim config schema` lists all settings{lines}")
+        self.faults = faults
+
+
+def told(error: ValidationError, layers: Layers, root: type[BaseModel]) -> list[str]:
+    """`root` says what there is to be meant. In the order of the files."""
+    found = [_fault(one, layers, root) for one in error.errors(include_url=False)]
+    return list(dict.fromkeys(found))
+
+
+def _fault(one: Any, layers: Layers, root: type[BaseModel]) -> str:
+    key: Key = tuple(one["loc"])
+    if one["type"] == "extra_forbidden":
+        text = _unknown(key, root)
+    else:
+        text = one["msg"].removeprefix("Value error, ")
+        if one["type"] == "string_pattern_mismatch" and one["ctx"]["pattern"].startswith(("^/", "^(/|")):
+            text = "must be an absolute path"
+        told_already = one["type"] in ("missing", "value_error") or isinstance(one["input"], dict | BaseModel)
+        if not told_already and "annotations" not in key:  # these may be user data or keys, and this goes to the log
+            text += f"; it is {one['input']!r}"
+    place = layers.place(key)
+    return f"{place + ': ' if place else ''}{dotted(key)}: {text}"
+
+
+def dotted(key: Key) -> str:
+    """`device_plugin.resources[0].name`"""
+    text = ""
+    for part in key:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _unknown(key: Key, root: type[BaseModel]) -> str:
+    *table, name = key
+    known = _fields(root, tuple(table))
+    if near := nearest(str(name), known):
+        return f"there is no such setting; did you mean {dotted((*table, near))}?"
+    elsewhere = [dotted(other) for other in keys_of(root) if other[-1] == name]
+    if elsewhere:
+        return f"there is no such setting; did you mean {' or '.join(elsewhere)}?"
+    what = f"[{dotted(tuple(table))}] has" if table else "there are the tables"
+    return f"there is no such setting; {what} {', '.join(known)}"
+
+
+def _fields(model: type[BaseModel], table: Key) -> list[str]:
+    for part in table:
+        if isinstance(part, str) and (inner := table_in(model, part)) is not None:
+            model = inner
+    return list(model.model_fields)
+
+
+def table_in(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """The table, or that of the list of tables, that a field is; None for a value."""
+    field = model.model_fields.get(name)
+    kinds = [field.annotation, *get_args(field.annotation)] if field is not None else []
+    return next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None)
+
+
+def keys_of(model: type[BaseModel], at: Key = ()) -> Iterator[Key]:
+    """Of each setting. A list of tables is one setting, a table in a table is not."""
+    for name, field in model.model_fields.items():
+        inner = table_in(model, name)
+        listed = field.annotation is not inner
+        if inner is None or listed:
+            yield (*at, name)
+        else:
+            yield from keys_of(inner, (*at, name))

@@ -1,0 +1,106 @@
+"""The reference page of all settings, made of what is said beside them. `docs/configuration.md` is its text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pydantic import BaseModel, ByteSize
+from pydantic.fields import FieldInfo
+
+from tapmanager.toml_files import Key
+from virtshim.config.faults import dotted, table_in
+
+_HEAD: Final = """\
+# Configuration
+
+Every setting, as the code has it: `virtshim config reference` prints this page, and a test compares the two. Files, drop-ins,
+variables, `virtshim config show` and `check`, and what a reload does are in [operator.md](operator.md#settings).
+
+*Reload: yes* means that `systemctl reload` (SIGHUP) changes it in the running daemon; all others take a restart, which ends no
+VM. Sizes may be written as text: `"512MiB"`, `"40GiB"`.
+"""
+
+_UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
+
+
+def page(root: type[BaseModel]) -> str:
+    return _HEAD + "".join(_tables(root, ()))
+
+
+def _tables(model: type[BaseModel], at: Key, *, listed: bool = False) -> Iterator[str]:
+    if at:
+        name, _, about = (model.__doc__ or "").partition(":")
+        title = f"[[{dotted(at)}]]" if listed else f"[{dotted(at)}]"
+        if name != title:
+            raise ValueError(
+                f"{model.__name__}: its docstring has to begin with {title}: and say what the table is for"
+            )
+        said = " ".join(about.split())
+        yield f"\n## {title}\n\n{said[:1].upper()}{said[1:]}\n\n"
+        yield "| setting | default | allowed | reload | meaning | why so |\n|---|---|---|---|---|---|\n"
+        schema = model.model_json_schema()["properties"]
+        for field, info in model.model_fields.items():
+            if table_in(model, field) is None or info.annotation is not table_in(model, field):
+                yield _row(dotted((*at, field)), info, schema[field])
+    for field, info in model.model_fields.items():
+        inner = table_in(model, field)
+        if inner is not None:
+            yield from _tables(inner, (*at, field), listed=info.annotation is not inner)
+
+
+def _row(name: str, info: FieldInfo, schema: dict[str, Any]) -> str:
+    told = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    cells = (
+        f"`{name}`",
+        _default(info),
+        _allowed(told, schema, info.metadata),
+        "yes" if told.get("reload") else "",
+        schema.get("description", ""),
+        str(told.get("why", "")),
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "none: must be set"
+    value = info.default
+    if isinstance(value, ByteSize) and value:
+        size, unit = next((size, unit) for size, unit in (*_UNITS, (1, "B")) if value % size == 0)
+        return f'`"{value // size}{unit}"`'
+    plain = (
+        [one.model_dump(mode="json") if isinstance(one, BaseModel) else one for one in value]
+        if isinstance(value, tuple)
+        else value
+    )
+    return f"`{json.dumps(plain)}`"
+
+
+def _allowed(told: Any, schema: dict[str, Any], limits: list[Any]) -> str:
+    """In words if somebody wrote them, else of the type and its limits."""
+    if told.get("allowed"):
+        return str(told["allowed"])
+    if "enum" in schema:
+        return ", ".join(f"`{one}`" for one in schema["enum"])
+    if schema.get("type") == "boolean":
+        return "`true`, `false`"
+    if schema.get("pattern") == "^/":
+        return "absolute path"
+    if not any(one.get("type") in ("integer", "number") for one in schema.get("anyOf", [schema])):
+        return "text"
+    return f"{_range(limits)} {told.get('unit') or ''}".rstrip()
+
+
+def _range(limits: list[Any]) -> str:
+    found = {name: getattr(one, name) for one in limits for name in ("ge", "gt", "le") if hasattr(one, name)}
+    most = found.get("le")
+    if "gt" in found:
+        return f"more than {_plain(found['gt'])}" + (f", at most {_plain(most)}" if most is not None else "")
+    least = found.get("ge", 0)
+    return f"{_plain(least)} or more" if most is None else f"{_plain(least)} to {_plain(most)}"
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else str(number)

@@ -1,0 +1,204 @@
+"""CheckpointContainer: a running VM's memory and disk in one archive; it runs on.
+
+The VM is paused while its memory is written and its disk is copied, so that both are of one moment; the archive is made of
+them while it runs again. Before that, the guest is asked to freeze its file systems, so that the disk alone is consistent too.
+The record says so before anything is done: if virtshim dies in between, the next process resumes the VM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os.path
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from virtshim.guest.freeze import GuestFreezer
+from virtshim.model.container import Container
+from virtshim.model.deadline import Deadline
+from virtshim.model.errors import Aborted, DeadlineExceeded, ShimError, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout, root_disk_of
+from virtshim.pods.lookup import existing_container
+from virtshim.store.ports import Records
+from virtshim.system.clock import Clock
+from virtshim.system.locks import PodLocks
+from virtshim.vm.ports import CheckpointFiles, VmPausing
+
+log = structlog.get_logger(__name__)
+
+_FORMAT: Final = 1
+_MEMORY: Final = "memory.save"
+_DISK: Final = "root.qcow2"
+_SEED: Final = "seed.iso"
+
+
+@dataclass(slots=True)
+class _Work:
+    """`is_paused`: we have paused the VM and not let it go on yet. `frozen_file_systems`: how many were frozen."""
+
+    container: Container
+    location: str
+    deadline: Deadline
+    is_paused: bool = False
+    frozen_file_systems: int = 0
+
+
+class CheckpointContainer:
+    def __init__(
+        self,
+        records: Records,
+        pausing: VmPausing,
+        files: CheckpointFiles,
+        layout: Layout,
+        clock: Clock,
+        locks: PodLocks,
+        freezer: GuestFreezer,
+    ) -> None:
+        self._records = records
+        self._pausing = pausing
+        self._files = files
+        self._layout = layout
+        self._clock = clock
+        self._locks = locks
+        self._freezer = freezer
+        self._lock = threading.Lock()
+        self._under_way: set[ContainerId] = set()
+
+    def checkpoint(self, wanted: Container, location: str, deadline: Deadline) -> None:
+        """`location`: the absolute path of the archive. Errors: InvalidRequest (location), NotFound, WrongState (not running,
+        or paused), Aborted (another one is under way, or the VM ended), DeadlineExceeded, ResourceExhausted. After an error
+        nothing is left, and the VM runs on."""
+        with self._alone(wanted.id) as is_alone:
+            if not is_alone:
+                raise Aborted(f"a checkpoint of container {wanted.id} is already being written; wait for it")
+            work = _Work(self._begin(wanted, location), location, deadline)
+            try:
+                self._write(work)
+            finally:
+                self._tidy(work.container, was_paused=work.is_paused)
+        log.info("container.checkpointed", container=wanted.id.short, location=location)
+
+    def finish_leftover(self, container: Container) -> None:
+        """Ends what another process, or a failed clean-up, has left of a checkpoint."""
+        with self._alone(container.id) as is_alone:
+            now = self._records.containers.get(container.id)
+            if not is_alone or now is None:
+                return
+            if now.status.checkpointing:
+                self._tidy(now, was_paused=True)
+            elif now.status.frozen and not self._freezer.is_held(now.id):
+                self._freezer.after_resume(now.id)
+
+    @contextlib.contextmanager
+    def _alone(self, container: ContainerId) -> Iterator[bool]:
+        with self._lock:
+            is_alone = container not in self._under_way
+            self._under_way.add(container)
+        try:
+            yield is_alone
+        finally:
+            if is_alone:
+                with self._lock:
+                    self._under_way.discard(container)
+
+    def _begin(self, wanted: Container, location: str) -> Container:
+        with self._locks.held(wanted.sandbox_id):
+            container = existing_container(self._records, wanted.id)
+            if container.status.checkpointing:
+                raise Aborted(f"an earlier checkpoint of container {container.id} is not yet cleaned up; try again")
+            if not container.is_running:
+                raise WrongState(f"container {container.id} is {container.phase.value}: only a running one has state")
+            if container.status.paused:
+                raise WrongState(f"container {container.id} is paused by an operator; `virtshim resume` first")
+            if self._freezer.is_held(container.id):
+                raise WrongState(f"the file systems of container {container.id} are frozen; `virtshim thaw` first")
+            if container.granted.passthrough:
+                raise WrongState(
+                    f"container {container.id} has host devices ({', '.join(container.granted.claims)}), whose state "
+                    "cannot be saved"
+                )
+            if container.granted.root_volume is not None:
+                raise WrongState(
+                    f"container {container.id} runs on a volume ({container.granted.root_volume.host_path}), of which the "
+                    "storage makes snapshots"
+                )
+            if container.spec.empty_disks:
+                raise WrongState(
+                    f"container {container.id} has disks beside its root disk ({container.spec.empty_disks[0].field_name()}), "
+                    "which are not saved"
+                )
+            if container.spec.volumes:
+                raise WrongState(
+                    f"container {container.id} has volumes ({container.spec.volumes[0].guest}), whose state cannot be saved"
+                )
+            container = container.with_checkpoint(location)
+            self._records.containers.replace(container)
+            return container
+
+    def _write(self, work: _Work) -> None:
+        """Without the pod's lock: a StopContainer need not wait for it. It then ends the VM, and this fails."""
+        container, clock = work.container, self._clock
+
+        def check() -> None:
+            if not work.deadline.left(clock.monotonic()):
+                raise DeadlineExceeded(f"the checkpoint of container {container.id} took too long; allow it more time")
+
+        directory = self._files.begin(work.location, container.id)
+        domain = container.domain_uuid
+        check()
+        work.frozen_file_systems = self._freezer.freeze(container)
+        self._pausing.pause(domain)
+        work.is_paused = True
+        began = clock.monotonic()
+        self._pausing.save_memory(domain, os.path.join(directory, _MEMORY), work.deadline.left(began))
+        self._files.copy(root_disk_of(self._layout, container), os.path.join(directory, _DISK), check)
+        self._pausing.resume(domain)
+        work.is_paused = False
+        self._freezer.after_resume(container.id)
+        seconds = round(clock.monotonic() - began, 3)
+        log.info(
+            "vm.stood_still",
+            container=container.id.short,
+            seconds=seconds,
+            frozen_file_systems=work.frozen_file_systems,
+        )
+        self._files.copy(self._layout.seed_iso(container.id), os.path.join(directory, _SEED), check)
+        self._files.finish(work.location, container.id, self._manifest(container, work.frozen_file_systems), check)
+
+    def _tidy(self, container: Container, *, was_paused: bool) -> None:
+        """The record last: as long as it tells of a checkpoint, this is tried again (`virtshim.recovery.watch_pods`)."""
+        try:
+            if was_paused:
+                self._pausing.resume(container.domain_uuid)
+            self._freezer.after_resume(container.id, was_paused=was_paused)
+            self._files.discard(container.status.checkpointing, container.id)
+            with self._locks.held(container.sandbox_id):
+                now = self._records.containers.get(container.id)
+                if now is not None:
+                    self._records.containers.replace(now.with_checkpoint(""))
+        except ShimError as exc:
+            log.warning("checkpoint.not_tidied", container=container.id.short, error=str(exc))
+
+    def _manifest(self, container: Container, frozen_file_systems: int) -> bytes:
+        """What the archive is of. Names of files here, what they are in docs/pods.md."""
+        sandbox = self._records.sandboxes.get(container.sandbox_id)
+        facts = {
+            "format": _FORMAT,
+            "writtenAt": self._clock.now_ns(),
+            "pod": {"namespace": sandbox.key.namespace, "name": sandbox.key.name, "uid": sandbox.key.uid}
+            if sandbox
+            else None,
+            "container": {"id": container.id.value, "name": container.name.name, "attempt": container.name.attempt},
+            "image": {"digest": container.image.value, "reference": container.spec.image_ref},
+            "domain": container.spec.domain_uuid,
+            "memory": _MEMORY,
+            "rootDisk": _DISK,
+            "seed": _SEED,
+            "frozenFileSystems": frozen_file_systems,
+        }
+        return json.dumps(facts, indent=2).encode() + b"\n"

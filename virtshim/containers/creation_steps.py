@@ -1,0 +1,439 @@
+"""Step: the libvirt domain is defined with what the steps before it have made, and its records are kept beside its disk."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol
+
+import structlog
+
+from virtshim.annotations.hardware import INITRD, KERNEL
+from virtshim.annotations.options import VmOptions
+from virtshim.devices.claims import BorrowedDevices
+from virtshim.devices.guest_view import guest_view_environment
+from virtshim.disks.ports import DiskPlaces, EmptyDiskFiles, KernelFiles, RootDisks, RootVolumes
+from virtshim.images.ports import BootFiles, ImageFiles
+from virtshim.metrics import observed
+from virtshim.model.container import Container
+from virtshim.model.errors import AlreadyExists, InvalidRequest
+from virtshim.model.hardware import FirmwareFiles, Places
+from virtshim.model.image import NO_DISK, BootFile, Image
+from virtshim.model.layout import Layout, kernel_of, nvram_of, share_socket, vnc_socket
+from virtshim.model.network import Dns, nics_of
+from virtshim.model.sandbox import Sandbox, identity, pod_hash
+from virtshim.model.sizing import HostNodes, NodeHardware, NodeLimits, cells_for, limits_for
+from virtshim.model.vm import Backing, DeviceNumbers, Disk, DiskBus, VmSpec
+from virtshim.seed.ports import GuestSeeds, SeedRequest
+from virtshim.store.ports import RecordCopies, StateRecords
+from virtshim.system.live import Live
+from virtshim.vm.ports import Hypervisor
+from virtshim.volumes.pod_mounts import hosts_file
+from virtshim.volumes.root_volume import must_be_written
+from virtshim.volumes.sysprep import sysprep_files_sysprep_files
+from virtshim.volumes.volume_copies import VolumeCopies
+
+# The steps of CreateContainer: each makes one thing that a VM is defined with, and knows how to take it away again.
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A container whose record is written and whose VM is not defined yet: what the steps so far have made of it."""
+
+    container: Container
+    # As its record is now: a step that writes it hands on what it wrote.
+    sandbox: Sandbox
+    # The image under the root disk.
+    image: Image
+    # What the pod's annotations ask for.
+    options: VmOptions
+    # In the order in which they are attached: the boot disk first.
+    disks: tuple[Disk, ...] = ()
+    # Who the root disk is, 20 hex digits, if it outlives the container.
+    kept_disk: str = ""
+    # The file that Ignition finds in the firmware; "" for none.
+    ignition_file: str = ""
+    # What the firmware starts, and its RAM disk, likewise.
+    kernel_file: str = ""
+    initrd_file: str = ""
+    # The CD-ROM with Windows' answer file, likewise.
+    sysprep_iso: str = ""
+
+    def with_disk(self, disk: Disk) -> Draft:
+        return dataclasses.replace(self, disks=(*self.disks, disk))
+
+
+class Step(Protocol):
+    """The container's record is there before the first step and after the last undo. Steps are made in the order of the list that
+    `app.assembly` builds, and undone in reverse."""
+
+    measured_as: ClassVar[observed.Step]
+
+    def make(self, draft: Draft) -> Draft:
+        """Returns the draft with what was made. After an exception `undo` is called as well."""
+
+    def undo(self, container: Container) -> None:
+        """Afterwards nothing of it is there, whether it was made whole, half or not at all; the process may have been restarted
+        meanwhile."""
+
+
+# Where the VM's devices are in the guest: as its root disk has known them, if that is older than the container.
+
+# What numbers are of, as they are written down.
+_KINDS: Final = {DiskBus.VIRTIO: "v", DiskBus.SCSI: "s", DiskBus.SATA: "a"}
+_NICS: Final = "n"
+# How many there can be, block volumes among the virtio disks. Of NICs: those that vmwrapper has slots for.
+_DISKS: Final = {DiskBus.VIRTIO: 64, DiskBus.SCSI: 64, DiskBus.SATA: 6}
+_MOST_NICS: Final = 10
+
+
+def _cdroms(draft: Draft, bus: DiskBus) -> int:
+    """At the end of that bus."""
+    return 1 if draft.sysprep_iso and bus is DiskBus.SATA else 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPlaces:
+    """A root disk that goes with its container has none: its VM is defined once, and libvirt keeps what it then chose."""
+
+    node: NodeHardware
+    disks: DiskPlaces
+    volumes: RootVolumes
+
+    def of(self, draft: Draft, bus: DiskBus) -> tuple[str, DeviceNumbers]:
+        """The machine type and the devices' numbers; on disk when it returns. "" for a type that is libvirt's to choose."""
+        if not draft.kept_disk:
+            return "", DeviceNumbers()
+        before = self._read(draft)
+        places = dataclasses.replace(before, machine=before.machine or self.node.machine_type())
+        blocks = [f"volume {block.container_path}" for block in draft.container.granted.data_volumes]
+        own = [disk.serial for disk in draft.disks]
+        if bus is DiskBus.VIRTIO:  # all in one row
+            places, numbers = places.of(_KINDS[bus], [*own, *blocks], _DISKS[bus])
+            disks, volumes = numbers[: len(own)], numbers[len(own) :]
+        else:
+            places, disks = places.of(_KINDS[bus], own, _DISKS[bus] - _cdroms(draft, bus))
+            places, volumes = places.of(_KINDS[DiskBus.VIRTIO], blocks, _DISKS[DiskBus.VIRTIO])
+        network = draft.sandbox.network
+        taps = [nic.name for nic in network.interfaces if not nic.function] if network else []
+        places, nics = places.of(_NICS, taps, _MOST_NICS)
+        if places != before:
+            self._write(draft, places)
+        return places.machine, DeviceNumbers(disks, volumes, nics)
+
+    def firmware(self, draft: Draft) -> FirmwareFiles | None:
+        """Which started the disk first, whatever its package has brought since: the variables are in that one's shape, and the
+        guest has measured it. It is noted before that start, so a note alone says nothing: until there are variables it is the
+        one that the node has now. None if there is nothing to keep, or libvirt alone knows which it would be."""
+        kind, disk = draft.options.hardware.firmware, draft.container.spec.pod_disk
+        if not kind.is_uefi or not disk:
+            return None
+        files = self.disks.firmware(disk, kind)
+        if files is None and (files := self.node.firmware_of(kind)) is not None:
+            self.disks.keep_firmware(disk, kind, files)
+        return files
+
+    def refuse_anothers_tpm(self, draft: Draft) -> None:
+        """A TPM goes by its VM's UUID, which pods may choose: what that of another pod's disk remembers is nobody else's, also
+        while that pod has no container."""
+        domain = draft.container.domain_uuid
+        if draft.options.hardware.tpm and self.disks.tpm_owners(domain) - {pod_hash(draft.sandbox.key)}:
+            raise AlreadyExists(
+                f"VirtletSystemUUID {domain}: the TPM of that UUID belongs to the disk of another pod, which is still on this "
+                "node; choose another UUID, or try again when that pod is gone"
+            )
+
+    def owns_tpm(self, draft: Draft) -> bool:
+        """Whether what a TPM of that UUID remembers would be the pod's: it was made for a disk of its."""
+        owners = self.disks.tpm_owners(draft.container.domain_uuid) if draft.options.hardware.tpm else frozenset()
+        return pod_hash(draft.sandbox.key) in owners
+
+    def keep_tpm(self, draft: Draft) -> None:
+        """It goes with the disk that it belongs to. Before the VM is started first, and makes it."""
+        if draft.options.hardware.tpm and (disk := draft.container.spec.pod_disk):
+            self.disks.keep_tpm(disk, draft.container.domain_uuid)
+
+    def _read(self, draft: Draft) -> Places:
+        if (volume := draft.container.granted.root_volume) is not None:
+            return self.volumes.look(volume.host_path).places
+        return self.disks.read(draft.container.spec.pod_disk)
+
+    def _write(self, draft: Draft, places: Places) -> None:
+        if (volume := draft.container.granted.root_volume) is not None:
+            self.volumes.keep_places(volume.host_path, places)
+        else:
+            self.disks.keep(draft.container.spec.pod_disk, places)
+
+
+# Step: the devices that the container was granted are taken from the host's drivers.
+
+
+@dataclass(frozen=True, slots=True)
+class HostDevices:
+    measured_as: ClassVar[observed.Step] = observed.Step.DEVICES
+    borrowed: BorrowedDevices
+
+    def make(self, draft: Draft) -> Draft:
+        self.borrowed.take(draft.container.granted)
+        return draft
+
+    def undo(self, container: Container) -> None:
+        """They are the container's for as long as its record claims them: `ContainerRecords.forget` gives them back."""
+
+
+# The kernel that the pod has its VM started with, out of the image, and what that kernel needs: beside its root disk.
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    boot: BootFiles
+    kernels: KernelFiles
+    layout: Layout
+
+    def refuse_missing(self, draft: Draft) -> None:
+        """Before anything is written: a disk that stays with its pod, or a volume, would be of an image that does not start."""
+        wanted, image = draft.options.hardware, draft.image
+        if not wanted.kernel and image.boot and image.digest == NO_DISK:
+            raise InvalidRequest(
+                f"image {draft.container.config.image!r} has no disk to start from; write which kernel of its "
+                f"{_listed(image)} to start (annotation {KERNEL})"
+            )
+        for annotation, path in ((KERNEL, wanted.kernel), (INITRD, wanted.initrd)):
+            if path and not self._is_kept(draft, path) and _in(image, path) is None:
+                raise InvalidRequest(
+                    f"annotation {annotation}: image {draft.container.config.image!r} has no file {path}; it has {_listed(image)}"
+                )
+
+    def beside(self, draft: Draft) -> Draft:
+        """The disk is there, and its directory; they go with it."""
+        wanted = draft.options.hardware
+        return dataclasses.replace(
+            draft, kernel_file=self._copied(draft, wanted.kernel), initrd_file=self._copied(draft, wanted.initrd)
+        )
+
+    def _copied(self, draft: Draft, path: str) -> str:
+        """The VM's own: QEMU of another one shall not read it, and an image may be removed."""
+        if not path:
+            return ""
+        final = kernel_of(self.layout, draft.container, path)
+        if not self._is_kept(draft, path) and (found := _in(draft.image, path)) is not None:
+            self.kernels.copy(self.boot.path(found.digest), final)
+        return final
+
+    def _is_kept(self, draft: Draft, path: str) -> bool:
+        """A root disk that stays with its pod has kernel and modules of one image, whatever its name has come to mean."""
+        container = draft.container
+        return bool(container.spec.pod_disk) and self.kernels.is_there(kernel_of(self.layout, container, path))
+
+
+def _in(image: Image, path: str) -> BootFile | None:
+    return next((one for one in image.boot if one.path == path), None)
+
+
+def _listed(image: Image) -> str:
+    return ", ".join(one.path for one in image.boot) or "none there, or none that a pull has kept (pull it again)"
+
+
+# Step: the directory of the container, and its root disk: over the image, or on a volume; and the kernel that belongs
+# to it.
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RootDisk:
+    measured_as: ClassVar[observed.Step] = observed.Step.DISK
+    files: ImageFiles
+    disks: RootDisks
+    volumes: RootVolumes
+    kernels: Kernels
+
+    def make(self, draft: Draft) -> Draft:
+        self.kernels.refuse_missing(draft)
+        return self.kernels.beside(self._with_disk(draft))
+
+    def _with_disk(self, draft: Draft) -> Draft:
+        if (volume := draft.container.granted.root_volume) is not None:
+            self.disks.make_directory(draft.container.id)
+            return self._on_volume(draft, volume.host_path)
+        disk = dataclasses.replace(self._disk(draft), backing=self._backing(draft))
+        name = draft.container.spec.pod_disk
+        return dataclasses.replace(draft.with_disk(disk), kept_disk=identity(name) if name else "")
+
+    def undo(self, container: Container) -> None:
+        """With all that later steps wrote into the directory. The pod's disk is no part of it: it stays for the next attempt."""
+        self.disks.delete(container.id)
+
+    def _disk(self, draft: Draft) -> Disk:
+        container, image = draft.container, draft.image
+        path, size = self.files.path(image.digest), draft.options.root_volume_bytes
+        if not container.spec.pod_disk:
+            return self.disks.create(container.id, image, path, size)
+        self.disks.make_directory(container.id)
+        pod_disk = self.disks.pod_disk(container.spec.pod_disk)
+        return pod_disk or self.disks.create_pod_disk(container.spec.pod_disk, image, path, size)
+
+    def _on_volume(self, draft: Draft, device: str) -> Draft:
+        """A call that is repeated after a kill finds how far it came. Nothing is undone: the volume outlives the container, and a
+        half copy is none."""
+        own, image = draft.container.id, draft.image
+        found = self.volumes.look(device)
+        kept_disk = found.identity
+        if must_be_written(found, image, replace=draft.options.replace_root_disk):
+            log.info("root_volume.written", container=own.short, device=device, image=image.digest.value)
+            self.volumes.begin(device, own)
+            self.volumes.copy(device, own, image, self.files.path(image.digest))
+            self.volumes.seal(device, own, image.digest)
+            kept_disk = own.short
+        return dataclasses.replace(draft.with_disk(self.volumes.disk(device)), kept_disk=kept_disk)
+
+    def _backing(self, draft: Draft) -> Backing:
+        """The image that the disk was made over: for the pod's disk that of its first attempt. By records alone: what is in the
+        disk its VM may have written."""
+        container, image = draft.container, draft.image
+        first = draft.sandbox.root_disks.get(container.name.name) if container.spec.pod_disk else None
+        if first is None or first == image.digest:
+            return Backing(self.files.path(image.digest), image.format)
+        return Backing(self.files.path(first), self.files.format_of(first))
+
+
+# Step: the empty disks that the pod asks for, in the container's directory.
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyDisks:
+    measured_as: ClassVar[observed.Step] = observed.Step.EMPTY_DISKS
+    disks: EmptyDiskFiles
+
+    def make(self, draft: Draft) -> Draft:
+        """Behind the seed, whose place in the guest is known."""
+        for wanted in draft.container.spec.empty_disks:
+            draft = draft.with_disk(self.disks.create(draft.container.id, wanted))
+        return draft
+
+    def undo(self, container: Container) -> None:
+        """They lie in the container's directory, which goes with the root disk."""
+
+
+# Step: what tells the guest at its first boot who it is: the cloud-init seed ISO, what Ignition or Windows' setup
+# looks for.
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    measured_as: ClassVar[observed.Step] = observed.Step.SEED
+    seeds: GuestSeeds
+    copies: VolumeCopies
+
+    def make(self, draft: Draft) -> Draft:
+        copied = self.copies.seed(draft.container.spec.copies)
+        draft = draft.with_disk(self.seeds.create(_request(draft, copied)))
+        own, options = draft.container.id, draft.options
+        if options.ignition:
+            path = self.seeds.write_ignition(own, options.ignition)
+            draft = dataclasses.replace(draft, ignition_file=path)
+        if options.sysprep:
+            config, pod = draft.container.config, draft.sandbox.key.uid
+            files = sysprep_files_sysprep_files(self.copies.files, config, pod, options.sysprep)
+            if files:
+                draft = dataclasses.replace(draft, sysprep_iso=self.seeds.write_sysprep(own, files))
+            else:  # an init container's, or of a pod of which kubelet was not asked
+                log.warning("sysprep.not_mounted", container=own.short, path=options.sysprep)
+        return draft
+
+    def undo(self, container: Container) -> None:
+        """They lie in the container's directory, which goes with the root disk."""
+
+
+def _request(draft: Draft, copied: bytes) -> SeedRequest:
+    container, sandbox, network = draft.container, draft.sandbox, draft.sandbox.network
+    return SeedRequest(
+        container=container.id,
+        pod=sandbox.key,
+        hostname=sandbox.config.hostname or sandbox.key.name,
+        options=draft.options,
+        interfaces=nics_of(network, container.granted),
+        dns=network.dns if network else Dns(),
+        hosts_file=hosts_file(container.config.mounts, container.config.annotations),
+        envs=guest_view_environment(container.config.envs, container.granted),
+        blocks=container.granted.data_volumes,
+        kept_disk=draft.kept_disk,
+        volumes=container.spec.volumes,
+        sysctls=sandbox.config.sysctls,
+        copies=container.spec.copies,
+        copied=copied,
+        empty_disks=container.spec.empty_disks,
+        memory_volumes=container.spec.memory_volumes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    measured_as: ClassVar[observed.Step] = observed.Step.DEFINE
+    hypervisor: Hypervisor
+    records: StateRecords
+    copies: RecordCopies
+    layout: Layout
+    sizes: Live[NodeLimits]
+    tapmanager_socket: str
+    places: KeptPlaces
+    host_nodes: Callable[[], HostNodes]
+
+    def make(self, draft: Draft) -> Draft:
+        # A VM that is there without a record is known by it.
+        self.copies.keep(draft.container.id, self.records.to_text(draft.sandbox, draft.container))
+        self.places.refuse_anothers_tpm(draft)
+        self.hypervisor.define(self._vm(draft))
+        # Not before: what is noted is removed with the pod, and a UUID that is a foreign VM's has just been refused.
+        self.places.keep_tpm(draft)
+        return draft
+
+    def undo(self, container: Container) -> None:
+        self.hypervisor.undefine(container.domain_uuid, container.id)
+
+    def _vm(self, draft: Draft) -> VmSpec:
+        container, sandbox, options = draft.container, draft.sandbox, draft.options
+        size, firmware = container.status.size, options.hardware.firmware
+        network = sandbox.network
+        disk_bus = options.disk_bus or sandbox.disk_bus
+        machine, numbers = self.places.of(draft, disk_bus)
+        return VmSpec(
+            uuid=container.domain_uuid,
+            name=container.domain_name,
+            container_id=container.id,
+            sandbox_id=sandbox.id,
+            size=size,
+            disk_bus=disk_bus,
+            disks=draft.disks,
+            console_socket=self.layout.console_socket(container.id),
+            console_log=self.layout.console_log(container.id),
+            agent_socket=self.layout.agent_socket(container.id),
+            exec_sockets=tuple(self.layout.exec_socket(container.id, n) for n in range(options.exec_ports)),
+            shares_socket=share_socket(self.layout, container.id) if container.spec.volumes else "",
+            vnc_socket=vnc_socket(self.layout, container.id) if options.vnc else "",
+            limits=limits_for(container.resources, sandbox.overhead, size, self.sizes.now),
+            cgroup_parent=container.spec.cgroup_parent,
+            cells=cells_for(container.resources, size, self.host_nodes),
+            cpu_model=options.cpu_model,
+            cpu_details=options.cpu_details,
+            smbios_uuid=options.system_uuid is not None,
+            title=f"{sandbox.key.namespace}/{sandbox.key.name}/{container.name.name}",
+            fetch_key=network.fetch_key if network else "",
+            tapmanager_socket=self.tapmanager_socket if network else "",
+            granted=container.granted,
+            uid=container.spec.uid,
+            ignition_file=draft.ignition_file,
+            sysprep_iso=draft.sysprep_iso,
+            kernel_file=draft.kernel_file,
+            initrd_file=draft.initrd_file,
+            machine=machine,
+            numbers=numbers,
+            hardware=options.hardware,
+            nvram=nvram_of(self.layout, container, firmware) if firmware.is_uefi else "",
+            firmware_files=self.places.firmware(draft),
+            keeps_tpm=container.spec.pod_disk != "",
+            owns_tpm=self.places.owns_tpm(draft),
+        )

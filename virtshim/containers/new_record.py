@@ -1,0 +1,188 @@
+"""The new container's record: written before anything of the container exists, deleted when nothing of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from virtshim.annotations.options import VmOptions
+from virtshim.containers.admission import Admitted
+from virtshim.containers.creation_steps import Draft
+from virtshim.devices.claims import BorrowedDevices, DeviceClaims
+from virtshim.disks.ports import RootDisks
+from virtshim.images.service import ImageService
+from virtshim.model.container import Container, ContainerConfig, ContainerPhase, ContainerSpec, ContainerStatus
+from virtshim.model.errors import Aborted, AlreadyExists, ResourceExhausted
+from virtshim.model.ids import ContainerId
+from virtshim.model.image import Image, ImageConfig
+from virtshim.model.sandbox import Sandbox, disk_name, vm_uuid
+from virtshim.store.ports import Records
+from virtshim.system.clock import Stamps
+from virtshim.system.live import Live
+from virtshim.vm.ports import Hypervisor
+from virtshim.volumes.image_volumes import collect_images_of
+
+# A user id for each VM: what one QEMU owns, no other may open, signal or trace.
+
+
+class VmUids:
+    """`count` ids from `first` on; 0: all VMs run as libvirt's one user. One is taken as long as a record has it, or it is
+    `in_use`: by a process or a file that outlived its record."""
+
+    def __init__(self, records: Records, first: int, count: int, in_use: Callable[[], Collection[int]]) -> None:
+        self._records = records
+        self._first = first
+        self._count = count
+        self._in_use = in_use
+        self._lock = threading.Lock()
+        self._last = first - 1
+
+    @contextlib.contextmanager
+    def free(self) -> Iterator[int]:
+        """One that is free, for the record that is written inside the block; 0 where VMs have none. Raises ResourceExhausted."""
+        if not self._count:
+            yield 0
+            return
+        with self._lock:
+            self._last = self._next()
+            yield self._last
+
+    def _next(self) -> int:
+        """The one after the last: one that became free rests as long as there are others."""
+        records = self._records.containers.all()
+        taken = {record.spec.uid for record in records} | set(self._in_use())
+        begin = max((self._last, *(record.spec.uid for record in records))) + 1 - self._first
+        for step in range(self._count):
+            uid = self._first + (begin + step) % self._count
+            if uid not in taken:
+                return uid
+        raise ResourceExhausted(
+            f"all {self._count} user ids from {self._first} on are taken by VMs; raise libvirt.vm_uids"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRecords:
+    """A record keeps its image, its devices and its pod's disk from everybody else."""
+
+    records: Records
+    hypervisor: Hypervisor
+    images: ImageService
+    disks: RootDisks
+    claims: DeviceClaims
+    borrowed: BorrowedDevices
+    stamps: Stamps
+    uids: VmUids
+    # Whether commands run in the guests of pods that do not say it.
+    run_commands: Live[bool]
+
+    def add(self, admitted: Admitted) -> Draft:
+        # Before the locks, for which other pods and pulls would wait.
+        ended = self._end_earlier(admitted)
+        without_devices = self.claims.end_earlier(admitted.granted, admitted.sandbox)
+        with self.images.pinned(admitted.config.image, admitted.volumes) as image, self.uids.free() as uid:
+            container = self._new(admitted, image, uid)
+            self._refuse_taken_uuid(admitted, ended)
+            self.claims.add(container, without_devices)  # from here on the record keeps the image and the devices
+            sandbox = self._note_pod_disk(admitted.sandbox, container)
+        return Draft(container, sandbox, image, admitted.options)
+
+    def forget(self, container: Container, *, clean: bool) -> None:
+        """`clean`: nothing else is left of it. Otherwise RemoveContainer, or the next start of virtshim, finishes it."""
+        if clean:
+            self.records.containers.delete(container.id)
+            self.borrowed.give_back_of(container)
+            collect_images_of(container, self.images)  # they may have been removed meanwhile
+        else:
+            self.records.containers.replace(container.removing())
+
+    def _new(self, admitted: Admitted, image: Image, uid: int) -> Container:
+        sandbox, name, options = admitted.sandbox, admitted.name, admitted.options
+        own = ContainerId(secrets.token_hex(32))
+        image_config = image.config if options.use_image_config else ImageConfig()
+        pod_disk = disk_name(sandbox.key, name.name) if options.keep_root_disk else ""
+        spec = ContainerSpec(
+            id=own,
+            sandbox_id=sandbox.id,
+            name=name,
+            config=admitted.config,
+            image=image.digest,
+            image_ref=image.repo_digests[0] if image.repo_digests else image.id.value,
+            domain_uuid=str(_lasting_uuid(admitted) or own.domain_uuid()),
+            created_at=self.stamps.next(),
+            log_file=admitted.log_file,
+            cgroup_parent=sandbox.vm_cgroup_parent,
+            pod_disk=pod_disk,
+            command=self._command(options, admitted.config, image_config),
+            granted=admitted.granted,
+            uid=uid,
+            image_config=image_config,
+            beside_pod=sandbox.vms_lie_beside,
+            volumes=admitted.volumes,
+            image_id=image.id,
+            copies=admitted.copies,
+            empty_disks=admitted.empty_disks,
+            memory_volumes=admitted.memory_volumes,
+        )
+        return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
+
+    def _command(self, options: VmOptions, config: ContainerConfig, image: ImageConfig) -> tuple[str, ...]:
+        """As in a container: the pod's command takes the place of all that the image says, its args that of the image's. A disk
+        image, and a containerDisk that says nothing, have no entrypoint: `args` alone are the command then, and without them
+        nothing is run."""
+        run = self.run_commands.now if options.run_command is None else options.run_command
+        if not run:
+            return ()
+        if config.command:
+            return (*config.command, *config.args)
+        return (*image.entrypoint, *(config.args or image.cmd))
+
+    def _end_earlier(self, admitted: Admitted) -> frozenset[ContainerId]:
+        """VMs of earlier attempts with the same UUID whose failed starts could not be undone are off, or this raises."""
+        maybe_on = [other for other in self._with_uuid_of(admitted) if other.may_be_running]
+        for other in maybe_on:
+            self.hypervisor.destroy(other.domain_uuid, other.id)
+        return frozenset(other.id for other in maybe_on)
+
+    def _refuse_taken_uuid(self, admitted: Admitted, ended: frozenset[ContainerId]) -> None:
+        """`ended`: those whose VMs are off."""
+        for other in self._with_uuid_of(admitted):
+            if other.may_be_running and other.id not in ended:
+                raise Aborted(
+                    f"the start of container {other.id}, which has the same UUID, failed meanwhile; repeat the call"
+                )
+
+    def _with_uuid_of(self, admitted: Admitted) -> Sequence[Container]:
+        """Attempts of one pod have the same UUID, one after another; its definition goes to the newest. kubelet makes the next
+        one also beside one that was never started, or whose start failed, and leaves their records for later."""
+        wanted = _lasting_uuid(admitted)
+        found = [other for other in self.records.containers.all() if other.domain_uuid == wanted]
+        for other in found:
+            owner = self.records.sandboxes.get(other.sandbox_id)
+            is_earlier = owner is not None and owner.key.is_same_pod(admitted.sandbox.key)
+            if not (is_earlier and other.phase in (ContainerPhase.CREATED, ContainerPhase.EXITED)):
+                raise AlreadyExists(
+                    f"VirtletSystemUUID {wanted} is already used by container {other.id}; a UUID names one VM on a node"
+                )
+        return found
+
+    def _note_pod_disk(self, sandbox: Sandbox, container: Container) -> Sandbox:
+        """Written before the disk is made: the image under it must stay as long as the disk does, and whoever removes
+        the pod's last sandbox must know of it."""
+        if not container.spec.pod_disk or self.disks.pod_disk(container.spec.pod_disk) is not None:
+            return sandbox
+        noted = sandbox.with_root_disk(container.name.name, container.image)
+        self.records.sandboxes.replace(noted)
+        return noted
+
+
+def _lasting_uuid(admitted: Admitted) -> uuid.UUID | None:
+    """The UUID that all attempts have; None if each has its own."""
+    options = admitted.options
+    if options.system_uuid is None and options.hardware.tpm and options.keep_root_disk:
+        return vm_uuid(disk_name(admitted.sandbox.key, admitted.name.name))
+    return options.system_uuid

@@ -1,0 +1,255 @@
+"""The one place where a container becomes EXITED: reads the power again, then writes how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from dataclasses import dataclass, field
+
+import structlog
+
+from virtshim.containers.logs import ContainerLogs
+from virtshim.devices.health import with_devices
+from virtshim.devices.services import DeviceServices
+from virtshim.devices.values import GrantedDevices, PciFunction
+from virtshim.disks.ports import RootDisks
+from virtshim.guest.operation import paused_by_operator
+from virtshim.guest.trouble_notices import TroubleNotices
+from virtshim.metrics import observed
+from virtshim.model.container import Container, Exit, ExitReason
+from virtshim.model.errors import ShimError
+from virtshim.model.ids import ContainerId
+from virtshim.model.troubles import Trouble, TroubleKind, merged, told_together
+from virtshim.model.vm import OffReason, PauseReason, Power, PowerState
+from virtshim.pods.ports import VmCgroups
+from virtshim.store.ports import Records
+from virtshim.streaming.ports import Streaming
+from virtshim.system.clock import Clock
+from virtshim.system.locks import PodLocks
+from virtshim.vm.ports import Hypervisor
+from virtshim.volumes.pod_volumes import PodVolumes, end_takes_time
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRecorder:
+    """Records ends, and no more: what takes its time, such as a reset of what the VM had, is begun and not waited for.
+    `timeout`: seconds for a call to tapmanager."""
+
+    records: Records
+    hypervisor: Hypervisor
+    logs: ContainerLogs
+    clock: Clock
+    locks: PodLocks
+    streaming: Streaming
+    cgroups: VmCgroups
+    timeout: float
+    devices: DeviceServices
+    disks: RootDisks
+    volumes: PodVolumes
+    notices: TroubleNotices
+    kill_reasons: dict[ContainerId, str] = field(default_factory=dict)
+
+    def note_kill(self, container: ContainerId, message: str) -> None:
+        """Why we are about to end this VM. Another thread may record its power event before we return."""
+        self.kill_reasons[container] = message
+
+    def record_if_ended(self, container: ContainerId, message: str = "") -> Container | None:
+        """If the container is RUNNING in the record but its VM is off, records the end. Returns the record as it is now,
+        None if it is gone. `message` tells what we did to it, if we ended it."""
+        found = self.records.containers.get(container)
+        if found is not None:
+            with self.locks.held(found.sandbox_id):
+                found = self._settled(container, message)
+        if found is None or not found.is_running:
+            self.kill_reasons.pop(container, None)  # told, or too late to be told
+        return found
+
+    def _settled(self, container: ContainerId, message: str) -> Container | None:
+        found = self.records.containers.get(container)
+        if found is None or not found.is_running:
+            return found
+        domain = found.domain_uuid
+        state = self.hypervisor.power(domain)
+        if not state.has_ended:
+            # Somebody else let it go on, or virtshim was killed before it paused it.
+            found = paused_by_operator(found, paused=found.status.paused and state.power is Power.PAUSED)
+            stalled = trouble_of(state, found.granted, by_operator=found.status.paused)
+            wrong = (
+                *self.devices.health.troubles(found),
+                *self.volumes.troubles(found),
+                *_not_given(found.granted),
+            )
+            return self._standing(found, (stalled, *wrong) if stalled else wrong)
+        message = message or self.kill_reasons.get(container, "")
+        now, oom_killed = self.clock.now_ns(), self._oom_killed(found, state)
+        vm = exit_of(state, now, message, oom_killed=oom_killed, stop_asked=found.status.stop_asked)
+        found = self._noted(found, state, vm)
+        if state.is_on:  # it panicked, and its QEMU waits
+            self.hypervisor.destroy(domain, container)
+        self.volumes.end(found)
+        self.finish_log(found)
+        how = how_it_ended(found, vm)
+        devices = told_together(self.devices.health.troubles(found))
+        how = dataclasses.replace(how, message=with_devices(how.message, [devices]))
+        ended = found.exited(how)
+        self.records.containers.replace(ended)
+        observed.meter().tell(observed.Exited(how.reason))
+        self.streaming.end_container(container)
+        self._drop_group(ended)
+        if state.power is not Power.ABSENT:  # whoever took it from libvirt may have the VM
+            self.drop_disk(ended)
+        log.info(
+            "container.exited",
+            container=container.short,
+            code=ended.exit.code if ended.exit else None,
+            message=how.message,
+        )
+        if ended.owes_devices:
+            self.devices.releases.begin(container)
+        return ended
+
+    def _noted(self, container: Container, state: PowerState, vm: Exit) -> Container:
+        """Before anybody else is waited for. libvirt says of what it is told to destroy that it was destroyed, also if that had
+        ended before, and the embedded one forgets why when we are killed. What is gone from libvirt may run elsewhere: that is no
+        end to hold on to."""
+        is_over = state.is_on or (state.power is Power.OFF and end_takes_time(container))
+        if not is_over or container.status.ending is not None:
+            return container
+        noted = container.with_ending(vm)
+        self.records.containers.replace(noted)
+        return noted
+
+    def _oom_killed(self, container: Container, state: PowerState) -> bool:
+        """Asked before the cgroup goes."""
+        if state.reason is not OffReason.CRASHED:
+            return False
+        return self.cgroups.oom_kills(container.id, container.spec.cgroup_parent) > 0
+
+    def _drop_group(self, container: Container) -> None:
+        """RemoveContainer repeats it."""
+        try:
+            self.cgroups.remove(container.id, container.spec.cgroup_parent, self.timeout)
+        except ShimError as exc:
+            log.warning("cgroup.unremoved", container=container.id.short, error=str(exc))
+
+    def drop_disk(self, container: Container) -> None:
+        """Of a VM that is off: it is not started again, and kubelet keeps ended containers for as long as it likes. The pod's
+        disk stays: it is elsewhere. RemoveContainer repeats it."""
+        try:
+            self.disks.delete(container.id, disk_alone=True)
+        except ShimError as exc:
+            log.warning("disk.unremoved", container=container.id.short, error=str(exc))
+
+    def _standing(self, container: Container, troubles: tuple[Trouble, ...]) -> Container:
+        """Records what is wrong with a running container, once it was told; written on change only."""
+        before = self.records.containers.get(container.id) or container
+        if container.status.checkpointing:
+            return before
+        self.notices.notice(before, troubles)
+        now = container.with_troubles(troubles)
+        if now == before:
+            return before
+        log.info("container.trouble", container=container.id.short, trouble=now.status.trouble or "none any more")
+        self.records.containers.replace(now)
+        return now
+
+    def begin_end(self, container: ContainerId, how: Exit, why: tuple[Trouble, ...] = ()) -> Container | None:
+        """A running container is going to end in this way. That is recorded before its VM is ended, so that whoever finds the VM
+        off, also after a crash, knows why. `why` is told before that. Returns the record; None if it does not run."""
+        found = self.records.containers.get(container)
+        if found is None:
+            return None
+        with self.locks.held(found.sandbox_id):
+            found = self.records.containers.get(container)
+            if found is None or not found.is_running:
+                return None
+            troubles = merged(found.status.troubles, why)
+            self.notices.notice(found, troubles)
+            ending = found.with_troubles(troubles).with_ending(how)
+            self.records.containers.replace(ending)
+            return ending
+
+    def finish_log(self, container: Container) -> None:
+        """A log that cannot be written (the disk is full) must not keep the container RUNNING."""
+        try:
+            # Not open if it ended while virtshim was away.
+            self.logs.open(container)
+            self.logs.finish(container)
+        except ShimError as exc:
+            log.warning("console.unfinished", container=container.id.short, error=str(exc))
+
+
+def _not_given(granted: GrantedDevices) -> tuple[Trouble, ...]:
+    return (Trouble(TroubleKind.CDI_LEFT_OUT, granted.notice),) if granted.notice else ()
+
+
+def how_it_ended(container: Container, vm: Exit) -> Exit:
+    """Where the command decided, what became of its VM does not matter. Pure."""
+    return dataclasses.replace(container.status.ending, finished_at=vm.finished_at) if container.status.ending else vm
+
+
+def trouble_of(state: PowerState, granted: GrantedDevices, *, by_operator: bool = False) -> Trouble | None:
+    """Why a running VM makes no progress; None if it does. libvirt does not report why QEMU paused a VM itself, as it does when a
+    device in it reports an error that cannot be corrected. Pure."""
+    if state.power is not Power.PAUSED:
+        return None
+    if by_operator:
+        return Trouble(TroubleKind.PAUSED, "paused by virtshim pause; virtshim resume continues it")
+    match state.pause:
+        case PauseReason.IO_ERROR:
+            why = "paused: the node's file system is full; it resumes by itself once there is space"
+            return Trouble(TroubleKind.DISK_FULL, why)
+        case PauseReason.GUEST:
+            return Trouble(TroubleKind.SUSPENDED, "its guest has suspended itself")
+        case PauseReason.OTHER:
+            why = "paused externally; virsh resume continues it"
+            if any(isinstance(device, PciFunction) for device in granted.passthrough):
+                why = (
+                    "paused externally, or by QEMU after a PCI device error (see QEMU's log); virsh resume continues it"
+                )
+            return Trouble(TroubleKind.PAUSED_EXTERNALLY, why)
+
+
+def exit_of(
+    state: PowerState, at: int, message: str = "", *, oom_killed: bool = False, stop_asked: bool = False
+) -> Exit:
+    """Exit code and reason of a VM that has ended. `oom_killed`: the kernel killed for memory in its cgroup. `stop_asked`: its
+    guest was told to end; what it was doing is not completed, and a Job must not count it as such. Pure."""
+    if state.power is Power.ABSENT:
+        return Exit(255, ExitReason.UNKNOWN, at, message or "the virtual machine is gone from libvirt")
+    if state.power is Power.CRASHED:
+        return Exit(1, ExitReason.ERROR, at, "the guest panicked; see its console log")
+    if oom_killed and state.reason is OffReason.CRASHED:
+        return Exit(137, ExitReason.OOM_KILLED, at, "QEMU was killed: the container's cgroup ran out of memory")
+    match state.reason:
+        case OffReason.SHUTDOWN if stop_asked:
+            return Exit(143, ExitReason.ERROR, at, message or "the guest shut down because the container was stopped")
+        case OffReason.SHUTDOWN:
+            return Exit(0, ExitReason.COMPLETED, at, message)
+        case OffReason.CRASHED:
+            return Exit(137, ExitReason.ERROR, at, message or "QEMU was killed or crashed; see its log")
+        case OffReason.DESTROYED:
+            return Exit(137, ExitReason.ERROR, at, message or "the virtual machine was destroyed externally")
+        case OffReason.FAILED:
+            return Exit(137, ExitReason.ERROR, at, message or "QEMU ended unexpectedly; see its log")
+        case OffReason.UNKNOWN:
+            return Exit(255, ExitReason.UNKNOWN, at, message or "the virtual machine ended for an unknown reason")
+
+
+@dataclass(frozen=True, slots=True)
+class VmEvents:
+    """Power events: an event is a hint, so the state is read again before anything is written."""
+
+    records: Records
+    exits: ExitRecorder
+
+    def changed(self, domain: uuid.UUID) -> None:
+        """Called for each life-cycle event of any domain, foreign ones included."""
+        for container in self.records.containers.all():
+            if container.domain_uuid == domain and container.is_running:
+                try:
+                    self.exits.record_if_ended(container.id)
+                except ShimError as exc:
+                    log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))

@@ -1,0 +1,152 @@
+"""StartContainer: the VM boots."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.annotations.parse import parse_vm_options
+from virtshim.containers.logs import ContainerLogs
+from virtshim.containers.record_exit import ExitRecorder
+from virtshim.devices.claims import DeviceClaims
+from virtshim.devices.values import volume_of_both
+from virtshim.guest.boot_phases import BootPhases
+from virtshim.guest.entrypoints import EntrypointRunner
+from virtshim.guest.set_up import GuestSetUp
+from virtshim.metrics import observed
+from virtshim.metrics.start_ups import StartUps
+from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.model.errors import ShimError, WrongState
+from virtshim.model.sandbox import Sandbox
+from virtshim.model.sizing import NodeLimits, cgroup_of, nic_queues
+from virtshim.pods.lookup import existing_container
+from virtshim.pods.ports import VmCgroups
+from virtshim.store.ports import Records
+from virtshim.system.clock import Clock
+from virtshim.system.live import Live
+from virtshim.system.locks import PodLocks
+from virtshim.system.rollback import Rollback
+from virtshim.vm.ports import Hypervisor
+from virtshim.volumes.pod_volumes import PodVolumes
+from virtshim.volumes.volume_disks import anothers
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StartContainer:
+    """`timeout`: seconds for a call to tapmanager."""
+
+    records: Records
+    hypervisor: Hypervisor
+    logs: ContainerLogs
+    exits: ExitRecorder
+    clock: Clock
+    locks: PodLocks
+    cgroups: VmCgroups
+    sizes: Live[NodeLimits]
+    timeout: float
+    entrypoints: EntrypointRunner
+    claims: DeviceClaims
+    volumes: PodVolumes
+    guest_set_up: GuestSetUp
+    start_ups: StartUps
+    boots: BootPhases
+
+    def start(self, wanted: Container) -> None:
+        """Returns when QEMU runs. The log file exists by then; the container's command starts later. A failed start
+        leaves the container EXITED with reason StartError (as containerd does) and raises what went wrong."""
+        with (
+            self.locks.held(wanted.sandbox_id),
+            self.start_ups.phase("start", wanted.sandbox_id, wanted.id),
+        ):
+            container = existing_container(self.records, wanted.id)
+            sandbox = self._refuse_unless_startable(container)
+            domain = container.domain_uuid
+            try:
+                self.logs.open(container)
+                # Anything may have been unplugged since it was created, of which libvirt says little.
+                self.claims.check(container.granted, container.status.size)
+                size = container.status.size
+                group = cgroup_of(container, sandbox, container.resources, size, self.sizes.now)
+                queues = nic_queues(parse_vm_options(sandbox.vm_annotations), size)
+                group = dataclasses.replace(group, nic_queues=queues)
+                with self._step(observed.Step.CGROUP, container):
+                    self.cgroups.make(group, self.timeout)
+                with self._step(observed.Step.VOLUMES, container):
+                    self.volumes.start(container, sandbox)
+                with self._step(observed.Step.LIBVIRT, container):
+                    self.hypervisor.start(domain)
+                self.records.containers.replace(container.running(self.clock.now_ns()))
+                self.boots.began(container)
+                self.entrypoints.follow(container)
+                self.guest_set_up.follow(container)
+            except Exception as exc:  # whatever it is, no VM may be on whose record says that it was never started
+                self._failed(container, domain, exc)
+                raise
+        log.info("container.started", container=container.id.short)
+        try:
+            # A guest that ended before the record said RUNNING sent its event too early.
+            self.exits.record_if_ended(container.id)
+        except ShimError as exc:  # it was started, whatever became of it
+            log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
+
+    def _step(self, which: observed.Step, container: Container) -> AbstractContextManager[None]:
+        return self.start_ups.step(which, container.sandbox_id, container.id)
+
+    def _refuse_unless_startable(self, container: Container) -> Sandbox:
+        """Its sandbox."""
+        if container.phase is not ContainerPhase.CREATED:
+            raise WrongState(f"container {container.id} is {container.phase.value}: only a created one can be started")
+        if not container.holds_its_claims:
+            raise WrongState(f"the devices of container {container.id} went to a later container of its pod; remove it")
+        sandbox = self.records.sandboxes.get(container.sandbox_id)
+        if sandbox is None or not sandbox.is_ready:
+            raise WrongState(f"the sandbox of container {container.id} is not ready")
+        for other in self.records.containers.all():
+            if other.domain_uuid == container.domain_uuid and other.created_at > container.created_at:
+                raise WrongState(f"the UUID of container {container.id} went to a later one of its pod; remove it")
+            if other.id == container.id or not other.may_be_running or not _share(container, other):
+                continue
+            if other.is_running:
+                if other.sandbox_id != container.sandbox_id:
+                    if (volume := volume_of_both(container.granted, other.granted)) is not None:
+                        raise WrongState(anothers(volume, other, self.records.sandboxes.get(other.sandbox_id)))
+                    raise WrongState(
+                        f"container {other.id}, of another sandbox, still runs on the same disk; stop it first"
+                    )
+                raise WrongState(
+                    f"container {other.id} ({other.name.name}) already runs in this pod: a pod is one virtual machine, "
+                    "so its containers run one after another. Use one container, or init containers"
+                )
+            # What should be off must not share the pod's network.
+            self.hypervisor.destroy(other.domain_uuid, other.id)
+        return sandbox
+
+    def _failed(self, container: Container, domain: uuid.UUID, error: Exception) -> None:
+        observed.meter().tell(observed.Exited(ExitReason.START_ERROR))
+        log.warning("container.start.failed", container=container.id.short, error=str(error))
+        ended = container.exited(Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error)))
+        with Rollback() as undo:  # last in, first out
+            undo.add("disk", lambda: self.exits.drop_disk(container) if undo.clean else None)
+            # Once its VM is certainly off, its devices are free.
+            undo.add("record", lambda: self.records.containers.replace(ended.with_claims(()) if undo.clean else ended))
+            undo.add("console", lambda: self.logs.finish(container))
+            undo.add("cgroup", lambda: self.cgroups.remove(container.id, container.spec.cgroup_parent, self.timeout))
+            undo.add("network", lambda: self.cgroups.start_failed(container.sandbox_id, self.timeout))
+            undo.add("volumes", lambda: self.volumes.end(container))
+            undo.add("domain", lambda: self.hypervisor.destroy(domain, container.id))
+
+
+def _share(one: Container, other: Container) -> bool:
+    """A pod's network, its root disk, a volume or its UUID: at most one of them may be on. (QEMU's own lock on the disk file
+    is the last resort.)"""
+    if one.sandbox_id == other.sandbox_id or one.domain_uuid == other.domain_uuid:
+        return True
+    if volume_of_both(one.granted, other.granted) is not None:
+        return True
+    return one.spec.pod_disk != "" and one.spec.pod_disk == other.spec.pod_disk

@@ -1,0 +1,272 @@
+"""StopContainer: the command's stop signal, then the ACPI power button; wait for the event, destroy after the grace period."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass, field
+
+import structlog
+
+from virtshim.containers.record_exit import ExitRecorder
+from virtshim.containers.termination_message import TerminationMessages
+from virtshim.devices.services import DeviceServices
+from virtshim.guest.boot_phases import BootProgress
+from virtshim.guest.command import stop_signal_of
+from virtshim.guest.freeze import GuestFreezer
+from virtshim.guest.operation import paused_by_operator
+from virtshim.guest.ports import GuestAgents
+from virtshim.model.container import Container, ContainerPhase, asked_to_stop
+from virtshim.model.errors import Aborted, InternalError, ShimError
+from virtshim.model.ids import ContainerId
+from virtshim.store.ports import Records
+from virtshim.system.clock import Clock
+from virtshim.system.locks import PodLocks
+from virtshim.vm.ports import Hypervisor, VmPausing
+
+log = structlog.get_logger(__name__)
+
+# All in seconds. A guest that is still booting may not listen to its power button yet, so the button is pressed again now and
+# then; and it is seen then whether the command still runs.
+_PRESS_AGAIN = 5.0
+# The most that the guest's agent gets to pass a signal on; not more than half of the grace.
+_SIGNAL_LIMIT = 10.0
+# The last look at what a command that did not end has left in its termination message.
+_LAST_LOOK = 1.0
+
+
+@dataclass(slots=True)
+class _Stop:
+    """One stop under way. `until` is a point of the monotonic clock; a later caller may bring it forward."""
+
+    until: float
+    grace: float
+    wake: threading.Event = field(default_factory=threading.Event)
+    # Set when `until` was brought forward: what waits for the guest's agent looks again.
+    hurry: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
+    # Points of the monotonic clock: when the power button was pressed last, and when the command was first seen to be gone.
+    pressed: float | None = None
+    gone: float | None = None
+    # The command has got its signal.
+    signalled: bool = False
+    # Its agent passes nothing on, or knows nothing of a command: the power button is all there is.
+    only_button: bool = False
+
+
+class StopContainer:
+    def __init__(
+        self,
+        records: Records,
+        hypervisor: Hypervisor,
+        exits: ExitRecorder,
+        clock: Clock,
+        locks: PodLocks,
+        *,
+        termination_messages: TerminationMessages,
+        devices: DeviceServices,
+        boots: BootProgress,
+        guests: GuestAgents,
+        pausing: VmPausing,
+        freezer: GuestFreezer,
+    ) -> None:
+        self._records = records
+        self._hypervisor = hypervisor
+        self._exits = exits
+        self._clock = clock
+        self._locks = locks
+        self._termination_messages = termination_messages
+        self._unplug = devices.unplug
+        self._boots = boots
+        self._guests = guests
+        self._pausing = pausing
+        self._freezer = freezer
+        self._releases = devices.releases
+        self._lock = threading.Lock()
+        self._stops: dict[ContainerId, _Stop] = {}
+
+    def stop(self, container: Container, grace: float) -> None:
+        """Returns when the container is not running any more, and its devices are free or known to be broken: kubelet may
+        grant them anew. `grace` in seconds, 0 ends it at once. Overlapping calls share one stop and the shortest grace wins."""
+        with self._locks.held_to_end(container.sandbox_id):  # behind a StartContainer that is under way
+            found = self._records.containers.get(container.id)
+            # Of one whose record cannot be read a VM may run.
+            may_run = found is not None and found.phase in (ContainerPhase.RUNNING, ContainerPhase.UNKNOWN)
+            if found is not None and found.phase is ContainerPhase.CREATED:
+                # Its start may have failed between libvirt's start and the record.
+                self._hypervisor.destroy(found.domain_uuid, found.id)
+            if found is not None and grace:
+                self._note(found)
+                self._let_go_on(found.id)
+        if found is not None and may_run:
+            self._stop(found, grace)
+        self._releases.try_to_finish(container.id)
+
+    def after_command(self, container: Container, grace: float) -> None:
+        """As `stop`, for a container whose command has ended and is recorded to have; a stop that is under way keeps its own
+        grace period."""
+        self._stop(container, grace, shorten=False)
+        self._releases.try_to_finish(container.id)
+
+    def _note(self, container: Container) -> None:
+        """Written before the guest is told, so that it is known also to a virtshim that finds it off. Not worth a failed stop."""
+        if not container.is_running or container.status.stop_asked or container.status.ending is not None:
+            return
+        try:
+            self._records.containers.replace(asked_to_stop(container))
+        except ShimError as exc:
+            log.warning("container.stop.unrecorded", container=container.id.short, error=str(exc))
+
+    def _let_go_on(self, wanted: ContainerId) -> None:
+        """A guest that an operator has made stand still cannot shut down. Without this it is killed when its grace is over."""
+        container = self._records.containers.get(wanted)
+        if container is None or not container.is_running:
+            return
+        try:
+            if container.status.paused:
+                log.info("vm.resumed", container=wanted.short, why="it is being stopped")
+                self._pausing.resume(container.domain_uuid)
+                self._records.containers.replace(paused_by_operator(container, paused=False))
+                self._exits.record_if_ended(wanted)
+                self._freezer.after_resume(wanted)
+            if container.status.frozen and not container.status.checkpointing:
+                self._freezer.forget_hold(wanted)
+                self._freezer.after_resume(wanted, was_paused=container.status.paused)
+        except ShimError as exc:
+            log.warning("vm.not_resumed", container=wanted.short, error=str(exc))
+
+    def _stop(self, container: Container, grace: float, *, shorten: bool = True) -> None:
+        until = self._clock.monotonic() + grace
+        with self._lock:
+            running = self._stops.get(container.id)
+            if running is not None:
+                if shorten and until < running.until:
+                    running.until, running.grace = until, grace
+                    running.hurry.set()
+                running.wake.set()
+            mine = None if running is not None else self._stops.setdefault(container.id, _Stop(until, grace))
+        if mine is not None:
+            self._lead(container, mine)
+        elif running is not None:
+            running.done.wait()
+            if running.error is not None:
+                raise running.error
+
+    def kill(self, container: Container, message: str) -> None:
+        """Ends its VM now, whoever else is stopping it. Waits for no other stop and for no devices, so it may be called with the
+        pod's lock held; `stop` may not: what it joins needs that lock."""
+        self._record_own_end(container)
+        self._unplug.before_kill(container, message)
+        self._hypervisor.destroy(container.domain_uuid, container.id)
+        self._settled(container, message)
+
+    def _record_own_end(self, container: Container) -> None:
+        """Of one that ended by itself a moment ago: libvirt may call it destroyed when we have tried to. Waits for nobody: who
+        has the pod's lock may be waiting for this VM's end. Nor is what cannot be written a reason to let it run."""
+        with self._locks.held_soon(container.sandbox_id, 0) as held, contextlib.suppress(ShimError):
+            if held:
+                self._exits.record_if_ended(container.id)
+
+    def _lead(self, container: Container, stop: _Stop) -> None:
+        try:
+            self._shut_down(container, stop)
+        except Exception as exc:
+            stop.error = exc
+            raise
+        finally:
+            with self._lock:
+                del self._stops[container.id]
+            stop.done.set()
+
+    def _shut_down(self, container: Container, stop: _Stop) -> None:
+        message = ""
+        if stop.grace and self._boots.is_before_kernel(container):
+            message = "killed: the guest had not begun to boot its kernel"
+        elif not self._went_by_itself(container, stop):
+            message = "killed: no grace period"
+            if stop.grace:
+                who = (
+                    "container's command did not end"
+                    if self._awaits_command(container, stop)
+                    else "guest did not shut down"
+                )
+                message = f"killed: the {who} within {stop.grace:g} s"
+                if stop.pressed is None:
+                    self._termination_messages.collect(container, _LAST_LOOK)
+        if message:
+            log.info("vm.destroy", container=container.id.short, grace_s=stop.grace)
+            self._exits.note_kill(container.id, message)
+            self._unplug.before_kill(container, message)
+            self._hypervisor.destroy(container.domain_uuid, container.id)
+        self._settled(container, message)
+
+    def _settled(self, container: Container, message: str) -> None:
+        after = self._exits.record_if_ended(container.id, message)
+        if after is not None and after.is_running:
+            raise InternalError(
+                f"the virtual machine of container {container.id} is still running after it was destroyed"
+            )
+
+    def _went_by_itself(self, container: Container, stop: _Stop) -> bool:
+        """True once the VM is off; False when the grace period is over first."""
+        domain = container.domain_uuid
+        with self._hypervisor.watching(domain) as changed:
+            with self._lock:
+                # One event for the domain, a caller with a shorter grace period and the command's end: one wait is enough.
+                stop.wake = changed
+            while True:
+                changed.clear()  # before the reads below: what happens after them is not missed
+                stop.hurry.clear()
+                if not self._hypervisor.power(domain).is_on:
+                    return True
+                if self._clock.monotonic() >= stop.until:
+                    return False
+                self._ask_to_end(container, stop)
+                self._clock.wait(changed, max(0.0, min(stop.until - self._clock.monotonic(), _PRESS_AGAIN)))
+
+    def _ask_to_end(self, container: Container, stop: _Stop) -> None:
+        """The command first, and the guest when that has ended."""
+        try:
+            if self._awaits_command(container, stop):
+                self._signal(container, stop)
+        except Aborted:  # a caller with less patience came: how much is left?
+            return
+        except ShimError as exc:
+            log.info("command.not_signalled", container=container.id.short, why=str(exc))
+            stop.only_button = True
+        if not self._awaits_command(container, stop):
+            self._press(container, stop)
+
+    def _awaits_command(self, container: Container, stop: _Stop) -> bool:
+        """Whether a command runs whose end is worth waiting for."""
+        found = self._records.containers.get(container.id)
+        if found is None or stop.only_button:
+            return False
+        return found.status.command_begun and found.status.ending is None
+
+    def _signal(self, container: Container, stop: _Stop) -> None:
+        """Once; after that it is only asked after. Raises ShimError."""
+        now = self._clock.monotonic()
+        left = stop.until - now
+        number = 0 if stop.signalled else stop_signal_of(container)
+        runs = self._guests.signal_entrypoint(container.id, number, min(_SIGNAL_LIMIT, left / 2), stop.hurry)
+        if not runs:
+            stop.gone = now if stop.gone is None else stop.gone
+            stop.only_button = now - stop.gone >= _PRESS_AGAIN  # its end is recorded sooner than that, if there was one
+            return
+        if not stop.signalled:
+            log.info("command.signalled", container=container.id.short, signal=number, grace_s=stop.grace)
+        stop.signalled, stop.gone = True, None
+
+    def _press(self, container: Container, stop: _Stop) -> None:
+        now = self._clock.monotonic()
+        if stop.pressed is None:
+            found = self._records.containers.get(container.id) or container
+            self._termination_messages.collect(found, stop.until - now)
+            now = self._clock.monotonic()
+        elif now - stop.pressed < _PRESS_AGAIN:
+            return
+        log.info("vm.shutdown.asked", container=container.id.short, grace_s=stop.grace)
+        self._hypervisor.ask_to_shut_down(container.domain_uuid)
+        stop.pressed = now

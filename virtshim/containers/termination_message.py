@@ -1,0 +1,41 @@
+"""A container's termination message: read from its guest before its VM ends, and written to the file that kubelet reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from virtshim.guest.command import MAX_MESSAGE_BYTES, termination_file
+from virtshim.guest.ports import GuestOperations, TerminationFiles
+from virtshim.model.container import Container
+from virtshim.model.errors import ShimError
+from virtshim.store.ports import Records
+
+log = structlog.get_logger(__name__)
+
+# Seconds for a guest whose command has just ended, so that its agent is there; and for any other, which is to be stopped.
+_AFTER_A_COMMAND: Final = 5.0
+_BEFORE_A_STOP: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TerminationMessages:
+    records: Records
+    guests: GuestOperations
+    files: TerminationFiles
+
+    def collect(self, container: Container, most_seconds: float) -> None:
+        """Takes at most that time. A guest that has none, or does not answer, leaves kubelet's file as it is."""
+        wanted = termination_file(container.config.annotations, container.config.mounts)
+        sandbox = self.records.sandboxes.get(container.sandbox_id)
+        timeout = min(most_seconds, _AFTER_A_COMMAND if container.status.ending else _BEFORE_A_STOP)
+        if wanted is None or sandbox is None or timeout <= 0:
+            return
+        try:
+            message = self.guests.read_tail(container.id, wanted.guest, MAX_MESSAGE_BYTES, timeout)
+            if message:
+                self.files.write(wanted.host, sandbox.key.uid, message)
+        except ShimError as exc:
+            log.info("container.termination_message.none", container=container.id.short, why=str(exc))

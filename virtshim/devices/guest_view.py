@@ -1,0 +1,213 @@
+"""Where a pod expects its block volumes in the guest: links to the disks, which are known by their serials. Pure.
+
+The script is run by cloud-init at each boot of a guest that has it, and by way of the guest agent before anything is run for the
+container. It asks the kernel, and so needs no udev: a POSIX shell, mkdir and ln.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from virtshim.devices.values import BlockDevice, GrantedDevices, Passthrough, PciAddress, PciFunction, UsbDevice
+from virtshim.model.errors import InvalidRequest
+
+# Where the guest finds the host devices that it was given. Pure.
+#
+# Each device on PCI has a root port of its own, made before all others: firmware and kernel number buses in the order
+# of the ports, so the k-th device is `0000:0k:00.0`, known before the VM is there. What tells the guest of addresses
+# can be written in its own ones.
+
+# Root ports for them, eight to a slot of the root bus, leave room for the other ports before the slots of the NICs.
+GUEST_VIEW_MAX_PCI_DEVICES: Final = 48
+GUEST_VIEW_MAX_USB_DEVICES: Final = 15
+GUEST_VIEW_MAX_BLOCK_DEVICES: Final = 24
+
+# What device plugins call the variables that hold addresses (see virtshim.devices.ports for who may be believed).
+_OF_PLUGINS: Final = re.compile(r"(?:PCIDEVICE|PCI_RESOURCE)_.+|QAT[0-9]+", re.DOTALL)
+_OF_USB: Final = re.compile(r"USB_RESOURCE_.+", re.DOTALL)
+_NOT_IN_SERIALS: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+_LONGEST_SERIAL: Final = 20
+
+
+class _UnknownAddress(Exception):
+    """A host PCI address that belongs to none of this guest's devices."""
+
+
+def guest_view_refuse_too_many(granted: GrantedDevices) -> None:
+    usb = sum(isinstance(device, UsbDevice) for device in granted.passthrough)
+    for number, most, what in (
+        (len(granted.passthrough) - usb, GUEST_VIEW_MAX_PCI_DEVICES, "PCI devices"),
+        (usb, GUEST_VIEW_MAX_USB_DEVICES, "USB devices"),
+        (len(granted.blocks), GUEST_VIEW_MAX_BLOCK_DEVICES, "block devices"),
+    ):
+        if number > most:
+            raise InvalidRequest(
+                f"config.devices: {number} {what} are more than the {most} that a virtual machine can have"
+            )
+
+
+def guest_view_buses(passthrough: Sequence[Passthrough]) -> Sequence[tuple[int, Passthrough]]:
+    """The guest's bus for each device that is on PCI there, from 1 up."""
+    return list(enumerate((device for device in passthrough if not isinstance(device, UsbDevice)), start=1))
+
+
+def guest_view_addresses(passthrough: Sequence[Passthrough]) -> Mapping[PciAddress, PciAddress]:
+    """Host address -> the guest's."""
+    return {
+        device.address: PciAddress(0, bus, 0, 0)
+        for bus, device in guest_view_buses(passthrough)
+        if isinstance(device, PciFunction)
+    }
+
+
+def guest_view_environment(envs: Sequence[tuple[str, bytes]], granted: GrantedDevices) -> tuple[tuple[str, bytes], ...]:
+    """The variables for the guest: in those of device plugins the host's PCI addresses become the guest's. One with an address
+    that is no device of this guest is left out, and so are the host's numbers of USB devices: they would name something else
+    there."""
+    known = guest_view_addresses(granted.passthrough)
+    found = []
+    for name, value in envs:
+        if _OF_PLUGINS.fullmatch(name):
+            try:
+                found.append((name, _translated(value.decode(), known).encode()))
+            except (_UnknownAddress, UnicodeDecodeError):
+                continue
+        elif not _OF_USB.fullmatch(name):
+            found.append((name, value))
+    return tuple(found)
+
+
+def _translated(value: str, known: Mapping[PciAddress, PciAddress]) -> str:
+    """A comma list, or what the SR-IOV plugin says beside it: JSON by address."""
+    if not value.lstrip().startswith("{"):
+        return ",".join(_word(word, known) for word in value.split(","))
+    try:
+        return json.dumps(_json(json.loads(value), known), separators=(",", ":"))
+    except (ValueError, RecursionError) as exc:
+        raise _UnknownAddress from exc
+
+
+def _word(word: str, known: Mapping[PciAddress, PciAddress]) -> str:
+    try:
+        address = PciAddress.parse(word.strip())
+    except InvalidRequest:
+        return word  # a number of something else, such as a subfunction's
+    if address not in known:
+        raise _UnknownAddress
+    return str(known[address])
+
+
+def _json(value: Any, known: Mapping[PciAddress, PciAddress]) -> Any:
+    match value:
+        case str():
+            return _word(value, known)
+        case dict():
+            return {_word(key, known): _json(item, known) for key, item in value.items()}
+        case list():
+            return [_json(item, known) for item in value]
+        case _:
+            return value
+
+
+def guest_view_serials(blocks: Sequence[BlockDevice]) -> Sequence[str]:
+    """What the guest finds each by, as /dev/disk/by-id/virtio-SERIAL: the path without its first slash, others and odd characters
+    as dashes (`/dev/xvda` is `dev-xvda`); where that is too long or not unique, its beginning and eight digits of a hash."""
+    plain = [_NOT_IN_SERIALS.sub("-", block.container_path.lstrip("/")) for block in blocks]
+    often = Counter(plain)
+    return [
+        serial
+        if 0 < len(serial) <= _LONGEST_SERIAL and often[serial] == 1
+        else _with_hash(serial, block.container_path)
+        for serial, block in zip(plain, blocks, strict=True)
+    ]
+
+
+def _with_hash(serial: str, path: str) -> str:
+    digits = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{serial[: _LONGEST_SERIAL - 9]}-{digits}"
+
+
+# What the script ends with if a link cannot be made; which, and why, is told on standard error.
+GUEST_LINKS_NOT_LINKED: Final = 83
+
+_LONGEST_PATH: Final = 4095
+# Of the guest's own.
+_NEVER: Final = ("/dev", "/proc", "/sys", "/run")
+_NEVER_BELOW: Final = ("/proc/", "/sys/")
+
+# Arguments: a disk's serial, the path; of each.
+LINK: Final = rf"""
+code=0
+while [ $# -ge 2 ]; do
+  serial=$1 path=$2 disk=
+  shift 2
+  for file in /sys/block/*/serial; do
+    found=
+    {{ read -r found <"$file"; }} 2>/dev/null
+    [ "$found" != "$serial" ] || {{ disk=${{file%/serial}} disk=/dev/${{disk##*/}}; break; }}
+  done
+  if [ -z "$disk" ]; then
+    echo "$path: the guest has no disk with the serial $serial (its kernel needs virtio_blk)" >&2
+    code={GUEST_LINKS_NOT_LINKED}
+  elif [ -e "$path" ] && [ ! -L "$path" ]; then
+    [ "$path" -ef "$disk" ] || {{ echo "$path: the guest has something else there" >&2; code={GUEST_LINKS_NOT_LINKED}; }}
+  elif ! why=$({{ mkdir -p "${{path%/*}}/" && ln -sfn "$disk" "$path"; }} 2>&1); then
+    echo "$path: $why" >&2
+    code={GUEST_LINKS_NOT_LINKED}
+  fi
+done
+exit $code
+"""
+
+
+def guest_links_command(volumes: Sequence[BlockDevice]) -> tuple[str, ...]:
+    """`volumes`: all that the VM has as disks beside its own."""
+    words = [
+        word
+        for volume, serial in zip(volumes, guest_view_serials(volumes), strict=True)
+        for word in (serial, _path(volume))
+    ]
+    return ("/bin/sh", "-c", LINK, "virtshim-disks", *words)
+
+
+def guest_links_udev_names(volumes: Sequence[BlockDevice]) -> dict[str, str]:
+    """Their paths -> what udev calls them by their serials, which a guest's /etc/fstab may name."""
+    return {
+        _path(one): f"/dev/disk/by-id/virtio-{serial}"
+        for one, serial in zip(volumes, guest_view_serials(volumes), strict=True)
+    }
+
+
+def guest_links_refuse_odd(volumes: Iterable[BlockDevice]) -> None:
+    """Raises InvalidRequest for paths that no guest can have."""
+    seen = set()
+    for volume in volumes:
+        path, where = _path(volume), volume.field_name
+        name = "mountPath" if volume.is_file else "devicePath"
+        parts = volume.container_path.split("/")
+        if not path.startswith("/") or ".." in parts or not path.isprintable() or len(path.encode()) > _LONGEST_PATH:
+            raise InvalidRequest(
+                f"{where}: must be an absolute path without '..' and control characters, of at most {_LONGEST_PATH} bytes; "
+                f"correct {name}"
+            )
+        if path in _NEVER or path.startswith(_NEVER_BELOW):
+            raise InvalidRequest(f"{where}: is the guest's own; use another {name}, such as /dev/data")
+        if path in seen:
+            raise InvalidRequest(f"{where}: is asked for twice; use another {name}")
+        seen.add(path)
+
+
+def guest_links_normal(path: str) -> str:
+    """Two slashes at the beginning mean one here."""
+    path = posixpath.normpath(path)
+    return "/" + path.lstrip("/") if path.startswith("/") else path
+
+
+def _path(volume: BlockDevice) -> str:
+    return guest_links_normal(volume.container_path)

@@ -1,0 +1,154 @@
+"""What an ended VM had of the host is made fit for the next one: outside its pod's lock, and on threads that record no ends.
+
+The claims are the journal. An ended container keeps them until its devices are clean, or are written down as broken; so nobody
+else gets one before, whoever dies meanwhile, and what was not finished is begun again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from typing import Final
+
+import structlog
+
+from virtshim.devices.health import with_devices
+from virtshim.devices.resets import DeviceResets
+from virtshim.devices.unplug import UsbReprobe
+from virtshim.model.container import Container, ContainerPhase
+from virtshim.model.errors import ShimError
+from virtshim.model.ids import ContainerId
+from virtshim.store.ports import Records
+from virtshim.system.locks import Inflight, PodLocks
+from virtshim.system.threads import started
+
+log = structlog.get_logger(__name__)
+
+# Releases at once that nobody waits for. Each is of another container; who waits for one that has no thread yet makes it himself.
+_MAX: Final = 8
+# Seconds that those under way get when the daemon stops. What is left then is begun again at the next start.
+_CLOSE: Final = 5.0
+
+
+class DeviceReleases:
+    """`resets`: whether functions are reset by us. `timeout`: seconds for each call to tapmanager. Thread-safe."""
+
+    def __init__(
+        self,
+        records: Records,
+        resetting: DeviceResets,
+        usb: UsbReprobe,
+        locks: PodLocks,
+        timeout: float,
+        *,
+        resets: bool,
+    ) -> None:
+        self._records = records
+        self._resetting = resetting
+        self._usb = usb
+        self._locks = locks
+        self._timeout = timeout
+        self._resets = resets
+        self._running = Inflight[None]()
+        self._lock = threading.Lock()
+        self._waiting: dict[ContainerId, None] = {}
+        self._threads: set[threading.Thread] = set()
+        self._closing = False
+
+    def begin(self, container: ContainerId) -> None:
+        """Returns at once. Nothing happens if its release is due already, or under way."""
+        with self._lock:
+            if self._closing or container in self._waiting or self._running.is_running(_key(container)):
+                return
+            if len(self._threads) < _MAX and not self._has_another_thread():
+                return
+            self._waiting[container] = None
+
+    def _has_another_thread(self) -> bool:
+        """The lock is held. If the system has none to give, the release is begun with the next look at all pods."""
+        try:
+            self._threads.add(started(threading.Thread(target=self._work, name="device-release", daemon=True)))
+        except RuntimeError as exc:
+            log.warning("devices.release_not_begun", error=str(exc))
+            return False
+        return True
+
+    def begin_all(self) -> None:
+        """Those that were not finished: virtshim was killed, or a record could not be written."""
+        for container in self._records.containers.all():
+            if container.owes_devices:
+                self.begin(container.id)
+
+    def finish(self, container: ContainerId, timeout: float | None = None) -> None:
+        """Returns when its devices are free, those that did not come out of their reset written down. Makes the release, or
+        waits for the one under way: `timeout` seconds, as long as it can take if that is not said. Must not be called with
+        the pod's lock held, which the last step takes. Raises ShimError; then the claims stay."""
+        found = self._records.containers.get(container)
+        if found is not None and _is_due(found):
+            longest = self._timeout * (1 + len(found.claims)) if timeout is None else timeout
+            self._running.run(_key(container), None, lambda: self._release(container), longest)
+
+    def try_to_finish(self, container: ContainerId) -> None:
+        """As `finish`, but a failure is only logged: it is tried again soon, and the claims keep the devices until then."""
+        try:
+            self.finish(container)
+        except ShimError as exc:
+            log.warning("devices.unreleased", container=container.short, error=str(exc))
+
+    def close(self) -> None:
+        """Begins nothing more, and waits a little for what is under way."""
+        with self._lock:
+            self._closing = True
+            self._waiting.clear()
+            threads = tuple(self._threads)
+        until = time.monotonic() + _CLOSE
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _work(self) -> None:
+        while (container := self._next()) is not None:
+            if self._running.is_running(_key(container)):
+                continue  # by somebody who waits for it
+            try:
+                self.try_to_finish(container)
+            except BaseException:  # the edge of a thread: others wait for their turn
+                log.exception("devices.release_broken", container=container.short)
+
+    def _next(self) -> ContainerId | None:
+        """None ends the thread."""
+        with self._lock:
+            for container in self._waiting:
+                del self._waiting[container]
+                return container
+            self._threads.discard(threading.current_thread())
+            return None
+
+    def _release(self, wanted: ContainerId) -> None:
+        found = self._records.containers.get(wanted)
+        if found is None or not _is_due(found):
+            return
+        self._usb.after(found)
+        wrong = self._resetting.after(found) if self._resets else []
+        with self._locks.held(found.sandbox_id):
+            now = self._records.containers.get(wanted)
+            if now is not None:
+                self._records.containers.replace(_without_devices(now, wrong))
+        log.info("devices.released", container=wanted.short, devices=list(found.claims), wrong=wrong)
+
+
+def _key(container: ContainerId) -> str:
+    return f"release of the devices of container {container}"
+
+
+def _is_due(container: Container) -> bool:
+    """RemoveContainer asks when it has ended the VM. Pure."""
+    removed = container.phase is ContainerPhase.REMOVING and container.status.started_at > 0 and container.claims != ()
+    return container.owes_devices or removed
+
+
+def _without_devices(container: Container, wrong: list[str]) -> Container:
+    """Its exit says what is wrong with what it had. Pure."""
+    how = container.exit
+    told = how and dataclasses.replace(how, message=with_devices(how.message, wrong))
+    return Container(container.spec, dataclasses.replace(container.status, exit=told, claims=()))

@@ -1,0 +1,141 @@
+"""Resets PCI functions between two VMs, and withholds one that could not be reset from the next VM."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+from virtshim.devices.ports import ConditionTable, DeviceDrivers, DeviceErrorCounts
+from virtshim.devices.values import DeviceCondition, GrantedDevices, PciAddress, PciFunction
+from virtshim.model.container import Container
+from virtshim.model.errors import NotFound, ShimError, WrongState
+from virtshim.store.ports import Records
+from virtshim.system.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+DONE: Final = "done"
+FAILED: Final = "failed"
+IMPOSSIBLE: Final = "impossible"
+
+
+class DeviceResets:
+    """`timeout`: seconds for each call to tapmanager. Thread-safe: retrying a broken device and allocating it exclude
+    each other; a device that was a VM's is kept from both by its claim. One whose reset hangs delays no other."""
+
+    def __init__(
+        self,
+        records: Records,
+        table: ConditionTable,
+        drivers: DeviceDrivers,
+        errors: DeviceErrorCounts,
+        clock: Clock,
+        timeout: float,
+    ) -> None:
+        self._records = records
+        self._table = table
+        self._drivers = drivers
+        self._errors = errors
+        self._clock = clock
+        self._timeout = timeout
+        self._locks: dict[str, threading.Lock] = {}
+        self._counting = threading.Lock()
+        self._counts: Counter[tuple[PciAddress, str]] = Counter()
+
+    def after(self, container: Container) -> list[str]:
+        """Resets what was its VM's, and nobody else's yet. What is wrong with which, for people; that is on disk then, or this
+        raises ShimError."""
+        wrong = []
+        for device in container.granted.passthrough:
+            if isinstance(device, PciFunction) and device.claim in container.claims:
+                wrong += self._reset(device.address)
+        return wrong
+
+    def refuse_broken(self, granted: GrantedDevices) -> None:
+        """WrongState for a function whose last reset failed, and fails again now."""
+        wrong = []
+        for device in granted.passthrough:
+            if isinstance(device, PciFunction):
+                with self._lock(device.claim):
+                    broken = self._tried_again(device.claim)
+                if broken is not None:
+                    wrong.append(f"PCI function {device.address} {broken.fault}; {broken.remedy}")
+        if wrong:
+            raise WrongState("; ".join(wrong))
+
+    def try_again(self) -> None:
+        """Those that could not be reset, and that no container holds."""
+        for condition in self._table.all():
+            with self._lock(condition.claim):
+                held = any(condition.claim in container.claims for container in self._records.containers.all())
+                if not held:
+                    self._tried_again(condition.claim)
+
+    def forget(self) -> None:
+        """The node was restarted, and with it all devices."""
+        for condition in self._table.all():
+            self._table.delete(condition.claim)
+
+    def counts(self, address: PciAddress) -> Mapping[str, int]:
+        """How often it was reset since virtshim started, by result."""
+        with self._counting:
+            return {result: self._counts[address, result] for result in (DONE, FAILED, IMPOSSIBLE)}
+
+    def broken(self) -> Mapping[PciAddress, str]:
+        """Functions that no VM gets, and why."""
+        return {condition.address: condition.fault for condition in self._table.all() if condition.fault}
+
+    def _tried_again(self, claim: str) -> DeviceCondition | None:
+        """What is against it still. Its lock is held."""
+        condition = self._table.get(claim)
+        if condition is None or not condition.fault:
+            return None
+        if not self._reset(condition.address):
+            log.info("device.healed", device=str(condition.address))
+        after = self._table.get(claim)
+        return after if after is not None and after.fault else None
+
+    def _reset(self, address: PciAddress) -> list[str]:
+        """What is wrong with it after that, for people."""
+        before = self._table.get(PciFunction(address).claim) or DeviceCondition(address)
+        try:
+            result = DONE if self._drivers.reset(address, self._timeout) else IMPOSSIBLE
+        except NotFound:  # unplugged: what comes back in its place is another
+            self._note(before, DeviceCondition(address))
+            return [f"device {address} is gone"]
+        except ShimError as exc:
+            self._count(address, FAILED)
+            log.warning("device.reset_failed", device=str(address), error=str(exc))
+            self._note(before, dataclasses.replace(before, reset_failed_at=self._clock.now_ns(), error=str(exc)))
+            return [f"device {address} could not be reset: {exc}"]
+        self._count(address, result)
+        if result == IMPOSSIBLE:
+            log.warning("device.no_reset", device=str(address))
+        counted = self._errors.of(address)
+        self._note(before, DeviceCondition(address, fatal=counted.fatal if counted else 0))
+        return []
+
+    def _lock(self, claim: str) -> threading.Lock:
+        return self._locks.setdefault(claim, threading.Lock())
+
+    def _count(self, address: PciAddress, result: str) -> None:
+        with self._counting:
+            self._counts[address, result] += 1
+
+    def _note(self, before: DeviceCondition, after: DeviceCondition) -> None:
+        if before == after:
+            return
+        try:
+            if after.is_notable:
+                self._table.put(after)
+            else:
+                self._table.delete(after.claim)
+        except ShimError as exc:  # a full disk
+            if after.fault and not before.fault:
+                raise  # nothing else would keep it from the next VM
+            log.warning("device.condition_not_written", device=str(after.address), error=str(exc))

@@ -1,0 +1,304 @@
+"""Drivers with which VFIO takes a PCI function. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.text import escaped
+
+# Devices that kubelet granted to a container, and what of them reaches the VM. Values only; no I/O.
+#
+# A device node, a CDI name and a pod-resources entry are authoritative: kubelet, or the device plugin it asked, wrote
+# them. An environment variable is a hint: a pod's author can write `PCIDEVICE_X` as well as a plugin can.
+
+_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([01][0-9a-f])\.([0-7])", re.IGNORECASE | re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PciAddress:
+    """Where a PCI function is. `domain` is 0 on most machines, and above 0xffff behind some bridges (VMD)."""
+
+    domain: int
+    bus: int
+    slot: int
+    function: int
+
+    @classmethod
+    def parse(cls, text: str) -> PciAddress:
+        """`0000:3b:00.1`, also without the domain, which is 0 then. InvalidRequest for anything else."""
+        match = _PCI.fullmatch(text)
+        if match is None:
+            raise InvalidRequest(f"not a PCI address (DDDD:BB:SS.F, like 0000:3b:00.1): {text[:80]!r}")
+        domain, *rest = match.groups()
+        return cls(int(domain or "0", 16), *(int(part, 16) for part in rest))
+
+    def __str__(self) -> str:
+        return f"{self.domain:04x}:{self.bus:02x}:{self.slot:02x}.{self.function:x}"
+
+
+@dataclass(frozen=True, slots=True)
+class CriDevice:
+    """A device node of ContainerConfig.devices. `permissions`: of the letters r, w, m."""
+
+    host_path: str
+    container_path: str
+    permissions: str = "rwm"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """What CreateContainer says about devices. `cdi`: fully qualified names, from the field and from the container's own
+    annotations (never the pod's, which its author writes). `envs`: hints about order, nothing more; the values
+    of a variable that is there twice are joined by a comma."""
+
+    namespace: str
+    pod: str
+    container: str
+    devices: tuple[CriDevice, ...] = ()
+    cdi: tuple[str, ...] = ()
+    envs: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletGrant:
+    """What kubelet gave a container of one resource. `ids`: as the device plugin calls its devices, such as PCI addresses,
+    numbers of IOMMU groups, or UUIDs. `of_pod`: it is what all of the pod's containers got, because kubelet does not list
+    this one, an init container."""
+
+    resource: str
+    ids: tuple[str, ...]
+    of_pod: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PciFunction:
+    """A PCI function for the VM. `resource`: kubelet's name for what it was granted as, "" if nobody said. `place`: which VF of
+    which network card it is, for people; "" for others."""
+
+    address: PciAddress
+    resource: str = ""
+    place: str = field(default="", compare=False)
+
+    @property
+    def claim(self) -> str:
+        return f"pci:{self.address}"
+
+
+@dataclass(frozen=True, slots=True)
+class MediatedDevice:
+    """An mdev (vGPU). `uuid`: lower case with dashes."""
+
+    uuid: str
+    resource: str = ""
+
+    @property
+    def claim(self) -> str:
+        return f"mdev:{self.uuid}"
+
+
+@dataclass(frozen=True, slots=True)
+class UsbDevice:
+    """`bus` and `device` as in /dev/bus/usb/BBB/DDD."""
+
+    bus: int
+    device: int
+    resource: str = ""
+
+    @property
+    def claim(self) -> str:
+        return f"usb:{self.bus:03}/{self.device:03}"
+
+
+@dataclass(frozen=True, slots=True)
+class VdpaDevice:
+    """A vhost-vdpa network device. `path`: /dev/vhost-vdpa-N."""
+
+    path: str
+    resource: str = ""
+
+    @property
+    def claim(self) -> str:
+        return f"vdpa:{self.path}"
+
+
+Passthrough: TypeAlias = PciFunction | MediatedDevice | UsbDevice | VdpaDevice
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDevice:
+    """A raw block volume for the VM, or a file in one that is a disk. `container_path` is where the pod expects it, which becomes
+    its name in the guest."""
+
+    host_path: str
+    container_path: str
+    readonly: bool = False
+    # The same for all names that the node has for it; "" in records of the time when it was not asked for.
+    identity: str = field(default="", compare=False)
+    # A file that holds a raw disk.
+    is_file: bool = False
+
+    @property
+    def field_name(self) -> str:
+        """What it is asked for by."""
+        path = escaped(self.container_path, 200)
+        return f"config.mounts[{path}]" if self.is_file else f"config.devices[container_path {path}]"
+
+    @property
+    def is_root(self) -> bool:
+        """The VM boots from it."""
+        return posixpath.normpath(self.container_path).strip("/") in ("", ".")
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedDevices:
+    """What a container gets. `passthrough` in the order of its guest addresses: by resource, then by host address. `not_given`:
+    what its CDI specifications have beside devices, which a container would get and a VM does not, for people."""
+
+    passthrough: tuple[Passthrough, ...] = ()
+    blocks: tuple[BlockDevice, ...] = ()
+    not_given: tuple[str, ...] = ()
+
+    @property
+    def root_volume(self) -> BlockDevice | None:
+        """What the VM boots from, in place of a disk of its own."""
+        return next((block for block in self.blocks if block.is_root), None)
+
+    @property
+    def data_volumes(self) -> tuple[BlockDevice, ...]:
+        return tuple(block for block in self.blocks if not block.is_root)
+
+    @property
+    def notice(self) -> str:
+        """For the container's status; "" if it has all that was granted."""
+        if not self.not_given:
+            return ""
+        return (
+            f"the guest does not have {', '.join(self.not_given)}: they are made for containers; what the device needs, such as "
+            "drivers, has to be in the image"
+        )
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        return tuple(device.claim for device in self.passthrough)
+
+    @property
+    def pins_memory(self) -> bool:
+        """Whether a device reaches the guest's memory by DMA: then all of it is pinned from the start, and none can be
+        taken back."""
+        return any(not isinstance(device, UsbDevice) for device in self.passthrough)
+
+
+def volume_of_both(one: GrantedDevices, other: GrantedDevices) -> BlockDevice | None:
+    """The first volume of `one` that the other has, too, and that no two VMs may have at once: at least one of them writes it."""
+    return next(
+        (
+            block
+            for block in one.blocks
+            for another in other.blocks
+            if _is_same(block, another) and not (block.readonly and another.readonly)
+        ),
+        None,
+    )
+
+
+def _is_same(one: BlockDevice, other: BlockDevice) -> bool:
+    return one.host_path == other.host_path or (one.identity != "" and one.identity == other.identity)
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowedDevice:
+    """A PCI function that was taken from its driver (`driver`, "" for none), which gets it back when no container holds it."""
+
+    address: PciAddress
+    driver: str
+
+    @property
+    def claim(self) -> str:
+        return PciFunction(self.address).claim
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceErrors:
+    """Uncorrectable PCI Express errors, counted since the kernel found the device."""
+
+    fatal: int
+    nonfatal: int
+
+
+@dataclass(frozen=True, slots=True)
+class CardFunction:
+    """A PCI function of the host as it is now, for display: its driver, and the settings that its network card has for it."""
+
+    # "" for none.
+    driver: str
+    # The interface of the network card whose VF `number` it is, "" if it is none.
+    card: str = ""
+    number: int = 0
+    # What the card says of it, by tapmanager's names (vlan, trust ...).
+    settings: Mapping[str, str | int | bool] = field(default_factory=dict)
+
+    @property
+    def vlan(self) -> str:
+        """`100`, `100 (802.1ad)`; "" for none."""
+        number, protocol = self.settings.get("vlan"), self.settings.get("protocol")
+        return f"{number}" + (f" ({protocol})" if protocol not in (None, "802.1Q") else "") if number else ""
+
+
+# Known faults of a PCI function of the host, between the VM that had it and the next one. Values only; no I/O.
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCondition:
+    """`reset_failed_at`: nanoseconds since the epoch; 0: its last reset worked. `error`: that failure's message. `fatal`: the
+    fatal errors that were counted when it was last reset, which are over since."""
+
+    address: PciAddress
+    reset_failed_at: int = 0
+    error: str = ""
+    fatal: int = 0
+
+    @property
+    def claim(self) -> str:
+        return PciFunction(self.address).claim
+
+    @property
+    def is_notable(self) -> bool:
+        return bool(self.reset_failed_at or self.fatal)
+
+    @property
+    def fault(self) -> str:
+        """Why no VM gets it, as the predicate of a sentence about the device; "" if no fault is known."""
+        if not self.reset_failed_at:
+            return ""
+        at = dt.datetime.fromtimestamp(self.reset_failed_at // 10**9, dt.UTC)
+        return f"could not be reset at {at:%Y-%m-%d %H:%M:%S} UTC ({self.error})"
+
+    @property
+    def remedy(self) -> str:
+        return (
+            f"reset it by hand (echo 1 > /sys/bus/pci/devices/{self.address}/reset), or power-cycle the node; virtshim tries "
+            "again every few minutes, and when a container is granted it"
+        )
+
+
+UNRESPONSIVE = "does not answer: its configuration space reads as all ones"
+UNRESPONSIVE_REMEDY = (
+    "check the kernel log; remove it and rescan the bus (echo 1 > /sys/bus/pci/devices/{address}/remove, then "
+    "echo 1 > /sys/bus/pci/rescan), or power-cycle the node"
+)
+
+
+# The one that takes any function.
+VFIO_PCI: Final = "vfio-pci"
+
+
+def is_vfio_driver(driver: str) -> bool:
+    """vfio-pci, and the drivers of one vendor each that add what its devices need: mlx5_vfio_pci, hisi-acc-vfio-pci. tapmanager,
+    which is a program of its own, decides in the same way."""
+    return "vfio" in driver.replace("-", "_").split("_")

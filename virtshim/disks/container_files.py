@@ -1,0 +1,93 @@
+"""What containers and pods take on the node."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Final
+
+from virtshim.model.errors import InternalError, NotFound, ResourceExhausted
+from virtshim.model.ids import ContainerId
+from virtshim.model.image import FilesystemUsage
+from virtshim.model.layout import Layout, empty_disk_name
+from virtshim.model.vm import Disk
+from virtshim.system.files import mountpoint, space_taken, sync
+from virtshim.system.process import run
+from virtshim.volumes.empty_disks import EmptyDisk
+
+# Empty disks of containers: files beside the root disk. Implements `virtshim.disks.ports.EmptyDiskFiles`.
+
+# Seconds. It writes some KiB.
+_TIMEOUT: Final = 30.0
+
+
+class EmptyDiskStore:
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def create(self, container: ContainerId, wanted: EmptyDisk) -> Disk:
+        path = Path(self._layout.container_dir(container), empty_disk_name(wanted.name))
+        what = f"container {container}: disk {wanted.name}"
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as exc:
+            raise InternalError(f"{what} cannot be made anew: {exc.strerror}") from exc
+        argv = ["qemu-img", "create", "-q", "-f", wanted.format.value, str(path), str(wanted.size_bytes)]
+        done = run(argv, timeout=_TIMEOUT)
+        if done.returncode != 0:
+            path.unlink(missing_ok=True)
+            if os.strerror(errno.ENOSPC) in done.summary():
+                raise ResourceExhausted(f"{what}: no space for it in {path.parent}")
+            raise InternalError(f"{what} cannot be made: {done.summary()}")
+        return Disk(path=str(path), format=wanted.format, serial=wanted.name)
+
+
+# Kernels beside root disks.
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class KernelFileStore:
+    """Implements `virtshim.disks.ports.KernelFiles`."""
+
+    def is_there(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def copy(self, source: str, path: str) -> None:
+        beside = f"{path}.new"
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside)
+            with open(source, "rb") as original, open(beside, "xb", opener=_private) as half:
+                shutil.copyfileobj(original, half, 1 << 20)
+                half.flush()
+                os.fsync(half.fileno())
+            os.rename(beside, path)
+            sync(os.path.dirname(path))
+        except OSError as exc:
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+            if exc.errno == errno.ENOENT and not os.path.exists(source):
+                raise NotFound(f"a kernel of the image, {source}, is gone; pull the image again") from exc
+            if exc.errno in _NO_SPACE:
+                raise ResourceExhausted(f"{path} cannot be written: {exc.strerror}; free space there") from exc
+            raise InternalError(f"{path} cannot be written: {exc.strerror}") from exc
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+class ContainersRoom:
+    """Implements `virtshim.disks.ports.ContainersRoom`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._places = (Path(layout.containers), Path(layout.pod_disks))
+
+    def use(self) -> FilesystemUsage:
+        used, inodes = space_taken(path for place in self._places for path in (place, *place.rglob("*")))
+        return FilesystemUsage(mountpoint(self._places[0]), used, inodes, time.time_ns())

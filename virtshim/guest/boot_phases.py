@@ -1,0 +1,187 @@
+"""Whether a guest has come so far that there is something in it to shut down."""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from dataclasses import dataclass
+from typing import Final
+
+from virtshim.logs.ports import BootOutput
+from virtshim.metrics.start_ups import StartUps
+from virtshim.model.container import Container
+from virtshim.model.errors import ShimError
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.store.ports import Records
+from virtshim.system.clock import Clock
+from virtshim.vm.ports import VmReadings
+
+# How far a guest has booted, by what its console shows and by its agent: firmware, kernel, user space, cloud-init,
+# agent.
+#
+# A guest that shows nothing (`quiet`, no serial console) has phases that are seen late, or not at all; nothing
+# depends on them.
+
+FIRMWARE: Final = "firmware"
+KERNEL: Final = "kernel"
+USER_SPACE: Final = "user-space"
+CLOUD_INIT: Final = "cloud-init"
+AGENT: Final = "agent"
+
+# What a console shows when a phase begins: a kernel's first words; those of the first process; of cloud-init's first stage. The
+# guest writes what they search, so none may take more than a few steps for each byte, whatever it is.
+_BEGINNINGS: Final = (
+    (
+        KERNEL,
+        re.compile(
+            rb"Linux version |^\[ *\d+\.\d{6}\]|EFI stub|Copyright \(c\) \d{4}-\d{4} The [^\n]{0,100}?BSD", re.MULTILINE
+        ),
+    ),
+    (USER_SPACE, re.compile(rb"Run \S*init as init process|systemd\[1\]: |^Welcome to |^INIT: ", re.MULTILINE)),
+    (CLOUD_INIT, re.compile(rb"Cloud-init v\. \S+ running 'init-local'")),
+)
+_ORDER: Final = (FIRMWARE, KERNEL, USER_SPACE, CLOUD_INIT)
+_CLOUD_INIT_OVER: Final = re.compile(rb"Cloud-init v\. \S+ finished at")
+_LOGIN: Final = re.compile(rb"^\S* ?login: ", re.MULTILINE)
+# Bytes of a console that are looked at: a boot writes less, and what writes more is no boot.
+_MOST: Final = 1 << 20
+# The beginning of a line that is cut may be that of a mark.
+_OVERLAP: Final = 200
+# What is read at once.
+_PIECE: Final = 64 << 10
+
+
+@dataclass(slots=True)
+class _Boot:
+    """`read_to`: bytes of its console that were looked at; `last`: the last of them; both the reader's alone. `now`: the phase
+    that goes on, of those that come one after the other."""
+
+    sandbox: SandboxId
+    domain: uuid.UUID
+    read_to: int = 0
+    last: bytes = b""
+    now: str = FIRMWARE
+    is_through: bool = False
+    has_agent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What marks a piece of a console has; `begun` in their order."""
+
+    begun: tuple[str, ...]
+    is_cloud_init_over: bool
+    is_login: bool
+
+    @classmethod
+    def of(cls, seen: bytes) -> _Shown:
+        begun = tuple(name for name, mark in _BEGINNINGS if mark.search(seen))
+        return cls(begun, bool(_CLOUD_INIT_OVER.search(seen)), bool(_LOGIN.search(seen)))
+
+
+class BootPhases:
+    """Thread-safe; each call does a bounded amount of work."""
+
+    def __init__(self, records: Records, output: BootOutput, start_ups: StartUps) -> None:
+        self._records = records
+        self._output = output
+        self._start_ups = start_ups
+        self._lock = threading.Lock()
+        self._boots: dict[ContainerId, _Boot] = {}
+
+    def began(self, container: Container) -> None:
+        """Its QEMU runs since just now."""
+        with self._lock:
+            self._boots = {known: boot for known, boot in self._boots.items() if self._runs(known)}
+            self._boots[container.id] = _Boot(container.sandbox_id, container.domain_uuid)
+        self._start_ups.begin(FIRMWARE, container.sandbox_id, container.id)
+        self._start_ups.begin(AGENT, container.sandbox_id, container.id)
+
+    def console_changed(self, container: ContainerId) -> None:
+        """There may be more on its console. One call at a time. It is read and searched without the lock, which others take
+        while they write a record."""
+        with self._lock:
+            boot = self._boots.get(container)
+            if boot is None or boot.is_through:
+                return
+        try:
+            piece = self._output.piece(container, boot.read_to, _PIECE)
+        except ShimError:
+            return
+        if not piece:
+            return
+        boot.read_to += len(piece)
+        seen, boot.last = boot.last + piece, (boot.last + piece)[-_OVERLAP:]
+        shown = _Shown.of(seen)
+        with self._lock:
+            if self._boots.get(container) is not boot or boot.is_through:
+                return
+            self._look(container, boot, shown)
+            if boot.read_to >= _MOST:
+                boot.is_through = True
+
+    def agent_answers(self, domain: uuid.UUID) -> None:
+        """Somebody in the guest has opened the agent's port."""
+        with self._lock:
+            for container, boot in self._boots.items():
+                if boot.domain == domain and not boot.has_agent:
+                    boot.has_agent = True
+                    self._start_ups.end(AGENT, boot.sandbox, container)
+                    self._over(container, boot, FIRMWARE, KERNEL)  # a console that shows nothing
+
+    def record_changed(self, _before: Container | None, after: Container | None) -> None:
+        """A VM that has ended does not boot."""
+        if after is None or after.exit is None:
+            return
+        with self._lock:
+            boot = self._boots.pop(after.id, None)
+        if boot is not None:
+            self._start_ups.end_all(boot.sandbox, after.id, "the VM ended")
+
+    def _look(self, container: ContainerId, boot: _Boot, shown: _Shown) -> None:
+        """The lock is held."""
+        for name in shown.begun:
+            if _ORDER.index(name) > _ORDER.index(boot.now):
+                if name is not CLOUD_INIT:  # it is a part of user space, which goes on
+                    self._start_ups.end(boot.now, boot.sandbox, container)
+                boot.now = name
+                self._start_ups.begin(name, boot.sandbox, container)
+        if boot.now in (USER_SPACE, CLOUD_INIT) and shown.is_cloud_init_over:
+            self._over(container, boot, CLOUD_INIT, USER_SPACE)
+        elif boot.now not in (CLOUD_INIT, FIRMWARE) and shown.is_login:
+            self._over(container, boot, KERNEL, USER_SPACE)
+
+    def _over(self, container: ContainerId, boot: _Boot, *names: str) -> None:
+        for name in names:
+            self._start_ups.end(name, boot.sandbox, container)
+        boot.is_through = boot.is_through or USER_SPACE in names
+
+    def _runs(self, container: ContainerId) -> bool:
+        found = self._records.containers.get(container)
+        return found is not None and found.is_running
+
+
+# Nanoseconds. A guest that runs for longer may be one that writes to no disk and shows nothing.
+_BOOTING: Final = 120 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class BootProgress:
+    readings: VmReadings
+    console: BootOutput
+    clock: Clock
+
+    def is_before_kernel(self, container: Container) -> bool:
+        """True if only firmware or a boot loader has run in it: it was started just now, its console shows no kernel, and it has
+        written to none of its disks. Such a guest does not hear its power button, and has nothing to lose. False in doubt: also
+        with devices of the host, whose state nobody sees here."""
+        if container.status.command_begun or container.granted.passthrough:
+            return False
+        age = self.clock.now_ns() - container.status.started_at
+        if abs(age) > _BOOTING or self.console.shows_kernel(container.id):
+            return False
+        usage = self.readings.usage({container.domain_uuid: container.domain_name}).get(container.domain_uuid)
+        if usage is None or usage.counters is None or not usage.counters.blocks:
+            return False
+        return not any(block.writes for block in usage.counters.blocks)

@@ -1,0 +1,244 @@
+"""The containers' entrypoints: started when the guest's agent is up, followed until they exit, which ends their VM."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.containers.record_exit import ExitRecorder
+from virtshim.containers.stop_container import StopContainer
+from virtshim.guest.command import entrypoint_command, exit_of_entrypoint, failed_start, lost
+from virtshim.guest.ports import EntrypointListeners, GuestAgents
+from virtshim.guest.set_up import GuestSetUp, NotSetUp
+from virtshim.logs.ports import EntrypointLogs
+from virtshim.model.container import Container, Exit, ProcessUser
+from virtshim.model.errors import Aborted, DeadlineExceeded, ShimError, Unavailable
+from virtshim.model.ids import ContainerId
+from virtshim.model.troubles import Trouble
+from virtshim.store.ports import Records
+from virtshim.system.clock import Clock
+from virtshim.system.live import Live
+from virtshim.system.locks import PodLocks
+from virtshim.system.rate_limits import LOG_BURST, LOG_RATE, ReadPace, TokenBucket
+from virtshim.system.threads import ContainerThreads
+
+log = structlog.get_logger(__name__)
+
+# All in seconds. A silent command is looked at ever more seldom: its output is this late at most. A look costs 0.4 ms of
+# processor time, so twenty silent commands take a hundredth of a core.
+_SOONEST, _LATEST = 0.1, 1.0
+# Looks that find little, a second and at once: a command that never falls silent, line by line, is no reason to spin.
+_LOOKS, _LOOKS_AT_ONCE = 20.0, 100.0
+# A guest that does not answer is asked again.
+_AGAIN = 2.0
+# One wait for the agent; between two it is seen whether the VM still runs.
+_AGENT_SLICE = 10.0
+# The same, with the scripts that set sysctls, load a module and mount the volumes.
+_SET_UP_SLICE = 60.0
+# After so much silence the guest is asked whether the command is there at all.
+_SILENCE = 30.0
+# Processes that the command left behind may hold its streams: what was written before its end has come by then.
+_QUIET_AFTER_EXIT = 2.0
+_LONGEST_AFTER_EXIT = 30.0
+# The same for one that is being stopped: its exit is to be recorded before its grace is over.
+_QUIET_WHEN_STOPPED, _LONGEST_WHEN_STOPPED = 0.5, 2.0
+# A VM whose command has ended has nothing more to do than to shut down.
+_GRACE = 10.0
+
+
+@dataclass(slots=True)
+class _FollowState:
+    """What one thread remembers of its command; points of the monotonic clock. `since`: the agent is waited for from then
+    on; after a restart of virtshim anew, for the wall clock that the record has may have been set meanwhile."""
+
+    since: float
+    heard: float
+    allowance: TokenBucket
+    pace: ReadPace
+    exited: float | None = None
+    pause: float = _SOONEST
+    # The last look at it. While an operator has paused its VM, nothing that is waited for comes nearer.
+    looked: float = 0.0
+
+    def stand_still(self, now: float) -> None:
+        self.since += now - self.looked
+        self.heard += now - self.looked
+
+
+class EntrypointRunner:
+    """`agent_timeout`: seconds from the container's start to the agent's first word. One thread a command."""
+
+    def __init__(
+        self,
+        records: Records,
+        guests: GuestAgents,
+        logs: EntrypointLogs,
+        stop: StopContainer,
+        clock: Clock,
+        locks: PodLocks,
+        agent_timeout: Live[float],
+        *,
+        entrypoint_listeners: EntrypointListeners,
+        guest_set_up: GuestSetUp,
+        exits: ExitRecorder,
+    ) -> None:
+        self._records = records
+        self._guests = guests
+        self._logs = logs
+        self._stop = stop
+        self._clock = clock
+        self._locks = locks
+        self._agent_timeout = agent_timeout
+        self._listeners = entrypoint_listeners
+        self._guest_set_up = guest_set_up
+        self._exits = exits
+        self._threads = ContainerThreads("command")
+
+    def follow(self, container: Container) -> None:
+        """From now on the entrypoint of this running container, if it has one, is followed; or its end, if that is recorded
+        already. Returns at once."""
+        if not container.spec.command and container.status.ending is None:
+            return
+        self._threads.start(container.id, lambda: self._follow(container.id), beside_earlier=True)
+
+    def close(self) -> None:
+        """Commands run on; the next process follows them."""
+        self._threads.close()
+
+    # --- below: a thread of each command
+
+    def _follow(self, wanted: ContainerId) -> None:
+        now = self._clock.monotonic()
+        state = _FollowState(
+            now, now, TokenBucket(LOG_RATE, LOG_BURST, now), ReadPace(now, _LOOKS, _LOOKS_AT_ONCE), looked=now
+        )
+        last_error = ""
+        try:
+            while not self._threads.closing.is_set() and (container := self._running(wanted)) is not None:
+                try:
+                    pause = self._step(container, state)
+                except ShimError as exc:
+                    pause = _AGAIN
+                    if str(exc) != last_error and self._running(wanted) is not None:
+                        last_error = str(exc)
+                        expected = isinstance(
+                            exc, DeadlineExceeded | Aborted
+                        )  # a guest that boots, a daemon that stops
+                        (log.info if expected else log.warning)(
+                            "command.waiting", container=wanted.short, error=last_error
+                        )
+                except Exception as exc:  # the edge of the thread: nobody else would hear of the command's end
+                    pause = _AGAIN
+                    if repr(exc) != last_error:
+                        last_error = repr(exc)
+                        log.exception("command.step_crashed", container=wanted.short)
+                self._clock.wait(self._threads.closing, pause)
+        finally:
+            if self._running(wanted) is None:
+                self._listeners.forget(wanted)
+            if self._records.containers.get(wanted) is None:
+                self._guests.forget(wanted)  # a question may have been under way when it was removed
+
+    def _step(self, container: Container, state: _FollowState) -> float:
+        """Seconds to wait before the next."""
+        now = self._clock.monotonic()
+        if container.status.paused:
+            state.stand_still(now)
+        state.looked = now
+        if container.status.paused:
+            return _AGAIN
+        if container.status.ending is not None:
+            self._stop.after_command(container, _GRACE)
+            return _AGAIN
+        if not container.status.command_begun:
+            if container.status.stop_asked:  # what is to end is not begun
+                return _AGAIN
+            self._begin(container, state)
+            return 0.0
+        return self._listen(container, state)
+
+    def _begin(self, container: Container, state: _FollowState) -> None:
+        patience = self._agent_timeout.now
+        left = patience - (self._clock.monotonic() - state.since)
+        try:
+            command = entrypoint_command(container)
+            self._guest_set_up.make(container, min(max(left, 1.0), _SET_UP_SLICE), self._threads.closing)
+            self._guests.start_entrypoint(
+                container.id, command, min(max(left, 1.0), _AGENT_SLICE), self._threads.closing
+            )
+        except (DeadlineExceeded, Unavailable, Aborted) as exc:
+            paused = (self._running(container.id) or container).status.paused
+            if left > _AGENT_SLICE or isinstance(exc, Aborted) or paused:
+                raise
+            why = f"{exc} (waited {patience:g} s, vm.agent_timeout)"
+            self._end(container, failed_start(why, self._clock.now_ns()))
+        except NotSetUp as exc:
+            self._end(container, failed_start(str(exc), self._clock.now_ns()), exc.troubles)
+        except ShimError as exc:
+            self._end(container, failed_start(str(exc), self._clock.now_ns()))
+        else:
+            state.heard = self._clock.monotonic()  # while the guest booted there was nothing to be heard
+            log.info("command.begun", container=container.id.short)
+            self._write(container.id, Container.with_command_begun)
+
+    def _listen(self, container: Container, state: _FollowState) -> float:
+        before = self._logs.read_to(container.id)
+        progress = self._guests.progress(container.id, before)
+        now = self._clock.monotonic()
+        if progress.output or progress.read_to != before:
+            state.allowance.spend(self._logs.write(container.id, progress.output, progress.read_to), now)
+            state.heard, state.pause = now, _SOONEST
+            self._listeners.publish(container.id, progress.output)
+        if container.status.user is None and (user := self._guests.entrypoint_user(container.id)) is not None:
+            self._write(container.id, lambda found: _began_as(found, user))
+        if progress.ended and state.exited is None:
+            state.exited = state.heard = now
+        if state.exited is not None:
+            if progress.read_to.over or _is_quiet(container, now - state.heard, now - state.exited):
+                self._end(container, exit_of_entrypoint(progress, self._clock.now_ns()))
+                return 0.0
+            return _SOONEST
+        if now - state.heard >= _SILENCE:
+            if not self._guests.entrypoint_exists(container.id):
+                self._end(container, lost(self._clock.now_ns()))
+                return 0.0
+            state.heard = now
+        if progress.output:  # a command that writes more than its log may grow is made to wait
+            found = sum(len(piece.data) for piece in progress.output)
+            return max(state.allowance.wait(now), state.pace.pause_after(found, now))
+        soon = container.status.stop_asked or self._listeners.has_clients(container.id)
+        latest = _SOONEST if soon else _LATEST
+        state.pause = min(state.pause * 1.5, latest)
+        return state.pause
+
+    def _end(self, container: Container, how: Exit, why: tuple[Trouble, ...] = ()) -> None:
+        log.info("command.ended", container=container.id.short, code=how.code, message=how.message)
+        self._exits.begin_end(container.id, how, why)
+        self._listeners.ended(container.id, how.code)
+
+    def _write(self, container: ContainerId, change: Callable[[Container], Container]) -> None:
+        found = self._records.containers.get(container)
+        if found is None:
+            return
+        with self._locks.held(found.sandbox_id):
+            running = self._running(container)
+            if running is not None:
+                self._records.containers.replace(change(running))
+
+    def _running(self, container: ContainerId) -> Container | None:
+        found = self._records.containers.get(container)
+        return found if found is not None and found.is_running else None
+
+
+def _began_as(container: Container, user: ProcessUser) -> Container:
+    return dataclasses.replace(container, status=dataclasses.replace(container.status, user=user))
+
+
+def _is_quiet(container: Container, silent: float, exited: float) -> bool:
+    """Whether a command that has ended has said all it had to say. Seconds since its last word, and since its exit. Pure."""
+    if container.status.stop_asked:
+        return silent >= _QUIET_WHEN_STOPPED or exited >= _LONGEST_WHEN_STOPPED
+    return silent >= _QUIET_AFTER_EXIT or exited >= _LONGEST_AFTER_EXIT

@@ -1,0 +1,199 @@
+"""What a guest is asked for around a pause of its VM: to freeze its file systems before; to thaw them and set its clock after.
+An operator may have them frozen for a while, too.
+
+A guest need not have an agent: then none of this happens, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from virtshim.guest.ports import GuestOperations
+from virtshim.model.container import Container
+from virtshim.model.errors import Aborted, ShimError, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.store.ports import Records
+from virtshim.system.clock import Clock
+from virtshim.system.locks import PodLocks
+from virtshim.system.threads import ContainerThreads
+
+log = structlog.get_logger(__name__)
+
+# All in seconds. Programs of the guest wait while its file systems come to rest.
+_FREEZE: Final = 10.0
+_ANSWER: Final = 5.0
+# Pauses between two attempts to thaw: a guest must not stay frozen.
+_SOONEST, _LATEST = 0.5, 30.0
+
+
+@dataclass(slots=True)
+class _Hold:
+    """`until`: of the monotonic clock."""
+
+    until: float
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+class GuestFreezer:
+    """A thread for each guest that was let go on, until it has answered."""
+
+    def __init__(self, records: Records, guests: GuestOperations, clock: Clock, locks: PodLocks) -> None:
+        self._records = records
+        self._guests = guests
+        self._clock = clock
+        self._locks = locks
+        self._threads = ContainerThreads("thaw")
+        self._limits = ContainerThreads("freeze-limit")
+        self._lock = threading.Lock()
+        self._held: dict[ContainerId, _Hold] = {}
+
+    def freeze(self, container: Container) -> int:
+        """How many of its file systems are frozen now; 0 if none could be, and the log says why. `after_resume` must
+        follow. The record tells of it first, so that the guest is thawed whoever dies in between."""
+        try:
+            return self._freeze(container)
+        except WrongState as exc:
+            log.info("guest.not_frozen", container=container.id.short, why=str(exc))
+        except ShimError as exc:
+            log.warning("guest.not_frozen", container=container.id.short, why=str(exc))
+        return 0
+
+    def _freeze(self, container: Container) -> int:
+        """Raises what `GuestOperations.freeze` raises, and Aborted."""
+        earlier = self._threads.of(container.id)
+        if earlier is not None:
+            earlier.join(_ANSWER)
+            if earlier.is_alive():
+                raise Aborted("an earlier thaw is unanswered")
+        self._note(container.id, frozen=True)
+        try:
+            count = self._guests.freeze(container.id, _FREEZE)
+        except WrongState:
+            self._note(container.id, frozen=False)
+            raise
+        log.info("guest.frozen", container=container.id.short, file_systems=count)
+        return count
+
+    def hold(self, container: Container, seconds: float) -> int:
+        """As `freeze`, until `thaw_now`, a stop, or that many seconds are over. Raises ShimError; then it is thawed, if it may
+        be frozen. What this process does not thaw the next one does."""
+        hold = _Hold(self._clock.monotonic() + seconds)
+        with self._lock:
+            if container.id in self._held:
+                raise Aborted(f"container {container.id.short} is being frozen already")
+            self._held[container.id] = hold
+        try:
+            count = self._freeze(container)
+            self._limits.start(container.id, lambda: self._await_limit(container.id, hold), beside_earlier=True)
+        except Exception:  # also: no thread that would thaw it in time
+            self.forget_hold(container.id)
+            self.after_resume(container.id, was_paused=False)
+            raise
+        return count
+
+    def is_held(self, container: ContainerId) -> bool:
+        with self._lock:
+            return container in self._held
+
+    def hold_longer(self, container: ContainerId, seconds: float) -> None:
+        with self._lock:
+            if (hold := self._held.get(container)) is not None:
+                hold.until = max(hold.until, self._clock.monotonic() + seconds)
+
+    def forget_hold(self, container: ContainerId) -> None:
+        with self._lock:
+            hold = self._held.pop(container, None)
+        if hold is not None:
+            hold.over.set()
+
+    def thaw_now(self, container: ContainerId) -> None:
+        """Raises ShimError if the guest does not answer at once; it is asked again until it does."""
+        self.forget_hold(container)
+        try:
+            self._guests.thaw(container, _ANSWER)
+        except ShimError:
+            self.after_resume(container, was_paused=False)
+            raise
+        self._note(container, frozen=False)
+        log.info("guest.thawed", container=container.short)
+
+    def after_resume(self, container: ContainerId, *, was_paused: bool = True) -> None:
+        """Its VM goes on: its file systems shall, too, and if it stood still its clock is set. Returns at once. If that
+        is under way it is looked at again after it: what is under way may have found it held."""
+        self._threads.start(container, lambda: self._run(container, was_paused), again=True)
+
+    def is_thawing(self, container: ContainerId) -> bool:
+        """Whether that is under way, or its guest has not answered yet."""
+        return self._threads.of(container) is not None
+
+    def close(self) -> None:
+        """What is not done the next process does."""
+        with self._lock:
+            holds = tuple(self._held.values())
+        self._limits.closing.set()
+        for hold in holds:
+            hold.over.set()
+        self._limits.close()
+        self._threads.close()
+
+    # --- below: a thread of each guest
+
+    def _await_limit(self, container: ContainerId, hold: _Hold) -> None:
+        while (left := hold.until - self._clock.monotonic()) > 0:
+            if self._clock.wait(hold.over, left):
+                return
+        if self._limits.closing.is_set() or hold.over.is_set():
+            return
+        log.warning("guest.freeze.over", container=container.short, why="nobody thawed it in time")
+        self.forget_hold(container)
+        self.after_resume(container, was_paused=False)
+
+    def _run(self, container: ContainerId, was_paused: bool) -> None:
+        try:
+            self._thaw(container)
+            if was_paused and not self._threads.closing.is_set() and self._runs(container) is not None:
+                self._guests.set_clock(container, _ANSWER)
+        except ShimError as exc:
+            log.info("guest.clock.not_set", container=container.short, why=str(exc))
+        except Exception:  # the edge of the thread
+            log.exception("guest.thaw.crashed", container=container.short)
+
+    def _thaw(self, wanted: ContainerId) -> None:
+        pause, last_error = _SOONEST, ""
+        while (
+            not self._threads.closing.is_set()
+            and (container := self._runs(wanted)) is not None
+            and container.status.frozen
+            and not self.is_held(wanted)
+        ):
+            try:
+                self._guests.thaw(wanted, _ANSWER)
+            except ShimError as exc:
+                if str(exc) != last_error:
+                    last_error = str(exc)
+                    log.warning("guest.not_thawed", container=wanted.short, why=last_error)
+                self._clock.wait(self._threads.closing, pause)
+                pause = min(2 * pause, _LATEST)
+            else:
+                self._note(wanted, frozen=False)
+                log.info("guest.thawed", container=wanted.short)
+
+    def _runs(self, container: ContainerId) -> Container | None:
+        found = self._records.containers.get(container)
+        return found if found is not None and found.is_running else None
+
+    def _note(self, container: ContainerId, *, frozen: bool) -> None:
+        found = self._records.containers.get(container)
+        if found is None:
+            return
+        with self._locks.held(found.sandbox_id):
+            found = self._records.containers.get(container)
+            if found is not None:
+                self._records.containers.replace(
+                    Container(found.spec, dataclasses.replace(found.status, frozen=frozen))
+                )

@@ -1,0 +1,45 @@
+"""What operators do to VMs by hand: the actions, and what came of one. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+
+from virtshim.model.container import Container
+from virtshim.model.ids import ContainerId, SandboxId
+
+
+class Action(enum.Enum):
+    PAUSE = "pause"
+    RESUME = "resume"
+    RESET = "reset"
+    REBOOT = "reboot"
+    FREEZE = "freeze"
+    THAW = "thaw"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`changed` False: it was so already. `message` is for people."""
+
+    changed: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTaken:
+    """`at` in nanoseconds since the epoch."""
+
+    at: int
+    action: Action
+    container: ContainerId
+    sandbox: SandboxId
+    namespace: str
+    pod: str
+    message: str
+
+
+def paused_by_operator(container: Container, *, paused: bool) -> Container:
+    """Its record; what the VM does is another's to see to."""
+    return dataclasses.replace(container, status=dataclasses.replace(container.status, paused=paused))

@@ -1,0 +1,524 @@
+"""What is set up in a guest before anything runs in it for its container: the pod's sysctls, its volumes in their places, and
+policy routes.
+
+cloud-init does it while the guest boots; by way of the guest agent it is done where cloud-init has not, and copies of volumes
+become what kubelet has written last. Policy routes are for the agent alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from virtshim.containers.record_exit import ExitRecorder
+from virtshim.devices.guest_view import GUEST_LINKS_NOT_LINKED, guest_links_command
+from virtshim.guest.command import CommandResult, GuestCommand
+from virtshim.guest.ports import GuestAgents
+from virtshim.guest.set_up_scripts import (
+    POLICY_ROUTES_NO_COMMAND,
+    POLICY_ROUTES_NOT_SET,
+    POLICY_ROUTES_NOT_YET,
+    SYSCTLS_NOT_SET,
+    policy_routes_command,
+    sysctls_command,
+)
+from virtshim.model.container import Container, Exit, ExitReason
+from virtshim.model.errors import Aborted, DeadlineExceeded, ShimError, Unavailable, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.network import nics_of
+from virtshim.model.text import escaped
+from virtshim.model.troubles import Trouble, TroubleKind, merged, told_together
+from virtshim.store.ports import Records
+from virtshim.system.clock import Clock
+from virtshim.system.live import Live
+from virtshim.system.locks import PodLocks
+from virtshim.system.threads import ContainerThreads
+from virtshim.volumes import empty_disks, mount_script
+from virtshim.volumes.copies import SHARED_ANNOTATION, Packed, archive, paths_of
+from virtshim.volumes.pod_mounts import has_writable, with_told
+from virtshim.volumes.pod_volumes import PodVolumes
+from virtshim.volumes.volume_copies import VolumeCopies
+
+log = structlog.get_logger(__name__)
+
+# Seconds: one wait for the agent and the scripts; the pause before the next.
+_SLICE: Final = 60.0
+_AGAIN: Final = 2.0
+_MOST_TOLD: Final = 500
+
+_COPIED: Final = "its configMap, secret, downwardAPI and projected volumes, the service account token among them,"
+_REFUSED: Final = (
+    f"{_COPIED} are as they were when its VM was made, if cloud-init has put them there, and are not renewed (the annotation "
+    f"{SHARED_ANNOTATION}: shared has them by virtiofs)"
+)
+_UNHEARD: Final = (
+    "no guest agent has answered: {what} in the guest only if its image has cloud-init{renewed}; install qemu-guest-agent in the "
+    "image"
+)
+
+
+_UNROUTED: Final = (
+    "policy routes (CNI's sbr) are not set in the guest: {why}; use an image whose guest agent may run commands"
+)
+
+
+class NotSetUp(WrongState):
+    """The guest cannot have it, and says why. `lost`: a writable volume or an empty disk is not mounted, so what the guest writes
+    to its path goes to the root disk. `doubtful`: whether that is so is not known."""
+
+    def __init__(self, troubles: tuple[Trouble, ...], *, lost: bool = False, doubtful: bool = False) -> None:
+        super().__init__(told_together(troubles))
+        self.troubles = troubles
+        self.lost = lost
+        self.doubtful = doubtful
+
+
+class _NotYet(Unavailable):
+    """The guest's own network is not there yet; all else is set up."""
+
+    def __init__(self, trouble: Trouble) -> None:
+        super().__init__(trouble.text)
+        self.trouble = trouble
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """`kind` of trouble, if it fails. `remedies`: by the code that its script ends with, for causes that it knows. `copies`: it
+    tells which it has found. `optional`: if it fails, the guest is as good without. `mounts`: it is the volumes. `not_yet`: the
+    code that says that it is to be tried again later."""
+
+    kind: TroubleKind
+    what: str
+    argv: tuple[str, ...]
+    remedies: dict[int, str]
+    copies: bool = False
+    optional: bool = False
+    mounts: bool = False
+    not_yet: int = 0
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """Of the parts that were run. `confirmed`: each mount has succeeded."""
+
+    faults: list[Trouble] = field(default_factory=list)
+    waiting: Trouble | None = None
+    copied: tuple[str, ...] = ()
+    unmounted: bool = False
+    confirmed: bool = True
+    lost: bool = False
+    doubtful: bool = False
+
+
+@dataclass(slots=True)
+class GuestSetUp:
+    """`agent_timeout`: seconds that a guest may take until its agent answers. `must_confirm`: a container ends if its guest has
+    not confirmed by then that the writable volumes are mounted."""
+
+    records: Records
+    guests: GuestAgents
+    volumes: PodVolumes
+    copies: VolumeCopies
+    clock: Clock
+    agent_timeout: Live[float]
+    locks: PodLocks
+    exits: ExitRecorder
+    must_confirm: Live[bool]
+    _on_end: Callable[[Container], None] = lambda _container: None
+    _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("set-up"))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _made: set[ContainerId] = field(default_factory=set)
+    _restarts: dict[ContainerId, int] = field(default_factory=dict)
+    _session_threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("session-set-up"))
+    _awaited: dict[ContainerId, Future[ShimError | None]] = field(default_factory=dict)
+    # Their guests may have been restarted, and there was no thread for them.
+    _owed: set[ContainerId] = field(default_factory=set)
+
+    def make(self, container: Container, timeout: float, cancelled: threading.Event, within: float = 60.0) -> None:
+        """All of it is there, copies as they are on the node now; what is known to be there, and does not change, is not made
+        again. `timeout` and `within` as those of `GuestAgents.run`. DeadlineExceeded, Unavailable and Aborted: to be tried
+        again; NotSetUp; another ShimError: it cannot be known."""
+        outcome = _Outcome()
+        with self._lock:
+            is_made, restarts = container.id in self._made, self._restarts.get(container.id, 0)
+        for part in self._parts(container):
+            if is_made and not part.copies:
+                continue
+
+            def run(command: GuestCommand) -> CommandResult:
+                return self.guests.run(container.id, command, timeout, cancelled, within)
+
+            done = self._copied(container, run, part) if part.copies else run(GuestCommand(part.argv))
+            if done.code == mount_script.BUSY:
+                raise Unavailable(f"{part.what} in the guest yet: another run of the script goes on")
+            _note(outcome, container, part, done)
+        self._tell(
+            container.id,
+            outcome.copied,
+            unmounted=outcome.unmounted,
+            confirmed=outcome.confirmed and has_writable(container),
+        )
+        if outcome.faults:
+            raise NotSetUp(tuple(outcome.faults), lost=outcome.lost, doubtful=outcome.doubtful)
+        if outcome.waiting is not None:
+            raise _NotYet(outcome.waiting)
+        self._made_all(container, restarts)
+
+    def _made_all(self, container: Container, restarts: int) -> None:
+        """`restarts`: how often its guest had been restarted when that began."""
+        self.volumes.note(container, ())
+        running = {one.id for one in self.records.containers.all() if one.is_running}
+        with self._lock:
+            if restarts == self._restarts.get(container.id, 0):  # else it was another boot, or may have been
+                self._made.add(container.id)
+            self._made &= running
+            self._restarts = {one: count for one, count in self._restarts.items() if one in running}
+
+    def _copied(self, container: Container, run: Callable[[GuestCommand], CommandResult], part: _Part) -> CommandResult:
+        """What the guest does not have is given to it."""
+        boot, now = self.copies.boot(container.id), self.copies.now(container)
+        known = self.copies.known(container.id)
+        # Of a guest of which nothing is known the seed may have brought what is mounted.
+        stale = [] if known is None and not part.optional else self.copies.stale(container, now, known or {})
+        done = run(_copying(container, stale))
+        # What it says itself counts: of a guest that was restarted nothing is known, or what is known is wrong.
+        again = self.copies.stale(container, now, mount_script.digests(done.stdout))
+        if again and done.code != mount_script.BUSY:
+            stale = again
+            done = run(_copying(container, stale))
+        if not done.code or part.optional:
+            self.copies.settle(container.id, now, boot)
+            if stale:
+                log.info("volumes.copied", container=container.id.short, volumes=len(stale))
+        return done
+
+    def before_command(self, container: Container, timeout: float, cancelled: threading.Event, within: float) -> float:
+        """So that a command of somebody else's finds what is to be there, if the guest can have it. What is left of `timeout`,
+        which is as that of `GuestAgents.run`."""
+        if container.id in self._made or not self._parts(container):
+            return timeout
+        began = self.clock.monotonic()
+        with contextlib.suppress(_NotYet):  # told where the container's state is, and commands may look into it
+            try:
+                self.make(container, timeout, cancelled, within)
+            except NotSetUp as exc:
+                if not container.spec.command:  # whose own thread hears of it
+                    self._not_set_up(container, exc)
+        return max(0.001, timeout - (self.clock.monotonic() - began)) if timeout else timeout
+
+    def before_session(self, container: Container) -> Future[ShimError | None]:
+        """As `before_command`, for one that somebody streams: returns at once, and one run serves all that wait.
+        The error: why no command can be run now."""
+        going: Future[ShimError | None] = Future()
+        if container.id in self._made or not self._parts(container):
+            going.set_result(None)
+            return going
+        with self._lock:
+            if (earlier := self._awaited.get(container.id)) is not None:
+                return earlier
+            self._awaited[container.id] = going
+        try:
+            self._session_threads.start(container.id, lambda: self._for_sessions(container, going), beside_earlier=True)
+        except BaseException as exc:  # those that have joined meanwhile are told, and the next one begins anew
+            with self._lock:
+                self._awaited.pop(container.id, None)
+            going.set_result(Unavailable(f"the guest cannot be set up now: {exc}"))
+            raise
+        return going
+
+    def follow(self, container: Container, *, again: bool = False) -> None:
+        """It is set up as soon as the guest can do it. `again`: also if that is being done, and has not seen a restart of the
+        guest. Returns at once. A container whose command has not begun is left to whoever begins that."""
+        renewed = container.status.command_begun and container.spec.copies
+        if (not container.spec.command or renewed) and self._parts(container):
+            self._threads.start(container.id, lambda: self._follow(container.id), again=again)
+
+    def renew(self, container: Container) -> bool:
+        """The copies are as they are on the node now, and nothing more is to be done; otherwise that is begun, and to be asked
+        for again."""
+        if self.copies.is_settled(container, self.copies.now(container)):
+            return True
+        self.follow(container)
+        return False
+
+    def changed(self, domain: uuid.UUID) -> None:
+        """Something has happened to this domain: its guest may have been restarted, or ended."""
+        for container in self.records.containers.all():
+            if container.domain_uuid == domain:
+                with self._lock:
+                    self._made.discard(container.id)
+                    self._restarts[container.id] = self._restarts.get(container.id, 0) + 1
+                self.copies.forget(container.id)
+                if container.is_running:
+                    self._follow_or_owe(container)
+
+    def look(self) -> None:
+        """What could not be begun, for want of a thread, is begun now."""
+        with self._lock:
+            owed, self._owed = self._owed, set()
+        for wanted in owed:
+            if (container := self._running(wanted)) is not None:
+                self._follow_or_owe(container)
+
+    def _follow_or_owe(self, container: Container) -> None:
+        try:
+            self.follow(container, again=True)
+        except RuntimeError as exc:
+            log.warning("guest.set_up_waits", container=container.id.short, error=str(exc))
+            with self._lock:
+                self._owed.add(container.id)
+
+    def close(self) -> None:
+        for threads in (self._threads, self._session_threads):
+            threads.close()
+
+    def _parts(self, container: Container) -> tuple[_Part, ...]:
+        return tuple(self._each_part(container))
+
+    def _each_part(self, container: Container) -> Iterator[_Part]:
+        sandbox = self.records.sandboxes.get(container.sandbox_id)
+        if sandbox is not None and sandbox.config.sysctls:
+            remedy = "correct securityContext.sysctls, or use an image whose kernel has them"
+            yield _Part(
+                TroubleKind.SYSCTLS_NOT_SET,
+                "securityContext.sysctls cannot be set",
+                sysctls_command(sandbox.config.sysctls),
+                {SYSCTLS_NOT_SET: remedy},
+            )
+        if mount := empty_disks.command(container.spec.empty_disks):
+            remedy = "use another path, or an image with mkfs.ext4"
+            kind = TroubleKind.EMPTY_DISKS_NOT_MOUNTED
+            yield _Part(kind, "the empty disks cannot be mounted", mount, {empty_disks.NOT_MOUNTED: remedy})
+        if container.granted.data_volumes:
+            yield _Part(
+                TroubleKind.BLOCK_VOLUMES_NOT_LINKED,
+                "block volumes cannot be linked to their paths",
+                guest_links_command(container.granted.data_volumes),
+                {GUEST_LINKS_NOT_LINKED: "use another devicePath, or an image whose kernel has the driver"},
+            )
+        spec = container.spec
+        mounted = spec.volumes or spec.memory_volumes
+        if mounted or spec.copies:
+            yield _Part(
+                TroubleKind.VOLUMES_NOT_MOUNTED,
+                "the volumes cannot be mounted",
+                mount_script.command(spec.volumes, spec.copies, memory=spec.memory_volumes),
+                {
+                    mount_script.NO_MODULE: "use an image with that module",
+                    mount_script.NOT_MOUNTED: "see the guest's console",
+                },
+                bool(spec.copies),
+                not mounted and not _mounted_copies(container),
+                mounts=True,
+            )
+        # Last: it may have to wait for the guest's network, for which nothing else waits.
+        if sandbox is not None and (routes := policy_routes_command(nics_of(sandbox.network, container.granted))):
+            unfit = "use an image with iproute2, whose kernel has policy routing"
+            yield _Part(
+                TroubleKind.ROUTES_NOT_SET,
+                "policy routes (CNI's sbr) cannot be set",
+                routes,
+                {
+                    POLICY_ROUTES_NO_COMMAND: unfit,
+                    POLICY_ROUTES_NOT_SET: unfit,
+                    POLICY_ROUTES_NOT_YET: "see whether the guest has configured its NICs",
+                },
+                not_yet=POLICY_ROUTES_NOT_YET,
+            )
+
+    # --- below: a thread of each container
+
+    def _for_sessions(self, container: Container, going: Future[ShimError | None]) -> None:
+        why: ShimError | None = None
+        try:
+            self.before_command(container, 0.0, self._session_threads.closing, _SLICE)
+        except ShimError as exc:
+            why = exc
+        finally:
+            with self._lock:
+                self._awaited.pop(container.id, None)
+            going.set_result(why)
+
+    def _follow(self, wanted: ContainerId) -> None:
+        until = self.clock.monotonic() + self.agent_timeout.now
+        if self._is_set_up(wanted):
+            return
+        while not self._threads.closing.is_set() and (container := self._running(wanted)) is not None:
+            if _stands_still(container):
+                until += self._rest()
+                continue
+            try:
+                self.make(container, _SLICE, self._threads.closing)
+            except NotSetUp as exc:
+                log.warning("guest.not_set_up", container=wanted.short, error=str(exc))
+                self._not_set_up(container, exc)
+                self._give_up(container)
+                return
+            except ShimError as exc:
+                now = self._running(wanted)
+                if self._threads.closing.is_set() or now is None or _stands_still(now):
+                    continue
+                passes = isinstance(exc, DeadlineExceeded | Unavailable | Aborted)
+                if not passes or self.clock.monotonic() >= until:
+                    log.info("guest.set_up_unconfirmed", container=wanted.short, why=str(exc))
+                    self._unheard(now, exc)
+                    self._give_up(container)
+                    return
+                self._rest()
+            else:
+                if wanted not in self._made:
+                    continue
+                volumes = sum(map(len, (container.spec.volumes, container.spec.copies, container.spec.memory_volumes)))
+                log.info("guest.set_up", container=wanted.short, volumes=volumes)
+                return
+
+    def _rest(self) -> float:
+        """Seconds that were waited."""
+        began = self.clock.monotonic()
+        self.clock.wait(self._threads.closing, _AGAIN)
+        return self.clock.monotonic() - began
+
+    def _not_set_up(self, container: Container, why: NotSetUp) -> None:
+        """A container that lacks a writable volume does not run on: its data would be lost with its root disk."""
+        self.volumes.note(container, why.troubles)
+        if why.lost or (why.doubtful and self.must_confirm.now):
+            self._end(container, why.troubles)
+
+    def _unheard(self, container: Container, why: ShimError) -> None:
+        """cloud-init may have done it; of a guest that says nothing nothing is known."""
+        if container.id in self._made:
+            text = f"{_COPIED} are in the guest, and are not renewed: {why}"
+            self.volumes.note(container, (Trouble(TroubleKind.COPIES_NOT_RENEWED, text),))
+            return
+        self._tell(container.id, ())
+        troubles = self._unconfirmed(container, why)
+        never = has_writable(container) and not container.status.mounts_confirmed
+        if not self.must_confirm.now or isinstance(why, _NotYet) or not never:
+            self.volumes.note(container, troubles)
+            return
+        text = f"the guest has not confirmed that its writable volumes are mounted (volumes.unconfirmed: fail): {why}"
+        unconfirmed = (Trouble(TroubleKind.VOLUMES_UNCONFIRMED, text),)
+        self.volumes.note(container, merged(troubles, unconfirmed))
+        self._end(container, unconfirmed)
+
+    def _end(self, container: Container, why: tuple[Trouble, ...]) -> None:
+        """Its VM is shut down, unless it is going to end anyway. kubelet's next attempt gets a new VM."""
+        found = self._running(container.id)
+        if found is None or found.status.stop_asked or found.status.ending is not None:
+            return
+        log.warning("guest.volumes_lost", container=container.id.short, error=told_together(why))
+        how = Exit(128, ExitReason.ERROR, self.clock.now_ns(), told_together(why))
+        if (ending := self.exits.begin_end(container.id, how, why)) is not None:
+            self._on_end(ending)
+
+    def on_end(self, callback: Callable[[Container], None]) -> None:
+        """`callback` gets each container whose record says from now on how it ends, and sees to it that its VM does."""
+        self._on_end = callback
+
+    def _is_set_up(self, wanted: ContainerId) -> bool:
+        """Whoever ran before this has seen the restart, too."""
+        container = self._running(wanted)
+        if container is None or wanted not in self._made:
+            return False
+        return self.copies.is_settled(container, self.copies.now(container))
+
+    def _unconfirmed(self, container: Container, why: ShimError) -> tuple[Trouble, ...]:
+        """What nobody knows to be in the guest; none if it is as good as there."""
+        if isinstance(why, _NotYet):
+            return (why.trouble,)
+        routes = any(part.not_yet for part in self._parts(container))
+        unrouted = (Trouble(TroubleKind.ROUTES_NOT_SET, _UNROUTED.format(why=why)),) if routes else ()
+        return (*_unconfirmed(container, why), *unrouted)
+
+    def _give_up(self, container: Container) -> None:
+        """On copies, until kubelet has written anew or the guest was restarted."""
+        self.copies.settle(container.id, self.copies.now(container), self.copies.boot(container.id))
+
+    def _tell(
+        self, wanted: ContainerId, copied: tuple[str, ...], *, unmounted: bool = False, confirmed: bool = False
+    ) -> None:
+        """What the status says that the guest has; written on change only."""
+
+        def told(container: Container) -> Container:
+            return with_told(container, copied, unmounted=unmounted, confirmed=confirmed)
+
+        found = self.records.containers.get(wanted)
+        if found is None or told(found) == found:
+            return
+        with self.locks.held(found.sandbox_id):
+            if (container := self._running(wanted)) is not None:
+                self.records.containers.replace(told(container))
+
+    def _running(self, wanted: ContainerId) -> Container | None:
+        found = self.records.containers.get(wanted)
+        return found if found is not None and found.is_running else None
+
+
+def _told(part: _Part, done: CommandResult) -> str:
+    said = escaped(done.stderr.decode(errors="replace").strip().replace("\n", "; "), _MOST_TOLD)
+    remedy = part.remedies.get(done.code, "")
+    return f"{part.what} in the guest: {said or f'the script ended with {done.code}'}" + (remedy and f"; {remedy}")
+
+
+def _note(outcome: _Outcome, container: Container, part: _Part, done: CommandResult) -> None:
+    """What one part's script has said."""
+    if part.copies and not done.code:
+        outcome.copied = paths_of(container.spec.copies, mount_script.had(done.stdout))
+    if not done.code:
+        return
+    trouble = Trouble(part.kind, _told(part, done))
+    if done.code == part.not_yet:
+        outcome.waiting = trouble
+        return
+    if part.mounts:
+        outcome.unmounted = True
+        spec = container.spec
+        missing = mount_script.not_mounted(spec.volumes, spec.memory_volumes, done.code, done.stdout)
+        outcome.lost |= any(not volume.readonly for volume in missing or ())
+        outcome.doubtful |= missing is None and has_writable(container)
+        outcome.confirmed &= missing == []
+    elif part.kind is TroubleKind.EMPTY_DISKS_NOT_MOUNTED:
+        known = done.code == empty_disks.NOT_MOUNTED
+        outcome.lost, outcome.doubtful = outcome.lost or known, outcome.doubtful or not known
+        outcome.confirmed = False
+    if not part.optional:
+        outcome.faults.append(trouble)
+
+
+def _stands_still(container: Container) -> bool:
+    """Its guest cannot answer, whether or not it has an agent."""
+    return container.status.paused or any(one.kind.stops_the_vm for one in container.status.troubles)
+
+
+def _unconfirmed(container: Container, why: ShimError) -> tuple[Trouble, ...]:
+    """Of its volumes; none if they are as good as there."""
+    spec = container.spec
+    copies = _mounted_copies(container)
+    if isinstance(why, WrongState):  # an agent that refuses: of what does not change, cloud-init's word is enough
+        return (Trouble(TroubleKind.COPIES_NOT_RENEWED, f"{_REFUSED}: {why}"),) if copies else ()
+    unconfirmed = TroubleKind.VOLUMES_UNCONFIRMED
+    if copies:
+        return (Trouble(unconfirmed, _UNHEARD.format(what=f"{_COPIED} are", renewed=", and are not renewed")),)
+    if spec.volumes or spec.memory_volumes:
+        return (Trouble(unconfirmed, _UNHEARD.format(what="its volumes are", renewed="")),)
+    return ()
+
+
+def _mounted_copies(container: Container) -> bool:
+    """Whether there are others than the hosts file."""
+    return any(not volume.written for volume in container.spec.copies)
+
+
+def _copying(container: Container, stale: Sequence[Packed]) -> GuestCommand:
+    """The script that puts the volumes in their places, and these copies, if there are any."""
+    source = mount_script.Copies.INPUT if stale else mount_script.Copies.AS_THEY_ARE
+    spec = container.spec
+    script = mount_script.command(spec.volumes, spec.copies, source, spec.memory_volumes)
+    return GuestCommand(script, input=archive(stale) if stale else b"")

@@ -1,0 +1,189 @@
+"""Rules for a pod's packets that choose other routing tables than the main one (source-based routing: CNI's sbr), and the script
+that sets them in the guest. Pure.
+
+DHCP has no words for them, and of cloud-init's renderers most drop the rules and take such routes for the main table's. So they
+are set by way of the guest agent, once the guest's addresses are there, with the `ip` of its image. It may be done again at any
+time: what is there already is left as it is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from virtshim.model.network import Interface, PolicyRule, TableRoute
+
+# A pod's sysctls: their names, and the script that sets them in the guest. Pure.
+#
+# A guest has a kernel of its own, so none of them reaches the node, whatever it is called. The script is run by
+# cloud-init at each boot of a guest that has it, and by way of the guest agent before anything is run for the
+# container; once all are set, it leaves them alone until the next boot, for the guest may have set them otherwise.
+
+# What the script ends with if the guest does not take one; which, and why, is told on standard error.
+SYSCTLS_NOT_SET: Final = 82
+
+_MOST_NAME: Final = 253
+_MOST_VALUE: Final = 4000  # the kernel reads a page
+# A file below /proc/sys; a name of an interface may have dots.
+_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
+
+# Arguments: name, file below /proc/sys, value; of each.
+SYSCTLS_SET: Final = rf"""
+read -r boot </proc/sys/kernel/random/boot_id
+state=/run/virtshim-sysctls.$boot
+[ ! -e "$state" ] || exit 0
+code=0
+while [ $# -ge 3 ]; do
+  if [ ! -e "/proc/sys/$2" ]; then
+    echo "$1: the guest's kernel does not have it, or not yet" >&2
+    code={SYSCTLS_NOT_SET}
+  elif ! (printf '%s\n' "$3" >"/proc/sys/$2") 2>/dev/null; then
+    echo "$1: the guest's kernel does not take $3" >&2
+    code={SYSCTLS_NOT_SET}
+  fi
+  shift 3
+done
+[ $code -ne 0 ] || (: >"$state") 2>/dev/null
+exit $code
+"""
+
+
+def sysctls_wrong_with(name: str, value: str) -> str:
+    """What is wrong with that sysctl, and the remedy; "" if nothing is."""
+    if len(name) > _MOST_NAME or not _file(name):
+        return "is no name of a sysctl; write it as sysctl(8) does: net.core.somaxconn"
+    if len(value) > _MOST_VALUE or not value.replace("\t", " ").isprintable():
+        return "has a value that no sysctl can have (a control character, or too long); correct it"
+    return ""
+
+
+def sysctls_command(sysctls: Mapping[str, str]) -> tuple[str, ...]:
+    words = [word for name, value in sysctls.items() for word in (name, _file(name), value)]
+    return ("/bin/sh", "-c", SYSCTLS_SET, "virtshim-sysctls", *words)
+
+
+def _file(name: str) -> str:
+    """Below /proc/sys; "" for what is no name. As sysctl(8): of dot and slash the first one that is there parts, and the other
+    stands for a dot (net.ipv4.conf.eth0/100.forwarding)."""
+    dotted = name.find("/") == -1 or -1 < name.find(".") < name.find("/")
+    parts = [part.replace("/", ".") for part in name.split(".")] if dotted else name.split("/")
+    return "/".join(parts) if len(parts) > 1 and all(_PART.fullmatch(part) for part in parts) else ""
+
+
+# What the script ends with; which, and why, is told on standard error. NOT_YET: the guest's network is not as it is to be.
+POLICY_ROUTES_NO_COMMAND: Final = 85
+POLICY_ROUTES_NOT_YET: Final = 86
+POLICY_ROUTES_NOT_SET: Final = 87
+
+# unspecified, default, main, local: the guest's own.
+_RESERVED: Final = frozenset({0, 253, 254, 255})
+
+# Arguments, in pairs: `nic` and a MAC, whose interface the next are about; `has` and an address that it is to have first; `route`
+# and its words, the family's option first; at last `rule` and its words. What is the kernel's by its protocol is left alone by
+# systemd-networkd, which removes other foreign routes and rules; busybox has no such word for rules.
+POLICY_ROUTES_SET: Final = rf"""
+export LC_ALL=C PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+command -v ip >/dev/null 2>&1 || {{ echo "the image has no command ip" >&2; exit {POLICY_ROUTES_NO_COMMAND}; }}
+code=0 device=
+not_yet() {{ echo "$1" >&2; code={POLICY_ROUTES_NOT_YET} device=; }}
+try() {{
+  why=$(ip "$@" 2>&1 </dev/null) && return
+  case $why in *"File exists"*) return 0 ;; esac
+  return 1
+}}
+is_on_another() {{ [ -e "$1" ]; }}
+route() {{
+  family=$1
+  shift
+  try "$family" route replace "$@" dev "$device" proto kernel && return
+  said=$why
+  try "$family" route replace "$@" dev "$device" proto kernel onlink && return
+  not_yet "route $*: $said"
+}}
+rule() {{
+  family=$1
+  shift
+  try "$family" rule add "$@" protocol kernel || try "$family" rule add "$@" && return
+  echo "rule $*: $why" >&2
+  exit {POLICY_ROUTES_NOT_SET}
+}}
+while [ $# -ge 2 ]; do
+  case $1 in
+    nic)
+      device=
+      for found in /sys/class/net/*; do
+        # A VLAN, a bond, a bridge may have the MAC of the NIC that it is on.
+        ! is_on_another "$found"/lower_* && {{ read -r mac <"$found/address"; }} 2>/dev/null || continue
+        [ "$mac" != "$2" ] || device=${{found##*/}}
+      done
+      [ -n "$device" ] || not_yet "no interface has the MAC $2"
+      ;;
+    has)
+      case "$device:$(ip -o address show dev "$device" 2>/dev/null) " in
+        :*) ;;
+        *" $2/"* | *" $2 "*) ;;
+        *) not_yet "$device does not have the address $2" ;;
+      esac
+      ;;
+    route) [ -z "$device" ] || route $2 ;;
+    rule) [ $code -ne 0 ] || rule $2 ;;
+  esac
+  shift 2
+done
+exit $code
+"""
+
+
+def policy_routes_command(nics: Sequence[Interface]) -> tuple[str, ...]:
+    """For a guest with these NICs; nothing if there are no rules."""
+    rules = sorted(
+        {rule for nic in nics for rule in nic.rules}, key=lambda rule: (rule.family, rule.priority, rule.table)
+    )
+    if not rules:
+        return ()
+    words = [word for nic in nics if nic.table_routes for word in _of_nic(nic)]
+    words += [word for rule in rules for word in ("rule", _rule(rule))]
+    return ("/bin/sh", "-c", POLICY_ROUTES_SET, "virtshim-policy-routes", *words)
+
+
+def _of_nic(nic: Interface) -> Iterator[str]:
+    yield from ("nic", nic.mac.lower())
+    for family in sorted({_family(route.destination) for route in nic.table_routes}):
+        own = [ipaddress.ip_interface(text) for text in nic.addresses]
+        if first := next((one for one in own if one.version == family), None):
+            yield from ("has", str(first.ip))
+    for route in sorted(nic.table_routes, key=_order):
+        yield from ("route", _route(route))
+
+
+def _order(route: TableRoute) -> tuple[int, bool, int]:
+    """On-link first: by these gateways are reached."""
+    return route.table, bool(route.gateway), -ipaddress.ip_network(route.destination).prefixlen
+
+
+def _route(route: TableRoute) -> str:
+    """Addresses and numbers alone, whatever the record says: the script takes it apart at its spaces."""
+    words = [f"-{_family(route.destination)}", str(ipaddress.ip_network(route.destination))]
+    words += ["via", str(ipaddress.ip_address(route.gateway))] if route.gateway else []
+    words += ["src", str(ipaddress.ip_address(route.source))] if route.source else []
+    words += ["metric", f"{route.metric:d}"] if route.metric else []
+    words += ["mtu", f"{route.mtu:d}"] if route.mtu else []
+    return " ".join((*words, "table", _table(route.table)))
+
+
+def _rule(rule: PolicyRule) -> str:
+    words = [f"-{rule.family:d}", "from", str(ipaddress.ip_network(rule.source)) if rule.source else "all"]
+    words += ["to", str(ipaddress.ip_network(rule.target))] if rule.target else []
+    return " ".join((*words, "priority", f"{rule.priority:d}", "table", _table(rule.table)))
+
+
+def _table(number: int) -> str:
+    if number in _RESERVED:
+        raise ValueError(f"table {number} is the guest's own")
+    return f"{number:d}"
+
+
+def _family(network: str) -> int:
+    return ipaddress.ip_network(network).version

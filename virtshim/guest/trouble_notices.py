@@ -1,0 +1,89 @@
+"""Troubles of running VMs are told when they begin and when they are over: by a line in the container's log, and by an Event of
+the pod.
+
+kubelet copies a container's message only when the container has ended, so this is how whoever runs `kubectl` learns of a trouble.
+This is the one place that notices a change. It does so before the change is recorded: a virtshim that is killed in between
+notices it again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from virtshim.containers.logs import ContainerLogs
+from virtshim.kubeapi.ports import PodEvents, event_of
+from virtshim.model.container import Container
+from virtshim.model.errors import ShimError
+from virtshim.model.ids import ContainerId
+from virtshim.model.troubles import Trouble, changes
+from virtshim.store.ports import Records
+from virtshim.system.clock import Clock
+from virtshim.system.rate_limits import TroubleLog
+
+log = structlog.get_logger(__name__)
+
+_OVER: Final = "container.trouble.told_again"
+
+
+@dataclass(slots=True)
+class TroubleNotices:
+    records: Records
+    logs: ContainerLogs
+    events: PodEvents
+    clock: Clock
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _told: dict[ContainerId, tuple[Trouble, ...]] = field(default_factory=dict)
+    """What the logs say last that could not be written: of a file system that is full, above all."""
+    _failures: TroubleLog = field(default_factory=lambda: TroubleLog(log, _OVER))
+
+    def notice(self, container: Container, now: tuple[Trouble, ...]) -> None:
+        """`container` as it is recorded, and the troubles that are going to be. What is recorded has been told. Called with the
+        pod's lock held; never raises, and waits for nobody but the log's disk."""
+        self._tell_the_cluster(container, now)
+        with self._lock:
+            told = self._told.get(container.id, container.status.troubles)
+        if told == now:
+            self._forget(container.id)
+            return
+        try:
+            for change in changes(told, now):
+                self.logs.note(container, change.line)
+        except ShimError as exc:
+            self._failures.met(
+                "container.trouble.untold", key=container.id, container=container.id.short, error=str(exc)
+            )
+            self._owe(container.id, told)
+            return
+        self._failures.over(key=container.id, container=container.id.short)
+        self._forget(container.id)
+
+    def owes(self, container: Container) -> bool:
+        """Whether its log lacks a line, which `notice` tries to write again."""
+        with self._lock:
+            return container.id in self._told
+
+    def _tell_the_cluster(self, container: Container, now: Sequence[Trouble]) -> None:
+        """Each change once, whatever becomes of the log."""
+        if container.status.troubles == now:
+            return
+        pod = self.records.sandboxes.get(container.sandbox_id)
+        if pod is None:
+            return
+        for change in changes(container.status.troubles, now):
+            self.events.tell(event_of(change, pod.key, container.name.name, self.clock.now_ns()))
+
+    def _owe(self, container: ContainerId, told: tuple[Trouble, ...]) -> None:
+        running = {one.id for one in self.records.containers.all() if one.is_running}
+        with self._lock:
+            self._told[container] = told
+            self._told = {one: last for one, last in self._told.items() if one in running}
+        self._failures.retain_only(running)
+
+    def _forget(self, container: ContainerId) -> None:
+        with self._lock:
+            self._told.pop(container, None)

@@ -1,0 +1,173 @@
+"""Whether a manifest is signed by a known key, as cosign stores signatures beside images.
+
+Two forms. Up to cosign 2: the tag `sha256-HEX.sig` holds payloads that name the manifest's digest, each signed as it is
+(https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md). From cosign 3 on: bundles that refer to the manifest, each
+a signed in-toto statement about its digest (https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md). Signatures by
+certificate, without a key, are not looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from virtshim.images.oci_manifest import Descriptor
+from virtshim.model.errors import InvalidRequest, NotFound, SignatureRefused, WrongState
+
+_SIGNATURE = "dev.cosignproject.cosign/signature"
+_PAYLOAD_KIND = "cosign container image signature"
+_BUNDLE = "application/vnd.dev.sigstore.bundle"
+_STATEMENT = "application/vnd.in-toto+json"
+_PREDICATE = "https://sigstore.dev/cosign/sign/v1"
+# An image is signed by a few; whoever can push to its repository can push any number.
+_MOST = 64
+_LARGEST = 256 << 10
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+# What malformed documents raise, wherever they are taken apart.
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, InvalidRequest, NotFound)
+
+Verify = Callable[[bytes, bytes], bool]
+"""Signature and signed bytes: whether the key made it."""
+
+
+class SignedRepository(Protocol):
+    """As `virtshim.images.registries.repository.Repository`; each raises NotFound for what is not there."""
+
+    def manifest(self, reference: str) -> tuple[bytes, str]: ...
+    def referrers(self, digest: str) -> bytes: ...
+    def config(self, descriptor: Descriptor) -> bytes: ...
+
+
+def check_signed(image: str, digest: str, key_files: Sequence[str], repository: SignedRepository) -> None:
+    """`digest`: of the manifest or index that the image's name means. Raises SignatureRefused unless one of the keys has signed
+    it, WrongState for a key that cannot be read."""
+    keys = [read_key(file) for file in key_files]
+    found = 0
+    for signature, signed in _signatures(digest, repository):
+        found += 1
+        if any(verify(signature, signed) for verify in keys):
+            return
+    names = ", ".join(key_files)
+    if found:
+        raise SignatureRefused(
+            f"image {image!r} ({digest}) has {found} signatures, none by {names}; sign it with that key"
+        )
+    raise SignatureRefused(
+        f"image {image!r} ({digest}) has no cosign signature by a key; sign it: cosign sign --key KEY {image}@{digest}; "
+        f"wanted is one by {names}"
+    )
+
+
+def read_key(file: str) -> Verify:
+    """Of a PEM file. Raises WrongState."""
+    try:
+        key = load_pem_public_key(Path(file).read_bytes())
+    except OSError as exc:
+        raise WrongState(f"images.policy: key {file} cannot be read: {exc.strerror}; correct keys") from exc
+    except (ValueError, UnsupportedAlgorithm) as exc:
+        raise WrongState(
+            f"images.policy: key {file} is not a public key in PEM (cosign public-key); correct it"
+        ) from exc
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return lambda signature, signed: _holds(lambda: key.verify(signature, signed, ec.ECDSA(SHA256())))
+    if isinstance(key, ed25519.Ed25519PublicKey):
+        return lambda signature, signed: _holds(lambda: key.verify(signature, signed))
+    if isinstance(key, rsa.RSAPublicKey):
+        return lambda signature, signed: _holds(lambda: key.verify(signature, signed, padding.PKCS1v15(), SHA256()))
+    raise WrongState(
+        f"images.policy: key {file} is neither ECDSA, RSA nor Ed25519; make one with cosign generate-key-pair"
+    )
+
+
+def _holds(check: Callable[[], None]) -> bool:
+    try:
+        check()
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _signatures(digest: str, repository: SignedRepository) -> Iterator[tuple[bytes, bytes]]:
+    """Each signature that says of itself that it is about `digest`, with the bytes that it signs. Malformed ones are none."""
+    tag = digest.replace(":", "-")
+    with contextlib.suppress(NotFound):
+        body, _ = repository.manifest(f"{tag}.sig")
+        for layer in _entries(body, "layers"):
+            with contextlib.suppress(*_MALFORMED):
+                signature = layer["annotations"][_SIGNATURE]
+                payload = _blob(layer, repository)
+                if _names(payload, digest):
+                    yield base64.b64decode(signature, validate=True), payload
+    for bundle in _bundles(digest, tag, repository):
+        with contextlib.suppress(*_MALFORMED):
+            envelope = json.loads(bundle)["dsseEnvelope"]
+            payload = base64.b64decode(envelope["payload"], validate=True)
+            if envelope["payloadType"] == _STATEMENT and _states(payload, digest):
+                for one in envelope["signatures"][:_MOST]:
+                    yield base64.b64decode(one["sig"], validate=True), _pre_authentication(payload)
+
+
+def _bundles(digest: str, tag: str, repository: SignedRepository) -> Iterator[bytes]:
+    try:
+        index = repository.referrers(digest)
+    except NotFound:  # the tag that stands for it: any other trouble than that there is none refuses the image
+        try:
+            index, _ = repository.manifest(tag)
+        except NotFound:
+            return
+    for referring in _entries(index, "manifests"):
+        with contextlib.suppress(*_MALFORMED):
+            if str(referring.get("artifactType", "")).startswith(_BUNDLE):
+                body, _ = repository.manifest(_digest(referring))
+                for layer in _entries(body, "layers")[:1]:
+                    yield _blob(layer, repository)
+
+
+def _names(payload: bytes, digest: str) -> bool:
+    critical = json.loads(payload)["critical"]
+    return bool(critical["type"] == _PAYLOAD_KIND and critical["image"]["docker-manifest-digest"] == digest)
+
+
+def _states(payload: bytes, digest: str) -> bool:
+    statement = json.loads(payload)
+    about = [f"sha256:{subject['digest'].get('sha256')}" for subject in statement["subject"]]
+    return statement["predicateType"] == _PREDICATE and digest in about
+
+
+def _pre_authentication(payload: bytes) -> bytes:
+    """What DSSE signs (https://github.com/secure-systems-lab/dsse/blob/master/protocol.md)."""
+    return b"DSSEv1 %d %s %d %s" % (len(_STATEMENT), _STATEMENT.encode(), len(payload), payload)
+
+
+def _entries(body: bytes, name: str) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(body).get(name)
+    except (ValueError, AttributeError, RecursionError):
+        return []
+    return [one for one in found if isinstance(one, dict)][:_MOST] if isinstance(found, list) else []
+
+
+def _blob(layer: dict[str, Any], repository: SignedRepository) -> bytes:
+    """Raises one of _MALFORMED for one that is no signature's."""
+    size = layer["size"]
+    if not 0 < size <= _LARGEST:
+        raise ValueError("too large for a signature")
+    return repository.config(Descriptor(_digest(layer), size))
+
+
+def _digest(descriptor: dict[str, Any]) -> str:
+    """It becomes part of a URL. Raises ValueError."""
+    digest = str(descriptor["digest"])
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError("not a digest")
+    return digest

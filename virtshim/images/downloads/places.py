@@ -1,0 +1,196 @@
+"""Where one pull puts what it downloads."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from virtshim.images.disk_writer import DiskWriter
+from virtshim.images.downloads.room import Room, Share, Turns
+from virtshim.images.pull_cache import StoredDiskLookup
+from virtshim.images.trees.writer import TreeWriter
+from virtshim.model.errors import DeadlineExceeded, InternalError, Unavailable
+from virtshim.model.ids import ImageDigest
+from virtshim.system.files import free_bytes, remove_tree
+from virtshim.system.machine import boot_id
+
+# What was downloaded of contents whose download broke off, so that the next pull goes on there.
+#
+# <directory>/<boot id>/<sha256 of the identity>     the bytes so far, as the source sends them
+#
+# What a process has written outlives it. A machine that is switched off may lose any of it, so what another boot left
+# is not used. All of it is a copy: losing it costs a download.
+
+# kubelet repeats a pull after 5 min at most, and an upgrade takes less.
+PARTIALS_KEPT_SECONDS = 3600.0
+# So many times what is kept has to be free, for it is in the disk's way.
+_ROOM = 4
+_CHUNK = 1 << 18
+
+
+class Partials:
+    """Safe to use from many threads; one process owns the directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._own = directory / boot_id()
+        self._busy: set[Path] = set()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def taken(self, identity: str, size: int = 0) -> Iterator[Path | None]:
+        """A file to write that content to, or go on with; None if another pull has it, or no room is to spare for `size` bytes.
+        It is kept behind the block if that ends because the source, or the caller, gave up."""
+        path = self._own / hashlib.sha256(identity.encode()).hexdigest()
+        with self._lock:
+            is_ours = path not in self._busy and self._has_room(size)
+            if is_ours:
+                self._busy.add(path)
+        try:
+            yield path if is_ours else None
+        except (Unavailable, DeadlineExceeded):
+            raise
+        except BaseException:
+            self._drop(path, is_ours)
+            raise
+        else:
+            self._drop(path, is_ours)
+        finally:
+            with self._lock:
+                self._busy -= {path} if is_ours else set()
+
+    def make_directory(self) -> None:
+        for directory in (self._directory, self._own):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def forget_old(self, kept_seconds: float = PARTIALS_KEPT_SECONDS) -> None:
+        """What another boot left, and what nobody has gone on with for so long."""
+        oldest = time.time() - kept_seconds
+        with contextlib.suppress(FileNotFoundError):
+            for directory in list(self._directory.iterdir()):
+                if directory != self._own:
+                    shutil.rmtree(directory, ignore_errors=True)
+            with self._lock:
+                for path in set(self._own.iterdir()) - self._busy:
+                    if path.stat().st_mtime <= oldest:
+                        path.unlink(missing_ok=True)
+
+    def _has_room(self, size: int) -> bool:
+        return not size or free_bytes(self._own) >= _ROOM * size
+
+    def _drop(self, path: Path, is_ours: bool) -> None:
+        if is_ours:
+            path.unlink(missing_ok=True)
+
+
+def kept(path: Path) -> Iterator[bytes]:
+    """What the file has."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def also_written(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
+    """Passes the chunks on and appends them to the file, as long as that can be written."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        whole = True
+        for chunk in chunks:
+            if whole and not (whole := _write(descriptor, chunk)):
+                # Nothing can go on from here, and the disk itself needs the room.
+                os.ftruncate(descriptor, 0)
+            yield chunk
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, chunk: bytes) -> bool:
+    try:
+        return os.write(descriptor, chunk) == len(chunk)
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What all pulls share: files in the making lie in `incoming`, `stored` finds the disks that are complete."""
+
+    incoming: Path
+    partials: Partials
+    turns: Turns
+    room: Room
+    stored: StoredDiskLookup
+
+
+class Landing:
+    """One pull's. A context manager: behind it nobody waits for this pull any more, and what it wrote is gone unless it was moved
+    away, or can be gone on with."""
+
+    def __init__(self, ground: Ground, name: str, max_bytes: int) -> None:
+        self._ground = ground
+        self._name = name
+        self._max_bytes = max_bytes
+        self._held = contextlib.ExitStack()
+        self._room = Share(ground.room)
+        self._disk: DiskWriter | None = None
+        self.files: TreeWriter | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.__exit__(kind, error, trace)
+
+    def claim(self, identity: str, waiting: Callable[[], None], source: str = "") -> ImageDigest | None:
+        """The stored disk that this identity stands for; None: it is now this pull's to download. Another pull that downloads it
+        from the same source already is waited for: `waiting` is called meanwhile. Nobody waits for another source, which may send
+        a byte now and then."""
+        if (stored := self._ground.stored(identity)) is not None:
+            return stored
+        self._held.enter_context(self._ground.turns.taken(f"{source} {identity}", waiting))
+        return self._ground.stored(identity)
+
+    def disk(self, identity: str = "") -> DiskWriter:
+        """The disk's file, open to be written. One with an identity may have some bytes already."""
+        path = self._held.enter_context(self._ground.partials.taken(identity)) if identity else None
+        if path is None:
+            path = self._ground.incoming / secrets.token_hex(16)
+            self._held.callback(path.unlink, missing_ok=True)
+        self._disk = self._held.enter_context(DiskWriter(path, self._name, self._max_bytes, self._room))
+        return self._disk
+
+    def beside(self) -> DiskWriter:
+        """A file for what comes with the disk, open to be written."""
+        path = self._ground.incoming / secrets.token_hex(16)
+        self._held.callback(path.unlink, missing_ok=True)
+        return self._held.enter_context(DiskWriter(path, self._name, self._max_bytes, self._room))
+
+    def tree(self) -> TreeWriter:
+        """Where its files go."""
+        name = secrets.token_hex(16)
+        self._held.callback(remove_tree, str(self._ground.incoming), name)
+        self.files = TreeWriter(self._ground.incoming / name, self._name, self._max_bytes, self._room)
+        return self._held.enter_context(self.files)
+
+    def finished(self) -> tuple[ImageDigest, Path]:
+        """The disk is complete: its digest, and its file, which is on disk when this returns."""
+        if self._disk is None:
+            raise InternalError(f"image {self._name!r}: its source brought no disk; pull it again")
+        self._disk.finish()
+        return self._disk.digest(), self._disk.path
+
+    def part(self, identity: str, size: int) -> Path | None:
+        """A file for bytes that are on their way to become the disk; None if there is none to be had."""
+        return self._held.enter_context(self._ground.partials.taken(identity, size))

@@ -1,0 +1,270 @@
+"""The three files of one console: what QEMU wrote, the CRI log, and how far the one is in the other.
+
+Methods raise OSError, which the tail retries; only `LogFile.open` raises ShimErrors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import itertools
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final, Self
+
+from virtshim.logs.lines import ENCODED_BYTES, Position, decode, encode
+from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted, ShimError, WrongState
+
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+# Of a log: caused by what the pod asks for, or by the machine, not by a fault of this program.
+_USER_ERRNOS: Final = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENXIO,
+)
+# Never wait for the other end of a FIFO, never follow a link that somebody put in our place.
+_SAFE_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+# Space of the raw log is given back in pieces of this size (bytes).
+_HOLE: Final = 1024 * 1024
+# Names of rotated raw logs that may be free before one that is taken.
+_GAPS: Final = 2
+# For fallocate(2), of which the standard library has only the form that allocates.
+_KEEP_SIZE: Final = 0x01
+_PUNCH_HOLE: Final = 0x02
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+class _OwnedFile:
+    """One descriptor, closed once."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._fd = descriptor
+
+    def close(self) -> None:
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class LogFile(_OwnedFile):
+    """The CRI log, open for appending."""
+
+    def __init__(self, descriptor: int, path: str, directory: str) -> None:
+        super().__init__(descriptor)
+        self._path = path
+        self._directory = directory
+
+    @classmethod
+    def open(cls, path: str, directory: str = "") -> Self:
+        """Made (0640) if missing, the directories above it too (0755). `directory` is kubelet's ("" for the file's
+        own) and may lead over links; below it none is followed, for a pod that mounts log directories can write there."""
+        if not os.path.isabs(path):
+            raise InvalidRequest(f"log file {path!r} is not an absolute path; correct log_directory and log_path")
+        directory = directory or os.path.dirname(path)
+        below, name = os.path.split(os.path.relpath(path, directory))
+        with _as_user_error(f"log_directory {directory} cannot be made"):
+            _make_directory(directory)
+        with _as_user_error(f"log_path: {path} cannot be opened"), _directory_below(directory, below) as parent:
+            log = cls(_open_log(name, parent), path, directory)
+        if not stat.S_ISREG(os.fstat(log._fd).st_mode):
+            log.close()
+            raise InvalidRequest(f"log file {path} is not a regular file; remove it")
+        return log
+
+    def reopened(self) -> Self:
+        """A file newly opened under the same name, after this one was renamed (log rotation)."""
+        return self.open(self._path, self._directory)
+
+    def status(self) -> os.stat_result:
+        return os.fstat(self._fd)
+
+    def append(self, text: bytes) -> None:
+        """All of it; after an error a part may be there."""
+        rest = memoryview(text)
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+
+    def truncate_to(self, size: int) -> None:
+        """Removes what is behind `size`; a shorter file stays as it is."""
+        if os.fstat(self._fd).st_size > size:
+            os.ftruncate(self._fd, size)
+
+
+@contextlib.contextmanager
+def _as_user_error(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _USER_ERRNOS:
+            raise WrongState(f"{what}: {error.strerror}; correct the path, or remove what is in its place") from error
+        raise user_error(what, error) from error
+
+
+def _make_directory(path: str) -> None:
+    if not os.path.isdir(path):
+        os.makedirs(path, exist_ok=True)
+        os.chmod(path, 0o755)  # noqa: S103 (kubelet and log collectors read it), whatever the umask
+
+
+@contextlib.contextmanager
+def _directory_below(top: str, below: str) -> Iterator[int]:
+    """A descriptor of the directory `top`/`below`, each part made if missing, none of them a link."""
+    with contextlib.ExitStack() as opened:
+        here = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.callback(os.close, here)
+        for part in filter(None, below.split("/")):
+            made = False
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, dir_fd=here)
+                made = True
+            here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | _SAFE_FLAGS, dir_fd=here)
+            opened.callback(os.close, here)
+            if made:
+                os.fchmod(here, 0o755)
+        yield here
+
+
+def _open_log(name: str, parent: int) -> int:
+    flags = os.O_WRONLY | os.O_APPEND | _SAFE_FLAGS
+    with contextlib.suppress(FileExistsError):
+        descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o640, dir_fd=parent)
+        os.fchmod(descriptor, 0o640)
+        return descriptor
+    return os.open(name, flags | os.O_CREAT, 0o640, dir_fd=parent)
+
+
+def user_error(what: str, error: OSError) -> ShimError:
+    if error.errno == errno.ELOOP:
+        return InvalidRequest(f"{what}: it is a symbolic link, which is not followed; remove it")
+    if error.errno == errno.ENOTDIR:
+        return InvalidRequest(f"{what}: a part of its path is a symbolic link or a file where a directory should be")
+    if error.errno in _NO_SPACE:
+        return ResourceExhausted(f"{what}: {error.strerror}; free space on that file system")
+    return InternalError(f"{what}: {error.strerror}")
+
+
+class PositionFile(_OwnedFile):
+    """The recorded position, overwritten in place."""
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """Made if missing, the container's directory too (0711: the QEMU user passes through it)."""
+        directory = os.path.dirname(path)
+        if not os.path.isdir(directory):
+            os.makedirs(directory, mode=0o711, exist_ok=True)
+            os.chmod(directory, 0o711)  # noqa: S103
+        return cls(os.open(path, os.O_RDWR | os.O_CREAT | _SAFE_FLAGS, 0o600))
+
+    def load(self) -> Position | None:
+        """None if nothing (readable) was saved."""
+        return decode(os.pread(self._fd, ENCODED_BYTES, 0))
+
+    def save(self, position: Position) -> None:
+        os.pwrite(self._fd, encode(position), 0)
+
+
+class RawLog(_OwnedFile):
+    """What QEMU appends to; it may not be there yet. May be opened again after `close`.
+
+    On the system's libvirt virtlogd writes it, and renames one that is full: to `.0`, that to `.1`, and so on; the last is
+    removed. A file is known by its inode then."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(-1)
+        self.path = path
+        self._freed_to = 0
+
+    def open(self, inode: int = 0) -> bool:
+        """True if it can be read now: from the file `inode` on, or from the oldest if that is not there."""
+        if self._fd < 0 and (there := self._there()):
+            self._take(next((one for one in there if one[1] == inode), there[0]))
+        return self._fd >= 0
+
+    def has_next(self) -> bool:
+        """Nobody writes to the open file any more: there is a later one."""
+        return self._next() is not None
+
+    def go_on(self) -> bool:
+        """From the open file to the next; False if that has no name just now, being renamed itself."""
+        later = self._next()
+        return later is not None and self._take(later)
+
+    def _take(self, wanted: tuple[str, int]) -> bool:
+        name, inode = wanted
+        try:
+            descriptor = os.open(name, os.O_RDWR | _SAFE_FLAGS)
+        except FileNotFoundError:
+            return False
+        if os.fstat(descriptor).st_ino != inode:
+            os.close(descriptor)
+            return False
+        self.close()
+        self._fd, self._freed_to = descriptor, 0
+        return True
+
+    def _next(self) -> tuple[str, int] | None:
+        mine, there = self.status().st_ino, self._there()
+        at = next((at for at, (_, inode) in enumerate(there) if inode == mine), -1)  # removed: before all that are left
+        return there[at + 1] if at + 1 < len(there) else None
+
+    def _there(self) -> list[tuple[str, int]]:
+        """Names and inodes, the oldest first. virtlogd renames the oldest first and leaves a gap meanwhile; files go to higher
+        numbers as this look does, so it may meet one twice, the later time under its newer name, and misses none."""
+        found: dict[int, str] = {}
+        absent = 0
+        for number in itertools.count(-1):
+            name = self.path if number < 0 else f"{self.path}.{number}"
+            try:
+                found[os.lstat(name).st_ino] = name
+                absent = 0
+            except FileNotFoundError:
+                absent += 1
+            if absent > _GAPS:
+                break
+        return [(name, inode) for inode, name in reversed(found.items())]
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._fd, size, offset)
+
+    @property
+    def is_open(self) -> bool:
+        return self._fd >= 0
+
+    def data_from(self, offset: int) -> int:
+        """The first byte at or behind `offset` that was not given back."""
+        try:
+            return os.lseek(self._fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno in (errno.ENXIO, errno.EINVAL):  # at the end; a file system without holes
+                return offset
+            raise
+
+    def free_before(self, end: int) -> None:
+        """Frees the space of what is before `end`, in large pieces; offsets stay as they are. Where the file system cannot,
+        the space comes back with the container."""
+        end -= end % _HOLE
+        if end - self._freed_to >= _HOLE:
+            punch_hole(self._fd, self._freed_to, end - self._freed_to)
+            self._freed_to = end
+
+    def status(self) -> os.stat_result:
+        return os.fstat(self._fd)
+
+
+def punch_hole(descriptor: int, offset: int, size: int) -> None:
+    """Frees `size` bytes from `offset`; they read as zeros and the file stays as long. Does nothing on a file system
+    without holes. Raises OSError."""
+    if _libc.fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, size) != 0:
+        code = ctypes.get_errno()
+        if code not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise OSError(code, os.strerror(code))

@@ -1,0 +1,328 @@
+"""A reading as Prometheus' families: one after another, so that no more than one of them is in memory."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Final, Generic, TypeVar
+
+import structlog
+from prometheus_client.core import Metric
+
+from virtshim.metrics import vm_metrics
+from virtshim.metrics.daemons import (
+    CATALOGUE_BUILD,
+    CATALOGUE_CNI_ERRORS,
+    CATALOGUE_CNI_SECONDS,
+    CATALOGUE_FILESYSTEM_SIZE,
+    CATALOGUE_FILESYSTEM_USED,
+    CATALOGUE_PODS,
+    CATALOGUE_SCRAPE_AGE,
+    CATALOGUE_SCRAPE_LATE,
+    CATALOGUE_SCRAPE_SECONDS,
+    CATALOGUE_START_TIME,
+    CATALOGUE_STORE_BYTES,
+    CATALOGUE_THREADS,
+    CATALOGUE_TROUBLE,
+    CATALOGUE_TROUBLES,
+    CATALOGUE_UNFINISHED,
+    CATALOGUE_UP,
+    CATALOGUE_VMIS,
+    Described,
+)
+from virtshim.metrics.family import LIMIT_METRICS_POD, SECOND, Family, Sample
+from virtshim.metrics.guest_filesystems import GuestFilesystems
+from virtshim.metrics.usage import ContainerUsage, SandboxUsage, Usage
+from virtshim.metrics.vm_metrics import DEVICE_METRICS_CONTAINER, DEVICE_METRICS_POD
+from virtshim.model.container import ContainerPhase
+from virtshim.model.errors import ShimError
+from virtshim.model.image import FilesystemUsage
+from virtshim.model.network import PluginRuns
+from virtshim.model.text import escaped
+from virtshim.pods.lookup import Filter, list_sandboxes
+from virtshim.pods.ports import PodNetworks
+from virtshim.store.ports import StateRecords
+from virtshim.system.clock import Clock
+from virtshim.system.rate_limits import TroubleLog
+from virtshim.system.threads import lasting_threads
+from virtshim.vm.ports import Hypervisor
+
+# One reading at a time, shared by all who ask for one, and given up on when it is late: then the last one is told.
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+# Seconds. Prometheus' own limit is 10; a reading is bounded itself, and this is for what it did not foresee.
+LIMIT: Final = 6.0
+# Whoever asks again so soon is told the same.
+FRESH: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken(Generic[R]):
+    """`at`: when its reading began (time.monotonic()); `seconds` it took."""
+
+    value: R
+    at: float
+    seconds: float
+
+
+class Sampler(Generic[R]):
+    """Thread-safe. Readings that hang hold one thread in all."""
+
+    def __init__(self, read: Callable[[], R], clock: Clock) -> None:
+        self._read = read
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._last: Taken[R] | None = None
+        self._reading = False
+
+    def latest(self) -> tuple[Taken[R] | None, bool]:
+        """The newest reading there is, None if there never was one; and whether a newer one is late."""
+        asked = self._clock.monotonic()
+        with self._changed:
+            if self._is_of(asked - FRESH):
+                return self._last, False
+            if not self._reading:
+                # It takes the lock first, so it is late enough to say so then; without a thread the next one tries again.
+                threading.Thread(target=self._take, name="scrape", daemon=True).start()
+                self._reading = True
+            # One that began before we asked is good enough: all who wait share it.
+            self._changed.wait_for(lambda: not self._reading, LIMIT)
+            return self._last, self._reading or not self._is_of(asked - LIMIT)
+
+    def _is_of(self, moment: float) -> bool:
+        return self._last is not None and self._last.at + self._last.seconds >= moment
+
+    def _take(self) -> None:
+        began = self._clock.monotonic()
+        taken: Taken[R] | None = None
+        try:
+            taken = Taken(self._read(), began, self._clock.monotonic() - began)
+        except Exception:  # the edge of a thread: who waits is told the last one
+            log.exception("scrape.crashed")
+        with self._changed:
+            self._last = taken or self._last
+            self._reading = False
+            self._changed.notify_all()
+
+
+# What a scrape tells of the node and its VMs: one reading, by the same ways as CRI's stats.
+
+log = structlog.get_logger(__name__)
+
+# Seconds: for tapmanager's counts; and how old the stores' sizes may be, for which each file is looked at.
+_NETWORK_LIMIT: Final = 1.0
+_STORES_EVERY: Final = 60.0
+
+Stores = Mapping[str, Callable[[], FilesystemUsage]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReading:
+    """`up`: whether each part that is needed answers. `stores`: bytes by name."""
+
+    pods: Sequence[SandboxUsage]
+    up: Mapping[str, bool]
+    vmis: Mapping[str, int]
+    pod_states: Mapping[str, int]
+    unfinished: int
+    stores: Mapping[str, int]
+    plugin_runs: Sequence[PluginRuns]
+
+
+@dataclass(slots=True)
+class NodeReadings:
+    """For one thread at a time. `stores`: what measures each of them."""
+
+    records: StateRecords
+    usage: Usage
+    hypervisor: Hypervisor
+    networks: PodNetworks
+    unfinished: Callable[[], Mapping[str, str]]
+    stores: Stores
+    clock: Clock
+    _sizes: Mapping[str, int] = field(default_factory=dict)
+    _sizes_due: float = 0.0
+    _trouble: TroubleLog = field(default_factory=lambda: TroubleLog(log, over="scrape.stores_read_again"))
+
+    def read(self) -> NodeReading:
+        """Waits for libvirt and tapmanager a few seconds at most."""
+        sandboxes = list_sandboxes(self.records, Filter())
+        phases = Counter(container.phase for container in self.records.containers.all())
+        ready = sum(sandbox.is_ready for sandbox in sandboxes)
+        return NodeReading(
+            pods=self.usage.sandboxes(sandboxes),
+            up={
+                "libvirt": not self.hypervisor.trouble(),
+                "network": not self.networks.trouble(),
+                "database": not self.records.trouble(),
+            },
+            vmis={phase.value: phases[phase] for phase in ContainerPhase},
+            pod_states={"ready": ready, "notready": len(sandboxes) - ready},
+            unfinished=len(self.unfinished()),
+            stores=self._store_sizes(),
+            plugin_runs=self._plugin_runs(),
+        )
+
+    def _plugin_runs(self) -> Sequence[PluginRuns]:
+        try:
+            return self.networks.plugin_runs(_NETWORK_LIMIT)
+        except ShimError:  # `up` tells it; an older tapmanager has none
+            return ()
+
+    def _store_sizes(self) -> Mapping[str, int]:
+        now = self.clock.monotonic()
+        if now < self._sizes_due:
+            return self._sizes
+        self._sizes_due = now + _STORES_EVERY
+        sizes = {}
+        for name, measure in self.stores.items():
+            try:
+                sizes[name] = measure().used_bytes
+            except (ShimError, OSError) as exc:  # a file that goes while it is looked at
+                self._trouble.met("scrape.store_not_read", key=name, store=name, error=str(exc))
+            else:
+                self._trouble.over(key=name, store=name)
+        self._sizes = sizes
+        return sizes
+
+
+S = TypeVar("S")
+
+VM_FAMILIES: Final = (*vm_metrics.CONTAINER, *DEVICE_METRICS_CONTAINER)
+POD_FAMILIES: Final = (*vm_metrics.POD, *DEVICE_METRICS_POD, *LIMIT_METRICS_POD)
+# Before a family's own. kubelet, which carries the same families, has two more: the names of image and domain.
+POD_LABELS: Final = ("namespace", "pod", "id")
+VM_LABELS: Final = (*POD_LABELS, "container")
+
+# Characters of a label's value: Kubernetes' own longest name, but CRI takes others.
+_LONGEST: Final = 253
+
+Labels = dict[str, str]
+
+
+class NodeCollector:
+    """For a registry of prometheus-client's. Thread-safe."""
+
+    def __init__(self, sampler: Sampler[NodeReading], filesystems: GuestFilesystems, clock: Clock) -> None:
+        self._sampler = sampler
+        self._filesystems = filesystems
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        taken, is_late = self._sampler.latest()
+        pods = taken.value.pods if taken else ()
+        yield from _of_node(taken.value if taken else None)
+        yield from self._of_scrape(taken, is_late=is_late)
+        by_pod = [(_pod_labels(pod), pod) for pod in pods]
+        for pod_family in POD_FAMILIES:
+            yield _family(pod_family, by_pod)
+        vms = [(_vm_labels(pod, vm), vm) for pod in pods for vm in pod.containers if vm.container.is_running]
+        for vm_family in VM_FAMILIES:
+            yield _family(vm_family, vms)
+        yield from self._of_vms(vms)
+
+    def _of_vms(self, vms: Sequence[tuple[Labels, ContainerUsage]]) -> Iterator[Metric]:
+        started, trouble = _metric(CATALOGUE_START_TIME), _metric(CATALOGUE_TROUBLE)
+        troubles = _metric(CATALOGUE_TROUBLES)
+        size, used = _metric(CATALOGUE_FILESYSTEM_SIZE), _metric(CATALOGUE_FILESYSTEM_USED)
+        for labels, vm in vms:
+            status = vm.container.status
+            started.add_sample(started.name, labels, status.started_at / SECOND)
+            trouble.add_sample(trouble.name, labels, int(bool(status.trouble)))
+            for kind, count in Counter(one.kind for one in status.troubles).items():
+                troubles.add_sample(troubles.name, labels | {"kind": kind.value}, count)
+            for one in self._filesystems.of(vm.container.id):
+                values = (one.device, one.kind, one.mount_point)
+                of_one = labels | dict(zip(CATALOGUE_FILESYSTEM_SIZE.labels, map(_shown, values), strict=True))
+                size.add_sample(size.name, of_one, one.total_bytes)
+                used.add_sample(used.name, of_one, one.used_bytes)
+        yield from (started, trouble, troubles, size, used)
+
+    def _of_scrape(self, taken: Taken[NodeReading] | None, *, is_late: bool) -> Iterator[Metric]:
+        late, took, age = (
+            _metric(one) for one in (CATALOGUE_SCRAPE_LATE, CATALOGUE_SCRAPE_SECONDS, CATALOGUE_SCRAPE_AGE)
+        )
+        late.add_sample(late.name, {}, int(is_late))
+        if taken is not None:
+            took.add_sample(took.name, {}, taken.seconds)
+            age.add_sample(age.name, {}, max(0.0, self._clock.monotonic() - taken.at))
+        yield from (late, took, age, _by(CATALOGUE_THREADS, lasting_threads()))
+
+
+def _pod_labels(pod: SandboxUsage) -> Labels:
+    key = pod.sandbox.key
+    return {"namespace": _shown(key.namespace), "pod": _shown(key.name), "id": pod.sandbox.id.value}
+
+
+def _vm_labels(pod: SandboxUsage, vm: ContainerUsage) -> Labels:
+    """`id` is the container's."""
+    container = vm.container
+    return _pod_labels(pod) | {"container": _shown(container.name.name), "id": container.id.value}
+
+
+def _of_node(reading: NodeReading | None) -> Iterator[Metric]:
+    build = _metric(CATALOGUE_BUILD)
+    build.add_sample(build.name, {"version": version("virtshim"), "python": platform.python_version()}, 1)
+    yield build
+    found = reading or NodeReading((), {}, {}, {}, 0, {}, ())
+    yield _by(CATALOGUE_UP, found.up)
+    yield _by(CATALOGUE_VMIS, found.vmis)
+    yield _by(CATALOGUE_PODS, found.pod_states)
+    yield _by(CATALOGUE_STORE_BYTES, found.stores)
+    unfinished = _metric(CATALOGUE_UNFINISHED)
+    if reading is not None:
+        unfinished.add_sample(unfinished.name, {}, reading.unfinished)
+    yield unfinished
+    yield from _of_plugins(found.plugin_runs)
+
+
+def _of_plugins(runs: Sequence[PluginRuns]) -> Iterator[Metric]:
+    seconds, errors = _metric(CATALOGUE_CNI_SECONDS), _metric(CATALOGUE_CNI_ERRORS)
+    for one in runs:
+        labels = {"command": _shown(one.command), "plugin": _shown(one.plugin)}
+        for bound, count in one.buckets:
+            le = "+Inf" if bound == float("inf") else repr(float(bound))
+            seconds.add_sample(f"{seconds.name}_bucket", labels | {"le": le}, count)
+        seconds.add_sample(f"{seconds.name}_count", labels, one.buckets[-1][1])
+        seconds.add_sample(f"{seconds.name}_sum", labels, one.seconds)
+        errors.add_sample(CATALOGUE_CNI_ERRORS.name, labels, one.failures)
+    yield from (seconds, errors)
+
+
+def _by(of: Described, values: Mapping[str, float]) -> Metric:
+    (label,) = of.labels
+    metric = _metric(of)
+    for name, value in values.items():
+        metric.add_sample(of.name, {label: name}, float(value))
+    return metric
+
+
+def _metric(of: Described) -> Metric:
+    return Metric(of.name.removesuffix("_total") if of.kind == "counter" else of.name, of.help, of.kind)
+
+
+def _family(family: Family[S], uses: Iterable[tuple[Labels, S]]) -> Metric:
+    kind = family.kind.value
+    metric = Metric(family.name.removesuffix("_total") if kind == "counter" else family.name, family.help, kind)
+    for labels, use in uses:
+        for sample in family.read(use):
+            if sample.labels and not sample.labels[0]:  # of nothing: CRI wants one of each family, Prometheus does not
+                continue
+            metric.add_sample(family.name, _with(labels, family.labels, sample), sample.value)
+    return metric
+
+
+def _with(labels: Labels, names: tuple[str, ...], sample: Sample) -> Labels:
+    return labels | dict(zip(names, map(_shown, sample.labels), strict=True)) if names else labels
+
+
+def _shown(value: str) -> str:
+    """What pods, guests and devices are called by others."""
+    return escaped(value, _LONGEST)

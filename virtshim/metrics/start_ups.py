@@ -1,0 +1,126 @@
+"""How pods come up: which phase began when, and how long it took. In memory: what an earlier process saw is not known."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from virtshim.metrics import observed
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.system.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+# Of pods that are gone without a word (a failed start) the oldest are forgotten first; more than a node has.
+_MOST_PODS: Final = 1000
+# Of one pod; kubelet restarts containers for as long as it likes.
+_MOST_PHASES: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """`began_at` in nanoseconds since the epoch; `seconds` None while it goes on; `error`: why it failed. `container` None: the
+    sandbox's own."""
+
+    name: str
+    began_at: int
+    since: float
+    container: ContainerId | None = None
+    seconds: float | None = None
+    error: str = ""
+
+    def lasted(self, now: float) -> float:
+        """Seconds; `now` is the monotonic clock's."""
+        return max(0.0, now - self.since) if self.seconds is None else self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class StartUp:
+    """`phases` in the order in which they began."""
+
+    sandbox: SandboxId
+    phases: tuple[Phase, ...]
+
+
+class StartUps:
+    """Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._phases: dict[SandboxId, list[Phase]] = {}
+        self._listeners: tuple[Callable[[SandboxId, Phase], None], ...] = ()
+
+    def on_phase(self, callback: Callable[[SandboxId, Phase], None]) -> None:
+        """It hears of each phase that is over, on the thread that ended it: it must not wait."""
+        self._listeners = (*self._listeners, callback)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, sandbox: SandboxId, container: ContainerId | None = None) -> Iterator[None]:
+        """What happens inside the block."""
+        self.begin(name, sandbox, container)
+        try:
+            yield
+        except BaseException as exc:
+            self.end(name, sandbox, container, error=str(exc) or type(exc).__name__)
+            raise
+        self.end(name, sandbox, container)
+
+    @contextlib.contextmanager
+    def step(self, which: observed.Step, sandbox: SandboxId, container: ContainerId | None = None) -> Iterator[None]:
+        """The same for what is counted, too: the phase has the step's name."""
+        with observed.step(which), self.phase(which.value, sandbox, container):
+            yield
+
+    def begin(self, name: str, sandbox: SandboxId, container: ContainerId | None = None) -> None:
+        begun = Phase(name, self._clock.now_ns(), self._clock.monotonic(), container)
+        with self._lock:
+            phases = self._phases.setdefault(sandbox, [])
+            phases.append(begun)
+            del phases[:-_MOST_PHASES]
+            while len(self._phases) > _MOST_PODS:
+                del self._phases[next(iter(self._phases))]
+
+    def end(self, name: str, sandbox: SandboxId, container: ContainerId | None = None, *, error: str = "") -> None:
+        """The last one of that name that goes on; nothing happens if there is none."""
+        now = self._clock.monotonic()
+        with self._lock:
+            phases = self._phases.get(sandbox, [])
+            for place in reversed(range(len(phases))):
+                found = phases[place]
+                if (found.name, found.container, found.seconds) == (name, container, None):
+                    over = phases[place] = dataclasses.replace(found, seconds=found.lasted(now), error=error)
+                    break
+            else:
+                return
+        for callback in self._listeners:
+            try:
+                callback(sandbox, over)
+            except Exception:  # who listens must not fail a start
+                log.exception("start_up.listener.failed", phase=name)
+
+    def end_all(self, sandbox: SandboxId, container: ContainerId, error: str) -> None:
+        """Of this container nothing goes on any more."""
+        for phase in self.of(sandbox).phases:
+            if phase.container == container:
+                self.end(phase.name, sandbox, container, error=error)
+
+    def of(self, sandbox: SandboxId) -> StartUp:
+        with self._lock:
+            return StartUp(sandbox, tuple(self._phases.get(sandbox, ())))
+
+    def all(self) -> Sequence[StartUp]:
+        """Oldest first."""
+        with self._lock:
+            return [StartUp(sandbox, tuple(phases)) for sandbox, phases in self._phases.items()]
+
+    def forget(self, sandbox: SandboxId) -> None:
+        """It was removed."""
+        with self._lock:
+            self._phases.pop(sandbox, None)

@@ -1,0 +1,177 @@
+"""Where everything of this node lives. Every path is computed from an id alone, so any clean-up can be repeated. No I/O.
+
+state_dir/                       survives a reboot, root only
+  state.db                       SQLite; state.db.corrupt-<time>: one that was damaged, state.db.new: made of it
+  node.id                        the node's id once more
+  images/                        disks by digest; searchable by the QEMU user
+  containers/<id>/               root.qcow2  root.nvram  seed.iso  sysprep.iso  ignition.json  console.log (raw bytes)
+                                 console.pos  command.pos  kernel-<path>
+                                 record.json: its pod's records once more, for a lost database
+  pods/<pod>/                    <disk>.qcow2: root disks that stay for the pod's life (see virtshim.model.sandbox)
+                                 <disk>.nvram  <disk>.firmware  <disk>.tpm  <disk>.places
+                                 <disk>.kernel-<path>
+run_dir/                         gone after a reboot
+  virtshim.sock  virtshim.lock   the CRI socket and who serves it
+  admin.sock                     operators' socket, root's alone; admin/ is what it leads to
+  tapmanager.sock
+  vm/<short id>/                 console.sock  agent.sock  exec-<n>.sock
+  vnc/<short id>/                vnc.sock, if the pod asks for a screen
+  shares/<short id>/             fs.sock, if the pod has volumes: the share program's
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from virtshim.model.container import Container
+from virtshim.model.hardware import Firmware
+from virtshim.model.ids import ContainerId
+
+# Of a container whose root disk is its own.
+NVRAM = "root.nvram"
+# Files of the image that its firmware starts, and those that these need.
+KERNELS = "kernel-"
+LONGEST_SOCKET_PATH = 107  # bytes: sun_path, less its closing zero byte
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    state_dir: str
+    run_dir: str
+
+    @property
+    def database(self) -> str:
+        return f"{self.state_dir}/state.db"
+
+    @property
+    def images(self) -> str:
+        return f"{self.state_dir}/images"
+
+    @property
+    def containers(self) -> str:
+        return f"{self.state_dir}/containers"
+
+    @property
+    def sockets(self) -> str:
+        return f"{self.run_dir}/vm"
+
+    def container_dir(self, container: ContainerId) -> str:
+        return f"{self.containers}/{container}"
+
+    def root_disk(self, container: ContainerId) -> str:
+        return f"{self.container_dir(container)}/root.qcow2"
+
+    @property
+    def pod_disks(self) -> str:
+        return f"{self.state_dir}/pods"
+
+    def pod_disk(self, name: str) -> str:
+        """`name` as `virtshim.model.sandbox.disk_name` gives it."""
+        return f"{self.pod_disks}/{name}.qcow2"
+
+    def seed_iso(self, container: ContainerId) -> str:
+        return f"{self.container_dir(container)}/seed.iso"
+
+    def console_log(self, container: ContainerId) -> str:
+        return f"{self.container_dir(container)}/console.log"
+
+    def console_position(self, container: ContainerId) -> str:
+        return f"{self.container_dir(container)}/console.pos"
+
+    def socket_dir(self, container: ContainerId) -> str:
+        return f"{self.sockets}/{container.short}"
+
+    @property
+    def vnc_sockets(self) -> str:
+        """A directory each, apart from the other sockets, which libvirt binds: a screen's QEMU makes itself."""
+        return f"{self.run_dir}/vnc"
+
+    def console_socket(self, container: ContainerId) -> str:
+        return f"{self.socket_dir(container)}/console.sock"
+
+    def agent_socket(self, container: ContainerId) -> str:
+        return f"{self.socket_dir(container)}/agent.sock"
+
+    def exec_socket(self, container: ContainerId, number: int) -> str:
+        return f"{self.socket_dir(container)}/exec-{number}.sock"
+
+
+def empty_disk_name(name: str) -> str:
+    """Of either format: which it is, only its VM's definition says."""
+    return f"disk-{name}"
+
+
+def ignition_file(layout: Layout, container: ContainerId) -> str:
+    """What QEMU shows in the guest's firmware."""
+    return f"{layout.container_dir(container)}/ignition.json"
+
+
+def sysprep_iso(layout: Layout, container: ContainerId) -> str:
+    return f"{layout.container_dir(container)}/sysprep.iso"
+
+
+def share_dir(layout: Layout) -> str:
+    """It has a directory for each VM with volumes, by the short id."""
+    return f"{layout.run_dir}/shares"
+
+
+def share_socket(layout: Layout, container: ContainerId) -> str:
+    """What QEMU reaches its volumes by."""
+    return f"{share_dir(layout)}/{container.short}/fs.sock"
+
+
+def vnc_socket(layout: Layout, container: ContainerId) -> str:
+    """Alone in its directory."""
+    return f"{layout.vnc_sockets}/{container.short}/vnc.sock"
+
+
+def record_copy(layout: Layout, container: ContainerId) -> str:
+    return f"{layout.container_dir(container)}/record.json"
+
+
+def admin_socket(layout: Layout) -> str:
+    """Of the node's operators."""
+    return f"{layout.run_dir}/admin.sock"
+
+
+def admin_directory(layout: Layout) -> str:
+    """What it leads to; nobody else enters."""
+    return f"{layout.run_dir}/admin"
+
+
+def nvram_of(layout: Layout, container: Container, firmware: Firmware) -> str:
+    """Of its UEFI's variables: beside its root disk, and gone with it. Keys are variables: with those of a UEFI without them the
+    other would start whatever is there."""
+    if container.spec.pod_disk:
+        return kept_variables(layout, container.spec.pod_disk, firmware)
+    return f"{layout.container_dir(container.id)}/{NVRAM}"
+
+
+def kept_firmware(layout: Layout, disk: str, firmware: Firmware) -> str:
+    """Whose variables those of the pod's disk of that name are: which files started it first."""
+    return f"{_beside_pod_disk(layout, disk, firmware)}.firmware"
+
+
+def kept_variables(layout: Layout, disk: str, firmware: Firmware) -> str:
+    """Of the pod's disk of that name: made at the first start, whole or not at all."""
+    return f"{_beside_pod_disk(layout, disk, firmware)}.nvram"
+
+
+def _beside_pod_disk(layout: Layout, disk: str, firmware: Firmware) -> str:
+    return f"{layout.pod_disks}/{disk}{'.secure' if firmware is Firmware.SECURE else ''}"
+
+
+def kernel_of(layout: Layout, container: Container, path: str) -> str:
+    """Of a file of its image, by its path there: beside its root disk, and gone with it."""
+    name = f"{KERNELS}{hashlib.sha256(path.encode()).hexdigest()[:20]}"
+    if container.spec.pod_disk:
+        return f"{layout.pod_disks}/{container.spec.pod_disk}.{name}"
+    return f"{layout.container_dir(container.id)}/{name}"
+
+
+def root_disk_of(layout: Layout, container: Container) -> str:
+    """The path of its root disk: a volume's, the pod's, or its own."""
+    if (volume := container.granted.root_volume) is not None:
+        return volume.host_path
+    return layout.pod_disk(container.spec.pod_disk) if container.spec.pod_disk else layout.root_disk(container.id)

@@ -1,0 +1,242 @@
+"""The name of a root disk that stays for a pod's life: computed from the pod and the container's name alone. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from virtshim.model.cgroup import beside, is_pods_own
+from virtshim.model.container import Resources
+from virtshim.model.errors import InvalidRequest, WrongState
+from virtshim.model.ids import ImageDigest, SandboxId
+from virtshim.model.network import Dns, PodNetwork
+from virtshim.model.vm import DiskBus
+
+# The pod sandbox: its record, and which phase may follow which. No I/O.
+
+
+def check_handler(asked: str, known: Collection[str]) -> None:
+    """`asked`: a RuntimeClass's handler, "" for the default one. Raises InvalidRequest."""
+    if asked and asked not in known:
+        raise InvalidRequest(
+            f"runtime_handler {asked[:300]!r} is not known on this node (known: {', '.join(sorted(known)) or 'none'}); "
+            "add it to cri.runtime_handlers or correct the RuntimeClass"
+        )
+
+
+def vms_lie_beside(config: SandboxConfig) -> bool:
+    """Whether the VMs' cgroups lie beside the pod's own: without an overhead, kubelet gives that what the guest may use and
+    nothing for QEMU, and the kernel would kill the VM as soon as its guest uses what it may."""
+    return not config.overhead.memory_limit_bytes and is_pods_own(config.cgroup_parent)
+
+
+def refuse_without_overhead(config: SandboxConfig) -> None:
+    """Raises InvalidRequest for a pod whose VMs would lie beside its cgroup."""
+    if vms_lie_beside(config):
+        raise InvalidRequest(
+            "the pod has no overhead of memory, which this node requires (vm.require_overhead): its virtual machine would lie "
+            "beside the pod's cgroup, and under memory pressure kubelet would evict other pods first; give it a "
+            "runtimeClassName whose RuntimeClass has overhead.podFixed.memory, such as virtshim"
+        )
+
+
+class SandboxPhase(enum.Enum):
+    """CREATING rows are a journal: written before the network is touched, never shown to callers.
+
+    CRI shows READY as SANDBOX_READY and everything later as SANDBOX_NOTREADY.
+    """
+
+    CREATING = "creating"
+    READY = "ready"
+    NOT_READY = "not-ready"
+    REMOVING = "removing"
+
+
+_NEXT: Mapping[SandboxPhase, frozenset[SandboxPhase]] = {
+    SandboxPhase.CREATING: frozenset({SandboxPhase.READY, SandboxPhase.NOT_READY, SandboxPhase.REMOVING}),
+    SandboxPhase.READY: frozenset({SandboxPhase.NOT_READY, SandboxPhase.REMOVING}),
+    SandboxPhase.NOT_READY: frozenset({SandboxPhase.NOT_READY, SandboxPhase.REMOVING}),
+    SandboxPhase.REMOVING: frozenset({SandboxPhase.REMOVING}),
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PodKey:
+    """What kubelet repeats when it repeats RunPodSandbox: at most one live sandbox has it."""
+
+    namespace: str
+    name: str
+    uid: str
+    attempt: int
+
+    def is_same_pod(self, other: PodKey) -> bool:
+        """Whatever the attempt."""
+        return (self.namespace, self.name, self.uid) == (other.namespace, other.name, other.uid)
+
+    @property
+    def readable(self) -> str:
+        """As kubectl's users know it."""
+        return f"{self.namespace}/{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name} (uid {self.uid}, attempt {self.attempt})"
+
+
+@dataclass(frozen=True, slots=True)
+class PortMapping:
+    """`protocol` is tcp, udp or sctp; `host_port` 0 means that no host port is wanted."""
+
+    protocol: str
+    container_port: int
+    host_port: int
+    host_ip: str
+
+
+class NamespaceScope(enum.Enum):
+    """What shares a namespace."""
+
+    POD = "pod"
+    CONTAINER = "container"
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """As requested by the pod. A guest shares them all regardless; kubelet compares what is reported."""
+
+    network: NamespaceScope = NamespaceScope.POD
+    pid: NamespaceScope = NamespaceScope.CONTAINER
+    ipc: NamespaceScope = NamespaceScope.POD
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxConfig:
+    """PodSandboxConfig as kubelet sent it. Labels and annotations must come back byte for byte: kubelet finds its pods by
+    them. `overhead` is the RuntimeClass's, for QEMU; `resources` the sum of the containers'."""
+
+    hostname: str = ""
+    log_directory: str = ""
+    dns: Dns = Dns()
+    port_mappings: tuple[PortMapping, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cgroup_parent: str = ""
+    runtime_handler: str = ""
+    overhead: Resources = Resources()
+    resources: Resources = Resources()
+    namespaces: Namespaces = Namespaces()
+    # Of the guest's kernel.
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """`created_at` is in nanoseconds since the epoch, constant and strictly increasing over sandboxes. `root_disks`: of the
+    disks that stay for the pod's life, container name -> the image that the disk is a copy-on-write of. Each sandbox of
+    the pod has it, so the last one knows what to remove. `changed_*` is what UpdatePodSandboxResources made of
+    the config's. `disk_bus`: what disks are on if no annotation says it; records of earlier versions do not have it, and
+    guests of those pods may know their disks by SCSI's names. `profile`: its profile's annotations, as they were when it was
+    made. A record may have `sole_container`, which an earlier version wrote, and which is ignored."""
+
+    id: SandboxId
+    key: PodKey
+    config: SandboxConfig
+    created_at: int
+    phase: SandboxPhase = SandboxPhase.CREATING
+    network: PodNetwork | None = None
+    network_released: bool = False
+    reason: str = ""
+    changed_overhead: Resources | None = None
+    changed_resources: Resources | None = None
+    root_disks: Mapping[str, ImageDigest] = field(default_factory=dict)
+    disk_bus: DiskBus = DiskBus.SCSI
+    profile: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def vm_annotations(self) -> Mapping[str, str]:
+        """What is asked of its VMs: the pod's own annotations, and those of its profile that it does not have."""
+        return {**self.profile, **self.config.annotations}
+
+    def _to(self, phase: SandboxPhase) -> Sandbox:
+        if phase not in _NEXT[self.phase]:
+            raise WrongState(f"sandbox {self.id} is {self.phase.value}: it cannot become {phase.value}")
+        return dataclasses.replace(self, phase=phase)
+
+    def ready(self, network: PodNetwork) -> Sandbox:
+        return dataclasses.replace(self._to(SandboxPhase.READY), network=network)
+
+    def not_ready(self, reason: str) -> Sandbox:
+        """The first reason is kept: it is the one that explains what happened."""
+        return dataclasses.replace(self._to(SandboxPhase.NOT_READY), reason=self.reason or reason)
+
+    def with_root_disk(self, container: str, image: ImageDigest) -> Sandbox:
+        return dataclasses.replace(self, root_disks={**self.root_disks, container: image})
+
+    def with_network_released(self) -> Sandbox:
+        """The network is known to be gone."""
+        return dataclasses.replace(self, network_released=True)
+
+    def removing(self) -> Sandbox:
+        return self._to(SandboxPhase.REMOVING)
+
+    def resized(self, overhead: Resources, resources: Resources) -> Sandbox:
+        return dataclasses.replace(self, changed_overhead=overhead, changed_resources=resources)
+
+    @property
+    def overhead(self) -> Resources:
+        """What holds now."""
+        return self.changed_overhead or self.config.overhead
+
+    @property
+    def resources(self) -> Resources:
+        """What holds now."""
+        return self.changed_resources or self.config.resources
+
+    @property
+    def vms_lie_beside(self) -> bool:
+        return vms_lie_beside(self.config)
+
+    @property
+    def vm_cgroup_parent(self) -> str:
+        """Where new VMs' cgroups are made."""
+        return beside(self.config.cgroup_parent) if self.vms_lie_beside else self.config.cgroup_parent
+
+    @property
+    def is_ready(self) -> bool:
+        return self.phase is SandboxPhase.READY
+
+    @property
+    def is_visible(self) -> bool:
+        """Sandboxes being created are not listed: a list shows only ids that a caller has, or may still receive."""
+        return self.phase is not SandboxPhase.CREATING
+
+
+_NAMESPACE: Final = uuid.UUID("6d0a4d6e-0a3f-5b3c-9a55-7669727470ee")
+
+
+def pod_hash(pod: PodKey) -> str:
+    """64 hex digits, the same for all sandboxes of one pod. Names are hashed: a CRI client may send any text."""
+    return _digest(f"{pod.namespace}\0{pod.name}\0{pod.uid}")
+
+
+def disk_name(pod: PodKey, container: str) -> str:
+    """`POD/DISK`, the same for all attempts of that container."""
+    return f"{pod_hash(pod)}/{_digest(container)}"
+
+
+def identity(disk: str) -> str:
+    """Who the disk of that name is: 20 hex digits."""
+    return _digest(disk)[:20]
+
+
+def vm_uuid(disk: str) -> uuid.UUID:
+    """Of all VMs that run on that disk, one after another, where what is kept beside it goes by their UUID."""
+    return uuid.uuid5(_NAMESPACE, disk)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,116 @@
+"""What can be wrong with a VM that runs, and how its pod's owner is told. No I/O.
+
+This is the one list of kinds. Metrics, Events and log lines name them, so a kind keeps its name.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from virtshim.model.text import escaped
+
+# Characters of a trouble's text in a log line or an Event, which the API server takes 1024 of.
+_LONGEST: Final = 800
+# What every line of virtshim's own in a container's log begins with.
+PREFIX: Final = "virtshim: "
+
+
+class TroubleKind(enum.Enum):
+    """Names of labels and in log lines; an Event's reason is the same name in CamelCase."""
+
+    # The VM stands still.
+    DISK_FULL = "disk_full"
+    PAUSED = "paused"
+    PAUSED_EXTERNALLY = "paused_externally"
+    SUSPENDED = "suspended"
+    # Something of the node that it uses has failed, or is missing.
+    DEVICE_ERRORS = "device_errors"
+    CDI_LEFT_OUT = "cdi_left_out"
+    VOLUMES_GONE = "volumes_gone"
+    # Something could not be set up in the guest.
+    VOLUMES_NOT_MOUNTED = "volumes_not_mounted"
+    VOLUMES_UNCONFIRMED = "volumes_unconfirmed"
+    COPIES_NOT_RENEWED = "copies_not_renewed"
+    EMPTY_DISKS_NOT_MOUNTED = "empty_disks_not_mounted"
+    BLOCK_VOLUMES_NOT_LINKED = "block_volumes_not_linked"
+    SYSCTLS_NOT_SET = "sysctls_not_set"
+    ROUTES_NOT_SET = "routes_not_set"
+
+    @property
+    def reason(self) -> str:
+        """Of an Event."""
+        return "".join(word.capitalize() for word in self.value.split("_"))
+
+    @property
+    def stops_the_vm(self) -> bool:
+        """The guest does not run, so it cannot answer either."""
+        return self in _STANDS_STILL
+
+    @property
+    def is_of_set_up(self) -> bool:
+        """Known by what the guest has said when it was set up, which a virtshim that was just started has not heard."""
+        return self in _OF_SET_UP
+
+
+_STANDS_STILL: Final = frozenset(
+    {TroubleKind.DISK_FULL, TroubleKind.PAUSED, TroubleKind.PAUSED_EXTERNALLY, TroubleKind.SUSPENDED}
+)
+_OF_SET_UP: Final = frozenset(
+    {
+        TroubleKind.VOLUMES_NOT_MOUNTED,
+        TroubleKind.VOLUMES_UNCONFIRMED,
+        TroubleKind.COPIES_NOT_RENEWED,
+        TroubleKind.EMPTY_DISKS_NOT_MOUNTED,
+        TroubleKind.BLOCK_VOLUMES_NOT_LINKED,
+        TroubleKind.SYSCTLS_NOT_SET,
+        TroubleKind.ROUTES_NOT_SET,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """`text`: what is wrong and what to do about it, for people."""
+
+    kind: TroubleKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TroubleChange:
+    """A trouble that has begun (or whose text has changed), or one that is over."""
+
+    trouble: Trouble
+    is_over: bool = False
+
+    @property
+    def text(self) -> str:
+        """Printable, and of bounded length: a guest may have worded a part of it."""
+        return escaped(self.trouble.text, _LONGEST)
+
+    @property
+    def line(self) -> str:
+        """For the container's log: one line, without its end."""
+        name = self.trouble.kind.value
+        return f"{PREFIX}{name} is over" if self.is_over else f"{PREFIX}{name}: {self.text}"
+
+
+def changes(before: Sequence[Trouble], now: Sequence[Trouble]) -> list[TroubleChange]:
+    """Ends first, then what is new or says something else."""
+    present = {one.kind for one in now}
+    over = [TroubleChange(one, is_over=True) for one in before if one.kind not in present]
+    return over + [TroubleChange(one) for one in now if one not in before]
+
+
+def told_together(troubles: Iterable[Trouble]) -> str:
+    """For the container's message; "" for none."""
+    return "; ".join(one.text for one in troubles)
+
+
+def merged(before: Sequence[Trouble], new: Sequence[Trouble]) -> tuple[Trouble, ...]:
+    """`new` in place of those of the same kinds."""
+    kinds = {one.kind for one in new}
+    return (*(one for one in before if one.kind not in kinds), *new)

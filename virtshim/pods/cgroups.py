@@ -1,0 +1,114 @@
+"""Cgroups of VMs by way of tapmanager: implements `virtshim.pods.ports.VmCgroups`. How often the kernel killed in
+one is read from it here."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+
+import structlog
+
+from virtshim.model.cgroup import DEFAULT_PARENT, CgroupLimits, VmCgroup, parent_path, vm_cgroup_path
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.pods.tapmanager_connection import TapmanagerConnection
+from virtshim.system.machine import CGROUPS, has_cgroup_v2
+
+log = structlog.get_logger(__name__)
+
+
+class VmCgroupClient:
+    """`own`: tapmanager makes the groups; False where libvirt does, as systemd's scopes: then it is only told what
+    oom_score_adj the VM starts with."""
+
+    def __init__(self, tapmanager: TapmanagerConnection, *, own: bool) -> None:
+        self._tapmanager = tapmanager
+        self._own = own
+
+    def make(self, group: VmCgroup, timeout: float) -> None:
+        """See the port."""
+        args = {"sandbox": group.sandbox.value, "uid": group.uid, "queues": group.nic_queues, **self._args(group)}
+        doing = f"making the cgroup of container {group.container.short}"
+        self._tapmanager.tell("group", args, timeout, doing, newer=("queues",))
+
+    def start_failed(self, sandbox: SandboxId, timeout: float) -> None:
+        """See the port."""
+        self._tapmanager.tell("disarm", {"sandbox": sandbox.value}, timeout, f"closing the network of {sandbox.short}")
+
+    def limit(self, group: VmCgroup, timeout: float) -> None:
+        """See the port."""
+        doing = f"changing the cgroup of container {group.container.short}"
+        self._tapmanager.tell("limit", self._args(group), timeout, doing)
+
+    def remove(self, container: ContainerId, cgroup_parent: str, timeout: float) -> None:
+        """See the port."""
+        args = {"container": container.value, "parent": self._parent(cgroup_parent)}
+        self._tapmanager.tell("ungroup", args, timeout, f"removing the cgroup of container {container.short}")
+
+    def oom_kills(self, container: ContainerId, cgroup_parent: str) -> int:
+        """See the port. A systemd scope goes with its QEMU, and its counts with it."""
+        if not self._own:
+            return 0
+        try:
+            return oom_kills(vm_cgroup_path(cgroup_parent, container))
+        except OSError as exc:
+            log.warning("cgroup.unreadable", container=container.short, error=str(exc))
+            return 0
+
+    def _parent(self, cgroup_parent: str) -> str:
+        return (parent_path(cgroup_parent) or DEFAULT_PARENT) if self._own else ""
+
+    def _args(self, group: VmCgroup) -> Mapping[str, object]:
+        return {
+            "container": group.container.value,
+            "parent": self._parent(group.cgroup_parent),
+            "limits": _limits(group.limits),
+            "oom_score_adj": group.oom_score_adj,
+        }
+
+
+def _limits(limits: CgroupLimits) -> Mapping[str, object]:
+    return {
+        "cpu_shares": limits.cpu_shares,
+        "cpu_quota": limits.cpu_quota,
+        "cpu_period": limits.cpu_period,
+        "cpuset_cpus": limits.cpuset_cpus,
+        "cpuset_mems": limits.cpuset_mems,
+        "memory": limits.memory,
+        "swap": limits.swap,
+        "hugepages": [{"page_size": size, "limit": limit} for size, limit in limits.hugepages.items()],
+        "unified": dict(limits.unified),
+    }
+
+
+def _directory(group: str, controller: str, root: str = CGROUPS) -> str:
+    """Where `controller`'s files of a group (`virtshim.model.cgroup.vm_cgroup_path`) are: cgroup v2, or v1's hierarchy of that
+    controller (systemd mounts cpu and cpuacct as one, with links of both names)."""
+    if has_cgroup_v2(root):
+        return root + group
+    return f"{root}/{controller}{group}"
+
+
+def oom_kills(group: str, root: str = CGROUPS) -> int:
+    """How many processes of the group the kernel killed for lack of memory, the pod's or the group's own; 0 if there is
+    no such group (any more). Raises OSError for other trouble."""
+    where = _directory(group, "memory", root)
+    counts = _counts(f"{where}/memory.events") or _counts(f"{where}/memory.oom_control")
+    return counts.get("oom_kill", 0)
+
+
+def _counts(path: str) -> dict[str, int]:
+    """Flat keyed files: `name number` a line."""
+    words = (line.split() for line in (_text(path) or "").splitlines())
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2}
+
+
+def _text(path: str) -> str | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        if exc.errno == errno.ENODEV:  # the group was removed while the file was open
+            return None
+        raise

@@ -1,0 +1,143 @@
+"""RunPodSandbox: record, network namespace, CNI, IP. The VM itself comes with StartContainer."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.annotations.parse import parse_vm_options
+from virtshim.annotations.profiles import Profile, of_pod
+from virtshim.metrics import observed
+from virtshim.metrics.start_ups import StartUps
+from virtshim.model.deadline import Deadline
+from virtshim.model.errors import AlreadyExists
+from virtshim.model.ids import ImageDigest, SandboxId
+from virtshim.model.sandbox import (
+    PodKey,
+    Sandbox,
+    SandboxConfig,
+    SandboxPhase,
+    check_handler,
+    pod_hash,
+    refuse_without_overhead,
+)
+from virtshim.model.sizing import may_want_queues
+from virtshim.model.vm import DiskBus
+from virtshim.pods.ports import AttachRequest, PodNetworks
+from virtshim.store.ports import Records
+from virtshim.system.clock import Clock, Stamps
+from virtshim.system.live import Live
+from virtshim.system.locks import Inflight, PodLocks
+from virtshim.system.rollback import Rollback
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSandbox:
+    """`timeout`: seconds that clean-up of a failed call may take; it never uses the caller's own deadline. `require_overhead`:
+    pods without an overhead of memory are refused."""
+
+    records: Records
+    networks: PodNetworks
+    clock: Clock
+    stamps: Stamps
+    locks: PodLocks
+    inflight: Inflight[SandboxId]
+    handlers: frozenset[str]
+    profiles: Live[Sequence[Profile]]
+    require_overhead: Live[bool]
+    timeout: float
+    start_ups: StartUps
+
+    def run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
+        """Returns the id of a READY sandbox. A repeat of a finished call returns the first's id; the same name with
+        something different is AlreadyExists."""
+        check_handler(config.runtime_handler, self.handlers)
+        if self.require_overhead.now:
+            refuse_without_overhead(config)
+        profile = of_pod(self.profiles.now, config.annotations, config.runtime_handler)
+        # A bad annotation fails here, where the pod's events show it first.
+        parse_vm_options({**profile, **config.annotations})
+        left = deadline.left(self.clock.monotonic())
+        return self.inflight.run(key, config, lambda: self._run(key, config, profile, deadline), timeout=left)
+
+    def _run(self, key: PodKey, config: SandboxConfig, profile: Mapping[str, str], deadline: Deadline) -> SandboxId:
+        for other in self.records.sandboxes.all():
+            if other.key == key:
+                if other.phase is SandboxPhase.CREATING:  # nobody makes it: the key is ours now. Its undo failed
+                    self.networks.release(other.id, self.timeout)
+                    self.records.sandboxes.delete(other.id)
+                    continue
+                if other.phase is SandboxPhase.READY and other.config == config:
+                    return other.id
+                raise AlreadyExists(
+                    f"a sandbox for pod {key} already exists: {other.id} ({other.phase.value}); remove it first"
+                )
+        deadline.check(self.clock.monotonic(), "the pod network was requested")
+        own = SandboxId(secrets.token_hex(32))
+        with self.locks.held(own), self.start_ups.phase("sandbox", own):
+            with self.locks.held_for_all(pod_hash(key)):  # from here on its record keeps the pod's disks
+                sandbox = self._recorded(own, key, config, profile)
+            return self._make(sandbox, deadline)
+
+    def _recorded(self, own: SandboxId, key: PodKey, config: SandboxConfig, profile: Mapping[str, str]) -> Sandbox:
+        sandbox = Sandbox(
+            id=own,
+            key=key,
+            config=config,
+            created_at=self.stamps.next(),
+            root_disks=self._root_disks(key),
+            disk_bus=self._disk_bus(key),
+            profile=profile,
+        )
+        # Not synced, READY is: after a power cut kubelet asks for the pod again, and a network without a record is released.
+        self.records.sandboxes.add(sandbox, survives_power_cuts=False)
+        return sandbox
+
+    def _root_disks(self, pod: PodKey) -> Mapping[str, ImageDigest]:
+        """Those that the pod's earlier sandboxes made."""
+        found: dict[str, ImageDigest] = {}
+        for earlier in self.records.sandboxes.all():  # in order of creation: the newest one knows best
+            if earlier.key.is_same_pod(pod):
+                found.update(earlier.root_disks)
+        return found
+
+    def _disk_bus(self, pod: PodKey) -> DiskBus:
+        """That of the pod's first sandbox: a disk that the pod keeps is the one its guest knows."""
+        earlier = [other.disk_bus for other in self.records.sandboxes.all() if other.key.is_same_pod(pod)]
+        return earlier[0] if earlier else DiskBus.VIRTIO
+
+    def _make(self, sandbox: Sandbox, deadline: Deadline) -> SandboxId:
+        """On failure nothing is left, unless undo fails too: then the row stays NOT_READY, so that kubelet's own
+        StopPodSandbox and RemovePodSandbox finish the job."""
+        with Rollback() as undo:
+            undo.add("record", lambda: self._forget(sandbox, undo))
+            undo.add("network", lambda: self.networks.release(sandbox.id, self.timeout))
+            config = sandbox.config
+            options = parse_vm_options(sandbox.vm_annotations)
+            ask = AttachRequest(
+                sandbox=sandbox.id,
+                pod=sandbox.key,
+                dns=config.dns,
+                port_mappings=config.port_mappings,
+                hostname=config.hostname,
+                filter=options.network_filter,
+                bandwidth=options.bandwidth,
+                multi_queue=may_want_queues(options, config.resources),
+            )
+            with self.start_ups.step(observed.Step.NETWORK, sandbox.id):
+                network = self.networks.attach(ask, timeout=deadline.left(self.clock.monotonic()))
+            self.records.sandboxes.replace(sandbox.ready(network))
+            undo.commit()
+        log.info("sandbox.ready", sandbox=sandbox.id.short, pod=str(sandbox.key), ips=network.ips)
+        return sandbox.id
+
+    def _forget(self, sandbox: Sandbox, undo: Rollback) -> None:
+        if undo.clean:
+            self.records.sandboxes.delete(sandbox.id)
+        else:
+            self.records.sandboxes.replace(sandbox.not_ready("its set-up failed and could not be undone"))

@@ -1,0 +1,90 @@
+"""StopPodSandbox: containers end, the network goes, the sandbox is NOT_READY. Idempotent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.containers.stop_container import StopContainer
+from virtshim.devices.services import DeviceServices
+from virtshim.model.container import ContainerPhase
+from virtshim.model.deadline import Deadline
+from virtshim.model.ids import SandboxId
+from virtshim.model.sandbox import Sandbox, SandboxPhase
+from virtshim.pods.ports import PodNetworks
+from virtshim.store.ports import Records
+from virtshim.streaming.ports import Streaming
+from virtshim.system.clock import Clock
+from virtshim.system.locks import PodLocks
+from virtshim.vm.ports import Hypervisor
+
+log = structlog.get_logger(__name__)
+
+_AT_REST = (ContainerPhase.CREATED, ContainerPhase.EXITED)
+
+
+@dataclass(frozen=True, slots=True)
+class StopSandbox:
+    """`timeout`: seconds that CNI DEL gets even if the caller's deadline is nearer."""
+
+    records: Records
+    hypervisor: Hypervisor
+    networks: PodNetworks
+    stop_container: StopContainer
+    clock: Clock
+    locks: PodLocks
+    timeout: float
+    streaming: Streaming
+    devices: DeviceServices
+
+    def stop(self, wanted: Sandbox, deadline: Deadline) -> None:
+        """Containers get no grace period: kubelet has stopped its own. The network is released once; a failure is
+        raised and the next call tries again."""
+        self._kill_containers(wanted.id)
+        with self.locks.held(wanted.id):
+            sandbox = self.records.sandboxes.get(wanted.id)
+            if sandbox is None:
+                return
+            self._kill_containers(sandbox.id)  # one that was started while we waited for the lock
+            self._end_unstarted(sandbox.id)
+            if sandbox.phase is SandboxPhase.READY:
+                sandbox = sandbox.not_ready("stopped")
+                self.records.sandboxes.replace(sandbox)
+            self._free_devices(sandbox.id)
+            self.streaming.end_sandbox(sandbox.id)
+        self._await_devices(
+            wanted.id
+        )  # without the lock; before CNI DEL, which takes NICs that are the host's functions back
+        with self.locks.held(wanted.id):
+            sandbox = self.records.sandboxes.get(wanted.id)
+            if sandbox is None or sandbox.network_released:
+                return
+            timeout = max(self.timeout, deadline.left(self.clock.monotonic()))
+            self.networks.release(sandbox.id, timeout)
+            self.records.sandboxes.replace(sandbox.with_network_released())
+        log.info("sandbox.stopped", sandbox=sandbox.id.short)
+
+    def _kill_containers(self, sandbox: SandboxId) -> None:
+        for container in self.records.containers.all():  # at most one runs: a pod is one virtual machine
+            if container.sandbox_id == sandbox and container.may_be_running:
+                self.stop_container.kill(container, "killed: its pod was stopped")
+
+    def _end_unstarted(self, sandbox: SandboxId) -> None:
+        """Their starts may have failed between libvirt's start and the record. With the lock held."""
+        for container in self.records.containers.all():
+            if container.sandbox_id == sandbox and container.phase is ContainerPhase.CREATED:
+                self.hypervisor.destroy(container.domain_uuid, container.id)
+
+    def _free_devices(self, sandbox: SandboxId) -> None:
+        """Of those that never ran. None of its VMs is on, and none is started any more."""
+        for container in self.records.containers.all():
+            at_rest = container.phase in _AT_REST and not container.owes_devices
+            if container.sandbox_id == sandbox and container.claims and at_rest:
+                self.records.containers.replace(container.with_claims(()))
+
+    def _await_devices(self, sandbox: SandboxId) -> None:
+        """kubelet may grant them to another pod when this one is stopped."""
+        for container in self.records.containers.all():
+            if container.sandbox_id == sandbox:
+                self.devices.releases.try_to_finish(container.id)

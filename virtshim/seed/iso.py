@@ -1,0 +1,170 @@
+"""The cloud-init seed: an ISO with the label that is looked for, in the container's directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import posixpath
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import pycdlib
+
+from virtshim.model.errors import InternalError, ResourceExhausted
+from virtshim.model.ids import ContainerId
+from virtshim.model.image import DiskFormat
+from virtshim.model.layout import Layout, ignition_file, sysprep_iso
+from virtshim.model.vm import Disk
+from virtshim.seed.documents import SeedDocuments, seed_documents
+from virtshim.seed.ports import SeedRequest
+from virtshim.volumes.mount_script import SEED_FILE
+
+# kubelet's hosts file of a pod: the pod's own names (also with its subdomain) and its hostAliases.
+
+_MAX_BYTES: Final = 256 << 10
+
+
+def read_hosts_file(path: str, pod_uid: str) -> bytes:
+    """Nothing for one that is not there, or is not what kubelet writes: a file, in the directory of that pod."""
+    if not path.endswith(f"/pods/{pod_uid}/etc-hosts"):
+        return b""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                content = file.read(_MAX_BYTES + 1)
+                return content if len(content) <= _MAX_BYTES else b""
+    return b""
+
+
+_SERIAL: Final = "seed"
+_SYSPREP_LABEL: Final = "unattendCD"
+# In the guest; user-data may hold passwords.
+_GUEST_FILE_MODE: Final = 0o100400
+_GUEST_DIR_MODE: Final = 0o040500
+# ISO 9660, level 3: a name has 30 characters, its directory 31.
+_PLAIN_LENGTH: Final = 30
+_NOT_PLAIN: Final = re.compile("[^A-Z0-9_]")
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class SeedStore:
+    """Implements GuestSeeds. The file belongs to the container's directory and goes with it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def create(self, request: SeedRequest) -> Disk:
+        """A repeated call replaces the file; a reader never sees half of it."""
+        hosts = read_hosts_file(request.hosts_file, request.pod.uid)
+        image = _seed(seed_documents(request, hosts), request.copied)
+        path = self._layout.seed_iso(request.container)
+        with _writing(path):
+            _make_directory(self._layout.container_dir(request.container))
+            _replace(path, image)
+        return Disk(path=path, format=DiskFormat.RAW, serial=_SERIAL, readonly=True, cdrom=True)
+
+    def write_ignition(self, container: ContainerId, text: str) -> str:
+        path = ignition_file(self._layout, container)
+        with _writing(path):
+            _replace(path, text.encode())
+        return path
+
+    def write_sysprep(self, container: ContainerId, files: Mapping[str, bytes]) -> str:
+        path = sysprep_iso(self._layout, container)
+        with _writing(path):
+            _replace(path, _iso(_SYSPREP_LABEL, files))
+        return path
+
+
+@contextlib.contextmanager
+def _writing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"{path}, for the guest's first boot, cannot be written: {error.strerror}"
+        if error.errno in _NO_SPACE:
+            raise ResourceExhausted(f"{what}; free space on that file system") from error
+        raise InternalError(what) from error
+
+
+def _make_directory(path: str) -> None:
+    """Searchable by the QEMU user, whatever the umask."""
+    os.makedirs(os.path.dirname(path), mode=0o711, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+        os.chmod(path, 0o711)  # noqa: S103
+
+
+def _replace(path: str, content: bytes) -> None:
+    """Write beside, rename. What a killed process left beside is overwritten. Not synced: a power cut ends its VM, too, and no
+    later one gets this file."""
+    beside = f"{path}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(beside)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+    os.rename(beside, path)
+
+
+def _seed(documents: SeedDocuments, copied: bytes) -> bytes:
+    files = {path: text.encode() for path, text in documents.files.items()}
+    return _iso(documents.label, {**files, SEED_FILE: copied} if copied else files)
+
+
+def _iso(label: str, files: Mapping[str, bytes]) -> bytes:
+    """Rock Ridge and Joliet carry the names as they are."""
+    iso = pycdlib.PyCdlib()
+    iso.new(interchange_level=3, vol_ident=label, joliet=3, rock_ridge="1.09")
+    try:
+        plain, used = {"": ""}, set[str]()
+        for path, content in files.items():
+            directory, name = posixpath.split(path)
+            for above in _with_parents(directory):
+                if above not in plain:
+                    plain[above] = _plain(above, plain, used)
+                    iso.add_directory(
+                        plain[above],
+                        rr_name=posixpath.basename(above),
+                        joliet_path=f"/{above}",
+                        file_mode=_GUEST_DIR_MODE,
+                    )
+            plain[path] = _plain(path, plain, used)
+            iso.add_fp(
+                io.BytesIO(content),
+                len(content),
+                iso_path=f"{plain[path]}.;1",
+                rr_name=name,
+                joliet_path=f"/{path}",
+                file_mode=_GUEST_FILE_MODE,
+            )
+        written = io.BytesIO()
+        iso.write_fp(written)
+    finally:
+        iso.close()
+    return written.getvalue()
+
+
+def _with_parents(directory: str) -> Iterator[str]:
+    """From the top down."""
+    parts = [part for part in directory.split("/") if part]
+    yield from ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
+def _plain(path: str, above: Mapping[str, str], used: set[str]) -> str:
+    """As ISO 9660 itself writes names: short, of capitals and digits, and no other's. `above`: that of each directory; `used`:
+    those of others, to which it is added."""
+    directory, name = posixpath.split(path)
+    word = _NOT_PLAIN.sub("_", name.upper())[:_PLAIN_LENGTH]
+    found, number = f"{above[directory]}/{word}", 1
+    while found in used:
+        number += 1
+        end = f"_{number}"
+        found = f"{above[directory]}/{word[: _PLAIN_LENGTH - len(end)]}{end}"
+    used.add(found)
+    return found

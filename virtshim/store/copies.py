@@ -1,0 +1,108 @@
+"""Copies of containers' records beside their disks: implements `virtshim.store.ports.RecordCopies`."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from virtshim.model.errors import InternalError, ResourceExhausted, ShimError
+from virtshim.model.ids import ContainerId, ImageId
+from virtshim.model.image import Image
+from virtshim.model.layout import Layout, record_copy
+from virtshim.store.rows import image_document, image_from
+from virtshim.system.files import replace_text
+
+# What the database says of images, once more beside their disks: implements `virtshim.images.ports.ImageNotes`.
+
+log = structlog.get_logger(__name__)
+
+# Of one image; more is none of ours.
+_MOST = 4 << 20
+
+
+class ImageNoteFiles:
+    """A file an image, of root's alone. They are trusted as the database is, which lies as open to whoever could change them."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+
+    def keep(self, image: Image) -> None:
+        """See the port."""
+        path, text = self._path(image.id), image_document(image)
+        try:
+            if self._read(path) != text:
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                replace_text(str(path), text)
+        except OSError as exc:
+            log.warning("image.note.not_kept", id=str(image.id), error=str(exc.strerror))
+
+    def forget(self, image: ImageId) -> None:
+        """See the port."""
+        try:
+            self._path(image).unlink(missing_ok=True)
+        except OSError as exc:
+            log.warning("image.note.not_forgotten", id=str(image), error=str(exc.strerror))
+
+    def all(self) -> Sequence[Image]:
+        """See the port."""
+        found = []
+        for path in sorted(self._directory.glob("*.json")):
+            try:
+                image = image_from(self._read(path))
+                if path == self._path(image.id):
+                    found.append(image)
+            except (OSError, ShimError) as exc:
+                log.warning("image.note.unreadable", file=path.name, error=str(exc))
+        return found
+
+    def _path(self, image: ImageId) -> Path:
+        return self._directory / f"{image.value.removeprefix('sha256:')}.json"
+
+    def _read(self, path: Path) -> str:
+        """Nothing if it is not there."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return ""
+        with open(descriptor, "rb") as file:
+            return file.read(_MOST).decode(errors="replace")
+
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class RecordCopyFiles:
+    """Files with mode 0600 in directories that QEMU's user may search."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def keep(self, container: ContainerId, text: str) -> None:
+        """Not synced: a power cut ends the VM that it is for."""
+        path = record_copy(self._layout, container)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "w", encoding="ascii") as file:
+                file.write(text)
+        except OSError as exc:
+            kind = ResourceExhausted if exc.errno in _FULL else InternalError
+            raise kind(f"container {container}: the copy of its records cannot be written: {exc.strerror}") from exc
+
+    def read(self, container: ContainerId) -> str:
+        """See the port."""
+        path = record_copy(self._layout, container)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open(descriptor, encoding="ascii", errors="replace") as file:
+                return file.read()
+        except FileNotFoundError:
+            return ""
+        except OSError as exc:
+            raise InternalError(
+                f"container {container}: the copy of its records cannot be read: {exc.strerror}"
+            ) from exc

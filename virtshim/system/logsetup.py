@@ -1,0 +1,241 @@
+"""Logging: structlog events to standard error, as text for people or as JSON lines for collectors.
+
+Names, paths and errors in fields come from pods, guests, images and servers. Here, for all events, they become short and
+printable, so that a line is what somebody here has logged, and whoever causes warnings without end fills no log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Final
+
+import structlog
+
+from tapmanager.log_lines import FILE_VARIABLE, LogFile
+from virtshim.model.text import escaped
+
+# systemd's journal, by its own protocol: each field of an event is a field of the entry
+# (systemd.io/JOURNAL_NATIVE_PROTOCOL).
+
+JOURNAL_SOCKET: Final = "/run/systemd/journal/socket"
+# An event's own fields are below it: the journal's names are everybody's.
+_PREFIX: Final = "VIRTSHIM_"
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Z0-9_]")
+_PRIORITIES: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+_TOLD_OTHERWISE: Final = frozenset({"event", "level", "timestamp"})
+
+
+def journal_is_our_stderr(
+    environ: Mapping[str, str] = os.environ, descriptor: int = 2, socket: str = JOURNAL_SOCKET
+) -> bool:
+    """Whether systemd has joined standard error to the journal."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}" and os.path.exists(socket)
+
+
+class JournalHandler(logging.Handler):
+    """`line` makes the text that people read of a record. What the journal does not take goes to `otherwise`."""
+
+    def __init__(self, line: logging.Formatter, otherwise: logging.Handler, path: str = JOURNAL_SOCKET) -> None:
+        super().__init__()
+        self.setFormatter(line)
+        self._otherwise = otherwise
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+
+    def close(self) -> None:
+        self._socket.close()
+        super().close()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # A formatter that takes the event apart leaves it whole for the next: it works on a copy.
+        event = dict(record.msg) if isinstance(record.msg, dict) else {}
+        try:
+            message = self.format(record)
+            self._socket.sendto(journal_entry(message, record.levelno, event), socket.MSG_NOSIGNAL, self._path)
+        except (OSError, ValueError):  # too long, or the journal is being restarted
+            self._otherwise.handle(record)
+        except Exception:  # noqa: BLE001  as logging's own handlers: a library's mistake in a log line is not its caller's
+            self.handleError(record)
+
+
+def journal_entry(message: str, level: int, event: Mapping[str, Any]) -> bytes:
+    """One of the protocol's messages. Values are shown as the log shows them. Pure."""
+    fields = {
+        "MESSAGE": message,
+        "PRIORITY": str(_PRIORITIES.get(level, 6)),
+        "SYSLOG_IDENTIFIER": "virtshim",
+        f"{_PREFIX}EVENT": str(event.get("event", "")),
+    }
+    for key, value in event.items():
+        if key not in _TOLD_OTHERWISE and not key.startswith("_") and key != "exc_info" and value is not None:
+            fields[_PREFIX + _NOT_IN_NAMES.sub("_", str(key).upper())[:50]] = str(value)
+    return b"".join(_field(name, value.encode(errors="backslashreplace")) for name, value in fields.items() if value)
+
+
+def _field(name: str, value: bytes) -> bytes:
+    if b"\n" not in value:
+        return name.encode() + b"=" + value + b"\n"
+    return name.encode() + b"\n" + len(value).to_bytes(8, "little") + value + b"\n"
+
+
+# Characters of one value, and entries of one list: an error may quote a kernel's or a plugin's whole answer.
+_LONGEST = 2000
+_MOST_ENTRIES = 100
+_DEEPEST = 5
+
+# Warnings and errors of one name: so many at once, and so many a second after that.
+_BURST = 100
+_RATE = 2.0
+
+
+def set_up_logging(
+    level: str, form: str, journal_socket: str = JOURNAL_SOCKET, monotonic: Callable[[], float] = time.monotonic
+) -> None:
+    """`form` is auto, text, json or journal; auto is text on a terminal, the journal where systemd has joined it, else json.
+    Standard library loggers come out the same way. `monotonic` is the clock of the bound on warnings.
+
+    Tracebacks come without local variables, which structlog would show: passwords and pods' data are among them."""
+    if form == "auto":
+        form = "text" if sys.stderr.isatty() else "journal" if journal_is_our_stderr() else "json"
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        _of_others,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    render: Any
+    if form in ("text", "journal"):
+        render = structlog.dev.ConsoleRenderer(colors=_in_colour(), exception_formatter=_indented_traceback)
+    else:
+        without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        shared.append(structlog.processors.ExceptionRenderer(without_locals))
+        render = structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processor=render, foreign_pre_chain=shared))
+    if form == "journal":
+        handler = JournalHandler(handler.formatter or logging.Formatter(), handler, journal_socket)
+    handler.addFilter(_Flood(monotonic))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    if path := os.environ.get(FILE_VARIABLE):
+        root.addHandler(_file(path, shared))
+    set_log_level(level)
+    logging.getLogger("grpc._common").addFilter(_in_one_line)
+    for chatty in ("urllib3", "alembic"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    # It tells each attempt that failed; virtshim.metrics tells such trouble once.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+
+
+def _in_colour() -> bool:
+    return sys.stderr.isatty() or bool(os.environ.get("FORCE_COLOR"))
+
+
+def set_log_level(level: str) -> None:
+    """From now on, of all that is logged here."""
+    logging.getLogger().setLevel(level.upper())
+
+
+def _file(path: str, shared: list[Any]) -> logging.Handler:
+    """JSON lines, whatever standard error has."""
+    without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    lines = structlog.stdlib.ProcessorFormatter(
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.ExceptionRenderer(without_locals),
+            structlog.processors.JSONRenderer(),
+        ],
+        foreign_pre_chain=shared,
+    )
+    handler = LogFile(path)
+    handler.setFormatter(lines)
+    handler.addFilter(_Flood())
+    return handler
+
+
+def _of_others(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A processor: every value is short and printable."""
+    for key, value in event.items():
+        if key not in ("exc_info", "_record", "_from_structlog"):
+            event[key] = _plain(value, _DEEPEST)
+    return event
+
+
+def _plain(value: Any, deep: int) -> Any:
+    """Numbers, flags and nothing stay what they are."""
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case str():
+            return escaped(value, _LONGEST)
+        case dict() if deep:
+            shown = {escaped(str(key), _LONGEST): _plain(item, deep - 1) for key, item in _few(value.items())}
+            return shown if len(value) <= _MOST_ENTRIES else {**shown, "...": f"{len(value)} in all"}
+        case list() | tuple() | set() | frozenset() if deep:
+            items = [_plain(item, deep - 1) for item in _few(value)]
+            return items if len(value) <= _MOST_ENTRIES else [*items, f"... {len(value)} in all"]
+        case _ if hasattr(value, "DESCRIPTOR"):  # a message of CRI's may hold registry logins and pods' variables
+            return f"<{type(value).__name__}>"
+        case _:
+            return escaped(str(value), _LONGEST)
+
+
+def _few(values: Any) -> list[Any]:
+    return [value for _, value in zip(range(_MOST_ENTRIES), values, strict=False)]
+
+
+def _indented_traceback(out: Any, exc_info: Any) -> None:
+    """No line of it looks like an event of its own."""
+    text = structlog.processors.format_exc_info(None, "", {"exc_info": exc_info}).get("exception", "")
+    out.write("\n" + "\n".join(f"    {escaped(line, _LONGEST)}" for line in text.splitlines()))
+
+
+class _Flood(logging.Filter):
+    """Cuts off more warnings of one name than anybody reads; the next one that passes says how many there were."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        # event, or library -> how many may pass, since when, how many did not
+        self._events: dict[str, tuple[float, float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """False for a record that is not to be logged."""
+        if record.levelno < logging.WARNING:
+            return True
+        event = str(record.msg.get("event")) if isinstance(record.msg, dict) else record.name
+        now = self._monotonic()
+        with self._lock:
+            left, since, unlogged = self._events.get(event, (float(_BURST), now, 0))
+            left = min(float(_BURST), left + (now - since) * _RATE)
+            passes = left >= 1
+            self._events[event] = (left - 1, now, 0) if passes else (left, now, unlogged + 1)
+        if passes and unlogged and isinstance(record.msg, dict):
+            record.msg["unlogged"] = unlogged
+        return passes
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """A request that is no protobuf is its client's fault; grpc logs where in its own code it saw that."""
+    if record.exc_info:
+        reason = " ".join(str(record.exc_info[1]).split())
+        record.msg, record.args, record.exc_info = f"{record.getMessage()} {reason}", None, None
+    return True

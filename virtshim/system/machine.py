@@ -1,0 +1,88 @@
+"""What this machine has: CPUs, memory nodes, huge pages, cgroups, systemd. Reads only."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+from pathlib import Path
+
+from virtshim.model.sizing import numbers_in
+
+_NODES = "/sys/devices/system/node"
+_HUGEPAGES = "/sys/kernel/mm/hugepages"
+CGROUPS = "/sys/fs/cgroup"
+
+
+@functools.cache
+def cpus() -> int:
+    """CPUs that the kernel has configured; they are numbered from 0."""
+    return os.sysconf("SC_NPROCESSORS_CONF")
+
+
+@functools.cache
+def memory_nodes(folder: str = _NODES) -> int:
+    """One more than the highest number of a memory node."""
+    try:
+        found = [int(name[4:]) for name in os.listdir(folder) if re.fullmatch(r"node[0-9]+", name)]
+    except OSError:  # a kernel without NUMA
+        return 1
+    return max(found, default=0) + 1
+
+
+def numa_nodes(folder: str = _NODES) -> dict[int, frozenset[int]]:
+    """The CPUs of each node that has memory, by its number; none on a kernel without NUMA. The kernel refuses other nodes as
+    places for memory."""
+    found: dict[int, frozenset[int]] = {}
+    with contextlib.suppress(OSError, ValueError):
+        for node in numbers_in(Path(folder, "has_memory").read_text(encoding="ascii").strip()):
+            found[node] = numbers_in(Path(folder, f"node{node}/cpulist").read_text(encoding="ascii").strip())
+    return found
+
+
+def free_hugepages(page_bytes: int, folder: str = _HUGEPAGES) -> int:
+    """Bytes in free huge pages of that size; 0 if the kernel has none of it."""
+    try:
+        with open(f"{folder}/hugepages-{page_bytes >> 10}kB/free_hugepages", encoding="ascii") as file:
+            return int(file.read()) * page_bytes
+    except OSError:
+        return 0
+
+
+def uids_in_use(*directories: str, proc: str = "/proc") -> frozenset[int]:
+    """The users that processes run as, and those that own a file in a directory below one of `directories`."""
+    found = set()
+    for process in _entries(proc):
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):  # it has just ended
+                found.add(os.stat(process.path).st_uid)
+    for one in (one for directory in directories for one in _entries(directory)):
+        for file in _entries(one.path):
+            with contextlib.suppress(OSError):  # likewise
+                found.add(file.stat(follow_symlinks=False).st_uid)
+    return frozenset(found)
+
+
+def _entries(directory: str) -> list[os.DirEntry[str]]:
+    """None of what is no directory, or is gone."""
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def boot_id() -> str:
+    """Another one each time the machine is booted."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def has_cgroup_v2(root: str = CGROUPS) -> bool:
+    """Whether what is mounted there is version 2; else each of version 1's hierarchies is below it."""
+    return os.path.exists(f"{root}/cgroup.controllers")
+
+
+def systemd_runs() -> bool:
+    """As sd_booted(3) decides."""
+    return os.path.isdir("/run/systemd/system")

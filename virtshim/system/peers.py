@@ -1,0 +1,117 @@
+"""Which user of this machine has the other end of a TCP connection: the kernel says so in /proc/net, while it is open."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import socket
+import stat
+import struct
+import sys
+from typing import Final
+
+# A Unix socket whose name somebody else may have made: connects to the process that is meant, and to no other.
+#
+# Who connects shows the listener its own credentials. Root's are worth a lot to libvirt, D-Bus or our own daemons, so
+# a name is never followed: what is there is opened without a look at what it leads to, judged, and then connected to
+# itself.
+
+# The pid, uid and gid of a peer, unix(7); a timeval.
+_CREDENTIALS: Final = struct.Struct("iII")
+_TIME: Final = struct.Struct("@ll")
+_UID: Final = re.compile(r"^Uid:\s+\d+\s+(\d+)", re.MULTILINE)
+
+
+class NotThePeer(Exception):
+    """Something else is there; says what."""
+
+
+def connect_to(path: str, pid: int, limit: int) -> socket.socket:
+    """A connection to the socket at `path` that the process `pid` listens on, and that its user owns. Nothing is said to anybody
+    else: the connection is given up before a byte. Raises NotThePeer; OSError, also if it does not answer within `limit`
+    seconds."""
+    place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        user = _user_of(pid)
+        _refuse_unless_socket_of(user, os.fstat(place))
+        with contextlib.ExitStack() as on_failure:
+            connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            on_failure.callback(connected.close)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(int(limit), 0))
+            _connect(connected, place)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(0, 0))
+            _refuse_unless_peer_is(pid, user, connected)
+            on_failure.pop_all()
+            return connected
+    finally:
+        os.close(place)
+
+
+def _refuse_unless_socket_of(user: int, found: os.stat_result) -> None:
+    if not stat.S_ISSOCK(found.st_mode):
+        raise NotThePeer("what is there is no socket")
+    if found.st_uid != user:
+        raise NotThePeer(f"the socket belongs to user {found.st_uid}, and not to {user}")
+
+
+def _refuse_unless_peer_is(pid: int, user: int, connected: socket.socket) -> None:
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    peer, uid, _ = _CREDENTIALS.unpack(credentials)
+    if (peer, uid) != (pid, user):
+        raise NotThePeer(f"process {peer} of user {uid} listens there, and not process {pid} of user {user}")
+
+
+def _connect(connected: socket.socket, place: int) -> None:
+    try:
+        connected.connect(f"/proc/self/fd/{place}")
+    except BlockingIOError as exc:
+        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from exc
+
+
+def _user_of(pid: int) -> int:
+    """Its effective user. Not the owner of its directory in /proc: that is root for a process that hides its memory."""
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        found = _UID.search(file.read())
+    if found is None:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return int(found[1])
+
+
+_TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
+_ESTABLISHED: Final = "01"
+_MAPPED: Final = bytes(10) + b"\xff\xff"
+
+
+def tcp_peer_user_of(connected: socket.socket) -> int | None:
+    """None if nobody of this machine has it, or not any more: an end that was closed is listed as root's. Raises OSError."""
+    theirs, ours = _ends(connected)
+    for table in _TABLES:
+        try:
+            with open(table, encoding="ascii") as file:
+                rows = [line.split() for line in file if any(end in line for end in theirs)]
+        except FileNotFoundError:  # a kernel without IPv6
+            continue
+        for row in rows:
+            _, local, remote, state, *others = row
+            if local in theirs and remote in ours and state == _ESTABLISHED and others[5] != "0":
+                return int(others[3])
+    return None
+
+
+def _ends(connected: socket.socket) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return _spelt(*connected.getpeername()[:2]), _spelt(*connected.getsockname()[:2])
+
+
+def _spelt(host: str, port: int) -> tuple[str, ...]:
+    """As in the tables. An IPv4 address may be in that of IPv6, too."""
+    if ":" in host:
+        return (_words(socket.inet_pton(socket.AF_INET6, host), port),)
+    address = socket.inet_pton(socket.AF_INET, host)
+    return _words(address, port), _words(_MAPPED + address, port)
+
+
+def _words(address: bytes, port: int) -> str:
+    words = (address[at : at + 4] for at in range(0, len(address), 4))
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{port:04X}"

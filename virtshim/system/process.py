@@ -1,0 +1,206 @@
+"""The one place where the daemon runs other programs.
+
+A program gets an argument list (never a shell line), a clean environment, /dev/null as stdin, umask 077 and a process group
+of its own. When `run` returns or raises, nothing of that group is left: a program that must outlive the call has to leave
+the group itself (setsid), or be started by somebody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from virtshim.model.errors import DeadlineExceeded, InternalError
+from virtshim.model.text import printable_text
+
+ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+_CHUNK = 1 << 16
+_CANCEL_POLL = 0.2
+# More than a pipe holds (1 MiB, fs.pipe-max-size): enough to take what a program left, and an end if somebody still writes.
+_PIPE_CHUNKS = 32
+_WIDE_PIPE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`returncode` is negative for a signal. `stdout` and `stderr` are the first bytes, at most the limit asked for."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+    def summary(self) -> str:
+        """The end of the program's output, for an error message: one line, printable, at most 400 characters."""
+        text = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
+        line = " ".join(text.split())
+        said = printable_text(line[-400:])
+        if self.returncode < 0:
+            return f"killed by signal {-self.returncode}" + (f": {said}" if said else "")
+        return said or f"no output, exit code {self.returncode}"
+
+
+@dataclass(slots=True)
+class _Captured:
+    """The kept beginning of one output stream."""
+
+    limit: int
+    data: bytearray
+
+    def take(self, chunk: bytes) -> None:
+        self.data += chunk[: self.limit - len(self.data)]
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    name: str = "",
+    pass_fds: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+    cancelled: threading.Event | None = None,
+    output_limit: int = 1 << 20,
+) -> Finished:
+    """Runs `argv` to its end and returns what it said, whatever its exit code.
+
+    `timeout` is in seconds; `name` is what messages call it; the program has `pass_fds` under the same numbers; `environment` is
+    added to the clean one; output beyond `output_limit` bytes a stream is read and dropped. Secrets do not belong in `argv`:
+    every local user can read it. Raises DeadlineExceeded (time over or `cancelled` set; the whole process group is killed) and
+    InternalError (it cannot be started).
+    """
+    deadline = time.monotonic() + timeout
+    child = _started(argv, subprocess.DEVNULL, environment, pass_fds)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    out, err = _Captured(output_limit, bytearray()), _Captured(output_limit, bytearray())
+    try:
+        with child.stdout, child.stderr:
+            _collect(child.pid, {child.stdout: out, child.stderr: err}, name or argv[0], deadline, cancelled)
+    finally:
+        # Not reaped yet, so the number still names this group, whoever is left in it.
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    return Finished(child.returncode, bytes(out.data), bytes(err.data))
+
+
+@dataclass(frozen=True, slots=True)
+class Piped:
+    """A program that runs: `feed` is its standard input, `answers` its standard output, neither blocks."""
+
+    feed: int
+    answers: int
+    _child: subprocess.Popen[bytes]
+
+    def end(self, timeout: float) -> Finished:
+        """Waits for its end, and kills it if that does not come in time."""
+        try:
+            self._child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
+        assert self._child.stderr is not None
+        said = _Captured(_CHUNK, bytearray())
+        _drain(self._child.stderr.fileno(), said, chunks=_PIPE_CHUNKS)
+        return Finished(self._child.returncode, b"", bytes(said.data))
+
+
+@contextlib.contextmanager
+def piped(argv: Sequence[str]) -> Iterator[Piped]:
+    """Starts `argv`, to be fed and listened to while it runs; none of its group is left behind. Beyond a pipe's fill, what it
+    says on standard error makes it wait. Raises as `run`."""
+    child = _started(argv, subprocess.PIPE, None, ())
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    try:
+        for stream in (child.stdin, child.stdout, child.stderr):
+            os.set_blocking(stream.fileno(), False)
+        for stream in (child.stdin, child.stdout):
+            with contextlib.suppress(OSError):  # root may; fs.pipe-user-pages-soft holds others
+                fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _WIDE_PIPE)
+        yield Piped(child.stdin.fileno(), child.stdout.fileno(), child)
+    finally:
+        if child.returncode is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        for stream in (child.stdin, child.stdout, child.stderr):
+            stream.close()
+
+
+def _started(
+    argv: Sequence[str], stdin: int, environment: Mapping[str, str] | None, pass_fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            argv,
+            bufsize=0,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            env={**ENVIRONMENT, **(environment or {})},
+            start_new_session=True,
+            umask=0o077,
+            pass_fds=pass_fds,
+        )
+    except (OSError, ValueError) as exc:
+        name, reason = (
+            (exc.filename, exc.strerror) if isinstance(exc, OSError) else (argv[0], "an argument holds a NUL byte")
+        )
+        raise InternalError(f"cannot run {name}: {reason}; is its package installed?") from exc
+
+
+def _collect(
+    pid: int,
+    streams: Mapping[IO[bytes], _Captured],
+    name: str,
+    deadline: float,
+    cancelled: threading.Event | None,
+) -> None:
+    """Reads until the program itself has ended; what it left running may hold the pipes open and is not waited for."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(pidfd, selectors.EVENT_READ)
+            for stream, captured in streams.items():
+                os.set_blocking(stream.fileno(), False)
+                selector.register(stream, selectors.EVENT_READ, captured)
+            while True:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise DeadlineExceeded(f"{name} took too long and was killed")
+                if cancelled is not None and cancelled.is_set():
+                    raise DeadlineExceeded(f"{name} was stopped: the caller gave up")
+                ready = selector.select(left if cancelled is None else min(left, _CANCEL_POLL))
+                if any(key.fd == pidfd for key, _ in ready):
+                    break
+                for key, _ in ready:
+                    if not _drain(key.fd, key.data, chunks=1):
+                        selector.unregister(key.fileobj)
+            os.killpg(pid, signal.SIGKILL)
+            for key in list(selector.get_map().values()):
+                if key.data is not None:
+                    _drain(key.fd, key.data, chunks=_PIPE_CHUNKS)
+    finally:
+        os.close(pidfd)
+
+
+def _drain(fd: int, captured: _Captured, *, chunks: int) -> bool:
+    """Takes what is there, at most that many chunks. False at end of file."""
+    for _ in range(chunks):
+        try:
+            chunk = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return True
+        if not chunk:
+            return False
+        captured.take(chunk)
+    return True

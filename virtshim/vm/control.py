@@ -1,0 +1,188 @@
+"""Plugging serial ports into a running VM, and unplugging host devices from it: implements
+`virtshim.vm.ports.VmPlugging` and `virtshim.vm.ports.VmUnplugging`.
+
+To unplug, libvirt asks QEMU, QEMU asks the guest, the guest releases the device when its driver is done; or never. Events say
+that something has changed, no more: what a VM still has is read from its live definition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, cast
+
+import libvirt
+import structlog
+from lxml import etree
+
+from virtshim.model.errors import DeadlineExceeded, NotFound, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import Power
+from virtshim.system.threads import Workers
+from virtshim.vm import ownership
+from virtshim.vm.bounded import BoundedCalls
+from virtshim.vm.connection import Connection
+from virtshim.vm.domain_xml import SECRETS, NodeProfile
+from virtshim.vm.elements.hostdev import ON_PCI
+from virtshim.vm.elements.small_devices import SERIAL_AGENT_ALIAS, exec_port_element
+from virtshim.vm.errors import message_of
+from virtshim.vm.power import power_of
+
+# The reset button, definitions to look at, and news of guests' agents: implements `virtshim.vm.ports.VmControl`.
+
+log = structlog.get_logger(__name__)
+
+# Seconds for a QEMU that answers its monitor at all.
+_LIMIT: Final = 10.0
+
+
+class LibvirtControl:
+    def __init__(self, connection: Connection, profile: NodeProfile) -> None:
+        self._connection = connection
+        self._profile = profile
+        self._resetting = BoundedCalls("reset")
+        self._callbacks: tuple[Callable[[uuid.UUID], None], ...] = ()
+        self._worker = Workers(1, "agent-news")
+
+    def close(self) -> None:
+        """A second call does nothing."""
+        self._worker.shutdown(cancel_futures=True)
+
+    def reset(self, domain: uuid.UUID) -> None:
+        def press() -> None:
+            with self._using(domain, "reset") as found:
+                if not found.isActive():
+                    raise WrongState(f"VM {domain} is off")
+                found.reset()
+
+        self._resetting.call(domain, press, _LIMIT)
+
+    def definition(self, domain: uuid.UUID) -> str:
+        with self._using(domain, "read the definition of") as found:
+            return without_secrets(found.XMLDesc())
+
+    def on_agent(self, callback: Callable[[uuid.UUID], None]) -> None:
+        self._callbacks = (*self._callbacks, callback)
+
+    @contextlib.contextmanager
+    def _using(self, domain: uuid.UUID, doing: str) -> Iterator[libvirt.virDomain]:
+        with self._connection.using(f"{doing} VM {domain}") as conn:
+            yield ownership.find(conn, domain, self._profile.node)
+
+    def agent_answers(self, domain: uuid.UUID) -> None:
+        """Hands over. libvirt has an event for that, but hears of ports alone that are named to it as the guest sees them, and
+        ours are not (devices/serial.py)."""
+        with contextlib.suppress(RuntimeError):  # closed
+            self._worker.submit(self._tell, domain)
+
+    def _tell(self, domain: uuid.UUID) -> None:
+        for callback in self._callbacks:
+            try:
+                callback(domain)
+            except Exception:  # the edge of a thread
+                log.exception("vm.agent_event.crashed", domain=str(domain))
+
+
+def without_secrets(xml: str) -> str:
+    """Without the values of what opens the pod's network. Pure."""
+    definition = etree.fromstring(xml.encode(), etree.XMLParser(resolve_entities=False, no_network=True))
+    for variable in definition.iterfind("{*}commandline/{*}env"):
+        if variable.get("name") in SECRETS:
+            variable.set("value", "REMOVED")
+    return etree.tostring(definition, encoding="unicode") + "\n"
+
+
+log = structlog.get_logger(__name__)
+
+
+class LibvirtPorts:
+    """See the port. Thread-safe."""
+
+    def __init__(self, connection: Connection, profile: NodeProfile) -> None:
+        self._connection = connection
+        self._profile = profile
+
+    def plug_in(self, domain: uuid.UUID, container: ContainerId, number: int, socket: str) -> None:
+        """See the port. Not into the definition: a VM that starts anew has as many ports as it was made with."""
+        device = etree.tostring(exec_port_element(number, socket), encoding="unicode")
+        with self._connection.using(f"plug a serial port into VM {domain}") as conn:
+            ownership.find(conn, domain, self._profile.node, container).attachDeviceFlags(
+                device, libvirt.VIR_DOMAIN_AFFECT_LIVE
+            )
+
+    def agent_listens(self, domain: uuid.UUID, container: ContainerId) -> bool:
+        """See the port. libvirt keeps the state of every port, whether or not it takes it for an agent's."""
+        with self._connection.using(f"read the agent's port of VM {domain}") as conn:
+            definition = ownership.find(conn, domain, self._profile.node, container).XMLDesc()
+        states = etree.fromstring(definition).xpath(
+            f"devices/channel[alias/@name='{SERIAL_AGENT_ALIAS}']/target/@state"
+        )
+        return bool(states != ["disconnected"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Plugged:
+    """Aliases of the host's devices that a VM has. `answers`: its guest runs."""
+
+    aliases: tuple[str, ...] = ()
+    answers: bool = False
+
+
+class LibvirtUnplugging:
+    """`watching`: the hypervisor's, which hears of devices too. Thread-safe."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        profile: NodeProfile,
+        watching: Callable[[uuid.UUID], AbstractContextManager[threading.Event]],
+    ) -> None:
+        self._connection = connection
+        self._profile = profile
+        self._asking = BoundedCalls("unplug devices from")
+        self._watching = watching
+
+    def unplug(self, domain: uuid.UUID, container: ContainerId, timeout: float) -> Sequence[str]:
+        """See the port."""
+        until = time.monotonic() + timeout
+        with self._watching(domain) as changed:
+            there = self._plugged(domain, container)
+            if not there.aliases or not there.answers:
+                return there.aliases
+            try:
+                self._asking.call(domain, lambda: self._ask(domain, container, there.aliases), timeout)
+            except DeadlineExceeded:  # QEMU hangs: its devices go with it
+                return there.aliases
+            while True:
+                changed.clear()  # before it is read: what happens after that is not missed
+                there, left = self._plugged(domain, container), until - time.monotonic()
+                if not there.aliases or not there.answers or left <= 0:
+                    return there.aliases
+                changed.wait(left)
+
+    def _ask(self, domain: uuid.UUID, container: ContainerId, aliases: Sequence[str]) -> None:
+        """For all before any is waited for: each guest driver takes its own time."""
+        with self._connection.using(f"unplug devices from VM {domain}") as conn:
+            found = ownership.find(conn, domain, self._profile.node, container)
+            for alias in aliases:
+                try:
+                    found.detachDeviceAlias(alias, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+                except libvirt.libvirtError as exc:
+                    # Asked for already, or gone meanwhile; and one that cannot go does not keep the others.
+                    log.info("vm.unplug.refused", domain=str(domain), device=alias, error=message_of(exc))
+
+    def _plugged(self, domain: uuid.UUID, container: ContainerId) -> _Plugged:
+        """Nothing for a VM that is off or gone."""
+        with contextlib.suppress(NotFound), self._connection.using(f"read the devices of VM {domain}") as conn:
+            found = ownership.find(conn, domain, self._profile.node, container)
+            power = power_of(found)
+            if power.is_on:
+                names = etree.fromstring(found.XMLDesc().encode()).xpath("devices/*/alias/@name")
+                aliases = tuple(str(name) for name in cast("list[str]", names) if str(name).startswith(ON_PCI))
+                return _Plugged(aliases, power.power is Power.RUNNING)
+        return _Plugged()

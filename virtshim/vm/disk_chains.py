@@ -1,0 +1,215 @@
+"""Whether VMs' disks still say what they were made with.
+
+A QEMU that its guest took over may write anything into its disk's header: another file below it, or one for its data. libvirt
+and QEMU are told by the definition what is below a disk, and follow no header; a header that says something else is a taken-over
+QEMU's work, or somebody's who moved files by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import libvirt
+import structlog
+
+from virtshim.model.errors import InternalError, NotFound, WrongState
+from virtshim.model.vm import Disk
+
+# What a qcow2's header says of other files. Pure: bytes in, a few facts out; nothing in them is trusted.
+#
+# https://gitlab.com/qemu-project/qemu/-/blob/master/docs/interop/qcow2.rst
+
+# qemu-img writes all of it, the name of the file below included, into the first few hundred bytes; a header that goes on
+# behind these is none that was made here.
+HEAD_BYTES: Final = 1 << 16
+
+_MAGIC: Final = b"QFI\xfb"
+_VERSION_2_BYTES: Final = 72
+_VERSION_3_BYTES: Final = 104
+_LONGEST_NAME: Final = 1023
+_DATA_FILE: Final = 1 << 2
+_MOST_EXTENSIONS: Final = 64
+_END, _BACKING_FORMAT, _DATA_FILE_NAME = 0, 0xE2792ACA, 0x44415441
+
+
+class BadHeader(Exception):
+    """Says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Qcow2Header:
+    # As it stands there; "" for none.
+    backing: str
+    backing_format: str
+    has_data_file: bool
+    encrypted: bool
+
+
+def parse(head: bytes) -> Qcow2Header:
+    """`head`: the file's first HEAD_BYTES, or all of it. Raises BadHeader."""
+    if len(head) < _VERSION_3_BYTES or not head.startswith(_MAGIC):
+        raise BadHeader("it is no qcow2 any more")
+    version, at, size = struct.unpack_from(">IQI", head, 4)
+    (encryption,) = struct.unpack_from(">I", head, 32)
+    if version not in (2, 3):
+        raise BadHeader(f"its version is {version}")
+    features = struct.unpack_from(">Q", head, 72)[0] if version == 3 else 0
+    length = struct.unpack_from(">I", head, 100)[0] if version == 3 else _VERSION_2_BYTES
+    if version == 3 and length < _VERSION_3_BYTES:
+        raise BadHeader(f"its header has {length} bytes")
+    found = dict(_extensions(head, length))
+    return Qcow2Header(
+        backing=_name(head, at, size) if at else "",
+        backing_format=found.get(_BACKING_FORMAT, b"").decode(errors="backslashreplace"),
+        has_data_file=bool(features & _DATA_FILE) or _DATA_FILE_NAME in found,
+        encrypted=encryption != 0,
+    )
+
+
+def _name(head: bytes, at: int, size: int) -> str:
+    if not 0 < size <= _LONGEST_NAME or at + size > len(head):
+        raise BadHeader("the name of the file below it lies outside the header")
+    return head[at : at + size].decode(errors="backslashreplace")
+
+
+def _extensions(head: bytes, at: int) -> Iterator[tuple[int, bytes]]:
+    for _ in range(_MOST_EXTENSIONS):
+        if at + 8 > len(head):
+            raise BadHeader("its header extensions have no end")
+        kind, size = struct.unpack_from(">II", head, at)
+        if kind == _END:
+            return
+        if at + 8 + size > len(head):
+            raise BadHeader("a header extension reaches beyond the header")
+        yield kind, head[at + 8 : at + 8 + size]
+        at += 8 + (size + 7) // 8 * 8
+    raise BadHeader("it has too many header extensions")
+
+
+# Images as descriptors: root opens what a VM's disk is based on, for reading, and libvirt hands it to QEMU at the
+# VM's start.
+#
+# So no user but root needs to read an image's file. A definition says which files are handed over (`fdgroup`), and
+# where a VM is started by somebody who does not hand them over, libvirt refuses.
+#
+# So are files in volumes that are disks: they lie below directories that are kubelet's alone, and stay whose they
+# are. libvirt would keep them open, with the locks that QEMU has on them, as long as the VM is defined: so they are
+# taken back after the start.
+
+# libvirt 9.0 takes them (virDomainFDAssociate); its numbers are millions and thousands.
+OPEN_IMAGES_SINCE: Final = 9_000_000
+
+_OPEN_IMAGES_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@contextlib.contextmanager
+def open_images_volumes_handed_over(
+    domain: libvirt.virDomain, volumes: Iterable[tuple[str, str, bool]]
+) -> Iterator[None]:
+    """For a start inside: group and path of each, and whether it is only read (`hostdev.files_in`). Raises NotFound,
+    InternalError and libvirt's errors."""
+    given = []
+    try:
+        for group, path, readonly in volumes:
+            given.append(group)
+            descriptor = _opened(path, readonly=readonly)
+            try:
+                domain.FDAssociate(group, [descriptor], 0)
+            finally:
+                os.close(descriptor)
+        yield
+    finally:
+        for group in given:
+            _put_nothing_in_place(domain, group)
+
+
+def _opened(path: str, *, readonly: bool) -> int:
+    try:
+        descriptor = os.open(path, _OPEN_IMAGES_FLAGS | (0 if readonly else os.O_RDWR))
+    except FileNotFoundError as exc:
+        raise NotFound(f"{path}, which is a disk of the VM, is not there any more") from exc
+    except OSError as exc:
+        raise InternalError(f"{path}, which is a disk of the VM: {exc.strerror}") from exc
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InternalError(f"{path}, which is a disk of the VM, is no regular file any more")
+    return descriptor
+
+
+def _put_nothing_in_place(domain: libvirt.virDomain, group: str) -> None:
+    """A group cannot be removed, only replaced. QEMU has what it was given."""
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(libvirt.libvirtError):  # the connection is gone, and all groups with it
+            domain.FDAssociate(group, [nothing], 0)
+    finally:
+        os.close(nothing)
+
+
+def open_images_hand_over(domain: libvirt.virDomain, images: Iterable[tuple[str, str]]) -> None:
+    """Before its start, group and path of each (`disk.images_in`). Raises NotFound, InternalError and libvirt's errors."""
+    with contextlib.ExitStack() as opened:
+        for group, path in images:
+            try:
+                descriptor = os.open(path, _OPEN_IMAGES_FLAGS)
+            except FileNotFoundError as exc:
+                raise NotFound(f"the image {path}, which a disk is based on, is not there; pull it again") from exc
+            except OSError as exc:
+                raise InternalError(f"the image {path}, which a disk is based on: {exc.strerror}") from exc
+            opened.callback(os.close, descriptor)
+            domain.FDAssociate(group, [descriptor], 0)
+
+
+log = structlog.get_logger(__name__)
+
+_UNCHANGED_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def unchanged_refuse_changed(disk: Disk) -> None:
+    """Raises WrongState for a qcow2 whose header names what the definition does not. A file that is gone is libvirt's to tell."""
+    try:
+        why = _difference(disk)
+    except FileNotFoundError:
+        return
+    except (OSError, BadHeader) as exc:
+        why = str(exc)
+    if not why:
+        return
+    log.warning("security.disk_changed", disk=disk.path, error=why)
+    raise WrongState(
+        f"the disk {disk.path} is not as it was made: {why}. Its guest may have taken over QEMU: look into it before you remove "
+        f"its pod. If its image was moved, correct the header: qemu-img rebase -u {_rebase(disk)} {disk.path}"
+    )
+
+
+def _difference(disk: Disk) -> str:
+    """ "" if there is none. Raises OSError, BadHeader."""
+    header = parse(_head(disk.path))
+    if header.has_data_file:
+        return "its header names a file for its data"
+    if header.encrypted:
+        return "its header says that it is encrypted"
+    path, kind = (disk.backing.path, disk.backing.format.value) if disk.backing else ("", "")
+    if header.backing != path:
+        return f"its header names {header.backing or 'nothing'!r} below it, and not {path or 'nothing'!r}"
+    if header.backing_format != kind:
+        return f"its header says that what is below it is {header.backing_format[:40]!r}, and not {kind!r}"
+    return ""
+
+
+def _head(path: str) -> bytes:
+    descriptor = os.open(path, _UNCHANGED_FLAGS)
+    with contextlib.closing(open(descriptor, "rb", buffering=0)) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise BadHeader("it is no regular file")
+        return file.read(HEAD_BYTES)
+
+
+def _rebase(disk: Disk) -> str:
+    return f"-F {disk.backing.format.value} -b {disk.backing.path}" if disk.backing else "-b ''"

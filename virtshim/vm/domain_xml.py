@@ -1,0 +1,299 @@
+"""VmSpec -> libvirt domain XML. Pure: the same spec and node give the same bytes.
+
+A q35 machine with SeaBIOS or UEFI; where its devices are on PCI: devices/root_bus.py. The NICs are vmwrapper's to add
+(`bus=pcie.0,addr=0x10+N`), unseen by libvirt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lxml import etree
+
+from virtshim.devices.values import UsbDevice, VdpaDevice
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.hardware import Firmware, NicModel, Topology
+from virtshim.model.image import DiskFormat
+from virtshim.model.sizing import topology_of
+from virtshim.model.vm import Disk, DiskBus, VmSpec
+from virtshim.seed.sources import IGNITION_FIRMWARE_NAMES
+from virtshim.vm import cpu_query, ownership
+from virtshim.vm.elements import disk, hostdev, processors
+from virtshim.vm.elements.processors import Cgroups, DomainType, numa_bound, numa_cells, numa_pinned
+from virtshim.vm.elements.small_devices import (
+    SERIAL_AGENT_ALIAS,
+    SERIAL_AGENT_PORT,
+    firmware_describe,
+    firmware_start_kernel,
+    firmware_system,
+    firmware_tpm,
+    guest_aids_hyperv,
+    guest_aids_tablet,
+    guest_aids_watchdog,
+    platform_balloon,
+    platform_entropy,
+    platform_no_usb,
+    platform_panic,
+    platform_virtio_serial,
+    serial_agent,
+    serial_console,
+    serial_exec_ports,
+    shares_build,
+    vnc_build,
+)
+from virtshim.vm.elements.text import absolute_path, domain_name, printable, security_label_of_vm
+from virtshim.vm.file_owner import QemuIds
+
+_QEMU_NAMESPACE = cpu_query.QEMU_NAMESPACE
+
+# What vmwrapper is given in its environment that must not leave the node.
+SECRETS = frozenset({"VIRTSHIM_FETCH_KEY"})
+
+# Less than this and SeaBIOS does not come up.
+_SMALLEST_MEMORY = 4 << 20
+
+# Of translated code without KVM. A boot of a small guest makes some 75 MiB, and what does not fit is translated again.
+_LEAST_TCG_CACHE, _MOST_TCG_CACHE = 64 << 20, 1 << 30
+
+# A thread a vCPU (255 at most), and some 64 for the disks' input and output.
+_MOST_THREADS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProfile:
+    """What is the same for all VMs of a node. `node` is the id in the owner mark, `vmwrapper` what libvirt runs
+    (vmwrapper), `qemu` the binary that vmwrapper runs in turn."""
+
+    node: str
+    domain_type: DomainType
+    vmwrapper: str
+    qemu: str
+    cgroups: Cgroups
+    disk_rates: disk.DiskRates = disk.DiskRates()
+    # What vmwrapper holds QEMU back with (its VIRTSHIM_CONFINE), and what QEMU may read and run beside its own.
+    confine: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    # Where vmwrapper finds the pipe that takes QEMU's output; "" leaves that to libvirt.
+    output_pipes: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.node:
+            raise InvalidRequest("the node id is empty: VMs of this node could not be told from others")
+        printable(self.node, "node id")
+
+
+def build(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None = None, *, short_cpu_query: bool = False) -> str:
+    """The definition as text. `runs_as`: None leaves it to libvirt. `short_cpu_query`: libvirt takes it (see `cpu_query`).
+    InvalidRequest, naming the field, if the spec holds what libvirt cannot be given."""
+    domain = etree.Element("domain", type=profile.domain_type.value, nsmap={"qemu": _QEMU_NAMESPACE})
+    _text(domain, "name", domain_name(spec.name))
+    _text(domain, "uuid", str(spec.uuid))
+    if spec.title:
+        _text(domain, "title", printable(spec.title, "title"))
+    owner = ownership.OwnerMark(profile.node, spec.container_id, spec.sandbox_id)
+    domain.append(ownership.metadata_element(owner))
+    _memory(domain, spec)
+    _limits(domain, spec, profile.cgroups)
+    _system(domain, spec, profile.domain_type)
+    topology = spec.hardware.topology or topology_of(spec.cells) or Topology(1, _max_vcpus(spec), 1)
+    model = processors.cpu_model(spec.cpu_model, spec.cpu_details, profile.domain_type, topology)
+    if spec.cells:
+        model.append(numa_cells(spec.cells, shared=_is_shared(spec)))
+    domain.append(model)
+    domain.append(processors.cpu_clock(spec.hardware.clock, hyperv=_is_enlightened(spec, profile.domain_type)))
+    _text(domain, "on_poweroff", "destroy")
+    _text(domain, "on_reboot", "restart")
+    _text(domain, "on_crash", "preserve")  # see power.py
+    domain.append(_devices(spec, profile, runs_as))
+    if runs_as is not None and runs_as.is_its_own:
+        domain.append(security_label_of_vm(runs_as))
+    if profile.domain_type is not DomainType.TEST:
+        _for_qemu(domain, spec, profile, runs_as)
+        if short_cpu_query and cpu_query.may_be_shortened(model):
+            domain.append(cpu_query.shortened())
+    return etree.tostring(domain, pretty_print=True, encoding="unicode")
+
+
+def _text(parent: etree._Element, tag: str, value: str) -> None:
+    etree.SubElement(parent, tag).text = value
+
+
+def _memory(domain: etree._Element, spec: VmSpec) -> None:
+    """All that it can ever have; the balloon holds back what it does not have yet."""
+    wanted = spec.size.memory_bytes
+    if wanted < _SMALLEST_MEMORY:
+        raise InvalidRequest(
+            f"{wanted} bytes of memory are too few for a VM: set a limit of at least 4Mi; a real guest needs about 128Mi"
+        )
+    etree.SubElement(domain, "memory", unit="KiB").text = str(_max_memory(spec) >> 10)
+    if _max_memory(spec) > wanted:
+        etree.SubElement(domain, "currentMemory", unit="KiB").text = str(wanted >> 10)
+    backing = etree.Element("memoryBacking")
+    etree.SubElement(backing, "nosharepages")  # pages found equal would tell one guest what is in another's memory
+    if spec.size.page_bytes:
+        pages = etree.SubElement(backing, "hugepages")
+        etree.SubElement(pages, "page", size=str(spec.size.page_bytes >> 10), unit="KiB")
+    if _is_shared(spec):
+        etree.SubElement(backing, "source", type="memfd")
+        etree.SubElement(backing, "access", mode="shared")
+    domain.append(backing)
+
+
+def _is_shared(spec: VmSpec) -> bool:
+    """A vDPA device may be a program (VDUSE), which the kernel lets reach what has a file behind it, and nothing else; the daemon
+    that serves volumes is one."""
+    return spec.shares_socket != "" or any(isinstance(device, VdpaDevice) for device in spec.granted.passthrough)
+
+
+def _max_memory(spec: VmSpec) -> int:
+    return max(spec.size.memory_bytes, spec.size.max_memory_bytes)
+
+
+def _max_vcpus(spec: VmSpec) -> int:
+    return max(spec.size.vcpus, spec.size.max_vcpus)
+
+
+def _limits(domain: etree._Element, spec: VmSpec, cgroups: processors.Cgroups) -> None:
+    """vCPUs, and what libvirt is to tell the VM's cgroup."""
+    limits = spec.limits
+    domain.append(processors.vcpus(spec.size.vcpus, _max_vcpus(spec), limits.cpuset_cpus, cgroups))
+    for element in (
+        processors.cpu_memory_tuning(limits, cgroups),
+        numa_pinned(processors.cpu_tuning(limits, cgroups), spec.cells),
+        numa_bound(processors.cpu_memory_nodes(limits, cgroups), spec.cells),
+        processors.cpu_partition(spec.cgroup_parent, cgroups),
+    ):
+        if element is not None:
+            domain.append(element)
+
+
+def _system(domain: etree._Element, spec: VmSpec, domain_type: DomainType) -> None:
+    os_element = firmware_system(spec.hardware.firmware, spec.firmware_files)
+    etree.SubElement(
+        os_element, "type", arch="x86_64", machine=printable(spec.machine, "machine type") or "q35"
+    ).text = "hvm"
+    firmware_describe(os_element, spec.hardware.firmware, spec.firmware_files, spec.nvram)
+    firmware_start_kernel(os_element, spec.kernel_file, spec.initrd_file, spec.hardware.kernel_args)
+    if spec.smbios_uuid:
+        sysinfo = etree.SubElement(domain, "sysinfo", type="smbios")
+        entry = etree.SubElement(etree.SubElement(sysinfo, "system"), "entry", name="uuid")
+        entry.text = str(spec.uuid)
+        etree.SubElement(os_element, "smbios", mode="sysinfo")
+    if spec.ignition_file:
+        shown = etree.SubElement(domain, "sysinfo", type="fwcfg")
+        for name in IGNITION_FIRMWARE_NAMES:
+            etree.SubElement(shown, "entry", name=name, file=absolute_path(spec.ignition_file, "Ignition's file"))
+    domain.append(os_element)
+    features = etree.SubElement(domain, "features")
+    etree.SubElement(features, "acpi")
+    etree.SubElement(features, "apic")
+    if spec.hardware.firmware is Firmware.SECURE:  # its variables are out of the guest's kernel's reach
+        etree.SubElement(features, "smm", state="on")
+    if _is_enlightened(spec, domain_type):
+        features.append(guest_aids_hyperv())
+    if domain_type is DomainType.QEMU:
+        translated = etree.SubElement(etree.SubElement(features, "tcg"), "tb-cache", unit="MiB")
+        translated.text = str(_tcg_cache(spec) >> 20)
+
+
+def _is_enlightened(spec: VmSpec, domain_type: DomainType) -> bool:
+    """QEMU's translator has none of it."""
+    return spec.hardware.hyperv and domain_type is DomainType.KVM
+
+
+def files_beside_disks(spec: VmSpec) -> list[Disk]:
+    """What else of the container's directory QEMU reads."""
+    return [
+        Disk(path, DiskFormat.RAW, "", readonly=True)
+        for path in (spec.ignition_file, spec.sysprep_iso, spec.kernel_file, spec.initrd_file)
+        if path
+    ]
+
+
+def _tcg_cache(spec: VmSpec) -> int:
+    """Half of what the VM's cgroup has for QEMU itself: QEMU's own choice of up to 1 GiB may be more than all of it."""
+    guest = 0 if spec.size.page_bytes else spec.size.memory_bytes  # huge pages are not charged as memory
+    room = (spec.limits.memory or guest) - guest
+    return min(max(room // 2, _LEAST_TCG_CACHE), _MOST_TCG_CACHE)
+
+
+def _devices(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> etree._Element:
+    devices = etree.Element("devices")
+    granted = spec.granted
+    has_usb = spec.hardware.tablet or any(isinstance(device, UsbDevice) for device in granted.passthrough)
+    _text(devices, "emulator", absolute_path(profile.vmwrapper, "emulator"))
+    gets_images = runs_as is not None and runs_as.gets_images
+    numbers = spec.numbers
+    devices.extend(
+        disk.build(
+            spec.disks,
+            spec.disk_bus,
+            profile.disk_rates,
+            numbers.disks,
+            spec.hardware,
+            gets_images=gets_images,
+            owner=runs_as,
+        )
+    )
+    first = len(spec.disks) if spec.disk_bus is DiskBus.VIRTIO else 0
+    blocks = numbers.blocks or range(first, first + len(granted.data_volumes))
+    devices.extend(hostdev.disks(granted.data_volumes, blocks, runs_as))
+    if spec.sysprep_iso:
+        devices.append(disk.sata_cdrom(spec.sysprep_iso, "sysprep", spec.disk_bus, len(spec.disks)))
+    if spec.shares_socket:
+        devices.append(shares_build(spec.shares_socket))
+    devices.extend(hostdev.root_ports(granted.passthrough))
+    on_virtio = numbers.disks if spec.disk_bus is DiskBus.VIRTIO else ()
+    if on_virtio or numbers.blocks:
+        devices.extend(hostdev.fillers([*on_virtio, *blocks], granted.passthrough))
+    devices.append(platform_virtio_serial())
+    devices.append(hostdev.usb_controller() if has_usb else platform_no_usb())
+    devices.extend(hostdev.build(granted.passthrough))
+    devices.append(serial_console(spec.console_socket, spec.console_log))
+    devices.append(serial_agent(spec.agent_socket))
+    devices.extend(serial_exec_ports(spec.exec_sockets))
+    if spec.vnc_socket:
+        devices.extend(vnc_build(spec.vnc_socket, spec.hardware.video))
+    if spec.hardware.tablet:
+        devices.append(guest_aids_tablet())
+    if spec.hardware.watchdog:
+        devices.append(guest_aids_watchdog())
+    if spec.hardware.tpm:
+        devices.append(firmware_tpm(keeps=spec.keeps_tpm))
+    devices.append(platform_balloon(holds_back=_max_memory(spec) > spec.size.memory_bytes, pinned=granted.pins_memory))
+    devices.append(platform_entropy())
+    devices.append(platform_panic())
+    return devices
+
+
+def _for_qemu(domain: etree._Element, spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> None:
+    """What vmwrapper reads from its environment, and the port name that only the guest may see (see
+    devices/serial.py)."""
+    environment = {
+        "VIRTSHIM_EMULATOR": absolute_path(profile.qemu, "QEMU binary"),
+        "VIRTSHIM_SANDBOX": spec.sandbox_id.value,
+        "VIRTSHIM_CONFINE": ",".join(profile.confine),
+    }
+    if profile.parts:
+        environment["VIRTSHIM_PARTS"] = ":".join(absolute_path(part, "libvirt.parts") for part in profile.parts)
+    if runs_as is not None and runs_as.is_its_own:
+        environment["VIRTSHIM_THREADS"] = str(_MOST_THREADS)
+    if profile.output_pipes:
+        environment["VIRTSHIM_OUTPUT"] = absolute_path(f"{profile.output_pipes}/{spec.name}", "output pipe")
+    if spec.fetch_key:
+        environment["VIRTSHIM_FETCH_KEY"] = printable(spec.fetch_key, "fetch key")
+        environment["VIRTSHIM_TAPMANAGER"] = absolute_path(spec.tapmanager_socket, "tapmanager socket")
+        if spec.hardware.nic_model is not NicModel.VIRTIO:
+            environment["VIRTSHIM_NIC_MODEL"] = spec.hardware.nic_model.value
+        if spec.numbers.nics:
+            environment["VIRTSHIM_NICS"] = ",".join(map(str, spec.numbers.nics))
+    commandline = etree.SubElement(domain, _qemu("commandline"))
+    for name, value in environment.items():
+        etree.SubElement(commandline, _qemu("env"), name=name, value=value)
+    device = etree.SubElement(etree.SubElement(domain, _qemu("override")), _qemu("device"), alias=SERIAL_AGENT_ALIAS)
+    frontend = etree.SubElement(device, _qemu("frontend"))
+    etree.SubElement(frontend, _qemu("property"), name="name", type="string", value=SERIAL_AGENT_PORT)
+
+
+def _qemu(tag: str) -> str:
+    return f"{{{_QEMU_NAMESPACE}}}{tag}"

@@ -1,0 +1,411 @@
+"""Virtual machines by way of libvirt: implements `virtshim.vm.ports.Hypervisor`.
+
+Every look-up checks the owner mark: a domain without it, or with another node's id, does not exist for us,
+whatever its UUID (a pod may choose one). So nothing here can end, change or remove a foreign VM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import libvirt
+import structlog
+from lxml import etree
+
+from virtshim.model.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound, ShimError, WrongState
+from virtshim.model.ids import ContainerId
+from virtshim.model.vm import OwnedDomain, PowerState, VmSpec
+from virtshim.vm import cpu_query, domain_xml, ownership
+from virtshim.vm.bounded import BoundedCalls, EarlyCalls
+from virtshim.vm.connection import Connection
+from virtshim.vm.disk_chains import open_images_hand_over, open_images_volumes_handed_over, unchanged_refuse_changed
+from virtshim.vm.domain_xml import NodeProfile
+from virtshim.vm.elements import disk, hostdev
+from virtshim.vm.elements.processors import DomainType
+from virtshim.vm.elements.small_devices import vnc_socket_in
+from virtshim.vm.elements.text import security_label_uid_in
+from virtshim.vm.ends import QemuExitWatcher, handed_on_is_there, start_failed
+from virtshim.vm.errors import code_of, message_of
+from virtshim.vm.events import Lifecycle
+from virtshim.vm.file_owner import give_to_qemu, take_back_libvirts, take_back_vms, vnc_directory_writable
+from virtshim.vm.firmware import (
+    direct_io_refuse_without,
+    swtpm_forget,
+    swtpm_let_in,
+    swtpm_logs,
+    swtpm_refuse_left_behind,
+    swtpm_remove_log,
+    swtpm_sockets,
+    swtpm_states,
+    there_refuse_missing,
+)
+from virtshim.vm.power import ABSENT, power_of
+from virtshim.vm.qemu_output import QemuOutput
+from virtshim.vm.qemu_process import log_directory, pid_directory, remove_logs, state_directory
+from virtshim.vm.statistics import AgentArrivals, BusyVms
+
+log = structlog.get_logger(__name__)
+
+_Key = TypeVar("_Key", str, bytes)
+
+# Seconds for QEMU to take note of its power button; one that works needs milliseconds.
+_PRESS_LIMIT = 2.0
+# For libvirt to be through with a VM whose QEMU is gone, which takes it 0.2 s and what its clean-up takes.
+_CLEANED_UP = 2.0
+# For libvirt to see that QEMU is gone, when this process ends.
+_LAST_LOOK = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Flags:
+    """The test driver knows none of the flags that QEMU's needs."""
+
+    shut_down: int
+    undefine: int
+
+
+# Not flag 0 for the shutdown: libvirt would ask the guest agent first, which is not its own to talk to.
+_QEMU_FLAGS = _Flags(
+    shut_down=libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN,
+    undefine=libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
+    | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+    | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+    | libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM,  # it is beside the root disk, and goes with it
+)
+_TEST_FLAGS = _Flags(shut_down=0, undefine=0)
+
+
+class LibvirtHypervisor:
+    """Create it before `connection.start()`: it must hear of each new connection. `close` ends its own threads; the
+    connection is closed by whoever made it."""
+
+    def __init__(self, connection: Connection, profile: NodeProfile, uri: str = "") -> None:
+        """`uri`: the connection's, if QEMU's processes may be looked at; else libvirt alone tells of their ends."""
+        self._connection = connection
+        self._profile = profile
+        self._flags = _TEST_FLAGS if profile.domain_type is DomainType.TEST else _QEMU_FLAGS
+        self._events = Lifecycle(lambda: [domain.uuid for domain in self.owned()])
+        self._state_directory = state_directory(uri)
+        self._log_directory = log_directory(uri)
+        self._tpm_states = swtpm_states(pid_directory(uri))
+        self._tpm_logs = swtpm_logs(pid_directory(uri))
+        self._tpm_sockets = swtpm_sockets(pid_directory(uri))
+        self._embedded_running = pid_directory(uri) if "/embed" in uri else ""
+        self._exits = QemuExitWatcher(pid_directory(uri), self._events.happened, is_embedded="/embed" in uri)
+        self._output = QemuOutput(profile.output_pipes)
+        self._pressing = BoundedCalls("shut down")
+        self._destroying = EarlyCalls()
+        # Being started or ended now: statistics leave them out.
+        self.busy = BusyVms()
+        # libvirt takes one of our callbacks for this event: who hears it tells.
+        self.agents = AgentArrivals()
+        self._short_cpu_query = False
+        # The machine type that a new VM gets, with its version: an upgraded QEMU has another one. "" while it is not known.
+        self.machine_type = ""
+        self.close = self._end_threads
+        connection.on_open(self._subscribe, self._notify_after_reconnect)
+
+    def define(self, spec: VmSpec) -> None:
+        if self._profile.domain_type is not DomainType.TEST:
+            there_refuse_missing(spec.hardware, spec.firmware_files, spec.nvram)
+            direct_io_refuse_without(spec.hardware.cache, spec.disks)
+        with self._connection.using(f"define VM {spec.name}") as conn:
+            qemu = self._connection.qemu_ids()
+            runs_as = qemu and qemu.for_vm(spec.uid)
+            xml = domain_xml.build(spec, self._profile, runs_as, short_cpu_query=self._short_cpu_query)
+            self._remove_earlier(conn, spec)
+            if spec.hardware.tpm and not spec.owns_tpm and _lookup(conn.lookupByUUID, spec.uuid.bytes) is None:
+                swtpm_refuse_left_behind(self._tpm_states, spec.uuid)
+            if runs_as is not None:
+                give_to_qemu((*spec.disks, *domain_xml.files_beside_disks(spec)), runs_as)
+            began = time.monotonic()
+            conn.defineXML(xml)
+        log.info("libvirt.domain.defined", name=spec.name, ms=_ms_since(began))
+
+    def start(self, domain: uuid.UUID) -> None:
+        with self._connection.using(f"start VM {domain}") as conn:
+            found = self._find(conn, domain)
+            if self._is_on(found):
+                raise WrongState(f"VM {domain} is running already")
+            self._exits.forget(domain)
+            definition = found.XMLDesc()
+            qemu = self._connection.qemu_ids()
+            runs_as = qemu and qemu.for_vm(security_label_uid_in(definition))
+            if "<tpm" in definition:
+                swtpm_let_in(self._tpm_sockets, runs_as)
+            for file in disk.qcow2_files_in(definition):
+                unchanged_refuse_changed(file)
+            open_images_hand_over(found, disk.images_in(definition))
+            with (
+                vnc_directory_writable(vnc_socket_in(definition), runs_as),
+                open_images_volumes_handed_over(found, hostdev.files_in(definition)),
+                self._output.of_start(found.name(), runs_as) as said,
+            ):
+                began = time.monotonic()
+                self._create(domain, found, said)
+                self.agents.begin(domain)
+            if self._state_directory:
+                take_back_vms(self._state_directory, found.ID(), found.name())
+            log.info("libvirt.domain.started", name=found.name(), ms=_ms_since(began))
+            self._follow_exit(domain, found.name())
+
+    def _follow_exit(self, domain: uuid.UUID, name: str) -> None:
+        """It runs, and is not to fail for want of a thread or a descriptor: libvirt tells of its end, too, a little later."""
+        try:
+            self._exits.follow(domain, name)
+        except Exception as exc:  # noqa: BLE001  whatever it is, the VM is on
+            log.warning("libvirt.domain.not_followed", name=name, error=str(exc))
+
+    def _create(self, domain: uuid.UUID, found: libvirt.virDomain, said: Callable[[], str]) -> None:
+        try:
+            with self.busy.held(domain):
+                found.create()
+        except libvirt.libvirtError as exc:
+            raise start_failed(found.name(), exc, said()) from exc
+
+    def ask_to_shut_down(self, domain: uuid.UUID) -> None:
+        def press() -> None:
+            self._end(domain, "shut down", lambda found: found.shutdownFlags(self._flags.shut_down))
+
+        with contextlib.suppress(DeadlineExceeded):  # it hangs; the grace period will be over
+            self._pressing.call(domain, press, _PRESS_LIMIT)
+
+    def destroy(self, domain: uuid.UUID, container: ContainerId) -> None:
+        # libvirt bounds this itself: SIGTERM, then SIGKILL after 10 s, then an error after another 5 s.
+        # It looks every 200 ms whether QEMU is gone, which the kernel tells at once.
+        def act(found: libvirt.virDomain) -> None:
+            definition = found.XMLDesc()
+            # libvirt keeps them from the next VM until it is through.
+            has_devices = "<hostdev" in definition or bool(hostdev.files_in(definition))
+            patience = _CLEANED_UP if handed_on_is_there(definition, container) else 0.0
+            self._exits.will_destroy(domain)
+            with self._events.watching(domain) as news:
+                self._destroying.call(
+                    domain,
+                    lambda: self._destroy_now(domain, found),
+                    lambda: not has_devices and self._exits.over(domain) is not None,
+                    news,
+                    patience,
+                )
+
+        self._end(domain, "destroy", act, container)
+
+    def _destroy_now(self, domain: uuid.UUID, found: libvirt.virDomain) -> None:
+        with self.busy.held(domain):
+            found.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT)
+
+    def undefine(self, domain: uuid.UUID, container: ContainerId) -> None:
+        with contextlib.suppress(NotFound), self._connection.using(f"undefine VM {domain}") as conn:
+            self._remove(self._find(conn, domain, container))
+            self._exits.forget(domain)
+
+    def power(self, domain: uuid.UUID) -> PowerState:
+        if (over := self._exits.over(domain)) is not None:
+            return over
+        try:
+            with self._connection.using(f"read the state of VM {domain}") as conn:
+                found = power_of(self._find(conn, domain))
+        except NotFound:
+            return ABSENT
+        return self._exits.corrected(domain, found)
+
+    def owned(self) -> Sequence[OwnedDomain]:
+        with self._connection.using("list VMs") as conn:
+            rows = conn.getAllDomainStats(libvirt.VIR_DOMAIN_STATS_STATE, 0)
+            found = [self._owned(domain, stats) for domain, stats in rows]
+        return [domain for domain in found if domain is not None]
+
+    def watching(self, domain: uuid.UUID) -> AbstractContextManager[threading.Event]:
+        return self._events.watching(domain)
+
+    def on_power_event(self, callback: Callable[[uuid.UUID], None]) -> None:
+        self._events.add_callback(callback)
+
+    def trouble(self) -> str:
+        return self._connection.trouble()
+
+    def _warm_up(self, conn: libvirt.virConnect) -> None:
+        """libvirt runs an emulator it does not know a few times to learn what it can do, which takes seconds; better now
+        than in the first pod's CreateContainer. `define` reports a failure again, where it matters."""
+        if self._profile.domain_type is DomainType.TEST:
+            return
+        try:
+            told = conn.getDomainCapabilities(self._profile.vmwrapper, "x86_64", "q35", self._profile.domain_type.value)
+        except libvirt.libvirtError as exc:
+            log.warning("libvirt.capabilities.failed", emulator=self._profile.vmwrapper, error=message_of(exc))
+            return
+        self.machine_type = etree.fromstring(told.encode()).findtext("machine", "")
+        why_not = cpu_query.refusal(conn, self._profile.vmwrapper, self._profile.domain_type.value)
+        if why_not:
+            log.warning("libvirt.cpu_query.long", error=why_not)  # each start takes some 0.4 s longer
+        self._short_cpu_query = not why_not
+
+    def _end_threads(self) -> None:
+        self._destroying.close(_LAST_LOOK)
+        self._exits.close()
+        self._output.close()
+        self._events.close()
+
+    def _subscribe(self, conn: libvirt.virConnect) -> None:
+        if self._embedded_running:
+            take_back_libvirts(self._state_directory, self._embedded_running)
+        self._warm_up(conn)
+        conn.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle, None)
+        conn.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_REBOOT, self._on_reboot, None)
+        for event in (
+            libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED,
+            libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVAL_FAILED,
+        ):
+            conn.domainEventRegisterAny(None, event, self._on_device, None)
+
+    def _notify_after_reconnect(self) -> None:
+        """After libvirt was started, its threads look for each VM's QEMU again; until then a VM counts as running, and
+        if QEMU is gone it is turned off without an event. Balloon numbers need QEMU's monitor, so asking for them waits
+        for those threads."""
+        wanted = libvirt.VIR_DOMAIN_STATS_STATE | libvirt.VIR_DOMAIN_STATS_BALLOON
+        with contextlib.suppress(ShimError), self._connection.using("wait for VMs to be found again") as conn:
+            conn.getAllDomainStats(wanted, libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE)
+        self._exits.forget_exits()
+        with contextlib.suppress(ShimError):
+            there = self.owned()
+            self._exits.keep([domain.uuid for domain in there])
+            for domain in there:
+                if domain.state.is_on:
+                    self._follow_exit(domain.uuid, domain.name)
+                    self._take_back(domain)
+                    self._output.follow(domain.name, domain.uuid)
+        self._events.events_were_lost()
+
+    def _take_back(self, domain: OwnedDomain) -> None:
+        """Again: a virtshim that was killed in the middle of a start has not."""
+        if not self._state_directory:
+            return
+        try:
+            with self._connection.using(f"take back the directories of VM {domain.name}") as conn:
+                number = conn.lookupByUUID(domain.uuid.bytes).ID()
+            take_back_vms(self._state_directory, number, domain.name)
+        except ShimError as exc:
+            log.warning("security.not_taken_back", name=domain.name, error=str(exc))
+
+    def _on_lifecycle(
+        self, _conn: libvirt.virConnect, domain: libvirt.virDomain, event: int, detail: int, *_: object
+    ) -> None:
+        """libvirt's event thread: hands over."""
+        which = uuid.UUID(domain.UUIDString())
+        if event == libvirt.VIR_DOMAIN_EVENT_SHUTDOWN:
+            self._exits.shutting_down(which, by_host=detail == libvirt.VIR_DOMAIN_EVENT_SHUTDOWN_HOST)
+        if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
+            self._exits.stopped(which)
+            self.agents.forget(which)
+        self._events.happened(which)
+
+    def _on_reboot(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, *_: object) -> None:
+        """libvirt's event thread: hands over."""
+        self._events.happened(uuid.UUID(domain.UUIDString()))
+
+    def _on_device(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, *_: object) -> None:
+        """libvirt's event thread: hands over, to who waits for a guest to let go of a device."""
+        self._events.wake(uuid.UUID(domain.UUIDString()))
+
+    def _remove_earlier(self, conn: libvirt.virConnect, spec: VmSpec) -> None:
+        """Removes an earlier definition of ours with this UUID; refuses when UUID or name belong to something
+        else."""
+        if (existing := _lookup(conn.lookupByUUID, spec.uuid.bytes)) is not None:
+            if not self._is_ours(existing):
+                raise AlreadyExists(
+                    f"VM {spec.name}: a libvirt domain with UUID {spec.uuid} exists ({existing.name()!r})"
+                    " and is not this node's: choose another UUID for the pod, or remove that domain"
+                )
+            if existing.isActive() or existing.name() != spec.name:
+                self._remove(existing)
+            elif existing.hasManagedSaveImage():
+                existing.managedSaveRemove()
+        if (namesake := _lookup(conn.lookupByName, spec.name)) is not None and namesake.UUIDString() != str(spec.uuid):
+            raise AlreadyExists(
+                f"VM {spec.name}: a libvirt domain of that name exists with UUID {namesake.UUIDString()}:"
+                " remove or rename it"
+            )
+
+    def _remove(self, domain: libvirt.virDomain) -> None:
+        # Undefining a running domain would leave it running without a definition.
+        if self._is_on(domain):
+            raise WrongState(
+                f"VM {domain.name()} is running: it must be off before its definition is removed or replaced"
+            )
+        if self._log_directory:
+            try:
+                remove_logs(self._log_directory, domain.name())
+                swtpm_remove_log(self._tpm_logs, domain.name())
+            except OSError as exc:
+                log.warning("libvirt.log.not_removed", name=domain.name(), error=str(exc))
+        swtpm_forget(self._tpm_states, uuid.UUID(domain.UUIDString()), domain.XMLDesc())
+        domain.undefineFlags(self._flags.undefine)
+
+    def _is_on(self, domain: libvirt.virDomain) -> bool:
+        """Waits for a libvirt that has not noticed yet that QEMU has ended, or that is still at destroying it: what comes after
+        this may be another run of it."""
+        self._destroying.wait(uuid.UUID(domain.UUIDString()))
+        if self._exits.over(uuid.UUID(domain.UUIDString())) is not None:
+            with contextlib.suppress(libvirt.libvirtError):  # "not running" when it is through
+                domain.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT)
+        return bool(domain.isActive())
+
+    def _end(
+        self,
+        domain: uuid.UUID,
+        what: str,
+        act: Callable[[libvirt.virDomain], object],
+        container: ContainerId | None = None,
+    ) -> None:
+        """`act`, unless it is off or gone; an error of `act` counts only if it is still on after that."""
+        with contextlib.suppress(NotFound), self._connection.using(f"{what} VM {domain}") as conn:
+            found = self._find(conn, domain, container)
+            if not found.isActive():
+                return
+            try:
+                act(found)
+            except libvirt.libvirtError:
+                if found.isActive():
+                    raise
+
+    def _find(
+        self, conn: libvirt.virConnect, domain: uuid.UUID, container: ContainerId | None = None
+    ) -> libvirt.virDomain:
+        return ownership.find(conn, domain, self._profile.node, container)
+
+    def _is_ours(self, domain: libvirt.virDomain) -> bool:
+        return ownership.is_ours(domain, self._profile.node)
+
+    def _owned(self, domain: libvirt.virDomain, stats: Mapping[str, Any]) -> OwnedDomain | None:
+        """None for a foreign domain, one that has just gone, and one whose mark is damaged."""
+        text = ownership.mark_text(domain)
+        if text is None:
+            return None
+        try:
+            owner = ownership.read_mark(text)
+        except InvalidRequest as exc:
+            log.warning("libvirt.domain.damaged_mark", name=domain.name(), error=str(exc))
+            return None
+        if owner.node != self._profile.node:
+            return None
+        return ownership.owned(domain, owner, stats)
+
+
+def _ms_since(began: float) -> float:
+    return round((time.monotonic() - began) * 1000, 1)
+
+
+def _lookup(by: Callable[[_Key], libvirt.virDomain], key: _Key) -> libvirt.virDomain | None:
+    try:
+        return by(key)
+    except libvirt.libvirtError as exc:
+        if code_of(exc) == libvirt.VIR_ERR_NO_DOMAIN:
+            return None
+        raise

@@ -1,0 +1,197 @@
+"""Devices of the host in the guest: PCI functions, mediated devices, vDPA, USB, block devices. Pure.
+
+Each on PCI has a root port of its own, and these ports are the first on the root bus: the guest's bus numbers follow from that
+(see `virtshim.devices.guest_view`). libvirt puts its own ports behind them.
+
+Memory: a device reaches all of the guest's, so QEMU pins it at the start and the VM's cgroup is charged for it. libvirt raises
+RLIMIT_MEMLOCK for devices that it knows; vmwrapper, in between, only inherits it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from lxml import etree
+
+from virtshim.devices.guest_view import GUEST_VIEW_MAX_USB_DEVICES, guest_view_buses, guest_view_serials
+from virtshim.devices.values import (
+    BlockDevice,
+    MediatedDevice,
+    Passthrough,
+    PciAddress,
+    PciFunction,
+    UsbDevice,
+    VdpaDevice,
+)
+from virtshim.model.errors import Unimplemented
+from virtshim.vm.elements import root_bus
+from virtshim.vm.elements.disk import target_name
+from virtshim.vm.elements.text import absolute_path, security_label_of_device
+from virtshim.vm.file_owner import QemuIds
+
+# What the aliases of devices on PCI begin with. `ua-` is for users: libvirt makes none of its own with it.
+ON_PCI = "ua-host-pci"
+
+_PORTS_A_SLOT = 8
+_FIRST_SLOT = 1
+
+
+def root_ports(passthrough: Sequence[Passthrough]) -> list[etree._Element]:
+    """The k-th port, on index k, is for the k-th device on PCI."""
+    return [_root_port(bus) for bus, _ in guest_view_buses(passthrough)]
+
+
+def fillers(numbers: Sequence[int], passthrough: Sequence[Passthrough]) -> list[etree._Element]:
+    """Ports with nothing behind them, for the slots of virtio disks whose first disk is gone: a guest looks at no other function
+    of a slot without its first. `numbers`: the disks'."""
+    first = len(guest_view_buses(passthrough)) + 1
+    return [_port(bus, PciAddress(0, 0, slot, 0)) for bus, slot in enumerate(root_bus.headless(numbers), start=first)]
+
+
+def _root_port(bus: int) -> etree._Element:
+    slot, function = divmod(bus - 1, _PORTS_A_SLOT)
+    return _port(bus, PciAddress(0, 0, _FIRST_SLOT + slot, function))
+
+
+def _port(bus: int, place: PciAddress) -> etree._Element:
+    element = etree.Element("controller", type="pci", index=str(bus), model="pcie-root-port")
+    address = _address(place)
+    if place.function == 0:
+        address.set("multifunction", "on")
+    element.append(address)
+    return element
+
+
+def usb_controller() -> etree._Element:
+    element = etree.Element(
+        "controller", type="usb", index="0", model="qemu-xhci", ports=str(GUEST_VIEW_MAX_USB_DEVICES)
+    )
+    element.append(root_bus.own(root_bus.Own.USB))
+    return element
+
+
+def build(passthrough: Sequence[Passthrough]) -> list[etree._Element]:
+    """`managed='no'`: whoever has bound the functions to VFIO (a device plugin, or virtshim) unbinds them."""
+    buses = {device: bus for bus, device in guest_view_buses(passthrough)}
+    usb = [device for device in passthrough if isinstance(device, UsbDevice)]
+    return [
+        *(_on_pci(device, bus) for device, bus in buses.items()),
+        *(_usb(device, port) for port, device in enumerate(usb, start=1)),
+    ]
+
+
+def _on_pci(device: Passthrough, bus: int) -> etree._Element:
+    element = _source_of(device)
+    etree.SubElement(element, "alias", name=f"{ON_PCI}{bus}")
+    element.append(_address(PciAddress(0, bus, 0, 0)))
+    return element
+
+
+def _source_of(device: Passthrough) -> etree._Element:
+    match device:
+        case PciFunction(address=address):
+            element = etree.Element("hostdev", mode="subsystem", type="pci", managed="no")
+            etree.SubElement(element, "driver", name="vfio")
+            source = _address(address)
+            del source.attrib["type"]
+            etree.SubElement(element, "source").append(source)
+            return element
+        case MediatedDevice(uuid=uuid):
+            element = etree.Element("hostdev", mode="subsystem", type="mdev", model="vfio-pci", managed="no")
+            etree.SubElement(etree.SubElement(element, "source"), "address", uuid=uuid)
+            return element
+        case VdpaDevice(path=path):
+            element = etree.Element("interface", type="vdpa")
+            etree.SubElement(element, "mac", address=_mac(path))
+            etree.SubElement(element, "source", dev=absolute_path(path, "vDPA device"))
+            etree.SubElement(element, "model", type="virtio")
+            return element
+        case UsbDevice():
+            element = etree.Element("hostdev", mode="subsystem", type="usb", managed="no")
+            place = {"bus": str(device.bus), "device": str(device.device)}
+            etree.SubElement(etree.SubElement(element, "source"), "address", place)
+            return element
+
+
+def _usb(device: UsbDevice, port: int) -> etree._Element:
+    element = _source_of(device)
+    etree.SubElement(element, "alias", name=f"ua-host-usb{port}")
+    etree.SubElement(element, "address", type="usb", bus="0", port=str(port))
+    return element
+
+
+def disks(blocks: Sequence[BlockDevice], numbers: Sequence[int], owner: QemuIds | None = None) -> list[etree._Element]:
+    """virtio disks, at the places of these `numbers`. Past the host's page cache: what the guest flushed is on the volume
+    if the node goes down, and the host's memory is not filled with it. (Files do not: their
+    file system may not be able to.) libvirt gives the nodes to QEMU's user while it runs, or to the `owner`."""
+    return [
+        _disk(block, serial, number, owner)
+        for block, serial, number in zip(blocks, guest_view_serials(blocks), numbers, strict=True)
+    ]
+
+
+def files_in(definition: str) -> list[tuple[str, str, bool]]:
+    """Of those that come to QEMU as descriptors: the name that libvirt has for each, its path, and whether it is only read."""
+    disks = etree.fromstring(definition.encode()).iterfind("devices/disk")
+    found = [(disk.find("source[@fdgroup]"), disk.find("readonly") is not None) for disk in disks]
+    return [
+        (source.get("fdgroup", ""), source.get("file", ""), readonly)
+        for source, readonly in found
+        if source is not None
+    ]
+
+
+def _disk(block: BlockDevice, serial: str, index: int, owner: QemuIds | None) -> etree._Element:
+    element = etree.Element("disk", type="file" if block.is_file else "block", device="disk")
+    driver = etree.SubElement(element, "driver", name="qemu", type="raw")
+    driver.set("cache", "writeback" if block.is_file else "none")
+    if not block.is_file:
+        driver.set("io", "native")
+    if not block.readonly:
+        driver.set("error_policy", "enospace")
+        driver.set("rerror_policy", "report")
+        driver.set("discard", "unmap")
+    element.append(_source_of_disk(block, index, owner))
+    etree.SubElement(element, "backingStore")
+    etree.SubElement(element, "target", dev=target_name("vd", index), bus="virtio")
+    if block.readonly:
+        etree.SubElement(element, "readonly")
+    etree.SubElement(element, "serial").text = serial
+    element.append(root_bus.disk(index))
+    return element
+
+
+def _source_of_disk(block: BlockDevice, index: int, owner: QemuIds | None) -> etree._Element:
+    """A file stays whose it is, in a directory that QEMU cannot reach."""
+    if not block.is_file:
+        source = etree.Element("source", dev=absolute_path(block.host_path, "block device"))
+        if owner is not None and owner.is_its_own:
+            source.append(security_label_of_device(owner))
+        return source
+    source = etree.Element("source", file=absolute_path(block.host_path, "disk image"))
+    if owner is not None:
+        if not owner.gets_images:
+            raise Unimplemented(
+                f"{block.field_name}: a volume that holds a disk's image needs libvirt 9.0 or newer on this node"
+            )
+        source.set("fdgroup", f"volume{index}")
+    etree.SubElement(source, "seclabel", model="dac", relabel="no")
+    return source
+
+
+def _address(address: PciAddress) -> etree._Element:
+    return etree.Element(
+        "address",
+        type="pci",
+        domain=f"{address.domain:#06x}",
+        bus=f"{address.bus:#04x}",
+        slot=f"{address.slot:#04x}",
+        function=f"{address.function:#x}",
+    )
+
+
+def _mac(path: str) -> str:
+    """For a vDPA device that has none of its own; the same at each start."""
+    digest = hashlib.sha256(path.encode(errors="surrogateescape")).digest()
+    return ":".join(f"{byte:02x}" for byte in (0x52, 0x54, 0x00, *digest[:3]))

@@ -1,0 +1,230 @@
+"""A guest's NUMA nodes, and where their vCPUs and memory are on the host. Pure.
+
+QEMU binds the memory of each itself, and libvirt pins the threads of vCPUs: neither needs a cgroup of libvirt's.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Sequence
+
+from lxml import etree
+
+from virtshim.model.cgroup import CgroupLimits, libvirt_partition
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.hardware import Clock, Topology
+from virtshim.model.vm import CpuDetails, CpuModel, NumaCell
+from virtshim.vm.elements.text import printable
+
+# Number and model of the CPUs, the clock, and cgroup settings of a VM where libvirt manages its cgroup. Pure.
+
+# More need an IOMMU with interrupt remapping on q35.
+MAX_VCPUS = 255
+
+# Bounds that libvirt puts on `<quota>` and `<period>`.
+_SMALLEST_QUOTA = 1000
+_PERIODS = (1000, 1_000_000)
+_DEFAULT_PERIOD = 100_000
+
+# VIR_DOMAIN_MEMORY_PARAM_UNLIMITED, KiB.
+_UNLIMITED = (2**63 - 1) >> 10
+
+
+class DomainType(enum.Enum):
+    """Who runs the guest's instructions: KVM, QEMU's translator (TCG), or nobody (libvirt's test driver)."""
+
+    KVM = "kvm"
+    QEMU = "qemu"
+    TEST = "test"
+
+    @property
+    def has_guest(self) -> bool:
+        """Whether something runs that could give memory back."""
+        return self is not DomainType.TEST
+
+
+class Cgroups(enum.Enum):
+    """Which cgroups libvirt manages for a VM. OFF: none (`cgroup_controllers = [ ]`): then it refuses all
+    tuning, and the pod's own cgroup holds the limits."""
+
+    OFF = "off"
+    V1 = "v1"
+    V2 = "v2"
+
+
+def vcpus(count: int, most: int, cpuset: str, cgroups: Cgroups) -> etree._Element:
+    """`count` from the start, `most` later. `cpuset` pins them where libvirt manages cgroups; elsewhere the VM's own
+    cgroup does."""
+    if not 1 <= count <= most <= MAX_VCPUS:
+        raise InvalidRequest(f"{count} vCPUs of {most}: must be 1 to {MAX_VCPUS}")
+    element = etree.Element("vcpu", placement="static")
+    if cpuset and cgroups is not Cgroups.OFF:
+        element.set("cpuset", cpuset)
+    if count < most:
+        element.set("current", str(count))
+    element.text = str(most)
+    return element
+
+
+def cpu_model(wanted: CpuModel, details: CpuDetails, domain_type: DomainType, topology: Topology) -> etree._Element:
+    """By default a guest gets all the node
+    has: the host's own CPU under KVM, everything that QEMU can translate without it (distributions refuse to
+    run on QEMU's plain qemu64)."""
+    if wanted is CpuModel.HOST_PASSTHROUGH and domain_type is DomainType.QEMU:
+        raise InvalidRequest(
+            "CPU model host-passthrough needs KVM, and this node runs VMs without it: choose host-model or none"
+        )
+    if wanted is CpuModel.HOST_MODEL:
+        element = etree.Element("cpu", mode="host-model", check="partial")
+    elif wanted is CpuModel.CUSTOM:
+        element = etree.Element("cpu", mode="custom", match="exact", check="partial")
+        named = etree.SubElement(element, "model", fallback="allow" if details.fallback else "forbid")
+        named.text = printable(details.name, "CPU model")
+    elif wanted is CpuModel.MAXIMUM:
+        element = etree.Element("cpu", mode="maximum", check="none")
+    elif domain_type is DomainType.KVM or wanted is CpuModel.HOST_PASSTHROUGH:
+        element = etree.Element("cpu", mode="host-passthrough", check="none", migratable="on")
+    else:
+        element = etree.Element("cpu", mode="maximum", check="none")
+    sockets, cores, threads = str(topology.sockets), str(topology.cores), str(topology.threads)
+    etree.SubElement(element, "topology", sockets=sockets, dies="1", cores=cores, threads=threads)
+    for name, policy in details.features:
+        etree.SubElement(element, "feature", policy=policy, name=printable(name, "CPU feature"))
+    return element
+
+
+def cpu_clock(counts_in: Clock, *, hyperv: bool) -> etree._Element:
+    """With the timers that do not cost the host anything while the guest idles; Hyper-V's is one of its enlightenments."""
+    element = etree.Element("clock", offset=counts_in.value)
+    etree.SubElement(element, "timer", name="rtc", tickpolicy="catchup")
+    etree.SubElement(element, "timer", name="pit", tickpolicy="delay")
+    etree.SubElement(element, "timer", name="hpet", present="no")
+    if hyperv:
+        etree.SubElement(element, "timer", name="hypervclock", present="yes")
+    return element
+
+
+def cpu_tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
+    """`<cputune>`; None if there is nothing to set. They hold for the whole VM, QEMU's own threads included."""
+    if cgroups is Cgroups.OFF:
+        return None
+    element = etree.Element("cputune")
+    for name, value in live_cpu(limits, cgroups).items():
+        if value > 0:
+            etree.SubElement(element, _CPU_ELEMENTS[name]).text = str(value)
+    return element if len(element) else None
+
+
+_CPU_ELEMENTS = {"cpu_shares": "shares", "global_period": "global_period", "global_quota": "global_quota"}
+
+
+def live_cpu(limits: CgroupLimits, cgroups: Cgroups) -> dict[str, int]:
+    """libvirt's scheduler parameters; quota -1 takes a limit away."""
+    found = {}
+    if limits.cpu_shares > 0:
+        shares = min(max(limits.cpu_shares, 2), 262_144)
+        # libvirt writes the number into cpu.weight as it is; kubelet's own conversion keeps us in step with
+        # other pods.
+        found["cpu_shares"] = shares if cgroups is Cgroups.V1 else 1 + (shares - 2) * 9999 // 262_142
+    if limits.cpu_quota > 0:
+        found["global_period"] = min(max(limits.cpu_period or _DEFAULT_PERIOD, _PERIODS[0]), _PERIODS[1])
+    found["global_quota"] = max(limits.cpu_quota, _SMALLEST_QUOTA) if limits.cpu_quota > 0 else -1
+    return found
+
+
+def cpu_memory_tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
+    """`<memtune>`; None if there is nothing to say."""
+    if cgroups is Cgroups.OFF:
+        return None
+    element = etree.Element("memtune")
+    for name, kib in live_memory(limits, cgroups).items():
+        if kib != _UNLIMITED:
+            etree.SubElement(element, name, unit="KiB").text = str(kib)
+    return element if len(element) else None
+
+
+def live_memory(limits: CgroupLimits, cgroups: Cgroups) -> dict[str, int]:
+    """libvirt's memory parameters, KiB. InvalidRequest for `unified` files that it has no name for. A VM is one process, so
+    `memory.oom.group` changes nothing."""
+    found = {"hard_limit": limits.memory >> 10 if limits.memory else _UNLIMITED}
+    swap = limits.swap
+    for key, value in limits.unified.items():
+        if key == "memory.high" and cgroups is Cgroups.V2:
+            found["soft_limit"] = _UNLIMITED if value == "max" else int(value) >> 10
+        elif key == "memory.swap.max" and cgroups is Cgroups.V2:
+            swap = None if value == "max" else int(value)
+        elif key in ("memory.min", "memory.low") and value == "0":
+            continue  # no request, as kubelet's memory QoS says it
+        elif key != "memory.oom.group":
+            raise InvalidRequest(
+                f"unified[{key}] cannot be set below systemd's slices; set cgroup_controllers = [ ] in libvirt's qemu.conf, or "
+                "memoryReservationPolicy: None in the kubelet configuration (before Kubernetes 1.36: turn MemoryQoS off)"
+            )
+    if swap is not None:  # v1 counts memory and swap together
+        found["swap_hard_limit"] = (swap + (limits.memory if cgroups is Cgroups.V1 else 0)) >> 10
+    return found
+
+
+def cpu_memory_nodes(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
+    """`<numatune>`; None if there is nothing to say."""
+    if cgroups is Cgroups.OFF or not limits.cpuset_mems:
+        return None
+    element = etree.Element("numatune")
+    etree.SubElement(element, "memory", mode="strict", nodeset=limits.cpuset_mems)
+    return element
+
+
+def cpu_partition(cgroup_parent: str, cgroups: Cgroups) -> etree._Element | None:
+    """`<resource>`: the pod's slice; None for libvirt's own choice."""
+    if cgroups is Cgroups.OFF or not (path := libvirt_partition(cgroup_parent)):
+        return None
+    element = etree.Element("resource")
+    etree.SubElement(element, "partition").text = path
+    return element
+
+
+def numa_cells(wanted: Sequence[NumaCell], *, shared: bool) -> etree._Element:
+    """`<numa>`. `shared`: another process reads and writes the guest's memory."""
+    element = etree.Element("numa")
+    for number, one in enumerate(wanted):
+        memory = str(one.memory_bytes >> 10)
+        cell = etree.SubElement(element, "cell", id=str(number), cpus=listed(one.vcpus), memory=memory, unit="KiB")
+        if shared:
+            cell.set("memAccess", "shared")
+    return element
+
+
+def numa_pinned(tuning: etree._Element | None, wanted: Sequence[NumaCell]) -> etree._Element | None:
+    """`<cputune>` with a pin for each vCPU: to the CPUs of its cell, among which the host's scheduler may choose."""
+    if not wanted:
+        return tuning
+    element = etree.Element("cputune") if tuning is None else tuning
+    pins = sorted((vcpu, listed(one.cpus)) for one in wanted for vcpu in one.vcpus)
+    for at, (vcpu, cpus) in enumerate(pins):
+        element.insert(at, etree.Element("vcpupin", vcpu=str(vcpu), cpuset=cpus))
+    return element
+
+
+def numa_bound(tuning: etree._Element | None, wanted: Sequence[NumaCell]) -> etree._Element | None:
+    """`<numatune>` with the host's node of each cell, where its memory is as long as there is some. Nobody has made sure that
+    each has as much to give: kubelet's memory manager counts what all nodes of a pod have together."""
+    if not wanted:
+        return tuning
+    element = etree.Element("numatune") if tuning is None else tuning
+    for number, one in enumerate(wanted):
+        etree.SubElement(element, "memnode", cellid=str(number), mode="preferred", nodeset=str(one.node))
+    return element
+
+
+def listed(numbers: Collection[int]) -> str:
+    """0-3,7, as libvirt and the kernel write sets."""
+    words: list[str] = []
+    start = last = -2
+    for number in (*sorted(numbers), -2):
+        if number == last + 1:
+            last = number
+            continue
+        if start >= 0:
+            words.append(str(start) if start == last else f"{start}-{last}")
+        start = last = number
+    return ",".join(words)

@@ -1,0 +1,95 @@
+"""Who a VM's QEMU is on the node, in its definition. Pure.
+
+A label of libvirt's DAC driver: QEMU runs as that user, and what libvirt gives the VM (its directories, device nodes, huge pages)
+is that user's while the VM runs. The user has no name, so its only group is the label's: the one that all QEMUs have, which
+/dev/kvm and tapmanager's socket belong to. No other driver is named: those label the VM by themselves.
+"""
+
+from __future__ import annotations
+
+import re
+
+from lxml import etree
+
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.layout import LONGEST_SOCKET_PATH
+from virtshim.vm.file_owner import QemuIds
+
+# What may go into domain XML as text or attribute value. Pure. Refusals name the field and the remedy.
+
+# XML 1.0 "Char", less the line breaks: libvirt refuses them in titles, and they have no business in a name or
+# path.
+_NOT_ALLOWED = re.compile("[^\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
+_SERIAL = re.compile(r"[A-Za-z0-9_.+ -]*")
+
+
+def printable(value: str, what: str) -> str:
+    """`value`, if XML can carry it and it is one line."""
+    if found := _NOT_ALLOWED.search(value):
+        raise InvalidRequest(
+            f"{what} {value[:80]!r} contains U+{ord(found.group()):04X}, which is not allowed in a VM definition:"
+            " remove control characters"
+        )
+    return value
+
+
+def domain_name(value: str) -> str:
+    """A name that libvirt, file names made from it and a shell's user can all live with."""
+    if not _NAME.fullmatch(value):
+        raise InvalidRequest(
+            f"not a VM name: {value[:80]!r} (1 to 200 of A-Z a-z 0-9 . _ + -, starting with a letter or a digit)"
+        )
+    return value
+
+
+def disk_serial(value: str, longest: int) -> str:
+    """A serial number that reaches the guest whole."""
+    if not _SERIAL.fullmatch(value) or len(value) > longest:
+        raise InvalidRequest(
+            f"not a disk serial for this bus: {value[:80]!r} (at most {longest} of A-Z a-z 0-9 _ . + - wanted)"
+        )
+    return value
+
+
+def absolute_path(value: str, what: str) -> str:
+    if not value.startswith("/"):
+        raise InvalidRequest(f"{what} {value[:200]!r} is not an absolute path")
+    return printable(value, what)
+
+
+def socket_path(value: str, what: str) -> str:
+    """An absolute path that fits into a socket address."""
+    if len(value.encode("utf-8", "surrogateescape")) > LONGEST_SOCKET_PATH:
+        raise InvalidRequest(
+            f"{what} {value!r} is longer than the {LONGEST_SOCKET_PATH} bytes of a Unix socket address:"
+            " choose a shorter run_dir"
+        )
+    return absolute_path(value, what)
+
+
+def security_label_of_vm(qemu: QemuIds) -> etree._Element:
+    element = etree.Element("seclabel", type="static", model="dac", relabel="yes")
+    etree.SubElement(element, "label").text = f"+{qemu.uid}:+{qemu.gid}"
+    return element
+
+
+def security_label_of_device(qemu: QemuIds) -> etree._Element:
+    """For one whose node lets its group in: that group is nobody's."""
+    element = etree.Element("seclabel", model="dac", relabel="yes")
+    etree.SubElement(element, "label").text = f"+{qemu.uid}:+{qemu.uid}"
+    return element
+
+
+def security_label_labelled_by(capabilities: str) -> list[str]:
+    """What libvirt labels VMs for by itself (sVirt): of `apparmor` and `selinux` those in its capabilities. A definition that
+    says nothing of one gets a label of it."""
+    models = [element.text for element in etree.fromstring(capabilities.encode()).iterfind("host/secmodel/model")]
+    return [model for model in models if model in ("apparmor", "selinux")]
+
+
+def security_label_uid_in(definition: str) -> int:
+    """The VM's own user; 0 if it has none, or that cannot be read."""
+    label = etree.fromstring(definition.encode()).findtext("seclabel[@type='static'][@model='dac']/label", "")
+    uid = label.partition(":")[0].removeprefix("+")
+    return int(uid) if uid.isdecimal() else 0

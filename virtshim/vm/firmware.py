@@ -1,0 +1,293 @@
+"""Whether files can be opened past the page cache: asked before a VM is defined, whose start would fail."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import json
+import os
+import shutil
+import signal
+import struct
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from lxml import etree
+
+from virtshim.annotations.hardware import CACHE, FIRMWARE, TPM
+from virtshim.model.errors import AlreadyExists, InternalError, InvalidRequest, Unimplemented, WrongState
+from virtshim.model.hardware import Cache, Firmware, FirmwareFiles, HardwareOptions
+from virtshim.model.vm import Disk
+from virtshim.system.files import remove_tree
+from virtshim.vm.file_owner import QemuIds
+
+# swtpm, which libvirt runs for each VM with a TPM: where it keeps what, and who reaches its socket.
+#
+# libvirt lets the user that it runs QEMU as, and swtpm's group, into the directory of the sockets. VMs' own users are
+# neither, so their group may pass it. Each socket is its VM's alone. libvirt sets the directory's mode again at each
+# start, which leaves the entry for the group as it is.
+
+log = structlog.get_logger(__name__)
+
+# acl(5): as the kernel has it in an attribute of the file.
+_ATTRIBUTE: Final = "system.posix_acl_access"
+_VERSION: Final = struct.pack("<I", 2)
+_ENTRY: Final = struct.Struct("<HHI")
+_OWNER, _GROUP_OF_FILE, _GROUP, _MASK, _OTHERS = 0x01, 0x04, 0x08, 0x10, 0x20
+_NOBODY: Final = 0xFFFFFFFF
+
+
+def swtpm_states(pid_directory: str) -> str:
+    """libvirt's directory of what TPMs remember, by UUID of the VM. `pid_directory`: see qemu_process.py."""
+    return _beside(pid_directory, "/lib/swtpm", "/var/lib/libvirt/swtpm")
+
+
+def swtpm_refuse_left_behind(directory: str, vm: uuid.UUID) -> None:
+    """AlreadyExists if a TPM of that UUID remembers something: of a VM that is not defined any more, whose operator has kept it
+    (`virsh undefine --keep-tpm`), or that libvirt was told to keep. The next VM of the UUID would have it, whosever that is, and
+    UUIDs are pods' to choose. `directory`: see `states`; "" knows of none."""
+    state = os.path.join(directory, str(vm))
+    if directory and os.path.lexists(state):
+        raise AlreadyExists(
+            f"VirtletSystemUUID {vm}: the TPM of an earlier VM of that UUID, which is none of this pod's, is still in {state}; "
+            "choose another UUID, or have the node's operator remove that directory if nobody needs it"
+        )
+
+
+def swtpm_forget(directory: str, vm: uuid.UUID, definition: str) -> None:
+    """What the TPM of that VM remembers, unless it is to stay; before its definition goes. libvirt has the other order: killed in
+    between it would leave what nobody can tell from another's any more. The VM is off. `directory`: see `states`. Raises
+    InternalError; then the definition has to stay, too."""
+    backend = etree.fromstring(definition.encode()).find("devices/tpm/backend")
+    if not directory or backend is None or backend.get("persistent_state") == "yes":
+        return
+    try:
+        remove_tree(directory, str(vm))
+    except OSError as exc:
+        raise InternalError(
+            f"what the TPM of VM {vm} remembers cannot be removed from {directory}: {exc.strerror}"
+        ) from exc
+
+
+def swtpm_logs(pid_directory: str) -> str:
+    return _beside(pid_directory, "/log/swtpm", "/var/log/swtpm/libvirt/qemu")
+
+
+def swtpm_sockets(pid_directory: str) -> str:
+    return _beside(pid_directory, "/run/swtpm", "/run/libvirt/qemu/swtpm")
+
+
+def _beside(pid_directory: str, embedded: str, system: str) -> str:
+    if pid_directory == "/run/libvirt/qemu":
+        return system
+    return pid_directory.removesuffix("/run/qemu") + embedded if pid_directory else ""
+
+
+def swtpm_let_in(directory: str, qemu: QemuIds | None) -> None:
+    """VMs' QEMUs may pass the directory of the sockets, from before libvirt makes one. Raises InternalError."""
+    if qemu is None or not qemu.is_its_own:
+        return
+    entries = ((_OWNER, 7, _NOBODY), (_GROUP_OF_FILE, 7, _NOBODY), (_GROUP, 1, qemu.gid), (_MASK, 7, _NOBODY))
+    packed = _VERSION + b"".join(_ENTRY.pack(*entry) for entry in (*entries, (_OTHERS, 0, _NOBODY)))
+    try:
+        os.makedirs(directory, mode=0o770, exist_ok=True)
+        os.setxattr(directory, _ATTRIBUTE, packed)
+    except OSError as exc:
+        raise InternalError(
+            f"VMs' users cannot be let into {directory}, where the sockets of their TPMs are: {exc.strerror}; its file system "
+            "must have POSIX ACLs"
+        ) from exc
+
+
+def swtpm_end_left_alone(directory: str) -> None:
+    """Those of starts that were cut off before QEMU came. Each would wait for it for ever, and hold what its TPM remembers, which
+    no other start of that VM could open. `directory`: of the sockets; nobody starts a VM there now."""
+    files = glob.glob(f"{glob.escape(directory)}/*-swtpm.pid")
+    lines = dict(_command_lines()) if files else {}
+    for file in files:
+        socket = os.fsencode(f"{file.removesuffix('.pid')}.sock")
+        vm = os.fsencode(f"/domain-{os.path.basename(file).removesuffix('-swtpm.pid')}/")  # of QEMU's other files
+        using = [pid for pid, line in lines.items() if socket in line or vm in line]
+        with contextlib.suppress(OSError, ValueError):
+            with open(file, encoding="ascii") as told:
+                own = int(told.read())
+            if using == [own]:
+                _end(own, socket)
+
+
+def _end(pid: int, socket: bytes) -> None:
+    """If it still is the TPM of that socket: its number may have gone to another process since it was read. Raises OSError."""
+    process = os.pidfd_open(pid)
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            if socket in file.read():
+                log.info("swtpm.ended", pid=pid, why="its VM's start was cut off")
+                signal.pidfd_send_signal(process, signal.SIGTERM)
+    finally:
+        os.close(process)
+
+
+def _command_lines() -> Iterator[tuple[int, bytes]]:
+    """Raises OSError: a QEMU that cannot be seen may use what else would be ended."""
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{name}/cmdline", "rb") as file:
+            yield int(name), file.read()
+
+
+def swtpm_remove_log(directory: str, name: str) -> None:
+    """Of the VM of that name. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(directory, f"{name}-swtpm.log"))
+
+
+# Which UEFI a node has: what its packages describe, and whether the files of one that a disk knows are still there.
+#
+# A VM whose variables are older than itself has the files that they were made for: those of another build may keep
+# them in another shape, and what a guest has sealed to its TPM goes by what started it.
+
+# Where packages describe their firmware; a file of a directory further on is in place of one of that name.
+DESCRIPTORS: Final = ("/usr/share/qemu/firmware", "/etc/qemu/firmware")
+
+
+def uefi_kinds(directories: Sequence[str] = DESCRIPTORS) -> frozenset[Firmware]:
+    """What can be had."""
+    return frozenset({Firmware.BIOS, *(kind for kind, _ in _described(directories))})
+
+
+def uefi_first(wanted: Firmware, directories: Sequence[str] = DESCRIPTORS) -> FirmwareFiles | None:
+    """What libvirt takes: the first of that kind, by the names of the descriptors. None if there is none, or it is no pair of raw
+    files."""
+    for kind, descriptor in _described(directories):
+        if kind is wanted:
+            return _files(descriptor.get("mapping"))
+    return None
+
+
+def uefi_refuse_gone(files: FirmwareFiles, nvram: str) -> None:
+    """WrongState, naming the file. `nvram`: the variables; while they are not there `files` are those that the node has now."""
+    if not os.path.exists(nvram):
+        _refuse_undelivered(files)
+        return
+    if not os.path.exists(files.code):
+        raise WrongState(
+            f"annotation {FIRMWARE}: {files.code}, which started this disk first, is gone; {_remedy(nvram)}"
+        )
+    with contextlib.suppress(OSError):
+        if os.path.getsize(files.variables) != os.path.getsize(nvram):
+            raise WrongState(
+                f"annotation {FIRMWARE}: {files.variables} has another size than this disk's variables, which were made of it: "
+                f"the firmware is another build; {_remedy(nvram)}"
+            )
+
+
+def _refuse_undelivered(files: FirmwareFiles) -> None:
+    for path in (files.code, files.variables):
+        if not os.path.exists(path):
+            raise WrongState(
+                f"annotation {FIRMWARE}: {path}, which a descriptor of this node names (in {' or '.join(DESCRIPTORS)}), is not "
+                "there; install its package anew (ovmf), or remove that descriptor"
+            )
+
+
+def _remedy(nvram: str) -> str:
+    return (
+        "install the version of its package again that this node had (ovmf), or give the guest new variables, of the firmware "
+        f"that is there now: remove {nvram} (keys that the guest has sealed to its TPM are lost to it then)"
+    )
+
+
+def _described(directories: Sequence[str]) -> Iterator[tuple[Firmware, Any]]:
+    """In the order in which libvirt looks at them."""
+    files: dict[str, Path] = {}
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            files |= {name: Path(directory, name) for name in os.listdir(directory) if name.endswith(".json")}
+    for _, file in sorted(files.items()):
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+            descriptor = json.loads(file.read_text())
+            if (kind := _kind(descriptor)) is not None:
+                yield kind, descriptor
+
+
+def _kind(descriptor: Any) -> Firmware | None:
+    targets = descriptor.get("targets", [])
+    for_q35 = any(
+        target.get("architecture") == "x86_64" and any("q35" in machine for machine in target.get("machines", []))
+        for target in targets
+    )
+    if "uefi" not in descriptor.get("interface-types", []) or not for_q35:
+        return None
+    features = set(descriptor.get("features", []))
+    if {"secure-boot", "enrolled-keys"} <= features:
+        return Firmware.SECURE
+    return None if features & {"secure-boot", "requires-smm"} else Firmware.UEFI
+
+
+def _files(mapping: Any) -> FirmwareFiles | None:
+    with contextlib.suppress(KeyError, TypeError, AttributeError):
+        pair = [mapping["executable"], mapping["nvram-template"]]
+        is_flash = mapping["device"] == "flash" and mapping.get("mode", "split") == "split"
+        if is_flash and all(one["format"] == "raw" and os.path.isabs(one["filename"]) for one in pair):
+            return FirmwareFiles(*(one["filename"] for one in pair))
+    return None
+
+
+# Whether this node has what UEFI and TPMs need: asked before a VM is defined, whose start would fail.
+
+# swtpm's, which libvirt runs.
+PROGRAMS: Final = ("swtpm", "swtpm_setup")
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def there_programs_missing() -> Sequence[str]:
+    return [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
+
+
+def there_refuse_missing(
+    wanted: HardwareOptions,
+    files: FirmwareFiles | None = None,
+    nvram: str = "",
+    kinds: Callable[[], Collection[Firmware]] = uefi_kinds,
+    missing_programs: Callable[[], Sequence[str]] = there_programs_missing,
+) -> None:
+    """Unimplemented, naming annotation and remedy. `files`: whose variables those at `nvram` are, or will be, if that is known;
+    WrongState if they are gone. `kinds` of firmware are installed here, and `missing_programs` of a TPM are not."""
+    if files is not None:
+        uefi_refuse_gone(files, nvram)
+    elif wanted.firmware.is_uefi and wanted.firmware not in kinds():
+        raise Unimplemented(
+            f"annotation {FIRMWARE}: this node has no firmware for {wanted.firmware.value}; install its package "
+            "(apt-get install ovmf), or have the pod scheduled to another node"
+        )
+    if wanted.tpm and (missing := missing_programs()):
+        raise Unimplemented(
+            f"annotation {TPM}: this node has no {' and no '.join(missing)}; install it (apt-get install swtpm swtpm-tools), "
+            "or have the pod scheduled to another node"
+        )
+
+
+def direct_io_refuse_without(cache: Cache, disks: Sequence[Disk]) -> None:
+    """InvalidRequest for the first disk whose file system has no O_DIRECT."""
+    if not cache.is_direct:
+        return
+    for path in (
+        path for disk in disks if not disk.is_device for path in (disk.path, disk.backing and disk.backing.path)
+    ):
+        if path and not _opens(path):
+            raise InvalidRequest(
+                f"annotation {CACHE}: {cache.value} needs O_DIRECT, which the file system of {os.path.dirname(path)} does not "
+                "have; write writeback or writethrough, or remove the annotation"
+            )
+
+
+def _opens(path: str) -> bool:
+    """True also where something else is wrong: that is told elsewhere."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC))
+    except OSError as exc:
+        return exc.errno != errno.EINVAL
+    return True

@@ -1,0 +1,102 @@
+"""Which VMs exist, and what their definitions hold: implements `virtshim.store.ports.VmInventory`."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import libvirt
+import structlog
+from lxml import etree
+
+from virtshim.model.errors import InternalError, InvalidRequest, ShimError
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.vm import OwnedDomain
+from virtshim.store.ports import DomainInventory, DomainMetadata
+from virtshim.vm import ownership
+from virtshim.vm.connection import Connection
+from virtshim.vm.domain_xml import NodeProfile
+from virtshim.vm.elements.text import security_label_uid_in
+from virtshim.vm.errors import message_of
+
+log = structlog.get_logger(__name__)
+
+
+class LibvirtInventory:
+    def __init__(self, connection: Connection, profile: NodeProfile) -> None:
+        self._connection = connection
+        self._profile = profile
+
+    def take(self) -> DomainInventory:
+        owned: list[OwnedDomain] = []
+        unreadable: list[str] = []
+        others: dict[ContainerId, str] = {}
+        sandboxes: set[SandboxId] = set()
+        with self._connection.using("list VMs") as conn:
+            for domain, stats in conn.getAllDomainStats(libvirt.VIR_DOMAIN_STATS_STATE, 0):
+                try:
+                    owner = _owner(domain)
+                except (libvirt.libvirtError, InvalidRequest) as exc:
+                    if not conn.isAlive():
+                        raise
+                    why = message_of(exc) if isinstance(exc, libvirt.libvirtError) else str(exc)
+                    log.warning("libvirt.domain.unreadable", name=domain.name(), error=why)
+                    unreadable.append(domain.name())
+                    continue
+                if owner is None:
+                    continue
+                if owner.node != self._profile.node:
+                    others[owner.container_id] = owner.node
+                    sandboxes.add(owner.sandbox_id)
+                    continue
+                owned.append(ownership.owned(domain, owner, stats))
+        return DomainInventory(owned, unreadable, others, frozenset(sandboxes))
+
+    def take_records_out(self, keep: Callable[[ContainerId, str], None]) -> None:
+        with self._connection.using("look for records in definitions") as conn:
+            for domain in conn.listAllDomains():
+                try:
+                    owner = _owner(domain)
+                    if owner is None or owner.node != self._profile.node:
+                        continue
+                    if record := ownership.carried_record(domain):
+                        keep(owner.container_id, record)
+                        _forget_record(domain)
+                except (libvirt.libvirtError, ShimError) as exc:
+                    if not conn.isAlive():
+                        raise
+                    why = message_of(exc) if isinstance(exc, libvirt.libvirtError) else str(exc)
+                    log.warning("libvirt.domain.record_not_moved", name=domain.name(), error=why)
+
+    def domain_metadata(self, domain: uuid.UUID) -> DomainMetadata:
+        with self._connection.using(f"read the definition of VM {domain}") as conn:
+            text = ownership.find(conn, domain, self._profile.node).XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE)
+        try:
+            found = etree.fromstring(text.encode(), etree.XMLParser(resolve_entities=False, no_network=True))
+        except etree.XMLSyntaxError as exc:
+            raise InternalError(f"the definition of VM {domain} is not XML: {exc}") from exc
+        keys = found.xpath("*[local-name()='commandline']/*[@name='VIRTSHIM_FETCH_KEY']/@value")
+        console = found.find("devices/serial/log")
+        return DomainMetadata(
+            title=found.findtext("title", ""),
+            uid=security_label_uid_in(text),
+            fetch_key=str(keys[0]) if isinstance(keys, list) and keys else "",
+            # QEMU makes its console's log when it starts.
+            has_run=console is not None and os.path.exists(console.get("file", "")),
+        )
+
+
+def _forget_record(domain: libvirt.virDomain) -> None:
+    where = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+    if domain.isActive():
+        where |= libvirt.VIR_DOMAIN_AFFECT_LIVE
+    nothing: Any = None  # removes it; the binding's own annotation does not know
+    domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, nothing, nothing, ownership.RECORD_NAMESPACE, where)
+
+
+def _owner(domain: libvirt.virDomain) -> ownership.OwnerMark | None:
+    """None for a foreign domain, and one that has just gone. Raises libvirtError, InvalidRequest."""
+    text = ownership.mark_text(domain)
+    return None if text is None else ownership.read_mark(text)

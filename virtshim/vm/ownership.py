@@ -1,0 +1,129 @@
+"""Which domains are this node's: the owner mark in their definitions, and finding them by it.
+
+The mark is a metadata element that says which node, container and sandbox a domain is for. Only a domain with it *and* this
+node's id is ours; all others are treated as absent, whatever their UUID (a pod may choose one), and never touched.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import libvirt
+from lxml import etree
+
+from virtshim.model.errors import InvalidRequest, NotFound
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.vm import OwnedDomain
+from virtshim.vm.elements.text import printable
+from virtshim.vm.errors import code_of
+from virtshim.vm.power import to_power
+
+# libvirt looks metadata up by this URI. It is in the definition of every VM: it must never change.
+NAMESPACE = "https://virtshim.io/domain/1"
+_PREFIX = "virtshim"
+
+# Earlier versions wrote a copy of the pod's records beside it, where every local user may read it.
+RECORD_NAMESPACE = "https://virtshim.io/record/1"
+
+_NO_MARK = frozenset({libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN})
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerMark:
+    node: str
+    container_id: ContainerId
+    sandbox_id: SandboxId
+
+
+def metadata_element(mark: OwnerMark) -> etree._Element:
+    """The whole `<metadata>` element."""
+    metadata = etree.Element("metadata")
+    owner = etree.SubElement(metadata, f"{{{NAMESPACE}}}owner", nsmap={_PREFIX: NAMESPACE})
+    owner.set("node", printable(mark.node, "node id"))
+    owner.set("container", mark.container_id.value)
+    owner.set("sandbox", mark.sandbox_id.value)
+    return metadata
+
+
+def node_of(xml: str) -> str:
+    """The node id in an `<owner>` element as libvirt returns it (it drops the namespace); "" if there is none."""
+    return _parsed(xml).get("node", "")
+
+
+def read_mark(xml: str) -> OwnerMark:
+    """The mark in an `<owner>` element as libvirt returns it. InvalidRequest if it is damaged."""
+    owner = _parsed(xml)
+    return OwnerMark(
+        node=owner.get("node", ""),
+        container_id=ContainerId(owner.get("container", "")),
+        sandbox_id=SandboxId(owner.get("sandbox", "")),
+    )
+
+
+def _parsed(xml: str) -> etree._Element:
+    # No entities, no network: the text comes from libvirt, but others may have written it there.
+    parser = etree.XMLParser(resolve_entities=False, no_network=True)
+    try:
+        return etree.fromstring(xml.encode(), parser)
+    except etree.XMLSyntaxError as exc:
+        raise InvalidRequest(f"the owner mark is not XML: {exc}") from exc
+
+
+def find(
+    conn: libvirt.virConnect, domain: uuid.UUID, node: str, container: ContainerId | None = None
+) -> libvirt.virDomain:
+    """Raises NotFound, also for a domain of another container than `container`, if that is given; libvirtError, NO_DOMAIN
+    included."""
+    found = conn.lookupByUUID(domain.bytes)
+    if not is_ours(found, node):
+        raise NotFound(f"VM {domain} is not one of this node's")
+    if container is not None and read_mark(mark_text(found) or "").container_id != container:
+        raise NotFound(f"VM {domain} is not that of container {container}")
+    return found
+
+
+def is_ours(domain: libvirt.virDomain, node: str) -> bool:
+    text = mark_text(domain)
+    if text is None:
+        return False
+    try:
+        return node_of(text) == node
+    except InvalidRequest:
+        return False
+
+
+def mark_text(domain: libvirt.virDomain) -> str | None:
+    """The owner mark; None if there is none or the domain has just gone. Any other error is raised: a mark that
+    cannot be read is not an absent one."""
+    try:
+        return domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE)
+    except libvirt.libvirtError as exc:
+        if code_of(exc) in _NO_MARK:
+            return None
+        raise
+
+
+def carried_record(domain: libvirt.virDomain) -> str:
+    """The copy of its pod's records that an earlier version wrote into its definition; "" if there is none. Raises libvirtError,
+    InvalidRequest."""
+    try:
+        found = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, RECORD_NAMESPACE)
+    except libvirt.libvirtError as exc:
+        if code_of(exc) in _NO_MARK:
+            return ""
+        raise
+    return _parsed(found).text or ""
+
+
+def owned(domain: libvirt.virDomain, owner: OwnerMark, stats: Mapping[str, Any]) -> OwnedDomain:
+    """`stats`: libvirt's, of its state."""
+    return OwnedDomain(
+        uuid=uuid.UUID(domain.UUIDString()),
+        name=domain.name(),
+        container_id=owner.container_id,
+        sandbox_id=owner.sandbox_id,
+        state=to_power(stats["state.state"], stats["state.reason"]),
+    )

@@ -1,0 +1,148 @@
+"""Pausing VMs and saving their memory: implements `virtshim.vm.ports.VmPausing`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Final, cast
+
+import libvirt
+import structlog
+from lxml import etree
+
+from virtshim.model.errors import Aborted, DeadlineExceeded, NotFound, WrongState
+from virtshim.model.vm import Power
+from virtshim.vm import ownership
+from virtshim.vm.bounded import BoundedCalls
+from virtshim.vm.connection import Connection
+from virtshim.vm.domain_xml import SECRETS, NodeProfile
+from virtshim.vm.elements.text import absolute_path
+from virtshim.vm.errors import code_of, message_of
+from virtshim.vm.power import power_of
+
+log = structlog.get_logger(__name__)
+
+_ENDED: Final = frozenset({libvirt.VIR_ERR_OPERATION_ABORTED, libvirt.VIR_ERR_OPERATION_FAILED})
+# Seconds between two tries to abort: the job may not have begun when the time is over.
+_AGAIN: Final = 0.2
+
+
+class LibvirtPausing:
+    def __init__(self, connection: Connection, profile: NodeProfile, limit: float = 10.0) -> None:
+        """`limit`: seconds for a QEMU that answers its monitor at all."""
+        self._limit = limit
+        self._connection = connection
+        self._profile = profile
+        self._pausing = BoundedCalls("pause")
+        self._resuming = BoundedCalls("resume")
+        self._asking = BoundedCalls("ask for disk errors of")
+
+    def pause(self, domain: uuid.UUID) -> None:
+        """One that comes when it is not waited for any more is taken back."""
+        is_paused, given_up = threading.Event(), threading.Event()
+
+        def suspend() -> None:
+            with self._using(domain, "pause") as (_, found):
+                if power_of(found).power is not Power.RUNNING:
+                    raise WrongState(f"VM {domain} is not running: it cannot be paused")
+                found.suspend()
+            is_paused.set()
+            if given_up.is_set():
+                self._resume(domain)
+
+        try:
+            self._pausing.call(domain, suspend, self._limit)
+        except DeadlineExceeded:
+            given_up.set()
+            if is_paused.is_set():  # this moment
+                self.resume(domain)
+            raise
+
+    def resume(self, domain: uuid.UUID) -> None:
+        self._resuming.call(domain, lambda: self._resume(domain), self._limit)
+
+    def _resume(self, domain: uuid.UUID) -> None:
+        with contextlib.suppress(NotFound), self._using(domain, "resume") as (_, found):
+            try:
+                found.resume()
+            except libvirt.libvirtError:
+                if power_of(found).power is Power.PAUSED:
+                    raise
+
+    def out_of_space(self, domain: uuid.UUID) -> bool:
+        try:
+            errors = self._asking.call(domain, lambda: self._disk_errors(domain), self._limit)
+        except (NotFound, WrongState):
+            return False
+        return bool(errors) and set(errors.values()) == {libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE}
+
+    def _disk_errors(self, domain: uuid.UUID) -> dict[str, int]:
+        with self._using(domain, "ask for disk errors of") as (_, found):
+            return cast("dict[str, int]", found.diskErrors())  # libvirt-python's annotation says str
+
+    def save_memory(self, domain: uuid.UUID, path: str, timeout: float) -> None:
+        """A snapshot of memory alone: the VM and its disks stay as they are, and libvirt remembers nothing of it."""
+        with self._using(domain, "save the memory of") as (conn, found):
+            over = threading.Event()
+            try:
+                with _aborted_after(found, timeout, over):
+                    found.snapshotCreateXML(_request(found, path), libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA)
+                _remove_secrets(conn, path)
+            except BaseException as exc:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                if over.is_set():
+                    raise DeadlineExceeded(f"the memory of VM {domain} was not written within {timeout:g} s") from exc
+                if isinstance(exc, libvirt.libvirtError) and (code_of(exc) in _ENDED or not found.isActive()):
+                    raise Aborted(f"VM {domain} ended, or was being stopped, while its memory was written") from exc
+                raise
+
+    @contextlib.contextmanager
+    def _using(self, domain: uuid.UUID, doing: str) -> Iterator[tuple[libvirt.virConnect, libvirt.virDomain]]:
+        with self._connection.using(f"{doing} VM {domain}") as conn:
+            yield conn, ownership.find(conn, domain, self._profile.node)
+
+
+def _request(found: libvirt.virDomain, path: str) -> str:
+    snapshot = etree.Element("domainsnapshot")
+    etree.SubElement(snapshot, "memory", snapshot="external", file=absolute_path(path, "memory file"))
+    disks = etree.SubElement(snapshot, "disks")
+    for target in etree.fromstring(found.XMLDesc().encode()).iterfind("devices/disk/target"):
+        etree.SubElement(disks, "disk", name=target.get("dev", ""), snapshot="no")
+    return etree.tostring(snapshot, encoding="unicode")
+
+
+@contextlib.contextmanager
+def _aborted_after(found: libvirt.virDomain, timeout: float, over: threading.Event) -> Iterator[None]:
+    """Aborts the domain's job, and sets `over`, if the block takes longer."""
+    done = threading.Event()
+
+    def wait() -> None:
+        pause = timeout
+        while not done.wait(pause):
+            over.set()
+            pause = _AGAIN
+            try:
+                found.abortJob()
+            except libvirt.libvirtError as exc:
+                log.debug("vm.job.not_aborted", name=found.name(), error=message_of(exc))
+
+    thread = threading.Thread(target=wait, name="save-time-limit", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _remove_secrets(conn: libvirt.virConnect, path: str) -> None:
+    """The file holds the VM's definition; what opens the pod's network does not belong into an archive."""
+    definition = etree.fromstring(conn.saveImageGetXMLDesc(path, libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE).encode())
+    for variable in definition.iterfind("{*}commandline/{*}env"):
+        if variable.get("name") in SECRETS:
+            variable.getparent().remove(variable)  # type: ignore[union-attr]  # it has a parent: it was found in it
+    conn.saveImageDefineXML(path, etree.tostring(definition, encoding="unicode"), 0)

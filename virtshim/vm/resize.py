@@ -1,0 +1,182 @@
+"""Changes of a VM that exists, by way of libvirt: implements `virtshim.vm.ports.VmResizing`.
+
+Each change is made to the running VM first, then to its definition, so that a refusal leaves both as they were.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from typing import cast
+
+import libvirt
+
+from virtshim.model.cgroup import CgroupLimits
+from virtshim.model.errors import Aborted, WrongState
+from virtshim.model.sizing import numbers_in
+from virtshim.vm import ownership
+from virtshim.vm.bounded import BoundedCalls
+from virtshim.vm.connection import Connection
+from virtshim.vm.domain_xml import NodeProfile
+from virtshim.vm.elements.processors import Cgroups, live_cpu, live_memory
+from virtshim.vm.elements.small_devices import BALLOON_STATS_SECONDS
+
+_LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
+_CONFIG = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+
+# libvirt tells of a balloon's movement by an event, but QEMU sends it once a second at most: looking costs less.
+_BALLOON_POLL = 0.1
+# A guest from which nothing came for so long, in seconds, has nothing to spare.
+_STALLED = 5.0
+# A guest stops a few pages short of what it was asked for.
+_BALLOON_TOLERANCE = 1 << 20
+# Seconds in which a QEMU that works has long answered.
+_ANSWER_TIMEOUT = 10.0
+
+
+class LibvirtResizing:
+    """See the port. Thread-safe."""
+
+    def __init__(self, connection: Connection, profile: NodeProfile) -> None:
+        self._connection = connection
+        self._profile = profile
+        self._changing = BoundedCalls("change the size of")
+        self._reading = BoundedCalls("read the memory of")
+
+    def add_vcpus(self, domain: uuid.UUID, count: int) -> None:
+        """See the port."""
+        self._changing.call(domain, lambda: self._add_vcpus(domain, count), _ANSWER_TIMEOUT)
+
+    def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float, cancelled: threading.Event) -> None:
+        """See the port."""
+
+        def change() -> None:
+            self._set_memory(domain, memory_bytes, timeout, cancelled)
+
+        self._changing.call(domain, change, timeout + _ANSWER_TIMEOUT)
+
+    def memory_in_use(self, domain: uuid.UUID, cancelled: threading.Event) -> int | None:
+        """See the port."""
+        return self._reading.call(domain, lambda: self._memory_in_use(domain, cancelled), _STALLED + _ANSWER_TIMEOUT)
+
+    def _add_vcpus(self, domain: uuid.UUID, count: int) -> None:
+        with self._connection.using(f"add vCPUs to VM {domain}") as conn:
+            found = ownership.find(conn, domain, self._profile.node)
+            most = found.vcpusFlags(_CONFIG | libvirt.VIR_DOMAIN_VCPU_MAXIMUM)
+            if count > most:
+                raise WrongState(f"VM {domain} can have {most} vCPUs, not {count}; recreate the pod")
+            for scope in _scopes(found):
+                if found.vcpusFlags(scope) < count:
+                    found.setVcpusFlags(count, scope)
+
+    def _set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float, cancelled: threading.Event) -> None:
+        with self._connection.using(f"change the memory of VM {domain}") as conn:
+            found = ownership.find(conn, domain, self._profile.node)
+            most = found.maxMemory() << 10
+            if memory_bytes > most:
+                raise WrongState(f"VM {domain} can have {most} bytes of memory, not {memory_bytes}; recreate the pod")
+            if found.isActive():
+                self._inflate(found, memory_bytes, timeout, cancelled)
+            found.setMemoryFlags(memory_bytes >> 10, _CONFIG)
+
+    def _inflate(self, found: libvirt.virDomain, memory_bytes: int, timeout: float, cancelled: threading.Event) -> None:
+        before = has = _actual(found)
+        found.setMemoryFlags(memory_bytes >> 10, _LIVE)
+        moved = started = time.monotonic()
+        while self._profile.domain_type.has_guest and has > memory_bytes + _BALLOON_TOLERANCE:
+            now = time.monotonic()
+            if now >= started + timeout or now >= moved + _STALLED:
+                found.setMemoryFlags(before >> 10, _LIVE)
+                raise WrongState(
+                    f"the guest of VM {found.name()} does not release memory: it still has {has} bytes, {memory_bytes} were "
+                    "requested; free some in the guest, or restart the pod"
+                )
+            if cancelled.wait(_BALLOON_POLL):
+                found.setMemoryFlags(before >> 10, _LIVE)
+                raise Aborted(f"the memory of VM {found.name()} is what it was: it is being stopped")
+            last, has = has, _actual(found)
+            moved = time.monotonic() if has < last else moved
+
+    def _memory_in_use(self, domain: uuid.UUID, cancelled: threading.Event) -> int | None:
+        with self._connection.using(f"read the memory of VM {domain}") as conn:
+            found = ownership.find(conn, domain, self._profile.node)
+            if not found.isActive():
+                return None
+            stats = _fresh_stats(found, cancelled)
+        # What the kernel could hand out without swapping; older guests tell of free pages only.
+        spare = stats.get("usable", stats.get("unused"))
+        if spare is None or "actual" not in stats:
+            return None
+        # Of `actual`, some is the guest kernel's own from boot and never "available": it is in use.
+        return (stats["actual"] - spare) << 10
+
+    def set_limits(self, domain: uuid.UUID, limits: CgroupLimits) -> None:
+        """See the port."""
+        if self._profile.cgroups is not Cgroups.OFF or limits.cpuset_cpus:
+            self._changing.call(domain, lambda: self._set_limits(domain, limits), _ANSWER_TIMEOUT)
+
+    def _set_limits(self, domain: uuid.UUID, limits: CgroupLimits) -> None:
+        with self._connection.using(f"change the limits of VM {domain}") as conn:
+            found = ownership.find(conn, domain, self._profile.node)
+            if self._profile.cgroups is Cgroups.OFF:
+                # The kernel gives a thread that is held to some CPUs of its group none of the others.
+                if "<vcpupin" in found.XMLDesc():
+                    self._pin(conn, found, limits.cpuset_cpus)
+                return
+            for scope in _scopes(found):
+                found.setSchedulerParametersFlags(live_cpu(limits, self._profile.cgroups), scope)
+                found.setMemoryParameters(live_memory(limits, self._profile.cgroups), scope)
+            if limits.cpuset_cpus:
+                self._pin(conn, found, limits.cpuset_cpus)
+
+    def _pin(self, conn: libvirt.virConnect, found: libvirt.virDomain, cpus: str) -> None:
+        chosen = numbers_in(cpus)
+        node = cast("list[int]", conn.getInfo())  # annotated as str, and the maps below as bytes
+        online = cast("bytes", tuple(number in chosen for number in range(node[2])))
+        for scope in _scopes(found):
+            # The same ones again, kubelet says after its restart: cells keep theirs.
+            if _pinned_to(found, scope) != chosen:
+                for vcpu in range(found.vcpusFlags(scope | libvirt.VIR_DOMAIN_VCPU_MAXIMUM)):  # also those to come
+                    found.pinVcpuFlags(vcpu, online, scope)
+            if self._profile.cgroups is not Cgroups.OFF:
+                found.pinEmulator(online, scope)
+
+
+def _scopes(domain: libvirt.virDomain) -> tuple[int, ...]:
+    return (_LIVE, _CONFIG) if domain.isActive() else (_CONFIG,)
+
+
+def _pinned_to(domain: libvirt.virDomain, scope: int) -> frozenset[int]:
+    """The CPUs that one vCPU or another may run on."""
+    maps = cast("list[tuple[bool, ...]]", domain.vcpuPinInfo(scope))
+    return frozenset(cpu for allowed in maps for cpu, is_allowed in enumerate(allowed) if is_allowed)
+
+
+def _fresh_stats(domain: libvirt.virDomain, cancelled: threading.Event) -> dict[str, int]:
+    """What the guest says of its memory from now on; nothing if it stays silent. Between two regular readings the balloon
+    may have moved: the `actual` of now and the `usable` of then together would say that a full guest has room, and a shrink
+    would make its kernel kill programs."""
+    old = _stats(domain)
+    if "usable" not in old and "unused" not in old:
+        return {}
+    domain.setMemoryStatsPeriod(1, _LIVE)
+    try:
+        until = time.monotonic() + _STALLED
+        while (now := _stats(domain)).get("last_update") == old.get("last_update"):
+            if cancelled.wait(_BALLOON_POLL):
+                raise Aborted(f"the memory of VM {domain.name()} is what it was: it is being stopped")
+            if time.monotonic() >= until:
+                return {}
+        return now
+    finally:
+        domain.setMemoryStatsPeriod(BALLOON_STATS_SECONDS, _LIVE)
+
+
+def _stats(domain: libvirt.virDomain) -> dict[str, int]:
+    return cast("dict[str, int]", domain.memoryStats())  # libvirt-python's annotation says str
+
+
+def _actual(domain: libvirt.virDomain) -> int:
+    """Bytes that the guest has now, by the balloon."""
+    return _stats(domain)["actual"] << 10

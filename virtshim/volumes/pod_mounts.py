@@ -1,0 +1,240 @@
+"""Which volumes a container's guest has, as far as it has said so. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import posixpath
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, Protocol, TypeVar
+
+from virtshim.annotations.options import VmOptions
+from virtshim.guest.command import termination_file
+from virtshim.model.container import Container, Mount
+from virtshim.volumes.copies import CopiedVolume
+from virtshim.volumes.disk_images import DRIVER
+from virtshim.volumes.memory_volumes import MemoryVolume
+from virtshim.volumes.shares import SharedVolume
+
+# /etc/hosts in the guest: kubelet's, unless the pod's own user-data, or a file of its own, says what it is to be.
+# Pure.
+
+HOSTS: Final = "/etc/hosts"
+
+
+def says_hosts(options: VmOptions) -> bool:
+    asked = options.user_data
+    return "manage_etc_hosts" in asked or HOSTS in written_paths(asked) or HOSTS in options.files
+
+
+def written_paths(user_data: Mapping[str, Any]) -> list[Any]:
+    """Of `write_files`; of a document that cloud-init would not take either, nothing."""
+    files = user_data.get("write_files")
+    return [file.get("path") for file in files if isinstance(file, Mapping)] if isinstance(files, list) else []
+
+
+# Which of a container's mounts its guest has: a pod's volumes are told from what kubelet adds to every pod. No I/O.
+
+# What kubelet keeps below the directory of a pod.
+_HOSTS_FILE: Final = re.compile(r"/pods/([^/]+)/etc-hosts")
+_MESSAGE_FILE: Final = re.compile(r"/pods/[^/]+/containers/[^/]+/[^/]+")
+# The kinds whose files kubelet writes itself.
+WRITTEN_BY_KUBELET: Final = tuple(
+    f"kubernetes.io~{kind}" for kind in ("configmap", "secret", "downward-api", "projected")
+)
+_WRITTEN: Final = re.compile(rf"/pods/([^/]+)/volumes/(?:{'|'.join(WRITTEN_BY_KUBELET)})/[^/]+")
+_FLEX: Final = re.compile(rf"/pods/([^/]+)/volumes/{DRIVER}/[^/]+")
+_EMPTY_DIR: Final = re.compile(r"/pods/([^/]+)/volumes/kubernetes\.io~empty-dir/[^/]+")
+# A part of a volume, by the name that the pod has for it.
+_SUBPATH: Final = re.compile(r"(/pods/([^/]+))/volume-subpaths/([^/]+)/[^/]+/[^/]+")
+
+
+NO_IMAGES: Final[Mapping[str, SharedVolume]] = {}
+
+
+class Mounted(Protocol):
+    """What is read of a mount: CRI's, or the domain's."""
+
+    @property
+    def container_path(self) -> str: ...
+    @property
+    def host_path(self) -> str: ...
+    @property
+    def readonly(self) -> bool: ...
+
+
+M = TypeVar("M", bound=Mounted)
+
+
+class Origin(enum.Enum):
+    # Asked for by the pod's author: a directory or a file of the node.
+    VOLUME = "volume"
+    # kubelet writes what is in it. The guest has a copy.
+    COPY = "copy"
+    # Asked for in Virtlet's way, by a flexVolume: the guest has an empty disk in its place.
+    FLEX = "flexVolume"
+    # An image's files.
+    IMAGE = "image"
+    # kubelet adds it to every pod. It is what the guest's own file is to hold.
+    HOSTS = "hosts"
+    # kubelet adds them to every pod, and the guest has none of them.
+    KUBELETS = "kubelet's"
+    # The file whose text is carried over from the guest when the container ends.
+    TERMINATION = "termination"
+
+
+def origins(mounts: Iterable[M], annotations: Mapping[str, str], pod_uid: str = "") -> list[tuple[M, Origin]]:
+    """`annotations`: the container's, in which kubelet names the termination message's path. A volume at one of kubelet's own
+    paths is a volume all the same: what kubelet adds is told by where it is on the node, too. `pod_uid`: another pod's directory
+    is one of the node like others; "" for any pod."""
+    mounts = list(mounts)
+    file = termination_file(annotations, mounts)
+    at_its_path = [at for at, mount in enumerate(mounts) if file and normal(mount.container_path) == file.guest]
+    message = at_its_path[-1] if at_its_path else -1
+    return [
+        (mount, Origin.TERMINATION if at == message else _origin(mount, pod_uid)) for at, mount in enumerate(mounts)
+    ]
+
+
+def _origin(mount: Mounted, pod_uid: str) -> Origin:
+    host = mount.host_path
+    hosts = _kubelets(_HOSTS_FILE, host)
+    if hosts and normal(mount.container_path) == HOSTS:
+        return Origin.HOSTS if pod_uid in ("", hosts[1]) else Origin.KUBELETS
+    if _kubelets(_MESSAGE_FILE, host):
+        return Origin.KUBELETS
+    if not host:
+        return Origin.IMAGE
+    for form, origin in ((_WRITTEN, Origin.COPY), (_FLEX, Origin.FLEX)):
+        if (found := _kubelets(form, host)) and pod_uid in ("", found[1]):
+            return origin
+    return Origin.VOLUME
+
+
+def normal(path: str) -> str:
+    """Two slashes at the beginning mean one here."""
+    return "/" + posixpath.normpath(path).lstrip("/") if path.startswith("/") else posixpath.normpath(path)
+
+
+def _kubelets(form: re.Pattern[str], path: str) -> re.Match[str] | None:
+    """kubelet's own directory may be anywhere (--root-dir)."""
+    at = path.rfind("/pods/")
+    return form.fullmatch(path, at) if at >= 0 else None
+
+
+def subpath_sources(host_path: str, pod_uid: str) -> tuple[str, ...]:
+    """If it is a part of a volume of that pod: where the whole volume is, if kubelet writes it. A pod's names for its volumes are
+    one each."""
+    found = _kubelets(_SUBPATH, host_path)
+    if found is None or found[2] != pod_uid:
+        return ()
+    pod = host_path[: found.end(1)]
+    return tuple(f"{pod}/volumes/{kind}/{found[3]}" for kind in WRITTEN_BY_KUBELET)
+
+
+def volumes_of(
+    mounts: Iterable[Mount],
+    annotations: Mapping[str, str],
+    pod_uid: str = "",
+    parts: Callable[[str], bool] = lambda _: False,
+    *,
+    share: bool = False,
+    images: Collection[str] = (),
+    left_out: str = "",
+    image_volumes: Mapping[str, SharedVolume] = NO_IMAGES,
+) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
+    """Those that the guest gets, shared ones as they are numbered and mounted there: what is below another one comes after it;
+    and copied ones, kubelet's hosts file among them. `parts` tells whether the host path of a part of a volume is of one that
+    kubelet writes. `share`: no volume is copied. `images`: places of those that are disks; `left_out`: that of one that the guest
+    has in another way. `image_volumes`: images, by their places."""
+    shared, copied = [], []
+    for mount, origin in origins(mounts, annotations, pod_uid):
+        guest = normal(mount.container_path)
+        if origin is Origin.HOSTS:
+            copied.append(CopiedVolume(guest, mount.host_path, mount.readonly, written=True))
+            continue
+        if origin is Origin.IMAGE and guest in image_volumes:
+            shared.append(image_volumes[guest])
+        if origin not in (Origin.COPY, Origin.VOLUME) or guest in (*images, left_out):
+            continue
+        if share:
+            shared.append(SharedVolume(guest, mount.host_path, mount.readonly, mount.follows))
+        elif origin is Origin.COPY:
+            copied.append(CopiedVolume(guest, mount.host_path, mount.readonly))
+        elif parts(mount.host_path):
+            copied.append(CopiedVolume(guest, mount.host_path, mount.readonly, renewed=False))
+        else:
+            shared.append(SharedVolume(guest, mount.host_path, mount.readonly, mount.follows))
+    shared.sort(key=lambda volume: volume.guest.count("/"))
+    return tuple(shared), tuple(copied)
+
+
+def flex_mounts(mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str) -> list[tuple[str, str]]:
+    """Of Virtlet's flexVolumes of that pod: where each is in the guest, and on the node."""
+    found = origins(mounts, annotations, pod_uid)
+    return [(normal(mount.container_path), mount.host_path) for mount, origin in found if origin is Origin.FLEX]
+
+
+def image_mounts(
+    mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str, images: Collection[str]
+) -> list[tuple[Mount, bool]]:
+    """Those at `images`, with their normal path, and whether each is a volume that can hold a disk's image."""
+    found = [(mount, normal(mount.container_path), origin) for mount, origin in origins(mounts, annotations, pod_uid)]
+    return [
+        (dataclasses.replace(mount, container_path=guest), origin is Origin.VOLUME)
+        for mount, guest, origin in found
+        if guest in images
+    ]
+
+
+def is_empty_dir(host_path: str, pod_uid: str) -> bool:
+    """Whether that is a whole emptyDir of that pod."""
+    found = _kubelets(_EMPTY_DIR, host_path)
+    return found is not None and found[1] == pod_uid
+
+
+def hosts_file(mounts: Iterable[M], annotations: Mapping[str, str]) -> str:
+    """The path of the hosts file that kubelet wrote for the pod; "" if there is none."""
+    return next((mount.host_path for mount, origin in origins(mounts, annotations) if origin is Origin.HOSTS), "")
+
+
+def there(
+    mounts: Iterable[Mount],
+    annotations: Mapping[str, str],
+    volumes: Iterable[SharedVolume | CopiedVolume | MemoryVolume],
+) -> list[Mount]:
+    """What the guest really has. `volumes`: those that its VM was made with."""
+    volumes = list(volumes)
+    has = {(volume.guest, volume.host) for volume in volumes}
+    of_images = {volume.guest for volume in volumes if isinstance(volume, SharedVolume) and volume.image is not None}
+    return [
+        mount
+        for mount, origin in origins(mounts, annotations)
+        if origin in (Origin.TERMINATION, Origin.FLEX)
+        or (normal(mount.container_path), mount.host_path) in has
+        or (origin is Origin.IMAGE and normal(mount.container_path) in of_images)
+    ]
+
+
+def known_volumes(container: Container) -> tuple[SharedVolume | CopiedVolume | MemoryVolume, ...]:
+    """Shared ones and those in its memory, unless it could not mount them, and copies that it has said it has."""
+    spec, status = container.spec, container.status
+    copied = tuple(volume for volume in spec.copies if volume.guest in status.copied)
+    return copied if status.unmounted else (*spec.volumes, *spec.memory_volumes, *copied)
+
+
+def with_told(container: Container, copied: tuple[str, ...], *, unmounted: bool, confirmed: bool) -> Container:
+    """`confirmed`: the guest has just said that all is mounted; once said, that stays known."""
+    confirmed |= container.status.mounts_confirmed
+    status = dataclasses.replace(container.status, copied=copied, unmounted=unmounted, mounts_confirmed=confirmed)
+    return dataclasses.replace(container, status=status)
+
+
+def has_writable(container: Container) -> bool:
+    """Whether what its guest writes may end up on the root disk if a mount fails unnoticed."""
+    spec = container.spec
+    writable = [not volume.readonly for volume in spec.volumes] + [
+        not volume.readonly for volume in spec.memory_volumes
+    ]
+    return any(writable) or any(disk.guest for disk in spec.empty_disks)
