@@ -16,27 +16,22 @@ class DeviceDriverClient:
         self._tapmanager = tapmanager
 
     def driver(self, address: PciAddress, timeout: float) -> str:
-        """See the port."""
         doing = f"asking for the driver of {address}"
         return self._tapmanager.ask("driver", {"address": str(address)}, timeout, doing, _driver)
 
     def function(self, address: PciAddress, timeout: float) -> CardFunction:
-        """See the port."""
         doing = f"asking about {address}"
         return self._tapmanager.ask("function", {"address": str(address)}, timeout, doing, _function)
 
     def bind(self, address: PciAddress, driver: str, timeout: float) -> None:
-        """See the port."""
         args = {"address": str(address), "driver": driver}
         self._tapmanager.tell("bind", args, timeout, f"giving device {address} to {driver or 'no driver'}")
 
     def reset(self, address: PciAddress, timeout: float) -> bool:
-        """See the port."""
         doing = f"resetting device {address}"
         return self._tapmanager.ask("reset", {"address": str(address)}, timeout, doing, _was_reset)
 
     def probe_usb(self, device: UsbDevice, timeout: float) -> Sequence[str]:
-        """See the port."""
         doing = f"giving USB device {device.bus:03}/{device.device:03} back to its drivers"
         return self._tapmanager.ask("usb", {"bus": device.bus, "device": device.device}, timeout, doing, _interfaces)
 

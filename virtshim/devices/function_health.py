@@ -73,7 +73,7 @@ class AerCounts:
         self._files = files
 
     def of(self, address: PciAddress) -> DeviceErrors | None:
-        """See the port. Virtual functions have no counts of their own on most cards: theirs are with the physical one.
+        """Virtual functions have no counts of their own on most cards: theirs are with the physical one.
 
         After a fatal error the kernel does not read the device, which may not answer (aer_get_device_error_info): its own count
         stays as it was. The root port has heard of the error, and counts for all that is behind it.

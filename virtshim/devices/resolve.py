@@ -195,7 +195,6 @@ class Resolver:
         self._kubelet = kubelet
 
     def resolve(self, request: DeviceRequest) -> GrantedDevices:
-        """See `virtshim.devices.ports.Devices`."""
         cdi = self._cdi.find(request.cdi)
         nodes = [(node, classify(node, self._files)) for node in dict.fromkeys((*request.devices, *cdi.nodes))]
         hinted = hints([*((name, value, "") for name, value in request.envs.items()), *cdi.envs])
@@ -228,7 +227,6 @@ class Resolver:
         return GrantedDevices(in_order(devices), _blocks(nodes), cdi.not_given)
 
     def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
-        """See `virtshim.devices.ports.Devices`."""
         if self._kubelet is None:
             return None
         try:
@@ -319,15 +317,12 @@ class NodeDevices:
         self._attachable = attachable
 
     def resolve(self, request: DeviceRequest) -> GrantedDevices:
-        """See `virtshim.devices.ports.Devices`."""
         return self._resolver.resolve(request)
 
     def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
-        """See `virtshim.devices.ports.Devices`."""
         return self._resolver.own_containers(namespace, pod)
 
     def check(self, devices: Sequence[Passthrough], *, guest_memory: int = 0) -> None:
-        """See `virtshim.devices.ports.Devices`."""
         faults = self._attachable.faults(devices, guest_memory)
         if faults:
             raise WrongState("; ".join(faults))

@@ -81,7 +81,6 @@ class Entrypoint:
         channel.ask("guest-exec", request, deadline)
 
     def user(self) -> ProcessUser | None:
-        """See `virtshim.guest.ports.GuestAgents.entrypoint_user`."""
         files = _Files(self._vm.channel, self._directory, CancellableDeadline.of(_LOOK_SECONDS))
         return _process_user(files.read("user", 0, _USER_MOST))
 
@@ -91,11 +90,9 @@ class Entrypoint:
         return self._vm.run_script(entrypoint_scripts.IS_KNOWN, (self._directory,), deadline) == 0
 
     def signal(self, number: int, deadline: CancellableDeadline) -> bool:
-        """See `virtshim.guest.ports.GuestAgents.signal_entrypoint`."""
         return self._vm.run_script(entrypoint_scripts.SIGNAL, (self._directory, str(number)), deadline) == 0
 
     def progress(self, read_to: OutputPosition) -> EntrypointProgress:
-        """See `virtshim.guest.ports.GuestAgents.progress`."""
         files = _Files(self._vm.channel, self._directory, CancellableDeadline.of(_LOOK_SECONDS))
         code, why = _result(files.read("exit", 0, _RESULT))  # first: what was written before the end is seen after it
         ended = code is not None or bool(why)

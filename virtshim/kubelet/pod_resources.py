@@ -45,13 +45,11 @@ class PodResourcesClient:
             self._channel = None
 
     def granted(self, namespace: str, pod: str, container: str) -> tuple[KubeletGrant, ...]:
-        """See `virtshim.devices.ports.PodResources`."""
         listed = self._containers(namespace, pod)
         mine = [one for one in listed if one.name == container]
         return _grants(mine or listed, of_pod=not mine)
 
     def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
-        """See `virtshim.devices.ports.PodResources`."""
         if not os.path.exists(self._socket):
             return None
         return tuple(one.name for one in self._containers(namespace, pod)) or None

@@ -25,27 +25,23 @@ class VmCgroupClient:
         self._own = own
 
     def make(self, group: VmCgroup, timeout: float) -> None:
-        """See the port."""
         args = {"sandbox": group.sandbox.value, "uid": group.uid, "queues": group.nic_queues, **self._args(group)}
         doing = f"making the cgroup of container {group.container.short}"
         self._tapmanager.tell("group", args, timeout, doing, newer=("queues",))
 
     def start_failed(self, sandbox: SandboxId, timeout: float) -> None:
-        """See the port."""
         self._tapmanager.tell("disarm", {"sandbox": sandbox.value}, timeout, f"closing the network of {sandbox.short}")
 
     def limit(self, group: VmCgroup, timeout: float) -> None:
-        """See the port."""
         doing = f"changing the cgroup of container {group.container.short}"
         self._tapmanager.tell("limit", self._args(group), timeout, doing)
 
     def remove(self, container: ContainerId, cgroup_parent: str, timeout: float) -> None:
-        """See the port."""
         args = {"container": container.value, "parent": self._parent(cgroup_parent)}
         self._tapmanager.tell("ungroup", args, timeout, f"removing the cgroup of container {container.short}")
 
     def oom_kills(self, container: ContainerId, cgroup_parent: str) -> int:
-        """See the port. A systemd scope goes with its QEMU, and its counts with it."""
+        """A systemd scope goes with its QEMU, and its counts with it."""
         if not self._own:
             return 0
         try:

@@ -51,7 +51,6 @@ class PodNetworkClient:
             clock.wait(never, 0.2)
 
     def attach(self, request: AttachRequest, timeout: float) -> PodNetwork:
-        """See the port."""
         pod, dns, limits = request.pod, request.dns, request.bandwidth
         args = {
             "sandbox": request.sandbox.value,
@@ -76,16 +75,13 @@ class PodNetworkClient:
         return self._tapmanager.ask("attach", args, timeout, doing, _network, newer=("multi_queue", "policy_routes"))
 
     def release(self, sandbox: SandboxId, timeout: float) -> None:
-        """See the port."""
         args = {"sandbox": sandbox.value}
         self._tapmanager.tell("release", args, timeout, f"releasing the network of sandbox {sandbox}")
 
     def attached(self, timeout: float) -> frozenset[SandboxId]:
-        """See the port."""
         return self._tapmanager.ask("list", {}, timeout, "listing pod networks", _sandboxes)
 
     def pod_of(self, sandbox: SandboxId, timeout: float) -> PodKey | None:
-        """See the port."""
         args, doing = {"sandbox": sandbox.value}, f"asking for the pod of sandbox {sandbox}"
         try:
             return self._tapmanager.ask("pod", args, timeout, doing, _pod)
@@ -93,7 +89,6 @@ class PodNetworkClient:
             return None
 
     def counters(self, timeout: float) -> _Usages:
-        """See the port."""
         found: dict[SandboxId, Sequence[InterfaceUsage]] = {}
         until = time.monotonic() + timeout
         after, doing = "", "reading the pods' network counters"
@@ -106,15 +101,12 @@ class PodNetworkClient:
             after = following
 
     def plugin_runs(self, timeout: float) -> Sequence[PluginRuns]:
-        """See the port."""
         return self._tapmanager.ask("plugins", {}, timeout, "reading what CNI plugins did", _plugin_runs)
 
     def lost(self, timeout: float) -> Mapping[SandboxId, str]:
-        """See the port."""
         return self._tapmanager.ask("lost", {}, timeout, "looking for lost pod networks", _lost)
 
     def trouble(self) -> str:
-        """See the port."""
         try:
             return self._tapmanager.ask("status", {}, _STATUS_TIMEOUT, "asking for the network's state", _not_ready)
         except ShimError as exc:

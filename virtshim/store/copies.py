@@ -32,7 +32,6 @@ class ImageNoteFiles:
         self._directory = Path(directory)
 
     def keep(self, image: Image) -> None:
-        """See the port."""
         path, text = self._path(image.id), image_document(image)
         try:
             if self._read(path) != text:
@@ -42,14 +41,12 @@ class ImageNoteFiles:
             log.warning("image.note.not_kept", id=str(image.id), error=str(exc.strerror))
 
     def forget(self, image: ImageId) -> None:
-        """See the port."""
         try:
             self._path(image).unlink(missing_ok=True)
         except OSError as exc:
             log.warning("image.note.not_forgotten", id=str(image), error=str(exc.strerror))
 
     def all(self) -> Sequence[Image]:
-        """See the port."""
         found = []
         for path in sorted(self._directory.glob("*.json")):
             try:
@@ -94,7 +91,6 @@ class RecordCopyFiles:
             raise kind(f"container {container}: the copy of its records cannot be written: {exc.strerror}") from exc
 
     def read(self, container: ContainerId) -> str:
-        """See the port."""
         path = record_copy(self._layout, container)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

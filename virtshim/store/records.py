@@ -106,26 +106,21 @@ class SqliteRecords:
         self._engine.dispose()
 
     def trouble(self) -> str:
-        """See the port."""
         return self._damage or self._writing.trouble()
 
     def check(self) -> None:
-        """See the port."""
         self._damage = damage.check(self._path)
 
     def unreadable(self) -> dict[str, str]:
-        """See the port."""
         return {key: why for table in self._tables() for key, why in list(table.unreadable.items())}
 
     def _tables(self) -> Sequence[SqliteTable[Any, Any]]:
         return (self.sandboxes, self.containers, self.images, self.borrowed, self.device_conditions)
 
     def to_text(self, sandbox: Sandbox, container: Container) -> str:
-        """See the port."""
         return rows.pair_document(sandbox, container)
 
     def from_text(self, text: str) -> tuple[Sandbox, Container]:
-        """See the port."""
         return rows.pair_from(text)
 
     def newest_stamp(self) -> int:

@@ -101,14 +101,14 @@ log = structlog.get_logger(__name__)
 
 
 class LibvirtPorts:
-    """See the port. Thread-safe."""
+    """Thread-safe."""
 
     def __init__(self, connection: Connection, profile: NodeProfile) -> None:
         self._connection = connection
         self._profile = profile
 
     def plug_in(self, domain: uuid.UUID, container: ContainerId, number: int, socket: str) -> None:
-        """See the port. Not into the definition: a VM that starts anew has as many ports as it was made with."""
+        """The port is not added to the definition: a VM that starts again has the ports that it was made with."""
         device = etree.tostring(exec_port_element(number, socket), encoding="unicode")
         with self._connection.using(f"plug a serial port into VM {domain}") as conn:
             ownership.find(conn, domain, self._profile.node, container).attachDeviceFlags(
@@ -116,7 +116,7 @@ class LibvirtPorts:
             )
 
     def agent_listens(self, domain: uuid.UUID, container: ContainerId) -> bool:
-        """See the port. libvirt keeps the state of every port, whether or not it takes it for an agent's."""
+        """libvirt keeps the state of every port, whether or not it takes it for an agent's."""
         with self._connection.using(f"read the agent's port of VM {domain}") as conn:
             definition = ownership.find(conn, domain, self._profile.node, container).XMLDesc()
         states = etree.fromstring(definition).xpath(
@@ -148,7 +148,6 @@ class LibvirtUnplugging:
         self._watching = watching
 
     def unplug(self, domain: uuid.UUID, container: ContainerId, timeout: float) -> Sequence[str]:
-        """See the port."""
         until = time.monotonic() + timeout
         with self._watching(domain) as changed:
             there = self._plugged(domain, container)

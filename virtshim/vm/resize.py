@@ -36,7 +36,7 @@ _ANSWER_TIMEOUT = 10.0
 
 
 class LibvirtResizing:
-    """See the port. Thread-safe."""
+    """Thread-safe."""
 
     def __init__(self, connection: Connection, profile: NodeProfile) -> None:
         self._connection = connection
@@ -45,11 +45,9 @@ class LibvirtResizing:
         self._reading = BoundedCalls("read the memory of")
 
     def add_vcpus(self, domain: uuid.UUID, count: int) -> None:
-        """See the port."""
         self._changing.call(domain, lambda: self._add_vcpus(domain, count), _ANSWER_TIMEOUT)
 
     def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float, cancelled: threading.Event) -> None:
-        """See the port."""
 
         def change() -> None:
             self._set_memory(domain, memory_bytes, timeout, cancelled)
@@ -57,7 +55,6 @@ class LibvirtResizing:
         self._changing.call(domain, change, timeout + _ANSWER_TIMEOUT)
 
     def memory_in_use(self, domain: uuid.UUID, cancelled: threading.Event) -> int | None:
-        """See the port."""
         return self._reading.call(domain, lambda: self._memory_in_use(domain, cancelled), _STALLED + _ANSWER_TIMEOUT)
 
     def _add_vcpus(self, domain: uuid.UUID, count: int) -> None:
@@ -112,7 +109,6 @@ class LibvirtResizing:
         return (stats["actual"] - spare) << 10
 
     def set_limits(self, domain: uuid.UUID, limits: CgroupLimits) -> None:
-        """See the port."""
         if self._profile.cgroups is not Cgroups.OFF or limits.cpuset_cpus:
             self._changing.call(domain, lambda: self._set_limits(domain, limits), _ANSWER_TIMEOUT)
 

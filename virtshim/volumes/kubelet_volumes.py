@@ -61,7 +61,7 @@ class SwapWatch:
             self._inotify = None
 
     def changed(self, hosts: Collection[str], timeout: float) -> Collection[str]:
-        """See the port. What cannot be watched is reported every two seconds."""
+        """A volume that cannot be watched is reported as changed every two seconds."""
         wanted = frozenset(hosts)
         for gone in [host for host in self._watches if host not in wanted]:
             self._drop(gone)

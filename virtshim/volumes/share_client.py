@@ -20,11 +20,9 @@ class VmShareClient:
         self._qemu_uid = qemu_uid
 
     def check(self, volumes: Sequence[SharedVolume], timeout: float) -> None:
-        """See the port."""
         self._program.tell("check", {"mounts": _mounts(volumes)}, timeout, "looking at the pod's volumes")
 
     def start(self, container: Container, cgroup_parent: str, timeout: float) -> None:
-        """See the port."""
         args = {
             "directory": self._directory,
             "container": container.id.value,
@@ -35,12 +33,10 @@ class VmShareClient:
         self._program.tell("share", args, timeout, f"serving the volumes of container {container.id.short}")
 
     def end(self, name: str, timeout: float) -> None:
-        """See the port."""
         args = {"directory": self._directory, "name": name}
         self._program.tell("unshare", args, timeout, f"taking the volumes of container {name} back")
 
     def served(self, timeout: float) -> Mapping[str, bool]:
-        """See the port."""
         return self._program.ask(
             "list", {"directory": self._directory}, timeout, "looking at the VMs' volumes", _served
         )
