@@ -43,7 +43,15 @@ from fakes.streaming import FakeStreaming
 from fakes.vms import FakeVms
 from fakes.volume_disks import FakeVolumeDisks
 
-from virtshim.app.adapters import Adapters
+from virtshim.app.adapters import (
+    Adapters,
+    DeviceParts,
+    FileParts,
+    GuestParts,
+    NetworkParts,
+    VmParts,
+    VolumeParts,
+)
 from virtshim.app.assembly import App, wire
 from virtshim.config.settings import Paths, Settings
 from virtshim.images.service import stored_images
@@ -156,45 +164,65 @@ class World:
         out, journal = self.outside, self.journal
         return Adapters(
             records=_watched_records(self.records, journal),
+            clock=out.clock,
+            vm=self._vm(),
+            guest=GuestParts(
+                agents=out.guests,
+                operations=watched("guest_operations", out.guests, journal),
+                entrypoint_listeners=out.entrypoint_listeners,
+                entrypoint_logs=out.entrypoint_logs,
+                consoles=watched("consoles", out.consoles, journal, ("on_news",)),
+                boot_output=out.boot_output,
+                termination_files=out.termination_files,
+            ),
+            files=self._files(),
+            volumes=VolumeParts(
+                shares=watched("shares", out.shares, journal),
+                kubelet=out.kubelet_volumes,
+                disks=out.volume_disks,
+            ),
+            devices=DeviceParts(
+                host=watched("devices", out.devices, journal),
+                drivers=watched("drivers", out.drivers, journal),
+                errors=out.device_errors,
+            ),
+            network=NetworkParts(
+                pods=watched("networks", out.networks, journal, ("trouble",)),
+                streaming=out.streaming,
+                cluster=out.cluster,
+                pod_events=watched("pod_events", out.pod_events, journal),
+            ),
+        )
+
+    def _vm(self) -> VmParts:
+        out, journal = self.outside, self.journal
+        return VmParts(
             hypervisor=watched("vms", out.vms, journal, ("watching", "on_power_event", "trouble")),
             inventory=watched("vms", out.vms, journal),
             readings=out.readings,
-            pausing=watched("vms", out.pausing or out.vms, journal),
-            networks=watched("networks", out.networks, journal, ("trouble",)),
-            unplugging=watched("vms", out.vms, journal),
             resizing=watched("resizing", out.resizing, journal, ("memory_in_use",)),
+            unplugging=watched("vms", out.vms, journal),
+            pausing=watched("vms", out.pausing or out.vms, journal),
+            control=watched("vms", out.control or out.vms, journal, ("on_agent",)),
             cgroups=watched("cgroups", out.cgroups, journal),
-            shares=watched("shares", out.shares, journal),
-            kubelet_volumes=out.kubelet_volumes,
-            volume_disks=out.volume_disks,
-            files=watched("files", out.files, journal, ("path", "format_of")),
+            screenshots=out.screenshots,
+            node_hardware=NodeHardware(lambda: out.vms.machine_type, self._firmware_of, lambda: out.vms.host_nodes),
+        )
+
+    def _files(self) -> FileParts:
+        out, journal = self.outside, self.journal
+        return FileParts(
+            images=watched("files", out.files, journal, ("path", "format_of")),
             image_notes=ImageNoteFiles(f"{self.settings.layout().images}/records"),
             disks=watched("disks", out.disks, journal),
-            containers_room=FakeContainersRoom(out.disks),
             empty_disks=watched("empty_disks", FakeEmptyDisks(out.disks), journal),
+            root_volumes=watched("root_volumes", out.root_volumes, journal, ("look",)),
             disk_places=watched("disk_places", FakeDiskPlaces(out.disks), journal, ("read", "firmware", "tpm_owners")),
             kernels=watched("kernels", out.kernels, journal, ("is_there",)),
-            node_hardware=NodeHardware(lambda: out.vms.machine_type, self._firmware_of, lambda: out.vms.host_nodes),
-            root_volumes=watched("root_volumes", out.root_volumes, journal, ("look",)),
-            copies=watched("copies", out.copies, journal),
-            devices=watched("devices", out.devices, journal),
-            device_errors=out.device_errors,
-            drivers=watched("drivers", out.drivers, journal),
-            archives=watched("archives", out.archives, journal),
             seeds=watched("seeds", out.seeds, journal),
-            consoles=watched("consoles", out.consoles, journal, ("on_news",)),
-            cluster=out.cluster,
-            pod_events=watched("pod_events", out.pod_events, journal),
-            boot_output=out.boot_output,
-            entrypoint_logs=out.entrypoint_logs,
-            streaming=out.streaming,
-            guests=out.guests,
-            termination_files=out.termination_files,
-            control=watched("vms", out.control or out.vms, journal, ("on_agent",)),
-            screenshots=out.screenshots,
-            entrypoint_listeners=out.entrypoint_listeners,
-            guest_operations=watched("guest_operations", out.guests, journal),
-            clock=out.clock,
+            copies=watched("copies", out.copies, journal),
+            archives=watched("archives", out.archives, journal),
+            containers_room=FakeContainersRoom(out.disks),
         )
 
     def close(self) -> None:

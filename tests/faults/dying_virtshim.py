@@ -21,17 +21,17 @@ from virtshim.images import verify
 from virtshim.system import process
 
 _SILENT = {
-    "hypervisor": ("watching", "on_power_event", "trouble", "usage"),
-    "networks": ("trouble",),
-    "files": ("path", "use", "format_of"),
-    "kernels": ("is_there",),
-    "containers_room": ("use",),
-    "device_errors": ("of",),
-    "streaming": ("refused",),
+    "vm.hypervisor": ("watching", "on_power_event", "trouble", "usage"),
+    "network.pods": ("trouble",),
+    "network.streaming": ("refused",),
+    "files.images": ("path", "use", "format_of"),
+    "files.kernels": ("is_there",),
+    "files.containers_room": ("use",),
+    "devices.errors": ("of",),
 }
 
 # They only tell.
-_NO_STEPS = ("clock", "node_hardware")
+_NO_STEPS = ("clock", "vm.node_hardware")
 
 
 class _Records:
@@ -63,19 +63,26 @@ def _use_programs() -> None:
     parts.RootDiskStore = functools.partial(RootDiskStore, run=run_in_time)
 
 
+def _stepping(parts: Any, steps: Steps, before: str = "") -> Any:
+    """The adapters, or one group of them, with a step at each call: `group.adapter.method`."""
+    dressed: dict[str, Any] = {}
+    for field in dataclasses.fields(parts):
+        part, name = getattr(parts, field.name), f"{before}{field.name}"
+        if name == "records":
+            dressed[field.name] = _Records(part, steps)
+        elif type(part).__module__ == adapters.__name__:
+            dressed[field.name] = _stepping(part, steps, f"{name}.")
+        elif name not in _NO_STEPS:
+            dressed[field.name] = Stepping(name, part, steps, _SILENT.get(name, ()))
+    return dataclasses.replace(parts, **dressed)
+
+
 def main() -> None:
     steps = Steps(os.environ["VIRTSHIM_TEST_ORDER"])
     wire = assembly.wire
 
     def dressed(settings: Any, wired: Any) -> Any:
-        parts: dict[str, Any] = {}
-        for field in dataclasses.fields(wired):
-            part = getattr(wired, field.name)
-            if field.name == "records":
-                parts[field.name] = _Records(part, steps)
-            elif field.name not in _NO_STEPS:
-                parts[field.name] = Stepping(field.name, part, steps, _SILENT.get(field.name, ()))
-        return wire(settings, dataclasses.replace(wired, **parts))
+        return wire(settings, _stepping(wired, steps))
 
     assembly.wire = dressed
     if boot := os.environ.get("VIRTSHIM_TEST_BOOT"):

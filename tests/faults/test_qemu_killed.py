@@ -27,8 +27,8 @@ def points_with_a_qemu(node: MortalNode, name: str) -> list[Point]:
     points = points_of(node, name, "virtshim")
     steps = [(point.when, point.step) for point in points]
     if name == "StartContainer":
-        return points[steps.index(("after", "hypervisor.start")) :]
-    return points[: steps.index(("after", "hypervisor.destroy"))]
+        return points[steps.index(("after", "vm.hypervisor.start")) :]
+    return points[: steps.index(("after", "vm.hypervisor.destroy"))]
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ def test_a_virtiofsd_killed_at_any_step_is_told_and_made_good(mortal: MortalNode
     points = [(point.when, point.step) for point in points_of(mortal, name, "virtshim")]
     # Before it is there, and after it has gone, there is nobody to kill.
     if name == "StartContainer":
-        meeting = slice(points.index(("after", "shares.start")), None)
+        meeting = slice(points.index(("after", "volumes.shares.start")), None)
     else:
-        meeting = slice(points.index(("after", "shares.end")))
+        meeting = slice(points.index(("after", "volumes.shares.end")))
     strike(
         f"{name} virtiofsd",
         points_of(mortal, name, "virtshim")[meeting],

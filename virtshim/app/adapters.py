@@ -91,49 +91,91 @@ _START_LIMIT = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Adapters:
-    """Everything outside, each behind its port."""
+class VmParts:
+    """What runs, limits, reads and changes VMs."""
 
-    records: SqliteRecords
     hypervisor: Hypervisor
     inventory: VmInventory
     readings: VmReadings
     resizing: VmResizing
     unplugging: VmUnplugging
     pausing: VmPausing
-    networks: KnownNetworks
+    control: VmControl
     cgroups: VmCgroups
-    shares: VmShares
-    kubelet_volumes: KubeletVolumes
-    volume_disks: VolumeDiskFiles
-    files: KnownImageFiles
-    image_notes: ImageNotes
-    disks: RootDisks
-    containers_room: ContainersRoom
-    disk_places: DiskPlaces
-    kernels: KernelFiles
-    root_volumes: RootVolumes
+    screenshots: Screenshots
     node_hardware: NodeHardware
-    empty_disks: EmptyDiskFiles
-    copies: RecordCopies
-    archives: CheckpointFiles
-    devices: Devices
-    drivers: DeviceDrivers
-    device_errors: DeviceErrorCounts
-    seeds: GuestSeeds
-    cluster: ClusterObjects
-    pod_events: PodEvents
+
+
+@dataclass(frozen=True, slots=True)
+class GuestParts:
+    """The guest's agent, its output and its logs."""
+
+    agents: GuestAgents
+    operations: GuestOperations
+    entrypoint_listeners: EntrypointListeners
+    entrypoint_logs: EntrypointLogs
     consoles: WatchedConsoles
     boot_output: BootOutput
-    entrypoint_logs: EntrypointLogs
-    guests: GuestAgents
-    guest_operations: GuestOperations
-    entrypoint_listeners: EntrypointListeners
     termination_files: TerminationFiles
+
+
+@dataclass(frozen=True, slots=True)
+class FileParts:
+    """Images, disks and seeds on the node, and the copies of records beside them."""
+
+    images: KnownImageFiles
+    image_notes: ImageNotes
+    disks: RootDisks
+    empty_disks: EmptyDiskFiles
+    root_volumes: RootVolumes
+    disk_places: DiskPlaces
+    kernels: KernelFiles
+    seeds: GuestSeeds
+    copies: RecordCopies
+    archives: CheckpointFiles
+    containers_room: ContainersRoom
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeParts:
+    """Volumes that kubelet has made for pods."""
+
+    shares: VmShares
+    kubelet: KubeletVolumes
+    disks: VolumeDiskFiles
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceParts:
+    """The node's devices, their drivers and what they count of errors."""
+
+    host: Devices
+    drivers: DeviceDrivers
+    errors: DeviceErrorCounts
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkParts:
+    """The pods' networks, the clients that stream, and the API server."""
+
+    pods: KnownNetworks
     streaming: Streaming
-    control: VmControl
-    screenshots: Screenshots
+    cluster: ClusterObjects
+    pod_events: PodEvents
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Everything outside, each behind its port, by subject."""
+
+    records: SqliteRecords
     clock: Clock
+    vm: VmParts
+    guest: GuestParts
+    files: FileParts
+    volumes: VolumeParts
+    devices: DeviceParts
+    network: NetworkParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,48 +252,63 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     cluster, events = _cluster(settings, clock, stack)
     adapters = Adapters(
         records=records,
-        hypervisor=hypervisor,
-        inventory=LibvirtInventory(connection, profile),
-        readings=_readings(settings, connection, hypervisor),
-        resizing=LibvirtResizing(connection, profile),
-        unplugging=LibvirtUnplugging(connection, profile, hypervisor.watching),
-        pausing=LibvirtPausing(connection, profile),
+        clock=clock,
+        vm=VmParts(
+            hypervisor=hypervisor,
+            inventory=LibvirtInventory(connection, profile),
+            readings=_readings(settings, connection, hypervisor),
+            resizing=LibvirtResizing(connection, profile),
+            unplugging=LibvirtUnplugging(connection, profile, hypervisor.watching),
+            pausing=LibvirtPausing(connection, profile),
+            control=control,
+            cgroups=VmCgroupClient(tapmanager, own=own_groups(settings)),
+            screenshots=VncScreenshots(screens),
+            node_hardware=NodeHardware(lambda: hypervisor.machine_type, uefi_first, machine.numa_nodes),
+        ),
+        guest=GuestParts(
+            agents=guests,
+            operations=guests.operations,
+            entrypoint_listeners=entrypoint_attach,
+            entrypoint_logs=entrypoint_logs,
+            consoles=consoles,
+            boot_output=RawBootOutput(layout),
+            termination_files=TerminationFileStore(),
+        ),
+        files=_files(settings, images),
+        volumes=_volumes(settings, connection, stack),
+        devices=DeviceParts(
+            host=node_devices(settings, stack), drivers=DeviceDriverClient(tapmanager), errors=AerCounts(HostFiles())
+        ),
+        network=NetworkParts(pods=networks, streaming=streaming, cluster=cluster, pod_events=events),
+    )
+    return RealParts(
+        adapters=adapters,
+        attaches=Attachments(ConsoleAttach(layout, sizes), entrypoint_attach),
+        screens=screens,
+        connection=connection,
         networks=networks,
-        cgroups=VmCgroupClient(tapmanager, own=own_groups(settings)),
-        shares=_shares(settings, connection),
-        kubelet_volumes=stack.enter_context(contextlib.closing(KubeletVolumeFiles())),
-        volume_disks=VolumeDisksOnNode(),
-        files=images,
-        image_notes=ImageNoteFiles(f"{layout.images}/records"),
-        disks=RootDiskStore(layout, swtpm_states(pid_directory(settings.libvirt.uri))),
-        containers_room=container_files.ContainersRoom(layout),
-        disk_places=DiskPlacesFiles(layout),
-        kernels=KernelFileStore(),
-        root_volumes=RootVolumeStore(qemu_img_copy_to_device),
-        node_hardware=NodeHardware(lambda: hypervisor.machine_type, uefi_first, machine.numa_nodes),
-        empty_disks=EmptyDiskStore(layout),
-        copies=RecordCopyFiles(layout),
-        archives=CheckpointArchives(),
-        devices=node_devices(settings, stack),
-        drivers=DeviceDriverClient(tapmanager),
-        device_errors=AerCounts(HostFiles()),
-        seeds=SeedStore(layout),
+        server=streaming,
+        images=images,
         cluster=cluster,
         pod_events=events,
-        consoles=consoles,
-        boot_output=RawBootOutput(layout),
-        entrypoint_logs=entrypoint_logs,
-        guests=guests,
-        guest_operations=guests.operations,
-        entrypoint_listeners=entrypoint_attach,
-        termination_files=TerminationFileStore(),
-        streaming=streaming,
-        control=control,
-        screenshots=VncScreenshots(screens),
-        clock=clock,
     )
-    attaches = Attachments(ConsoleAttach(layout, sizes), entrypoint_attach)
-    return RealParts(adapters, attaches, screens, connection, networks, streaming, images, cluster, events)
+
+
+def _files(settings: Settings, images: ImageFileStore) -> FileParts:
+    layout = settings.layout()
+    return FileParts(
+        images=images,
+        image_notes=ImageNoteFiles(f"{layout.images}/records"),
+        disks=RootDiskStore(layout, swtpm_states(pid_directory(settings.libvirt.uri))),
+        empty_disks=EmptyDiskStore(layout),
+        root_volumes=RootVolumeStore(qemu_img_copy_to_device),
+        disk_places=DiskPlacesFiles(layout),
+        kernels=KernelFileStore(),
+        seeds=SeedStore(layout),
+        copies=RecordCopyFiles(layout),
+        archives=CheckpointArchives(),
+        containers_room=container_files.ContainersRoom(layout),
+    )
 
 
 def _logs(layout: Layout, clock: Clock, stack: contextlib.ExitStack) -> tuple[ConsoleLogs, EntrypointLogFiles]:
@@ -282,13 +339,17 @@ def _readings(settings: Settings, connection: Connection, hypervisor: LibvirtHyp
     return LibvirtReadings(bulk, pid_directory(settings.libvirt.uri))
 
 
-def _shares(settings: Settings, connection: Connection) -> VmShareClient:
+def _volumes(settings: Settings, connection: Connection, stack: contextlib.ExitStack) -> VolumeParts:
     def qemu_user() -> int:
         qemu = connection.qemu_ids()
         return 0 if qemu is None else qemu.uid
 
     program = TapmanagerConnection(settings.shares.socket, SHARES)
-    return VmShareClient(program, share_dir(settings.layout()), qemu_user)
+    return VolumeParts(
+        shares=VmShareClient(program, share_dir(settings.layout()), qemu_user),
+        kubelet=stack.enter_context(contextlib.closing(KubeletVolumeFiles())),
+        disks=VolumeDisksOnNode(),
+    )
 
 
 def _qemu_of(records: SqliteRecords, directory: str, container: ContainerId) -> int | None:

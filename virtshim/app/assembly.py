@@ -91,9 +91,9 @@ class App:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
         runtime = RuntimeServicer(self.services)  # type: ignore[abstract]
         image = ImageServicer(
-            self.images, self.adapters.containers_room.use, settings.cri.runtime_handlers, self.live.pulls
+            self.images, self.adapters.files.containers_room.use, settings.cri.runtime_handlers, self.live.pulls
         )
-        admin = AdminServicer(self.adapters.records, self.adapters.guest_operations, self.adapters.streaming)
+        admin = AdminServicer(self.adapters.records, self.adapters.guest.operations, self.adapters.network.streaming)
         return CriServer(
             settings.cri_socket,
             settings.cri.max_calls,
@@ -112,8 +112,8 @@ class App:
         records = self.adapters.records
         boot = machine.boot_id()
         before = records.node_fact("boot")
-        self.adapters.hypervisor.on_power_event(self.guest_set_up.changed)
-        self.adapters.hypervisor.on_power_event(self.events.changed)  # first: what ends meanwhile must not be missed
+        self.adapters.vm.hypervisor.on_power_event(self.guest_set_up.changed)
+        self.adapters.vm.hypervisor.on_power_event(self.events.changed)  # first: what ends meanwhile must not be missed
         if before is None:  # new, or set aside and not recovered yet: VMs may be there all the same
             self.recovery.recover.run(rebooted=False, lost=True)
         else:
@@ -150,26 +150,47 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     locks, runner = PodLocks(), repair_runner()
     stamps = Stamps(a.clock, a.records.newest_stamp())
     starting = starts(a)
-    images = ImageService(a.records, a.files, a.image_notes, a.clock, live.pinned_images)
+    images = ImageService(a.records, a.files.images, a.files.image_notes, a.clock, live.pinned_images)
     timeout = settings.cri.stop_timeout
-    logs = ContainerLogs(a.consoles, a.entrypoint_logs)
+    logs = ContainerLogs(a.guest.consoles, a.guest.entrypoint_logs)
     devices = _devices(settings, a, locks)
-    copies = VolumeCopies(a.kubelet_volumes)
-    volumes = PodVolumes(a.records, a.hypervisor, a.shares, copies, timeout)
+    copies = VolumeCopies(a.volumes.kubelet)
+    volumes = PodVolumes(a.records, a.vm.hypervisor, a.volumes.shares, copies, timeout)
     exits = _exits(a, logs, locks, devices, volumes, timeout)
     guest_set_up = _guest_set_up(live, a, exits, copies)
-    copy_watch = CopyWatch(a.records, a.kubelet_volumes, guest_set_up, a.clock)
-    freezer = GuestFreezer(a.records, a.guest_operations, a.clock, locks)
+    copy_watch = CopyWatch(a.records, a.volumes.kubelet, guest_set_up, a.clock)
+    freezer = GuestFreezer(a.records, a.guest.operations, a.clock, locks)
     stop_container = _stop_container(a, exits, locks, devices, freezer)
     entrypoints = _entrypoints(live, a, stop_container, exits, guest_set_up)
     guest_set_up.on_end(entrypoints.follow)
     stop_sandbox = StopSandbox(
-        a.records, a.hypervisor, a.networks, stop_container, a.clock, locks, timeout, a.streaming, devices
+        a.records,
+        a.vm.hypervisor,
+        a.network.pods,
+        stop_container,
+        a.clock,
+        locks,
+        timeout,
+        a.network.streaming,
+        devices,
     )
     remove_container = RemoveContainer(
-        a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.cgroups, devices, timeout, volumes
+        a.records,
+        a.vm.hypervisor,
+        logs,
+        a.files.disks,
+        images,
+        a.clock,
+        locks,
+        a.guest.agents,
+        a.vm.cgroups,
+        devices,
+        timeout,
+        volumes,
     )
-    checkpoints = CheckpointContainer(a.records, a.pausing, a.archives, settings.layout(), a.clock, locks, freezer)
+    checkpoints = CheckpointContainer(
+        a.records, a.vm.pausing, a.files.archives, settings.layout(), a.clock, locks, freezer
+    )
     services = Services(
         records=a.records,
         clock=a.clock,
@@ -177,27 +198,40 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         node=_node(settings, a, runner, devices),
         run_sandbox=_run_sandbox(settings, live, a, stamps, locks, starting.ups),
         stop_sandbox=stop_sandbox,
-        remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, a.disks, images, locks, starting.ups),
+        remove_sandbox=RemoveSandbox(
+            a.records, stop_sandbox, remove_container, a.files.disks, images, locks, starting.ups
+        ),
         create_container=create_container(settings, live, a, images, stamps, exits, starting.ups),
         start_container=_start_container(live, a, exits, entrypoints, guest_set_up, starting),
         stop_container=stop_container,
         checkpoint_container=checkpoints,
         remove_container=remove_container,
-        exec_command=ExecCommand(a.records, a.guests, live.commands, a.clock, live.agent_timeout, guest_set_up),
+        exec_command=ExecCommand(a.records, a.guest.agents, live.commands, a.clock, live.agent_timeout, guest_set_up),
         reopen_container_log=ReopenContainerLog(logs),
         usage=usage(a, devices, live.commands),
-        streaming=a.streaming,
+        streaming=a.network.streaming,
         events=broadcaster(settings, a),
         update_container_resources=UpdateContainerResources(
-            a.records, a.resizing, a.cgroups, locks, live.sizes, timeout
+            a.records, a.vm.resizing, a.vm.cgroups, locks, live.sizes, timeout
         ),
         update_sandbox_resources=UpdateSandboxResources(a.records, locks, live.sizes),
     )
     ending = (exits, remove_container, checkpoints, entrypoints)
     guest = (guest_set_up, services.update_container_resources)
-    repairs = Repairs(a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout, a.shares, *guest)
+    repairs = Repairs(
+        a.records,
+        a.vm.hypervisor,
+        a.network.pods,
+        logs,
+        a.files.disks,
+        *ending,
+        a.clock,
+        timeout,
+        a.volumes.shares,
+        *guest,
+    )
     gc = ImageGc(images, a.records, a.clock, live.image_watermarks)
-    recovering = recovery(repairs, runner, a.inventory, a.copies, gc, locks, live.reconcile_interval)
+    recovering = recovery(repairs, runner, a.vm.inventory, a.files.copies, gc, locks, live.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, freezer, guest_set_up, timeout)
     events = VmEvents(a.records, exits)
     operator = operator_servicer(a, services.node, freezer, exits, starting.ups)
@@ -215,12 +249,12 @@ def _start_container(
 ) -> StartContainer:
     return StartContainer(
         records=a.records,
-        hypervisor=a.hypervisor,
+        hypervisor=a.vm.hypervisor,
         logs=exits.logs,
         exits=exits,
         clock=a.clock,
         locks=exits.locks,
-        cgroups=a.cgroups,
+        cgroups=a.vm.cgroups,
         sizes=live.sizes,
         timeout=exits.timeout,
         entrypoints=entrypoints,
@@ -237,24 +271,24 @@ def _exits(
 ) -> ExitRecorder:
     return ExitRecorder(
         records=a.records,
-        hypervisor=a.hypervisor,
+        hypervisor=a.vm.hypervisor,
         logs=logs,
         clock=a.clock,
         locks=locks,
-        streaming=a.streaming,
-        cgroups=a.cgroups,
+        streaming=a.network.streaming,
+        cgroups=a.vm.cgroups,
         timeout=timeout,
         devices=devices,
-        disks=a.disks,
+        disks=a.files.disks,
         volumes=volumes,
-        notices=TroubleNotices(a.records, logs, a.pod_events, a.clock),
+        notices=TroubleNotices(a.records, logs, a.network.pod_events, a.clock),
     )
 
 
 def _guest_set_up(live: LiveSettings, a: Adapters, exits: ExitRecorder, copies: VolumeCopies) -> GuestSetUp:
     return GuestSetUp(
         records=a.records,
-        guests=a.guests,
+        guests=a.guest.agents,
         volumes=exits.volumes,
         copies=copies,
         clock=a.clock,
@@ -270,13 +304,13 @@ def _entrypoints(
 ) -> EntrypointRunner:
     return EntrypointRunner(
         a.records,
-        a.guests,
-        a.entrypoint_logs,
+        a.guest.agents,
+        a.guest.entrypoint_logs,
         stop,
         a.clock,
         exits.locks,
         live.agent_timeout,
-        entrypoint_listeners=a.entrypoint_listeners,
+        entrypoint_listeners=a.guest.entrypoint_listeners,
         guest_set_up=guest_set_up,
         exits=exits,
     )
@@ -287,22 +321,24 @@ def _stop_container(
 ) -> StopContainer:
     return StopContainer(
         a.records,
-        a.hypervisor,
+        a.vm.hypervisor,
         exits,
         a.clock,
         locks,
-        termination_messages=TerminationMessages(a.records, a.guest_operations, a.termination_files),
+        termination_messages=TerminationMessages(a.records, a.guest.operations, a.guest.termination_files),
         devices=devices,
-        boots=BootProgress(a.readings, a.boot_output, a.clock),
-        guests=a.guests,
-        pausing=a.pausing,
+        boots=BootProgress(a.vm.readings, a.guest.boot_output, a.clock),
+        guests=a.guest.agents,
+        pausing=a.vm.pausing,
         freezer=freezer,
     )
 
 
 def _devices(settings: Settings, a: Adapters, locks: PodLocks) -> DeviceServices:
     tables = (a.records.borrowed, a.records.device_conditions)
-    outside = DevicePorts(a.hypervisor, a.unplugging, a.devices, a.drivers, a.device_errors, *tables)
+    outside = DevicePorts(
+        a.vm.hypervisor, a.vm.unplugging, a.devices.host, a.devices.drivers, a.devices.errors, *tables
+    )
     own = settings.devices
     rules = DeviceRules(own.bind, own.reset, own.unplug, settings.cri.stop_timeout)
     return device_services(a.records, outside, a.clock, locks, rules)
@@ -319,10 +355,10 @@ def _watch(
 ) -> WatchPods:
     return WatchPods(
         records=a.records,
-        hypervisor=a.hypervisor,
-        pausing=a.pausing,
-        networks=a.networks,
-        disks=a.disks,
+        hypervisor=a.vm.hypervisor,
+        pausing=a.vm.pausing,
+        networks=a.network.pods,
+        disks=a.files.disks,
         exits=exits,
         checkpoints=checkpoints,
         clock=a.clock,
@@ -340,7 +376,7 @@ def _run_sandbox(
 ) -> RunSandbox:
     return RunSandbox(
         records=a.records,
-        networks=a.networks,
+        networks=a.network.pods,
         clock=a.clock,
         stamps=stamps,
         locks=locks,
@@ -359,13 +395,13 @@ def _node(settings: Settings, a: Adapters, runner: RepairRunner, devices: Device
         node_id=a.records.node_id(),
         handlers=settings.cri.runtime_handlers,
         systemd_cgroups=systemd_cgroups(settings),
-        hypervisor=a.hypervisor,
-        networks=a.networks,
+        hypervisor=a.vm.hypervisor,
+        networks=a.network.pods,
         records=a.records,
         unfinished=runner.unfinished,
         broken_devices=devices.resets.broken,
         layout=settings.layout(),
-        functions=FunctionInspection(a.drivers),
+        functions=FunctionInspection(a.devices.drivers),
     )
 
 

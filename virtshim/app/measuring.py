@@ -35,13 +35,13 @@ def measured(app: App, settings: Metrics) -> Iterator[None]:
     readings = NodeReadings(
         records=a.records,
         usage=app.services.usage,
-        hypervisor=a.hypervisor,
-        networks=a.networks,
+        hypervisor=a.vm.hypervisor,
+        networks=a.network.pods,
         unfinished=app.recovery.reconcile.repair_runner.unfinished,
-        stores={"images": app.images.filesystem, "containers": a.containers_room.use},
+        stores={"images": app.images.filesystem, "containers": a.files.containers_room.use},
         clock=a.clock,
     )
-    filesystems = GuestFilesystems(a.records, a.guest_operations, a.clock)
+    filesystems = GuestFilesystems(a.records, a.guest.operations, a.clock)
     registry = process_registry()
     registry.register(NodeCollector(Sampler(readings.read, a.clock), filesystems, a.clock))
     server = MetricsServer(settings.address, renderer(registry))

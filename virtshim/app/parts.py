@@ -68,21 +68,26 @@ def create_container(
     """With all that it does, in order."""
     locks, devices, volumes = exits.locks, exits.devices, exits.volumes
     limits = (live.sizes, machine.free_hugepages)
-    places = KeptPlaces(a.node_hardware, a.disk_places, a.root_volumes)
+    places = KeptPlaces(a.vm.node_hardware, a.files.disk_places, a.files.root_volumes)
     steps: tuple[Step, ...] = (
         HostDevices(devices.borrowed),
-        RootDisk(a.files, a.disks, a.root_volumes, Kernels(a.files.boot, a.kernels, settings.layout())),
-        Seed(a.seeds, volumes.copies),
-        EmptyDisks(a.empty_disks),
+        RootDisk(
+            a.files.images,
+            a.files.disks,
+            a.files.root_volumes,
+            Kernels(a.files.images.boot, a.files.kernels, settings.layout()),
+        ),
+        Seed(a.files.seeds, volumes.copies),
+        EmptyDisks(a.files.empty_disks),
         Domain(
-            hypervisor=a.hypervisor,
+            hypervisor=a.vm.hypervisor,
             records=a.records,
-            copies=a.copies,
+            copies=a.files.copies,
             layout=settings.layout(),
             sizes=live.sizes,
             tapmanager_socket=settings.tapmanager.socket,
             places=places,
-            host_nodes=a.node_hardware.host_nodes,
+            host_nodes=a.vm.node_hardware.host_nodes,
         ),
     )
     return CreateContainer(
@@ -95,15 +100,15 @@ def create_container(
             devices.claims,
             *limits,
             volumes,
-            VolumeDisks(a.volume_disks),
-            a.cluster,
-            ImageVolumes(images, a.files),
+            VolumeDisks(a.volumes.disks),
+            a.network.cluster,
+            ImageVolumes(images, a.files.images),
         ),
         new_records=ContainerRecords(
             records=a.records,
-            hypervisor=a.hypervisor,
+            hypervisor=a.vm.hypervisor,
             images=images,
-            disks=a.disks,
+            disks=a.files.disks,
             claims=devices.claims,
             borrowed=devices.borrowed,
             stamps=stamps,
@@ -135,9 +140,9 @@ class Starts:
 
 def starts(a: Adapters) -> Starts:
     ups = StartUps(a.clock)
-    boots = BootPhases(a.records, a.boot_output, ups)
-    a.consoles.on_news(boots.console_changed)
-    a.control.on_agent(boots.agent_answers)
+    boots = BootPhases(a.records, a.guest.boot_output, ups)
+    a.guest.consoles.on_news(boots.console_changed)
+    a.vm.control.on_agent(boots.agent_answers)
     a.records.containers.on_change(boots.record_changed)
     return Starts(ups, boots)
 
@@ -152,22 +157,22 @@ def operator_servicer(
             clock=a.clock,
             actions=VmActions(
                 a.records,
-                a.hypervisor,
-                a.pausing,
-                a.control,
-                a.guest_operations,
+                a.vm.hypervisor,
+                a.vm.pausing,
+                a.vm.control,
+                a.guest.operations,
                 freezer,
                 exits.locks,
                 action_log,
                 exits,
             ),
             action_log=action_log,
-            control=a.control,
-            screenshots=a.screenshots,
+            control=a.vm.control,
+            screenshots=a.vm.screenshots,
             has_screen=partial(_has_screen, a.records),
-            streaming=a.streaming,
-            files=a.files,
-            inspection=Inspection(a.records, a.hypervisor, node, start_ups),
+            streaming=a.network.streaming,
+            files=a.files.images,
+            inspection=Inspection(a.records, a.vm.hypervisor, node, start_ups),
             start_ups=start_ups,
         )
     )
@@ -192,9 +197,9 @@ _MAX_LISTENERS = 16
 
 def usage(a: Adapters, devices: DeviceServices, commands: PodPlaces) -> Usage:
     def refused(pod: str) -> Mapping[str, int]:
-        return {"commands": commands.refusals(pod), **a.streaming.refused(pod)}
+        return {"commands": commands.refusals(pod), **a.network.streaming.refused(pod)}
 
-    return Usage(a.records, a.readings, a.networks, a.disks, devices.health, a.clock, refused)
+    return Usage(a.records, a.vm.readings, a.network.pods, a.files.disks, devices.health, a.clock, refused)
 
 
 def broadcaster(settings: Settings, a: Adapters) -> EventBroadcaster:

@@ -120,7 +120,7 @@ def _remove_pods(node: NodeDir, console: Console) -> None:
                     console.print(f"down: removed pod {sandbox.key.namespace}/{sandbox.key.name}")
                 except ShimError as exc:
                     failures.append(f"pod {sandbox.key}: {exc}")
-            left = app.adapters.networks.attached(_POD_LIMIT)
+            left = app.adapters.network.pods.attached(_POD_LIMIT)
             failures.extend(f"network of sandbox {sandbox}" for sandbox in left)
             if failures:
                 raise WrongState("could not remove " + "; ".join(failures) + ". Repeat `virtshim down`")
