@@ -12,7 +12,6 @@ from importlib.metadata import version
 from virtshim.app.adapters import Adapters, real_parts
 from virtshim.app.parts import (
     Recovery,
-    Starts,
     broadcaster,
     create_container,
     operator_server,
@@ -27,6 +26,7 @@ from virtshim.config.settings import Settings
 from virtshim.containers.checkpoint_container import CheckpointContainer
 from virtshim.containers.exec import ExecCommand
 from virtshim.containers.logs import ContainerLogs, ReopenContainerLog
+from virtshim.containers.parts import ContainerParts
 from virtshim.containers.record_exit import ExitRecorder, VmEvents
 from virtshim.containers.remove_container import RemoveContainer
 from virtshim.containers.start_container import StartContainer
@@ -40,8 +40,8 @@ from virtshim.cri.server import AdminServicer, CriServer, RuntimeServicer
 from virtshim.cri.services import Services
 from virtshim.devices.health import FunctionInspection
 from virtshim.devices.services import DevicePorts, DeviceRules, DeviceServices, device_services
-from virtshim.guest.boot_phases import BootProgress
-from virtshim.guest.entrypoints import EntrypointRunner
+from virtshim.guest.boot_phases import BootProgress, Starts
+from virtshim.guest.entrypoints import EntrypointRunner, GuestFollowers
 from virtshim.guest.freeze import GuestFreezer
 from virtshim.guest.set_up import GuestSetUp
 from virtshim.guest.trouble_notices import TroubleNotices
@@ -151,150 +151,106 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     stamps = Stamps(a.clock, a.records.newest_stamp())
     starting = starts(a)
     images = ImageService(a.records, a.files.images, a.files.image_notes, a.clock, live.pinned_images)
-    timeout = settings.cri.stop_timeout
-    logs = ContainerLogs(a.guest.consoles, a.guest.entrypoint_logs)
-    devices = _devices(settings, a, locks)
-    copies = VolumeCopies(a.volumes.kubelet)
-    volumes = PodVolumes(a.records, a.vm.hypervisor, a.volumes.shares, copies, timeout)
-    exits = _exits(a, logs, locks, devices, volumes, timeout)
-    guest_set_up = _guest_set_up(live, a, exits, copies)
-    copy_watch = CopyWatch(a.records, a.volumes.kubelet, guest_set_up, a.clock)
+    parts = _container_parts(settings, a, locks)
+    exits = _exits(a, locks, parts)
+    guest_set_up = _guest_set_up(live, a, exits)
     freezer = GuestFreezer(a.records, a.guest.operations, a.clock, locks)
-    stop_container = _stop_container(a, exits, locks, devices, freezer)
-    entrypoints = _entrypoints(live, a, stop_container, exits, guest_set_up)
-    guest_set_up.on_end(entrypoints.follow)
-    stop_sandbox = StopSandbox(
-        a.records,
-        a.vm.hypervisor,
-        a.network.pods,
-        stop_container,
-        a.clock,
-        locks,
-        timeout,
-        a.network.streaming,
-        devices,
-    )
+    stop_container = _stop_container(a, exits, freezer)
+    guest = GuestFollowers(_entrypoints(live, a, stop_container, exits, guest_set_up), guest_set_up)
+    guest_set_up.on_end(guest.entrypoints.follow)
+    stop_sandbox = _stop_sandbox(a, exits, stop_container)
     remove_container = RemoveContainer(
-        a.records,
-        a.vm.hypervisor,
-        logs,
-        a.files.disks,
-        images,
-        a.clock,
-        locks,
-        a.guest.agents,
-        a.vm.cgroups,
-        devices,
-        timeout,
-        volumes,
-    )
-    checkpoints = CheckpointContainer(
-        a.records, a.vm.pausing, a.files.archives, settings.layout(), a.clock, locks, freezer
+        records=a.records, clock=a.clock, locks=locks, parts=parts, images=images, guests=a.guest.agents
     )
     services = Services(
         records=a.records,
         clock=a.clock,
         layout=settings.layout(),
-        node=_node(settings, a, runner, devices),
+        node=_node(settings, a, runner, parts.devices),
         run_sandbox=_run_sandbox(settings, live, a, stamps, locks, starting.ups),
         stop_sandbox=stop_sandbox,
-        remove_sandbox=RemoveSandbox(
-            a.records, stop_sandbox, remove_container, a.files.disks, images, locks, starting.ups
-        ),
+        remove_sandbox=_remove_sandbox(a, images, stop_sandbox, remove_container, starting.ups),
         create_container=create_container(settings, live, a, images, stamps, exits, starting.ups),
-        start_container=_start_container(live, a, exits, entrypoints, guest_set_up, starting),
+        start_container=_start_container(live, exits, guest, starting),
         stop_container=stop_container,
-        checkpoint_container=checkpoints,
+        checkpoint_container=_checkpoints(settings, a, locks, freezer),
         remove_container=remove_container,
         exec_command=ExecCommand(a.records, a.guest.agents, live.commands, a.clock, live.agent_timeout, guest_set_up),
-        reopen_container_log=ReopenContainerLog(logs),
-        usage=usage(a, devices, live.commands),
+        reopen_container_log=ReopenContainerLog(parts.logs),
+        usage=usage(a, parts.devices, live.commands),
         streaming=a.network.streaming,
         events=broadcaster(settings, a),
-        update_container_resources=UpdateContainerResources(
-            a.records, a.vm.resizing, a.vm.cgroups, locks, live.sizes, timeout
-        ),
+        update_container_resources=_update_resources(live, a, exits),
         update_sandbox_resources=UpdateSandboxResources(a.records, locks, live.sizes),
     )
-    ending = (exits, remove_container, checkpoints, entrypoints)
-    guest = (guest_set_up, services.update_container_resources)
-    repairs = Repairs(
-        a.records,
-        a.vm.hypervisor,
-        a.network.pods,
-        logs,
-        a.files.disks,
-        *ending,
-        a.clock,
-        timeout,
-        a.volumes.shares,
-        *guest,
-    )
+    repairs = _repairs(a, exits, guest, services)
     gc = ImageGc(images, a.records, a.clock, live.image_watermarks)
-    recovering = recovery(repairs, runner, a.vm.inventory, a.files.copies, gc, locks, live.reconcile_interval)
-    watch = _watch(a, exits, checkpoints, locks, freezer, guest_set_up, timeout)
-    events = VmEvents(a.records, exits)
-    operator = operator_servicer(a, services.node, freezer, exits, starting.ups)
-    parts = (recovering, events, watch, entrypoints, freezer, devices, guest_set_up, copy_watch, live)
-    return App(a, services, images, *parts, operator, starting)
+    return App(
+        adapters=a,
+        services=services,
+        images=images,
+        recovery=recovery(repairs, runner, a.vm.inventory, a.files.copies, gc, live.reconcile_interval),
+        events=VmEvents(a.records, exits),
+        watch=_watch(a, exits, services.checkpoint_container, freezer, guest_set_up),
+        entrypoints=guest.entrypoints,
+        freezer=freezer,
+        devices=parts.devices,
+        guest_set_up=guest_set_up,
+        copy_watch=CopyWatch(a.records, a.volumes.kubelet, guest_set_up, a.clock),
+        live=live,
+        operator=operator_servicer(a, services.node, freezer, exits, starting.ups),
+        starts=starting,
+    )
+
+
+def _container_parts(settings: Settings, a: Adapters, locks: PodLocks) -> ContainerParts:
+    timeout = settings.cri.stop_timeout
+    return ContainerParts(
+        hypervisor=a.vm.hypervisor,
+        cgroups=a.vm.cgroups,
+        logs=ContainerLogs(a.guest.consoles, a.guest.entrypoint_logs),
+        disks=a.files.disks,
+        devices=_devices(settings, a, locks),
+        volumes=PodVolumes(a.records, a.vm.hypervisor, a.volumes.shares, VolumeCopies(a.volumes.kubelet), timeout),
+        timeout=timeout,
+    )
 
 
 def _start_container(
-    live: LiveSettings,
-    a: Adapters,
-    exits: ExitRecorder,
-    entrypoints: EntrypointRunner,
-    guest_set_up: GuestSetUp,
-    starting: Starts,
+    live: LiveSettings, exits: ExitRecorder, guest: GuestFollowers, starting: Starts
 ) -> StartContainer:
     return StartContainer(
-        records=a.records,
-        hypervisor=a.vm.hypervisor,
-        logs=exits.logs,
-        exits=exits,
-        clock=a.clock,
+        records=exits.records,
+        clock=exits.clock,
         locks=exits.locks,
-        cgroups=a.vm.cgroups,
+        parts=exits.parts,
+        guest=guest,
+        exits=exits,
         sizes=live.sizes,
-        timeout=exits.timeout,
-        entrypoints=entrypoints,
-        claims=exits.devices.claims,
-        volumes=exits.volumes,
-        guest_set_up=guest_set_up,
-        start_ups=starting.ups,
-        boots=starting.boots,
+        starts=starting,
     )
 
 
-def _exits(
-    a: Adapters, logs: ContainerLogs, locks: PodLocks, devices: DeviceServices, volumes: PodVolumes, timeout: float
-) -> ExitRecorder:
+def _exits(a: Adapters, locks: PodLocks, parts: ContainerParts) -> ExitRecorder:
     return ExitRecorder(
         records=a.records,
-        hypervisor=a.vm.hypervisor,
-        logs=logs,
         clock=a.clock,
         locks=locks,
+        parts=parts,
         streaming=a.network.streaming,
-        cgroups=a.vm.cgroups,
-        timeout=timeout,
-        devices=devices,
-        disks=a.files.disks,
-        volumes=volumes,
-        notices=TroubleNotices(a.records, logs, a.network.pod_events, a.clock),
+        notices=TroubleNotices(a.records, parts.logs, a.network.pod_events, a.clock),
     )
 
 
-def _guest_set_up(live: LiveSettings, a: Adapters, exits: ExitRecorder, copies: VolumeCopies) -> GuestSetUp:
+def _guest_set_up(live: LiveSettings, a: Adapters, exits: ExitRecorder) -> GuestSetUp:
     return GuestSetUp(
         records=a.records,
-        guests=a.guest.agents,
-        volumes=exits.volumes,
-        copies=copies,
         clock=a.clock,
-        agent_timeout=live.agent_timeout,
         locks=exits.locks,
+        guests=a.guest.agents,
+        volumes=exits.parts.volumes,
         exits=exits,
+        agent_timeout=live.agent_timeout,
         must_confirm=live.must_confirm,
     )
 
@@ -303,30 +259,27 @@ def _entrypoints(
     live: LiveSettings, a: Adapters, stop: StopContainer, exits: ExitRecorder, guest_set_up: GuestSetUp
 ) -> EntrypointRunner:
     return EntrypointRunner(
-        a.records,
-        a.guest.agents,
-        a.guest.entrypoint_logs,
-        stop,
-        a.clock,
-        exits.locks,
-        live.agent_timeout,
-        entrypoint_listeners=a.guest.entrypoint_listeners,
+        records=a.records,
+        clock=a.clock,
+        locks=exits.locks,
+        guests=a.guest.agents,
+        logs=a.guest.entrypoint_logs,
+        listeners=a.guest.entrypoint_listeners,
         guest_set_up=guest_set_up,
+        stop=stop,
         exits=exits,
+        agent_timeout=live.agent_timeout,
     )
 
 
-def _stop_container(
-    a: Adapters, exits: ExitRecorder, locks: PodLocks, devices: DeviceServices, freezer: GuestFreezer
-) -> StopContainer:
+def _stop_container(a: Adapters, exits: ExitRecorder, freezer: GuestFreezer) -> StopContainer:
     return StopContainer(
-        a.records,
-        a.vm.hypervisor,
-        exits,
-        a.clock,
-        locks,
+        records=a.records,
+        clock=a.clock,
+        locks=exits.locks,
+        parts=exits.parts,
+        exits=exits,
         termination_messages=TerminationMessages(a.records, a.guest.operations, a.guest.termination_files),
-        devices=devices,
         boots=BootProgress(a.vm.readings, a.guest.boot_output, a.clock),
         guests=a.guest.agents,
         pausing=a.vm.pausing,
@@ -334,40 +287,108 @@ def _stop_container(
     )
 
 
-def _devices(settings: Settings, a: Adapters, locks: PodLocks) -> DeviceServices:
-    tables = (a.records.borrowed, a.records.device_conditions)
-    outside = DevicePorts(
-        a.vm.hypervisor, a.vm.unplugging, a.devices.host, a.devices.drivers, a.devices.errors, *tables
+def _stop_sandbox(a: Adapters, exits: ExitRecorder, stop_container: StopContainer) -> StopSandbox:
+    return StopSandbox(
+        records=a.records,
+        clock=a.clock,
+        locks=exits.locks,
+        parts=exits.parts,
+        networks=a.network.pods,
+        streaming=a.network.streaming,
+        stop_container=stop_container,
     )
+
+
+def _remove_sandbox(
+    a: Adapters,
+    images: ImageService,
+    stop_sandbox: StopSandbox,
+    remove_container: RemoveContainer,
+    start_ups: StartUps,
+) -> RemoveSandbox:
+    return RemoveSandbox(
+        records=a.records,
+        locks=remove_container.locks,
+        disks=a.files.disks,
+        images=images,
+        stop_sandbox=stop_sandbox,
+        remove_container=remove_container,
+        start_ups=start_ups,
+    )
+
+
+def _checkpoints(settings: Settings, a: Adapters, locks: PodLocks, freezer: GuestFreezer) -> CheckpointContainer:
+    return CheckpointContainer(
+        records=a.records,
+        clock=a.clock,
+        locks=locks,
+        pausing=a.vm.pausing,
+        files=a.files.archives,
+        layout=settings.layout(),
+        freezer=freezer,
+    )
+
+
+def _update_resources(live: LiveSettings, a: Adapters, exits: ExitRecorder) -> UpdateContainerResources:
+    return UpdateContainerResources(
+        records=a.records,
+        locks=exits.locks,
+        resizing=a.vm.resizing,
+        cgroups=a.vm.cgroups,
+        sizes=live.sizes,
+        timeout=exits.parts.timeout,
+    )
+
+
+def _repairs(a: Adapters, exits: ExitRecorder, guest: GuestFollowers, services: Services) -> Repairs:
+    return Repairs(
+        records=a.records,
+        clock=a.clock,
+        locks=exits.locks,
+        parts=exits.parts,
+        networks=a.network.pods,
+        shares=a.volumes.shares,
+        guest=guest,
+        exits=exits,
+        remove_container=services.remove_container,
+        checkpoints=services.checkpoint_container,
+        update_container_resources=services.update_container_resources,
+    )
+
+
+def _devices(settings: Settings, a: Adapters, locks: PodLocks) -> DeviceServices:
     own = settings.devices
-    rules = DeviceRules(own.bind, own.reset, own.unplug, settings.cri.stop_timeout)
-    return device_services(a.records, outside, a.clock, locks, rules)
+    return device_services(
+        a.records,
+        DevicePorts(
+            hypervisor=a.vm.hypervisor,
+            unplugging=a.vm.unplugging,
+            devices=a.devices.host,
+            drivers=a.devices.drivers,
+            errors=a.devices.errors,
+            borrowed=a.records.borrowed,
+            conditions=a.records.device_conditions,
+        ),
+        a.clock,
+        locks,
+        DeviceRules(bind=own.bind, reset=own.reset, unplug=own.unplug, timeout=settings.cri.stop_timeout),
+    )
 
 
 def _watch(
-    a: Adapters,
-    exits: ExitRecorder,
-    checkpoints: CheckpointContainer,
-    locks: PodLocks,
-    freezer: GuestFreezer,
-    guest_set_up: GuestSetUp,
-    timeout: float,
+    a: Adapters, exits: ExitRecorder, checkpoints: CheckpointContainer, freezer: GuestFreezer, guest_set_up: GuestSetUp
 ) -> WatchPods:
     return WatchPods(
         records=a.records,
-        hypervisor=a.vm.hypervisor,
-        pausing=a.vm.pausing,
+        clock=a.clock,
+        locks=exits.locks,
+        parts=exits.parts,
         networks=a.network.pods,
-        disks=a.files.disks,
+        pausing=a.vm.pausing,
         exits=exits,
         checkpoints=checkpoints,
-        clock=a.clock,
-        locks=locks,
         freezer=freezer,
-        devices=exits.devices,
-        volumes=exits.volumes,
         guest_set_up=guest_set_up,
-        timeout=timeout,
     )
 
 

@@ -28,7 +28,7 @@ from virtshim.containers.operate import ActionLog, VmActions
 from virtshim.containers.record_exit import ExitRecorder
 from virtshim.cri.operator.server import OperatorServer, OperatorServicer, OperatorServices
 from virtshim.devices.services import DeviceServices
-from virtshim.guest.boot_phases import BootPhases
+from virtshim.guest.boot_phases import BootPhases, Starts
 from virtshim.guest.freeze import GuestFreezer
 from virtshim.images.service import ImageService
 from virtshim.metrics.start_ups import StartUps
@@ -48,7 +48,7 @@ from virtshim.store.ports import RecordCopies, Records, VmInventory
 from virtshim.system import machine
 from virtshim.system.clock import Stamps
 from virtshim.system.live import Live
-from virtshim.system.locks import Inflight, PodLocks
+from virtshim.system.locks import Inflight
 from virtshim.system.pod_places import PodPlaces
 from virtshim.volumes.image_volumes import ImageVolumes
 from virtshim.volumes.volume_disks import VolumeDisks
@@ -66,8 +66,7 @@ def create_container(
     start_ups: StartUps,
 ) -> CreateContainer:
     """With all that it does, in order."""
-    locks, devices, volumes = exits.locks, exits.devices, exits.volumes
-    limits = (live.sizes, machine.free_hugepages)
+    locks, devices, volumes = exits.locks, exits.parts.devices, exits.parts.volumes
     places = KeptPlaces(a.vm.node_hardware, a.files.disk_places, a.files.root_volumes)
     steps: tuple[Step, ...] = (
         HostDevices(devices.borrowed),
@@ -96,13 +95,14 @@ def create_container(
         locks=locks,
         inflight=Inflight[ContainerId](),
         admission=Admission(
-            a.records,
-            devices.claims,
-            *limits,
-            volumes,
-            VolumeDisks(a.volumes.disks),
-            a.network.cluster,
-            ImageVolumes(images, a.files.images),
+            records=a.records,
+            claims=devices.claims,
+            sizes=live.sizes,
+            free_hugepages=machine.free_hugepages,
+            volumes=volumes,
+            volume_disks=VolumeDisks(a.volumes.disks),
+            cluster=a.network.cluster,
+            image_volumes=ImageVolumes(images, a.files.images),
         ),
         new_records=ContainerRecords(
             records=a.records,
@@ -130,14 +130,6 @@ def _uids_in_use(settings: Settings) -> frozenset[int]:
 # Composition of what operators look at and do by hand: the admin socket, and what pods' starts are told by.
 
 
-@dataclass(frozen=True, slots=True)
-class Starts:
-    """How pods come up, told by those who start them and by their guests."""
-
-    ups: StartUps
-    boots: BootPhases
-
-
 def starts(a: Adapters) -> Starts:
     ups = StartUps(a.clock)
     boots = BootPhases(a.records, a.guest.boot_output, ups)
@@ -156,15 +148,15 @@ def operator_servicer(
             records=a.records,
             clock=a.clock,
             actions=VmActions(
-                a.records,
-                a.vm.hypervisor,
-                a.vm.pausing,
-                a.vm.control,
-                a.guest.operations,
-                freezer,
-                exits.locks,
-                action_log,
-                exits,
+                records=a.records,
+                hypervisor=a.vm.hypervisor,
+                pausing=a.vm.pausing,
+                control=a.vm.control,
+                guests=a.guest.operations,
+                freezer=freezer,
+                locks=exits.locks,
+                log=action_log,
+                exits=exits,
             ),
             action_log=action_log,
             control=a.vm.control,
@@ -232,17 +224,39 @@ def recovery(
     inventory: VmInventory,
     copies: RecordCopies,
     image_gc: ImageGc,
-    locks: PodLocks,
     interval: Live[float],
 ) -> Recovery:
     """`interval`: seconds between two looks of the reconciler."""
-    survey = Survey(repairs.records, inventory, repairs.networks, repairs.disks, repairs.timeout, repairs.shares)
-    images = image_gc.images
-    devices = repairs.remove_container.devices
-    rebuild = Rebuild(repairs.records, inventory, copies, repairs.networks, repairs.timeout)
+    records, networks = repairs.records, repairs.networks
+    survey = Survey(
+        records=records,
+        inventory=inventory,
+        networks=networks,
+        disks=repairs.parts.disks,
+        shares=repairs.shares,
+        timeout=repairs.parts.timeout,
+    )
+    devices = repairs.parts.devices
     return Recovery(
-        Recover(survey, rebuild, repairs, runner, images, devices.resets, devices.releases),
+        Recover(
+            survey=survey,
+            rebuild=Rebuild(records, inventory, copies, networks, repairs.parts.timeout),
+            repairs=repairs,
+            repair_runner=runner,
+            images=image_gc.images,
+            resets=devices.resets,
+            releases=devices.releases,
+        ),
         Reconcile(
-            repairs.records, survey, repairs, runner, images, image_gc, locks, repairs.clock, interval, devices.resets
+            records=records,
+            clock=repairs.clock,
+            locks=repairs.locks,
+            survey=survey,
+            repairs=repairs,
+            repair_runner=runner,
+            images=image_gc.images,
+            image_gc=image_gc,
+            interval=interval,
+            resets=devices.resets,
         ),
     )

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from virtshim.containers.logs import ContainerLogs
+from virtshim.containers.parts import ContainerParts
 from virtshim.devices.health import with_devices
-from virtshim.devices.services import DeviceServices
 from virtshim.devices.values import GrantedDevices, PciFunction
-from virtshim.disks.ports import RootDisks
 from virtshim.guest.operation import paused_by_operator
 from virtshim.guest.trouble_notices import TroubleNotices
 from virtshim.metrics import observed
@@ -21,33 +19,24 @@ from virtshim.model.errors import ShimError
 from virtshim.model.ids import ContainerId
 from virtshim.model.troubles import Trouble, TroubleKind, merged, told_together
 from virtshim.model.vm import OffReason, PauseReason, Power, PowerState
-from virtshim.pods.ports import VmCgroups
 from virtshim.store.ports import Records
 from virtshim.streaming.ports import Streaming
 from virtshim.system.clock import Clock
 from virtshim.system.locks import PodLocks
-from virtshim.vm.ports import Hypervisor
-from virtshim.volumes.pod_volumes import PodVolumes, end_takes_time
+from virtshim.volumes.pod_volumes import end_takes_time
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ExitRecorder:
-    """Records ends, and no more: what takes its time, such as a reset of what the VM had, is begun and not waited for.
-    `timeout`: seconds for a call to tapmanager."""
+    """Records ends, and no more: what takes its time, such as a reset of what the VM had, is begun and not waited for."""
 
     records: Records
-    hypervisor: Hypervisor
-    logs: ContainerLogs
     clock: Clock
     locks: PodLocks
+    parts: ContainerParts
     streaming: Streaming
-    cgroups: VmCgroups
-    timeout: float
-    devices: DeviceServices
-    disks: RootDisks
-    volumes: PodVolumes
     notices: TroubleNotices
     kill_reasons: dict[ContainerId, str] = field(default_factory=dict)
 
@@ -71,14 +60,14 @@ class ExitRecorder:
         if found is None or not found.is_running:
             return found
         domain = found.domain_uuid
-        state = self.hypervisor.power(domain)
+        state = self.parts.hypervisor.power(domain)
         if not state.has_ended:
             # Somebody else let it go on, or virtshim was killed before it paused it.
             found = paused_by_operator(found, paused=found.status.paused and state.power is Power.PAUSED)
             stalled = trouble_of(state, found.granted, by_operator=found.status.paused)
             wrong = (
-                *self.devices.health.troubles(found),
-                *self.volumes.troubles(found),
+                *self.parts.devices.health.troubles(found),
+                *self.parts.volumes.troubles(found),
                 *_not_given(found.granted),
             )
             return self._standing(found, (stalled, *wrong) if stalled else wrong)
@@ -87,11 +76,11 @@ class ExitRecorder:
         vm = exit_of(state, now, message, oom_killed=oom_killed, stop_asked=found.status.stop_asked)
         found = self._noted(found, state, vm)
         if state.is_on:  # it panicked, and its QEMU waits
-            self.hypervisor.destroy(domain, container)
-        self.volumes.end(found)
+            self.parts.hypervisor.destroy(domain, container)
+        self.parts.volumes.end(found)
         self.finish_log(found)
         how = how_it_ended(found, vm)
-        devices = told_together(self.devices.health.troubles(found))
+        devices = told_together(self.parts.devices.health.troubles(found))
         how = dataclasses.replace(how, message=with_devices(how.message, [devices]))
         ended = found.exited(how)
         self.records.containers.replace(ended)
@@ -107,7 +96,7 @@ class ExitRecorder:
             message=how.message,
         )
         if ended.owes_devices:
-            self.devices.releases.begin(container)
+            self.parts.devices.releases.begin(container)
         return ended
 
     def _noted(self, container: Container, state: PowerState, vm: Exit) -> Container:
@@ -125,12 +114,12 @@ class ExitRecorder:
         """Asked before the cgroup goes."""
         if state.reason is not OffReason.CRASHED:
             return False
-        return self.cgroups.oom_kills(container.id, container.spec.cgroup_parent) > 0
+        return self.parts.cgroups.oom_kills(container.id, container.spec.cgroup_parent) > 0
 
     def _drop_group(self, container: Container) -> None:
         """RemoveContainer repeats it."""
         try:
-            self.cgroups.remove(container.id, container.spec.cgroup_parent, self.timeout)
+            self.parts.cgroups.remove(container.id, container.spec.cgroup_parent, self.parts.timeout)
         except ShimError as exc:
             log.warning("cgroup.unremoved", container=container.id.short, error=str(exc))
 
@@ -138,7 +127,7 @@ class ExitRecorder:
         """Of a VM that is off: it is not started again, and kubelet keeps ended containers for as long as it likes. The pod's
         disk stays: it is elsewhere. RemoveContainer repeats it."""
         try:
-            self.disks.delete(container.id, disk_alone=True)
+            self.parts.disks.delete(container.id, disk_alone=True)
         except ShimError as exc:
             log.warning("disk.unremoved", container=container.id.short, error=str(exc))
 
@@ -175,8 +164,8 @@ class ExitRecorder:
         """A log that cannot be written (the disk is full) must not keep the container RUNNING."""
         try:
             # Not open if it ended while virtshim was away.
-            self.logs.open(container)
-            self.logs.finish(container)
+            self.parts.logs.open(container)
+            self.parts.logs.finish(container)
         except ShimError as exc:
             log.warning("console.unfinished", container=container.id.short, error=str(exc))
 

@@ -10,28 +10,22 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.annotations.parse import parse_vm_options
-from virtshim.containers.logs import ContainerLogs
+from virtshim.containers.parts import ContainerParts
 from virtshim.containers.record_exit import ExitRecorder
-from virtshim.devices.claims import DeviceClaims
 from virtshim.devices.values import volume_of_both
-from virtshim.guest.boot_phases import BootPhases
-from virtshim.guest.entrypoints import EntrypointRunner
-from virtshim.guest.set_up import GuestSetUp
+from virtshim.guest.boot_phases import Starts
+from virtshim.guest.entrypoints import GuestFollowers
 from virtshim.metrics import observed
-from virtshim.metrics.start_ups import StartUps
 from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.model.errors import ShimError, WrongState
 from virtshim.model.sandbox import Sandbox
 from virtshim.model.sizing import NodeLimits, cgroup_of, nic_queues
 from virtshim.pods.lookup import existing_container
-from virtshim.pods.ports import VmCgroups
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.live import Live
 from virtshim.system.locks import PodLocks
 from virtshim.system.rollback import Rollback
-from virtshim.vm.ports import Hypervisor
-from virtshim.volumes.pod_volumes import PodVolumes
 from virtshim.volumes.volume_disks import anothers
 
 log = structlog.get_logger(__name__)
@@ -39,52 +33,42 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StartContainer:
-    """`timeout`: seconds for a call to tapmanager."""
-
     records: Records
-    hypervisor: Hypervisor
-    logs: ContainerLogs
-    exits: ExitRecorder
     clock: Clock
     locks: PodLocks
-    cgroups: VmCgroups
+    parts: ContainerParts
+    guest: GuestFollowers
+    exits: ExitRecorder
     sizes: Live[NodeLimits]
-    timeout: float
-    entrypoints: EntrypointRunner
-    claims: DeviceClaims
-    volumes: PodVolumes
-    guest_set_up: GuestSetUp
-    start_ups: StartUps
-    boots: BootPhases
+    starts: Starts
 
     def start(self, wanted: Container) -> None:
         """Returns when QEMU runs. The log file exists by then; the container's command starts later. A failed start
         leaves the container EXITED with reason StartError (as containerd does) and raises what went wrong."""
         with (
             self.locks.held(wanted.sandbox_id),
-            self.start_ups.phase("start", wanted.sandbox_id, wanted.id),
+            self.starts.ups.phase("start", wanted.sandbox_id, wanted.id),
         ):
             container = existing_container(self.records, wanted.id)
             sandbox = self._refuse_unless_startable(container)
             domain = container.domain_uuid
             try:
-                self.logs.open(container)
+                self.parts.logs.open(container)
                 # Anything may have been unplugged since it was created, of which libvirt says little.
-                self.claims.check(container.granted, container.status.size)
+                self.parts.devices.claims.check(container.granted, container.status.size)
                 size = container.status.size
                 group = cgroup_of(container, sandbox, container.resources, size, self.sizes.now)
                 queues = nic_queues(parse_vm_options(sandbox.vm_annotations), size)
                 group = dataclasses.replace(group, nic_queues=queues)
                 with self._step(observed.Step.CGROUP, container):
-                    self.cgroups.make(group, self.timeout)
+                    self.parts.cgroups.make(group, self.parts.timeout)
                 with self._step(observed.Step.VOLUMES, container):
-                    self.volumes.start(container, sandbox)
+                    self.parts.volumes.start(container, sandbox)
                 with self._step(observed.Step.LIBVIRT, container):
-                    self.hypervisor.start(domain)
+                    self.parts.hypervisor.start(domain)
                 self.records.containers.replace(container.running(self.clock.now_ns()))
-                self.boots.began(container)
-                self.entrypoints.follow(container)
-                self.guest_set_up.follow(container)
+                self.starts.boots.began(container)
+                self.guest.follow(container)
             except Exception as exc:  # whatever it is, no VM may be on whose record says that it was never started
                 self._failed(container, domain, exc)
                 raise
@@ -96,7 +80,7 @@ class StartContainer:
             log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
 
     def _step(self, which: observed.Step, container: Container) -> AbstractContextManager[None]:
-        return self.start_ups.step(which, container.sandbox_id, container.id)
+        return self.starts.ups.step(which, container.sandbox_id, container.id)
 
     def _refuse_unless_startable(self, container: Container) -> Sandbox:
         """Its sandbox."""
@@ -124,7 +108,7 @@ class StartContainer:
                     "so its containers run one after another. Use one container, or init containers"
                 )
             # What should be off must not share the pod's network.
-            self.hypervisor.destroy(other.domain_uuid, other.id)
+            self.parts.hypervisor.destroy(other.domain_uuid, other.id)
         return sandbox
 
     def _failed(self, container: Container, domain: uuid.UUID, error: Exception) -> None:
@@ -135,11 +119,14 @@ class StartContainer:
             undo.add("disk", lambda: self.exits.drop_disk(container) if undo.clean else None)
             # Once its VM is certainly off, its devices are free.
             undo.add("record", lambda: self.records.containers.replace(ended.with_claims(()) if undo.clean else ended))
-            undo.add("console", lambda: self.logs.finish(container))
-            undo.add("cgroup", lambda: self.cgroups.remove(container.id, container.spec.cgroup_parent, self.timeout))
-            undo.add("network", lambda: self.cgroups.start_failed(container.sandbox_id, self.timeout))
-            undo.add("volumes", lambda: self.volumes.end(container))
-            undo.add("domain", lambda: self.hypervisor.destroy(domain, container.id))
+            undo.add("console", lambda: self.parts.logs.finish(container))
+            undo.add(
+                "cgroup",
+                lambda: self.parts.cgroups.remove(container.id, container.spec.cgroup_parent, self.parts.timeout),
+            )
+            undo.add("network", lambda: self.parts.cgroups.start_failed(container.sandbox_id, self.parts.timeout))
+            undo.add("volumes", lambda: self.parts.volumes.end(container))
+            undo.add("domain", lambda: self.parts.hypervisor.destroy(domain, container.id))
 
 
 def _share(one: Container, other: Container) -> bool:

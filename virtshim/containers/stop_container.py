@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from virtshim.containers.parts import ContainerParts
 from virtshim.containers.record_exit import ExitRecorder
 from virtshim.containers.termination_message import TerminationMessages
-from virtshim.devices.services import DeviceServices
 from virtshim.guest.boot_phases import BootProgress
 from virtshim.guest.command import stop_signal_of
 from virtshim.guest.freeze import GuestFreezer
@@ -22,7 +22,7 @@ from virtshim.model.ids import ContainerId
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.locks import PodLocks
-from virtshim.vm.ports import Hypervisor, VmPausing
+from virtshim.vm.ports import VmPausing
 
 log = structlog.get_logger(__name__)
 
@@ -58,31 +58,30 @@ class _Stop:
 class StopContainer:
     def __init__(
         self,
+        *,
         records: Records,
-        hypervisor: Hypervisor,
-        exits: ExitRecorder,
         clock: Clock,
         locks: PodLocks,
-        *,
+        parts: ContainerParts,
+        exits: ExitRecorder,
         termination_messages: TerminationMessages,
-        devices: DeviceServices,
         boots: BootProgress,
         guests: GuestAgents,
         pausing: VmPausing,
         freezer: GuestFreezer,
     ) -> None:
         self._records = records
-        self._hypervisor = hypervisor
-        self._exits = exits
         self._clock = clock
         self._locks = locks
+        self._hypervisor = parts.hypervisor
+        self._unplug = parts.devices.unplug
+        self._releases = parts.devices.releases
+        self._exits = exits
         self._termination_messages = termination_messages
-        self._unplug = devices.unplug
         self._boots = boots
         self._guests = guests
         self._pausing = pausing
         self._freezer = freezer
-        self._releases = devices.releases
         self._lock = threading.Lock()
         self._stops: dict[ContainerId, _Stop] = {}
 

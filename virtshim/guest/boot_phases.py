@@ -162,6 +162,14 @@ class BootPhases:
         return found is not None and found.is_running
 
 
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """How pods come up, told by those who start them and by their guests."""
+
+    ups: StartUps
+    boots: BootPhases
+
+
 # Nanoseconds. A guest that runs for longer may be one that writes to no disk and shows nothing.
 _BOOTING: Final = 120 * 10**9
 

@@ -73,28 +73,28 @@ class EntrypointRunner:
 
     def __init__(
         self,
+        *,
         records: Records,
-        guests: GuestAgents,
-        logs: EntrypointLogs,
-        stop: StopContainer,
         clock: Clock,
         locks: PodLocks,
-        agent_timeout: Live[float],
-        *,
-        entrypoint_listeners: EntrypointListeners,
+        guests: GuestAgents,
+        logs: EntrypointLogs,
+        listeners: EntrypointListeners,
         guest_set_up: GuestSetUp,
+        stop: StopContainer,
         exits: ExitRecorder,
+        agent_timeout: Live[float],
     ) -> None:
         self._records = records
-        self._guests = guests
-        self._logs = logs
-        self._stop = stop
         self._clock = clock
         self._locks = locks
-        self._agent_timeout = agent_timeout
-        self._listeners = entrypoint_listeners
+        self._guests = guests
+        self._logs = logs
+        self._listeners = listeners
         self._guest_set_up = guest_set_up
+        self._stop = stop
         self._exits = exits
+        self._agent_timeout = agent_timeout
         self._threads = ContainerThreads("command")
 
     def follow(self, container: Container) -> None:
@@ -231,6 +231,19 @@ class EntrypointRunner:
     def _running(self, container: ContainerId) -> Container | None:
         found = self._records.containers.get(container)
         return found if found is not None and found.is_running else None
+
+
+@dataclass(frozen=True, slots=True)
+class GuestFollowers:
+    """Threads that act in a running container's guest: they set it up, and run its command."""
+
+    entrypoints: EntrypointRunner
+    set_up: GuestSetUp
+
+    def follow(self, container: Container) -> None:
+        """Returns at once."""
+        self.entrypoints.follow(container)
+        self.set_up.follow(container)
 
 
 def _began_as(container: Container, user: ProcessUser) -> Container:

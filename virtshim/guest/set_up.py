@@ -44,7 +44,6 @@ from virtshim.volumes import empty_disks, mount_script
 from virtshim.volumes.copies import SHARED_ANNOTATION, Packed, archive, paths_of
 from virtshim.volumes.pod_mounts import has_writable, with_told
 from virtshim.volumes.pod_volumes import PodVolumes
-from virtshim.volumes.volume_copies import VolumeCopies
 
 log = structlog.get_logger(__name__)
 
@@ -123,13 +122,12 @@ class GuestSetUp:
     not confirmed by then that the writable volumes are mounted."""
 
     records: Records
+    clock: Clock
+    locks: PodLocks
     guests: GuestAgents
     volumes: PodVolumes
-    copies: VolumeCopies
-    clock: Clock
-    agent_timeout: Live[float]
-    locks: PodLocks
     exits: ExitRecorder
+    agent_timeout: Live[float]
     must_confirm: Live[bool]
     _on_end: Callable[[Container], None] = lambda _container: None
     _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("set-up"))
@@ -183,18 +181,18 @@ class GuestSetUp:
 
     def _copied(self, container: Container, run: Callable[[GuestCommand], CommandResult], part: _Part) -> CommandResult:
         """What the guest does not have is given to it."""
-        boot, now = self.copies.boot(container.id), self.copies.now(container)
-        known = self.copies.known(container.id)
+        boot, now = self.volumes.copies.boot(container.id), self.volumes.copies.now(container)
+        known = self.volumes.copies.known(container.id)
         # Of a guest of which nothing is known the seed may have brought what is mounted.
-        stale = [] if known is None and not part.optional else self.copies.stale(container, now, known or {})
+        stale = [] if known is None and not part.optional else self.volumes.copies.stale(container, now, known or {})
         done = run(_copying(container, stale))
         # What it says itself counts: of a guest that was restarted nothing is known, or what is known is wrong.
-        again = self.copies.stale(container, now, mount_script.digests(done.stdout))
+        again = self.volumes.copies.stale(container, now, mount_script.digests(done.stdout))
         if again and done.code != mount_script.BUSY:
             stale = again
             done = run(_copying(container, stale))
         if not done.code or part.optional:
-            self.copies.settle(container.id, now, boot)
+            self.volumes.copies.settle(container.id, now, boot)
             if stale:
                 log.info("volumes.copied", container=container.id.short, volumes=len(stale))
         return done
@@ -243,7 +241,7 @@ class GuestSetUp:
     def renew(self, container: Container) -> bool:
         """The copies are as they are on the node now, and nothing more is to be done; otherwise that is begun, and to be asked
         for again."""
-        if self.copies.is_settled(container, self.copies.now(container)):
+        if self.volumes.copies.is_settled(container, self.volumes.copies.now(container)):
             return True
         self.follow(container)
         return False
@@ -255,7 +253,7 @@ class GuestSetUp:
                 with self._lock:
                     self._made.discard(container.id)
                     self._restarts[container.id] = self._restarts.get(container.id, 0) + 1
-                self.copies.forget(container.id)
+                self.volumes.copies.forget(container.id)
                 if container.is_running:
                     self._follow_or_owe(container)
 
@@ -427,7 +425,7 @@ class GuestSetUp:
         container = self._running(wanted)
         if container is None or wanted not in self._made:
             return False
-        return self.copies.is_settled(container, self.copies.now(container))
+        return self.volumes.copies.is_settled(container, self.volumes.copies.now(container))
 
     def _unconfirmed(self, container: Container, why: ShimError) -> tuple[Trouble, ...]:
         """What nobody knows to be in the guest; none if it is as good as there."""
@@ -439,7 +437,9 @@ class GuestSetUp:
 
     def _give_up(self, container: Container) -> None:
         """On copies, until kubelet has written anew or the guest was restarted."""
-        self.copies.settle(container.id, self.copies.now(container), self.copies.boot(container.id))
+        self.volumes.copies.settle(
+            container.id, self.volumes.copies.now(container), self.volumes.copies.boot(container.id)
+        )
 
     def _tell(
         self, wanted: ContainerId, copied: tuple[str, ...], *, unmounted: bool = False, confirmed: bool = False

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from virtshim.containers.parts import ContainerParts
 from virtshim.containers.stop_container import StopContainer
-from virtshim.devices.services import DeviceServices
 from virtshim.model.container import ContainerPhase
 from virtshim.model.deadline import Deadline
 from virtshim.model.ids import SandboxId
@@ -17,7 +17,6 @@ from virtshim.store.ports import Records
 from virtshim.streaming.ports import Streaming
 from virtshim.system.clock import Clock
 from virtshim.system.locks import PodLocks
-from virtshim.vm.ports import Hypervisor
 
 log = structlog.get_logger(__name__)
 
@@ -26,17 +25,15 @@ _AT_REST = (ContainerPhase.CREATED, ContainerPhase.EXITED)
 
 @dataclass(frozen=True, slots=True)
 class StopSandbox:
-    """`timeout`: seconds that CNI DEL gets even if the caller's deadline is nearer."""
+    """CNI DEL gets `parts.timeout` seconds even if the caller's deadline is nearer."""
 
     records: Records
-    hypervisor: Hypervisor
-    networks: PodNetworks
-    stop_container: StopContainer
     clock: Clock
     locks: PodLocks
-    timeout: float
+    parts: ContainerParts
+    networks: PodNetworks
     streaming: Streaming
-    devices: DeviceServices
+    stop_container: StopContainer
 
     def stop(self, wanted: Sandbox, deadline: Deadline) -> None:
         """Containers get no grace period: kubelet has stopped its own. The network is released once; a failure is
@@ -60,7 +57,7 @@ class StopSandbox:
             sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None or sandbox.network_released:
                 return
-            timeout = max(self.timeout, deadline.left(self.clock.monotonic()))
+            timeout = max(self.parts.timeout, deadline.left(self.clock.monotonic()))
             self.networks.release(sandbox.id, timeout)
             self.records.sandboxes.replace(sandbox.with_network_released())
         log.info("sandbox.stopped", sandbox=sandbox.id.short)
@@ -74,7 +71,7 @@ class StopSandbox:
         """Their starts may have failed between libvirt's start and the record. With the lock held."""
         for container in self.records.containers.all():
             if container.sandbox_id == sandbox and container.phase is ContainerPhase.CREATED:
-                self.hypervisor.destroy(container.domain_uuid, container.id)
+                self.parts.hypervisor.destroy(container.domain_uuid, container.id)
 
     def _free_devices(self, sandbox: SandboxId) -> None:
         """Of those that never ran. None of its VMs is on, and none is started any more."""
@@ -87,4 +84,4 @@ class StopSandbox:
         """kubelet may grant them to another pod when this one is stopped."""
         for container in self.records.containers.all():
             if container.sandbox_id == sandbox:
-                self.devices.releases.try_to_finish(container.id)
+                self.parts.devices.releases.try_to_finish(container.id)

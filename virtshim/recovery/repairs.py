@@ -12,14 +12,12 @@ from typing import Any, Final
 import structlog
 
 from virtshim.containers.checkpoint_container import CheckpointContainer
-from virtshim.containers.logs import ContainerLogs
+from virtshim.containers.parts import ContainerParts
 from virtshim.containers.record_exit import ExitRecorder, how_it_ended
 from virtshim.containers.remove_container import RemoveContainer
 from virtshim.containers.update_resources import UpdateContainerResources
 from virtshim.devices.values import BorrowedDevice
-from virtshim.disks.ports import RootDisks
-from virtshim.guest.entrypoints import EntrypointRunner
-from virtshim.guest.set_up import GuestSetUp
+from virtshim.guest.entrypoints import GuestFollowers
 from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.model.errors import DeadlineExceeded, ShimError
 from virtshim.model.ids import ContainerId, SandboxId
@@ -28,7 +26,7 @@ from virtshim.model.vm import OwnedDomain
 from virtshim.recovery.plan import Plan
 from virtshim.store.ports import KnownNetworks, StateRecords
 from virtshim.system.clock import Clock
-from virtshim.vm.ports import Hypervisor
+from virtshim.system.locks import PodLocks
 from virtshim.volumes.ports import VmShares
 
 log = structlog.get_logger(__name__)
@@ -75,21 +73,16 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Repairs:
-    """`timeout`: seconds for each call to tapmanager."""
-
     records: StateRecords
-    hypervisor: Hypervisor
+    clock: Clock
+    locks: PodLocks
+    parts: ContainerParts
     networks: KnownNetworks
-    logs: ContainerLogs
-    disks: RootDisks
+    shares: VmShares
+    guest: GuestFollowers
     exits: ExitRecorder
     remove_container: RemoveContainer
     checkpoints: CheckpointContainer
-    entrypoints: EntrypointRunner
-    clock: Clock
-    timeout: float
-    shares: VmShares
-    guest_set_up: GuestSetUp
     update_container_resources: UpdateContainerResources
 
     def of(self, todo: Plan, *, rebooted: bool) -> Iterator[Repair]:
@@ -98,7 +91,7 @@ class Repairs:
         yield from self._each("unwanted domain", todo.unwanted_domains, self._end_domain)
         for half in self._each("half-made container", todo.undo_containers, self.remove_container.remove):
             yield dataclasses.replace(half, takes_lock=True)
-        yield from self._each("stray directory", todo.stray_directories, self.disks.delete)
+        yield from self._each("stray directory", todo.stray_directories, self.parts.disks.delete)
         yield from self._each("stray disks of a pod", todo.stray_pod_disks, self._drop_pod_disks)
         yield from self._each("stray share", todo.stray_shares, self._drop_share)
         yield from self._each("started container", todo.adopt, self._adopt)
@@ -113,7 +106,7 @@ class Repairs:
 
     def idle_devices(self) -> Iterator[Repair]:
         """Devices that were borrowed for containers which have gone: after all others, which may set them free."""
-        borrowed = self.remove_container.devices.borrowed
+        borrowed = self.parts.devices.borrowed
         for device in borrowed.idle():
             yield Repair("borrowed device", device, borrowed.give_back, frozenset({device.claim}), None)
 
@@ -140,25 +133,23 @@ class Repairs:
             yield Repair(what, item, do, _about(item), _pod_of(item))
 
     def _drop_domain(self, domain: OwnedDomain) -> None:
-        self.hypervisor.destroy(domain.uuid, domain.container_id)
-        self.hypervisor.undefine(domain.uuid, domain.container_id)
+        self.parts.hypervisor.destroy(domain.uuid, domain.container_id)
+        self.parts.hypervisor.undefine(domain.uuid, domain.container_id)
 
     def _end_domain(self, domain: OwnedDomain) -> None:
         """Its start failed and could not be undone; RemoveContainer undefines it."""
-        self.hypervisor.destroy(domain.uuid, domain.container_id)
+        self.parts.hypervisor.destroy(domain.uuid, domain.container_id)
 
     def _adopt(self, container: Container) -> None:
         """Killed between libvirt's start and our record."""
-        self.logs.open(container)
+        self.parts.logs.open(container)
         running = container.running(self.clock.now_ns())
         self.records.containers.replace(running)
-        self.entrypoints.follow(running)
-        self.guest_set_up.follow(running)
+        self.guest.follow(running)
 
     def _follow(self, container: Container) -> None:
-        self.logs.open(container)
-        self.entrypoints.follow(container)
-        self.guest_set_up.follow(container)
+        self.parts.logs.open(container)
+        self.guest.follow(container)
 
     def _settle(self, container: Container) -> None:
         self.exits.record_if_ended(container.id)
@@ -170,7 +161,7 @@ class Repairs:
         self.records.containers.replace(container.exited(how_it_ended(container, how)).with_claims(()))
 
     def _undo_sandbox(self, sandbox: Sandbox) -> None:
-        self.networks.release(sandbox.id, self.timeout)
+        self.networks.release(sandbox.id, self.parts.timeout)
         self.records.sandboxes.delete(sandbox.id)
 
     def _lost_network(self, sandbox: Sandbox) -> None:
@@ -179,16 +170,16 @@ class Repairs:
 
     def _drop_pod_disks(self, pod: str) -> None:
         """The pod's next sandbox may have come since the look."""
-        with self.exits.locks.held_for_all(pod):
+        with self.locks.held_for_all(pod):
             if self.records.unreadable() or any(pod_hash(one.key) == pod for one in self.records.sandboxes.all()):
                 return
-            self.disks.delete_pod_disks(pod)
+            self.parts.disks.delete_pod_disks(pod)
 
     def _drop_share(self, name: str) -> None:
-        self.shares.end(name, self.timeout)
+        self.shares.end(name, self.parts.timeout)
 
     def _drop_network(self, sandbox: SandboxId) -> None:
-        self.networks.release(sandbox, self.timeout)
+        self.networks.release(sandbox, self.parts.timeout)
 
 
 @dataclass(slots=True)

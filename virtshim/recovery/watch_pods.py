@@ -11,9 +11,8 @@ from typing import Final
 import structlog
 
 from virtshim.containers.checkpoint_container import CheckpointContainer
+from virtshim.containers.parts import ContainerParts
 from virtshim.containers.record_exit import ExitRecorder
-from virtshim.devices.services import DeviceServices
-from virtshim.disks.ports import RootDisks
 from virtshim.guest.freeze import GuestFreezer
 from virtshim.guest.set_up import GuestSetUp
 from virtshim.model.container import Container
@@ -24,8 +23,7 @@ from virtshim.pods.ports import PodNetworks
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.locks import PodLocks
-from virtshim.vm.ports import Hypervisor, VmPausing
-from virtshim.volumes.pod_volumes import PodVolumes
+from virtshim.vm.ports import VmPausing
 
 log = structlog.get_logger(__name__)
 
@@ -37,22 +35,16 @@ _ROOM_WANTED: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class WatchPods:
-    """`timeout`: seconds for each call to tapmanager."""
-
     records: Records
-    hypervisor: Hypervisor
-    pausing: VmPausing
-    networks: PodNetworks
-    disks: RootDisks
-    exits: ExitRecorder
-    checkpoints: CheckpointContainer
     clock: Clock
     locks: PodLocks
+    parts: ContainerParts
+    networks: PodNetworks
+    pausing: VmPausing
+    exits: ExitRecorder
+    checkpoints: CheckpointContainer
     freezer: GuestFreezer
-    devices: DeviceServices
-    volumes: PodVolumes
     guest_set_up: GuestSetUp
-    timeout: float
 
     def run(self, stopping: threading.Event) -> None:
         """Rounds until `stopping` is set."""
@@ -63,11 +55,11 @@ class WatchPods:
     def look(self) -> None:
         """One round. A part that cannot be read now is left to the next round."""
         for part in (
-            self.devices.health.look,
-            self.volumes.look,
+            self.parts.devices.health.look,
+            self.parts.volumes.look,
             self._machines,
             self._networks,
-            self.devices.releases.begin_all,
+            self.parts.devices.releases.begin_all,
             self.guest_set_up.look,
         ):
             self._try(part)
@@ -85,15 +77,15 @@ class WatchPods:
         running = [c for c in self.records.containers.all() if c.is_running]
         if not running:
             return
-        domains = {domain.container_id: domain for domain in self.hypervisor.owned()}
+        domains = {domain.container_id: domain for domain in self.parts.hypervisor.owned()}
         for container in running:
             if container.status.checkpointing or container.status.frozen:  # no harm if it is under way
                 self._try(lambda one=container: self.checkpoints.finish_leftover(one))  # type: ignore[misc]
             domain = domains.get(container.id)
             troubled = (
                 container.status.trouble
-                or self.devices.health.troubles(container)
-                or self.volumes.troubles(container)
+                or self.parts.devices.health.troubles(container)
+                or self.parts.volumes.troubles(container)
                 or self.exits.notices.owes(container)
             )
             stands = container.status.paused or (domain is not None and domain.state.power is Power.PAUSED)
@@ -107,7 +99,7 @@ class WatchPods:
 
     def _go_on(self, container: Container, domain: uuid.UUID) -> None:
         """Safe to do: QEMU holds the writes that failed and tries them again; without room it only stops again."""
-        if self.disks.free_bytes() >= _ROOM_WANTED and self.pausing.out_of_space(domain):
+        if self.parts.disks.free_bytes() >= _ROOM_WANTED and self.pausing.out_of_space(domain):
             log.info("vm.resumed", container=container.id.short, why="there is space for its disk again")
             self.pausing.resume(domain)
             self.freezer.after_resume(container.id)
@@ -117,8 +109,8 @@ class WatchPods:
         ready = [s.id for s in self.records.sandboxes.all() if s.is_ready]  # before the list: each was attached by then
         if not ready:
             return
-        attached = self.networks.attached(self.timeout)
-        lost = self.networks.lost(self.timeout)
+        attached = self.networks.attached(self.parts.timeout)
+        lost = self.networks.lost(self.parts.timeout)
         for sandbox in ready:
             if sandbox not in attached:
                 self._lost_network(sandbox, "tapmanager no longer knows it")

@@ -45,7 +45,7 @@ class CopyWatch:
     def look(self, wait: float) -> bool:
         """One wait for changes, and what follows from them; False if there was nothing to wait for."""
         running = {c.id: c for c in self.records.containers.all() if c.is_running and c.spec.copies}
-        self.guest_set_up.copies.keep(running)
+        self.guest_set_up.volumes.copies.keep(running)
         hosts = {volume.host for container in running.values() for volume in container.spec.copies if volume.renewed}
         changed = self.files.changed(hosts, wait)
         now = self.clock.monotonic()
