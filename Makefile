@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 DIR ?= /var/lib/virtshim-up
 
-.PHONY: demo test test-all test-machine install-machine soak bench bench-compare setup lock guest debian-guest vfio-machine dashboard-assets dashboard-picture up down deb deb-packages e2e-install image docs lint clean
+.PHONY: demo test test-all test-machine install-machine soak bench bench-compare setup lock guest debian-guest vfio-machine dashboard-assets dashboard-picture up down deb deb-packages e2e-install image docs lint house clean
 
 demo: guest            ## a VM pod through the CRI socket, step by step
 	$(PYTHON) deploy/demo.py
@@ -87,6 +87,12 @@ docs: setup            ## the documentation site: build/site/index.html
 
 lint: setup            ## formats, then checks style, types and import contracts
 	.venv/bin/ruff format . && $(PYTHON) -m pytest tests/policy
+
+house:                 ## how large it is: files and lines of Python, of the product (criproto is generated) and of the tests
+	@for part in "virtshim tapmanager vmwrapper" tests; do \
+	  find $$part -name '*.py' -print0 | sort -z | xargs -0 cat | wc -l | \
+	    xargs printf '%-28s %5d files %7d lines\n' "$$part" "$$(find $$part -name '*.py' | wc -l)"; \
+	done
 
 clean:
 	rm -rf build dist bench/results.json
