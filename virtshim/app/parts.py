@@ -35,7 +35,7 @@ from virtshim.metrics.start_ups import StartUps
 from virtshim.metrics.usage import Usage
 from virtshim.model.container import Container
 from virtshim.model.ids import ContainerId
-from virtshim.model.layout import admin_directory, admin_socket
+from virtshim.model.layout import admin_socket
 from virtshim.pods.events import EventBroadcaster, RecordChanges
 from virtshim.pods.inspection import Inspection
 from virtshim.pods.node_status import NodeStatus
@@ -171,8 +171,7 @@ def operator_servicer(
 
 
 def operator_server(settings: Settings, servicer: OperatorServicer) -> OperatorServer:
-    layout = settings.layout()
-    return OperatorServer(admin_socket(layout), admin_directory(layout), servicer)
+    return OperatorServer(admin_socket(settings.layout()), servicer)
 
 
 def _has_screen(records: Records, container: Container) -> bool:

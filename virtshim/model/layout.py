@@ -12,7 +12,7 @@ state_dir/                       survives a reboot, root only
                                  <disk>.kernel-<path>
 run_dir/                         gone after a reboot
   virtshim.sock  virtshim.lock   the CRI socket and who serves it
-  admin.sock                     operators' socket, root's alone; admin/ is what it leads to
+  admin.sock                     operators' socket, root's alone
   tapmanager.sock
   vm/<short id>/                 console.sock  agent.sock  exec-<n>.sock
   vnc/<short id>/                vnc.sock, if the pod asks for a screen
@@ -133,11 +133,6 @@ def record_copy(layout: Layout, container: ContainerId) -> str:
 def admin_socket(layout: Layout) -> str:
     """Of the node's operators."""
     return f"{layout.run_dir}/admin.sock"
-
-
-def admin_directory(layout: Layout) -> str:
-    """What it leads to; nobody else enters."""
-    return f"{layout.run_dir}/admin"
 
 
 def nvram_of(layout: Layout, container: Container, firmware: Firmware) -> str:
