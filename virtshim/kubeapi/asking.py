@@ -4,108 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
-import queue
 import socket
-import ssl
 import threading
-import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from http.client import HTTPResponse, HTTPSConnection
-from typing import Any, Final, TypeAlias
+from http.client import HTTPException
+from typing import Any, Final
+
+from urllib3.connection import HTTPSConnection
+from urllib3.exceptions import HTTPError
 
 from virtshim.kubeapi.kubeconfig import Access
-
-# A TLS connection to the API server of which every wait, its name's look-up included, ends at one moment.
-
-# As socket.getaddrinfo.
-Resolve: TypeAlias = Callable[..., list[Any]]
-
-
-class BoundedSocket(ssl.SSLSocket):
-    """A socket's own limit is one for each part, and a part may be one byte of a header. `until`: of `time.monotonic`."""
-
-    until: float = math.inf
-
-    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        self.settimeout(_left(self.until))
-        return super().recv_into(buffer, nbytes, flags)
-
-    def send(self, data: Any, flags: int = 0) -> int:
-        self.settimeout(_left(self.until))
-        return super().send(data, flags)
-
-
-def connected(access: Access, until: float, resolve: Resolve) -> ssl.SSLSocket:
-    """Whose server has shown who it is, if it must. Raises OSError, of which TimeoutError after `until`; ValueError."""
-    failure = OSError(f"no address for {access.host}")
-    for family, kind, protocol, _, address in _addresses(access.host, access.port, until, resolve):
-        plain = socket.socket(family, kind, protocol)
-        try:
-            plain.settimeout(_left(until))
-            plain.connect(address)
-            # OpenSSL's handshake takes the limit for the whole of it.
-            plain.settimeout(_left(until))
-            access.tls.sslsocket_class = BoundedSocket
-            secured = access.tls.wrap_socket(plain, server_hostname=access.server_name)
-        except (TimeoutError, ssl.SSLError):
-            plain.close()
-            raise
-        except OSError as exc:
-            plain.close()
-            failure = exc
-        except BaseException:
-            plain.close()
-            raise
-        else:
-            assert isinstance(secured, BoundedSocket)
-            secured.until = until
-            return secured
-    raise failure
-
-
-def _addresses(host: str, port: int, until: float, resolve: Resolve) -> list[Any]:
-    """getaddrinfo cannot be interrupted, so a thread does it; an abandoned one ends with the resolver's own limit."""
-    answer: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
-
-    def look_up() -> None:
-        try:
-            answer.put(resolve(host, port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as exc:
-            answer.put(exc)
-
-    threading.Thread(target=look_up, name="api-server-resolve", daemon=True).start()
-    try:
-        found = answer.get(timeout=_left(until))
-    except queue.Empty:
-        raise TimeoutError from None
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
-def _left(until: float) -> float:
-    """Seconds. Raises TimeoutError when there are none."""
-    left = until - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
-
-
-_PART: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Seconds for the whole of a request, and an answer's largest size in bytes. `resolve`: getaddrinfo(3)."""
+    """Seconds for the whole of a request, and an answer's largest size in bytes."""
 
     seconds: float = 5.0
     answer: int = 8 << 20
-    resolve: Resolve = socket.getaddrinfo
 
 
 USUAL: Final = RequestLimits()
+_PART: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +40,7 @@ class Answer:
 
 
 def get(access: Access, path: str, limits: RequestLimits = USUAL) -> Answer:
-    """Redirects are not followed. Raises OSError, HTTPException, ValueError."""
+    """Follows no redirect and uses no proxy. Raises OSError, of which TimeoutError after `limits.seconds`; ValueError."""
     return _ask(access, "GET", path, None, limits)
 
 
@@ -134,30 +56,71 @@ def _ask(access: Access, method: str, path: str, document: Mapping[str, Any] | N
     if access.token:
         headers["Authorization"] = f"Bearer {access.token}"
     sent = None if document is None else json.dumps(document).encode()
-    connection = HTTPSConnection(access.host, access.port, context=access.tls)
+    # Not a pool of connections: that warns if the kubeconfig asks for no check of the certificate.
+    connection = HTTPSConnection(
+        access.host,
+        access.port,
+        timeout=limits.seconds,
+        ssl_context=access.tls,
+        server_hostname=access.server_name,
+    )
+
+    def exchange() -> Answer:
+        connection.request(
+            method, access.prefix + path, body=sent, headers=headers, preload_content=False, decode_content=False
+        )
+        # A connection that ends with its answer is not the connection object's any more.
+        with contextlib.closing(connection.getresponse()) as answer:
+            body = bytearray()
+            for part in answer.stream(_PART):
+                body += part
+                if len(body) > limits.answer:
+                    raise ValueError(f"its answer is larger than {limits.answer} bytes")
+        return Answer(answer.status, answer.reason or "", _object(body, good=answer.status in (200, 201)))
+
     try:
-        with contextlib.closing(connection):
-            connection.sock = connected(access, time.monotonic() + limits.seconds, limits.resolve)
-            connection.request(method, access.prefix + path, body=sent, headers=headers)
-            # A connection that ends with its answer is not the connection object's any more.
-            with contextlib.closing(connection.getresponse()) as answer:
-                body = _body(answer, limits.answer)
-    except TimeoutError:
-        raise TimeoutError(f"its answer takes longer than {limits.seconds:g} s") from None
-    return Answer(answer.status, answer.reason, _object(body, good=answer.status in (200, 201)))
+        return _in_time(connection, exchange, limits.seconds)
+    except (OSError, HTTPError, HTTPException) as exc:
+        # urllib3's own text repeats the address; the system's error, its cause, says what is wrong.
+        found = exc.__cause__ if isinstance(exc, HTTPError) and exc.__cause__ else exc
+        if isinstance(found, TimeoutError):
+            raise TimeoutError(f"its answer takes longer than {limits.seconds:g} s") from None
+        if isinstance(found, OSError):
+            raise found from None
+        raise OSError(str(found) or type(found).__name__) from None
 
 
-def _body(answer: HTTPResponse, most: int) -> bytes:
-    parts, size = [], 0
-    while part := answer.read1(_PART):
-        parts.append(part)
-        size += len(part)
-        if size > most:
-            raise ValueError(f"its answer is larger than {most} bytes")
-    return b"".join(parts)
+def _in_time(connection: HTTPSConnection, exchange: Callable[[], Answer], seconds: float) -> Answer:
+    """Connects and exchanges in a thread of its own, and waits for it so many seconds: then TimeoutError is raised. A socket's
+    time limit would not do: it holds for each part, and a part may be one byte of a header. getaddrinfo has no limit at all. The
+    abandoned thread ends because its socket is shut down; one that still looks a name up ends with the resolver's own limit."""
+    done: Future[Answer] = Future()
+    connected: list[socket.socket] = []
+    given_up = threading.Event()
+
+    def run() -> None:
+        try:
+            with contextlib.closing(connection):
+                connection.connect()
+                connected.append(connection.sock)
+                # Whoever gives up shuts this socket down, unless it connects later.
+                if not given_up.is_set():
+                    done.set_result(exchange())
+        except BaseException as exc:  # noqa: BLE001 - the waiting caller raises it
+            done.set_exception(exc)
+
+    threading.Thread(target=run, name="api-server", daemon=True).start()
+    try:
+        return done.result(seconds)
+    finally:
+        given_up.set()
+        for one in connected:
+            with contextlib.suppress(OSError):
+                # Not SSLSocket's own: from then on it would send without TLS.
+                socket.socket.shutdown(one, socket.SHUT_RDWR)
 
 
-def _object(body: bytes, *, good: bool) -> dict[str, Any]:
+def _object(body: bytearray, *, good: bool) -> dict[str, Any]:
     try:
         found = json.loads(body)
     except ValueError:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -155,7 +154,7 @@ class KubeEvents:
         path = f"/api/v1/namespaces/{quote(one.event.pod.namespace, safe='')}/events"
         try:
             answer = post(access(kubeconfig, verified=True), path, _document(one.event, one.name))
-        except (OSError, HTTPException, ValueError, InvalidRequest) as exc:
+        except (OSError, ValueError, InvalidRequest) as exc:
             why = " ".join(str(exc).split())[:300]
             self._failures.met("events.unsent", error=why, remedy=f"see kubernetes.kubeconfig ({kubeconfig})")
             return False

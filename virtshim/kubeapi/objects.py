@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -40,7 +39,7 @@ class KubeObjects:
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/{PLURAL[source.kind]}/{quote(source.name, safe='')}"
         try:
             answer = get(access(kubeconfig, verified=True), path, self._limits)
-        except (OSError, HTTPException, ValueError, InvalidRequest) as exc:
+        except (OSError, ValueError, InvalidRequest) as exc:
             why = " ".join(str(exc).split())[:300]
             raise Unavailable(f"the API server cannot be asked (kubernetes.kubeconfig {kubeconfig}): {why}") from None
         if answer.status != 200:
@@ -87,7 +86,7 @@ _PATH: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 def may(access: Access, verb: str, resource: str, namespace: str = "", name: str = "") -> bool:
     """`verb`: such as get; `resource`: such as secrets. `namespace`, `name`: "" for all. Raises ShimError if the server does not
-    say; OSError, HTTPException, ValueError as `get`."""
+    say; OSError, ValueError as `get`."""
     wanted = {"verb": verb, "resource": resource, "namespace": namespace, "name": name}
     review = {
         "apiVersion": "authorization.k8s.io/v1",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
 from typing import Any, Final
 
 from virtshim.annotations.from_cluster import sources
@@ -68,7 +67,7 @@ def api_server_findings(kubeconfig: str, wanted: Sequence[Named], unread: str = 
     except ShimError as exc:
         text, _, own_remedy = str(exc).partition("; ")
         return [_trouble(f"{where}: {text}", own_remedy)]
-    except (OSError, HTTPException, ValueError) as exc:
+    except (OSError, ValueError) as exc:
         own_remedy = f"see that it runs, that this node reaches it, and that {kubeconfig} is of this cluster"
         return [_trouble(f"{where}: {_line(exc)}", own_remedy)]
     if not unread:
@@ -129,7 +128,7 @@ def cluster_runtime_classes(kubeconfig: str, handlers: Sequence[str]) -> list[Ru
     """Those with one of the handlers; one with `trouble` if the cluster has none, or cannot be asked."""
     try:
         found = _cluster_asked(kubeconfig)
-    except (OSError, HTTPException, ValueError, InvalidRequest) as exc:
+    except (OSError, ValueError, InvalidRequest) as exc:
         return [RuntimeClass(kubeconfig, trouble=f"the cluster's cannot be read: {' '.join(str(exc).split())[:300]}")]
     told = []
     for item in found:

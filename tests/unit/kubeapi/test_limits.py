@@ -23,25 +23,29 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 
 @contextlib.contextmanager
-def trickling(api: Api, first: bytes) -> Iterator[str]:
-    """A server's address: it answers with `first`, and then a byte at a time for as long as somebody listens."""
+def trickling(api: Api, first: bytes) -> Iterator[tuple[str, threading.Event]]:
+    """A server's address: it answers with `first`, and then a byte at a time for as long as somebody listens. Then the event is
+    set."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(api.certificate, api.key)
-    over = threading.Event()
+    over, hung_up = threading.Event(), threading.Event()
 
     def serve() -> None:
-        with contextlib.suppress(OSError), context.wrap_socket(listening.accept()[0], server_side=True) as connection:
+        with context.wrap_socket(listening.accept()[0], server_side=True) as connection:
             connection.recv(1)
-            connection.sendall(first)
-            while not over.wait(0.02):
-                connection.sendall(b"x")
+            try:
+                connection.sendall(first)
+                while not over.wait(0.02):
+                    connection.sendall(b"x")
+            except OSError:
+                hung_up.set()
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(60)
         server = threading.Thread(target=serve)
         server.start()
         try:
-            yield f"https://127.0.0.1:{listening.getsockname()[1]}"
+            yield f"https://127.0.0.1:{listening.getsockname()[1]}", hung_up
         finally:
             over.set()
             server.join(60)
@@ -74,13 +78,16 @@ def answer_of(path: str, limits: RequestLimits) -> Any:
     ids=["status", "header", "body", "body of a known length"],
 )
 def test_an_answer_that_comes_a_byte_at_a_time_is_given_up(api: Api, tmp_path: Path, first: bytes) -> None:
-    with trickling(api, first) as server:
+    with trickling(api, first) as (server, hung_up):
         found = answer_of(kubeconfig(api, tmp_path, {"token": "secret"}, server=server), RequestLimits(0.5))
+        assert hung_up.wait(60)
     assert isinstance(found, TimeoutError)
     assert str(found) == "its answer takes longer than 0.5 s"
 
 
-def test_a_name_that_is_looked_up_for_ever_is_given_up(api: Api, tmp_path: Path) -> None:
+def test_a_name_that_is_looked_up_for_ever_is_given_up(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answered = threading.Event()
 
     def slow(*_: object, **__: object) -> list[Any]:
@@ -88,14 +95,15 @@ def test_a_name_that_is_looked_up_for_ever_is_given_up(api: Api, tmp_path: Path)
         return []
 
     config = kubeconfig(api, tmp_path, {"token": "secret"}, server="https://slow.example")
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
     try:
-        found = answer_of(config, RequestLimits(0.2, resolve=slow))
+        found = answer_of(config, RequestLimits(0.2))
     finally:
         answered.set()
     assert isinstance(found, TimeoutError)
 
 
-def test_the_next_address_of_a_name_is_tried(api: Api, tmp_path: Path) -> None:
+def test_the_next_address_of_a_name_is_tried(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         there = [nobody.getsockname(), api.server.server_address]
@@ -105,4 +113,5 @@ def test_the_next_address_of_a_name_is_tried(api: Api, tmp_path: Path) -> None:
             api, tmp_path, {"token": "secret"},
             server="https://kubernetes.example/prefix",
         )  # fmt: skip
-        assert answer_of(config, RequestLimits(resolve=lambda *_, **__: found)).document == {"major": "1"}
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        assert answer_of(config, RequestLimits()).document == {"major": "1"}

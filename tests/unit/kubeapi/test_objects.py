@@ -3,6 +3,7 @@
 import base64
 import gc
 import socket
+import ssl
 import threading
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,47 @@ def test_an_answer_that_is_too_large_is_not_kept(api: Api, tmp_path: Path) -> No
     objects = KubeObjects(kubeconfig(api, tmp_path, TOKEN), RequestLimits(answer=1000))
     assert "larger than 1000 bytes" in str(refusal(objects))
     gc.collect()  # a socket that is open still is told now
+
+
+def test_a_proxy_of_the_daemons_environment_is_not_used(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert KubeObjects(kubeconfig(api, tmp_path, TOKEN)).read(SECRET, "team")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"],
+    ids=["nothing", "ssh", "half"],
+)
+def test_a_server_that_breaks_off_is_no_answer(api: Api, tmp_path: Path, sent: bytes) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(api.certificate, api.key)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with context.wrap_socket(listening.accept()[0], server_side=True) as connection:
+                connection.recv(1000)
+                connection.sendall(sent)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        path = kubeconfig(api, tmp_path, TOKEN, server=f"https://127.0.0.1:{listening.getsockname()[1]}")
+        error = refusal(KubeObjects(path))
+        server.join(60)
+    assert isinstance(error, Unavailable)
+    assert str(error).startswith(f"the API server cannot be asked (kubernetes.kubeconfig {path}): ")
+    assert not str(error).endswith(": ")
+
+
+def test_a_server_that_is_not_there_is_told_as_the_system_says_it(api: Api, tmp_path: Path) -> None:
+    error = refusal(KubeObjects(kubeconfig(api, tmp_path, TOKEN, server="https://127.0.0.1:1")))
+    assert str(error).endswith("Connection refused")
+    assert "Authorization" not in str(error)
 
 
 def test_a_server_that_says_nothing_is_not_waited_for(api: Api, tmp_path: Path) -> None:
