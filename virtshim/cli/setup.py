@@ -94,7 +94,7 @@ def _lines(found: Outcome) -> Iterator[tuple[str, str]]:
             yield _DONE[change.action], f"{change.path}   {change.note or change.why}".rstrip()
             yield "diff", "".join(_diff(change))
     yield from ((word, unit) for word, units in _units(found).items() for unit in units)
-    yield from (("caught up", f"systemctl {words}, which an earlier run owed") for words in found.owed)
+    yield from (("caught up", f"systemctl {words}, which an earlier run left pending") for words in found.pending)
     yield from (("problem", text) for text in (found.plan.problems if found.plan else ()))
     yield from (("failed", text) for text in found.failed)
     for number, step in enumerate(found.steps, 1):
@@ -133,7 +133,7 @@ def _as_json(found: Outcome, options: SetupOptions) -> dict[str, Any]:
             {"path": one.path, "action": one.action.value, "why": one.why, "note": one.note} for one in found.changes
         ],
         "units": {word: list(units) for word, units in _units(found).items()},
-        "owed": list(found.owed),
+        "pending": list(found.pending),
         "problems": list(plan.problems) if plan else [],
         "failed": list(found.failed),
         "next": list(found.steps),

@@ -13,7 +13,7 @@ from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import Lists
 from virtshim.proxy.node import Node
 from virtshim.proxy.owners import Owners
-from virtshim.proxy.pending import Owed
+from virtshim.proxy.pending import PendingConfigs
 from virtshim.proxy.routes import Routes
 from virtshim.proxy.streams import Streams
 from virtshim.proxy.wire import (
@@ -51,7 +51,12 @@ Rule = Callable[[Asked], Awaitable[Answer]]
 
 class Dispatch:
     def __init__(
-        self, routes: Routes, backends: Sequence[Backend], last_known: LastKnown, owed: Owed, patience: float
+        self,
+        routes: Routes,
+        backends: Sequence[Backend],
+        last_known: LastKnown,
+        pending: PendingConfigs,
+        patience: float,
     ) -> None:
         self._routes = routes
         self._primary = backends[0]
@@ -61,7 +66,7 @@ class Dispatch:
         self._images = Images(routes, backends, self._lists, last_known, patience)
         self._streams = Streams(backends, last_known, patience)
         self._last_known = last_known
-        self.node = Node(backends, owed, last_known, patience)
+        self.node = Node(backends, pending, last_known, patience)
         self._refreshing: set[asyncio.Task[None]] = set()
         self._rules: Mapping[str, Rule] = {
             METHODS_VERSION: self.node.version,

@@ -12,7 +12,7 @@ from virtshim.model.errors import WrongState
 from virtshim.proxy.backend import Answer, Asked, Backend, CallFailed, Outcome, ask_all
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import refuse
-from virtshim.proxy.pending import Owed
+from virtshim.proxy.pending import PendingConfigs
 from virtshim.proxy.wire import METHODS_RUNTIME_CONFIG
 
 # kubelet asks for the status each five seconds, and nobody waits for a runtime that is not the primary. That one is slow does not
@@ -21,10 +21,12 @@ _OTHERS_PATIENCE: Final = 2.0
 
 
 class Node:
-    def __init__(self, backends: Sequence[Backend], owed: Owed, last_known: LastKnown, patience: float) -> None:
+    def __init__(
+        self, backends: Sequence[Backend], pending: PendingConfigs, last_known: LastKnown, patience: float
+    ) -> None:
         """The primary is the first."""
         self._backends = backends
-        self._owed = owed
+        self._pending = pending
         self._last_known = last_known
         self._patience = patience
 
@@ -93,9 +95,9 @@ class Node:
         failures: list[CallFailed] = []
         for backend, outcome in zip(self._backends, await ask_all(self._backends, asked, self._patience), strict=True):
             if not isinstance(outcome, CallFailed):
-                await self._owed.forget(backend)
+                await self._pending.forget(backend)
             elif outcome.is_down and backend.runtime.degraded:
-                self._owed.owe(backend, asked.request)
+                self._pending.add(backend, asked.request)
             else:
                 failures.append(outcome)
         refuse(failures)

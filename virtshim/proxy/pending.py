@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 _AGAIN: Final = 1.0
 
 
-class Owed:
+class PendingConfigs:
     def __init__(self, directory: str, patience: float) -> None:
         """`directory` is there."""
         self._directory = directory
@@ -29,7 +29,7 @@ class Owed:
         self._requests: dict[Backend, bytes] = {}
         self._telling: dict[Backend, asyncio.Task[None]] = {}
 
-    def pay(self, backends: Iterable[Backend]) -> None:
+    def resume(self, backends: Iterable[Backend]) -> None:
         """What an earlier proxy has left to be told. Raises InvalidRequest for a file that cannot be read."""
         for backend in backends:
             path = self._path(backend)
@@ -42,12 +42,12 @@ class Owed:
                     f"{path}, what {backend.name} is to be told, cannot be read: {exc}; remove it"
                 ) from exc
 
-    def owe(self, backend: Backend, request: bytes) -> None:
-        """In the place of what was owed before. Rare enough to be written while everybody waits."""
+    def add(self, backend: Backend, request: bytes) -> None:
+        """In the place of what was pending before. Rare enough to be written while everybody waits."""
         try:
             replace_bytes(str(self._path(backend)), request)
         except OSError as exc:
-            log.warning("proxy.owed.not-saved", runtime=backend.name, error=str(exc))
+            log.warning("proxy.pending.not-saved", runtime=backend.name, error=str(exc))
         self._tell_when_back(backend, request)
 
     async def forget(self, backend: Backend) -> None:
@@ -55,10 +55,10 @@ class Owed:
         if task := self._telling.pop(backend, None):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            self._paid(backend)
+            self._told(backend)
 
     async def close(self) -> None:
-        """What is still owed stays on disk."""
+        """What is still pending stays on disk."""
         tasks = list(self._telling.values())
         for task in tasks:
             task.cancel()
@@ -80,13 +80,13 @@ class Owed:
                     # Of one that is there, too: containerd says so while it starts.
                     await asyncio.sleep(_AGAIN)
                     continue
-                log.warning("proxy.owed.refused", runtime=backend.name, error=failed.details)
+                log.warning("proxy.pending.refused", runtime=backend.name, error=failed.details)
             if self._requests[backend] is request:
                 break
         self._telling.pop(backend, None)
-        self._paid(backend)
+        self._told(backend)
 
-    def _paid(self, backend: Backend) -> None:
+    def _told(self, backend: Backend) -> None:
         self._requests.pop(backend, None)
         self._path(backend).unlink(missing_ok=True)
 

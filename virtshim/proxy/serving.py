@@ -25,7 +25,7 @@ from virtshim.proxy.backend import MESSAGE_BYTES, Asked, Backend, CallFailed, Me
 from virtshim.proxy.dispatch import Dispatch
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.measuring import OTHER, ProxyMeter, ProxyTracer, Uncounted, Unforwarded, counted
-from virtshim.proxy.pending import Owed
+from virtshim.proxy.pending import PendingConfigs
 from virtshim.proxy.routes import Routes
 from virtshim.proxy.wire import METHODS, Method, Shape
 from virtshim.system.daemon import sdnotify_notify, sdnotify_watchdog_interval
@@ -219,8 +219,8 @@ async def _serve(plan: Plan, reload: Callable[[], None]) -> None:
     meter, metrics = _meter(plan.metrics_address, backends)
     backends += [Backend(runtime, meter) for runtime in plan.routes.runtimes]
     tracer = _tracer(plan, meter)
-    owed = Owed(plan.directory, plan.patience)
-    dispatch = Dispatch(plan.routes, backends, last_known, owed, plan.patience)
+    pending = PendingConfigs(plan.directory, plan.patience)
+    dispatch = Dispatch(plan.routes, backends, last_known, pending, plan.patience)
     server = aio.server(options=_OPTIONS, maximum_concurrent_rpcs=plan.max_calls)
     server.add_generic_rpc_handlers((Front(dispatch, meter, tracer),))
     metrics.start()
@@ -228,14 +228,14 @@ async def _serve(plan: Plan, reload: Callable[[], None]) -> None:
         await dispatch.node.check_drivers()
         listen(server, plan.socket)
         await server.start()
-        owed.pay(backends)
+        pending.resume(backends)
         log.info("proxy.serving", socket=plan.socket, runtimes=[one.name for one in plan.routes.runtimes])
         sdnotify_notify("READY=1", "STATUS=serving")
         await _wait(stopping)
         sdnotify_notify("STOPPING=1")
     finally:
         await server.stop(_DRAIN)
-        await owed.close()
+        await pending.close()
         await last_known.saved()
         for backend in backends:
             await backend.close()

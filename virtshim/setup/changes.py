@@ -7,9 +7,9 @@ import enum
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
 from virtshim.model.errors import WrongState
 from virtshim.setup.tree import NodeTree, NoRegularFile
@@ -56,8 +56,8 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """`directories`: those that set-up made, parents first. `enabled`, `started`, `masked`: units whose state it changed;
-    `started` None: of a version that did not tell it from `enabled`. `owed`: what systemctl is still to be told, because files
-    were changed, or are about to be. `vms_only`: as the last set-up was asked."""
+    `started` None: of a version that did not tell it from `enabled`. `pending`: what systemctl is still to be told, because files
+    were changed, or are about to be; `owed` in manifests of earlier versions. `vms_only`: as the last set-up was asked."""
 
     version: int = _VERSION
     entries: tuple[Entry, ...] = ()
@@ -65,7 +65,7 @@ class Manifest:
     enabled: tuple[str, ...] = ()
     masked: tuple[str, ...] = ()
     started: tuple[str, ...] | None = None
-    owed: tuple[tuple[str, ...], ...] = ()
+    pending: Annotated[tuple[tuple[str, ...], ...], Field(validation_alias=AliasChoices("pending", "owed"))] = ()
     vms_only: bool = False
 
     def entry(self, path: str) -> Entry | None:

@@ -21,7 +21,7 @@ from virtshim.setup.facts import NodeFacts, kubelet_version, look
 from virtshim.setup.kubelet_plan import of_vms_only
 from virtshim.setup.plan import EDITED, OwnSettings, Plan, plan
 from virtshim.setup.tree import FilesBefore, NodeTree
-from virtshim.setup.units import GUESTS_UNIT, Systemctl, owed
+from virtshim.setup.units import GUESTS_UNIT, Systemctl, pending
 from virtshim.system.files import FileLocked, lock_file
 
 _MOST: Final = 1 << 20
@@ -31,7 +31,7 @@ _SOCKET: Final = "tapmanager.socket"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`plan`: None when taking back. `enabled` ... `unmasked`: units whose state is, or would be, changed; `owed`: systemctl's
+    """`plan`: None when taking back. `enabled` ... `unmasked`: units whose state is, or would be, changed; `pending`: systemctl's
     words that an earlier run, which was ended, did not come to. `failed`: what could not be done with units. `steps`: what is
     left to do, in order."""
 
@@ -44,7 +44,7 @@ class Outcome:
     stopped: tuple[str, ...] = ()
     masked: tuple[str, ...] = ()
     unmasked: tuple[str, ...] = ()
-    owed: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     activated: tuple[str, ...] = ()
     """Sockets of the operator's that would start again what was stopped."""
@@ -52,7 +52,15 @@ class Outcome:
 
     @property
     def changes_nothing(self) -> bool:
-        units = (*self.enabled, *self.started, *self.disabled, *self.stopped, *self.masked, *self.unmasked, *self.owed)
+        units = (
+            *self.enabled,
+            *self.started,
+            *self.disabled,
+            *self.stopped,
+            *self.masked,
+            *self.unmasked,
+            *self.pending,
+        )
         return not units and all(one.action in (Action.SAME, Action.KEEP) for one in self.changes)
 
     @property
@@ -84,7 +92,7 @@ class NodeSetup:
             sleeping = [unit for unit in found.enabled if not self._is_up(unit)]
             before = manifest.started if manifest.started is not None else manifest.enabled
             manifest = replace(
-                self._indebted(manifest, found),
+                self._with_pending(manifest, found),
                 directories=(*manifest.directories, *made),
                 enabled=_once(*manifest.enabled, *found.enabled),
                 started=_once(*before, *found.started, *sleeping),
@@ -93,7 +101,7 @@ class NodeSetup:
             )
             manifest = files_of.apply(self._tree, manifest, found.changes, modes)
             failed = [*self._try("mask", found.masked), *self._retired(found)]
-            manifest, unpaid = self._settled(manifest)
+            manifest, unpaid = self._pending_done(manifest)
             failed += [*unpaid, *self._try("enable", self._to_enable(found))]
             gone = {*found.stopped, *found.disabled, *found.unmasked} if not failed else set()
             files_of.save(
@@ -116,11 +124,11 @@ class NodeSetup:
         with self._alone() as made:
             manifest = files_of.read_manifest(self._tree)
             found = self._undo_planned(manifest, name)
-            manifest = replace(self._indebted(manifest, found), directories=(*manifest.directories, *made))
+            manifest = replace(self._with_pending(manifest, found), directories=(*manifest.directories, *made))
             files_of.save(self._tree, manifest)
             failed = self._retired(found)
             manifest = files_of.undo(self._tree, manifest, found.changes)
-            manifest, unpaid = self._settled(manifest)
+            manifest, unpaid = self._pending_done(manifest)
             failed += unpaid
             if failed:
                 files_of.save(self._tree, manifest)
@@ -189,7 +197,7 @@ class NodeSetup:
             unmasked=tuple(
                 unit for unit in _once(*manifest.masked) if unit not in keep and self._state(unit) == "masked"
             ),
-            owed=tuple(" ".join(words) for words in manifest.owed),
+            pending=tuple(" ".join(words) for words in manifest.pending),
             activated=(_SOCKET,) if activated else (),
         )
 
@@ -220,21 +228,21 @@ class NodeSetup:
             *self._try("unmask", found.unmasked),
         ]
 
-    def _indebted(self, manifest: Manifest, found: Outcome) -> Manifest:
+    def _with_pending(self, manifest: Manifest, found: Outcome) -> Manifest:
         """It is on disk before the files are changed: after a kill, files that are right already tell nobody."""
-        more = owed(found.changed, found.facts, unmasked=found.unmasked)
-        return replace(manifest, owed=tuple(dict.fromkeys((*manifest.owed, *more))))
+        more = pending(found.changed, found.facts, unmasked=found.unmasked)
+        return replace(manifest, pending=tuple(dict.fromkeys((*manifest.pending, *more))))
 
-    def _settled(self, manifest: Manifest) -> tuple[Manifest, list[str]]:
-        """The manifest with what is still owed, and why it is."""
+    def _pending_done(self, manifest: Manifest) -> tuple[Manifest, list[str]]:
+        """The manifest with what is still pending, and why it is."""
         left, failed = [], []
-        for words in manifest.owed:
+        for words in manifest.pending:
             try:
                 self._systemctl.tell(*words)
             except ShimError as exc:
                 left.append(words)
                 failed.append(str(exc))
-        return replace(manifest, owed=tuple(left)), failed
+        return replace(manifest, pending=tuple(left)), failed
 
     def _try(self, verb: str, units: Sequence[str]) -> list[str]:
         """One by one, so that one that fails holds no other up."""

@@ -23,7 +23,7 @@ _UNIT_FILES: Final = "/etc/systemd/system"
 LOGIND_UNIT: Final = "systemd-logind.service"
 
 
-def owed(changed: Collection[str], facts: NodeFacts, *, unmasked: Sequence[str] = ()) -> list[tuple[str, ...]]:
+def pending(changed: Collection[str], facts: NodeFacts, *, unmasked: Sequence[str] = ()) -> list[tuple[str, ...]]:
     """systemctl's words. `changed`: paths; `unmasked`: sockets of libvirt's. kubelet is left to the operator: its pods are."""
     found: list[tuple[str, ...]] = []
     if _below(_UNIT_FILES, changed):

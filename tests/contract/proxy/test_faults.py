@@ -403,7 +403,7 @@ def test_one_that_may_be_down_hears_the_new_configuration_when_it_is_back(place:
         for number in (1, 2)
     ]
     other = FakeRuntime(f"{place}/other.sock", "other")
-    owed = place / "state/proxy/other.config"
+    pending = place / "state/proxy/other.config"
     with Proxy(place, primary.socket, other.socket) as proxy:
         for one in wanted:
             proxy.client.UpdateRuntimeConfig(one)
@@ -411,7 +411,7 @@ def test_one_that_may_be_down_hears_the_new_configuration_when_it_is_back(place:
         proxy.stop(signal.SIGKILL)
         proxy.start()
         with other:
-            wait_until(lambda: not owed.exists(), WAIT_LIMIT, "it is told")
+            wait_until(lambda: not pending.exists(), WAIT_LIMIT, "it is told")
             assert [call.request for call in other.asked("UpdateRuntimeConfig")] == [wanted[1].SerializeToString()]
 
 

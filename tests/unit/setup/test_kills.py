@@ -1,4 +1,4 @@
-"""Wherever set-up is killed, the next run does what it still owes: whoever reads a file that was changed has read it anew."""
+"""Wherever set-up is killed, the next run does what is still pending: whoever reads a file that was changed has read it anew."""
 
 import itertools
 import os
@@ -249,7 +249,7 @@ def test_what_systemctl_refused_is_asked_again(root: Path) -> None:
     assert machine.stale() == ["systemd", "libvirtd.service"]
     machine.refuses = set()
     found = node(root, machine).set_up()
-    assert found.owed == ("daemon-reload", "try-restart libvirtd.service")
+    assert found.pending == ("daemon-reload", "try-restart libvirtd.service")
     assert (found.failed, machine.stale()) == ((), [])
     machine.refuses = {"daemon-reload"}
     assert node(root, machine).undo().failed == refused[:1]
@@ -326,10 +326,21 @@ def test_a_manifest_of_a_version_that_knew_less_is_taken_back_as_it_was_then(roo
     file = root / DIRECTORY.lstrip("/") / "manifest.json"
     manifest = changes.read_manifest(NodeTree(str(root)))
     assert manifest.started == OURS
-    lines = [line for line in file.read_text().splitlines() if '"owed"' not in line and '"vms_only"' not in line]
+    lines = [line for line in file.read_text().splitlines() if '"pending"' not in line and '"vms_only"' not in line]
     text = "\n".join(lines)
     file.write_text(text[: text.index(',\n  "started"')] + "\n}")
     assert set(node(root, machine).undo().stopped) == set(OURS)
+
+
+def test_what_a_set_up_of_an_earlier_version_left_pending_is_done(root: Path) -> None:
+    machine = Machine(root)
+    machine.refuses = {"daemon-reload"}
+    node(root, machine).set_up()
+    file = root / DIRECTORY.lstrip("/") / "manifest.json"
+    file.write_text(file.read_text().replace('"pending"', '"owed"'))
+    machine.refuses = set()
+    assert node(root, machine).set_up().pending == ("daemon-reload",)
+    assert machine.stale() == []
 
 
 def test_a_socket_of_the_operators_that_would_start_it_again_is_told(root: Path) -> None:
