@@ -14,7 +14,7 @@ from aiohttp import web
 
 from virtshim.dashboard.assets import assets_directory
 from virtshim.dashboard.host_facts import host_facts
-from virtshim.dashboard.listening import Door, listening_sockets
+from virtshim.dashboard.listening import ConnectionLimit, listening_sockets
 from virtshim.dashboard.login import Sessions
 from virtshim.dashboard.node_calls import NodeCalls
 from virtshim.dashboard.pages import Pages, Place
@@ -88,9 +88,9 @@ async def serving(cri_socket: str, port: int, graphs: Graphs | None = None) -> A
 async def _listening(runner: web.AppRunner, port: int) -> AsyncIterator[int]:
     """On which port."""
     assert runner.server is not None, "it is set up"
-    door, loop = Door(runner.server), asyncio.get_running_loop()
+    limited, loop = ConnectionLimit(runner.server), asyncio.get_running_loop()
     sockets = listening_sockets(port)
-    listeners = [await loop.create_server(door, sock=one) for one in sockets]
+    listeners = [await loop.create_server(limited, sock=one) for one in sockets]
     try:
         yield sockets[0].getsockname()[1]
     finally:

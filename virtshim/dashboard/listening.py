@@ -26,7 +26,7 @@ class Server(Protocol):
     def __call__(self) -> asyncio.Protocol: ...
 
 
-class Door:
+class ConnectionLimit:
     """Makes the protocol of each new connection, as `create_server` asks for one. Some that come at the same moment may be more
     than `most`."""
 

@@ -59,7 +59,7 @@ def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
 
 
-GUARD_COOKIE: Final = "virtshim-dashboard"
+LOGIN_COOKIE: Final = "virtshim-dashboard"
 
 # Scripts are files of ours. Styles may also be written by scripts: the terminal measures its letters and sets their size so.
 _CSP: Final = (
@@ -101,7 +101,7 @@ def refusal(request: web.Request, sessions: Sessions, name: str, login: str) -> 
         return None
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         return _plain(403, "another site's page may ask nothing here")
-    if not sessions.knows(request.cookies.get(GUARD_COOKIE, "")):
+    if not sessions.knows(request.cookies.get(LOGIN_COOKIE, "")):
         return _plain(
             401,
             "no session: open the address that `virtshim dashboard` printed; each is good once, and Enter in its terminal "
@@ -110,15 +110,15 @@ def refusal(request: web.Request, sessions: Sessions, name: str, login: str) -> 
     return None
 
 
-def guard_middleware(sessions: Sessions, name: str, login: str) -> Middleware:
+def login_middleware(sessions: Sessions, name: str, login: str) -> Middleware:
     @web.middleware
-    async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def with_login(request: web.Request, handler: _Handler) -> web.StreamResponse:
         return refusal(request, sessions, name, login) or await handler(request)
 
-    return guarded
+    return with_login
 
 
-async def guard_add_headers(_request: web.Request, response: web.StreamResponse) -> None:
+async def add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
     response.headers.update(_HEADERS)
     response.headers.setdefault("Cache-Control", "no-store")
     response.headers["Server"] = "virtshim"

@@ -20,7 +20,7 @@ from aiohttp import WSMsgType, web
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.dashboard import streams, views
 from virtshim.dashboard.assets import PAGE
-from virtshim.dashboard.login import GUARD_COOKIE, Sessions, guard_add_headers, guard_middleware
+from virtshim.dashboard.login import LOGIN_COOKIE, Sessions, add_security_headers, login_middleware
 from virtshim.dashboard.node_calls import NodeCalls
 from virtshim.dashboard.watch import NodeWatch
 from virtshim.model.errors import Kind, NotFound, ShimError
@@ -66,10 +66,10 @@ class Pages:
 
     def application(self) -> web.Application:
         app = web.Application(
-            middlewares=[guard_middleware(self._sessions, self._place.host, f"{self._prefix}/login")],
+            middlewares=[login_middleware(self._sessions, self._place.host, f"{self._prefix}/login")],
             client_max_size=1 << 16,
         )
-        app.on_response_prepare.append(guard_add_headers)
+        app.on_response_prepare.append(add_security_headers)
         app.on_shutdown.append(self._close_all)
         app.router.add_get(f"{self._prefix}/login", self._login, allow_head=False)
         app.router.add_post(f"{self._prefix}/logout", self._logout)
@@ -92,14 +92,14 @@ class Pages:
                 "`virtshim dashboard`\n"
             )
         answer = web.Response(status=303, headers={"Location": f"{self._prefix}/"})
-        answer.set_cookie(GUARD_COOKIE, secret, path=f"{self._prefix}/", httponly=True, samesite="Strict")
+        answer.set_cookie(LOGIN_COOKIE, secret, path=f"{self._prefix}/", httponly=True, samesite="Strict")
         return answer
 
     async def _logout(self, request: web.Request) -> web.StreamResponse:
-        self._sessions.end(request.cookies[GUARD_COOKIE])
+        self._sessions.end(request.cookies[LOGIN_COOKIE])
         await self._close_all(request.app)
         answer = web.Response(status=204)
-        answer.del_cookie(GUARD_COOKIE, path=f"{self._prefix}/")
+        answer.del_cookie(LOGIN_COOKIE, path=f"{self._prefix}/")
         return answer
 
     # --- files

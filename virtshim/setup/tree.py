@@ -1,4 +1,4 @@
-"""The node's file tree, below a root that tests and images choose: the only door through which set-up changes files."""
+"""The node's file tree, below a root that tests and images choose: set-up changes files by it alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How glibc keeps this process's memory; nothing happens with another C library. Before threads are started."""
+"""What our daemons have in common: systemd is told their state, signals stop or reload them, glibc keeps their memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from typing import Final
 
 # Tells systemd the daemon's state: sd_notify(3) and the watchdog, by hand. Does nothing where nobody listens.
 #
-# READY=1      recovery is over, calls are served STATUS=...   one line for `systemctl status` WATCHDOG=1   still
-# alive STOPPING=1   on the way out
+# READY=1      recovery is over, calls are served
+# STATUS=...   one line for `systemctl status`
+# WATCHDOG=1   still alive
+# STOPPING=1   on the way out
 
 # systemd reads at once; a full queue must never hold a life-cycle step up.
 _TIMEOUT = 0.5
@@ -78,6 +80,8 @@ def reload_requests() -> queue.SimpleQueue[None]:
     signal.signal(signal.SIGHUP, reload)
     return asked
 
+
+# How glibc keeps this process's memory; nothing happens with another C library. Before threads are started.
 
 # malloc.h
 _M_TRIM_THRESHOLD: Final = -1

@@ -292,9 +292,9 @@ os._exit(0)
 def test_no_file_is_written_and_memory_and_time_end(tmp_path: Path) -> None:
     confined(
         """
-from vmwrapper.confine import rights
+from vmwrapper.confine import drop_privileges
 import resource
-rights.bound(1 << 30, 7)
+drop_privileges.bound(1 << 30, 7)
 assert resource.getrlimit(resource.RLIMIT_CPU) == (7, 8)
 assert open("/proc/self/oom_score_adj").read().strip() == "1000"
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -315,10 +315,10 @@ else:
 def test_a_user_is_become_for_good_with_no_group_but_its_own() -> None:
     confined(
         """
-from vmwrapper.confine import rights
-rights.own_namespaces()
+from vmwrapper.confine import drop_privileges
+drop_privileges.own_namespaces()
 os.setgroups([4, 27])  # as who starts it may have
-rights.become(65534, 65534)
+drop_privileges.become(65534, 65534)
 assert os.getresuid() == os.getresgid() == (65534,) * 3
 assert os.getgroups() == []
 refused(lambda: os.setuid(0), errno.EPERM)
@@ -330,9 +330,9 @@ refused(lambda: open("/etc/shadow"), errno.EACCES)
 def test_who_has_lost_its_parent_ends_at_once() -> None:
     confined(
         """
-from vmwrapper.confine import rights
+from vmwrapper.confine import drop_privileges
 if os.fork() == 0:
-    rights.end_with(1 << 30)
+    drop_privileges.end_with(1 << 30)
     os._exit(7)
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
 """

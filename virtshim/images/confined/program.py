@@ -20,7 +20,7 @@ import sys
 
 from virtshim.images.confined import frames
 from virtshim.images.confined.header import HEAD_BYTES, TAIL_BYTES, Unusable, judge_bytes
-from vmwrapper.confine import kernel, landlock, rights, seccomp
+from vmwrapper.confine import drop_privileges, kernel, landlock, seccomp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ def main(arguments: Sequence[str]) -> NoReturn:
     serve = _serve_layers(packages) if do == "layers" else None
     is_qemu_img = do == "judge" or do in _COPIES
     try:
-        namespaces = rights.own_namespaces()
-        rights.bound(memory, cpu_seconds)
-        rights.become(uid, gid)
-        rights.drop_capabilities()
-        rights.end_with(parent)
+        namespaces = drop_privileges.own_namespaces()
+        drop_privileges.bound(memory, cpu_seconds)
+        drop_privileges.become(uid, gid)
+        drop_privileges.drop_capabilities()
+        drop_privileges.end_with(parent)
         kernel.forbid_new_privileges()
         version = landlock.restrict(_paths(descriptor, target) if is_qemu_img else ())
         told = f"uid {os.getuid()}\nlandlock {version}\nnamespaces {' '.join(namespaces)}\n"

@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from virtshim.dashboard.listening import Door
+from virtshim.dashboard.listening import ConnectionLimit
 
 ASKS = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -20,12 +20,12 @@ async def answered(port: int) -> tuple[bool, asyncio.StreamWriter]:
         return False, writer
 
 
-async def three_callers_at_a_door_for_two() -> list[bool]:
+async def three_callers_where_two_are_taken() -> list[bool]:
     async def handler(_request: web.BaseRequest) -> web.Response:
         return web.Response(text="fine")
 
     server = web.Server(handler)
-    listener = await asyncio.get_running_loop().create_server(Door(server, 2), "127.0.0.1", 0)
+    listener = await asyncio.get_running_loop().create_server(ConnectionLimit(server, 2), "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     callers = [await answered(port) for _ in range(3)]
     for _, writer in callers:
@@ -36,4 +36,4 @@ async def three_callers_at_a_door_for_two() -> list[bool]:
 
 
 def test_one_more_than_it_takes_is_hung_up_on() -> None:
-    assert asyncio.run(three_callers_at_a_door_for_two()) == [True, True, False]
+    assert asyncio.run(three_callers_where_two_are_taken()) == [True, True, False]
