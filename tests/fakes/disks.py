@@ -140,7 +140,7 @@ class FakeContainersRoom:
     def __init__(self, disks: FakeRootDisks) -> None:
         self._disks = disks
 
-    def use(self) -> FilesystemUsage:
+    def filesystem_usage(self) -> FilesystemUsage:
         directories = self._disks.directories
         count = len(self._disks.pod_disks) + sum(map(len, directories.values()))
         return FilesystemUsage("/state", count << 20, len(directories) + count, START_NS)

@@ -177,7 +177,7 @@ class FakeImageFiles:
     def sweep(self) -> None:
         self.unfinished.clear()
 
-    def use(self, *of: ImageDigest) -> FilesystemUsage:
+    def filesystem_usage(self, *of: ImageDigest) -> FilesystemUsage:
         counted = {one for one in (of or (*self.files, *self.trees)) if one in self.files or one in self.trees}
         used = sum(self.files.get(one, TREE_BYTES) for one in counted)
         taken = self.others + sum(self.files.values()) + TREE_BYTES * len(self.trees)

@@ -24,9 +24,9 @@ _SILENT = {
     "vm.hypervisor": ("watching", "on_power_event", "trouble", "usage"),
     "network.pods": ("trouble",),
     "network.streaming": ("refused",),
-    "files.images": ("path", "use", "format_of"),
+    "files.images": ("path", "filesystem_usage", "format_of"),
     "files.kernels": ("is_there",),
-    "files.containers_room": ("use",),
+    "files.containers_room": ("filesystem_usage",),
     "devices.errors": ("of",),
 }
 

@@ -91,7 +91,10 @@ class App:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
         runtime = RuntimeServicer(self.services)  # type: ignore[abstract]
         image = ImageServicer(
-            self.images, self.adapters.files.containers_room.use, settings.cri.runtime_handlers, self.live.pulls
+            self.images,
+            self.adapters.files.containers_room.filesystem_usage,
+            settings.cri.runtime_handlers,
+            self.live.pulls,
         )
         admin = AdminServicer(self.adapters.records, self.adapters.guest.operations, self.adapters.network.streaming)
         return CriServer(

@@ -25,14 +25,14 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
     def __init__(
         self,
         images: ImageService,
-        containers_take: Callable[[], FilesystemUsage],
+        container_filesystem_usage: Callable[[], FilesystemUsage],
         handlers: Collection[str],
         pulls: PodPlaces,
     ) -> None:
         """`pulls`: places of namespaces."""
         self._images = images
         self._pulls = pulls
-        self._containers_take = containers_take
+        self._container_filesystem_usage = container_filesystem_usage
         self._handlers = handlers
 
     def ListImages(self, request: pb.ListImagesRequest, context: grpc.ServicerContext) -> pb.ListImagesResponse:
@@ -84,8 +84,8 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
     def ImageFsInfo(self, request: pb.ImageFsInfoRequest, context: grpc.ServicerContext) -> pb.ImageFsInfoResponse:
         del request, context
         return pb.ImageFsInfoResponse(
-            image_filesystems=[to_proto.filesystem(self._images.filesystem())],
-            container_filesystems=[to_proto.filesystem(self._containers_take())],
+            image_filesystems=[to_proto.filesystem_usage(self._images.filesystem_usage())],
+            container_filesystems=[to_proto.filesystem_usage(self._container_filesystem_usage())],
         )
 
 

@@ -223,7 +223,7 @@ def image_facts(image: Image) -> Mapping[str, object]:
     }
 
 
-def filesystem(use: FilesystemUsage) -> pb.FilesystemUsage:
+def filesystem_usage(use: FilesystemUsage) -> pb.FilesystemUsage:
     return pb.FilesystemUsage(
         timestamp=use.timestamp,
         fs_id=pb.FilesystemIdentifier(mountpoint=use.mountpoint),

@@ -88,6 +88,6 @@ class ContainersRoom:
     def __init__(self, layout: Layout) -> None:
         self._places = (Path(layout.containers), Path(layout.pod_disks))
 
-    def use(self) -> FilesystemUsage:
+    def filesystem_usage(self) -> FilesystemUsage:
         used, inodes = space_taken(path for place in self._places for path in (place, *place.rglob("*")))
         return FilesystemUsage(mountpoint(self._places[0]), used, inodes, time.time_ns())

@@ -93,7 +93,7 @@ class EmptyDiskFiles(Protocol):
 
 
 class ContainersRoom(Protocol):
-    def use(self) -> FilesystemUsage:
+    def filesystem_usage(self) -> FilesystemUsage:
         """What the directories of all containers and the disks of all pods take."""
 
 

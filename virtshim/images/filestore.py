@@ -239,7 +239,7 @@ class ImageFileStore:
                 self._let_read(Path(self.path(digest)))
             self._memory.keep_only(self.stored())
 
-    def use(self, *of: ImageDigest) -> FilesystemUsage:
+    def filesystem_usage(self, *of: ImageDigest) -> FilesystemUsage:
         """Holes are not counted, directories' own blocks and inodes are; images' trees as they were counted once."""
         with self._store_errors(self._root):
             beside = map(self.path, of) if of else self._trees.beside(self._root)

@@ -82,7 +82,7 @@ class ImageFiles(Protocol):
     def sweep(self) -> None:
         """Removes half-made files of an earlier process. Called once at start, before any fetch."""
 
-    def use(self, *of: ImageDigest) -> FilesystemUsage:
+    def filesystem_usage(self, *of: ImageDigest) -> FilesystemUsage:
         """What these take on disk, and nothing for those that are gone; a disk that is among the files counts once. Without any:
         what all do."""
 

@@ -143,7 +143,7 @@ class ImageService:
         """With what it takes now. What other images have, too, is each one's."""
         boot = {one.digest: one.size for one in image.boot}
         files = [digest for digest in (image.digest, image.tree) if digest is not None]
-        return dataclasses.replace(image, taken=self._files.use(*files).used_bytes + sum(boot.values()))
+        return dataclasses.replace(image, taken=self._files.filesystem_usage(*files).used_bytes + sum(boot.values()))
 
     def _refuse_anothers_id(self, fetched: FetchedImage) -> None:
         """A file whose bytes are an image's config, published as a disk, never stands for that image."""
@@ -322,8 +322,8 @@ class ImageService:
         self._records.images.delete(image)
         self._notes.forget(image)
 
-    def filesystem(self) -> FilesystemUsage:
-        return self._files.use()
+    def filesystem_usage(self) -> FilesystemUsage:
+        return self._files.filesystem_usage()
 
 
 def _is_same(known: Image, fetched: FetchedImage) -> bool:

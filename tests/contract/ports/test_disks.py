@@ -199,17 +199,17 @@ def test_all_disks_of_a_pod_go_together_and_no_others(world: World) -> None:
 
 
 def test_all_that_containers_and_pods_take_is_counted(world: World) -> None:
-    before = world.room.use()
+    before = world.room.filesystem_usage()
     world.create(A)
-    after_one = world.room.use()
+    after_one = world.room.filesystem_usage()
     world.create_pod_disk()
-    after_both = world.room.use()
+    after_both = world.room.filesystem_usage()
     assert before.used_bytes < after_one.used_bytes < after_both.used_bytes
     assert before.inodes_used < after_one.inodes_used < after_both.inodes_used
     assert os.path.isabs(before.mountpoint)
     world.disks.delete(A)
     world.disks.delete_pod_disks(pod_hash(WEB))
-    assert world.room.use().used_bytes < after_one.used_bytes
+    assert world.room.filesystem_usage().used_bytes < after_one.used_bytes
 
 
 def test_a_container_without_a_directory_uses_nothing(world: World) -> None:

@@ -279,9 +279,9 @@ def test_a_path_is_known_before_its_file_is_there(world: World, disks: list[byte
 
 
 def test_what_is_stored_is_counted(world: World, disks: list[bytes]) -> None:
-    before = world.files.use()
+    before = world.files.filesystem_usage()
     world.fetch(world.publish("web", disks[0]))
-    after = world.files.use()
+    after = world.files.filesystem_usage()
     assert after.used_bytes > before.used_bytes
     assert after.inodes_used > before.inodes_used
     assert os.path.isabs(after.mountpoint)
@@ -289,13 +289,18 @@ def test_what_is_stored_is_counted(world: World, disks: list[bytes]) -> None:
 
 def test_what_one_image_takes_is_told(world: World, disks: list[bytes]) -> None:
     found, other = (world.fetch(world.publish(name, disk)) for name, disk in zip("ab", disks, strict=True))
-    taken = world.files.use(found.digest).used_bytes
-    assert 0 < taken < world.files.use(found.digest, other.digest).used_bytes <= world.files.use().used_bytes
-    assert world.files.use(ABSENT).used_bytes == 0
-    assert world.files.use(found.digest, ABSENT).used_bytes == taken
+    taken = world.files.filesystem_usage(found.digest).used_bytes
+    assert (
+        0
+        < taken
+        < world.files.filesystem_usage(found.digest, other.digest).used_bytes
+        <= world.files.filesystem_usage().used_bytes
+    )
+    assert world.files.filesystem_usage(ABSENT).used_bytes == 0
+    assert world.files.filesystem_usage(found.digest, ABSENT).used_bytes == taken
 
 
 def test_the_room_of_the_file_system_is_told(world: World) -> None:
-    found = world.files.use().space
+    found = world.files.filesystem_usage().space
     assert 0 < found.available <= found.capacity
     assert 0 <= found.used_percent < 100

@@ -24,7 +24,7 @@ HEX = "ab" * 32
 def test_an_empty_store_answers_before_its_directory_exists(tmp_path: Path) -> None:
     store = ImageFileStore(str(tmp_path / "none"), ImageSettings(insecure_registries=LOOPBACK))
     assert store.stored() == frozenset()
-    assert store.use().used_bytes == 0
+    assert store.filesystem_usage().used_bytes == 0
     assert store.path(ImageDigest(f"sha256:{HEX}")) == f"{tmp_path}/none/sha256/{HEX}"
     store.delete(ImageDigest(f"sha256:{HEX}"))
 
@@ -71,13 +71,13 @@ def test_directories_are_closed_except_to_who_knows_the_name(store, tmp_path: Pa
 
 
 def test_use_counts_allocated_bytes_and_inodes_and_names_a_mount_point(store, tmp_path: Path) -> None:
-    before = store.use()
+    before = store.filesystem_usage()
     sparse = tmp_path / "images" / "sha256" / HEX
     with sparse.open("wb") as file:
         file.truncate(1 << 30)
         file.write(b"x" * 4096)
         os.fsync(file.fileno())
-    after = store.use()
+    after = store.filesystem_usage()
     assert after.inodes_used == before.inodes_used + 1
     assert 4096 <= after.used_bytes - before.used_bytes < 1 << 20
     assert os.path.ismount(after.mountpoint)

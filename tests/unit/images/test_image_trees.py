@@ -294,7 +294,7 @@ def test_files_lie_as_deep_as_can_be_counted_and_removed(push, pull, store, inco
     assert store.path(found.tree, "d/" * 255).endswith("/d")
     store.delete(found.tree)
     eventually(lambda: incoming() == [])
-    assert store.use().inodes_used
+    assert store.filesystem_usage().inodes_used
 
 
 def test_zeros_take_no_room(push, pull, store) -> None:
@@ -730,13 +730,13 @@ def test_half_unpacked_files_are_gone_after_a_start(store, tmp_path: Path) -> No
 
 
 def test_use_counts_what_was_unpacked(push, pull, store) -> None:
-    before = store.use()
+    before = store.filesystem_usage()
     found = pull(push(layer(*(entry(f"f{n}", os.urandom(10_000)) for n in range(20)))))
-    after = store.use()
+    after = store.filesystem_usage()
     assert after.used_bytes - before.used_bytes >= 200_000
     assert after.inodes_used - before.inodes_used >= 20
     store.delete(found.tree)
-    eventually(lambda: store.use().inodes_used <= before.inodes_used)
+    eventually(lambda: store.filesystem_usage().inodes_used <= before.inodes_used)
 
 
 def test_what_removing_an_image_frees_is_what_it_was_said_to_take(push, store, incoming, tmp_path: Path) -> None:
@@ -749,22 +749,22 @@ def test_what_removing_an_image_frees_is_what_it_was_said_to_take(push, store, i
     with contextlib.closing(SqliteRecords(str(tmp_path / "state.db"))) as records:
         images = ImageService(records, store, ImageNoteFiles(str(tmp_path / "notes")), FakeClock())
         taken = images.pull(name, None, NEVER).taken
-        before = images.filesystem().used_bytes
+        before = images.filesystem_usage().used_bytes
         images.remove(name)
         eventually(lambda: incoming() == [])
-        freed = before - images.filesystem().used_bytes
+        freed = before - images.filesystem_usage().used_bytes
     assert len(RAW_DISK) + 2 * len(kernel) + 40 * 5000 <= taken < 2 * len(RAW_DISK), "the disk once"
     assert 0 <= freed - taken <= 16 << 10, "but for notes of a few bytes"
 
 
 def test_a_disk_that_only_a_volume_has_left_is_still_counted(push, pull, store, incoming) -> None:
     found = pull(push(layer(entry("disk/vm.img", RAW_DISK), entry("a", b"1"))))
-    both = store.use()
+    both = store.filesystem_usage()
     store.delete(found.digest)
-    assert both.used_bytes - store.use().used_bytes < len(RAW_DISK)
+    assert both.used_bytes - store.filesystem_usage().used_bytes < len(RAW_DISK)
     store.delete(found.tree)
     eventually(lambda: incoming() == [])
-    assert both.used_bytes - store.use().used_bytes >= len(RAW_DISK)
+    assert both.used_bytes - store.filesystem_usage().used_bytes >= len(RAW_DISK)
 
 
 def test_files_that_an_earlier_version_unpacked_are_counted_by_what_is_in_them(
@@ -772,7 +772,7 @@ def test_files_that_an_earlier_version_unpacked_are_counted_by_what_is_in_them(
 ) -> None:
     found = pull(push(layer(entry("a", os.urandom(100_000)))))
     (tmp_path / "images" / "trees" / found.tree.hex / "use").write_text("100000 4\n")
-    assert store.use(found.tree).used_bytes == 100_000
+    assert store.filesystem_usage(found.tree).used_bytes == 100_000
     assert pull(push(layer(entry("a", b"1")))).size == 1
 
 

@@ -56,7 +56,7 @@ def test_from_the_high_mark_on_the_longest_unused_go_until_the_low_one_is_reache
     with capture_logs() as logs:
         look(world)
     assert names(world) == {C}
-    assert world.outside.files.use().space.used_percent <= 60
+    assert world.outside.files.filesystem_usage().space.used_percent <= 60
     (told,) = [one for one in logs if one["event"] == "image_gc.removed"]
     assert (told["images"], told["bytes"], told["used_percent"]) == (2, 200, 80)
     look(world)
@@ -189,7 +189,7 @@ def test_a_file_that_cannot_be_deleted_is_tried_again(world: World) -> None:
     with pytest.raises(InternalError):
         look(world)
     look(world)
-    assert world.outside.files.use().space.used_percent <= 60
+    assert world.outside.files.filesystem_usage().space.used_percent <= 60
 
 
 def test_removed_images_are_counted(world: World) -> None:
