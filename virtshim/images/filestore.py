@@ -244,9 +244,10 @@ class ImageFileStore:
         with self._store_errors(self._root):
             beside = map(self.path, of) if of else self._trees.beside(self._root)
             used, inodes = self._trees.space(of or self._trees.stored(), beside)
-            whole = os.statvfs(self._root)
+            mounted_at = mountpoint(self._root)
+            whole = os.statvfs(mounted_at)  # the store's own directory may not be there yet
         space = FilesystemSpace(whole.f_blocks * whole.f_frsize, whole.f_bavail * whole.f_frsize)
-        return FilesystemUsage(mountpoint(self._root), used, inodes, time.time_ns(), space)
+        return FilesystemUsage(mounted_at, used, inodes, time.time_ns(), space)
 
     def _download(
         self,
