@@ -143,7 +143,7 @@ install -D -m 755 deploy/flexvolume_driver "$root/usr/share/virtshim/flexvolume_
 
 doc=usr/share/doc/virtshim
 for file in docs/*; do [ ! -f "$file" ] || put "$file" "$doc/${file##*/}"; done
-for file in docs/how-to/*; do put "$file" "$doc/how-to/${file##*/}"; done
+for file in docs/how-to/* docs/dev/*; do put "$file" "$doc/${file#docs/}"; done
 for file in README.md CHANGELOG.md; do put "$file" "$doc/$file"; done
 sed -i 's|(docs/|(|g' "$root/$doc/README.md"
 put "$here/copyright" "$doc/copyright"

@@ -134,8 +134,8 @@ def rpcs_page() -> str:
         "# Calls of CRI",
         "",
         "Made from `criproto/api.proto` and the servicers in `virtshim/cri` when this site was built. *Answered* is what",
-        "virtshim has; all others answer UNIMPLEMENTED. What each does, step by step, is in [lifecycle.md](../lifecycle.md), and",
-        "what CRI's conformance client says of it in [conformance.md](../conformance.md).",
+        "virtshim has; all others answer UNIMPLEMENTED. [lifecycle.md](../dev/lifecycle.md) says step by step what each call",
+        "does, [conformance.md](../dev/conformance.md) what CRI's conformance client finds.",
         "",
     ]
     for title, contract, servicer in (
@@ -167,7 +167,7 @@ def errors_page() -> str:
         "",
         "Made from the code when this site was built. `…` stands for what is filled in. They show in a pod's events, in",
         "`crictl`'s answers and in the log; causes and remedies of the usual ones are in",
-        "[Troubleshooting](../how-to/troubleshooting.md), kinds in [failures.md](../failures.md#error-kinds).",
+        "[Troubleshooting](../how-to/troubleshooting.md), kinds in [failures.md](../dev/failures.md#error-kinds).",
         "",
     ]
     found: dict[str, set[tuple[str, str]]] = {}

@@ -1,8 +1,8 @@
 """Where a pod's start goes, by the daemons' logs and libvirt's debug log: `python -m tests.bench.start_phases NAME`.
 
-Writes into docs/startup.json, as NAME, how long each phase took in the start in which it was quickest: what else runs on a
+Writes into docs/dev/startup.json, as NAME, how long each phase took in the start in which it was quickest: what else runs on a
 machine only ever adds. A further run of the same name keeps the smaller numbers. Draws all that are in there into
-docs/startup.svg."""
+docs/dev/startup.svg."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from phases_plot import draw  # noqa: E402
 from pod_start import cni_ms  # noqa: E402
 from podclient import PodClient, container_config, pod_config  # noqa: E402
 
-NUMBERS = PROJECT / "docs" / "startup.json"
-PLOT = PROJECT / "docs" / "startup.svg"
+NUMBERS = PROJECT / "docs" / "dev" / "startup.json"
+PLOT = PROJECT / "docs" / "dev" / "startup.svg"
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+)\+0000: ")
 # What libvirt says, in this order, at the end of each of its phases.
 _MARKS = {

@@ -1,4 +1,4 @@
-"""Every dependency is explained in docs/dependencies.md, and nothing is explained that is not one."""
+"""Every dependency is explained in docs/dev/dependencies.md, and nothing is explained that is not one."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def debian_packages(project: Any) -> set[str]:
 @pytest.fixture(scope="module")
 def explained(project: Any) -> tuple[set[str], set[str]]:
     """The names in the Python tables and in the Debian table."""
-    others, debian = (project.root / "docs/dependencies.md").read_text().split(DEBIAN_HEADING)
+    others, debian = (project.root / "docs/dev/dependencies.md").read_text().split(DEBIAN_HEADING)
     python = others.split(NPM_HEADING)[0]
     return {normalised(name) for name in ROW.findall(python)}, set(ROW.findall(debian))
 
@@ -61,7 +61,7 @@ def test_every_npm_package_is_pinned_by_its_digest_and_has_its_licence_and_reaso
     wanted = json.loads((web / "package.json").read_text())
     packages = {**wanted["dependencies"], **wanted["devDependencies"]}
     lock = json.loads((web / "package-lock.json").read_text())["packages"]
-    listed = (project.root / "docs/dependencies.md").read_text().split(NPM_HEADING)[1].split(DEBIAN_HEADING)[0]
+    listed = (project.root / "docs/dev/dependencies.md").read_text().split(NPM_HEADING)[1].split(DEBIAN_HEADING)[0]
     assert set(ROW.findall(listed)) == set(packages)
     for name, version in packages.items():
         pinned = lock[f"node_modules/{name}"]

@@ -49,7 +49,7 @@ def operator(root: Path) -> str:
 
 
 def documents(root: Path) -> list[Path]:
-    return sorted((*root.glob("*.md"), *(root / "docs").glob("*.md")))
+    return sorted((*root.glob("*.md"), *(root / "docs").glob("*.md"), *(root / "docs/dev").glob("*.md")))
 
 
 def section(text: str, title: str) -> str:
@@ -134,7 +134,7 @@ def test_the_apparmor_rules_are_those_that_check_asks_for(operator: str) -> None
 
 
 def test_every_kind_of_error_is_listed_with_its_grpc_code(root: Path) -> None:
-    text = section((root / "docs/failures.md").read_text(), "Error kinds")
+    text = section((root / "docs/dev/failures.md").read_text(), "Error kinds")
     listed = dict(re.findall(r"^\| ([A-Z_]+) \| ([A-Z_]+) \|", text, re.MULTILINE))
     assert listed == {kind.name: code.name for kind, code in GRPC_CODES.items()}
 
@@ -192,7 +192,7 @@ def definitions(source: str) -> set[str]:
 
 def test_every_decision_has_one_place(root: Path) -> None:
     of_devices = section((root / "docs/devices.md").read_text(), "Decisions")
-    elsewhere = (root / "docs/decisions.md").read_text()
+    elsewhere = (root / "docs/dev/decisions.md").read_text()
     numbers = sorted(int(number) for number in re.findall(r"^\*\*(\d+)\. ", of_devices + elsewhere, re.MULTILINE))
     assert numbers == list(range(1, len(numbers) + 1))
     assert len(numbers) >= 28
@@ -305,5 +305,5 @@ def test_what_is_listed_of_device_nodes_is_what_becomes_of_them(root: Path, tmp_
 
 
 def test_the_plot_of_a_starts_phases_is_drawn_of_its_numbers(root: Path) -> None:
-    numbers = json.loads((root / "docs/startup.json").read_text())
-    assert (root / "docs/startup.svg").read_text() == phases_plot.draw(numbers)
+    numbers = json.loads((root / "docs/dev/startup.json").read_text())
+    assert (root / "docs/dev/startup.svg").read_text() == phases_plot.draw(numbers)
