@@ -195,7 +195,7 @@ def test_a_link_prepared_for_the_lock_is_not_written_to(place: Path, link: Calla
     own(node := place / "n")
     own(node / "run")
     link(victim, node / "run" / "up.lock")
-    with pytest.raises(InvalidRequest, match="cannot be used as lock"):
+    with pytest.raises(InvalidRequest, match="cannot be used as a lock"):
         take_lock(NodeDir.of(str(node)))
     assert victim.read_text() == "precious"
 

@@ -1,4 +1,4 @@
-"""Commands on the admin socket: pause, resume, reset, reboot, freeze, thaw; inspect, dumpxml, screenshot."""
+"""Commands that use the admin socket: pause, resume, reset, reboot, freeze, thaw, inspect, dumpxml, screenshot."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def dumpxml(socket: str, admin: str, wanted: str) -> None:
 
 
 def screenshot(socket: str, admin: str, wanted: str, file: str) -> None:
-    """`file` "-": standard output."""
+    """`file` is a path, or "-" for standard output."""
     vm = _running(socket, wanted)
     if file == "-" and sys.stdout.isatty():
-        raise InvalidRequest("a picture is not for a terminal; name a file, or redirect the output")
+        raise InvalidRequest("a PNG cannot be shown on a terminal; name a file, or redirect the output")
 
     def take() -> bytes:
         with operating(admin) as operator:
@@ -56,9 +56,10 @@ def screenshot(socket: str, admin: str, wanted: str, file: str) -> None:
 
 
 def keep_picture(take: Callable[[], bytes], path: str) -> None:
-    """In a new file, or in place of a regular one; otherwise none is taken. Raises InvalidRequest."""
+    """Writes the picture to `path`, which must be new or a regular file. Checks that before it takes the picture.
+    Raises InvalidRequest."""
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-        raise InvalidRequest(f"{path} is no regular file, and stays as it is; `-o -` writes to standard output")
+        raise InvalidRequest(f"{path} is not a regular file and was left unchanged; `-o -` writes to standard output")
     picture = take()
     try:
         replace_bytes(path, picture, mode=0o600)
@@ -84,14 +85,14 @@ def inspect(socket: str, admin: str, wanted: str, *, as_json: bool) -> None:
 
 
 def summary(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is looked for first; the rest is in --json. Pure."""
+    """The facts that people look for first, as (name, text). --json has all of them. Pure."""
     pod, container, vm = facts["pod"], facts["container"] or {}, facts["vm"] or {}
     status = container.get("status", {})
     size, by = status.get("size", {}), container.get("sizedBy", {})
     power = vm.get("power", "") + (f" ({vm['pauseReason']})" if vm.get("pauseReason") else "")
     return [
         ("pod", f"{pod['namespace']}/{pod['name']} ({pod['id'][:_SHORT]}), {pod['phase']}"),
-        ("why it is not ready", pod.get("reason", "")),
+        ("not ready because", pod.get("reason", "")),
         ("addresses", ", ".join(facts["addresses"])),
         ("network namespace", pod.get("netns", "")),
         ("container", f"{container['name']} ({container['id'][:_SHORT]}), {container['phase']}" if container else ""),

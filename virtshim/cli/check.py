@@ -1,6 +1,6 @@
-"""`virtshim check`: can this machine run VMs? One line a finding, its remedy below it.
+"""`virtshim check` says whether this machine can run VMs: one line per finding, with its remedy below.
 
-`virtshim check --devices`: which PCI devices of this node a VM could have, and what stands in the way of the others.
+`virtshim check --devices` says which PCI devices of this node a VM can use, and why it cannot use the others.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold
 
 
 def check(config: str | None, *, as_json: bool = False, kubeconfig: str = "") -> int:
-    """Prints the findings; 1 if a VM could not start. Never raises for what is wrong with the machine or the file. `kubeconfig`:
-    who to ask the cluster as; "" if it is not to be asked."""
-    set_up_logging("warning", "text")  # to standard error: standard output is for the findings
+    """Prints the findings. Returns 1 if a VM could not start, else 0. Faults of the machine or of the settings file become
+    findings, not errors. `kubeconfig`: credentials for the cluster; "" leaves the cluster out."""
+    set_up_logging("warning", "text")  # goes to standard error, because standard output carries the findings
     found = (_print_json if as_json else _print_lines)(_findings(config, kubeconfig))
     return int(any(finding.level is Level.ERROR for finding in found))
 
@@ -55,12 +55,12 @@ def _findings(config: str | None, kubeconfig: str) -> Iterator[Finding]:
 
 def _of_configuration(fault: str) -> Finding:
     return dataclasses.replace(
-        error("configuration", fault, "correct it; all other checks need it"), check="configuration"
+        error("configuration", fault, "correct the configuration; all other checks depend on it"), check="configuration"
     )
 
 
 def _print_lines(found: Iterable[Finding]) -> list[Finding]:
-    """Each as soon as it is known."""
+    """Prints each finding as soon as it is known."""
     console = Console(highlight=False, soft_wrap=True)
     printed: list[Finding] = []
     for finding in found:
@@ -85,7 +85,8 @@ def _as_json(finding: Finding) -> dict[str, str]:
 def check_devices(
     config: str | None, *, as_json: bool = False, files: HostFiles | None = None, drivers: DeviceDrivers | None = None
 ) -> int:
-    """Prints table and findings; 1 if no VM could have any device. Raises InvalidRequest for settings that cannot be read."""
+    """Prints the table and the findings. Returns 1 if VMs cannot use any device. Raises InvalidRequest for settings that
+    cannot be read."""
     settings = config_load(config)
     files = files or HostFiles()
     claims, conditions, trouble = _state(settings.layout().database)
@@ -104,7 +105,8 @@ def check_devices(
 
 
 def _state(database: str) -> tuple[dict[str, str], dict[str, DeviceCondition], list[Finding]]:
-    """By claim: the id of the container that holds it; what resets have shown. The table is right without, too."""
+    """Returns, by claim, the id of the container that holds it and what resets have shown, and findings for what could not
+    be read. The table is correct without this data too."""
     try:
         return read_claims(database), read_conditions(database), []
     except ShimError as exc:

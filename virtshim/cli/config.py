@@ -1,4 +1,4 @@
-"""`virtshim config`: what is set, where, whether it is right, and what there is to set."""
+"""`virtshim config`: shows and checks the settings, and prints their schema and reference."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from virtshim.config.settings import PREFIX, Loaded, Settings, config_read
 
 
 def check_command(file: str | None) -> None:
-    """Raises BadConfiguration with all that is wrong, InvalidRequest for tables that do not fit together."""
+    """Raises BadConfiguration with every fault, InvalidRequest for tables that contradict each other."""
     loaded = config_read(file)
     routes(loaded.settings)
     places = [place for key in keys_of(Settings) if (place := loaded.place(key))]
-    files = ", ".join(loaded.layers.files) or f"no file ({loaded.file} is not there)"
-    print(f"all is well: {len(places)} settings of {files}; `virtshim config show` lists them")
+    files = ", ".join(loaded.layers.files) or f"no file ({loaded.file} does not exist)"
+    print(f"no faults found: {len(places)} settings from {files}; `virtshim config show` lists them")
 
 
 # `virtshim config show`.
 
-# Of a URL with a user and a password the password.
+# The password in a URL that has a user and a password.
 _PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):[^/@\s]*@")
 
 
 class Shown(NamedTuple):
-    """`source`: default, file, drop-in or environment. `place`: FILE:LINE, or a variable's name."""
+    """`source`: default, file, drop-in or environment. `place`: FILE:LINE, or the name of an environment variable."""
 
     key: Key
     value: Any
@@ -58,7 +58,7 @@ def show_command(file: str | None, *, as_json: bool, changed: bool) -> None:
 
 
 def shown(loaded: Loaded) -> Iterator[Shown]:
-    """Secrets are hidden by their type, passwords in addresses by their form, annotations but for harmless ones."""
+    """Hides secrets by their type, passwords in URLs by their form, and all annotations that are not known to be harmless."""
     values = loaded.settings.model_dump(mode="json")
     for key in keys_of(Settings):
         value: Any = values
@@ -77,7 +77,7 @@ def _source(place: str, file: str) -> str:
 
 
 def _hidden(value: Any) -> Any:
-    """Annotations of a profile may hold user data and keys: those stay that `virtshim diag` shows, too."""
+    """A profile's annotations may hold user data and keys, so only those that `virtshim diag` shows stay visible."""
     match value:
         case str():
             return _PASSWORD.sub(r"\1:***@", value)
@@ -108,23 +108,23 @@ _ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file; de
 def show(
     config: _ConfigFile = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
-    changed: Annotated[bool, typer.Option("--changed", help="only what is not the default")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="only settings that differ from their defaults")] = False,
 ) -> None:
-    """The settings in force, as TOML, and where each comes from. Secrets, and what annotations of profiles say, are hidden."""
+    """Print the settings in force as TOML, with the source of each. Secrets and annotations of profiles are hidden."""
 
     show_command(config, as_json=json, changed=changed)
 
 
 @config_app.command()
 def check(config: _ConfigFile = None) -> None:
-    """Whether the settings are right; all that is wrong, with file and line, and exit code 78 if something is."""
+    """Check the settings. Prints every fault with its file and line; the exit code is then 78."""
 
     check_command(config)
 
 
 @config_app.command()
 def schema() -> None:
-    """All settings with their defaults and meaning, as JSON Schema."""
+    """Print all settings with their defaults and meanings, as JSON Schema."""
     import json
 
     from virtshim.config.settings import Settings
@@ -134,7 +134,7 @@ def schema() -> None:
 
 @config_app.command()
 def reference() -> None:
-    """All settings with default, limits, unit, meaning and reason, as Markdown."""
+    """Print all settings with their defaults, limits, units, meanings and reasons, as Markdown."""
     from virtshim.config.reference import page
     from virtshim.config.settings import Settings
 

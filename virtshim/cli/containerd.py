@@ -1,7 +1,7 @@
-"""The containerd of a node that `virtshim up --with-containerd` runs: one of its own, on the node's network.
+"""The containerd that `virtshim up --with-containerd` runs for its node, on the node's pod network.
 
-DIR/containerd           its configuration, images and containers' files
-DIR/run/containerd       its state
+DIR/containerd           configuration, images and files of containers
+DIR/run/containerd       state
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from virtshim.system.files import replace_text
 
 _START_LIMIT = 60.0
 _POD_LIMIT = 120.0
-# containerd's shims have their sockets here, wherever its state is.
+# containerd's shims keep their sockets here, wherever the state directory is.
 _SHIMS = "/run/containerd"
 
 _CONFIGURATION = """\
@@ -42,7 +42,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 [plugins."io.containerd.internal.v1.opt"]
   path = "{root}/opt"
 [plugins."io.containerd.grpc.v1.cri"]
-  # The node may itself be a container, which cannot lower it.
+  # The node may itself run in a container, which cannot lower the OOM score.
   restrict_oom_score_adj = true
   {more}
   [plugins."io.containerd.grpc.v1.cri".cni]
@@ -60,7 +60,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one keeps its things, and the network that it uses."""
+    """Where one containerd keeps its files, and the CNI network that it uses."""
 
     root: str
     state: str
@@ -69,7 +69,7 @@ class Place:
     cni_bin_dir: str
 
     def configuration(self, more: str = "") -> str:
-        """`more`: other settings of its CRI, as TOML."""
+        """The content of config.toml. `more`: further settings of the CRI plugin, as TOML."""
         return _CONFIGURATION.format(
             root=self.root, state=self.state, socket=self.socket,
             cni_conf_dir=self.cni_conf_dir, cni_bin_dir=self.cni_bin_dir, more=more,
@@ -77,10 +77,10 @@ class Place:
 
 
 def set_up(node: NodeDir, settings: Settings) -> None:
-    """Writes its configuration. Raises NotFound if the machine has none."""
+    """Writes containerd's configuration. Raises NotFound if containerd or runc is not installed."""
     for program in ("containerd", "runc"):
         if shutil.which(program) is None:
-            raise NotFound(f"--with-containerd: there is no {program} here; apt-get install containerd runc")
+            raise NotFound(f"--with-containerd: {program} is not installed; run `apt-get install containerd runc`")
     bin_dirs = settings.tapmanager.cni_bin_dir
     place = Place(
         root=f"{node.containerd}/root",
@@ -98,7 +98,8 @@ def daemon(node: NodeDir, orphans: Orphans | None = None) -> Daemon:
 
 
 def remove_pods(node: NodeDir) -> list[str]:
-    """Of an earlier `up --with-containerd`; the names of those that are gone. Raises ShimError if one cannot be removed."""
+    """Removes the pods of an earlier `up --with-containerd` and returns their names. Raises ShimError if it cannot remove
+    one."""
     if not os.path.exists(_file(node)):
         return []
     containerd = daemon(node)
@@ -127,7 +128,7 @@ def _remove_all(cri: api_pb2_grpc.RuntimeServiceStub) -> list[str]:
 
 
 def _pods(cri: api_pb2_grpc.RuntimeServiceStub) -> list[pb.PodSandbox]:
-    """containerd serves before it knows its pods."""
+    """Waits until containerd can list its pods: it starts to serve before it has loaded them."""
     clock, never = SystemClock(), threading.Event()
     deadline = Deadline.after(clock.monotonic(), _START_LIMIT)
     while True:
@@ -140,7 +141,7 @@ def _pods(cri: api_pb2_grpc.RuntimeServiceStub) -> list[pb.PodSandbox]:
 
 
 def _remove_shims_directory() -> None:
-    """Unless a containerd of the machine's own has something there."""
+    """Removes the directory unless the machine's own containerd has files in it."""
     with contextlib.suppress(OSError):
         if set(os.listdir(_SHIMS)) <= {"s"}:
             for directory in (f"{_SHIMS}/s", _SHIMS):

@@ -1,4 +1,4 @@
-"""Child daemons of `up` and `down`: started with a readiness socket, ended in order."""
+"""Child daemons of `up` and `down`: starts them with a readiness socket, reaps orphaned QEMUs, stops them in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import IO, Final, Protocol, TypeVar
 from tapmanager.log_lines import FILE_VARIABLE
 from virtshim.model.errors import PermissionRefused, Unavailable
 
-# What a daemon says: passed on as it comes, and its last lines kept for whoever has to tell why it does not come up.
+# A daemon's output is passed on as it arrives. The last lines are kept, to explain why a daemon does not start.
 
 _KEPT: Final = 12
 _LONGEST: Final = 2000
@@ -29,7 +29,7 @@ _PIECE: Final = 1 << 16
 
 
 class LastLines:
-    """`out`: the descriptor that all of it goes to. A start begins anew."""
+    """Copies a daemon's output to the descriptor `out` and keeps the last lines. Each start clears them."""
 
     def __init__(self, out: int = 2) -> None:
         self._out = out
@@ -37,13 +37,14 @@ class LastLines:
         self._thread: threading.Thread | None = None
 
     def follow(self, said: IO[bytes]) -> None:
-        """Until its end."""
+        """Reads `said` on a thread until it ends."""
         self._lines.clear()
         self._thread = threading.Thread(target=self._run, args=(said,), name="last-lines", daemon=True)
         self._thread.start()
 
     def lines(self, patience: float = 2.0) -> list[str]:
-        """Of a daemon that has ended. What it has left behind may have its output open still: that is not waited for."""
+        """The last lines of a daemon that has ended. Its children may still hold the output open, so this waits `patience`
+        seconds at most."""
         if self._thread is not None:
             self._thread.join(patience)
         return [line[:_LONGEST] for line in list(self._lines) if line.strip()]
@@ -52,7 +53,7 @@ class LastLines:
         rest = b""
         with said:
             while piece := os.read(said.fileno(), _PIECE):
-                with contextlib.suppress(OSError):  # a terminal that is gone
+                with contextlib.suppress(OSError):  # the terminal has gone
                     os.write(self._out, piece)
                 *whole, rest = (rest + piece).split(b"\n")
                 self._lines.extend(line.decode(errors="replace") for line in whole)
@@ -61,16 +62,15 @@ class LastLines:
             self._lines.append(rest.decode(errors="replace"))
 
 
-# Takes in the QEMUs whose parent has ended, as init would. Must not take the ends of this process's own children.
-#
-# libvirt forks twice for a QEMU, so its parent is the nearest process above that asked for orphans. libvirt waits
-# until that parent has reaped QEMU, and the init of a container may do so only every few seconds.
+# Orphaned QEMUs. libvirt forks twice to start a QEMU, so the QEMU's parent becomes the nearest ancestor that is a child
+# subreaper. libvirt then waits until that parent has reaped the QEMU. The init of a container may reap only every few
+# seconds, so this process does it instead. It must not reap the children that it started itself.
 
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 
 class _Child(Protocol):
-    """What is needed of a `subprocess.Popen`, which several threads may wait for."""
+    """The part of `subprocess.Popen` that is used here. Several threads may wait for one child."""
 
     @property
     def pid(self) -> int: ...
@@ -82,7 +82,7 @@ C = TypeVar("C", bound=_Child)
 
 
 class Orphans:
-    """`start_child` for each child of one's own; `adopt` once, for those of others."""
+    """Call `start_child` to start each own child, and `adopt` once to reap the orphans."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ class Orphans:
         self._child_started = threading.Event()
 
     def start_child(self, start: Callable[[], C]) -> C:
-        """Its end is left to whoever asks the child for it, however soon it comes."""
+        """Starts a child whose exit status is left to the caller, even if the child ends at once."""
         with self._lock:
             child = start()
             self._own[child.pid] = child
@@ -98,7 +98,7 @@ class Orphans:
             return child
 
     def adopt(self) -> None:
-        """From now on orphans below this process are its children, and are reaped at once."""
+        """Makes orphans below this process its children from now on, and reaps each as soon as it ends."""
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -107,9 +107,9 @@ class Orphans:
     def _reap(self) -> None:
         while True:
             try:
-                # Only looks: whose the child is has to be known first.
+                # WNOWAIT does not reap yet: first find out whose child it is.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            except ChildProcessError:  # no child, so no orphan either until there is one
+            except ChildProcessError:  # without children there are no orphans either
                 self._child_started.wait()
                 self._child_started.clear()
                 continue
@@ -118,7 +118,7 @@ class Orphans:
             with self._lock:
                 child = self._own.pop(ended.si_pid, None)
             if child is not None:
-                child.wait()  # keeps the result for whoever asks
+                child.wait()  # keeps the result for the caller
             else:
                 os.waitid(os.P_PID, ended.si_pid, os.WEXITED)
 
@@ -128,31 +128,31 @@ _STOP_LIMIT_AT_START = 2.0
 
 @dataclass(slots=True)
 class Daemon:
-    """One child, started by way of `orphans`, as its parent may have adopted others. It runs in a session of its own, so
-    that Ctrl-C reaches it only through us, in the right order."""
+    """One child daemon. `orphans` starts it, so that its exit status is not taken for an orphan's. The daemon runs in its
+    own session: Ctrl-C reaches only this process, which stops the daemons in the right order."""
 
     name: str
     argv: Sequence[str]
     orphans: Orphans = field(default_factory=Orphans)
     log_file: str = ""
-    """Where it keeps its log, too."""
+    """A file that the daemon writes its log to as well."""
     process: subprocess.Popen[bytes] | None = None
     said: LastLines | None = None
-    """Its standard error goes through this one, if there is one."""
+    """Reads the daemon's standard error, if set."""
     start_limit: float = 120.0
     stop_limit: float = 20.0
-    """Seconds until it is ready, and from SIGTERM to its end."""
+    """Seconds that the daemon has to get ready, and to end after SIGTERM."""
     _starting: _Starting | None = None
 
     def start(self, stopping: threading.Event | None = None) -> None:
-        """Returns when it has said READY=1 (sd_notify(3)), or is told to stop meanwhile. Raises Unavailable if it ends or is
-        silent instead."""
+        """Returns when the daemon has sent READY=1 (sd_notify(3)), or when `stopping` is set. Raises Unavailable if the
+        daemon ends or is not ready in time."""
         self.launch()
         while (stopping is None or not stopping.is_set()) and not self.is_ready(0.05):
             pass
 
     def launch(self) -> None:
-        """Returns at once: `is_ready` says when it serves."""
+        """Starts the daemon and returns at once. `is_ready` says when it serves."""
         self._over()
         self._starting = starting = _Starting(self.start_limit)
         environment = {k: v for k, v in os.environ.items() if k not in ("WATCHDOG_USEC", "WATCHDOG_PID")}
@@ -160,7 +160,7 @@ class Daemon:
         if self.log_file:
             environment[FILE_VARIABLE] = self.log_file
         if self.said is not None and sys.stderr.isatty():
-            environment["FORCE_COLOR"] = "1"  # it writes into a pipe
+            environment["FORCE_COLOR"] = "1"  # its output is a pipe, which would turn colours off
         err = None if self.said is None else subprocess.PIPE
         self.process = self.orphans.start_child(
             lambda: subprocess.Popen(
@@ -171,7 +171,8 @@ class Daemon:
             self.said.follow(self.process.stderr)
 
     def is_ready(self, patience: float = 0.0) -> bool:
-        """After `launch`. Raises Unavailable if it has ended or was silent for too long; it has ended then."""
+        """Whether the launched daemon serves; waits `patience` seconds at most. Raises Unavailable if the daemon has ended,
+        or is not ready within its limit; it is then stopped."""
         starting, process = self._starting, self.process
         if starting is None or process is None:
             return True
@@ -193,14 +194,15 @@ class Daemon:
 
     @property
     def code(self) -> int | None:
-        """Of one that has ended; negative for a signal."""
+        """The exit code of a daemon that has ended; negative for a signal."""
         return None if self.process is None else self.process.poll()
 
     def last_lines(self) -> list[str]:
         return [] if self.said is None else self.said.lines()
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL after a while, soon if it was not serving yet: all daemons survive either."""
+        """Sends SIGTERM, then SIGKILL after a while; sooner if the daemon was not serving yet. Every daemon recovers from
+        either."""
         process, limit = self.process, self.stop_limit if self._starting is None else _STOP_LIMIT_AT_START
         self._over()
         if process is None or process.poll() is not None:
@@ -219,7 +221,7 @@ class Daemon:
 
 
 class _Starting:
-    """The socket on which a daemon says that it is ready."""
+    """The socket to which a daemon reports that it is ready."""
 
     def __init__(self, limit: float) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="virtshim-up-")
@@ -237,12 +239,12 @@ class _Starting:
         self._directory.cleanup()
 
 
-# A daemon whose `up` was killed is told to stop by the kernel, so that the next `up` finds the directory free.
+# If `up` is killed, the kernel signals its daemons to stop, so that the next `up` finds the directory free.
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
 
 
 def _log_file(config_file: str, name: str) -> str:
-    """In a directory that `up` has made."""
+    """The daemon's log file; "" unless `up` has made the directory for it."""
     directory = f"{os.path.dirname(config_file)}/log"
     return f"{directory}/{name}.log" if os.path.isdir(directory) else ""
 
@@ -273,4 +275,6 @@ def proxy_daemon(config_file: str, orphans: Orphans | None = None) -> Daemon:
 
 def need_root() -> None:
     if os.geteuid() != 0:
-        raise PermissionRefused("a node needs root (network namespaces, libvirt's system driver); run it with sudo")
+        raise PermissionRefused(
+            "a node needs root (network namespaces, libvirt's system driver); run this command with sudo"
+        )

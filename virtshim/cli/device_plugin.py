@@ -32,12 +32,13 @@ log = structlog.get_logger(__name__)
 
 
 def device_plugin_command(file: str | None) -> None:
-    """Offers devices until SIGTERM or SIGINT. Raises WrongState while another one runs: each would take the other's sockets."""
+    """Offers devices until SIGTERM or SIGINT. Raises WrongState while another device plugin runs: they would take over each
+    other's sockets."""
     settings = config_load(file)
     wanted = settings.device_plugin
     if not wanted.resources:
         raise InvalidRequest(
-            "device_plugin.resources is empty: there is nothing to offer; see Device plugin in docs/operator.md"
+            "device_plugin.resources is empty, so there is no device to offer; see Device plugin in docs/operator.md"
         )
     set_up_logging(settings.log.level, settings.log.format)
     stopping = stop_event()
@@ -51,7 +52,7 @@ def device_plugin_command(file: str | None) -> None:
 
     plugins = {pool.resource: ResourcePlugin(pool, directory, ResourceServer(pool, name_of(pool))) for pool in pools}
     publish = partial(cdi_file_write, wanted.cdi_dir) if with_cdi else _publish_nothing
-    # Not in kubelet's directory, which kubelet empties when it starts.
+    # Not in kubelet's directory: kubelet empties that when it starts.
     lock = SocketLock(f"{settings.paths.run_dir}/device-plugin")
     try:
         Reload(file, settings, _use_nothing, ("paths", "device_plugin", "devices", "log")).start(reload_requests())
@@ -67,7 +68,7 @@ def device_plugin_command(file: str | None) -> None:
 
 
 def pool_of(resource: OfferedResource) -> Pool:
-    """The settings of a resource as a value."""
+    """Converts the settings of one resource."""
     return Pool(
         resource=resource.name,
         vendor=resource.vendor,
@@ -82,7 +83,7 @@ def pool_of(resource: OfferedResource) -> Pool:
 def candidates(
     files: HostFiles, health: FunctionHealth, excluded: Collection[PciAddress] = ()
 ) -> Sequence[HostFunction]:
-    """All functions of the node but bridges, which are no devices. `excluded`: what no VM gets."""
+    """All PCI functions of the node except bridges. `excluded`: functions that no VM may get."""
     functions = [facts for facts in PciBus(files).functions() if not facts.is_bridge]
     trouble = health.look(functions)
     return [
@@ -105,8 +106,8 @@ def candidates(
 
 
 def _use_nothing(_settings: Settings) -> None:
-    """The log's level is all that changes here."""
+    """A reload changes only the log level, which `Reload` itself sets."""
 
 
 def _publish_nothing(_pool: Pool, _offers: object) -> None:
-    """Containers get device nodes, which kubelet is told of when it asks."""
+    """Containers get device nodes through kubelet's Allocate call, so nothing is published."""

@@ -1,4 +1,4 @@
-"""`virtshim down`: everything that `up --dir DIR` made goes."""
+"""`virtshim down` removes everything that `up --dir DIR` made."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _POD_LIMIT = 120.0
 
 
 def down_command(directory: str, *, everything: bool, stop_limit: float = 60.0) -> None:
-    """Raises ShimError if something could not be removed; what is left then is named, and the call can be repeated.
-    `stop_limit`: seconds that a running `up` gets to end."""
+    """Raises ShimError, which names what could not be removed; the call can be repeated. `stop_limit`: seconds that a
+    running `up` has to end."""
     need_root()
     console = Console(stderr=True, highlight=False)
     node = NodeDir.of(directory)
@@ -50,14 +50,14 @@ def down_command(directory: str, *, everything: bool, stop_limit: float = 60.0) 
             return
         if unstarted:
             return
-        raise InvalidRequest(f"--dir {node.path}: no node was ever started there (config.toml is missing)")
+        raise InvalidRequest(f"--dir {node.path}: no node was ever started in this directory (config.toml is missing)")
     make_directory(node.run)
     _stop_node(node, console, stop_limit)
     lock = take_lock(node)
     try:
         _remove_pods(node, console)
         for pod in containerd.remove_pods(node):
-            console.print(f"down: removed pod {pod} of containerd")
+            console.print(f"down: removed pod {pod} from containerd")
         _remove_bridge(node)
     finally:
         os.close(lock)
@@ -65,11 +65,11 @@ def down_command(directory: str, *, everything: bool, stop_limit: float = 60.0) 
         remove_part(path)
     if everything:
         remove_part(node.path)
-    console.print("down: nothing is left" + ("" if everything else f" but images and settings in {node.path}"))
+    console.print("down: nothing is left" + ("" if everything else f" except images and settings in {node.path}"))
 
 
 def _stop_node(node: NodeDir, console: Console, limit: float) -> None:
-    """Ends the `up` that holds the lock, and only that one."""
+    """Stops the `up` process that holds the lock, and no other."""
     until = time.monotonic() + limit
     signalled, clock, never = False, SystemClock(), threading.Event()
     while True:
@@ -84,7 +84,7 @@ def _stop_node(node: NodeDir, console: Console, limit: float) -> None:
 
 
 def _tell_to_stop(node: NodeDir, console: Console) -> bool:
-    """Whether there was one to be told: a number in a file alone says nothing."""
+    """Signals the lock's holder; returns whether there was one. A pid in the lock file alone proves nothing."""
     pid = lock_holder(node.lock)
     try:
         process = os.pidfd_open(pid) if pid > 1 else None
@@ -93,7 +93,7 @@ def _tell_to_stop(node: NodeDir, console: Console) -> bool:
     if process is None:
         return False
     try:
-        if lock_holder(node.lock) != pid:  # the number may have passed to another before it was opened
+        if lock_holder(node.lock) != pid:  # another process may have got this pid before it was opened
             return False
         console.print(f"down: stopping the node (pid {pid})")
         with contextlib.suppress(ProcessLookupError):
@@ -130,6 +130,6 @@ def _remove_pods(node: NodeDir, console: Console) -> None:
 
 
 def _remove_bridge(node: NodeDir) -> None:
-    """The CNI bridge plugin leaves its bridge behind; the name is ours alone."""
+    """The CNI bridge plugin never removes its bridge. No other node uses this name."""
     if os.path.isdir(f"/sys/class/net/{node.bridge}"):
         run(["ip", "link", "delete", node.bridge], timeout=10)

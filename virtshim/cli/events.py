@@ -1,4 +1,4 @@
-"""`virtshim events`: what happens to the node's pods and VMs, and what operators do to them, as it happens."""
+"""`virtshim events` follows what happens to the node's pods and VMs, and what operators do to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHORT: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`at`: seconds since 1970. `what`: `pod created`, `vm started`, `pause` ... `id`: the pod's or the VM's."""
+    """`at`: seconds since 1970. `what`: `pod created`, `vm started`, `pause` and so on. `id`: of the pod or the VM."""
 
     at: float
     what: str
@@ -34,7 +34,7 @@ class Event:
 
 
 def events(socket: str, admin: str, *, as_json: bool) -> None:
-    """Until ctrl-c. Raises ShimError when the node ends the stream."""
+    """Prints events until Ctrl-C. Raises ShimError when the node ends the stream."""
     show_events(working(socket), operating(admin), as_json=as_json)
 
 
@@ -45,7 +45,7 @@ def show_events(
     for source in (_lives(node), _actions(operator)):
         threading.Thread(target=_gather, args=(source, arrived), daemon=True).start()
     if sys.stderr.isatty():
-        print("waiting for events; ctrl-c ends", file=sys.stderr)
+        print("waiting for events; Ctrl-C ends", file=sys.stderr)
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             event = arrived.get()
@@ -71,7 +71,7 @@ def _lives(node: AbstractContextManager[NodeWork]) -> Iterator[Event]:
 
 
 def _actions(operator: AbstractContextManager[OperatorClient]) -> Iterator[Event]:
-    """None from a node without an admin socket."""
+    """Yields nothing from a node without an admin socket."""
     with contextlib.ExitStack() as stack:
         try:
             connected = stack.enter_context(operator)
@@ -83,8 +83,10 @@ def _actions(operator: AbstractContextManager[OperatorClient]) -> Iterator[Event
 
 
 def _ended() -> Unavailable:
-    """A node that is stopped in order ends its streams without an error."""
-    return Unavailable("the node has ended its events: was virtshim stopped? Run this again when it serves")
+    """A node that shuts down cleanly ends its streams without an error."""
+    return Unavailable(
+        "the node closed its event stream; was virtshim stopped? Run this command again when virtshim serves"
+    )
 
 
 def _gather(source: Iterator[Event], arrived: queue.SimpleQueue[Event | ShimError]) -> None:

@@ -1,4 +1,4 @@
-"""What a command's exit code says: sysexits(3), where that has a word for it. docs/operator.md has the same table."""
+"""The meaning of exit codes, taken from sysexits(3) where it has a fitting code. docs/operator.md has the same table."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ INTERRUPTED: Final = 130
 
 MEANINGS: Final[Mapping[int, str]] = {
     0: "done",
-    1: "done, but something is left to be seen to: an error of `check`, a file that `setup` kept, output that nobody read",
+    1: "done, but something needs attention: `check` found an error, `setup` kept a file, or nobody read the output",
     2: "the command line is wrong",
-    66: "there is no such pod, container or image",
+    66: "the pod, container or image does not exist",
     69: "virtshim, libvirt, tapmanager or a registry cannot be reached",
-    70: "something failed that a repetition does not mend; also what this version does not do",
-    71: "no disk, memory, address or place is left",
-    73: "the name is taken by something else",
-    75: "not now: another call, another state or more time is needed; try again when what the message names is so",
-    77: "not allowed: not root, credentials that were refused, an image without the signature that it needs",
+    70: "something failed, and repeating the command will not help; or this version does not support it",
+    71: "disk space, memory, addresses or slots have run out",
+    73: "something else already has the name",
+    75: "not now: the state is wrong, another call is in the way, or time ran out; fix what the message names and try again",
+    77: "not allowed: you are not root, credentials were refused, or an image lacks a required signature",
     78: "a setting, an argument or a file is wrong",
     INTERRUPTED: "Ctrl-C",
 }
@@ -44,5 +44,5 @@ MEANINGS: Final[Mapping[int, str]] = {
 EPILOG: Final = (
     "Exit codes: "
     + "; ".join(f"{code} {meaning.partition(':')[0].partition(';')[0]}" for code, meaning in MEANINGS.items())
-    + ". `exec`, `ssh` and `run` end with that of their command."
+    + ". `exec`, `ssh` and `run` exit with the code of their command."
 )

@@ -1,4 +1,5 @@
-"""Keeps a node's daemons running: what dies is started again, later each time if it dies soon; what never comes up is not."""
+"""Keeps a node's daemons running. A daemon that dies is restarted, after a growing delay if it dies soon. A daemon that
+never becomes ready is given up."""
 
 from __future__ import annotations
 
@@ -13,17 +14,17 @@ from virtshim.model.errors import Unavailable
 from virtshim.system.clock import Clock
 
 _POLL: Final = 0.2
-# Seconds until the next try, doubled with each that did not last; and how long one has to last to count as well.
+# Seconds until the next start: doubled after each short life, up to _LONGEST. A life of _WELL seconds is not short.
 _FIRST: Final = 0.5
 _LONGEST: Final = 30.0
 _WELL: Final = 60.0
-# Starts in a row that did not come to serving.
+# How many starts in a row may fail.
 _TRIES: Final = 6
 
 
 @dataclass(slots=True)
 class Kept:
-    """One daemon. `begins`: when it is started next; None while it runs. `at`: since when it is up, or being started."""
+    """One daemon. `begins`: when to start it next; None while it runs. `at`: when it came up, or when its start began."""
 
     daemon: Daemon
     tell: Callable[[str], None]
@@ -31,12 +32,12 @@ class Kept:
     at: float = 0.0
     is_up: bool = True
     short: int = 0
-    """Lives in a row that were short."""
+    """Number of short lives in a row."""
     failed: int = 0
-    """Starts in a row that failed."""
+    """Number of failed starts in a row."""
 
     def look(self, now: float) -> None:
-        """Raises Unavailable for one that does not come up."""
+        """Raises Unavailable if the daemon keeps failing to start."""
         if self.begins is not None:
             if now >= self.begins:
                 self.begins, self.is_up, self.at = None, False, now
@@ -63,14 +64,14 @@ class Kept:
             self.tell(f"{self.daemon.name} runs again")
 
     def _again(self, now: float, times: int, why: str) -> None:
-        """`times`: how often it went so before."""
+        """Schedules the next start. `times`: how many short lives or failed starts came before."""
         delay = min(_LONGEST, _FIRST * 2 ** (times - 1)) if times else 0.0
         self.begins = now + delay
         self.tell(f"{why}; starting it again" + (f" in {delay:g} s" if delay else ""))
 
 
 def keep(daemons: Sequence[Daemon], stopping: threading.Event, clock: Clock, tell: Callable[[str], None]) -> None:
-    """Until told to stop. Raises Unavailable for a daemon that does not come up any more, however often it is started."""
+    """Runs until `stopping` is set. Raises Unavailable if a daemon fails to start too many times in a row."""
     kept = [Kept(daemon, tell, at=clock.monotonic()) for daemon in daemons]
     while not clock.wait(stopping, _POLL):
         for one in kept:
@@ -86,6 +87,6 @@ def _how(code: int | None) -> str:
 def _given_up(daemon: Daemon, why: Unavailable) -> str:
     said = "".join(f"\n  {line}" for line in daemon.last_lines())
     return (
-        f"{why}, {_TRIES} times in a row; given up. The VMs keep running: correct what it says, and run `virtshim up` again"
+        f"{why}, {_TRIES} times in a row; giving up. The VMs keep running. Correct the fault, and run `virtshim up` again"
         + (f". Its last lines:{said}" if said else "")
     )

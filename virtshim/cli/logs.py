@@ -1,4 +1,4 @@
-"""`virtshim logs`: a VM's CRI log, which is its serial console, or its command's output."""
+"""`virtshim logs` prints a VM's CRI log: its serial console, or the output of its command."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from virtshim.cri.client import connected
 from virtshim.cri.operator.node_work import working
 from virtshim.model.errors import InvalidRequest, ShimError, WrongState
 
-# Seconds between two looks at a log that is followed.
+# Seconds between two reads of a followed log.
 _LOOK: Final = 0.2
 _READ: Final = 1 << 16
-# No line of a CRI log is that long.
+# Longer lines do not occur in a CRI log.
 _LONGEST: Final = 1 << 20
-# More lines than any log has.
+# More lines than any log can have.
 _MOST: Final = 1 << 40
 _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -34,7 +34,7 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """`since` as --since was given; `tail`: that many of the last lines, -1 for all."""
+    """`since`: the text of --since. `tail`: number of last lines to print, -1 for all."""
 
     follow: bool = False
     since: str = ""
@@ -44,7 +44,7 @@ class LogOptions:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Of a CRI log: `partial` ones have no end yet."""
+    """One line of a CRI log. A `partial` line continues in the next one."""
 
     stamp: str
     stream: str
@@ -61,20 +61,20 @@ def logs(socket: str, wanted: str, options: LogOptions) -> None:
         path = work.how_is(vm.id).log
         if not path:
             raise WrongState(
-                f"{vm.name} ({vm.id[:12]}) has no log: it was made without one; `virtshim console` shows its console"
+                f"{vm.name} ({vm.id[:12]}) was created without a log; use `virtshim console` to see its console"
             )
 
         def is_over() -> bool:
             try:
                 return work.how_is(vm.id).is_over
-            except ShimError:  # it is removed, or virtshim is away: what is in the log is there
+            except ShimError:  # the VM is removed, or virtshim is down: the log may still be there
                 return not os.path.exists(path)
 
         _print(path, since, options, is_over)
 
 
 def parse_since(text: str, now: float) -> str:
-    """A time stamp as the log has them, "" for all of it. `text`: a time ago (10m), or RFC 3339. Raises InvalidRequest."""
+    """A time stamp in the log's format; "" for the whole log. `text`: a time ago (10m), or RFC 3339. Raises InvalidRequest."""
     if not text:
         return ""
     try:
@@ -116,13 +116,13 @@ def last(found: Iterable[Line], count: int) -> Iterator[Line]:
 
 
 class Lines:
-    """Made of a CRI log's bytes, however they are cut; what is no line of one is left out."""
+    """Parses the lines of a CRI log from chunks of any size. Skips what is not a CRI log line."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def of(self, data: bytes) -> Iterator[Line]:
-        """Those that end in `data`."""
+        """The lines that end in `data`."""
         *whole, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LONGEST:
             self._rest = b""
@@ -135,7 +135,7 @@ class Lines:
 
 
 class Log:
-    """A log that is read from its beginning on, each line once, and then what takes its place. Raises WrongState."""
+    """A log that is read from its beginning, each line once. Goes on with the new file after a rotation. Raises WrongState."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -147,18 +147,18 @@ class Log:
             self._file.close()
 
     def written(self) -> Iterator[Line]:
-        """Those that are whole by now."""
+        """The lines that are complete so far."""
         while self._file is not None and (data := self._file.read(_READ)):
             yield from self._lines.of(data)
 
     def followed(self, is_over: Callable[[], bool]) -> Iterator[Line]:
-        """What comes, also after the log was rotated, until the VM is over and all is read."""
+        """New lines, also after a rotation, until the VM has ended and every line is read."""
         pause = threading.Event()
         while True:
-            over = is_over()  # before the last look
+            over = is_over()  # checked before the last read
             yield from self.written()
             if self._file is None or self.is_replaced(self._file):
-                yield from self.written()  # what came before it was rotated
+                yield from self.written()  # lines that came just before the rotation
                 self.close()
                 self._file, self._lines = _opened(self._path), Lines()
                 if self._file is not None:
@@ -168,7 +168,7 @@ class Log:
             pause.wait(_LOOK)
 
     def is_replaced(self, file: FileIO) -> bool:
-        """Whether another file is in the place of the one that is read."""
+        """Whether the path now leads to a different file."""
         try:
             return not os.path.samestat(os.lstat(self._path), os.fstat(file.fileno()))
         except FileNotFoundError:
@@ -176,8 +176,8 @@ class Log:
 
 
 def _opened(path: str) -> FileIO | None:
-    """None if it is not there. We are root, and a pod may have been given the directory: links, pipes and devices are not
-    followed, waited for or read."""
+    """The open log; None if it does not exist. This process is root and a pod may be able to write to the directory, so
+    symbolic links are not followed, and pipes and devices are not read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

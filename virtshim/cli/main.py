@@ -28,17 +28,19 @@ app = typer.Typer(
 _ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file; default /etc/virtshim/config.toml")]
 _Socket = Annotated[
     str | None,
-    typer.Option("--socket", envvar="CONTAINER_RUNTIME_ENDPOINT", help="CRI socket; default: that of the settings"),
+    typer.Option("--socket", envvar="CONTAINER_RUNTIME_ENDPOINT", help="CRI socket; default: the one in the settings"),
 ]
 _Vm = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="pod, namespace/pod, or the beginning of a container's or pod's id",
+        help="a pod's name, namespace/name, or the first characters of a container's or pod's id",
         autocompletion=pod_names,
     ),
 ]
-_Dir = Annotated[str, typer.Option("--dir", help="everything of this node lives below it; the QEMU user must reach it")]
+_Dir = Annotated[
+    str, typer.Option("--dir", help="directory for all files of this node; the QEMU user must be able to reach it")
+]
 
 
 @app.command()
@@ -52,15 +54,19 @@ def serve(config: _ConfigFile = None) -> None:
 @app.command()
 def up(
     directory: _Dir,
-    config: Annotated[str | None, typer.Option("--config", help="TOML file that overrides the defaults")] = None,
-    cni_conf_dir: Annotated[str | None, typer.Option(help="use this CNI configuration, not a generated bridge")] = None,
-    cni_bin_dir: Annotated[str | None, typer.Option(help="where CNI plugins are")] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", help="TOML file whose settings override the defaults")
+    ] = None,
+    cni_conf_dir: Annotated[
+        str | None, typer.Option(help="CNI configuration directory to use instead of a generated bridge")
+    ] = None,
+    cni_bin_dir: Annotated[str | None, typer.Option(help="directory of the CNI plugins")] = None,
     domain_type: Annotated[str | None, typer.Option(help="auto, kvm or qemu (TCG)")] = None,
-    pod_cidr: Annotated[str, typer.Option(help="addresses of the generated bridge network")] = "10.88.0.0/16",
+    pod_cidr: Annotated[str, typer.Option(help="address range of the generated bridge network")] = "10.88.0.0/16",
     with_containerd: Annotated[
         bool,
         typer.Option(
-            "--with-containerd", help="a containerd of the node's own beside it, and `virtshim proxy` before both"
+            "--with-containerd", help="also run a containerd for this node, with `virtshim proxy` in front of both"
         ),
     ] = False,
 ) -> None:
@@ -74,9 +80,9 @@ def up(
 @app.command()
 def down(
     directory: _Dir,
-    everything: Annotated[bool, typer.Option("--all", help="remove DIR itself too, images included")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="also remove DIR itself, including its images")] = False,
 ) -> None:
-    """Remove every pod, VM, netns, tap and bridge that `up --dir DIR` made; its daemons are stopped first."""
+    """Stop the daemons of `up --dir DIR`, then remove every pod, VM, netns, tap and bridge that they made."""
     from virtshim.cli.down import down_command
 
     down_command(directory, everything=everything)
@@ -87,13 +93,13 @@ def check(
     config: _ConfigFile = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
     devices: Annotated[
-        bool, typer.Option("--devices", help="check the node's PCI devices instead: which of them a VM can have")
+        bool, typer.Option("--devices", help="list the node's PCI devices instead, and say which ones a VM can use")
     ] = False,
     kubeconfig: Annotated[
-        str, typer.Option("--kubeconfig", help="look at the cluster's RuntimeClasses too, with the rights of this file")
+        str, typer.Option("--kubeconfig", help="also check the cluster's RuntimeClasses, using this kubeconfig")
     ] = "",
 ) -> None:
-    """Check whether this machine can run VMs; one line a finding with its remedy. Exit code 1 if it cannot."""
+    """Check whether this machine can run VMs. Prints each finding with its remedy. The exit code is 1 if it cannot."""
     from virtshim.cli.check import check as check_command
     from virtshim.cli.check import check_devices
 
@@ -104,24 +110,23 @@ def check(
 
 @app.command()
 def setup(
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show what would change, as a diff; change nothing")
-    ] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="take back what an earlier set-up wrote and enabled")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show the changes as a diff, and change nothing")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="revert what an earlier setup wrote and enabled")] = False,
     json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
     vms_only: Annotated[
         bool | None,
         typer.Option(
             "--vms-only/--no-vms-only",
-            help="no containers beside VMs, though containerd or CRI-O is installed; later runs keep to it",
+            help="run VMs only, even if containerd or CRI-O is installed; later runs remember the choice",
             show_default=False,
         ),
     ] = None,
     root: Annotated[
-        str, typer.Option("--root", help="another tree than this machine's, for images and for trying")
+        str,
+        typer.Option("--root", help="set up the file tree at this path, e.g. a machine image, instead of this machine"),
     ] = "/",
 ) -> None:
-    """Look at this node, write the configuration of virtshim, proxy, kubelet, crictl and libvirt, and start the services."""
+    """Inspect this node, configure virtshim, its proxy, kubelet, crictl and libvirt for it, and start the services."""
     from virtshim.cli.setup import SetupOptions, setup_command
 
     raise typer.Exit(setup_command(SetupOptions(root, dry_run, undo, json, vms_only)))
@@ -129,12 +134,14 @@ def setup(
 
 @app.command()
 def diag(
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="where the archive is written")],
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="directory to write the archive to")],
     config: _ConfigFile = None,
-    node: Annotated[str | None, typer.Option("--dir", help="the node that `up --dir` runs there")] = None,
+    node: Annotated[
+        str | None, typer.Option("--dir", help="examine the node that `up --dir` runs in this directory")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print a summary as JSON, for programs")] = False,
 ) -> None:
-    """Write DIR/virtshim-diag-HOST-TIME.tar.gz: what is needed to see what is wrong with this node, without secrets."""
+    """Collect diagnostic data of this node, without secrets, into DIR/virtshim-diag-HOST-TIME.tar.gz."""
     from virtshim.cli.diag.command import diag_command
 
     raise typer.Exit(diag_command(directory, config, node, as_json=json))
@@ -142,7 +149,7 @@ def diag(
 
 @app.command("device-plugin")
 def device_plugin(config: _ConfigFile = None) -> None:
-    """Offer PCI functions of this node to kubelet, as device_plugin.resources in the settings says."""
+    """Offer this node's PCI functions to kubelet, as configured in device_plugin.resources."""
     from virtshim.cli.device_plugin import device_plugin_command
 
     device_plugin_command(config)
@@ -151,9 +158,11 @@ def device_plugin(config: _ConfigFile = None) -> None:
 @app.command()
 def proxy(
     config: _ConfigFile = None,
-    directory: Annotated[str | None, typer.Option("--dir", help="for the node that `up --dir` runs there")] = None,
+    directory: Annotated[
+        str | None, typer.Option("--dir", help="serve the node that `up --dir` runs in this directory")
+    ] = None,
 ) -> None:
-    """Serve one CRI socket for kubelet, with containers on containerd or CRI-O and VMs on virtshim."""
+    """Serve one CRI socket to kubelet: containers go to containerd or CRI-O, VMs to virtshim."""
     from virtshim.cli.proxy import proxy_command
 
     proxy_command(config, directory)
@@ -162,12 +171,12 @@ def proxy(
 @app.command()
 def dashboard(
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="TCP port on 127.0.0.1 and ::1; 0 takes a free one")
+        int, typer.Option(min=0, max=65535, help="TCP port on 127.0.0.1 and ::1; 0 picks a free one")
     ] = 8734,
     socket: _Socket = None,
     config: _ConfigFile = None,
 ) -> None:
-    """Show this node in a browser: VMs, graphs, consoles, screens. Prints an address that is good once; ctrl-C ends."""
+    """Show this node in a browser: VMs, graphs, consoles, screens. Prints a URL that works once. Ctrl-C ends it."""
     from virtshim.dashboard.command import dashboard as show_dashboard
 
     show_dashboard(_cri_socket(socket, config), port)
@@ -182,7 +191,7 @@ def exec_(
     socket: _Socket = None,
     config: _ConfigFile = None,
 ) -> None:
-    """Run a command in a VM: `virtshim exec -it NAME -- sh`. The exit code is the command's."""
+    """Run a command in a VM, e.g. `virtshim exec -it NAME -- sh`. Exits with the command's exit code."""
     from virtshim.cli.sessions import exec_command
 
     raise typer.Exit(exec_command(_cri_socket(socket, config), name, command, stdin=stdin, tty=tty))
@@ -190,7 +199,7 @@ def exec_(
 
 @app.command()
 def console(name: _Vm, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Attach this terminal to a VM's serial console; ctrl-] leaves."""
+    """Attach this terminal to a VM's serial console. Ctrl-] detaches."""
     from virtshim.cli.sessions import console as attach
 
     raise typer.Exit(attach(_cri_socket(socket, config), name))
@@ -200,15 +209,18 @@ def console(name: _Vm, socket: _Socket = None, config: _ConfigFile = None) -> No
 def ssh(
     name: _Vm,
     command: Annotated[
-        list[str] | None, typer.Argument(help="what to run there, after --; without it a shell", show_default=False)
+        list[str] | None,
+        typer.Argument(help="command to run in the guest, after --; default: a shell", show_default=False),
     ] = None,
-    user: Annotated[str, typer.Option("-l", "--user", help="user of the guest")] = "root",
-    identity: Annotated[str, typer.Option("-i", "--identity", help="private key, as for ssh")] = "",
-    inject: Annotated[str, typer.Option("--inject", help="file of public keys to add to the guest first")] = "",
+    user: Annotated[str, typer.Option("-l", "--user", help="user to log in as")] = "root",
+    identity: Annotated[str, typer.Option("-i", "--identity", help="private key file, passed to ssh")] = "",
+    inject: Annotated[
+        str, typer.Option("--inject", help="file of public keys to add to the guest before logging in")
+    ] = "",
     socket: _Socket = None,
     config: _ConfigFile = None,
 ) -> None:
-    """Log in to a VM with ssh; `--inject ~/.ssh/id_ed25519.pub` gives the running guest your key through its agent."""
+    """Log in to a VM with ssh. `--inject ~/.ssh/id_ed25519.pub` first adds your key through the guest agent."""
     from virtshim.cli.sessions import SshOptions
     from virtshim.cli.sessions import ssh as become_ssh
 
@@ -221,17 +233,17 @@ app.add_typer(operating_app)
 
 @app.command()
 def version() -> None:
-    """The version of this installation."""
+    """Print the version of this installation."""
     from importlib.metadata import version as installed
 
     print(installed("virtshim"))
 
 
 def main(words: Sequence[str] | None = None, command: Callable[[Sequence[str]], object] = app) -> None:
-    """Entry point; the arguments are those of the process, or `words`. A ShimError is one line on standard error, never a
-    traceback, and so is output that cannot be written."""
-    # The embedded libvirt driver forks to start QEMU; gRPC's own fork handlers would abort the child. grpc reads this
-    # when it is first imported, which is later.
+    """Entry point. `words` replaces the process's own arguments. A ShimError becomes one line on standard error, never a
+    traceback; so does output that cannot be written."""
+    # The embedded libvirt driver forks to start QEMU, and gRPC's fork handlers would abort the child. grpc reads this
+    # variable when it is first imported, which happens later.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     open_closed_streams()
     words = sys.argv[1:] if words is None else words
@@ -250,15 +262,16 @@ def main(words: Sequence[str] | None = None, command: Callable[[Sequence[str]], 
         if exc.errno != errno.ENOSPC:
             raise
         print(
-            f"virtshim: {exc.filename or 'the output'} could not be written: {exc.strerror}; make room", file=sys.stderr
+            f"virtshim: {exc.filename or 'the output'} could not be written: {exc.strerror}; free some space",
+            file=sys.stderr,
         )
         sys.exit(exit_codes.OF_KIND[Kind.EXHAUSTED])
 
 
 def _refuse_other_bytes(words: Sequence[str]) -> None:
-    """CRI's texts are UTF-8, and so are the files that settings are in."""
+    """CRI strings and settings files are UTF-8, so arguments must be UTF-8 too."""
     for word in words:
         try:
             word.encode()
         except UnicodeEncodeError as exc:
-            raise InvalidRequest(f"the argument {word!r} is not UTF-8; write it in that") from exc
+            raise InvalidRequest(f"the argument {word!r} is not UTF-8; write it in UTF-8") from exc

@@ -1,10 +1,10 @@
-"""A node below one directory: what `up` writes there and `down` takes away.
+"""The directory of a node that `up` writes and `down` removes.
 
-DIR/config.toml          the settings, written anew by each `up`
+DIR/config.toml          the settings; each `up` rewrites them
 DIR/state  DIR/run       paths.state_dir and paths.run_dir
 DIR/libvirt              root of the embedded libvirt driver
 DIR/cni                  generated CNI configuration and address leases
-DIR/log                  what the daemons log, once more: for `virtshim diag`
+DIR/log                  copies of the daemons' logs, for `virtshim diag`
 DIR/bin/vmwrapper
 DIR/containerd           with --with-containerd; see virtshim.cli.containerd
 """
@@ -30,7 +30,7 @@ from virtshim.config.settings import Settings, config_load, config_merged
 from virtshim.model.errors import InvalidRequest, WrongState
 from virtshim.system.files import remove_tree, replace_text
 
-# Settings as the environment names them; a whole table may be given as JSON.
+# Names of settings in environment variables, VIRTSHIM_<TABLE>__<KEY>. A variable may also hold a whole table as JSON.
 _OWN_TABLES = ("PATHS", "PROXY", "SHARES", "TAPMANAGER")
 _OWN_KEYS = ("CRI", "CRI__SOCKET", "LIBVIRT", "LIBVIRT__URI", "LIBVIRT__VMWRAPPER")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -49,13 +49,13 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class NodeDir:
-    """Paths and names that follow from the directory alone."""
+    """The paths and names of one node. They depend only on its directory."""
 
     path: str
 
     @classmethod
     def of(cls, directory: str) -> NodeDir:
-        """Raises InvalidRequest for "", which would mean the working directory: an unset variable in a script."""
+        """Raises InvalidRequest for "": it is most likely an unset variable in a script, and would mean the working directory."""
         if not directory:
             raise InvalidRequest("--dir is empty; name a directory for the node")
         return cls(os.path.realpath(directory))
@@ -102,12 +102,12 @@ class NodeDir:
 
     @property
     def path_hash(self) -> str:
-        """Tells the bridges and networks of several node directories on one machine apart."""
+        """Makes the names of bridges and networks unique among several node directories on one machine."""
         return hashlib.sha256(self.path.encode()).hexdigest()[:8]
 
     @property
     def bridge(self) -> str:
-        """Interface names hold 15 bytes."""
+        """An interface name holds at most 15 bytes."""
         return f"vs-{self.path_hash}"
 
 
@@ -147,8 +147,9 @@ def write_node(node: NodeDir, options: NodeOptions) -> Settings:
 
 
 def drop_path_variables() -> list[str]:
-    """Takes those settings out of this process's environment that would lead a node out of its directory, into another node
-    maybe: sockets, directories, libvirt's URI, and all that tapmanager reads from the file alone. Their names."""
+    """Removes variables from this process's environment that would point the node outside its directory, maybe at another
+    node: sockets, directories, libvirt's URI, and all settings that tapmanager reads only from the file. Returns their
+    names."""
     found = [name for name in os.environ if _leads_elsewhere(name.upper())]
     for name in found:
         del os.environ[name]
@@ -162,8 +163,8 @@ def _leads_elsewhere(name: str) -> bool:
 
 
 def remove_unstarted(node: NodeDir) -> bool:
-    """Removes what an `up` has left that was refused its settings, and that never ran. False, and nothing is removed, if there
-    is more, or nothing."""
+    """Removes the files of an `up` whose settings were refused, so that it never ran. Returns False and removes nothing if
+    the directory holds other files, or none."""
     parts = (node.state, node.run, node.libvirt, node.cni, node.log, os.path.dirname(node.vmwrapper))
     left = {os.path.join(place, name) for place, _, names in os.walk(node.path) for name in names}
     there = [part for part in parts if os.path.isdir(part)]
@@ -175,15 +176,18 @@ def remove_unstarted(node: NodeDir) -> bool:
 
 
 def remove_part(path: str) -> None:
-    """What `up` made there; nothing that is mounted in it. Raises WrongState, which names what stands in the way."""
+    """Removes a directory that `up` made, but nothing that is mounted in it. Raises WrongState, which names the obstacle."""
     try:
         remove_tree(*os.path.split(path))
     except OSError as exc:
-        raise WrongState(f"{path} cannot be removed: {exc.strerror}. Repeat `virtshim down` after that") from exc
+        raise WrongState(
+            f"{path} cannot be removed: {exc.strerror}. Clear the cause and repeat `virtshim down`"
+        ) from exc
 
 
 def make_directory(path: str) -> None:
-    """With all above it. Raises InvalidRequest where none can be, or where it would not be root's alone (see `own_path`)."""
+    """Makes `path` and its missing parents. Raises InvalidRequest if that fails, or if another user could change them (see
+    `own_path`)."""
     refuse_strangers(path)
     try:
         missing = [path]
@@ -195,20 +199,20 @@ def make_directory(path: str) -> None:
         os.listdir(path)
     except OSError as exc:
         raise InvalidRequest(f"--dir: {path} cannot be made: {exc.strerror}; choose another directory") from exc
-    refuse_strangers(path)  # also what somebody was quicker to make
+    refuse_strangers(path)  # also checks what another user may have created first
 
 
 def refuse_drop_ins(node: NodeDir) -> None:
-    """A node's settings are one file, which `up` writes."""
+    """Raises InvalidRequest for a drop-in directory: the settings of such a node are one file, which `up` writes."""
     if os.path.lexists(f"{node.config_file}.d"):
         raise InvalidRequest(
-            f"--dir: {node.config_file}.d is there: such a node has no drop-ins; put the settings into a file, name it with "
-            "--config, and remove that directory"
+            f"--dir: {node.config_file}.d exists, but a node of `up` reads no drop-ins; put the settings into a file, name it "
+            "with --config, and remove that directory"
         )
 
 
 def bridge_network(node: NodeDir, pod_cidr: str) -> dict[str, Any]:
-    """A CNI 1.0.0 configuration list: one bridge with addresses of its own, NAT to the outside, host ports."""
+    """A CNI 1.0.0 configuration list: one bridge with its own address range, NAT to the outside, and host ports."""
     try:
         subnet = ipaddress.ip_network(pod_cidr)
     except ValueError as exc:
@@ -238,8 +242,8 @@ def bridge_network(node: NodeDir, pod_cidr: str) -> dict[str, Any]:
 
 
 def refuse_routed(node: NodeDir, pod_cidr: str, routes: Iterable[tuple[str, str]]) -> None:
-    """`routes`: (destination, interface) of the machine's routing tables. Raises InvalidRequest if one of them already
-    leads addresses of `pod_cidr` elsewhere: pods would get addresses that nobody reaches. A wider route does no harm."""
+    """`routes`: (destination, interface) of the machine's routing tables. Raises InvalidRequest if a route already sends
+    addresses of `pod_cidr` elsewhere, because nothing could reach those pods. A wider route does no harm."""
     subnet = ipaddress.ip_network(pod_cidr)
     for destination, interface in routes:
         try:
@@ -250,8 +254,8 @@ def refuse_routed(node: NodeDir, pod_cidr: str, routes: Iterable[tuple[str, str]
             continue
         if taken.overlaps(subnet):
             raise InvalidRequest(
-                f"--pod-cidr {pod_cidr}: this machine routes {destination} to {interface} already;"
-                " choose a network that is free, such as --pod-cidr 10.91.0.0/16"
+                f"--pod-cidr {pod_cidr}: this machine already routes {destination} to {interface};"
+                " choose an unused network, such as --pod-cidr 10.91.0.0/16"
             )
 
 
@@ -266,7 +270,7 @@ def node_settings(node: NodeDir, conf_dir: str, options: NodeOptions) -> dict[st
             "cni_conf_dir": conf_dir,
         },
         "shares": {"socket": f"{node.run}/shares.sock"},
-        # Who tries a node out serves images of his own there.
+        # People who try out a node often serve their own images there.
         "images": {"insecure_registries": ["127.0.0.1", "localhost"]},
         "log": {"format": "text"},
     }
@@ -287,7 +291,7 @@ def _toml(path: str) -> dict[str, Any]:
 
 
 def to_toml(values: dict[str, Any]) -> str:
-    """Tables of values; a table in a table, or in an array, is written inline."""
+    """TOML of top-level tables. A table within a table or an array is written inline."""
     lines: list[str] = []
     for table, content in values.items():
         if not isinstance(content, dict):
@@ -299,7 +303,7 @@ def to_toml(values: dict[str, Any]) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """JSON's integers and booleans are TOML's too, and its strings, but for characters that it writes as two halves."""
+    """JSON's integers and booleans are valid TOML. So are its strings, unless they hold surrogate pairs or DEL."""
     match value:
         case dict():
             return "{" + ", ".join(f"{_toml_key(key)} = {toml_value(one)}" for key, one in value.items()) + "}"
@@ -316,7 +320,7 @@ def toml_value(value: Any) -> str:
 
 
 def _toml_key(name: str) -> str:
-    """Names of annotations have dots and slashes, which no bare key has."""
+    """Quotes keys such as annotation names: a bare key may not contain dots and slashes."""
     return name if _BARE_KEY.fullmatch(name) else toml_value(name)
 
 

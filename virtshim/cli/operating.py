@@ -1,4 +1,4 @@
-"""Commands that look at the node's VMs and act on them: what each takes. What it does is in a module beside this one."""
+"""Arguments and help of the commands that show the node's VMs and act on them. Each imports its work from another module."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import typer
 from virtshim.guest.operation import Action
 from virtshim.model.errors import ShimError
 
-# Names of pods, for a shell that completes them.
-
 
 def pod_names(incomplete: str) -> Iterable[str]:
-    """Those of this node's pods that begin so, alone where that is enough; none if the node does not answer."""
+    """For shell completion: this node's pod names that begin with `incomplete`, with the namespace where a name is not
+    unique. Empty if the node does not answer."""
     import os
 
     from virtshim.config.settings import config_load
@@ -40,14 +39,14 @@ _Socket = Annotated[
     typer.Option(
         "--socket",
         envvar="CONTAINER_RUNTIME_ENDPOINT",
-        help="CRI socket, the proxy's too; default: that of the settings. The admin socket is looked for beside it",
+        help="CRI socket, also the proxy's; default: the one in the settings. The admin socket must be in its directory",
     ),
 ]
 _Vm = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="pod, namespace/pod, or the beginning of a container's or pod's id",
+        help="a pod's name, namespace/name, or the first characters of a container's or pod's id",
         autocompletion=pod_names,
     ),
 ]
@@ -61,7 +60,7 @@ def cri_socket(socket: str | None, config: str | None) -> str:
 
 
 def admin_socket(socket: str | None, config: str | None) -> str:
-    """That of the settings; of another node, beside its CRI socket."""
+    """The path of the admin socket: from the settings, or beside `socket` if that names another node's CRI socket."""
     import os
 
     from virtshim.config.settings import config_load
@@ -83,13 +82,15 @@ def ps(as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = Non
 @operating_app.command()
 def top(
     sort: Annotated[str, typer.Option("--sort", help="cpu, memory, disk, network or name")] = "cpu",
-    interval: Annotated[float, typer.Option("--interval", help="seconds between two looks")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="print one table and end; so it is without a terminal")] = False,
+    interval: Annotated[float, typer.Option("--interval", help="seconds between two measurements")] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="print one table and exit; the default without a terminal")
+    ] = False,
     as_json: _Json = False,
     socket: _Socket = None,
     config: _ConfigFile = None,
 ) -> None:
-    """Show what VMs use: processors, memory, disk, network; refreshed until ctrl-c."""
+    """Show the processors, memory, disk and network that VMs use, refreshed until Ctrl-C."""
     from virtshim.cli.top import top as show_usage
 
     show_usage(cri_socket(socket, config), sort=sort, interval=interval, once=once, as_json=as_json)
@@ -97,7 +98,7 @@ def top(
 
 @operating_app.command()
 def events(as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Follow what happens to pods and VMs, and what operators do to them, until ctrl-c. With --json a line each."""
+    """Follow the events of pods and VMs, and what operators do to them, until Ctrl-C. --json prints one line per event."""
     from virtshim.cli.events import events as follow
 
     follow(cri_socket(socket, config), admin_socket(socket, config), as_json=as_json)
@@ -105,7 +106,7 @@ def events(as_json: _Json = False, socket: _Socket = None, config: _ConfigFile =
 
 @operating_app.command()
 def images(as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """List the images on this node, by their names."""
+    """List the images on this node, sorted by name."""
     from virtshim.cli.pulling import images as list_images
 
     list_images(cri_socket(socket, config), as_json=as_json)
@@ -113,16 +114,16 @@ def images(as_json: _Json = False, socket: _Socket = None, config: _ConfigFile =
 
 @operating_app.command()
 def pull(
-    image: Annotated[str, typer.Argument(help="as in a pod: a disk on a web server, or a containerDisk")],
+    image: Annotated[str, typer.Argument(help="image name as in a pod: a disk on a web server, or a containerDisk")],
     creds: Annotated[
-        str, typer.Option("--creds", envvar="VIRTSHIM_CREDS", help="USER:PASSWORD for its registry or server")
+        str, typer.Option("--creds", envvar="VIRTSHIM_CREDS", help="USER:PASSWORD for the image's registry or server")
     ] = "",
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print the image's id and nothing else")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print only the image's id")] = False,
     as_json: _Json = False,
     socket: _Socket = None,
     config: _ConfigFile = None,
 ) -> None:
-    """Pull an image, with a progress bar on a terminal and lines elsewhere. Prints its id."""
+    """Pull an image and print its id. Shows a progress bar on a terminal, and lines elsewhere."""
     from virtshim.cli.pulling import pull as bring
     from virtshim.cli.tables import tables_show_json
 
@@ -136,14 +137,16 @@ def pull(
 @operating_app.command()
 def logs(
     name: _Vm,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until the VM ends")] = False,
-    since: Annotated[str, typer.Option("--since", help="a time ago (90s, 10m, 2h, 1d), or 2026-01-31T12:00:00Z")] = "",
-    tail: Annotated[int, typer.Option("--tail", help="so many of the last lines; -1: all")] = -1,
-    timestamps: Annotated[bool, typer.Option("-t", "--timestamps", help="each line with its time")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="keep printing until the VM ends")] = False,
+    since: Annotated[
+        str, typer.Option("--since", help="how long ago (90s, 10m, 2h, 1d), or 2026-01-31T12:00:00Z")
+    ] = "",
+    tail: Annotated[int, typer.Option("--tail", help="number of last lines to print; -1: all")] = -1,
+    timestamps: Annotated[bool, typer.Option("-t", "--timestamps", help="print the time of each line")] = False,
     socket: _Socket = None,
     config: _ConfigFile = None,
 ) -> None:
-    """Print a VM's log: its serial console, or the output of its command. Run it on the node itself."""
+    """Print a VM's log: its serial console, or the output of its command. Works only on the node itself."""
     from virtshim.cli.logs import LogOptions
     from virtshim.cli.logs import logs as print_log
 
@@ -152,7 +155,7 @@ def logs(
 
 @operating_app.command()
 def inspect(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Show what is known of a pod and its VM: records, libvirt's state, addresses, devices, disks, phases of its start."""
+    """Show all about a pod and its VM: records, libvirt's state, addresses, devices, disks, phases of its start."""
     from virtshim.cli.acting import inspect as look
 
     look(cri_socket(socket, config), admin_socket(socket, config), name, as_json=as_json)
@@ -160,34 +163,35 @@ def inspect(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _
 
 @operating_app.command()
 def run(
-    image: Annotated[str, typer.Argument(help="as in a pod; it is pulled if it is not there")],
+    image: Annotated[str, typer.Argument(help="image name as in a pod; pulled if the node does not have it")],
     command: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="what runs in the guest, after --, by its agent; without it the console", show_default=False
-        ),
+        typer.Argument(help="command for the guest agent to run, after --; default: the console", show_default=False),
     ] = None,
     *,
-    name: Annotated[str, typer.Option("--name", help="the pod's name, and the guest's; default: run- and digits")] = "",
+    name: Annotated[str, typer.Option("--name", help="name of the pod and the guest; default: run- and digits")] = "",
     memory: Annotated[str, typer.Option("--memory", help="such as 512Mi or 2Gi; default: vm.default_memory")] = "",
-    cpu: Annotated[float, typer.Option("--cpu", help="processors; 0: the node's default")] = 0.0,
+    cpu: Annotated[float, typer.Option("--cpu", help="number of processors; 0: the node's default")] = 0.0,
     annotation: Annotated[
-        list[str] | None, typer.Option("--annotation", help="NAME=VALUE of the pod; may be repeated")
+        list[str] | None, typer.Option("--annotation", help="pod annotation NAME=VALUE; may be repeated")
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for the command; may be repeated")
+        list[str] | None,
+        typer.Option("--env", "-e", help="environment variable NAME=VALUE for the command; may be repeated"),
     ] = None,
     handler: Annotated[
-        str, typer.Option("--runtime", help="runtime handler; virtshim's own where a proxy has others too")
+        str,
+        typer.Option("--runtime", help="runtime handler of the VMs, needed where a proxy also serves other runtimes"),
     ] = "",
-    always_pull: Annotated[bool, typer.Option("--pull", help="pull the image also if it is there")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="say nothing of its own")] = False,
+    always_pull: Annotated[bool, typer.Option("--pull", help="pull the image even if the node has it")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print no messages of virtshim's own")] = False,
     socket: _Socket = None,
     config: _ConfigFile = None,
 ) -> None:
-    """Run a VM by hand with its console here, as `docker run --rm -it` runs a container: `virtshim run IMAGE`.
+    """Run a VM with its console in this terminal, as `docker run --rm -it` runs a container: `virtshim run IMAGE`.
 
-    ctrl-] leaves. It is removed when it is left, when it ends, and on Ctrl-C, SIGTERM and SIGHUP. The exit code is the guest's.
+    Ctrl-] leaves. The VM is removed when you leave it, when it ends, and on Ctrl-C, SIGTERM and SIGHUP. The exit code is
+    the guest's.
     """
     import dataclasses
     import sys
@@ -209,43 +213,45 @@ def _act(action: Action, name: str, socket: str | None, config: str | None, *, a
 
 @operating_app.command()
 def pause(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Make a VM stand still until it is resumed or stopped; kubelet sees a running container."""
+    """Pause a VM until it is resumed or stopped. kubelet still sees a running container."""
     _act(Action.PAUSE, name, socket, config, as_json=as_json)
 
 
 @operating_app.command()
 def resume(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Let a paused VM go on; its clock is set if it has a guest agent."""
+    """Resume a paused VM. If it has a guest agent, its clock is set."""
     _act(Action.RESUME, name, socket, config, as_json=as_json)
 
 
 @operating_app.command()
 def reset(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Press a VM's reset button: its guest begins anew, and loses what it had not written."""
+    """Press a VM's reset button. The guest restarts and loses all data that it had not written to disk."""
     _act(Action.RESET, name, socket, config, as_json=as_json)
 
 
 @operating_app.command()
 def reboot(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Ask a guest to restart itself, by its agent."""
+    """Ask a guest to restart itself, through its guest agent."""
     _act(Action.REBOOT, name, socket, config, as_json=as_json)
 
 
 @operating_app.command()
 def freeze(
     name: _Vm,
-    seconds: Annotated[int, typer.Option("--seconds", help="until it is thawed in any case; 600 at most")] = 60,
+    seconds: Annotated[
+        int, typer.Option("--seconds", help="seconds until the guest is thawed automatically, 600 at most")
+    ] = 60,
     as_json: _Json = False,
     socket: _Socket = None,
     config: _ConfigFile = None,
 ) -> None:
-    """Have a guest write its file systems out and hold them still, by its agent, as for a snapshot of its disks."""
+    """Flush and freeze a guest's file systems through its guest agent, e.g. to take a snapshot of its disks."""
     _act(Action.FREEZE, name, socket, config, as_json=as_json, seconds=seconds)
 
 
 @operating_app.command()
 def thaw(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Let a frozen guest's file systems go on."""
+    """Thaw a guest's frozen file systems."""
     _act(Action.THAW, name, socket, config, as_json=as_json)
 
 
@@ -253,12 +259,13 @@ def thaw(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _Con
 def screenshot(
     name: _Vm,
     file: Annotated[
-        str, typer.Option("-o", "--output", help="PNG file, - for standard output; default: NAME.png here")
+        str,
+        typer.Option("-o", "--output", help="PNG file, or - for standard output; default: NAME.png in this directory"),
     ] = "",
     socket: _Socket = None,
     config: _ConfigFile = None,
 ) -> None:
-    """Write a picture of a VM's screen; its pod needs the annotation virtshim.io/vnc."""
+    """Save a picture of a VM's screen. The pod needs the annotation virtshim.io/vnc."""
     from virtshim.cli.acting import screenshot as take
 
     take(cri_socket(socket, config), admin_socket(socket, config), name, file)
@@ -266,7 +273,7 @@ def screenshot(
 
 @operating_app.command()
 def dumpxml(name: _Vm, socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """Print libvirt's definition of a VM, without what opens its pod's network."""
+    """Print libvirt's definition of a VM, without the key that opens its pod's network."""
     from virtshim.cli.acting import dumpxml as show_definition
 
     show_definition(cri_socket(socket, config), admin_socket(socket, config), name)
@@ -278,19 +285,20 @@ def vnc(
     listen: Annotated[
         str,
         typer.Option(
-            help="loopback address and port for VNC clients of root and of who ran sudo, such as 127.0.0.1:5900"
+            help="loopback address and port, such as 127.0.0.1:5900, for VNC clients of root and of the sudo user"
         ),
     ] = "",
     unix: Annotated[
         str,
         typer.Option(
-            "--unix", help="the Unix socket to make for VNC clients, 0600; by default one in a new directory of yours"
+            "--unix",
+            help="path of the Unix socket for VNC clients, mode 0600; default: one in a new directory of yours",
         ),
     ] = "",
     socket: _Socket = None,
     config: _ConfigFile = None,
 ) -> None:
-    """Show a VM's screen to your own VNC clients on this machine; its pod needs the annotation virtshim.io/vnc."""
+    """Show a VM's screen to your VNC clients on this machine. The pod needs the annotation virtshim.io/vnc."""
     from virtshim.cli.vnc import parse_listen_address
     from virtshim.cli.vnc import vnc as show
 

@@ -1,6 +1,6 @@
-"""Whether a path is root's alone: nobody else prepared what is on the way to it, nobody else can exchange it.
+"""Checks that only root controls a path: no other user owns a component of it or can replace one.
 
-`up` and `down` read settings, run programs and signal processes by what lies below their directory.
+`up` and `down` read settings, run programs and signal processes as the files below their directory say.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _ROOT: Final = 0
 
 
 def refuse_strangers(path: str) -> None:
-    """Looks at every component that is there, links' targets included. Raises InvalidRequest for one that another user owns or
-    may write. A directory such as /tmp, where names belong to whoever made them, may be on the way, but not the end of it."""
-    within = False  # a directory in which everybody may make names
+    """Checks every existing component of `path`, and the targets of links. Raises InvalidRequest if another user owns one or
+    may write to it. A sticky directory such as /tmp may be on the way, but `path` itself may not be one."""
+    within = False  # inside a directory in which every user may create files
     for step, found in _steps(path):
         if found.st_uid not in (_ROOT, os.geteuid()):
             raise InvalidRequest(
                 f"--dir: {step} belongs to user {found.st_uid}, who could change what root reads and runs below {path}; "
-                "choose a directory that is root's from / on"
+                "choose a directory that root owns, and whose parents root owns"
             )
         is_directory = stat.S_ISDIR(found.st_mode)
         within = is_directory and bool(found.st_mode & 0o022)
@@ -36,13 +36,13 @@ def refuse_strangers(path: str) -> None:
 
 def _may_write(step: str, found: os.stat_result, path: str) -> InvalidRequest:
     return InvalidRequest(
-        f"--dir: others than root may write to {step} (mode {stat.S_IMODE(found.st_mode):04o}), and so change what root reads "
-        f"and runs below {path}; choose another directory, or `chmod go-w {step}` if all in it is root's"
+        f"--dir: users other than root may write to {step} (mode {stat.S_IMODE(found.st_mode):04o}), and so change what root "
+        f"reads and runs below {path}; choose another directory, or run `chmod go-w {step}` if root owns all files in it"
     )
 
 
 def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Each component, links before what they lead to, as the kernel would go; ends at the first that is not there."""
+    """Each component in the kernel's order, links before their targets. Ends at the first that does not exist."""
     here, rest, links = "/", _parts(os.path.join(os.getcwd(), path)), 0
     yield here, os.lstat(here)
     while rest:
@@ -61,7 +61,7 @@ def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
             continue
         links += 1
         if links > _MOST_LINKS:
-            raise InvalidRequest(f"--dir: {path} leads over too many symbolic links")
+            raise InvalidRequest(f"--dir: {path} contains too many symbolic links; name the directory by its real path")
         target = os.readlink(step)
         here = "/" if target.startswith("/") else here
         rest = [*_parts(target), *rest]

@@ -1,4 +1,4 @@
-"""`virtshim proxy`: one CRI socket for containers on one runtime and VMs on this one."""
+"""`virtshim proxy` serves one CRI socket: containers go to another runtime, VMs to virtshim."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from virtshim.system.daemon import keep_large_blocks, share_one_heap
 
 def proxy_command(file: str | None, directory: str | None) -> None:
     if directory is not None and file is not None:
-        raise InvalidRequest("--dir and --config exclude each other: a node's settings are DIR/config.toml")
+        raise InvalidRequest("--dir and --config exclude each other; --dir reads the settings from DIR/config.toml")
     share_one_heap()
     keep_large_blocks()
-    # structlog takes rich, where it is installed, for tracebacks in colour, which a daemon's log never shows: 6 MiB.
+    # If rich is installed, structlog imports it for coloured tracebacks. A daemon's log never shows them: this saves 6 MiB.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
     from virtshim.app.reload import Reload
     from virtshim.proxy.serving import Plan, serve
@@ -44,11 +44,11 @@ def proxy_command(file: str | None, directory: str | None) -> None:
 
 
 def _use_nothing(_settings: Settings) -> None:
-    """The log's level is all that changes here."""
+    """A reload changes only the log level, which `Reload` itself sets."""
 
 
 def routes(settings: Settings) -> Routes:
-    """Raises InvalidRequest if the proxy would be its own runtime."""
+    """The proxy's routes. Raises InvalidRequest if two sockets are the same, e.g. a runtime's and the proxy's own."""
     proxy = settings.proxy
     found = Routes(
         primary=Runtime(proxy.primary.name, proxy.primary.socket, proxy.primary.handlers),

@@ -1,4 +1,4 @@
-"""`virtshim images` and `virtshim pull`: what is on the node, and what is on its way there."""
+"""`virtshim images` lists the node's images; `virtshim pull` fetches one and shows the progress."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from virtshim.cri.operator.node_work import Pull, working
 from virtshim.model.errors import InvalidRequest, ShimError
 
 _SHORT: Final = 19  # "sha256:" and twelve digits
-# Seconds between two looks at a download.
+# Seconds between two progress queries.
 _LOOK: Final = 0.5
-# Without a terminal a line tells of each such part of it.
+# Per cent of the download between two lines, where there is no terminal.
 _PART: Final = 10
 
 
@@ -46,10 +46,10 @@ def images(socket: str, *, as_json: bool) -> None:
 
 
 def pull(socket: str, admin: str, image: str, *, login: str = "", quiet: bool = False) -> str:
-    """The image's id. Raises ShimError. `login`: user:password."""
+    """Returns the image's id. `login`: USER:PASSWORD. Raises ShimError."""
     user, colon, password = login.partition(":")
     if login and not colon:
-        raise InvalidRequest("--creds must be USER:PASSWORD; with the variable VIRTSHIM_CREDS no other user sees it")
+        raise InvalidRequest("--creds must be USER:PASSWORD; the variable VIRTSHIM_CREDS hides it from other users")
     with working(socket) as node:
         going = node.pull(image, (user, password) if login else None)
         try:
@@ -62,7 +62,7 @@ def pull(socket: str, admin: str, image: str, *, login: str = "", quiet: bool = 
 def _await(going: Pull, admin: str, image: str, *, quiet: bool) -> None:
     with contextlib.ExitStack() as stack:
         operator = None
-        with contextlib.suppress(ShimError):  # another runtime's image, or an older virtshim: it comes without a bar
+        with contextlib.suppress(ShimError):  # another runtime or an older virtshim pulls it, without progress
             operator = stack.enter_context(operating(admin))
         tell = stack.enter_context(_teller(image, quiet=quiet))
         while not going.is_over(_LOOK):
@@ -78,7 +78,7 @@ def _of(operator: OperatorClient | None, image: str) -> Pulling | None:
 
 
 def _is_of(name: str, image: str) -> bool:
-    """The node's spelling has a tag, and no scheme."""
+    """Whether both name the same image. The node's name has a tag and no scheme."""
     return name == image or name.startswith(f"{image}:") or image.endswith(name.removesuffix(":latest"))
 
 
@@ -95,7 +95,7 @@ class _Bar:
 
 
 class _Lines:
-    """A line now and then elsewhere."""
+    """Lines at certain percentages, where there is no terminal."""
 
     def __init__(self, image: str) -> None:
         self._image = image
@@ -116,7 +116,7 @@ def _teller(image: str, *, quiet: bool) -> Iterator[_Bar | _Lines]:
         lines = _Lines(image)
         if quiet:
             lines = _Lines("")
-            lines._told = 100  # noqa: SLF001  nothing is left to be told
+            lines._told = 100  # noqa: SLF001  prints no more lines
         yield lines
         return
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""`virtshim run IMAGE`: a VM by hand, its console in this terminal; when it ends, or is left, it is gone."""
+"""`virtshim run IMAGE` runs a VM with its console in this terminal, and removes it when it ends or the user leaves."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from virtshim.streaming import client as streaming
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-# Seconds between two looks whether the VM's end is recorded, and how long that may take.
+# Seconds between two checks whether the VM's end is recorded, and how long to wait for it.
 _LOOK, _RECORDED = 0.2, 60.0
 
 
 def wanted_vm(
     image: str, name: str, memory: str, cpus: float, annotations: Sequence[str], env: Sequence[str]
 ) -> WantedVm:
-    """Raises InvalidRequest, which names the option."""
+    """Builds the VM's description from the options. Raises InvalidRequest, which names the wrong option."""
     name = name or f"run-{secrets.token_hex(4)}"
     if not _NAME.fullmatch(name):
-        raise InvalidRequest(f"--name {name[:80]!r}: must be letters a to z, digits and hyphens, 63 at most")
+        raise InvalidRequest(f"--name {name[:80]!r}: must be at most 63 letters a to z, digits and hyphens")
     if not 0 <= cpus <= 255:
-        raise InvalidRequest(f"--cpu {cpus:g}: must be a number of processors, 255 at most")
+        raise InvalidRequest(f"--cpu {cpus:g}: must be a number of processors, at most 255")
     return WantedVm(
         name=name,
         image=image,
@@ -56,7 +56,7 @@ def _pairs(option: str, given: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _bytes(text: str) -> int:
-    """As a pod's limit says it."""
+    """Parses a size as in a pod's memory limit."""
     try:
         return parse_bytes(text) if text else 0
     except InvalidRequest as exc:
@@ -65,16 +65,16 @@ def _bytes(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """With a virtshim that is restarted: how many seconds it has to serve again, and how many are between two tries."""
+    """While virtshim restarts. `away`: seconds that it has to serve again. `again`: seconds between two tries."""
 
     away: float = 60.0
     again: float = 1.0
 
 
 class Signals:
-    """The first SIGINT, SIGTERM or SIGHUP ends the program by SystemExit, so that what it made is removed; in a shielded block
-    only when that is over: what is being made there has no name yet. Those after it change nothing: a shell passes its own
-    SIGHUP on, and the kernel sends one too."""
+    """The first SIGINT, SIGTERM or SIGHUP raises SystemExit, so that the program removes what it made. In a shielded block
+    the signal waits until the block ends, because what is being created there has no name yet. Later signals are ignored: a
+    shell forwards its own SIGHUP, and the kernel sends another one."""
 
     def __init__(self) -> None:
         self._shielded = False
@@ -100,7 +100,7 @@ class Signals:
             sys.exit(128 + self._pending)
 
     def hold(self) -> None:
-        """From here on none ends the program: it ends anyway."""
+        """From now on no signal ends the program, because it is ending anyway."""
         self._shielded = True
 
     def _arrived(self, number: int, _frame: FrameType | None) -> None:
@@ -112,7 +112,8 @@ class Signals:
 
 
 def run(socket: str, admin: str, wanted: WantedVm, *, always_pull: bool = False, quiet: bool = False) -> int:
-    """The guest's exit code; 0 if it was left. Raises ShimError, SystemExit after a signal. Nothing of it is left in any case."""
+    """Returns the guest's exit code, or 0 if the user left. Raises ShimError, or SystemExit after a signal. The VM is removed
+    in every case."""
     signals = Signals()
     with signals.caught(), working(socket) as work:
         if always_pull or not work.has_image(wanted.image):
@@ -123,7 +124,7 @@ def run(socket: str, admin: str, wanted: WantedVm, *, always_pull: bool = False,
 def use_vm(
     work: NodeWork, wanted: WantedVm, use: Callable[[str], int], signals: Signals, patience: Patience = Patience()
 ) -> int:
-    """What `use` returns, which is given the VM's id. The VM is made before, and removed afterwards in any case."""
+    """Makes the VM, calls `use` with its id and returns the result. The VM is removed in every case."""
     mark = secrets.token_hex(16)
     try:
         with signals.shield():
@@ -157,7 +158,7 @@ def _attached(socket: str, work: NodeWork, vm: str, wanted: WantedVm, *, quiet: 
 
 
 def _code(work: NodeWork, vm: str, *, quiet: bool) -> int:
-    """Once its end is recorded; the stream may end a moment before."""
+    """The exit code, once the VM's end is recorded: the stream may end a moment earlier."""
     pause, left = threading.Event(), _RECORDED
     while not (how := work.how_is(vm)).is_over and left > 0:
         pause.wait(_LOOK)
@@ -168,18 +169,20 @@ def _code(work: NodeWork, vm: str, *, quiet: bool) -> int:
 
 
 def _remove(work: NodeWork, mark: str, signals: Signals, patience: Patience) -> None:
-    """Signals wait: a second Ctrl-C must not leave a VM behind."""
+    """Removes the VM and holds signals meanwhile, because a second Ctrl-C must not leave a VM behind."""
     try:
         signals.hold()
         _once_it_serves(work, mark, patience)
     except ShimError as exc:
         _say(
-            f"it could not be removed: {exc}; `crictl pods --label virtshim.io/run={mark}` shows it, `crictl rmp -f` removes it"
+            f"the VM could not be removed: {exc}; find its pod with `crictl pods --label virtshim.io/run={mark}` and remove it "
+            "with `crictl rmp -f`"
         )
 
 
 def _once_it_serves(work: NodeWork, mark: str, patience: Patience) -> None:
-    """Raises ShimError. A restart of virtshim ends the stream, and so this program, while nobody can be asked."""
+    """Removes the VM, waiting for virtshim if need be: a restart of virtshim also ends the console stream, and with it this
+    program. Raises ShimError."""
     until, said, pause = time.monotonic() + patience.away, False, threading.Event()
     while True:
         try:
@@ -188,7 +191,7 @@ def _once_it_serves(work: NodeWork, mark: str, patience: Patience) -> None:
             if time.monotonic() >= until:
                 raise
             if not said:
-                _say(f"virtshim does not answer; waiting for it, {patience.away:.0f} s at most, to remove the VM")
+                _say(f"virtshim does not answer; waiting up to {patience.away:.0f} s for it, to remove the VM")
             said = True
             pause.wait(patience.again)
         else:
@@ -196,6 +199,6 @@ def _once_it_serves(work: NodeWork, mark: str, patience: Patience) -> None:
 
 
 def _say(text: str) -> None:
-    """A terminal that has hung up hears nothing; the VM is removed all the same."""
+    """Ignores a terminal that has hung up, so that the VM is removed all the same."""
     with contextlib.suppress(OSError):
         print(f"\r\nrun: {text}\r" if sys.stderr.isatty() else f"run: {text}", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ from virtshim.system.daemon import share_one_heap
 
 def serve_command(file: str | None) -> None:
     share_one_heap()
-    # structlog takes rich, where it is installed, for tracebacks in colour, which the daemon's log never shows: 6 MiB.
+    # If rich is installed, structlog imports it for coloured tracebacks. The daemon's log never shows them: this saves 6 MiB.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
     from virtshim.app.serve import serve
     from virtshim.system.logsetup import set_up_logging
@@ -20,8 +20,8 @@ def serve_command(file: str | None) -> None:
     settings = config_load(file)
     set_up_logging(settings.log.level, settings.log.format)
     serve(settings, file)
-    with contextlib.suppress(OSError):  # who read it may be gone
+    with contextlib.suppress(OSError):  # the reader of the log may have gone
         sys.stderr.flush()
-    # A StopContainer may still wait out its grace period on a pool thread, which the interpreter would join. The journal
-    # is right at any point, so nothing is lost by leaving now.
+    # A StopContainer call may still wait for its grace period on a pool thread, which the interpreter would join. The
+    # journal is consistent at any point, so exiting now loses nothing.
     os._exit(0)

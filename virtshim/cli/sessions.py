@@ -1,4 +1,8 @@
-"""`virtshim ssh`: becomes ssh to a VM, at the address that CNI gave its pod."""
+"""`virtshim exec`, `virtshim console` and `virtshim ssh`: sessions in a VM.
+
+exec and console connect this program's standard streams to a stream of the node. ssh replaces this program with ssh(1) to
+the address that CNI gave the pod.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,6 @@ from virtshim.streaming.client import ERROR, RESIZE, STDERR, STDIN, STDOUT, Stre
 from virtshim.streaming.ports import Streams
 from virtshim.streaming.remotecommand_status import Exited, Failed, Outcome, from_status
 
-# Joins this program's own input and output to a stream of the node, until that ends or the user detaches.
-
 _INPUT, _OUTPUT, _ERRORS = 0, 1, 2
 _READ: Final = 32 << 10
 _OUT: Final = {STDOUT: _OUTPUT, STDERR: _ERRORS}
@@ -37,14 +39,15 @@ class Detached(Exception):
 
 
 def relay(client: StreamClient, *, stdin: bool, is_terminal: bool, detachable: bool = False) -> int:
-    """The exit code. Raises ShimError for a session that failed, Detached, BrokenPipeError if nobody reads our output.
-    `is_terminal`: the other side is one, and learns the size of ours."""
+    """Connects this program's input and output to `client` until the stream ends or the user detaches. Returns the exit code.
+    Raises ShimError if the session failed, Detached, and BrokenPipeError if nobody reads the output. `is_terminal`: the other
+    side is a terminal, and gets the size of this one."""
     with terminal.resizes() as resized, terminal.raw(_INPUT) if is_terminal and stdin else nullcontext():
         if is_terminal:
             _send_size(client)
-        wanted, status = stdin, bytearray(_received(client))  # some may have come with the handshake's answer
+        wanted, status = stdin, bytearray(_received(client))  # data may have come with the handshake's answer
         while not client.is_closed:
-            # Input waits until what came before has left: output is read meanwhile, so that neither side stops the other.
+            # Read no more input until earlier input is sent. Output is read meanwhile, so that the two sides cannot deadlock.
             reading = [client.fileno(), resized, *([_INPUT] if wanted and not client.pending else [])]
             readable, writable, _ = select.select(reading, [client.fileno()] if client.pending else [], [])
             if writable:
@@ -63,9 +66,9 @@ def relay(client: StreamClient, *, stdin: bool, is_terminal: bool, detachable: b
 
 
 def _send_input(client: StreamClient, data: bytes, *, detachable: bool) -> bool:
-    """False at the end of input."""
+    """Returns False at the end of input."""
     if not data:
-        if not detachable:  # who has keys to leave has not left
+        if not detachable:  # with detach keys, only the keys end the session
             client.close_channel(STDIN)
         return False
     before, detach, _ = data.partition(DETACH) if detachable else (data, b"", b"")
@@ -77,7 +80,7 @@ def _send_input(client: StreamClient, data: bytes, *, detachable: bool) -> bool:
 
 
 def _received(client: StreamClient) -> bytes:
-    """Output goes where it belongs; what came of the session's end is returned."""
+    """Writes output to its stream, and returns the bytes of the session's final status."""
     status = b""
     for piece in client.receive():
         if piece.channel == ERROR:
@@ -92,7 +95,7 @@ def _write(fd: int, data: bytes) -> None:
     while rest:
         try:
             rest = rest[os.write(fd, rest) :]
-        except BlockingIOError:  # it does not block for somebody who has it, too
+        except BlockingIOError:  # another process has made this descriptor non-blocking
             select.select([], [fd], [])
 
 
@@ -109,11 +112,8 @@ def _code(outcome: Outcome) -> int:
             raise InternalError(message)
 
 
-# `virtshim exec`: a command in a guest, with this program's input and output as its own.
-
-
 def exec_command(socket: str, wanted: str, command: Sequence[str], *, stdin: bool, tty: bool) -> int:
-    """The command's exit code. Raises ShimError, BrokenPipeError."""
+    """Runs a command in a guest and returns its exit code. Raises ShimError, BrokenPipeError."""
     streams = Streams(stdin=stdin, stdout=True, stderr=not tty, tty=tty)
     with connected(socket) as node:
         url = node.exec_url(running_vm(wanted, node.pods(), node.vms()).id, command, streams)
@@ -121,18 +121,16 @@ def exec_command(socket: str, wanted: str, command: Sequence[str], *, stdin: boo
         return relay(client, stdin=stdin, is_terminal=tty)
 
 
-# `virtshim console`: a VM's serial console in this terminal.
-
-
 def console(socket: str, wanted: str) -> int:
-    """0 when the user detached or the VM shut down. Raises ShimError, BrokenPipeError."""
+    """Attaches this terminal to a VM's serial console. Returns 0 when the user detached or the VM shut down. Raises
+    ShimError, BrokenPipeError."""
     with connected(socket) as node:
         vm = running_vm(wanted, node.pods(), node.vms())
         url, can_type = _attached(node, vm)
     with contextlib.closing(streaming.connect(url)) as client:
-        _print_status(f"connected to {vm.name} ({vm.id[:12]}); " + ("ctrl-] leaves" if can_type else "ctrl-c leaves"))
+        _print_status(f"connected to {vm.name} ({vm.id[:12]}); " + ("Ctrl-] leaves" if can_type else "Ctrl-C leaves"))
         if not can_type:
-            _print_status("it takes no input: set stdin: true in the container's spec to type here")
+            _print_status("the console takes no input; to type here, set stdin: true in the container's spec")
         try:
             return relay(client, stdin=can_type, is_terminal=True, detachable=True)
         except Detached:
@@ -142,10 +140,10 @@ def console(socket: str, wanted: str) -> int:
 
 
 def _attached(node: NodeClient, vm: VmSummary) -> tuple[str, bool]:
-    """The URL, and whether the VM takes input."""
+    """The stream's URL, and whether the VM takes input."""
     try:
         return node.console_url(vm.id, stdin=True), True
-    except WrongState:  # made without stdin; or it has just ended, which the second call tells
+    except WrongState:  # created without stdin; or just ended, then the second call fails too
         return node.console_url(vm.id, stdin=False), False
 
 
@@ -153,13 +151,15 @@ def _print_status(text: str) -> None:
     print(f"\r\nconsole: {text}\r" if sys.stderr.isatty() else f"console: {text}", file=sys.stderr, flush=True)
 
 
+# ssh.
+
 _SSH: Final = "/usr/bin/ssh"
 _SHORT: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class SshOptions:
-    """`inject`: a file of public keys that the guest is given first; "" for none. `identity`: ssh's own -i."""
+    """`inject`: a file of public keys to add to the guest first; "" for none. `identity`: the key file for ssh -i."""
 
     user: str
     identity: str = ""
@@ -168,7 +168,7 @@ class SshOptions:
 
 
 def ssh(socket: str, wanted: str, options: SshOptions) -> None:
-    """Does not return. Raises ShimError."""
+    """Replaces this process with ssh. Raises ShimError."""
     check_user(options.user)
     keys = _keys(options.inject) if options.inject else ()
     with connected(socket) as node:
@@ -182,12 +182,12 @@ def ssh(socket: str, wanted: str, options: SshOptions) -> None:
     try:
         os.execv(_SSH, argv)  # noqa: S606  no shell: each argument is one of ssh's
     except OSError as exc:
-        raise WrongState(f"{_SSH} cannot be run: {exc.strerror}; install the package openssh-client") from exc
+        raise WrongState(f"cannot run {_SSH}: {exc.strerror}; install the package openssh-client") from exc
 
 
 def ssh_arguments(vm: VmSummary, address: str, options: SshOptions) -> list[str]:
-    """Of ssh. Its user's own configuration holds, but for the host's key: addresses come back with other VMs, so it is
-    remembered by the VM's id."""
+    """The command line of ssh. The user's ssh configuration applies, except for the host key: another VM may get the same
+    address later, so ssh remembers the key under the VM's id."""
     settings = {
         "HostKeyAlias": f"virtshim-{vm.id[:_SHORT]}",
         "CheckHostIP": "no",
@@ -203,11 +203,11 @@ def _keys(path: str) -> tuple[str, ...]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidRequest(f"--inject {path}: cannot be read: {exc}") from exc
+        raise InvalidRequest(f"--inject {path}: cannot read the file: {exc}") from exc
     try:
         keys = parse_keys(text)
     except InvalidRequest as exc:
         raise InvalidRequest(f"--inject {path}: {exc}; give the public key, such as ~/.ssh/id_ed25519.pub") from exc
     if not keys:
-        raise InvalidRequest(f"--inject {path}: there is no key in it")
+        raise InvalidRequest(f"--inject {path}: the file holds no public key; give one such as ~/.ssh/id_ed25519.pub")
     return keys

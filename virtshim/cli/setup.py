@@ -1,4 +1,4 @@
-"""`virtshim setup`: makes a node of this machine, and `--undo` takes it back. What it finds and does is in `virtshim.setup`."""
+"""`virtshim setup` turns this machine into a node; `--undo` reverts that. The work itself is in `virtshim.setup`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DONE: Final = {
     Action.CREATE: "created", Action.REPLACE: "replaced", Action.UPDATE: "updated", Action.KEEP: "kept",
     Action.RESTORE: "restored", Action.REMOVE: "removed",
 }  # fmt: skip
-# The same of a dry run.
+# The words that a dry run prints instead.
 _TO_DO: Final = {
     **{done: action.value for action, done in _DONE.items()},
     "enabled": "enable", "started": "start", "disabled": "disable", "stopped": "stop", "masked": "mask",
@@ -40,16 +40,16 @@ class SetupOptions:
     undo: bool = False
     as_json: bool = False
     vms_only: bool | None = None
-    """None: as the set-up before."""
+    """None: as in the previous setup."""
 
 
 def setup_command(options: SetupOptions) -> int:
-    """0 if nothing is left for the operator's hands, 1 if a file was kept or something stands in the way. Raises ShimError."""
-    set_up_logging("warning", "text")  # to standard error
+    """Returns 0 if the operator need not do anything, 1 if a file was kept or a problem was found. Raises ShimError."""
+    set_up_logging("warning", "text")  # goes to standard error
     if not os.path.isdir(options.root):
-        raise InvalidRequest(f"--root: {options.root} is no directory")
+        raise InvalidRequest(f"--root: {options.root} is not a directory")
     setup = NodeSetup(NodeTree(options.root), Systemctl(options.root))
-    name = socket.gethostname().lower()  # as kubelet calls the node
+    name = socket.gethostname().lower()  # kubelet's name for the node
     if options.undo:
         found = setup.undo_planned(name=name) if options.dry_run else setup.undo(name=name)
     elif options.dry_run:
@@ -78,15 +78,15 @@ def _print(found: Outcome, *, dry_run: bool) -> None:
         else:
             console.print(Text.assemble(Text(f"{word:<10}", style=_STYLES.get(word, "")), text))
     if found.plan and found.plan.refusal:
-        console.print("nothing was changed, and nothing will be before the first problem is mended")
+        console.print("nothing was changed; setup changes nothing until the first problem is solved")
     elif found.changes_nothing:
         console.print("nothing to change")
     if dry_run:
-        console.print("nothing was changed: this was --dry-run")
+        console.print("nothing was changed, because of --dry-run")
 
 
 def _lines(found: Outcome) -> Iterator[tuple[str, str]]:
-    """A word, and what it is about."""
+    """Pairs of a word and the text that it introduces."""
     if found.plan:
         yield from (("seen", f"{subject}: {text}") for subject, text in found.plan.seen.items())
     for change in found.changes:
@@ -94,7 +94,7 @@ def _lines(found: Outcome) -> Iterator[tuple[str, str]]:
             yield _DONE[change.action], f"{change.path}   {change.note or change.why}".rstrip()
             yield "diff", "".join(_diff(change))
     yield from ((word, unit) for word, units in _units(found).items() for unit in units)
-    yield from (("caught up", f"systemctl {words}, which an earlier run left pending") for words in found.pending)
+    yield from (("caught up", f"systemctl {words}, left over from an earlier run") for words in found.pending)
     yield from (("problem", text) for text in (found.plan.problems if found.plan else ()))
     yield from (("failed", text) for text in found.failed)
     for number, step in enumerate(found.steps, 1):

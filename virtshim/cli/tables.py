@@ -1,4 +1,4 @@
-"""`virtshim ps`: the node's pods and their VMs, one line a VM."""
+"""What commands print: tables, in colour on a terminal and as plain columns elsewhere, or JSON. Also `virtshim ps`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from rich.text import Text
 from virtshim.cri.client import PodSummary, VmSummary, connected
 from virtshim.model.text import printable_text
 
-# Rows of pods and their VMs, and plain columns. Pure.
-
 HEAD = ("POD", "POD ID", "POD STATE", "IP", "VM", "VM ID", "VM STATE", "AGE", "IMAGE")
 _SHORT = 12
 _PS_UNITS = (("d", 86400), ("h", 3600), ("m", 60))
@@ -26,7 +24,7 @@ _PS_UNITS = (("d", 86400), ("h", 3600), ("m", 60))
 def rows(
     pods: Sequence[PodSummary], vms: Sequence[VmSummary], addresses: Mapping[str, Sequence[str]], now: float
 ) -> Iterator[tuple[str, ...]]:
-    """A pod without a VM has a line, too. `now`: seconds since 1970. Ages are those of the VMs, else of the pods."""
+    """One row per VM, and one per pod without a VM. `now`: seconds since 1970. The age is the VM's, or else the pod's. Pure."""
     for pod in pods:
         state = "ready" if pod.is_ready else "not ready"
         left = (f"{pod.namespace}/{pod.name}", pod.id[:_SHORT], state, ",".join(addresses[pod.id]) or "-")
@@ -38,7 +36,7 @@ def rows(
 
 
 def age(seconds: float) -> str:
-    """The largest unit that fits twice, so that the error is less than a third: 119s, 2m, 47h, 2d."""
+    """In the largest unit that fits twice, so that rounding loses less than a third: 119s, 2m, 47h, 2d."""
     for unit, size in _PS_UNITS:
         if seconds >= 2 * size:
             return f"{seconds // size:.0f}{unit}"
@@ -46,13 +44,11 @@ def age(seconds: float) -> str:
 
 
 def columns(lines: Sequence[Sequence[str]]) -> list[str]:
-    """What the node got from others is shown without control characters: a terminal would obey them."""
+    """Plain columns. Control characters are removed: the texts come from outside, and a terminal would obey them."""
     shown = [[printable_text(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in shown]
 
-
-# What commands print: tables, in colour on a terminal, plain columns elsewhere; or JSON.
 
 _COLOURS: Final = {
     "ready": "green",
@@ -63,13 +59,13 @@ _COLOURS: Final = {
     "not ready": "red",
     "unknown": "red",
 }
-# Of a line of a table.
+# Colours of a cell's text.
 _WIDEST: Final = 10_000
 _TABLES_UNITS: Final = ("B", "K", "M", "G", "T")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """What the node got from others is shown without control characters."""
+    """Control characters are removed from the cells, because the texts come from outside."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for name in head:
         made.add_column(name, no_wrap=name != "IMAGE", overflow="fold")
@@ -82,7 +78,7 @@ def tables_show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     if sys.stdout.isatty():
         made = table(head, rows)
         console = Console(highlight=False)
-        # As wide as it is: a terminal breaks long lines, and a narrower table leaves out the ends of addresses and paths.
+        # At full width: the terminal wraps long lines, while a narrower table would cut off addresses and paths.
         wide = Measurement.get(console, console.options.update(max_width=_WIDEST), made).maximum
         Console(highlight=False, width=max(console.width, wide)).print(made)
     else:
@@ -94,12 +90,12 @@ def tables_show_json(found: Any) -> None:
 
 
 def show_json_line(found: Mapping[str, Any]) -> None:
-    """One of many that come one by one."""
+    """Prints one JSON object on one line, at once."""
     print(json.dumps(found), flush=True)
 
 
 def tables_size(count: float) -> str:
-    """Bytes, in the largest unit that leaves a number above 1."""
+    """`count` bytes in the largest unit that leaves a number above 1."""
     for unit in _TABLES_UNITS:
         if count < 1024 or unit == _TABLES_UNITS[-1]:
             return f"{count:.0f}{unit}" if count >= 10 or unit == "B" else f"{count:.1f}{unit}"

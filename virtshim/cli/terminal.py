@@ -1,5 +1,5 @@
-"""What this program reads from and writes to: the person's terminal, raw while a guest has it and as it was afterwards, or
-whatever a shell has put in its place."""
+"""The terminal, or the streams that a shell puts in its place. A terminal is raw while a guest uses it, and is restored
+afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import FrameType
 
 @contextlib.contextmanager
 def raw(fd: int) -> Iterator[None]:
-    """Nothing happens if `fd` is no terminal. It is put right also after SIGTERM and SIGHUP."""
+    """Makes the terminal `fd` raw, and restores it also after SIGTERM and SIGHUP. Does nothing if `fd` is not a terminal."""
     if not os.isatty(fd):
         yield
         return
@@ -25,14 +25,14 @@ def raw(fd: int) -> Iterator[None]:
             tty.setraw(fd)
             yield
         finally:
-            with contextlib.suppress(termios.error):  # it has hung up
+            with contextlib.suppress(termios.error):  # the terminal has hung up
                 termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the program by SystemExit, so that what it made is put right, unless the caller has handlers of its
-    own."""
+    """Within the block, SIGTERM and SIGHUP raise SystemExit, so that the program cleans up. Handlers that the caller has
+    installed stay."""
     unhandled = [number for number in (signal.SIGTERM, signal.SIGHUP) if not callable(signal.getsignal(number))]
     handlers = {number: signal.signal(number, _leave) for number in unhandled}
     try:
@@ -44,8 +44,8 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def resizes() -> Iterator[int]:
-    """A descriptor that becomes readable with each change of the terminal's size, and with any other signal: one that comes just
-    before a select() would otherwise wait for its end."""
+    """A descriptor that becomes readable when the terminal's size changes, and on any other signal: a signal that arrives
+    just before a select() would otherwise wait until the select() ends."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.signal(signal.SIGWINCH, lambda _number, _frame: None)
     earlier = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -59,7 +59,7 @@ def resizes() -> Iterator[int]:
 
 
 def size(fd: int) -> tuple[int, int] | None:
-    """Columns and lines; None if `fd` is no terminal or does not know."""
+    """(columns, lines); None if `fd` is not a terminal or does not know its size."""
     try:
         columns, lines = os.get_terminal_size(fd)
     except OSError:
@@ -68,20 +68,22 @@ def size(fd: int) -> tuple[int, int] | None:
 
 
 def open_closed_streams() -> None:
-    """Those of a program's three streams that its caller has closed lead nowhere. Else their numbers would be those of the next
-    connections, which would get what is written to the streams, and a closed one has no file object."""
+    """Opens /dev/null for each standard stream that the caller has closed. Otherwise the next connection would get the
+    stream's number and receive its output, and a closed stream has no file object."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free is this one
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # takes the lowest free number, which is this stream's
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  for the program's life
 
 
 def write_out() -> None:
-    """Standard output is written out now: when the interpreter ends nobody could tell what is wrong. Raises OSError, and what
-    was not written is lost."""
+    """Flushes standard output now, because errors at the interpreter's exit could not be reported. Raises OSError; output
+    that could not be written is lost."""
     try:
         sys.stdout.flush()
     except OSError:

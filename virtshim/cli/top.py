@@ -1,4 +1,4 @@
-"""`virtshim top`: what the node's VMs use, as it changes."""
+"""`virtshim top` shows what the node's VMs use, and refreshes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from virtshim.cri.operator.node_work import NodeWork, PodUsage, working
 from virtshim.model.errors import InvalidRequest
 
 _HEAD: Final = ("POD", "CPU", "MEMORY", "DISK", "RX/s", "TX/s")
-# Of what the rows are sorted by: the largest first, but for names.
+# Sort keys. The largest value comes first, except for names.
 SORTS: Final = ("cpu", "memory", "disk", "network", "name")
 _SOONEST, _LATEST = 0.2, 3600.0
 
@@ -38,7 +38,7 @@ class Row:
 
 
 def top(socket: str, *, sort: str, interval: float, once: bool, as_json: bool) -> None:
-    """Until ctrl-c. Raises ShimError."""
+    """Runs until Ctrl-C. Raises ShimError."""
     if sort not in SORTS:
         raise InvalidRequest(f"--sort {sort[:40]!r}: must be one of {', '.join(SORTS)}")
     if not _SOONEST <= interval <= _LATEST:
@@ -72,7 +72,7 @@ def _next(
 
 
 def rates(pods: Sequence[PodSummary], before: Mapping[str, PodUsage], now: Mapping[str, PodUsage]) -> list[Row]:
-    """Pods that have numbers now; of those that had none before no rates are known yet. Pure."""
+    """One row for each pod that has figures now. A pod without earlier figures has no rates yet. Pure."""
     rows = []
     for pod in pods:
         if (usage := now.get(pod.id)) is None:

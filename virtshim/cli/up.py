@@ -33,13 +33,13 @@ __all__ = ["NodeOptions", "up_command"]
 
 
 def up_command(options: NodeOptions) -> int:
-    """Returns the exit code. Raises ShimError for what keeps a node from starting."""
+    """Returns the exit code. Raises ShimError if the node cannot start."""
     need_root()
     console = Console(stderr=True, highlight=False)
     node = NodeDir.of(options.directory)
     refuse_strangers(options.directory)
     for name in drop_path_variables():
-        console.print(f"up: {name} is ignored: a node's paths are below its directory; --config can set them")
+        console.print(f"up: ignoring {name}, because a node's paths are below its directory; --config can set them")
     make_directory(node.run)
     lock = take_lock(node)
     try:
@@ -72,27 +72,29 @@ def up_command(options: NodeOptions) -> int:
 
 
 def _daemons(node: NodeDir, options: NodeOptions, orphans: Orphans) -> tuple[Daemon, ...]:
-    """In the order of their start."""
+    """The node's daemons, in the order of their start."""
     file = node.config_file
     own = (tapmanager_daemon(file, orphans), shares_daemon(file, orphans), virtshim_daemon(file, orphans))
     proxies = (proxy_daemon(file, orphans),) if options.with_containerd else ()
     for daemon in (*own, *proxies):
-        # Not containerd's: its shims outlive this process, and would die of an output that nobody reads.
+        # Not for containerd: its shims outlive this process, and a closed output pipe would kill them.
         daemon.said = LastLines()
     return (*own, containerd.daemon(node, orphans), *proxies) if options.with_containerd else own
 
 
 def _start(daemon: Daemon, stopping: threading.Event) -> None:
-    """For the first time: whoever is there reads why it does not come up."""
+    """The daemon's first start. An error shows the daemon's last lines, because a person is watching."""
     try:
         daemon.start(stopping)
     except Unavailable as exc:
         said = "".join(f"\n  {line}" for line in daemon.last_lines())
-        raise Unavailable(f"{exc}; correct what it says" + (f". Its last lines:{said}" if said else "")) from exc
+        raise Unavailable(
+            f"{exc}; correct the fault that it reports" + (f". Its last lines:{said}" if said else "")
+        ) from exc
 
 
 def _routes() -> list[tuple[str, str]]:
-    """(destination, interface) of both families, ip-route(8)."""
+    """(destination, interface) of the IPv4 and IPv6 routes, from ip-route(8)."""
     found: list[tuple[str, str]] = []
     for family in ("-4", "-6"):
         finished = run(["ip", "-json", family, "route", "show"], timeout=10)
@@ -102,15 +104,15 @@ def _routes() -> list[tuple[str, str]]:
 
 
 def take_lock(node: NodeDir) -> int:
-    """A descriptor that holds the directory. Raises WrongState naming the holder, NotFound if the directory has gone,
-    InvalidRequest for what cannot be our lock."""
+    """Returns the descriptor that locks the directory. Raises WrongState naming the holder, NotFound if the directory has
+    gone, InvalidRequest if the lock file cannot be used."""
     try:
         return lock_file(node.lock)
     except FileNotFoundError as exc:
-        raise NotFound(f"the node in {node.path} has meanwhile been removed by another `virtshim down`") from exc
+        raise NotFound(f"another `virtshim down` has just removed the node in {node.path}") from exc
     except FileLocked as exc:
         raise WrongState(
             f"a node is already running in {node.path} (pid {exc.holder or 'unknown'}); stop it with Ctrl-C or SIGTERM"
         ) from exc
     except OSError as exc:
-        raise InvalidRequest(f"--dir: {node.lock} cannot be used as lock: {exc.strerror}; remove it") from exc
+        raise InvalidRequest(f"--dir: {node.lock} cannot be used as a lock: {exc.strerror}; remove it") from exc

@@ -1,4 +1,4 @@
-"""Which VM the user means: a pod's name, namespace/name, or the beginning of an id. Pure."""
+"""Finds the VM that the user names: by a pod's name, namespace/name, or the first characters of an id. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _Seen = TypeVar("_Seen", bound=PodSummary | VmSummary)
 
 
 def running_vm(wanted: str, pods: Sequence[PodSummary], vms: Sequence[VmSummary]) -> VmSummary:
-    """The running VM of that name, found as `vm_of`. Raises NotFound, InvalidRequest if it may mean several, WrongState."""
+    """Like `vm_of`, but the VM must run. Raises NotFound, InvalidRequest if several match, WrongState."""
     return _must_run(vm_of(wanted, pods, vms))
 
 
 def vm_of(wanted: str, pods: Sequence[PodSummary], vms: Sequence[VmSummary]) -> VmSummary:
-    """The VM of that name, also one that has ended: a pod's running one, else its newest. Names come before beginnings of ids. A
-    name means a pod that is ready, if there is one: a pod's earlier sandboxes have its name, too. Raises NotFound,
-    InvalidRequest if it may mean several, WrongState if there is none."""
+    """The VM that `wanted` names, also one that has ended: the pod's running VM, or else its newest. Names win over ids. Among
+    pods of the same name a ready one wins, because a pod's earlier sandboxes share its name. Raises NotFound,
+    InvalidRequest if several match, WrongState if the pod has no VM."""
     if not wanted:
-        raise InvalidRequest("the name is empty; write a pod's name, namespace/name, or the beginning of an id")
+        raise InvalidRequest("the name is empty; write a pod's name, namespace/name, or the first characters of an id")
     if named := [pod for pod in pods if wanted in (pod.name, f"{pod.namespace}/{pod.name}")]:
         ready = [pod for pod in named if pod.is_ready] or named[:1]
         return _of_pod(_only(wanted, ready, (f"{pod.namespace}/{pod.name} ({pod.id[:_SHORT]})" for pod in ready)), vms)
@@ -36,7 +36,7 @@ def vm_of(wanted: str, pods: Sequence[PodSummary], vms: Sequence[VmSummary]) -> 
 
 def _only(wanted: str, found: Sequence[_Seen], names: Iterable[str]) -> _Seen:
     if len(found) > 1:
-        raise InvalidRequest(f"{wanted!r} matches several: {', '.join(names)}; be more specific")
+        raise InvalidRequest(f"{wanted!r} matches more than one: {', '.join(names)}; be more specific")
     return found[0]
 
 

@@ -1,7 +1,8 @@
-"""`virtshim vnc`: a VM's screen on a local socket or port, for any VNC client of who started it.
+"""`virtshim vnc` shows a VM's screen on a local socket or port, to VNC clients of the user who started it.
 
-Each client gets a stream of its own, by the admin socket. A screen has no password, and every local user reaches a port of
-loopback: so by default there is a Unix socket, which is the user's alone, and at a port the kernel is asked whose each client is.
+Each client gets its own stream through the admin socket. A screen has no password, and every local user can connect to a
+loopback port. Therefore the default is a Unix socket that only the user can open; at a port, the kernel says which user
+each client belongs to.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from virtshim.system.peers import tcp_peer_user_of
 
 _READ: Final = 32 << 10
 _ADDRESS: Final = re.compile(r"\[?(?P<host>[0-9a-fA-F.:]+?)\]?:(?P<port>[0-9]{1,5})")
-# Channels of the forward's one port. Each begins with the port's number, two bytes.
+# The two channels of the forwarded port. Each begins with the port's number, two bytes.
 _DATA, _ERROR = 0, 1
 _NUMBER: Final = 2
 _UID_DIGITS: Final = 10
@@ -40,7 +41,7 @@ _UID_DIGITS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where clients are awaited: an address, or else the `path` of a Unix socket, "" for one in a directory of its own."""
+    """Where clients connect: an address, or else the `path` of a Unix socket. "" means a socket in a new directory."""
 
     host: str = ""
     port: int = VNC_PORT
@@ -48,7 +49,7 @@ class ListenAddress:
 
 
 def parse_listen_address(listen: str, path: str) -> ListenAddress:
-    """Raises InvalidRequest. VNC has no password here, so only this machine's own people may reach it."""
+    """Raises InvalidRequest for an address that other machines can reach, because the screen has no password."""
     if path or not listen:
         return ListenAddress(path=os.path.abspath(path) if path else "")
     found = _ADDRESS.fullmatch(listen)
@@ -60,14 +61,14 @@ def parse_listen_address(listen: str, path: str) -> ListenAddress:
         raise InvalidRequest(f"--listen {listen[:80]!r}: must be ADDRESS:PORT, such as 127.0.0.1:5900")
     if not host.is_loopback:
         raise InvalidRequest(
-            f"--listen {listen}: a screen has no password, so it is shown on loopback only; from another machine use "
+            f"--listen {listen}: a screen has no password, so only loopback addresses are allowed; from another machine use "
             "ssh -L"
         )
     return ListenAddress(str(host), int(found["port"]))
 
 
 def vnc(cri_socket: str, admin: str, wanted: str, place: ListenAddress) -> None:
-    """Serves clients until ctrl-c. Raises ShimError."""
+    """Serves clients until Ctrl-C. Raises ShimError."""
     with connected(cri_socket) as node:
         vm = running_vm(wanted, node.pods(), node.vms())
         if not node.has_vnc(vm.pod):
@@ -76,7 +77,7 @@ def vnc(cri_socket: str, admin: str, wanted: str, place: ListenAddress) -> None:
         try:
             with terminal.ended_by_signals():
                 print(
-                    f"vnc: the screen of {vm.name} ({vm.id[:12]}) is at {shown}; ctrl-c ends",
+                    f"vnc: the screen of {vm.name} ({vm.id[:12]}) is at {shown}; Ctrl-C ends",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -87,14 +88,14 @@ def vnc(cri_socket: str, admin: str, wanted: str, place: ListenAddress) -> None:
 
 
 def clients(listener: socket.socket) -> Iterator[socket.socket]:
-    """Those of root, and of who became root to start this. Others are hung up on before a byte of the screen."""
+    """Accepts clients of root and of the user who started this with sudo. Disconnects others before they get a byte."""
     while True:
         local, _ = listener.accept()
         if local.family == socket.AF_UNIX or _user_of(local) in (0, os.getuid(), _caller()):
             yield local
         else:
             local.close()
-            print("vnc: a client of another user was refused", file=sys.stderr, flush=True)
+            print("vnc: refused a client of another user", file=sys.stderr, flush=True)
 
 
 def _user_of(local: socket.socket) -> int | None:
@@ -104,7 +105,7 @@ def _user_of(local: socket.socket) -> int | None:
 
 
 def _caller() -> int:
-    """Who ran sudo, else who runs this."""
+    """The user id that ran sudo, or else the one of this process."""
     said = os.environ.get("SUDO_UID", "")
     is_user = said.isascii() and said.isdigit() and len(said) <= _UID_DIGITS
     return int(said) if is_user and os.getuid() == 0 else os.getuid()
@@ -112,7 +113,7 @@ def _caller() -> int:
 
 @contextlib.contextmanager
 def listening(place: ListenAddress) -> Iterator[tuple[socket.socket, str]]:
-    """The socket, and where it is. Raises WrongState."""
+    """The listening socket, and its address or path as text. Raises WrongState."""
     with contextlib.ExitStack() as stack:
         directory = ""
         if not place.host and not place.path:
@@ -121,7 +122,7 @@ def listening(place: ListenAddress) -> Iterator[tuple[socket.socket, str]]:
         listener = stack.enter_context(listen_at(place))
         if place.path:
             stack.callback(Path(place.path).unlink, missing_ok=True)
-        if directory:  # last: until then nobody else can put a file of root's where the socket is
+        if directory:  # last: before this, no other user can replace the socket by a link to a root file
             os.chown(place.path, _caller(), -1)
             os.chown(directory, _caller(), -1)
         yield listener, place.path or "{}:{}".format(*listener.getsockname()[:2])
@@ -139,7 +140,7 @@ def listen_at(place: ListenAddress) -> socket.socket:
     except OSError as exc:
         listener.close()
         where = place.path or f"{place.host} port {place.port}"
-        why = exc.strerror or exc  # a path that is too long has no number
+        why = exc.strerror or exc  # a path that is too long has no errno
         raise WrongState(f"cannot listen on {where}: {why}; choose another with --listen or --unix") from exc
     finally:
         os.umask(before)
@@ -147,7 +148,7 @@ def listen_at(place: ListenAddress) -> socket.socket:
 
 
 def _serve(admin: str, vm: VmSummary, local: socket.socket) -> None:
-    """One client, on a thread of its own."""
+    """Serves one client, on its own thread."""
     with local, contextlib.suppress(OSError):
         try:
             with operating(admin) as operator:
@@ -161,7 +162,7 @@ def _serve(admin: str, vm: VmSummary, local: socket.socket) -> None:
 def copy_both_ways(local: socket.socket, remote: streaming.StreamClient) -> None:
     """Copies both ways until one side ends. Raises OSError, ShimError."""
     failure, number = bytearray(), bytearray()
-    arrived = True  # some may have come with the handshake's answer
+    arrived = True  # data may have come with the handshake's answer
     while True:
         for piece in remote.receive() if arrived else ():
             if piece.channel == _ERROR:

@@ -41,7 +41,7 @@ def test_a_command_in_a_vm_that_was_not_started_is_refused(vm: Vm, null_image: P
 
 def test_a_person_types_on_the_console(vm: Vm):
     with terminal([*VIRTSHIM, "console", "--socket", vm.node.socket, NAME]) as screen:
-        assert screen.sees(b"ctrl-] leaves"), screen.seen
+        assert screen.sees(b"Ctrl-] leaves"), screen.seen
         assert screen.is_answered_by_a_shell(), screen.seen
         screen.press(b"\x1d")
         assert screen.sees(b"the VM keeps running"), screen.seen

@@ -169,7 +169,7 @@ def test_a_containerd_with_another_cgroup_driver_than_kubelet_is_refused_before_
     told = capsys.readouterr().out
     assert "problem   containerd has cgroup driver cgroupfs, its default, and this node systemd" in told
     assert 'SystemdCgroup = true below [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]' in told
-    assert "nothing was changed, and nothing will be before the first problem is mended\n" in told
+    assert "nothing was changed; setup changes nothing until the first problem is solved\n" in told
     assert seen(root) == before
     assert not (root / DIRECTORY.lstrip("/")).exists()
     code, said = run(root, capsys, dry_run=True)
@@ -187,7 +187,7 @@ def test_a_dry_run_shows_a_diff_and_changes_nothing(root: Path, capsys: pytest.C
     assert "-runtime-endpoint: unix:///run/containerd/containerd.sock\n" in told
     assert "+runtime-endpoint: unix:///run/virtshim/proxy.sock\n" in told
     assert "--- /dev/null\n+++ /etc/virtshim/config.toml\n" in told
-    assert told.endswith("nothing was changed: this was --dry-run\n")
+    assert told.endswith("nothing was changed, because of --dry-run\n")
     assert seen(root) == before
     assert not (root / DIRECTORY.lstrip("/")).exists()
 
@@ -305,7 +305,7 @@ def test_systemd_takes_what_was_written_for_its_units(root: Path, capsys: pytest
 
 
 def test_a_root_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="is no directory"):
+    with pytest.raises(InvalidRequest, match="is not a directory"):
         setup_command(SetupOptions(str(tmp_path / "none")))
 
 

@@ -104,7 +104,7 @@ def test_what_annotations_of_profiles_say_is_in_no_fault(file: Path) -> None:
 
 def test_a_good_configuration_is_said_to_be_good(file: Path) -> None:
     assert ran("check", "--config", file) == (
-        f"all is well: 2 settings of {file}, {file}.d/10.toml; `virtshim config show` lists them\n"
+        f"no faults found: 2 settings from {file}, {file}.d/10.toml; `virtshim config show` lists them\n"
     )
 
 

@@ -54,7 +54,7 @@ def test_a_machine_without_it_is_told_what_to_install(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        NotFound, match=r"--with-containerd: there is no containerd here; apt-get install containerd runc"
+        NotFound, match=r"--with-containerd: containerd is not installed; run `apt-get install containerd runc`"
     ):
         containerd.set_up(node, settings_of(node, tmp_path))
 

@@ -157,13 +157,13 @@ def test_a_word_that_is_not_utf_8_is_told_with_78(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ended(monkeypatch, *words, os.fsdecode(b"\xff")) == 78
-    assert capsys.readouterr().err == "virtshim: the argument '\\udcff' is not UTF-8; write it in that\n"
+    assert capsys.readouterr().err == "virtshim: the argument '\\udcff' is not UTF-8; write it in UTF-8\n"
 
 
 @pytest.mark.parametrize(
     ("streams", "code", "says"),
     [
-        (">/dev/full", 71, "virtshim: the output could not be written: No space left on device; make room\n"),
+        (">/dev/full", 71, "virtshim: the output could not be written: No space left on device; free some space\n"),
         ("| exec true", 0, ""),
         (">&-", 0, ""),
         ("<&- >&-", 0, ""),

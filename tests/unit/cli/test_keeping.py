@@ -92,7 +92,7 @@ def test_one_that_never_comes_up_is_given_up_with_its_last_lines(clock: FakeCloc
     with pytest.raises(Unavailable) as given_up:
         kept(clock, 3600, daemon)
     assert str(given_up.value) == (
-        "thing ended with code 1 before it was ready, 6 times in a row; given up. The VMs keep running: correct what it says, "
+        "thing ended with code 1 before it was ready, 6 times in a row; giving up. The VMs keep running. Correct the fault, "
         "and run `virtshim up` again. Its last lines:\n  tapmanager: no such bridge"
     )
     assert len(daemon.starts) == 6

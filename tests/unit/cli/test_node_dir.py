@@ -194,7 +194,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Pat
 
 
 def test_a_node_that_another_removes_meanwhile_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="meanwhile been removed"):
+    with pytest.raises(NotFound, match="has just removed the node"):
         take_lock(NodeDir.of(f"{tmp_path}/gone"))
 
 
@@ -236,7 +236,7 @@ def test_down_leaves_a_directory_alone_that_is_no_node(short: Path) -> None:
     for name in ("state", "run"):
         (short / name).mkdir()
     (short / "state" / "theses.txt").write_text("mine")
-    with pytest.raises(InvalidRequest, match="no node was ever started there"):
+    with pytest.raises(InvalidRequest, match="no node was ever started in this directory"):
         down_command(str(short), everything=True)
     assert (short / "state" / "theses.txt").read_text() == "mine"
 

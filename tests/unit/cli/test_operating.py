@@ -227,7 +227,7 @@ def test_events_end_when_the_node_ends_them(stops: str, capsys: pytest.CaptureFi
     node, operator = _Quiet(stops=stops == "vms"), _Quiet(stops=stops == "operators")
     sources: Any = contextlib.nullcontext(node), contextlib.nullcontext(operator)
     watching = Background(lambda: events.show_events(*sources, as_json=True))
-    with pytest.raises(Unavailable, match="the node has ended its events"):
+    with pytest.raises(Unavailable, match="the node closed its event stream"):
         watching.done()
     node.over.set()
     operator.over.set()
@@ -284,7 +284,7 @@ def test_a_picture_takes_the_place_of_a_file_and_of_nothing_else(tmp_path: Path)
     os.mkfifo(pipe)
     acting.keep_picture(lambda: b"picture", str(file))
     assert file.read_bytes() == b"picture"
-    with pytest.raises(InvalidRequest, match="no regular file"):
+    with pytest.raises(InvalidRequest, match="not a regular file"):
         acting.keep_picture(lambda: pytest.fail("it was taken for nothing"), str(pipe))
     assert pipe.is_fifo()
 

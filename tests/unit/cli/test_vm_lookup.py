@@ -46,7 +46,7 @@ def test_a_name_or_the_beginning_of_an_id_finds_the_running_vm(wanted: str, foun
     ("wanted", "error", "says"),
     [
         ("web", InvalidRequest, r"default/web \(a1a1a1a1a1a1\), test/web"),
-        ("3", InvalidRequest, "matches several: 343434343434, 333333333333"),
+        ("3", InvalidRequest, "matches more than one: 343434343434, 333333333333"),
         ("", InvalidRequest, "empty"),
         ("nothing", NotFound, "virtshim ps"),
         ("test/web", WrongState, r"debian \(222222222222\) is exited, not running"),

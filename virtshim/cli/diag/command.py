@@ -1,4 +1,4 @@
-"""`virtshim diag DIR`: what is needed to see what is wrong with a node, in one file without secrets."""
+"""`virtshim diag DIR` collects diagnostic data of a node into one file, without secrets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ COLLECTORS: Final[Mapping[str, Collector]] = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Of the summary. `trouble`: why it is not whole, "" if it is."""
+    """One collector in the summary. `trouble`: why its files are incomplete; "" if they are complete."""
 
     files: int
     bytes: int
@@ -53,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`secrets`: why more of them than usual may be left, "" if nothing is known of that."""
+    """`secrets`: why the archive may still hold secrets; "" if there is no known reason."""
 
     version: str
     host: str
@@ -72,14 +72,15 @@ def diag_command(
     limit: float = LIMIT,
     room: Room = Room(),
 ) -> int:
-    """0 also if parts could not be had: their files say why. Raises ShimError if there can be no archive."""
+    """Returns 0 even if some parts could not be collected; their files say why. Raises ShimError if no archive could be
+    written."""
     if os.geteuid() != 0:
-        raise PermissionRefused("what is wrong with a node only root can see; run it with sudo")
+        raise PermissionRefused("only root can read the data of a node; run this command with sudo")
     if not directory:
         raise InvalidRequest("DIR is empty; name a directory for the archive")
     console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=as_json)
     node = look_at(config, node_directory)
-    console.print(f"diag: looking at the node; this may take {limit:g} s")
+    console.print(f"diag: collecting data of the node; this may take {limit:g} s")
     found = gather(collectors, node, limit, room)
     now = int(time.time())
     summary = _summary(found, now, node.secrets.trouble)
@@ -98,18 +99,19 @@ def diag_command(
             )
         )
     else:
-        console.print("diag: secrets are removed as far as they can be known; read it before you give it to others")
+        console.print("diag: all secrets that could be recognized were removed; read the archive before you share it")
         print(path)
     return 0
 
 
 def look_at(config: str | None, node_directory: str | None) -> Node:
-    """Settings that cannot be read are part of what is wrong: the defaults are looked at then. Raises InvalidRequest."""
+    """The node to examine. If its settings cannot be read, the defaults are used and the fault is reported. Raises
+    InvalidRequest."""
     if config is not None and node_directory is not None:
-        raise InvalidRequest("--dir and --config exclude each other: a node's settings are DIR/config.toml")
+        raise InvalidRequest("--dir and --config exclude each other; --dir reads the settings from DIR/config.toml")
     directory = os.path.realpath(node_directory) if node_directory else ""
     if directory and not os.path.isdir(directory):
-        raise InvalidRequest(f"--dir: {directory} is not there; name the directory that `up --dir` was given")
+        raise InvalidRequest(f"--dir: {directory} does not exist; name the directory of `up --dir`")
     file = f"{directory}/config.toml" if directory else config
     trouble = ""
     try:
@@ -120,7 +122,7 @@ def look_at(config: str | None, node_directory: str | None) -> Node:
 
 
 def _defaults(directory: str) -> settings_table.Settings:
-    """Where a node keeps its things, whatever its settings say."""
+    """The default settings of a node in `directory`."""
     if not directory:
         return settings_table.Settings.model_construct()
     return settings_table.Settings.model_construct(

@@ -1,4 +1,4 @@
-"""The daemons: their threads, their logs, what they answer, and `virtshim check`."""
+"""Collects data of the daemons: threads, logs, answers to CRI calls, and `virtshim check`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from virtshim.system.process import run
 _PATIENCE: Final = 5.0
 _UNITS: Final = ("virtshim", "tapmanager", "virtshim-shares", "virtshim-proxy", "virtshim-device-plugin")
 _OTHER_UNITS: Final = ("libvirtd", "virtqemud", "virtlogd", "containerd", "crio", "kubelet")
-# Not `systemctl status`, which lists command lines of whatever else runs in a unit's cgroup: VMs of others in libvirtd's.
+# Not `systemctl status`: it lists the command lines of all processes in a unit's cgroup, e.g. other people's VMs in libvirtd's.
 _OF_A_UNIT: Final = (
     "Id,LoadState,ActiveState,SubState,Result,UnitFileState,FragmentPath,DropInPaths,MainPID,NRestarts,ExecMainStatus,"
     "ActiveEnterTimestamp,MemoryCurrent,TasksCurrent"
@@ -32,7 +32,7 @@ _LINES: Final = "20000"
 
 
 def sockets(node: Node) -> dict[str, str]:
-    """By daemon, what it serves: who holds the lock beside it is that daemon."""
+    """The socket of each daemon. The daemon is the process that holds the lock beside its socket."""
     mine = node.settings
     return {
         "virtshim": mine.cri_socket,
@@ -43,11 +43,11 @@ def sockets(node: Node) -> dict[str, str]:
 
 
 def threads(node: Node) -> Iterator[File]:
-    """Where each thread of a daemon is: in Python, by the daemon itself, and in the kernel."""
+    """The stack of each thread of the daemons: in Python, which the daemon itself reports, and in the kernel."""
     for name, socket in sockets(node).items():
         pid = lock_holder(f"{socket}.lock")
         if pid <= 1:
-            yield f"{name}.txt", f"{name} does not run: nobody holds {socket}.lock\n"
+            yield f"{name}.txt", f"{name} does not run: no process holds {socket}.lock\n"
             continue
         yield f"{name}.txt", f"process {pid}\n\n{python_threads(pid, socket)}"
         yield f"{name}-kernel.txt", _kernel_threads(pid)
@@ -55,21 +55,22 @@ def threads(node: Node) -> Iterator[File]:
 
 
 def python_threads(pid: int, socket: str, patience: float = _PATIENCE) -> str:
-    """Asks the daemon, if it is one that has learnt the signal; any other would end by it."""
+    """The stacks that the daemon reports on a signal. Sends it only to a process that has a handler, because it would kill
+    any other."""
     path = thread_dump.path_of(socket)
     try:
         process = os.pidfd_open(pid)
     except OSError as exc:
-        return f"it has just ended: {exc.strerror}\n"
+        return f"the daemon has just ended: {exc.strerror}\n"
     try:
         if not catches(pid, thread_dump.SIGNAL) or lock_holder(f"{socket}.lock") != pid:
-            return "it is of a version that tells nothing of its threads, or is just starting\n"
+            return "the daemon's version does not report its threads, or the daemon is just starting\n"
         before = _identity(path)
         signal.pidfd_send_signal(process, thread_dump.SIGNAL)
         until, never = time.monotonic() + patience, threading.Event()
         while _identity(path) == before:
             if time.monotonic() > until:
-                return f"no answer within {patience:g} s: its main thread hangs outside of Python\n"
+                return f"no answer within {patience:g} s: the main thread hangs outside of Python\n"
             never.wait(0.02)
         return file_text(path)
     finally:
@@ -77,13 +78,13 @@ def python_threads(pid: int, socket: str, patience: float = _PATIENCE) -> str:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for that signal."""
+    """Whether the process has a handler for the signal."""
     status = dict(line.split(":\t", 1) for line in file_text(f"/proc/{pid}/status").splitlines() if ":\t" in line)
     return bool(int(status["SigCgt"], 16) >> (number - 1) & 1)
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Of the file: each dump is a new one."""
+    """The file's identity, which changes with each dump."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -117,8 +118,8 @@ def _descriptors(pid: int) -> str:
 
 
 def logs(node: Node) -> Iterator[File]:
-    """Of the daemons, from the journal, or from the files of `up`; of the kernel. Never a guest's console or a container's log:
-    what guests say is theirs."""
+    """Logs of the daemons, from the journal or the files of `up`, and of the kernel. Never a guest's console or a container's
+    log, because what guests print is private."""
     yield "kernel.txt", said("dmesg", "--ctime")
     if node.directory:
         for path in sorted(glob.glob(f"{glob.escape(node.directory)}/log/*")):
@@ -137,7 +138,7 @@ def logs(node: Node) -> Iterator[File]:
 
 
 def check(node: Node) -> Iterator[File]:
-    """By programs of their own: what hangs in one can be ended."""
+    """Output of `virtshim check`, run as a child process, which can be killed if it hangs."""
     command = [sys.executable, "-m", "virtshim", "check", "--json"]
     command += ["--config", node.config_file] if os.path.exists(node.config_file) else []
     for name, more in (("findings", []), ("devices", ["--devices"])):
@@ -149,7 +150,7 @@ def check(node: Node) -> Iterator[File]:
 
 
 def cri(node: Node) -> Iterator[File]:
-    """What the node answers kubelet: version, conditions, what it could not finish, pods, containers and images."""
+    """The node's answers to kubelet: version, conditions, unfinished work, pods, containers and images."""
     import grpc
     from google.protobuf.json_format import MessageToDict
     from google.protobuf.message import Message

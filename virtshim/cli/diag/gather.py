@@ -1,5 +1,5 @@
-"""Runs collectors beside each other, each with a time limit and room of its own. What one has found when its time is over stays;
-what went wrong is a file beside it."""
+"""Runs collectors in parallel, each with its own limits of time and size. Files that a collector found before its time was up
+are kept; an error becomes a file beside them. Writes all files into one archive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes of one file, and of all that one collector finds."""
+    """Limits in bytes: of one file, and of all files of one collector."""
 
     file: int = 4 << 20
     collector: int = 16 << 20
@@ -32,24 +32,24 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What is looked at. `settings` are the defaults if the file could not be read: `trouble` says why then."""
+    """The node to examine. If its settings file could not be read, `settings` are the defaults and `trouble` says why."""
 
     settings: Settings
     config_file: str
     secrets: Secrets
     directory: str = ""
-    """Of a node that `up --dir` runs; "" for an installed one."""
+    """Directory of a node that `up --dir` runs; "" for an installed node."""
     trouble: str = ""
 
 
-# Path below the collector's own directory, and content.
+# (path below the collector's directory, content)
 File = tuple[str, str]
 Collector = Callable[[Node], Iterable[File]]
 
 
 @dataclass(slots=True)
 class Gathered:
-    """One collector's. Text is as it was found: `Secrets.cleaned` is for when all have ended."""
+    """What one collector found. The text still holds secrets: `Secrets.cleaned` removes them when all collectors have ended."""
 
     name: str
     files: dict[str, str] = field(default_factory=dict)
@@ -62,12 +62,12 @@ class Gathered:
         kept = text if len(text) <= self.room.file else _end_of(text, self.room.file)
         self._used += len(kept)
         if self._used > self.room.collector:
-            raise OverflowError(f"more than {self.room.collector >> 20} MiB; {path} and what follows is left out")
+            raise OverflowError(f"more than {self.room.collector >> 20} MiB; {path} and later files are left out")
         self.files[path] = kept
 
 
 def _end_of(text: str, most: int) -> str:
-    """From the beginning of a line on: half a line is half a secret, which nobody recognizes."""
+    """The end of the text, from the start of a line: half a line may hold half a secret, which would not be recognized."""
     end = text[-most:]
     return f"... {len(text)} characters, the last of them:\n{end[end.find(chr(10)) + 1 :]}"
 
@@ -75,7 +75,7 @@ def _end_of(text: str, most: int) -> str:
 def gather(
     collectors: Mapping[str, Collector], node: Node, limit: float = LIMIT, room: Room = Room()
 ) -> Sequence[Gathered]:
-    """In the collectors' order, after `limit` seconds at most: one that hangs is left behind on its thread."""
+    """Results in the collectors' order, after at most `limit` seconds. A collector that hangs is left on its thread."""
     until = time.monotonic() + limit
     under_way = [_begun(Gathered(name, room=room), collector, node) for name, collector in collectors.items()]
     found = []
@@ -84,7 +84,14 @@ def gather(
             found.append(gathered)
         else:
             files = dict(gathered.files)
-            found.append(Gathered(gathered.name, files, limit, f"did not end within {limit:g} s; this is what it had"))
+            found.append(
+                Gathered(
+                    gathered.name,
+                    files,
+                    limit,
+                    f"did not end within {limit:g} s; these are the files that it had found",
+                )
+            )
     return found
 
 
@@ -105,11 +112,9 @@ def _begun(gathered: Gathered, collector: Collector, node: Node) -> tuple[Gather
     return gathered, ended
 
 
-# One tarball, root's alone, that appears when it is whole.
-
-
 def archive_write(directory: str, name: str, files: Mapping[str, str], now: int) -> str:
-    """DIRECTORY/NAME.tar.gz, in which all is below NAME/. Its path; raises InvalidRequest where it cannot be written."""
+    """Writes DIRECTORY/NAME.tar.gz, with all files below NAME/, and returns its path. Only root can read the archive. It
+    appears under its name only when it is complete. Raises InvalidRequest if it cannot be written."""
     path = f"{directory}/{name}.tar.gz"
     part = f"{directory}/.{name}.part"
     try:

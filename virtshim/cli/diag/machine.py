@@ -1,4 +1,4 @@
-"""The machine: versions, processes, cgroups, mounts, disks, devices."""
+"""Collects data of the machine: versions, processes, cgroups, mounts, disks, devices, network."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from virtshim.cli.diag.records import ledger_namespaces
 from virtshim.cli.diag.secrets import REMOVED
 from virtshim.cli.diag.vms import our_domains
 
-# Whose a process is. What was said to one of ours when it was started is shown; of all others that they are there.
+# Processes. The archive shows the command lines of virtshim's own processes; of all others only the names.
 
 HEAD: Final = f"{'PID':>8} {'PARENT':>8} {'USER':>10} S {'THR':>5} {'KiB':>10} {'CPU s':>10} COMMAND"
 
 _PROGRAMS: Final = ("virtshim", "tapmanager", "vmwrapper")
-# Other people run these too: ours have one of our VMs, or a path of ours, on their command lines.
+# Other software runs these programs too. The command lines of virtshim's name one of its VMs or paths.
 _LENT: Final = ("qemu", "virtiofsd", "swtpm")
 
-# Commands of `virtshim` that go on with a guest's.
+# Commands of `virtshim` that are followed by a guest's command.
 _FOR_GUESTS: Final = frozenset(("exec", "ssh", "run"))
 
 
@@ -40,11 +40,11 @@ class Process:
 
 
 def all_processes(node: Node) -> list[Process]:
-    """Environments are not looked at."""
+    """Does not read environments."""
     ours = (*(one.uuid for one in our_domains(node) if one.uuid), *(f"{place}/" for place in _directories(node)))
     found = []
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
+        with contextlib.suppress(OSError, ValueError, IndexError):  # the process has just ended
             found.append(_process(pid, ours))
     return found
 
@@ -67,7 +67,7 @@ def _process(pid: int, ours: Sequence[str]) -> Process:
 
 
 def _of_ours(words: Sequence[str]) -> Sequence[str]:
-    """Without what somebody has a guest run, and with which variables."""
+    """The command line without the command and variables for a guest."""
     at = next((at for at, word in enumerate(words) if word in _FOR_GUESTS), len(words))
     return words if _is_lent(words) or at == len(words) else (*words[: at + 1], REMOVED)
 
@@ -84,7 +84,7 @@ def _is_lent(words: Sequence[str]) -> bool:
 
 
 def _script(words: Sequence[str]) -> str:
-    """What Python runs: a module's name, or a file; "" for a text that it was given."""
+    """The module or file that Python runs; "" for code on the command line."""
     for before, word in itertools.pairwise(words):
         if not word.startswith("-"):
             return "" if before == "-c" else word
@@ -92,7 +92,7 @@ def _script(words: Sequence[str]) -> str:
 
 
 def _is_program(word: str) -> bool:
-    """`virtshim`, `/usr/bin/virtshim-shares`, and as Python is told: `tapmanager.shares`, a file of our package."""
+    """Matches `virtshim`, `/usr/bin/virtshim-shares`, and Python's arguments: `tapmanager.shares`, a file of this package."""
     name = os.path.basename(word)
     return any(
         name == program or name.startswith((f"{program}-", f"{program}.")) or f"/{program}/" in word
@@ -104,7 +104,7 @@ _MOST_GROUPS: Final = 500
 
 
 def versions(node: Node) -> Iterator[File]:
-    """Of the kernel, of the programs that are used, and of Python's packages."""
+    """Versions of the kernel, of the programs that virtshim uses, and of Python packages."""
     own = f"virtshim {metadata.version('virtshim')}\nPython {platform.python_version()}\n"
     yield "system.txt", own + said("uname", "-a") + said("cat", "/etc/os-release") + said("uptime")
     virtiofsd = node.settings.shares.virtiofsd or next((path for path in PROGRAMS if os.path.exists(path)), "virtiofsd")
@@ -135,7 +135,7 @@ def versions(node: Node) -> Iterator[File]:
 
 
 def processes(node: Node) -> Iterator[File]:
-    """All that run: what was said to others when they were started is nobody's business."""
+    """All processes, but the command lines only of virtshim's own: those of others are private."""
     yield "all.txt", "\n".join([HEAD, *(one.line for one in all_processes(node))]) + "\n"
     yield "memory.txt", file_text("/proc/meminfo") + file_text("/proc/loadavg")
     for name in ("cpu", "memory", "io"):
@@ -144,7 +144,7 @@ def processes(node: Node) -> Iterator[File]:
 
 
 def cgroups(node: Node) -> Iterator[File]:
-    """Those that our programs and VMs are in: every value of each."""
+    """Every value of the cgroups that hold virtshim's processes and VMs."""
     mounted = hierarchies()
     yield (
         "hierarchies.txt",
@@ -178,7 +178,7 @@ def _values(directory: str) -> Iterator[str]:
 
 
 def mounts(node: Node) -> Iterator[File]:
-    """Of this namespace, and of programs that have one of their own."""
+    """Mounts of this namespace, and of virtshim's processes that have their own mount namespace."""
     yield "all.txt", file_text("/proc/self/mountinfo")
     own = os.stat("/proc/self/ns/mnt").st_ino
     for one in all_processes(node):
@@ -189,7 +189,7 @@ def mounts(node: Node) -> Iterator[File]:
 
 
 def disks(node: Node) -> Iterator[File]:
-    """Room, and what takes it."""
+    """Free space on the disks, and what uses the space."""
     yield "room.txt", all_said(("df", "--local", "--print-type"), ("df", "--local", "--inodes"))
     paths = node.settings.paths
     yield "state.txt", listing(paths.state_dir)
@@ -202,7 +202,7 @@ def devices(_node: Node) -> Iterator[File]:
     yield "kvm.txt", said("ls", "-l", "/dev/kvm", "/dev/vhost-net", "/dev/net/tun")
 
 
-# Links, addresses, routes, neighbours and packet filters, of the node and of each pod's namespace.
+# Network: links, addresses, routes, neighbours and packet filters, of the node and of each pod's namespace.
 
 _MOST_NAMESPACES: Final = 100
 
@@ -218,7 +218,7 @@ _FILTERS: Final = (("nft", "list", "ruleset"),)
 
 
 def network(_node: Node) -> Iterator[File]:
-    """The node's own."""
+    """The network of the node itself."""
     yield "links.txt", all_said(*_LINKS, ("bridge", "vlan", "show"))
     yield "routes.txt", all_said(*_ROUTES)
     yield "nft.txt", all_said(*_FILTERS)
@@ -228,7 +228,7 @@ def network(_node: Node) -> Iterator[File]:
 
 
 def network_namespaces(node: Node) -> Iterator[File]:
-    """The pods'."""
+    """The network of each pod."""
     directory = node.settings.tapmanager.netns_dir
     yield "all.txt", listing(directory)
     ours = ledger_namespaces(node)

@@ -1,4 +1,4 @@
-"""What other programs say, as text: also that they are not there, failed, or took too long."""
+"""Output of other programs as text. A missing program, a failure and a timeout become text too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BYTES: Final = 4 << 20
 
 
 def said(*argv: str, seconds: float = _SECONDS) -> str:
-    """With the command line above it."""
+    """The program's output, below its command line."""
     head = f"$ {' '.join(argv)}\n"
     try:
         finished = run(argv, timeout=seconds, output_limit=_BYTES)
@@ -23,7 +23,7 @@ def said(*argv: str, seconds: float = _SECONDS) -> str:
         return f"{head}{exc}\n"
     output = finished.stdout.decode(errors="replace")
     if len(finished.stdout) >= _BYTES:
-        output = output[: output.rfind("\n") + 1]  # half a line is half a secret, which nobody recognizes
+        output = output[: output.rfind("\n") + 1]  # half a line may hold half a secret, which would not be recognized
     errors = finished.stderr.decode(errors="replace")
     code = f"exit code {finished.returncode}\n" if finished.returncode else ""
     return head + output + errors + code
@@ -34,7 +34,7 @@ def all_said(*commands: Sequence[str], seconds: float = _SECONDS) -> str:
 
 
 def file_text(path: str, most: int = 1 << 20) -> str:
-    """Its end, if it is longer. Raises OSError."""
+    """The file's text; only the last `most` bytes if it is longer. Raises OSError."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -44,7 +44,7 @@ def file_text(path: str, most: int = 1 << 20) -> str:
 
 
 def listing(directory: str, most: int = 2000) -> str:
-    """What is below it: modes, owners, sizes, bytes on disk, names."""
+    """All files below the directory: modes, owners, sizes, bytes on disk, names."""
     lines = itertools.islice(_entries(directory), most + 1)
     text = "\n".join(lines)
     return f"{directory}\n{text}\n" + (f"... more than {most}\n" if text.count("\n") >= most else "")

@@ -1,4 +1,4 @@
-"""What the daemons have written down: settings, the state database, copies of records, tapmanager's ledger, CNI's files."""
+"""Collects the daemons' files: settings, the state database, copies of records, tapmanager's ledger, CNI's files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from virtshim.store.read_only import read_tables
 
 
 def settings(node: Node) -> Iterator[File]:
-    """Those in force, and the files that they may come from."""
+    """The settings in force, and the files that they may come from."""
     if node.trouble:
-        yield "trouble.txt", f"{node.trouble}\nEverything below is looked for where the defaults say.\n"
+        yield "trouble.txt", f"{node.trouble}\nAll files below come from the default paths.\n"
     values = json.loads(node.settings.model_dump_json())
     yield "in-force.json", _text(node.secrets.configuration(values))
     files = [node.config_file, *sorted(glob.glob(f"{glob.escape(node.config_file)}.d/*"))]
@@ -27,7 +27,7 @@ def settings(node: Node) -> Iterator[File]:
 
 
 def store(node: Node) -> Iterator[File]:
-    """The tables as JSON lines."""
+    """The tables of the state database as JSON lines."""
     layout = node.settings.layout()
     files = sorted(glob.glob(f"{glob.escape(layout.database)}*"))
     trouble = check(layout.database)
@@ -61,7 +61,7 @@ def _record_file(node: Node, path: str) -> str:
 
 
 def cni(node: Node) -> Iterator[File]:
-    """Configurations, plugins, leases, and who has which network."""
+    """CNI configurations, plugins, leases, and the networks of each sandbox."""
     mine = node.settings.tapmanager
     yield from _json_files(node, mine.cni_conf_dir, "configuration")
     yield from _json_files(node, mine.state_dir, "ledger")
@@ -79,7 +79,7 @@ def _lease_directories(node: Node) -> list[str]:
 
 
 def _json_files(node: Node, directory: str, name: str) -> Iterator[File]:
-    """Of others only the names are shown: kubeconfigs of plugins are among them."""
+    """Contents of JSON files. Of other files only the names are shown, because plugins keep kubeconfigs among them."""
     yield f"{name}.txt", listing(directory)
     for path in sorted(glob.glob(f"{glob.escape(directory)}/*")):
         if path.endswith((".conf", ".conflist", ".json")) and os.path.isfile(path):
@@ -92,7 +92,7 @@ def _json_files(node: Node, directory: str, name: str) -> Iterator[File]:
 
 
 def ledger_namespaces(node: Node) -> list[str]:
-    """Paths of the namespaces of attached pods, as far as their records can be read."""
+    """Paths of the namespaces of attached pods whose records can be read."""
     found = []
     for path in sorted(glob.glob(f"{glob.escape(node.settings.tapmanager.state_dir)}/*.json")):
         try:

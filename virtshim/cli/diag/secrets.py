@@ -1,6 +1,6 @@
-"""What an archive must not have. Records, definitions and configurations lose by name what may be a secret; of records only what
-is listed as harmless stays. What they lost is then looked for in all other text, logs above all, and so is what has the shape of
-a secret."""
+"""Removes secrets from an archive, in three ways. Definitions and configurations lose fields whose names suggest a secret.
+Records keep only fields that are listed as harmless. The removed values, and all text that looks like a secret, are then
+removed from all other text, above all from logs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from typing import Any, Final
 
 from lxml import etree
 
-# What may stay of a record, and what may not: `virtshim diag` removes what is not listed here.
-
-# Fields of the records' dataclasses, and columns, that stay. A new one does not, until it is written here.
+# Harmless fields of the records' dataclasses, and columns. A new field is removed until it is added here.
 KEPT: Final = frozenset(
     (
         "added", "address", "addresses", "attempt", "beside_pod", "blocks", "bus", "cdi", "cgroup_parent", "changed",
@@ -50,19 +48,19 @@ KEPT: Final = frozenset(
         "volumes", "working_dir", "written",
     )
 )  # fmt: skip
-# Those that do not: what people write into them is theirs.
+# Fields that are removed, because people may write secrets into them.
 WITHHELD: Final = frozenset(
     (
         "annotations", "args", "cmd", "command", "entrypoint", "env", "envs", "fetch_key", "message", "profile",
     )
 )  # fmt: skip
-# Whose keys are somebody else's names, and whose values are shown.
+# Mappings whose keys are other people's names and whose values are shown.
 MAPS: Final = frozenset(
     (
         "hugepage_limits", "labels", "root_disks", "sysctls", "unified",
     )
 )  # fmt: skip
-# Annotations with a number, a word, a size or a path.
+# Harmless annotations: each holds a number, a word, a size or a path.
 PLAIN_ANNOTATIONS: Final = frozenset(
     (
         "VirtletCPUModel", "VirtletChown9pfsMounts", "VirtletCloudInitImageType", "VirtletCloudInitUserDataOverwrite",
@@ -94,7 +92,7 @@ _MANIFEST: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _ENVIRONMENT: Final = frozenset(("env", "envs", "environment"))
 
 _I: Final = re.IGNORECASE
-# NAME=value and name: value, in JSON within a string too.
+# NAME=value and name: value, also in JSON within a string.
 _NAMED: Final = rf"(?=[pstcaf])(?:{_WORD})[\w.-]{{0,40}}(?:\\?[\"'])?\s*[:=]\s*"
 
 
@@ -102,18 +100,19 @@ def _without_key(lines: re.Match[str]) -> str:
     return REMOVED if lines[1] else lines[0]
 
 
-# Of what, and in its place. Logs are strangers' words and long: each pattern takes a bounded number of steps for a character.
+# (pattern, replacement). Logs are long and their text comes from outside, so each pattern takes a bounded number of steps per
+# character.
 _SHAPES: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = tuple(
     (re.compile(pattern, flags), instead)
     for pattern, flags, instead in (
         (r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL, REMOVED),
-        # One that a log's first lines have cut. Such lines are matched whatever follows: so none is looked at twice.
+        # A key whose beginning is cut off. Its lines match whatever follows, so that no line is scanned twice.
         (r"(?:^[\w+/=]{20,}+\n)++(-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----)?", re.MULTILINE, _without_key),
         (r"\b(?:ssh-\w{1,60}|ecdsa-sha2-[\w-]{1,60}|sk-[\w@.-]{1,60}) AAAA[\w+/=]+(?: [^\s\"'\\]+)?", 0, REMOVED),
         (r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*", 0, REMOVED),
         (r"(\b(?:Bearer|Basic|Digest) )[\w.~+/=-]{6,}", 0, rf"\1{REMOVED}"),
         (r"(://)[^/\s@\"']+@", 0, rf"\1{REMOVED}@"),
-        # Once for each word, to its first colon: a hostile line is long.
+        # Tried once per word, up to its first colon, because a hostile line may be long.
         (r"(?<![^\s@/\"'])(?>[^\s@/\"']+?:)[^\s@/\"']+@(?=[\w.-]+(?::\d+)?/)", 0, f"{REMOVED}@"),
         (r"([?&](?:[\w-]*(?:signature|token|secret|password|credential)|sig|key)=)[^&\s\"']+", _I, rf"\1{REMOVED}"),
         (
@@ -128,36 +127,37 @@ _SHAPES: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]
     )
 )
 
-# Shorter values, and those that everybody has, say nothing, and would make holes into everything.
+# Shorter and common values are not secrets; removing them would damage all other text.
 _SHORTEST: Final = 8
-# Pods' authors write them, and must not take the room of others: of one record or file, of one tenant, and of all together.
+# Limits on learnt secrets: of one record or file, of one tenant, and in total. Pods' authors choose the values, and must not
+# use up the space of other tenants.
 _MOST_OF_ONE: Final = 500
 _MOST_OF_TENANT: Final = 5_000
 _MOST: Final = 20_000
-# kubelet sets it, over what a pod's author has written.
+# kubelet sets this label itself and overwrites what a pod's author wrote.
 _NAMESPACE_LABEL: Final = "io.kubernetes.pod.namespace"
 _COMMON: Final = frozenset(("localhost", "#cloud-config", "/dev/termination-log", "default", "Default"))
 
 
 _FULL: Final = (
-    "a record or namespace held more secrets than are looked for in other text; "
-    "read the archive with care before you pass it on"
+    "a record or namespace held more secrets than can be searched for in other text; "
+    "read the archive with care before you share it"
 )
 
 
 class Secrets:
-    """Shared by all collectors: what one has removed is removed from what the others have. Thread-safe."""
+    """Shared by all collectors, so that a value that one removes is removed from the files of all. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Of each tenant, in the order in which they came.
+        # The values of each tenant, in the order of arrival.
         self._values: dict[str, dict[str, None]] = {}
         self._of_one = threading.local()
         self._records = itertools.count()
         self._was_full = False
 
     def learn(self, value: str) -> None:
-        """A value that was removed: whole, in its lines, and in its words, if they look like nobody else's."""
+        """Remembers a removed value: the whole, its lines, and its words if they look unique."""
         found = {part for part in (value, json.dumps(value)[1:-1], *value.splitlines()) if _is_telling(part.strip())}
         found |= {
             word for word in re.split(r"[\s\"',=]+", value) if _is_telling(word) and re.search(r"[^a-z:.-]", word)
@@ -177,8 +177,8 @@ class Secrets:
 
     @contextlib.contextmanager
     def one_record(self, document: object = None) -> Iterator[None]:
-        """What is learnt inside, by this thread, is one pod's: it takes no more room than a pod may, nor, if `document` tells its
-        namespace, than a namespace may."""
+        """Values that this thread learns within the block belong to one pod, and count against the limit of one pod. If
+        `document` names a namespace, they also count against that namespace's limit."""
         before = self._left(), getattr(self._of_one, "tenant", "")
         tenant = tenant_of(document)
         self._of_one.left = _MOST_OF_ONE
@@ -190,19 +190,20 @@ class Secrets:
 
     @property
     def trouble(self) -> str:
-        """What the summary says of it."""
+        """The warning for the summary; "" if there is none."""
         with self._lock:
             is_cut = sum(map(len, self._values.values())) > _MOST
             return _FULL if self._was_full or is_cut else ""
 
     def _known(self) -> list[str]:
-        """In turn one of each tenant, until there are enough: who has few has all of them looked for."""
+        """The values to search for: one of each tenant in turn, up to the limit. A tenant with few values gets all of them
+        searched for."""
         turns = itertools.zip_longest(*self._values.values())
         in_turn = (value for turn in turns for value in turn if value is not None)
         return sorted(set(itertools.islice(in_turn, _MOST)), key=len, reverse=True)
 
     def cleaned(self, text: str) -> str:
-        """For when all collectors have ended: what they have learnt, and what has the shape of a secret, is taken out."""
+        """The text without learnt values and without what looks like a secret. Call it when all collectors have ended."""
         with self._lock:
             known = self._known()
         for value in known:
@@ -213,7 +214,7 @@ class Secrets:
         return text
 
     def record(self, document: object) -> object:
-        """A record of the state database, as JSON: what is not known to be harmless is removed."""
+        """A record of the state database as JSON, without the fields that are not known to be harmless."""
         match document:
             case dict():
                 return {name: self._field(name, value) for name, value in document.items()}
@@ -238,12 +239,12 @@ class Secrets:
         if name in PLAIN_ANNOTATIONS:
             return value
         if name == _MANIFEST and isinstance(value, str):
-            self.configuration(_json(value))  # most of its words are everybody's; its secrets are learnt
+            self.configuration(_json(value))  # most of its words are common, so only its secrets are learnt
             return f"{REMOVED} {len(value)} characters"
         return self.withheld(value)
 
     def withheld(self, value: object) -> object:
-        """Nothing stays but how much it was; texts are learnt."""
+        """Replaces the value by its size, and learns its texts."""
         match value:
             case None | bool() | "" | []:
                 return value
@@ -258,7 +259,7 @@ class Secrets:
                 return REMOVED
 
     def environment(self, value: object) -> object:
-        """Variables keep their names, however they are written."""
+        """Environment variables, in any notation, with their names and without their values."""
         match value:
             case list():
                 return [self._variable(item) for item in value]
@@ -279,13 +280,13 @@ class Secrets:
                 return self.withheld(item)
 
     def _learn_encoded(self, value: str) -> None:
-        """Also what it is if it is base64: records hold bytes so."""
+        """Also learns the decoded value of base64, in which records hold bytes."""
         self.learn(value)
         with contextlib.suppress(binascii.Error, ValueError, UnicodeDecodeError):
             self.learn(base64.b64decode(value, validate=True).decode())
 
     def configuration(self, value: object) -> object:
-        """JSON of other people's making: what has a secret's name, and environments and annotations, are removed."""
+        """JSON from outside, without fields named like a secret, environments and annotations."""
         match value:
             case dict():
                 return {name: self._entry(str(name), item) for name, item in value.items()}
@@ -297,7 +298,7 @@ class Secrets:
                 return value
 
     def answer(self, value: Mapping[str, object]) -> dict[str, object]:
-        """As `configuration`. Each item of its lists is one record."""
+        """Like `configuration`, but each item of a list counts as one record."""
         found: dict[str, object] = {}
         for name, items in value.items():
             if isinstance(items, list):
@@ -315,11 +316,11 @@ class Secrets:
             return self.annotations(item)
         if name in _ENVIRONMENT:
             return self.environment(item)
-        said = name in WITHHELD and not isinstance(item, str)  # a text so called is a word of a program's
+        said = name in WITHHELD and not isinstance(item, str)  # a string under this name is a program's keyword
         return self.withheld(item) if said or _NAME.search(name) else self.configuration(item)
 
     def definition(self, xml: bytes) -> str:
-        """A domain's, or libvirt's status of one. Raises ValueError for what is no XML."""
+        """XML of a domain, or of libvirt's status of one, without secrets. Raises ValueError for text that is not XML."""
         try:
             root = etree.fromstring(xml, etree.XMLParser(resolve_entities=False, no_network=True, remove_comments=True))
         except etree.XMLSyntaxError as exc:
@@ -346,7 +347,7 @@ class Secrets:
 
 
 def tenant_of(document: object) -> str:
-    """The namespace of the pod that a record, or an answer's item, is about; "" if it says none."""
+    """The namespace of the pod that a record or an item of an answer belongs to; "" if it names none."""
     if isinstance(document, list):
         return next((name for item in document if (name := tenant_of(item))), "")
     for place in ((), ("key",), ("metadata",), ("config", "metadata"), ("labels",), ("config", "labels")):
@@ -361,7 +362,7 @@ def tenant_of(document: object) -> str:
 
 
 def _is_our_variable(name: str) -> bool:
-    """What vmwrapper is told, less the key to the pod's network."""
+    """Whether the variable is one of vmwrapper's own, except the key to the pod's network."""
     return name.startswith("VIRTSHIM_") and not _NAME.search(name)
 
 
@@ -374,7 +375,7 @@ def _json(text: str) -> object | None:
 
 
 def _is_telling(value: str) -> bool:
-    """Long enough, and no address, number, path of this machine or word of everybody's."""
+    """Whether the value is long enough, and not an address, a number, a path of this machine or a common word."""
     if len(value) < _SHORTEST or value in _COMMON or re.fullmatch(r"[\d.:,/ -]+|[a-z]+://[\d.:]+/?", value):
         return False
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""The VMs as libvirt knows them: from its own files, which are there also when nobody answers."""
+"""Collects libvirt's data of the VMs. It comes from libvirt's files, which exist even when no daemon answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lxml import etree
 from virtshim.cli.diag.gather import File, Node
 from virtshim.cli.diag.programs import file_text, said
 
-# The mark of a domain that is virtshim's (see `virtshim.vm.ownership`): others' are nobody's business.
+# Marks a domain of virtshim's (see `virtshim.vm.ownership`). Domains of others are private.
 _MARK: Final = b"https://virtshim.io/domain/1"
 _EMBEDDED: Final = "qemu:///embed?root="
 _UUID: Final = re.compile(rb"<uuid>([0-9a-f-]{36})</uuid>")
@@ -42,7 +42,7 @@ def libvirt_files(node: Node) -> LibvirtFiles:
 
 @dataclass(frozen=True, slots=True)
 class OurDomain:
-    """`uuid` is "" in a file that was cut."""
+    """`uuid` is "" if the file was cut off."""
 
     name: str
     uuid: str
@@ -62,10 +62,10 @@ def domains_in(where: LibvirtFiles) -> list[OurDomain]:
 
 
 def _definitions(where: LibvirtFiles) -> Iterator[tuple[str, str, bytes]]:
-    """Kind, path and content of libvirt's files, also of other people's domains."""
+    """Kind, path and content of libvirt's files, including those of other people's domains."""
     for kind, directory in (("definition", where.definitions), ("status", where.status)):
         for path in sorted(glob.glob(f"{glob.escape(directory)}/*.xml")):
-            with contextlib.suppress(FileNotFoundError):  # libvirt has removed it meanwhile
+            with contextlib.suppress(FileNotFoundError):  # libvirt has just removed it
                 with open(path, "rb") as file:
                     xml = file.read()
                 yield kind, path, xml
@@ -76,7 +76,7 @@ def _name(path: str) -> str:
 
 
 def domains(node: Node) -> Iterator[File]:
-    """States, definitions, what each runs with, and what its QEMU has said."""
+    """States, definitions, live configurations, and QEMU's logs."""
     where = libvirt_files(node)
     states: dict[str, str] = {}
     defined: set[str] = set()
@@ -111,13 +111,13 @@ def _state(xml: bytes) -> str:
 def libvirt(
     node: Node, where: LibvirtFiles | None = None, ask: Callable[..., str] = partial(said, "virsh")
 ) -> Iterator[File]:
-    """What libvirt itself answers of the node and of our domains, where it is a daemon: the embedded one is part of virtshim.
-    `where`: its files, if they are not those of the settings."""
+    """Answers of the libvirt daemon about the node and virtshim's domains. The embedded driver is part of virtshim and cannot
+    be asked. `where`: libvirt's files, if not those of the settings."""
     uri = node.settings.libvirt.uri
     if uri.startswith(_EMBEDDED):
         yield (
             "embedded.txt",
-            f"{uri}: libvirt runs inside virtshim and answers nobody else; its files are under domains/\n",
+            f"{uri}: libvirt runs inside virtshim and answers no other process; its files are under domains/\n",
         )
         return
     yield "answers.txt", "\n".join(ask("-c", uri, question) for question in ("version", "nodeinfo"))

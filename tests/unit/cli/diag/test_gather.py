@@ -100,7 +100,7 @@ def test_settings_that_cannot_be_read_are_part_of_what_is_wrong(tmp_path: Path) 
 
 
 def test_a_node_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="is not there"):
+    with pytest.raises(InvalidRequest, match="does not exist"):
         look_at(None, str(tmp_path / "none"))
     with pytest.raises(InvalidRequest, match="exclude each other"):
         look_at("/x.toml", str(tmp_path))
@@ -246,7 +246,7 @@ _HANGS = (
     [
         (_TELLS + _NAMED + _LOCK + _WAITS, "busy-with-a-pod"),
         (_TELLS + _LOCK + _HANGS, "no answer within 1 s"),
-        (_LOCK + _WAITS, "of a version that tells nothing"),
+        (_LOCK + _WAITS, "version does not report its threads"),
     ],
 )
 def test_a_daemon_is_asked_where_its_threads_are_and_lives_on(tmp_path: Path, program: str, told: str) -> None:
@@ -279,6 +279,6 @@ def test_who_does_not_hold_the_lock_is_sent_nothing(tmp_path: Path) -> None:
     os.close(lock_file(f"{socket}.lock"))
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
     try:
-        assert "tells nothing" in daemons.python_threads(os.getpid(), socket)
+        assert "does not report its threads" in daemons.python_threads(os.getpid(), socket)
     finally:
         signal.signal(signal.SIGUSR1, before)
