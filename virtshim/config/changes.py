@@ -1,4 +1,4 @@
-"""Two states of the settings: what differs, and what of it a running daemon takes over."""
+"""Compares two versions of the settings: what changed, and which changes a running daemon can adopt."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ S = TypeVar("S", bound=BaseModel)
 
 
 def changed(old: BaseModel, new: BaseModel) -> Iterator[tuple[str, bool]]:
-    """(setting, whether it can be reloaded)"""
+    """(setting, whether a reload changes it) of each setting that differs."""
     for key in keys_of(type(old)):
         if _value(old, key) != _value(new, key):
             yield dotted(key), is_reloaded(type(old), key)
 
 
 def with_reloaded(old: S, new: S) -> S:
-    """`old` with those of `new` that can be reloaded."""
+    """`old`, with the values of `new` for all settings that a reload changes."""
     changes: dict[str, Any] = {}
     for name in type(old).model_fields:
         here, there = getattr(old, name), getattr(new, name)
@@ -32,7 +32,7 @@ def with_reloaded(old: S, new: S) -> S:
 
 
 def is_reloaded(model: type[BaseModel], key: Sequence[str | int]) -> bool:
-    """As is said beside the setting."""
+    """Whether a reload changes the setting, as its declaration says."""
     *tables, name = (str(part) for part in key)
     for table in tables:
         model = table_in(model, table) or model

@@ -1,4 +1,4 @@
-"""Settings of the host's devices in VMs, and of `virtshim device-plugin`, which offers them."""
+"""Settings of host devices in VMs, and of `virtshim device-plugin`, which offers them to kubelet."""
 
 from __future__ import annotations
 
@@ -14,74 +14,76 @@ _PCI = "PCI addresses such as 0000:3b:00.0"
 
 
 class Devices(Section):
-    """[devices]: what device plugins granted."""
+    """[devices]: host devices that device plugins granted to pods."""
 
     bind: bool = setting(
         True,
-        "bind a granted PCI function of another driver to vfio-pci while a VM has it; false: refuse it",
-        why="a pod that was granted a device gets it; its driver has it back afterwards",
+        "while a VM has a granted PCI function, bind it to vfio-pci; false: refuse a function that is bound to another driver",
+        why="a pod gets the device that it was granted; afterwards the device goes back to its former driver",
     )
     unplug: float = setting(
         2.0,
-        "time a guest gets to release its devices before its VM is ended by force; 0: it is not asked",
+        "time that a guest has to release its devices before its VM is killed; 0: the guest is not asked",
         unit="s",
         ge=0,
         le=30,
-        why="a guest that runs answers in a fraction of it; one that hangs must not hold a removal up",
+        why="a running guest needs a fraction of this time; a hanging guest must not delay the removal",
     )
     reset: bool = setting(
         True,
-        "reset a PCI function when its VM has ended, and hand out none whose reset failed; false: leave it to the kernel, "
-        "which does so when QEMU releases it, and reports no failure",
-        why="the next VM must not find the last one's data in the device",
+        "reset a PCI function when its VM has ended, and do not reuse a function whose reset failed; false: rely on the kernel, "
+        "which resets the function when QEMU releases it, but reports no failure",
+        why="the next VM must not find data of the previous VM in the device",
     )
     pod_resources_socket: str = setting(
         "/var/lib/kubelet/pod-resources/kubelet.sock",
-        "where kubelet lists the containers of each pod, and their devices; empty: it is not asked",
+        "socket on which kubelet lists the containers of each pod and their devices; empty: kubelet is not asked",
         allowed="absolute path, or empty",
         pattern="^(/|$)",
-        why="kubelet's own path",
+        why="kubelet's default path",
     )
     cdi_dirs: tuple[PathText, ...] = setting(
         ("/etc/cdi", "/var/run/cdi"),
-        "CDI specifications; later directories win",
+        "directories of CDI specifications; later directories win",
         allowed="absolute paths",
-        why="those that CDI's specification names",
+        why="the directories that the CDI specification names",
     )
     keep: tuple[PciText, ...] = setting(
         (),
-        "what no VM gets, beside the node's own network card and disks",
+        "devices that no VM gets, in addition to the node's own network card and disks",
         allowed=_PCI,
-        why="what the node itself uses is found by itself",
+        why="virtshim detects the devices that the node itself uses",
     )
 
 
 class OfferedResource(Section):
-    """[[device_plugin.resources]]: a function that meets all criteria which are set belongs to it."""
+    """[[device_plugin.resources]]: one extended resource. It consists of the PCI functions that meet all criteria set here."""
 
-    name: Annotated[ResourceName, Field(max_length=128, description="domain/name, as pods ask for it")]
-    vendor: HexId = setting("", "PCI vendor id", allowed="four hex digits", why="none: set this, pfs or addresses")
+    name: Annotated[ResourceName, Field(max_length=128, description="name of the resource, domain/name, as in pods")]
+    vendor: HexId = setting("", "PCI vendor id", allowed="four hex digits", why="no vendor: set this, pfs or addresses")
     devices: tuple[HexId, ...] = setting(
-        (), "PCI device ids of that vendor", allowed="four hex digits each", why="all of it"
+        (), "PCI device ids of that vendor", allowed="four hex digits each", why="empty: all devices of the vendor"
     )
     drivers: tuple[str, ...] = setting(
         (),
-        "drivers a healthy one is bound to; default: vfio-pci, its variants",
+        "a function is healthy if it is bound to one of these drivers; default: vfio-pci and its variants",
         allowed="names",
-        why="what a VM can have at once",
+        why="a VM can use functions of these drivers at once",
     )
-    pfs: tuple[PciText, ...] = setting((), "their virtual functions", allowed=_PCI, why="all of the vendor's")
-    addresses: tuple[PciText, ...] = setting((), "the functions themselves", allowed=_PCI, why="all of the vendor's")
+    pfs: tuple[PciText, ...] = setting(
+        (), "physical functions whose virtual functions are offered", allowed=_PCI, why="empty: any"
+    )
+    addresses: tuple[PciText, ...] = setting((), "the functions themselves", allowed=_PCI, why="empty: any")
     functions: Literal["any", "virtual", "physical"] = setting(
-        "any", "VFs only, or none of them", why="the other criteria say which"
+        "any", "offer any functions, only virtual ones, or only physical ones", why="the other criteria select"
     )
 
     @model_validator(mode="after")
     def _chosen(self) -> Self:
         if not (self.vendor or self.pfs or self.addresses):
-            raise ValueError("set vendor, pfs or addresses: this would offer every PCI function of the node")
+            raise ValueError("this would offer every PCI function of the node; set vendor, pfs or addresses")
         if self.devices and not self.vendor:
-            raise ValueError("devices are ids of a vendor: set vendor too")
+            raise ValueError("devices are device ids of a vendor; set vendor too")
         return self
 
 
@@ -89,19 +91,21 @@ class DevicePluginSettings(Section):
     """[device_plugin]: what `virtshim device-plugin` offers to kubelet."""
 
     directory: PathText = setting(
-        "/var/lib/kubelet/device-plugins", "where kubelet has kubelet.sock", why="kubelet's own path"
+        "/var/lib/kubelet/device-plugins", "directory of kubelet's kubelet.sock", why="kubelet's default path"
     )
     resources: tuple[OfferedResource, ...] = setting(
         (),
-        "what is offered; a function belongs to one at most",
+        "the resources to offer; a function belongs to at most one",
         allowed="tables, below",
-        why="nothing is given away that nobody named",
+        why="only devices that the operator names are given to pods",
     )
     deliver: Literal["nodes", "cdi"] = setting(
-        "nodes", "what containers get: device nodes, or CDI names", why="every kubelet and runtime knows device nodes"
+        "nodes",
+        "what containers get: device nodes, or CDI names",
+        why="every kubelet and runtime supports device nodes",
     )
     cdi_dir: PathText = setting(
-        "/var/run/cdi", "where CDI specifications are written", why="gone after a reboot, as they should be"
+        "/var/run/cdi", "directory to write CDI specifications to", why="a reboot clears it, as it should"
     )
     interval: float = setting(
         5.0,
@@ -109,7 +113,7 @@ class DevicePluginSettings(Section):
         unit="s",
         gt=0,
         le=3600,
-        why="a broken device is told soon, and a look costs a millisecond",
+        why="kubelet soon learns of a broken device, and a check costs only a millisecond",
     )
 
     @field_validator("resources")
@@ -118,7 +122,7 @@ class DevicePluginSettings(Section):
         names = [resource.name for resource in resources]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"these are listed twice: {', '.join(twice)}")
+            raise ValueError(f"{', '.join(twice)} is listed twice; list each resource once")
         by_variable: dict[str, str] = {}
         for name in names:
             other = by_variable.setdefault(variable_of(name), name)
@@ -134,7 +138,7 @@ class DevicePluginSettings(Section):
             path = f"{self.directory}/{socket_of(resource.name)}"
             if len(path.encode()) > LONGEST_SOCKET_PATH:
                 raise ValueError(
-                    f"{resource.name} is too long a name: its socket {path} would have {len(path.encode())} bytes, and "
-                    f"{LONGEST_SOCKET_PATH} is the most for one"
+                    f"the name {resource.name} is too long: its socket {path} would have {len(path.encode())} bytes, and "
+                    f"a socket's path may have {LONGEST_SOCKET_PATH}; shorten the name"
                 )
         return self

@@ -1,4 +1,4 @@
-"""What is wrong with the settings, in words: where, which, what to do."""
+"""Turns faults of the settings into messages: the place, the key, the fault and the remedy."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from virtshim.model.errors import InvalidRequest
 
 
 class BadConfiguration(InvalidRequest):
-    """All that is wrong at once: one line a fault."""
+    """Every fault of the settings, one line each."""
 
     def __init__(self, faults: tuple[str, ...]) -> None:
         lines = "".join(f"\n  {fault}" for fault in faults)
-        super().__init__(f"configuration: {len(faults)} to correct; `virtshim config schema` lists all settings{lines}")
+        super().__init__(
+            f"configuration: {len(faults)} faults to correct; `virtshim config schema` lists all settings{lines}"
+        )
         self.faults = faults
 
 
 def told(error: ValidationError, layers: Layers, root: type[BaseModel]) -> list[str]:
-    """`root` says what there is to be meant. In the order of the files."""
+    """One line per fault, in the order of the files. Suggestions for unknown keys come from the fields of `root`."""
     found = [_fault(one, layers, root) for one in error.errors(include_url=False)]
     return list(dict.fromkeys(found))
 
@@ -35,14 +37,16 @@ def _fault(one: Any, layers: Layers, root: type[BaseModel]) -> str:
         if one["type"] == "string_pattern_mismatch" and one["ctx"]["pattern"].startswith(("^/", "^(/|")):
             text = "must be an absolute path"
         told_already = one["type"] in ("missing", "value_error") or isinstance(one["input"], dict | BaseModel)
-        if not told_already and "annotations" not in key:  # these may be user data or keys, and this goes to the log
+        if (
+            not told_already and "annotations" not in key
+        ):  # annotations may hold user data or keys, and this text goes to the log
             text += f"; it is {one['input']!r}"
     place = layers.place(key)
     return f"{place + ': ' if place else ''}{dotted(key)}: {text}"
 
 
 def dotted(key: Key) -> str:
-    """`device_plugin.resources[0].name`"""
+    """The key as text, such as `device_plugin.resources[0].name`."""
     text = ""
     for part in key:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -69,14 +73,14 @@ def _fields(model: type[BaseModel], table: Key) -> list[str]:
 
 
 def table_in(model: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """The table, or that of the list of tables, that a field is; None for a value."""
+    """The table type of a field that is a table or a list of tables; None for a plain value."""
     field = model.model_fields.get(name)
     kinds = [field.annotation, *get_args(field.annotation)] if field is not None else []
     return next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
 def keys_of(model: type[BaseModel], at: Key = ()) -> Iterator[Key]:
-    """Of each setting. A list of tables is one setting, a table in a table is not."""
+    """The key of each setting. A list of tables counts as one setting; a table within a table does not."""
     for name, field in model.model_fields.items():
         inner = table_in(model, name)
         listed = field.annotation is not inner

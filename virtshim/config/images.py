@@ -1,4 +1,4 @@
-"""Settings of images: where they come from, and which are let in."""
+"""Settings of images: where they come from, and which are allowed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from virtshim.model.image_name import ImageName
 
 
 def _prefix(text: str) -> str:
-    """A prefix that nothing is ever below would be a rule that is not there."""
+    """Refuses a prefix that no image name can begin with, because the rule would silently never apply."""
     if "://" in text:
         raise ValueError(f"{text!r} has a scheme; write registry/repository, host/path or file:/path")
     host, slash, _ = text.partition("/")
@@ -24,161 +24,168 @@ def _prefix(text: str) -> str:
         and (host != known or known in ("index.docker.io", "registry-1.docker.io"))
     ):
         known = "docker.io" if known.endswith(".docker.io") else known
-        raise ValueError(f"{text!r}: write {known}{slash}..., as origins are written")
+        raise ValueError(f"{text!r}: no image name begins so; write {known}{slash}...")
     return text
 
 
 class ImagePolicy(Section):
-    """[[images.policy]]: what is asked of images by where they come from."""
+    """[[images.policy]]: what images must fulfil, depending on their origin."""
 
     prefix: str = setting(
         "",
-        "beginning of registry/repository, of a URL without its scheme, or of file:/path, in whole components; the longest that "
-        "fits decides",
+        "beginning of registry/repository, of a URL without its scheme, or of file:/path, in whole components; the longest "
+        "matching prefix decides",
         allowed="text; empty: all images",
         reload=True,
-        why="a rule without one is about what no other is about",
+        why="a rule without a prefix applies to all images that no other rule matches",
     )
     _origin = field_validator("prefix")(_prefix)
     require: Literal["nothing", "digest", "signature", "refuse"] = setting(
         "digest",
-        "nothing; a digest in the image's name; a cosign signature by one of the keys; refuse: none is let in",
+        "nothing; digest: the image's name must contain a digest; signature: one of the keys must have made a cosign signature; "
+        "refuse: no image is allowed",
         reload=True,
-        why="the least that says which bytes are meant",
+        why="a digest is the weakest requirement that fixes the image's content",
     )
     keys: tuple[PathText, ...] = setting(
         (),
-        "public keys, of which one must have signed",
+        "public keys; a signature by one of them is enough",
         allowed="PEM files: ECDSA, RSA, Ed25519",
         reload=True,
-        why="for signature alone",
+        why='only `require = "signature"` uses keys',
     )
 
     @model_validator(mode="after")
     def _keys_and_signatures_go_together(self) -> Self:
         if (self.require == "signature") != bool(self.keys):
-            raise ValueError('keys are given with require = "signature", and with nothing else; correct one of the two')
+            raise ValueError(
+                'require = "signature" needs keys, and other values of require must not have keys; correct one of the two'
+            )
         return self
 
 
 class ImageDiskPath(Section):
-    """[[images.disk_paths]]: containerDisks whose disk is not below /disk."""
+    """[[images.disk_paths]]: where containerDisks keep their disk, if not below /disk."""
 
     prefix: str = setting(
-        "", "as that of a policy", allowed="text; empty: all images", reload=True, why="one node, one way of packing"
+        "",
+        "beginning of image names, as in images.policy",
+        allowed="text; empty: all images",
+        reload=True,
+        why="the images of one node are usually all packed in the same way",
     )
     _origin = field_validator("prefix")(_prefix)
     path: PathText = setting(
         "/disk",
-        "of the disk in the image, or of the directory in which it is alone",
+        "path of the disk in the image, or of the directory that holds only the disk",
         reload=True,
-        why="where KubeVirt has it",
+        why="KubeVirt's path",
     )
 
     @field_validator("path")
     @classmethod
     def _as_entries_are_named(cls, path: str) -> str:
         if posixpath.normpath(path) != path.rstrip("/") or not path.strip("/"):
-            raise ValueError(f"{path!r} names nothing in an image; write it without empty components, . and ..")
+            raise ValueError(f"{path!r} cannot be a path in an image; write it without empty components, . and ..")
         return path
 
 
 class Images(Section):
-    """[images]: pulls. A change by reload holds from the next pull on."""
+    """[images]: pulls and storage of images. A reload takes effect from the next pull on."""
 
     download_protocol: Literal["https", "http"] = setting(
         "https",
-        "for image names that are URLs without scheme",
+        "protocol for image names that are URLs without a scheme",
         reload=True,
-        why="what arrives by http may be anybody's",
+        why="anybody on the network path can replace what http carries",
     )
     translations_dir: PathText = setting(
         "/etc/virtshim/images",
-        "Virtlet image translation files",
+        "directory of Virtlet image translation files",
         reload=True,
-        why="beside the settings; the files are read at each pull",
+        why="beside the settings file; each pull reads the files anew",
     )
     registry_hosts_dir: PathText = setting(
         "/etc/containerd/certs.d",
-        "registries' mirrors and certificates: hosts.toml as containerd reads them",
+        "mirrors and certificates of registries: hosts.toml files as for containerd",
         reload=True,
-        why="containerd's own: one set for containers and VMs, read at each pull",
+        why="containerd's path, so that containers and VMs share one set; each pull reads the files anew",
     )
     insecure_registries: tuple[str, ...] = setting(
         (),
-        "registries contacted without TLS; servers on loopback are asked for images only if they are here",
-        allowed="`host[:port]` each; of loopback, all ports without one",
+        "registries contacted without TLS; a server on loopback is used only if it is listed here",
+        allowed="`host[:port]` each; a loopback host without a port means all its ports",
         reload=True,
-        why="whoever is on the way could change the disk; daemons of the node trust who reaches them on loopback",
+        why="without TLS, anybody on the network path could change the disk; and daemons on the node trust loopback clients",
     )
     forbidden_networks: tuple[NetworkText, ...] = setting(
         (),
-        "networks that images are not fetched from, beside loopback, link-local and metadata addresses",
+        "networks that images are never fetched from, in addition to loopback, link-local and metadata addresses",
         allowed="networks such as 10.0.0.0/8",
         reload=True,
-        why="registries are often inside; list what pods' authors must not reach through the node",
+        why="registries are often in private networks; list the networks that pods' authors must not reach through the node",
     )
     max_bytes: ByteSize = setting(
         ByteSize(1 << 40),
-        "largest disk, as published and as the guest sees it",
+        "largest disk, both as published and as the guest sees it",
         unit="bytes",
         reload=True,
-        why="1 TiB: larger ones are mistakes or attacks on the node's disk",
+        why="1 TiB: a larger disk is a mistake or an attack on the node's disk space",
     )
     progress_timeout: float = setting(
         60.0,
-        "time without a byte after which a pull is given up",
+        "time without any data after which a pull fails",
         unit="s",
         gt=0,
         reload=True,
-        why="a registry that is busy sends something within it",
+        why="even a busy registry sends some data within a minute",
     )
     min_rate: ByteSize = setting(
         ByteSize(1 << 10),
-        "what each connection brings a second, over images.progress_timeout of waiting for it; 0: a byte now and then",
+        "lowest data rate per second of each connection, averaged over images.progress_timeout; 0: any data at all is enough",
         unit="bytes",
         reload=True,
-        why="1 KiB: the slowest of links brings more, and who sends less means harm",
+        why="1 KiB: even very slow links are faster, so a slower server is an attack",
     )
     pull_timeout: float = setting(
         21600.0,
-        "time that a pull may take in all, however its source trickles; 0: as long as it likes",
+        "longest time for a whole pull; 0: no limit",
         unit="s",
         ge=0,
         reload=True,
-        why="six hours: 20 GiB at a megabyte a second",
+        why="six hours: enough for 20 GiB at one megabyte per second",
     )
     pulls: int = setting(
         24,
-        "pulls under way at once; the last quarter is for namespaces that have none",
+        "most pulls at the same time; the last quarter is reserved for namespaces that have no pull running",
         unit="pulls",
         ge=1,
         le=1024,
         reload=True,
-        why="each takes a processor, up to 512 MiB and a part of the free inodes, at worst",
+        why="at worst, each pull takes a processor, 512 MiB of memory and a part of the free inodes",
     )
     namespace_pulls: int = setting(
         12,
-        "pulls under way at once for the pods of one namespace",
+        "most pulls at the same time for the pods of one namespace",
         unit="pulls",
         ge=1,
         le=1024,
         reload=True,
-        why="registries that trickle must not take the other namespaces' places",
+        why="one namespace's slow registries must not use up the pulls of other namespaces",
     )
     parser_user: str = setting(
         "",
-        "unprivileged user that reads images; default: virtshim-parser or nobody",
+        "unprivileged user that parses images; default: virtshim-parser or nobody",
         allowed="name",
         reload=True,
-        why="the package makes virtshim-parser, which owns nothing",
+        why="the package creates virtshim-parser, which owns no files",
     )
     pinned: tuple[str, ...] = setting(
         (),
-        "images that kubelet keeps when the disk fills up: listed as pinned",
-        allowed="names as pods write them, or with a digest",
+        "images that virtshim reports as pinned, so that kubelet keeps them when the disk fills up",
+        allowed="image names as in pods, or with a digest",
         reload=True,
-        why="kubelet removes what no container uses; a prefetched image is such a one",
+        why="kubelet removes images that no container uses, and so prefetched images that are not pinned",
     )
 
     @field_validator("pinned")
@@ -193,49 +200,49 @@ class Images(Section):
 
     gc_high_percent: int = setting(
         100,
-        "how full the images' file system may become before unused images that are not pinned are removed; 100: they stay",
+        "usage of the images' file system above which virtshim removes unused images that are not pinned; 100: never",
         unit="%",
         ge=1,
         le=100,
         reload=True,
-        why="kubelet removes them where it watches this file system; set it where `virtshim check` says that it does not",
+        why="kubelet removes images if it watches this file system; set this if `virtshim check` says that it does not",
     )
     gc_low_percent: int = setting(
         80,
-        "how full it may still be afterwards",
+        "usage at which virtshim stops removing images",
         unit="%",
         ge=0,
         le=99,
         reload=True,
-        why="kubelet's own default",
+        why="kubelet's default",
     )
 
     @model_validator(mode="after")
     def _low_is_below_high(self) -> Self:
         if self.gc_low_percent >= self.gc_high_percent:
             raise ValueError(
-                f"gc_low_percent ({self.gc_low_percent}) is not below gc_high_percent ({self.gc_high_percent}); lower it"
+                f"gc_low_percent ({self.gc_low_percent}) must be below gc_high_percent ({self.gc_high_percent}); lower it"
             )
         return self
 
     policy: tuple[ImagePolicy, ...] = setting(
         (),
-        "what images are asked for",
+        "requirements for images, by origin",
         allowed="tables",
         reload=True,
-        why="none: every image that a pod may name is let in",
+        why="no requirements: a pod may use any image",
     )
     disk_paths: tuple[ImageDiskPath, ...] = setting(
         (),
-        "where containerDisks have their disk, if not below /disk",
+        "where containerDisks keep their disk, if not below /disk",
         allowed="tables",
         reload=True,
-        why="most have it there",
+        why="most images keep it below /disk",
     )
     file_dirs: tuple[PathText, ...] = setting(
         (),
-        "directories whose files may be images (file:///DIR/NAME, or a translation that says so)",
+        "directories whose files pods may use as images (as file:///DIR/NAME, or through a translation)",
         allowed="absolute paths",
         reload=True,
-        why="no file of the node is a pod's to read",
+        why="pods must not read the node's files",
     )

@@ -1,4 +1,4 @@
-"""Settings of the daemons themselves: directories, CRI, streams, logs, and the tables of tapmanager and virtshim-shares."""
+"""Settings of the daemons: directories, CRI, streams, logs, metrics, traces, and the tables of tapmanager and virtshim-shares."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pydantic import ByteSize, field_validator
 
 from virtshim.config.texts import AddressText, PathText, Section, setting
 
-# Settings of what is told about the daemons: to Prometheus, and to a collector of traces.
-
 _ALLOWED = "IP address and port, or `unix:/a/path`"
 
 
@@ -19,15 +17,15 @@ class Metrics(Section):
 
     address: AddressText = setting(
         "127.0.0.1:10011",
-        "where `/metrics` of `virtshim serve` is; empty: nowhere",
+        "address of `/metrics` of `virtshim serve`; empty: no metrics",
         allowed=_ALLOWED,
-        why="loopback: there is no TLS, and the names of pods are told",
+        why="loopback: there is no TLS, and metrics contain the names of pods",
     )
     proxy_address: AddressText = setting(
         "127.0.0.1:10012",
-        "where `/metrics` of `virtshim proxy` is; empty: nowhere",
+        "address of `/metrics` of `virtshim proxy`; empty: no metrics",
         allowed=_ALLOWED,
-        why="a program of its own needs an address of its own",
+        why="the proxy is a separate program, so it needs a separate address",
     )
 
 
@@ -36,17 +34,17 @@ class Tracing(Section):
 
     endpoint: str = setting(
         "",
-        "collector that spans are sent to by OTLP over gRPC; empty: none is made",
+        "collector that receives spans by OTLP over gRPC; empty: no spans are created",
         allowed="`host:port` or `http://host:port` without TLS, `https://host:port` with it",
         pattern=r"^$|^(https?://)?[^/\s]+:\d+$",
-        why="nothing of it is loaded then",
+        why="without a collector, the tracing library is not even loaded",
     )
     sampling: float = setting(
         1.0,
-        "share of calls that begin a trace, of those that come without one",
+        "share of calls without a trace context that begin a trace",
         ge=0,
         le=1,
-        why="kubelet decides for its own calls; those that it repeats all the time never begin one here",
+        why="kubelet decides for its own calls; calls that it repeats all the time never begin a trace here",
     )
 
 
@@ -54,57 +52,57 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 class Paths(Section):
-    """[paths]: where things are. A VM knows them by these paths: change them on a node without VMs."""
+    """[paths]: directories. Running VMs use these paths, so change them only on a node without VMs."""
 
     state_dir: PathText = setting(
         "/var/lib/virtshim",
-        "records, images, disks; survives a reboot",
-        why="where distributions keep what services must not lose",
+        "directory of records, images and disks; survives a reboot",
+        why="distributions keep permanent data of services there",
     )
     run_dir: PathText = setting(
         "/run/virtshim",
-        "sockets; gone after a reboot",
+        "directory of sockets; a reboot clears it",
         allowed="absolute path, 60 bytes at most",
-        why="a file system in memory, and short: the kernel takes 107 bytes for a socket's path",
+        why="in memory, and short: the kernel allows 107 bytes for a socket's path",
     )
 
 
 class Cri(Section):
-    """[cri]: what kubelet calls."""
+    """[cri]: the CRI service that kubelet calls."""
 
     socket: str = setting(
         "",
         "CRI socket; default RUN_DIR/virtshim.sock",
         allowed="absolute path, or empty",
-        why="follows paths.run_dir, so that two nodes on a machine need one setting less",
+        why="follows paths.run_dir, so that two nodes on one machine need one setting less",
     )
     runtime_handlers: tuple[str, ...] = setting(
         ("virtshim",),
-        "RuntimeClass handlers this node answers to, beside the default one",
+        "RuntimeClass handlers that virtshim accepts, in addition to the default handler",
         allowed="names",
         why="the handler of `deploy/runtimeclass.yaml`",
     )
     cgroup_driver: Literal["auto", "systemd", "cgroupfs"] = setting(
         "auto",
-        "what RuntimeConfig tells kubelet; auto: systemd where systemd runs the machine",
-        why="two owners of one cgroup tree undo each other's work; kubelet adopts what it is told",
+        "cgroup driver that RuntimeConfig reports to kubelet; auto: systemd if systemd runs the machine",
+        why="two owners of one cgroup tree undo each other's work; kubelet adopts the reported driver",
     )
     max_calls: int = setting(
         1024,
-        "calls served at once, waiting ones included; lists and Status have their own 32",
+        "most calls at the same time, waiting calls included; lists and Status have 32 more for themselves",
         unit="calls",
         ge=8,
         le=8192,
-        why="a StopContainer waits out its grace: several for each pod of a full node",
+        why="each StopContainer call waits for its grace period: enough for several calls for each pod of a full node",
     )
     pod_commands: int = setting(
         16,
-        "commands of ExecSync that one pod may run at once",
+        "most ExecSync commands of one pod at the same time",
         unit="commands",
         ge=1,
         le=4096,
         reload=True,
-        why="probes and hooks are a handful; a pod whose commands hang must not take the others' places",
+        why="a pod has a handful of probes and hooks; hanging commands of one pod must not block other pods",
     )
     reconcile_interval: float = setting(
         300.0,
@@ -113,86 +111,88 @@ class Cri(Section):
         ge=1,
         le=86400,
         reload=True,
-        why="leftovers cost room, not correctness, and a look reads all records and domains",
+        why="leftovers only take space, and each search reads all records and domains",
     )
     stop_timeout: float = setting(
         30.0,
-        "time that undo and clean-up steps may take",
+        "longest time for the steps of an undo or a clean-up",
         unit="s",
         gt=0,
-        why="a CNI plugin that answers at all does within it; what is over time is done by the next search",
+        why="a CNI plugin that works at all answers within this time; the next search repeats steps that ran out of time",
     )
 
 
 class Streaming(Section):
-    """[streaming]: exec, attach and port-forward, which kubelet relays."""
+    """[streaming]: exec, attach and port-forward, whose data kubelet relays."""
 
     address: str = setting(
         "127.0.0.1",
-        "address of exec, attach and port-forward; a loopback one",
+        "address on which exec, attach and port-forward are served",
         allowed="loopback address",
-        why="kubelet is on the same machine, and there is no TLS",
+        why="kubelet runs on the same machine, and there is no TLS",
     )
     port: int = setting(
-        0, "its TCP port; 0: the kernel chooses one at each start", ge=0, le=65535, why="never taken by somebody else"
+        0, "TCP port; 0: the kernel chooses one at each start", ge=0, le=65535, why="the port is never in use already"
     )
     sessions: int = setting(
         512,
-        "sessions of all pods; the last quarter is for pods without one",
+        "most sessions of all pods together; the last quarter is reserved for pods that have no session",
         unit="sessions",
         ge=4,
         le=65536,
         reload=True,
-        why="what the memory limit of the unit has room for",
+        why="as many as fit into the memory limit of the systemd unit",
     )
     pod_sessions: int = setting(
         64,
-        "sessions of one pod: exec, attach and port-forward together",
+        "most sessions of one pod: exec, attach and port-forward together",
         unit="sessions",
         ge=1,
         le=65536,
         reload=True,
-        why="more than people open by hand; one pod's clients must not take all",
+        why="more than people open by hand; the clients of one pod must not use up all sessions",
     )
     pod_connections: int = setting(
         128,
-        "connections that are forwarded to one pod at once",
+        "most connections forwarded to one pod at the same time",
         unit="connections",
         ge=1,
         le=65536,
         reload=True,
-        why="a browser opens six to a site; a benchmark through port-forward stays below it",
+        why="a browser opens six per site; benchmarks through port-forward stay below this number",
     )
     pod_bytes: ByteSize = setting(
         ByteSize(8 << 20),
-        "data sent to one pod that it has not read",
+        "most data sent to one pod that the pod has not read yet",
         unit="bytes",
         ge=1 << 20,
         reload=True,
-        why="keeps a fast line busy; times all pods that do not read it must fit into the unit's memory",
+        why="enough for a fast connection; the sum over all pods that do not read must fit into the unit's memory",
     )
 
     @field_validator("address")
     @classmethod
     def _loopback(cls, address: str) -> str:
-        # Whoever reaches the port and learns a token has a shell in a guest, and there is no TLS: kubelet, which relays its
-        # users' connections, is on the same machine.
+        # A client that reaches the port and knows a token gets a shell in a guest, and there is no TLS. kubelet, which relays
+        # its users' connections, runs on the same machine.
         if not ipaddress.ip_address(address).is_loopback:
-            raise ValueError("must be a loopback address: kubelet relays its users' connections from this machine")
+            raise ValueError(
+                "must be a loopback address, because kubelet relays its users' connections from this machine"
+            )
         return address
 
 
 class Kubernetes(Section):
-    """[kubernetes]: the API server. It is asked for Secrets and ConfigMaps that pods name in annotations, and it gets Events of
+    """[kubernetes]: the API server. virtshim reads Secrets and ConfigMaps that pods name in annotations, and writes Events of
     pods."""
 
     kubeconfig: str = setting(
         "",
-        "file by which Secrets and ConfigMaps are read that pods of their namespace name, and by which pods get Events of their "
-        "VMs' troubles; empty: such pods are refused, and troubles are in the containers' logs only",
+        "kubeconfig for reading Secrets and ConfigMaps that pods of the same namespace name, and for writing Events about "
+        "problems of VMs; empty: such pods are refused, and problems appear only in the containers' logs",
         allowed="absolute path, or empty",
         reload=True,
-        why="a node reads no Secrets until its operator says with what rights ([security.md](security.md#secrets-by-name))",
+        why="a node reads no Secrets until its operator grants the rights ([security.md](security.md#secrets-by-name))",
     )
 
     @field_validator("kubeconfig")
@@ -204,110 +204,118 @@ class Kubernetes(Section):
 
 
 class Tapmanager(Section):
-    """[tapmanager]: what owns pods' networks, and reads this table by itself: the files alone, and a flag for each setting."""
+    """[tapmanager]: the daemon that owns pods' networks. It reads this table itself, from the files and from a flag for each
+    setting, but not from the environment."""
 
-    # A test holds names and defaults together with `tapmanager.settings`.
-    socket: PathText = setting("/run/virtshim/tapmanager.sock", "its socket", why="beside the others, in paths.run_dir")
+    # A test compares names and defaults with `tapmanager.settings`.
+    socket: PathText = setting(
+        "/run/virtshim/tapmanager.sock", "tapmanager's socket", why="beside the other sockets, in paths.run_dir"
+    )
     state_dir: PathText = setting(
         "/var/lib/virtshim/tapmanager",
-        "its ledger: records of attached pods",
-        why="must outlive a reboot: CNI's DEL needs what ADD was given",
+        "directory of the records of attached pods",
+        why="must survive a reboot, because CNI's DEL needs the parameters of ADD",
     )
     netns_dir: PathText = setting(
-        "/run/netns", "where network namespaces get their names", why="where `ip netns` looks, so that people find them"
+        "/run/netns",
+        "directory of the names of network namespaces",
+        why="`ip netns` looks there, so that people find them",
     )
     cni_conf_dir: PathText = setting(
-        "/etc/cni/net.d", "CNI configuration; the first file by name is used", why="where network add-ons put it"
+        "/etc/cni/net.d",
+        "directory of the CNI configuration; the first file by name is used",
+        why="network add-ons put it there",
     )
     cni_bin_dir: tuple[PathText, ...] = setting(
         ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"),
-        "where CNI plugins are looked for",
-        allowed="absolute paths, one at least",
-        why="where add-ons, Debian and Fedora put them",
+        "directories of CNI plugins",
+        allowed="absolute paths, at least one",
+        why="add-ons, Debian and Fedora put them there",
     )
     qemu_user: str = setting(
         "",
-        "user or uid that QEMU runs as; default: the distribution's own",
+        "user or uid that QEMU runs as; default: the distribution's user for QEMU",
         allowed="name or number",
-        why="libvirt-qemu or qemu, whichever is there",
+        why="libvirt-qemu or qemu, whichever exists",
     )
     qemu_group: str = setting(
         "",
-        "group or gid of VMs' users: `libvirt.qemu_group`; default: that of `qemu_user`",
+        "group or gid of the VMs' users, as in `libvirt.qemu_group`; default: the group of `qemu_user`",
         allowed="name or number",
         why="the group that /dev/kvm belongs to",
     )
     cni_timeout: float = setting(
         90.0,
-        "longest run of one CNI plugin",
+        "longest run time of one CNI plugin",
         unit="s",
         gt=0,
         le=3600,
         reload=True,
-        why="below kubelet's own limit of four minutes for RunPodSandbox",
+        why="below kubelet's limit of four minutes for RunPodSandbox",
     )
     undo_timeout: float = setting(
         30.0,
-        "longest clean-up after a failed attach",
+        "longest time for the clean-up after a failed attach",
         unit="s",
         gt=0,
         le=3600,
         reload=True,
-        why="the caller waits for it; what is left is removed with the pod",
+        why="the caller waits for the clean-up; the removal of the pod removes the rest",
     )
     filter: Literal["off", "mac", "mac+ip"] = setting(
         "mac+ip",
-        "forged senders that VMs cannot send, where CNI gave addresses",
+        "which sender addresses VMs cannot forge, if CNI assigned addresses",
         reload=True,
-        why="as a container without NET_RAW; see [network.md](network.md#forged-senders). Of pods that come later",
+        why="as for a container without NET_RAW; see [network.md](network.md#forged-senders). A change applies to new pods",
     )
     filter_by_pod: bool = setting(
         False,
-        "whether a pod's annotation may ask for a weaker filter",
+        "whether a pod's annotation may weaken the filter",
         reload=True,
         why="pods' authors are not trusted",
     )
     vhost_net: bool = setting(
         True,
-        "whether the kernel moves guests' frames (vhost-net), where /dev/vhost-net works",
+        "whether the kernel transfers guests' frames (vhost-net), if /dev/vhost-net works",
         reload=True,
-        why="QEMU is woken for no frame; false keeps that part of the kernel out of guests' reach. Of VMs that start later",
+        why="QEMU need not wake up for each frame; false keeps guests away from that part of the kernel. A change applies to "
+        "VMs that start later",
     )
     cni_gc: bool = setting(
         False,
-        "free, at the start, what CNI holds for pods that are not tapmanager's",
-        why="true frees the leases of other runtimes' pods on the network: [network.md](network.md#status-gc-and-check)",
+        "at start, free CNI resources of pods that tapmanager does not know",
+        why="true also frees the leases of other runtimes' pods on the network: [network.md](network.md#status-gc-and-check)",
     )
     log_level: Level = setting(
-        "info", "from which level on it logs", reload=True, why="one line for each pod that comes or goes"
+        "info", "lowest level that is logged", reload=True, why="one line for each pod that is attached or detached"
     )
 
 
 class Shares(Section):
-    """[shares]: virtshim-shares, the program that serves volumes to VMs. It reads this table by itself, from the files alone."""
+    """[shares]: virtshim-shares, the daemon that serves volumes to VMs. It reads this table itself, only from the files."""
 
     socket: PathText = setting(
         "/run/virtshim/shares.sock",
-        "socket of the program that serves volumes to VMs",
-        why="beside the others, in paths.run_dir",
+        "socket of virtshim-shares",
+        why="beside the other sockets, in paths.run_dir",
     )
     virtiofsd: str = setting(
         "",
-        "the virtiofsd that it starts; default: where distributions have it",
+        "virtiofsd program; default: the path of the distribution",
         allowed="path, or empty",
         reload=True,
-        why="Debian's, Fedora's and the Rust one are found by themselves; VMs that run keep theirs",
+        why="virtiofsd of Debian, of Fedora and in Rust are found automatically; a change applies to VMs that start later",
     )
 
 
 class Log(Section):
-    """[log]: of all programs of `virtshim`; the table of tapmanager has a level of its own."""
+    """[log]: logs of all `virtshim` programs. tapmanager has its own level, in its table."""
 
     level: Level = setting(
-        "info", "from which level on it logs", reload=True, why="one line a call; debug shows each step"
+        "info", "lowest level that is logged", reload=True, why="one line per call; debug shows each step"
     )
     format: Literal["auto", "text", "json", "journal"] = setting(
         "auto",
-        "auto: text on a terminal, fields of systemd's journal under systemd, else JSON lines",
-        why="collectors read JSON and the journal, people text",
+        "auto: text on a terminal, journal fields under systemd, otherwise JSON lines",
+        why="collectors read JSON and the journal, people read text",
     )

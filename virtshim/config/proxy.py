@@ -10,57 +10,57 @@ from virtshim.config.texts import PathText, RuntimeName, Section, setting
 
 
 class PrimaryRuntime(Section):
-    """[proxy.primary]: runs every pod that asks for no other runtime."""
+    """[proxy.primary]: the runtime for all pods that do not ask for another one."""
 
     name: RuntimeName = setting(
         "containerd",
-        "its name, for annotations, conditions and messages",
+        "the runtime's name in annotations, conditions and messages",
         allowed="letters, digits, and between them - _ .",
-        why="what most nodes have",
+        why="most nodes run containerd",
     )
-    socket: PathText = setting("/run/containerd/containerd.sock", "its CRI socket", why="containerd's own path")
+    socket: PathText = setting("/run/containerd/containerd.sock", "the runtime's CRI socket", why="containerd's path")
     handlers: tuple[str, ...] = setting(
         (),
-        "RuntimeClass handlers that it has; with none listed it judges unknown ones itself",
+        "RuntimeClass handlers of the runtime; empty: the proxy passes unknown handlers to it",
         allowed="names",
-        why="it knows them best",
+        why="the runtime itself knows its handlers best",
     )
 
 
 class OtherRuntime(Section):
-    """[[proxy.others]]: runs the pods that ask for it."""
+    """[[proxy.others]]: a runtime for the pods that ask for it."""
 
     name: RuntimeName = setting(
         "virtlet.cloud",
-        "what pods name in the annotation",
+        "the runtime's name in pods' annotation",
         allowed="letters, digits, and between them - _ .",
-        why="pods that were written for Virtlet run as they are",
+        why="pods that were written for Virtlet run unchanged",
     )
     socket: str = setting(
         "",
-        "its CRI socket; empty: that of this node's virtshim",
+        "the runtime's CRI socket; empty: the socket of this node's virtshim",
         allowed="absolute path, or empty",
         pattern="^(/|$)",
         why="follows `cri.socket`",
     )
     handlers: tuple[str, ...] = setting(
         ("virtshim",),
-        "RuntimeClass handlers whose pods are its own",
+        "RuntimeClass handlers whose pods go to this runtime",
         allowed="names",
-        why="that of `deploy/runtimeclass.yaml`",
+        why="the handler in `deploy/runtimeclass.yaml`",
     )
     image_prefixes: tuple[str, ...] = setting(
-        ("virtlet.cloud/",), "beginnings of names of images that are its own", allowed="texts", why="as with Virtlet"
+        ("virtlet.cloud/",), "beginnings of the names of this runtime's images", allowed="texts", why="Virtlet's prefix"
     )
     when_down: Literal["fail", "degraded"] = setting(
         "degraded",
-        "lists while it is down: go on with its last known pods, or fail",
-        why="failing lists make the node NotReady, and all its pods, containers too, are evicted after some minutes",
+        "while the runtime is down, lists contain its last known pods (degraded), or fail (fail)",
+        why="failing lists make the node NotReady, and after some minutes all its pods are evicted, containers too",
     )
 
 
 class Proxy(Section):
-    """[proxy]: `virtshim proxy`, one CRI socket for several runtimes; see [proxy.md](proxy.md)."""
+    """[proxy]: `virtshim proxy`, which serves one CRI socket for several runtimes; see [proxy.md](proxy.md)."""
 
     socket: str = setting(
         "",
@@ -74,35 +74,38 @@ class Proxy(Section):
         "annotation by which a pod names its runtime",
         allowed="a name",
         min_length=1,
-        why="criproxy's, which pods for Virtlet have",
+        why="criproxy's annotation, which pods for Virtlet have",
     )
     annotation_alone: Literal["route", "refuse"] = setting(
         "route",
-        "a pod that the annotation alone sends to another runtime than the primary: sent there, or refused, so that it takes a "
-        "RuntimeClass",
-        why="pods for Virtlet have no RuntimeClass; nor have they an overhead, without which `vm.require_overhead` refuses them",
+        "a pod that has the annotation but no RuntimeClass: route sends it to the runtime that it names, refuse refuses it, so "
+        "that pods must use a RuntimeClass",
+        why="pods for Virtlet have no RuntimeClass, and so no overhead; `vm.require_overhead` refuses them nevertheless",
     )
     primary: PrimaryRuntime = setting(
-        PrimaryRuntime(), "the runtime of pods that ask for no other", allowed="a table, below", why="containerd"
+        PrimaryRuntime(),
+        "the runtime of pods that do not ask for another one",
+        allowed="a table, below",
+        why="containerd",
     )
     others: tuple[OtherRuntime, ...] = setting(
         (OtherRuntime(),), "the other runtimes", allowed="tables, below", why="virtshim on this node"
     )
     answer_timeout: float = setting(
         10.0,
-        "time without an answer to a list after which a runtime counts as down",
+        "if a runtime does not answer a list call within this time, it counts as down",
         unit="s",
         gt=0,
         le=600,
-        why="kubelet's own limit for a list is two minutes, and it asks each second",
+        why="kubelet waits two minutes for a list, and asks every second",
     )
     max_calls: int = setting(
         2048,
-        "calls under way at once, streams of events among them",
+        "most calls at the same time, event streams included",
         unit="calls",
         ge=64,
         le=65536,
-        why="twice what virtshim serves: there is another runtime",
+        why="twice as many as virtshim serves, because there is another runtime",
     )
 
     @model_validator(mode="after")
@@ -117,7 +120,7 @@ class Proxy(Section):
         for what, found in values.items():
             twice = sorted({value for value in found if found.count(value) > 1})
             if twice:
-                raise ValueError(f"two runtimes have {what} {', '.join(twice)}; give each its own")
+                raise ValueError(f"two runtimes have {what} {', '.join(twice)}; give each runtime its own")
         if self.socket and self.socket in [one.socket for one in runtimes]:
-            raise ValueError(f"the proxy cannot serve {self.socket}, which is a runtime's socket; choose another")
+            raise ValueError(f"the proxy cannot serve {self.socket}, which is a runtime's socket; choose another path")
         return self

@@ -1,4 +1,4 @@
-"""The reference page of all settings, made of what is said beside them. `docs/configuration.md` is its text."""
+"""Generates the reference page of all settings, `docs/configuration.md`, from their declarations."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from virtshim.config.faults import dotted, table_in
 _HEAD: Final = """\
 # Configuration
 
-Every setting, as the code has it: `virtshim config reference` prints this page, and a test compares the two. Files, drop-ins,
-variables, `virtshim config show` and `check`, and what a reload does are in [operator.md](operator.md#settings).
+This page lists every setting. `virtshim config reference` generates it from the code. [operator.md](operator.md#settings)
+explains files, drop-ins, environment variables, `virtshim config show` and `check`, and reloads.
 
-*Reload: yes* means that `systemctl reload` (SIGHUP) changes it in the running daemon; all others take a restart, which ends no
-VM. Sizes may be written as text: `"512MiB"`, `"40GiB"`.
+*Reload: yes* means that `systemctl reload` (SIGHUP) changes the setting in the running daemon. All other settings need a
+restart, which ends no VM. Sizes may be written as text: `"512MiB"`, `"40GiB"`.
 """
 
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
@@ -34,12 +34,10 @@ def _tables(model: type[BaseModel], at: Key, *, listed: bool = False) -> Iterato
         name, _, about = (model.__doc__ or "").partition(":")
         title = f"[[{dotted(at)}]]" if listed else f"[{dotted(at)}]"
         if name != title:
-            raise ValueError(
-                f"{model.__name__}: its docstring has to begin with {title}: and say what the table is for"
-            )
+            raise ValueError(f"{model.__name__}: the docstring must begin with {title}: and say what the table is for")
         said = " ".join(about.split())
         yield f"\n## {title}\n\n{said[:1].upper()}{said[1:]}\n\n"
-        yield "| setting | default | allowed | reload | meaning | why so |\n|---|---|---|---|---|---|\n"
+        yield "| setting | default | allowed | reload | meaning | reason |\n|---|---|---|---|---|---|\n"
         schema = model.model_json_schema()["properties"]
         for field, info in model.model_fields.items():
             if table_in(model, field) is None or info.annotation is not table_in(model, field):
@@ -79,7 +77,7 @@ def _default(info: FieldInfo) -> str:
 
 
 def _allowed(told: Any, schema: dict[str, Any], limits: list[Any]) -> str:
-    """In words if somebody wrote them, else of the type and its limits."""
+    """The allowed values: the declared words, or else a text made from the type and its limits."""
     if told.get("allowed"):
         return str(told["allowed"])
     if "enum" in schema:

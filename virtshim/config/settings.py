@@ -1,5 +1,6 @@
-"""The one table of settings. Order, low to high: defaults, the TOML file, its drop-ins (`config.toml.d/*.toml` beside it),
-the environment (`VIRTSHIM_LIBVIRT__URI=...`). Unknown keys and bad values are errors, all told together, each with its place."""
+"""All settings. They come from, in rising order of precedence: defaults, the TOML file, its drop-ins (`config.toml.d/*.toml`
+beside it) and environment variables (`VIRTSHIM_LIBVIRT__URI=...`). Unknown keys and bad values are errors. One error names
+all of them, each with its place."""
 
 from __future__ import annotations
 
@@ -23,11 +24,10 @@ from virtshim.config.vms import Libvirt, Vm, Volumes
 from virtshim.model.layout import Layout
 from virtshim.model.sizing import NodeLimits
 
-# Settings of the environment: `VIRTSHIM_VM__MAX_VCPUS=7`; a list or a whole table as JSON,
-# `VIRTSHIM_LIBVIRT__PARTS='["/opt"]'`.
+# Environment variables: `VIRTSHIM_VM__MAX_VCPUS=7`. A list or a whole table is JSON: `VIRTSHIM_LIBVIRT__PARTS='["/opt"]'`.
 #
-# Other variables may begin with the prefix (a Kubernetes Service of our name makes some in each of its pods): one
-# that names neither a table nor, by `__`, a key in one is not ours.
+# A variable with the prefix is ignored unless it names a table, or has `__`: a Kubernetes Service named virtshim sets such
+# variables in each pod.
 
 PREFIX: Final = "VIRTSHIM_"
 
@@ -37,7 +37,7 @@ def variable_of(key: Key) -> str:
 
 
 def variables(environ: Mapping[str, str], tables: Collection[str]) -> list[tuple[Key, str, str]]:
-    """(key, variable, text) of each that is meant for us; whole tables come first."""
+    """(key, variable, text) of each variable that is a setting. Whole tables come first."""
     found: list[tuple[Key, str, str]] = []
     for name, text in environ.items():
         if name.upper().startswith(PREFIX):
@@ -48,12 +48,12 @@ def variables(environ: Mapping[str, str], tables: Collection[str]) -> list[tuple
 
 
 def value_of(text: str) -> Any:
-    """Lists and tables are JSON, all else is text, as numbers and flags are to pydantic. Raises ValueError."""
+    """Parses lists and tables as JSON, and leaves all else as text: pydantic parses numbers and booleans. Raises ValueError."""
     return json.loads(text) if text.lstrip()[:1] in ("[", "{") else text
 
 
 def environment_misspelt(environ: Mapping[str, str], keys: Collection[Key]) -> list[str]:
-    """Faults: variables with one underscore where a setting's has two. They would be passed over in silence."""
+    """Faults: variables with one underscore where a setting's variable has two. They would otherwise be ignored silently."""
     ours = {variable_of(key).replace("__", "_"): variable_of(key) for key in keys}
     names = {variable_of(key) for key in keys}
     return [
@@ -66,7 +66,7 @@ def environment_misspelt(environ: Mapping[str, str], keys: Collection[Key]) -> l
 def environment_layer(
     environ: Mapping[str, str], tables: Collection[str], faults: list[str]
 ) -> list[tuple[dict[str, Any], dict[Key, str]]]:
-    """(values, places) for `Layers.lay`, one a variable."""
+    """(values, places) for `Layers.lay`, one pair per variable."""
     layers = []
     for key, name, text in variables(environ, tables):
         try:
@@ -92,7 +92,7 @@ CONFIG_DEFAULT_FILE = toml_files.DEFAULT_FILE
 
 
 class Settings(Section):
-    """A frozen value; build it with `load`."""
+    """All settings, frozen. `config_load` builds it."""
 
     paths: Paths = Paths()
     cri: Cri = Cri()
@@ -116,7 +116,9 @@ class Settings(Section):
     def _room_for_sockets(cls, paths: Paths) -> Paths:
         # The longest socket is RUN_DIR/vm/<20>/console.sock.
         if len(paths.run_dir.encode()) > 60:
-            raise ValueError(f"run_dir is {len(paths.run_dir.encode())} bytes long; Unix sockets allow for 60 at most")
+            raise ValueError(
+                f"run_dir is {len(paths.run_dir.encode())} bytes long; Unix sockets below it allow 60 at most"
+            )
         return paths
 
     @model_validator(mode="after")
@@ -124,7 +126,7 @@ class Settings(Section):
         named = {handler for profile in self.vm.profiles for handler in profile.handlers}
         if unknown := sorted(named - set(self.cri.runtime_handlers)):
             raise ValueError(
-                f"vm.profiles: no pod has the handler {', '.join(unknown)}; list it in cri.runtime_handlers too"
+                f"vm.profiles: no pod can have the handler {', '.join(unknown)}; also list it in cri.runtime_handlers"
             )
         return self
 
@@ -145,7 +147,7 @@ class Settings(Section):
         return self.proxy.socket or f"{self.paths.run_dir}/proxy.sock"
 
     def value(self, key: Key) -> Any:
-        """Of the setting at `key`."""
+        """The value of the setting at `key`."""
         found: Any = self
         for part in key:
             found = getattr(found, str(part))
@@ -154,25 +156,25 @@ class Settings(Section):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The settings in force, and where each one comes from."""
+    """The settings in force, and the source of each."""
 
     settings: Settings
     layers: Layers
     file: str
 
     def place(self, key: Key) -> str:
-        """`FILE:LINE` or a variable; "" for a default. A list's is where it begins."""
+        """`FILE:LINE` or the name of a variable; "" for a default. For a list, the line where it begins."""
         return next((place for other, place in self.layers.places.items() if other[: len(key)] == key), "")
 
 
 def config_load(file: str | None = None) -> Settings:
-    """Reads `file` (it or a drop-in of it must be there), or the default one if it is there, its drop-ins, and the environment.
-    Raises BadConfiguration that names every bad key at once."""
+    """Reads the settings file, its drop-ins and the environment. `file` or one of its drop-ins must exist; None means the
+    default file, which may be missing. Raises BadConfiguration, which names every bad key."""
     return config_read(file).settings
 
 
 def config_read(file: str | None = None, environ: Mapping[str, str] = os.environ) -> Loaded:
-    """As `load`, with the places."""
+    """Like `config_load`, with the sources of the settings."""
     path = file or CONFIG_DEFAULT_FILE
     layers = toml_files.read(path, must_be_there=file is not None)
     faults = layers.faults + environment_misspelt(environ, list(keys_of(Settings)))
@@ -188,7 +190,7 @@ def config_read(file: str | None = None, environ: Mapping[str, str] = os.environ
 
 
 def config_merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
-    """`high` laid over `low`, table by table."""
+    """Merges `high` over `low`, table by table."""
     layers = Layers(low)
     layers.lay(high, {})
     return layers.values

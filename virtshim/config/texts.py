@@ -1,5 +1,4 @@
-"""How a setting is declared, and what settings are written as, where text alone does not say: tables, paths, PCI addresses and
-ids, networks, names."""
+"""How settings are declared, and the types of their values: tables, paths, PCI addresses and ids, networks, names."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from virtshim.model.text import ListenAddress
 
 
 class Section(BaseModel):
-    """A table of the file: a frozen value, in which unknown keys are errors."""
+    """A table of the settings file. It is frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -23,8 +22,9 @@ class Section(BaseModel):
 def setting(
     default: Any, meaning: str, *, why: str, unit: str = "", allowed: str = "", reload: bool = False, **limits: Any
 ) -> Any:
-    """A field of a `Section`, with all that the reference page says of it. `why`: the reason for the default. `unit`: of a
-    number. `allowed`: in words, where type and limits do not say. `reload`: whether SIGHUP changes it in a running daemon."""
+    """A field of a `Section`, with everything that the reference page says about it. `why`: the reason for the default. `unit`:
+    the unit of a number. `allowed`: the allowed values in words, where type and limits do not say. `reload`: whether SIGHUP
+    changes the setting in a running daemon."""
     told: dict[str, Any] = {"why": why, "unit": unit, "allowed": allowed, "reload": reload}
     return Field(default, description=meaning, json_schema_extra=told, **limits)
 
@@ -33,12 +33,12 @@ PROFILE_NAME = r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 
 PathText = Annotated[str, Field(pattern=r"^/", description="absolute path")]
 
-# An extended resource's name: a domain, not kubernetes.io, and a label's name.
+# The name of an extended resource: a domain other than kubernetes.io, and a label name.
 _RESOURCE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _HEX_ID = re.compile(r"[0-9a-f]{4}")
 
 
-# It is part of a condition's type, and of a file's name.
+# The runtime's name becomes part of a condition's type, and of a file name.
 _RUNTIME_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
@@ -50,10 +50,11 @@ def _pci(text: str) -> str:
 
 
 def _resource(name: str) -> str:
-    """kubelet keeps the names of Kubernetes' own domain, and of quotas, for itself."""
+    """kubelet reserves names in Kubernetes' own domain, and names of quotas."""
     if not _RESOURCE_NAME.fullmatch(name) or "kubernetes.io/" in name or name.startswith("requests."):
         raise ValueError(
-            f"{name!r} is not a name that kubelet takes: domain/name, such as example.com/fast-nvme, and not kubernetes.io"
+            f"{name!r} is not a resource name that kubelet accepts; write domain/name, such as example.com/fast-nvme, with a "
+            "domain other than kubernetes.io"
         )
     return name
 
@@ -61,7 +62,7 @@ def _resource(name: str) -> str:
 def _runtime(name: str) -> str:
     if not _RUNTIME_NAME.fullmatch(name):
         raise ValueError(
-            f"{name!r} is not a runtime's name: letters, digits, and between them - _ . such as virtlet.cloud"
+            f"{name!r} is not a valid runtime name; write letters and digits, with - _ . between them, such as virtlet.cloud"
         )
     return name
 
@@ -69,7 +70,7 @@ def _runtime(name: str) -> str:
 def _hex_id(text: str) -> str:
     if text and not _HEX_ID.fullmatch(text):
         raise ValueError(
-            f"{text!r} is not a PCI id: four hex digits in lower case, such as 8086 (lspci -n shows vendor:device)"
+            f"{text!r} is not a PCI id; write four lower-case hex digits, such as 8086 (lspci -n shows vendor:device)"
         )
     return text
 
@@ -78,11 +79,11 @@ def _network(text: str) -> str:
     try:
         return str(ipaddress.ip_network(text))
     except ValueError as exc:
-        raise ValueError(f"{text!r} is not a network; write it such as 10.0.0.0/8 or fd00::/8") from exc
+        raise ValueError(f"{text!r} is not a network; write one such as 10.0.0.0/8 or fd00::/8") from exc
 
 
 def _address(text: str) -> str:
-    """Empty for nowhere."""
+    """A listening address; "" means that nothing listens."""
     try:
         _ = text and ListenAddress.parse(text)
     except InvalidRequest as exc:

@@ -80,11 +80,14 @@ def test_what_is_kept_for_the_node_is_not_offered_as_healthy(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("resource", "fault"),
     [
-        ('name = "nvme"\nvendor = "8086"', "name: 'nvme' is not a name that kubelet takes: domain/name"),
-        ('name = "node.kubernetes.io/nvme"\nvendor = "8086"', "is not a name that kubelet takes"),
-        ('name = "requests.a.b/c"\nvendor = "8086"', "is not a name that kubelet takes"),
+        (
+            'name = "nvme"\nvendor = "8086"',
+            "name: 'nvme' is not a resource name that kubelet accepts; write domain/name",
+        ),
+        ('name = "node.kubernetes.io/nvme"\nvendor = "8086"', "is not a resource name that kubelet accepts"),
+        ('name = "requests.a.b/c"\nvendor = "8086"', "is not a resource name that kubelet accepts"),
         ('name = "a.b/c"', "set vendor, pfs or addresses"),
-        ('name = "a.b/c"\nvendor = "0x8086"', "vendor: '0x8086' is not a PCI id: four hex digits"),
+        ('name = "a.b/c"\nvendor = "0x8086"', "vendor: '0x8086' is not a PCI id; write four lower-case hex digits"),
         ('name = "a.b/c"\npfs = ["65:00"]', "pfs[0]: not a PCI address"),
         ('name = "a.b/c"\naddresses = ["65:00.0"]\ndevices = ["37c9"]', "set vendor too"),
     ],
@@ -98,7 +101,7 @@ def test_a_resource_that_makes_no_sense_is_told_by_its_key(tmp_path, resource, f
 
 def test_a_resource_that_is_there_twice_is_an_error(tmp_path) -> None:
     twice = '[[device_plugin.resources]]\nname = "a.b/c"\nvendor = "8086"\n' * 2
-    with pytest.raises(InvalidRequest, match=r"these are listed twice: a\.b/c"):
+    with pytest.raises(InvalidRequest, match=r"a\.b/c is listed twice"):
         settings_with(tmp_path, twice)
 
 
@@ -117,7 +120,7 @@ def test_resources_that_would_set_one_variable_are_refused(tmp_path: Path) -> No
 
 def test_a_resource_whose_socket_would_have_too_long_a_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidRequest, match=r"is too long a name: its socket .* would have 108 bytes, and 107 is the most"
+        InvalidRequest, match=r"is too long: its socket .* would have 108 bytes, and a socket's path may have 107"
     ):
         settings_with(tmp_path, f'[[device_plugin.resources]]\nname = "a.b/{"c" * 58}"\nvendor = "8086"\n')
 

@@ -113,9 +113,9 @@ def test_a_pods_own_mistake_beside_a_profile_is_told_as_ever(make_world: Callabl
     ("profile", "said"),
     [
         ({"name": "a", "annotations": {"VirtletVCPUCount": "many"}}, "VirtletVCPUCount"),
-        ({"name": "a", "annotations": {"example.com/x": "1"}}, "not of VMs"),
-        ({"name": "a", "annotations": {"virtshim.io/vnc": "true"}}, "for a pod alone to say"),
-        ({"name": "a", "annotations": {"virtshim.io/profile": "b"}}, "for a pod alone to say"),
+        ({"name": "a", "annotations": {"example.com/x": "1"}}, "not an annotation of VMs"),
+        ({"name": "a", "annotations": {"virtshim.io/vnc": "true"}}, "one that only pods may set"),
+        ({"name": "a", "annotations": {"virtshim.io/profile": "b"}}, "one that only pods may set"),
         ({"name": "a b"}, "match pattern"),
         ({"annotations": {}}, "Field required"),
     ],
@@ -135,7 +135,7 @@ def test_a_name_and_a_handler_mean_one_profile() -> None:
 
 
 def test_a_handler_of_a_profile_is_one_of_the_nodes() -> None:
-    with pytest.raises(ValueError, match=r"no pod has the handler old; list it in cri\.runtime_handlers too"):
+    with pytest.raises(ValueError, match=r"no pod can have the handler old; also list it in cri\.runtime_handlers"):
         Settings(vm=Vm(profiles=(OLD,)))
 
 

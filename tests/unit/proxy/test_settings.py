@@ -61,7 +61,7 @@ def test_handlers_of_the_primary_that_are_listed_are_all_that_it_has(tmp_path: P
         ('[[proxy.others]]\nsocket = "/a"\n[[proxy.others]]\nname = "b"', "two runtimes have the handler virtshim"),
         ('[proxy.primary]\nhandlers = ["virtshim"]', "two runtimes have the handler virtshim"),
         ('[proxy]\nsocket = "/run/containerd/containerd.sock"', "cannot serve /run/containerd/containerd.sock"),
-        ('[[proxy.others]]\nname = "../x"', "'../x' is not a runtime's name"),
+        ('[[proxy.others]]\nname = "../x"', "'../x' is not a valid runtime name"),
         ('[[proxy.others]]\nwhen_down = "maybe"', r"proxy\.others\[0\]\.when_down: Input should be"),
         ('[proxy]\nprimray = "x"', "proxy.primray"),
     ],
