@@ -1,4 +1,5 @@
-"""Whether a container may be created, and with which VM: everything that CreateContainer refuses before it writes anything."""
+"""Everything that CreateContainer refuses before it writes anything: may this container be created, and with which
+VM?"""
 
 from __future__ import annotations
 
@@ -40,13 +41,14 @@ from virtshim.volumes.shares import Placed, SharedVolume
 from virtshim.volumes.sysprep import SYSPREP_ANNOTATION, sysprep_not_mounted, sysprep_parse, sysprep_volume
 from virtshim.volumes.volume_disks import VolumeDisks, anothers
 
-# Which of a pod's containers may be its virtual machine now: there is one, so containers run one after another. Pure.
+# Which of a pod's containers may be its virtual machine now. A pod has one VM, so its containers run one after another.
+# Pure.
 #
-# CRI does not say what kind a container is. kubelet's pod-resources list does, in part: it has the pod's own
-# containers (regular ones and native sidecars) before the sandbox is made, and never init containers or ephemeral
-# ones. So nothing has to be guessed from the order of kubelet's calls, and nothing is remembered: kubelet begins with
-# the first init container in each new sandbox, runs all of them again in the same one (RestartAllContainers), and
-# asks for an ephemeral container before an init container.
+# CRI does not say what kind a container is. kubelet's pod-resources list says part of it: before the sandbox is made,
+# the list has the pod's own containers (regular ones and native sidecars), and it never has init containers or
+# ephemeral ones. virtshim therefore neither guesses from the order of kubelet's calls nor remembers it. The order would
+# mislead: kubelet starts with the first init container in each new sandbox, repeats all init containers in the same
+# sandbox (RestartAllContainers), and may request an ephemeral container before an init container.
 
 _INSTEAD = (
     "Put a second one (a sidecar, also an injected one) into a pod of its own, or run what it runs inside the guest"
@@ -55,8 +57,8 @@ _DEBUG = "use kubectl exec, or kubectl attach for the console"
 
 
 def refuse_another(wanted: ContainerName, own: Sequence[str] | None, there: Iterable[Container]) -> None:
-    """WrongState if the container cannot run in this pod, or not now. `own`: what kubelet lists, None if that is not known.
-    `there`: the containers of this sandbox."""
+    """Raises WrongState if the container cannot run in this pod, or cannot run now. `own`: the names that kubelet
+    lists, None if unknown. `there`: the containers of this sandbox."""
     name = _quoted(wanted.name)
     cannot = f"container {name} cannot run in this pod: a pod is one virtual machine"
     if own is not None and len(own) > 1:
@@ -70,19 +72,20 @@ def refuse_another(wanted: ContainerName, own: Sequence[str] | None, there: Iter
         raise WrongState(f"container {running.id} ({running.name}) runs in this pod; stop it first")
     is_own = own is not None and wanted.name in own
     if own is not None and not is_own:
-        # kubelet begins no init container in a sandbox that has the pod's own on record, even if that has ended.
+        # While a sandbox has one of the pod's own containers on record, even an ended one, kubelet starts no init
+        # container.
         before = running or next((other for other in known if other.name.name in own), None)
         if before is not None:
             what = "runs in it" if before.is_running else "is it"
             raise WrongState(
                 f"{cannot}, and container {_quoted(before.name.name)} ({before.id}) {what}. {name} is an ephemeral container "
-                f"(kubectl debug), or an init container that is not due: {_DEBUG}"
+                f"(kubectl debug), or an init container that kubelet cannot start now: {_DEBUG}"
             )
     elif running is not None:
         beside = f"{cannot}, and container {_quoted(running.name.name)} ({running.id}) runs in it"
-        if is_own:  # no init container: kubelet asks for the pod's own when they have ended
+        if is_own:  # kubelet requests it after all init containers have ended, so the running one is ephemeral
             raise WrongState(
-                f"{beside}, an ephemeral container (kubectl debug). Shut its guest down, or stop it with crictl stop; kubelet "
+                f"{beside}, an ephemeral container (kubectl debug). Shut down its guest, or stop it with crictl stop; kubelet "
                 f"then starts {name}"
             )
         raise WrongState(f"{beside}. {_INSTEAD}; an ephemeral container (kubectl debug) cannot run: {_DEBUG}")
@@ -97,7 +100,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request that can be met, and what it comes to on this node."""
+    """A request that virtshim can satisfy, with what it needs on this node."""
 
     sandbox: Sandbox
     name: ContainerName
@@ -105,7 +108,7 @@ class Admitted:
     options: VmOptions
     granted: GrantedDevices
     size: VmSize
-    # Absolute path of the CRI log, "" if none is wanted.
+    # Absolute path of the CRI log, "" for no log.
     log_file: str
     volumes: tuple[SharedVolume, ...] = ()
     copies: tuple[CopiedVolume, ...] = ()
@@ -118,7 +121,7 @@ class Admission:
     records: Records
     claims: DeviceClaims
     sizes: Live[NodeLimits]
-    # Page size -> bytes that are free in such pages.
+    # Page size -> free bytes in pages of that size.
     free_hugepages: Callable[[int], int]
     volumes: PodVolumes
     volume_disks: VolumeDisks
@@ -132,12 +135,13 @@ class Admission:
         return sandbox
 
     def admit(self, sandbox: Sandbox, name: ContainerName, config: ContainerConfig) -> Admitted:
-        """Raises NotYetFree if a device is about to be free, another ShimError for what cannot be met."""
+        """Raises NotYetFree if a device will soon be free, and another ShimError for a request that cannot be
+        satisfied."""
         there = [other for other in self.records.containers.all() if other.sandbox_id == sandbox.id]
         own = self.claims.devices.own_containers(sandbox.key.namespace, sandbox.key.name)
         refuse_another(name, own, there)
         options = parse_vm_options(sandbox.vm_annotations)
-        namespace = sandbox.key.namespace  # the pod's own, and no other
+        namespace = sandbox.key.namespace  # only objects of the pod's own namespace are read
         options = with_data(options, namespace, lambda source: self.cluster.read(source, namespace))
         granted = self.claims.resolve(sandbox, name, config)
         share, images = options.share_kubelet_volumes, options.disk_images
@@ -154,7 +158,7 @@ class Admission:
             memory=memory,
         )
         granted = self._with_disk_images(granted, volumes, self.volume_disks.images(config, sandbox.key.uid, images))
-        if granted.root_volume is None:  # what is on one may have been set up before
+        if granted.root_volume is None:  # a root volume may hold a guest that was set up earlier
             _refuse_forgotten_answers(sandbox, name, config, own, there)
         refuse_unfit(granted, keep_root_disk=options.keep_root_disk)
         self._refuse_anothers_volume(granted)
@@ -205,8 +209,8 @@ class Admission:
             for volume in volumes:
                 if posixpath.dirname(image.host_path) == posixpath.normpath(volume.host):
                     raise InvalidRequest(
-                        f"{image.field_name}: the volume is shared at {escaped(volume.guest, 200)}, too, where the disk would be "
-                        "written past the guest's own caches; mount it once"
+                        f"{image.field_name}: the volume is shared at {escaped(volume.guest, 200)}, too; writes to the disk "
+                        "there would bypass the guest's caches; mount it once"
                     )
         granted = dataclasses.replace(granted, blocks=(*granted.blocks, *images))
         guest_view_refuse_too_many(granted)
@@ -233,9 +237,9 @@ def _refuse_forgotten_answers(
     own: Sequence[str] | None,
     there: Sequence[Container],
 ) -> None:
-    """InvalidRequest for a pod whose own annotation names a mount path that none of its containers has, when the last of them
-    is made: its `own`, if kubelet says which that is. When it is made first (attempt 0), init containers before it have just
-    ended and are on record. What has run once stays as it is."""
+    """Raises InvalidRequest if the pod's annotation names a mount path that none of its containers has. Only the pod's
+    `own` last container is checked, if kubelet lists it, and only on its first attempt (0): the init containers before
+    it are on record then. A container that has run once is not refused later."""
     pod = sandbox.key
     path = sysprep_parse(sandbox.config.annotations.get(SYSPREP_ANNOTATION, ""))
     if not path or name.attempt or name.name not in (own or ()):
@@ -246,7 +250,7 @@ def _refuse_forgotten_answers(
 
 
 def _log_file(sandbox: Sandbox, config: ContainerConfig) -> str:
-    """Raises InvalidRequest for a path that leaves the directory."""
+    """Raises InvalidRequest for a path outside the log directory."""
     if not config.log_path or not sandbox.config.log_directory:
         return ""
     directory = sandbox.config.log_directory
@@ -262,7 +266,8 @@ def _log_file(sandbox: Sandbox, config: ContainerConfig) -> str:
 
 
 def _log_missing_nics(sandbox: Sandbox, name: ContainerName, granted: GrantedDevices) -> None:
-    """Usual for an init container, to which kubelet grants no device; a mistake for the one that asked for it."""
+    """A missing NIC is normal for an init container, because kubelet grants it no device. For the container that
+    requested the device it is a mistake."""
     there = nics_of(sandbox.network, granted)
     for nic in sandbox.network.interfaces if sandbox.network else ():
         if nic not in there:

@@ -1,8 +1,9 @@
-"""CheckpointContainer: a running VM's memory and disk in one archive; it runs on.
+"""CheckpointContainer: writes the memory and the disk of a running VM into one archive. The VM keeps running.
 
-The VM is paused while its memory is written and its disk is copied, so that both are of one moment; the archive is made of
-them while it runs again. Before that, the guest is asked to freeze its file systems, so that the disk alone is consistent too.
-The record says so before anything is done: if virtshim dies in between, the next process resumes the VM.
+virtshim pauses the VM while it writes the memory and copies the disk, so that both show the same moment. It builds the
+archive after the VM has resumed. Before the pause, virtshim asks the guest to freeze its file systems, so that the disk
+alone is consistent too. The record notes the checkpoint first: if virtshim dies in between, the next process resumes
+the VM.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _SEED: Final = "seed.iso"
 
 @dataclass(slots=True)
 class _Work:
-    """`is_paused`: we have paused the VM and not let it go on yet. `frozen_file_systems`: how many were frozen."""
+    """`is_paused`: this checkpoint has paused the VM and not resumed it yet. `frozen_file_systems`: how many the guest
+    froze."""
 
     container: Container
     location: str
@@ -70,9 +72,9 @@ class CheckpointContainer:
         self._under_way: set[ContainerId] = set()
 
     def checkpoint(self, wanted: Container, location: str, deadline: Deadline) -> None:
-        """`location`: the absolute path of the archive. Errors: InvalidRequest (location), NotFound, WrongState (not running,
-        or paused), Aborted (another one is under way, or the VM ended), DeadlineExceeded, ResourceExhausted. After an error
-        nothing is left, and the VM runs on."""
+        """`location`: the absolute path of the archive. Errors: InvalidRequest (location), NotFound, WrongState (not
+        running, or paused), Aborted (another checkpoint is under way, or the VM ended), DeadlineExceeded,
+        ResourceExhausted. An error leaves no files behind, and the VM keeps running."""
         with self._alone(wanted.id) as is_alone:
             if not is_alone:
                 raise Aborted(f"a checkpoint of container {wanted.id} is already being written; wait for it")
@@ -84,7 +86,7 @@ class CheckpointContainer:
         log.info("container.checkpointed", container=wanted.id.short, location=location)
 
     def finish_leftover(self, container: Container) -> None:
-        """Ends what another process, or a failed clean-up, has left of a checkpoint."""
+        """Cleans up the checkpoint that another process or a failed clean-up left unfinished."""
         with self._alone(container.id) as is_alone:
             now = self._records.containers.get(container.id)
             if not is_alone or now is None:
@@ -112,7 +114,9 @@ class CheckpointContainer:
             if container.status.checkpointing:
                 raise Aborted(f"an earlier checkpoint of container {container.id} is not yet cleaned up; try again")
             if not container.is_running:
-                raise WrongState(f"container {container.id} is {container.phase.value}: only a running one has state")
+                raise WrongState(
+                    f"container {container.id} is {container.phase.value}: only a running container has state"
+                )
             if container.status.paused:
                 raise WrongState(f"container {container.id} is paused by an operator; `virtshim resume` first")
             if self._freezer.is_held(container.id):
@@ -124,13 +128,13 @@ class CheckpointContainer:
                 )
             if container.granted.root_volume is not None:
                 raise WrongState(
-                    f"container {container.id} runs on a volume ({container.granted.root_volume.host_path}), of which the "
-                    "storage makes snapshots"
+                    f"container {container.id} runs on a volume ({container.granted.root_volume.host_path}), which a "
+                    "checkpoint does not save; take a snapshot in the storage"
                 )
             if container.spec.empty_disks:
                 raise WrongState(
                     f"container {container.id} has disks beside its root disk ({container.spec.empty_disks[0].field_name()}), "
-                    "which are not saved"
+                    "which a checkpoint does not save"
                 )
             if container.spec.volumes:
                 raise WrongState(
@@ -141,7 +145,8 @@ class CheckpointContainer:
             return container
 
     def _write(self, work: _Work) -> None:
-        """Without the pod's lock: a StopContainer need not wait for it. It then ends the VM, and this fails."""
+        """Runs without the pod's lock, so that StopContainer need not wait. StopContainer then ends the VM, and this
+        call fails."""
         container, clock = work.container, self._clock
 
         def check() -> None:
@@ -171,7 +176,7 @@ class CheckpointContainer:
         self._files.finish(work.location, container.id, self._manifest(container, work.frozen_file_systems), check)
 
     def _tidy(self, container: Container, *, was_paused: bool) -> None:
-        """The record last: as long as it tells of a checkpoint, this is tried again (`virtshim.recovery.watch_pods`)."""
+        """Updates the record last: while it names a checkpoint, `virtshim.recovery.watch_pods` repeats the clean-up."""
         try:
             if was_paused:
                 self._pausing.resume(container.domain_uuid)
@@ -185,7 +190,7 @@ class CheckpointContainer:
             log.warning("checkpoint.not_tidied", container=container.id.short, error=str(exc))
 
     def _manifest(self, container: Container, frozen_file_systems: int) -> bytes:
-        """What the archive is of. Names of files here, what they are in docs/pods.md."""
+        """Describes the archive: which container, and the names of the files. docs/pods.md explains the files."""
         sandbox = self._records.sandboxes.get(container.sandbox_id)
         facts = {
             "format": _FORMAT,

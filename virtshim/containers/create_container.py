@@ -1,4 +1,4 @@
-"""CreateContainer: record, disk, seed and libvirt definition, one step after another; nothing runs yet."""
+"""CreateContainer: makes record, disk, seed and libvirt definition, one step after another. The VM does not run yet."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from virtshim.system.clock import Clock
 from virtshim.system.locks import Inflight, PodLocks
 from virtshim.system.rollback import Rollback
 
-# What is the same in a CreateContainer that kubelet repeats. Pure.
+# What identifies a repeated CreateContainer. Pure.
 
 
 def comparable(config: ContainerConfig) -> ContainerConfig:
-    """Without what kubelet makes anew for each call: the path of its file for the termination message is random, and the order of
-    what it keeps in maps is (variables, devices)."""
+    """The config without the parts that kubelet changes in each repeat: the path of the termination message's file is
+    random, and variables and devices come from maps, in random order."""
     file = termination_file(config.annotations, config.mounts)
     mounts = config.mounts
     if file is not None:
@@ -56,15 +56,15 @@ class CreateContainer:
     inflight: Inflight[ContainerId]
     admission: Admission
     new_records: ContainerRecords
-    # What a VM is made of, in the order in which it is made.
+    # The steps that make a VM, in order.
     steps: Sequence[Step]
     start_ups: StartUps
 
     def create(
         self, sandbox_id: SandboxId, name: ContainerName, config: ContainerConfig, deadline: Deadline
     ) -> ContainerId:
-        """Returns the id of a CREATED container. A repeat returns the first's id; the same name with something different
-        is AlreadyExists."""
+        """Returns the id of a CREATED container. A repeat returns the id of the first call. The same name with a
+        different config raises AlreadyExists."""
         key = f"container {name} in sandbox {sandbox_id}"
         left = deadline.left(self.clock.monotonic())
         what = comparable(config)
@@ -73,7 +73,8 @@ class CreateContainer:
     def _create(
         self, sandbox_id: SandboxId, name: ContainerName, config: ContainerConfig, deadline: Deadline
     ) -> ContainerId:
-        """kubelet grants a device anew as soon as its container has ended, which is before it is reset."""
+        """Waits for devices that are still being reset: kubelet grants a device again as soon as its container has
+        ended."""
         while True:
             try:
                 return self._create_now(sandbox_id, name, config, deadline)
@@ -109,7 +110,8 @@ class CreateContainer:
         for other in self.records.containers.all():
             if other.sandbox_id == sandbox and other.name == name:
                 if other.was_never_created:
-                    self._drop(other)  # not being created: we hold the pod's lock. Its rollback failed
+                    # Nobody creates it now, because this call holds the pod's lock: its rollback failed.
+                    self._drop(other)
                     continue
                 if other.phase is ContainerPhase.CREATED and comparable(other.config) == comparable(config):
                     return other.id

@@ -1,4 +1,4 @@
-"""Step: the libvirt domain is defined with what the steps before it have made, and its records are kept beside its disk."""
+"""The steps of CreateContainer. Each step makes one part of the VM and can remove it again."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ from virtshim.volumes.root_volume import must_be_written
 from virtshim.volumes.sysprep import sysprep_files_sysprep_files
 from virtshim.volumes.volume_copies import VolumeCopies
 
-# The steps of CreateContainer: each makes one thing that a VM is defined with, and knows how to take it away again.
+# What a step is, and what it gets.
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A container whose record is written and whose VM is not defined yet: what the steps so far have made of it."""
+    """A container with a record but no defined VM yet, and what the steps have made for it so far."""
 
     container: Container
-    # As its record is now: a step that writes it hands on what it wrote.
+    # As recorded now: a step that changes the record passes on the changed sandbox.
     sandbox: Sandbox
     # The image under the root disk.
     image: Image
     # What the pod's annotations ask for.
     options: VmOptions
-    # In the order in which they are attached: the boot disk first.
+    # In the order of attachment; the boot disk is first.
     disks: tuple[Disk, ...] = ()
-    # Who the root disk is, 20 hex digits, if it outlives the container.
+    # Identity of the root disk, 20 hex digits, if the disk outlives the container.
     kept_disk: str = ""
-    # The file that Ignition finds in the firmware; "" for none.
+    # The file that Ignition reads through the firmware, "" for none.
     ignition_file: str = ""
-    # What the firmware starts, and its RAM disk, likewise.
+    # The kernel that the firmware starts, and its initrd, "" for none.
     kernel_file: str = ""
     initrd_file: str = ""
-    # The CD-ROM with Windows' answer file, likewise.
+    # The CD-ROM with Windows' answer file, "" for none.
     sysprep_iso: str = ""
 
     def with_disk(self, disk: Disk) -> Draft:
@@ -65,51 +65,53 @@ class Draft:
 
 
 class Step(Protocol):
-    """The container's record is there before the first step and after the last undo. Steps are made in the order of the list that
-    `app.assembly` builds, and undone in reverse."""
+    """One step. The container's record exists before the first step and after the last undo. CreateContainer runs the
+    steps in the order that `app.assembly` lists, and undoes them in reverse."""
 
     measured_as: ClassVar[observed.Step]
 
     def make(self, draft: Draft) -> Draft:
-        """Returns the draft with what was made. After an exception `undo` is called as well."""
+        """Returns the draft with what this step made. If this raises, `undo` is called too."""
 
     def undo(self, container: Container) -> None:
-        """Afterwards nothing of it is there, whether it was made whole, half or not at all; the process may have been restarted
-        meanwhile."""
+        """Removes everything that this step made, however far `make` came. virtshim may have been restarted in
+        between."""
 
 
-# Where the VM's devices are in the guest: as its root disk has known them, if that is older than the container.
+# Device addresses in the guest. A root disk that outlives its container keeps those of its first start.
 
-# What numbers are of, as they are written down.
+# The prefixes of the stored numbers.
 _KINDS: Final = {DiskBus.VIRTIO: "v", DiskBus.SCSI: "s", DiskBus.SATA: "a"}
 _NICS: Final = "n"
-# How many there can be, block volumes among the virtio disks. Of NICs: those that vmwrapper has slots for.
+# The most devices of each kind. Block volumes count as virtio disks. vmwrapper's slots limit the NICs.
 _DISKS: Final = {DiskBus.VIRTIO: 64, DiskBus.SCSI: 64, DiskBus.SATA: 6}
 _MOST_NICS: Final = 10
 
 
 def _cdroms(draft: Draft, bus: DiskBus) -> int:
-    """At the end of that bus."""
+    """How many CD-ROMs occupy the last places of that bus."""
     return 1 if draft.sysprep_iso and bus is DiskBus.SATA else 0
 
 
 @dataclass(frozen=True, slots=True)
 class KeptPlaces:
-    """A root disk that goes with its container has none: its VM is defined once, and libvirt keeps what it then chose."""
+    """Where the devices of a lasting root disk are. A root disk that is removed with its container has no kept places:
+    its VM is defined once, and libvirt keeps its choice."""
 
     node: NodeHardware
     disks: DiskPlaces
     volumes: RootVolumes
 
     def of(self, draft: Draft, bus: DiskBus) -> tuple[str, DeviceNumbers]:
-        """The machine type and the devices' numbers; on disk when it returns. "" for a type that is libvirt's to choose."""
+        """The machine type and the devices' numbers, which are stored on disk on return. "" lets libvirt choose the
+        type."""
         if not draft.kept_disk:
             return "", DeviceNumbers()
         before = self._read(draft)
         places = dataclasses.replace(before, machine=before.machine or self.node.machine_type())
         blocks = [f"volume {block.container_path}" for block in draft.container.granted.data_volumes]
         own = [disk.serial for disk in draft.disks]
-        if bus is DiskBus.VIRTIO:  # all in one row
+        if bus is DiskBus.VIRTIO:  # disks and volumes share the numbers
             places, numbers = places.of(_KINDS[bus], [*own, *blocks], _DISKS[bus])
             disks, volumes = numbers[: len(own)], numbers[len(own) :]
         else:
@@ -123,9 +125,10 @@ class KeptPlaces:
         return places.machine, DeviceNumbers(disks, volumes, nics)
 
     def firmware(self, draft: Draft) -> FirmwareFiles | None:
-        """Which started the disk first, whatever its package has brought since: the variables are in that one's shape, and the
-        guest has measured it. It is noted before that start, so a note alone says nothing: until there are variables it is the
-        one that the node has now. None if there is nothing to keep, or libvirt alone knows which it would be."""
+        """The firmware that first started the disk, even after an upgrade of its package: the UEFI variables have that
+        firmware's format, and the guest has measured it. The note is written before the first start. A note without
+        variables therefore proves nothing, and the node's current firmware is used. None if nothing is to be kept, or
+        if only libvirt knows the firmware."""
         kind, disk = draft.options.hardware.firmware, draft.container.spec.pod_disk
         if not kind.is_uefi or not disk:
             return None
@@ -135,8 +138,8 @@ class KeptPlaces:
         return files
 
     def refuse_anothers_tpm(self, draft: Draft) -> None:
-        """A TPM goes by its VM's UUID, which pods may choose: what that of another pod's disk remembers is nobody else's, also
-        while that pod has no container."""
+        """Raises AlreadyExists if the TPM of this UUID belongs to another pod's disk. Pods may choose the UUID, so
+        without this check a pod could read another pod's TPM, even while that pod has no container."""
         domain = draft.container.domain_uuid
         if draft.options.hardware.tpm and self.disks.tpm_owners(domain) - {pod_hash(draft.sandbox.key)}:
             raise AlreadyExists(
@@ -145,12 +148,13 @@ class KeptPlaces:
             )
 
     def owns_tpm(self, draft: Draft) -> bool:
-        """Whether what a TPM of that UUID remembers would be the pod's: it was made for a disk of its."""
+        """Whether the TPM of this UUID was made for a disk of this pod."""
         owners = self.disks.tpm_owners(draft.container.domain_uuid) if draft.options.hardware.tpm else frozenset()
         return pod_hash(draft.sandbox.key) in owners
 
     def keep_tpm(self, draft: Draft) -> None:
-        """It goes with the disk that it belongs to. Before the VM is started first, and makes it."""
+        """Notes that the TPM belongs to the disk, so that both are removed together. Called before the first start
+        creates it."""
         if draft.options.hardware.tpm and (disk := draft.container.spec.pod_disk):
             self.disks.keep_tpm(disk, draft.container.domain_uuid)
 
@@ -166,7 +170,7 @@ class KeptPlaces:
             self.disks.keep(draft.container.spec.pod_disk, places)
 
 
-# Step: the devices that the container was granted are taken from the host's drivers.
+# Step: takes the granted devices from the host's drivers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +183,11 @@ class HostDevices:
         return draft
 
     def undo(self, container: Container) -> None:
-        """They are the container's for as long as its record claims them: `ContainerRecords.forget` gives them back."""
+        """Does nothing: the devices belong to the container while its record claims them. `ContainerRecords.forget`
+        gives them back."""
 
 
-# The kernel that the pod has its VM started with, out of the image, and what that kernel needs: beside its root disk.
+# The kernel and initrd that a pod's VM starts from. They come from the image and are copied beside the root disk.
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +197,13 @@ class Kernels:
     layout: Layout
 
     def refuse_missing(self, draft: Draft) -> None:
-        """Before anything is written: a disk that stays with its pod, or a volume, would be of an image that does not start."""
+        """Called before anything is written: otherwise a lasting disk or a volume would hold an image that cannot
+        start."""
         wanted, image = draft.options.hardware, draft.image
         if not wanted.kernel and image.boot and image.digest == NO_DISK:
             raise InvalidRequest(
-                f"image {draft.container.config.image!r} has no disk to start from; write which kernel of its "
-                f"{_listed(image)} to start (annotation {KERNEL})"
+                f"image {draft.container.config.image!r} has no disk to boot from; name the kernel to start in annotation "
+                f"{KERNEL}; the image has {_listed(image)}"
             )
         for annotation, path in ((KERNEL, wanted.kernel), (INITRD, wanted.initrd)):
             if path and not self._is_kept(draft, path) and _in(image, path) is None:
@@ -206,14 +212,14 @@ class Kernels:
                 )
 
     def beside(self, draft: Draft) -> Draft:
-        """The disk is there, and its directory; they go with it."""
+        """Copies kernel and initrd into the root disk's directory, which exists by now. They are removed with it."""
         wanted = draft.options.hardware
         return dataclasses.replace(
             draft, kernel_file=self._copied(draft, wanted.kernel), initrd_file=self._copied(draft, wanted.initrd)
         )
 
     def _copied(self, draft: Draft, path: str) -> str:
-        """The VM's own: QEMU of another one shall not read it, and an image may be removed."""
+        """Each VM has its own copy: another VM's QEMU must not read it, and the image may be removed."""
         if not path:
             return ""
         final = kernel_of(self.layout, draft.container, path)
@@ -222,7 +228,8 @@ class Kernels:
         return final
 
     def _is_kept(self, draft: Draft, path: str) -> bool:
-        """A root disk that stays with its pod has kernel and modules of one image, whatever its name has come to mean."""
+        """Whether the lasting root disk already has this file: kernel and modules must stay those of one image, even if
+        the image's name now means another one."""
         container = draft.container
         return bool(container.spec.pod_disk) and self.kernels.is_there(kernel_of(self.layout, container, path))
 
@@ -235,8 +242,7 @@ def _listed(image: Image) -> str:
     return ", ".join(one.path for one in image.boot) or "none there, or none that a pull has kept (pull it again)"
 
 
-# Step: the directory of the container, and its root disk: over the image, or on a volume; and the kernel that belongs
-# to it.
+# Step: makes the container's directory and the root disk, over the image or on a volume, with the kernel if one is set.
 
 log = structlog.get_logger(__name__)
 
@@ -262,7 +268,8 @@ class RootDisk:
         return dataclasses.replace(draft.with_disk(disk), kept_disk=identity(name) if name else "")
 
     def undo(self, container: Container) -> None:
-        """With all that later steps wrote into the directory. The pod's disk is no part of it: it stays for the next attempt."""
+        """Removes the container's directory with everything in it. A disk that stays with its pod is elsewhere, and
+        remains for the next attempt."""
         self.disks.delete(container.id)
 
     def _disk(self, draft: Draft) -> Disk:
@@ -275,8 +282,8 @@ class RootDisk:
         return pod_disk or self.disks.create_pod_disk(container.spec.pod_disk, image, path, size)
 
     def _on_volume(self, draft: Draft, device: str) -> Draft:
-        """A call that is repeated after a kill finds how far it came. Nothing is undone: the volume outlives the container, and a
-        half copy is none."""
+        """Continues where a killed call stopped. Undo does nothing here: the volume outlives the container, and the
+        next call replaces an unfinished copy."""
         own, image = draft.container.id, draft.image
         found = self.volumes.look(device)
         kept_disk = found.identity
@@ -289,8 +296,8 @@ class RootDisk:
         return dataclasses.replace(draft.with_disk(self.volumes.disk(device)), kept_disk=kept_disk)
 
     def _backing(self, draft: Draft) -> Backing:
-        """The image that the disk was made over: for the pod's disk that of its first attempt. By records alone: what is in the
-        disk its VM may have written."""
+        """The image under the disk. For a disk that stays with its pod, it is the image of the first attempt. The
+        records decide, because the VM may have overwritten what the disk says."""
         container, image = draft.container, draft.image
         first = draft.sandbox.root_disks.get(container.name.name) if container.spec.pod_disk else None
         if first is None or first == image.digest:
@@ -298,7 +305,7 @@ class RootDisk:
         return Backing(self.files.path(first), self.files.format_of(first))
 
 
-# Step: the empty disks that the pod asks for, in the container's directory.
+# Step: makes the empty disks that the pod asks for, in the container's directory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,17 +314,17 @@ class EmptyDisks:
     disks: EmptyDiskFiles
 
     def make(self, draft: Draft) -> Draft:
-        """Behind the seed, whose place in the guest is known."""
+        """Attaches the empty disks after the seed, because guests expect the seed at a fixed position."""
         for wanted in draft.container.spec.empty_disks:
             draft = draft.with_disk(self.disks.create(draft.container.id, wanted))
         return draft
 
     def undo(self, container: Container) -> None:
-        """They lie in the container's directory, which goes with the root disk."""
+        """Does nothing: the disks are in the container's directory, which `RootDisk` removes."""
 
 
-# Step: what tells the guest at its first boot who it is: the cloud-init seed ISO, what Ignition or Windows' setup
-# looks for.
+# Step: writes what configures the guest at its first boot: the cloud-init seed ISO, the Ignition file, or the CD-ROM
+# for Windows' setup.
 
 log = structlog.get_logger(__name__)
 
@@ -340,12 +347,12 @@ class Seed:
             files = sysprep_files_sysprep_files(self.copies.files, config, pod, options.sysprep)
             if files:
                 draft = dataclasses.replace(draft, sysprep_iso=self.seeds.write_sysprep(own, files))
-            else:  # an init container's, or of a pod of which kubelet was not asked
+            else:  # an init container, or kubelet was not asked about this pod
                 log.warning("sysprep.not_mounted", container=own.short, path=options.sysprep)
         return draft
 
     def undo(self, container: Container) -> None:
-        """They lie in the container's directory, which goes with the root disk."""
+        """Does nothing: the files are in the container's directory, which `RootDisk` removes."""
 
 
 def _request(draft: Draft, copied: bytes) -> SeedRequest:
@@ -383,11 +390,12 @@ class Domain:
     host_nodes: Callable[[], HostNodes]
 
     def make(self, draft: Draft) -> Draft:
-        # A VM that is there without a record is known by it.
+        # If the VM loses its record, this copy identifies the VM.
         self.copies.keep(draft.container.id, self.records.to_text(draft.sandbox, draft.container))
         self.places.refuse_anothers_tpm(draft)
         self.hypervisor.define(self._vm(draft))
-        # Not before: what is noted is removed with the pod, and a UUID that is a foreign VM's has just been refused.
+        # Only after `define`, which refuses the UUID of a foreign VM: removing the pod removes the TPM that is noted
+        # here.
         self.places.keep_tpm(draft)
         return draft
 

@@ -1,4 +1,4 @@
-"""Commands in a running container: ExecSync, whose callers wait for the end, and Exec, whose callers stream."""
+"""Commands in a running container: ExecSync waits for the command's end, Exec streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from virtshim.system.live import Live
 from virtshim.system.pod_places import PodPlaces
 from virtshim.vm.ports import VmPlugging
 
-# Serial ports of a running container's VM: one more for commands, and whether its agent has its own open.
+# Serial ports of a running container's VM: plugging in one more for commands, and whether the agent has its own open.
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PlugExecPort:
     layout: Layout
 
     def plug(self, container: ContainerId, number: int) -> None:
-        """Port `number` of its VM. Errors: NotFound, and those of `VmPlugging`."""
+        """Plugs in port `number` of the container's VM. Errors: NotFound, and those of `VmPlugging`."""
         found = existing_container(self.records, container)
         socket = self.layout.exec_socket(container, number)
         self.vms.plug_in(found.domain_uuid, container, number, socket)
@@ -45,7 +45,8 @@ class AgentPort:
     vms: VmPlugging
 
     def is_open(self, container: ContainerId) -> bool:
-        """Whether something in its guest listens on the agent's port. True in doubt: then asking tells."""
+        """Whether something in the guest listens on the agent's port. In doubt the answer is True, and asking the agent
+        decides."""
         found = self.records.containers.get(container)
         if found is None:
             return True
@@ -55,16 +56,17 @@ class AgentPort:
             return True
 
 
-# `crictl inspect` is not worth a longer wait.
+# `crictl inspect` should not wait longer.
 _FACTS_SECONDS = 1.0
-# A session begins then at the latest: whoever opens it may be looking for what hangs in the guest.
+# A session starts after this time even if the set-up has not finished: its user may be looking for what hangs in the
+# guest.
 _SET_UP_SECONDS = 70.0
 
 
 class ExecCommand:
-    """Implements `virtshim.streaming.ports.Execs`. A call that waits for its command's end holds a thread of the
-    server, and commands may hang: there are fewer `places` than threads, and for one pod only some of them. `agent_timeout`:
-    seconds from the container's start to the agent's first word."""
+    """Implements `virtshim.streaming.ports.Execs`. A call that waits for its command holds one of the server's threads,
+    and a command may hang. There are therefore fewer `places` than threads, and each pod gets only some of them.
+    `agent_timeout`: seconds that the agent gets from the container's start to its first answer."""
 
     def __init__(
         self,
@@ -85,8 +87,8 @@ class ExecCommand:
     def run(
         self, container: Container, argv: tuple[str, ...], timeout: float, cancelled: threading.Event
     ) -> CommandResult:
-        """`timeout` in seconds, from now to the command's end; 0: none. Errors: WrongState, ResourceExhausted, and those of
-        `GuestAgents.run`."""
+        """`timeout`: seconds from now to the command's end, 0 for no limit. Errors: WrongState, ResourceExhausted, and
+        those of `GuestAgents.run`."""
         _refuse_unless_running(container)
         command = in_container(container, argv)
         with self._places.held(pod_of(self._records, container)):
@@ -111,7 +113,8 @@ class ExecCommand:
         return await self._guests.open(container, dial_command(port), Streams(stdin=True, stdout=True, stderr=True))
 
     def guest_info(self, container: Container) -> Mapping[str, object]:
-        """What the guest of a running container says of itself; empty if there is none, or it does not answer at once."""
+        """What the guest agent reports about the guest. Empty if the container does not run, or if no agent answers at
+        once."""
         if not container.is_running:
             return {}
         return self._guests.guest_info(container.id, _FACTS_SECONDS)
@@ -122,9 +125,7 @@ def _refuse_unless_running(container: Container) -> None:
         raise WrongState(
             f"container {container.id} is {container.phase.value}: commands run in a running container only"
         )
-    if container.status.paused:  # kubelet counts this as no answer of a probe, and a time that is over as a failed one
-        raise WrongState(f"container {container.id.short} is paused by an operator; `virtshim resume` continues it")
+    if container.status.paused:  # kubelet ignores a probe that gets this error, but counts a timeout as a failed probe
+        raise WrongState(f"container {container.id.short} is paused by an operator; `virtshim resume` resumes it")
     if container.status.frozen and not container.status.checkpointing:
-        raise WrongState(
-            f"the file systems of container {container.id.short} are frozen; `virtshim thaw` continues them"
-        )
+        raise WrongState(f"the file systems of container {container.id.short} are frozen; `virtshim thaw` thaws them")

@@ -1,4 +1,4 @@
-"""ReopenContainerLog: kubelet has renamed the log to rotate it."""
+"""A container's CRI log, and ReopenContainerLog, which kubelet calls after it has renamed the log to rotate it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from virtshim.logs.ports import Consoles, EntrypointLogs
 from virtshim.model.container import Container
 from virtshim.model.errors import WrongState
 
-# A container's CRI log: what its command writes if it has one, else what its console shows. The console of one with a
-# command is kept in bounds, but not logged.
+# The CRI log holds the output of the container's command, or of its console if the container has no command. The
+# console of a container with a command is size-limited, but not logged.
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerLogs:
-    """Each call is that of the port behind it, and raises what it raises."""
+    """Each method passes the call to the port that writes the log, and raises that port's errors."""
 
     consoles: Consoles
     entrypoints: EntrypointLogs
@@ -41,13 +41,13 @@ class ContainerLogs:
 
 @dataclass(frozen=True, slots=True)
 class ReopenContainerLog:
-    """Takes no lock: a rotation must not wait for a stop that is under way."""
+    """Takes no lock: a rotation must not wait for a stop."""
 
     logs: ContainerLogs
 
     def reopen(self, container: Container) -> None:
-        """The new file is there on return, and nothing more is written to the old one. WrongState if the container does not
-        run: its log is complete, and kubelet renames it back."""
+        """On return the new file exists and the old one gets no more lines. Raises WrongState if the container does not
+        run: its log is then complete, and kubelet renames it back."""
         if not container.is_running:
             raise WrongState(
                 f"container {container.id} is {container.phase.value}: only a running container's log can be reopened"

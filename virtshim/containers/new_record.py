@@ -1,4 +1,5 @@
-"""The new container's record: written before anything of the container exists, deleted when nothing of it is left."""
+"""The record of a new container. It is written before any part of the container exists, and deleted when none is
+left."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ from virtshim.system.live import Live
 from virtshim.vm.ports import Hypervisor
 from virtshim.volumes.image_volumes import collect_images_of
 
-# A user id for each VM: what one QEMU owns, no other may open, signal or trace.
+# Each VM's QEMU has its own user id, so that no other QEMU can open its files, signal it or trace it.
 
 
 class VmUids:
-    """`count` ids from `first` on; 0: all VMs run as libvirt's one user. One is taken as long as a record has it, or it is
-    `in_use`: by a process or a file that outlived its record."""
+    """`count` ids starting at `first`. With a count of 0 all VMs run as libvirt's single user. An id is taken while a
+    record has it, or while it is `in_use` by a process or file that outlived its record."""
 
     def __init__(self, records: Records, first: int, count: int, in_use: Callable[[], Collection[int]]) -> None:
         self._records = records
@@ -43,7 +44,8 @@ class VmUids:
 
     @contextlib.contextmanager
     def free(self) -> Iterator[int]:
-        """One that is free, for the record that is written inside the block; 0 where VMs have none. Raises ResourceExhausted."""
+        """A free id for the record that the block writes; 0 if VMs have no ids of their own. Raises
+        ResourceExhausted."""
         if not self._count:
             yield 0
             return
@@ -52,7 +54,7 @@ class VmUids:
             yield self._last
 
     def _next(self) -> int:
-        """The one after the last: one that became free rests as long as there are others."""
+        """The next free id after the last one: a freed id is reused as late as possible."""
         records = self._records.containers.all()
         taken = {record.spec.uid for record in records} | set(self._in_use())
         begin = max((self._last, *(record.spec.uid for record in records))) + 1 - self._first
@@ -67,7 +69,7 @@ class VmUids:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRecords:
-    """A record keeps its image, its devices and its pod's disk from everybody else."""
+    """Records of new containers. A record reserves the container's image, its devices and its pod's disk."""
 
     records: Records
     hypervisor: Hypervisor
@@ -77,26 +79,27 @@ class ContainerRecords:
     borrowed: BorrowedDevices
     stamps: Stamps
     uids: VmUids
-    # Whether commands run in the guests of pods that do not say it.
+    # Whether commands run in the guest if the pod's annotations do not say.
     run_commands: Live[bool]
 
     def add(self, admitted: Admitted) -> Draft:
-        # Before the locks, for which other pods and pulls would wait.
+        # Before the locks are taken, because other pods and pulls would wait.
         ended = self._end_earlier(admitted)
         without_devices = self.claims.end_earlier(admitted.granted, admitted.sandbox)
         with self.images.pinned(admitted.config.image, admitted.volumes) as image, self.uids.free() as uid:
             container = self._new(admitted, image, uid)
             self._refuse_taken_uuid(admitted, ended)
-            self.claims.add(container, without_devices)  # from here on the record keeps the image and the devices
+            self.claims.add(container, without_devices)  # from now on the record reserves the image and the devices
             sandbox = self._note_pod_disk(admitted.sandbox, container)
         return Draft(container, sandbox, image, admitted.options)
 
     def forget(self, container: Container, *, clean: bool) -> None:
-        """`clean`: nothing else is left of it. Otherwise RemoveContainer, or the next start of virtshim, finishes it."""
+        """`clean`: nothing else of the container is left. Otherwise RemoveContainer, or the next start of virtshim,
+        finishes."""
         if clean:
             self.records.containers.delete(container.id)
             self.borrowed.give_back_of(container)
-            collect_images_of(container, self.images)  # they may have been removed meanwhile
+            collect_images_of(container, self.images)  # an image may have been removed meanwhile
         else:
             self.records.containers.replace(container.removing())
 
@@ -131,9 +134,9 @@ class ContainerRecords:
         return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 
     def _command(self, options: VmOptions, config: ContainerConfig, image: ImageConfig) -> tuple[str, ...]:
-        """As in a container: the pod's command takes the place of all that the image says, its args that of the image's. A disk
-        image, and a containerDisk that says nothing, have no entrypoint: `args` alone are the command then, and without them
-        nothing is run."""
+        """The rules are those of containers: the pod's `command` replaces the image's entrypoint and arguments, and its
+        `args` replace the image's arguments. A disk image, and a containerDisk without a config, have no entrypoint:
+        `args` alone are then the command, and without `args` no command runs."""
         run = self.run_commands.now if options.run_command is None else options.run_command
         if not run:
             return ()
@@ -142,14 +145,15 @@ class ContainerRecords:
         return (*image.entrypoint, *(config.args or image.cmd))
 
     def _end_earlier(self, admitted: Admitted) -> frozenset[ContainerId]:
-        """VMs of earlier attempts with the same UUID whose failed starts could not be undone are off, or this raises."""
+        """Ends VMs of earlier attempts with the same UUID whose failed starts could not be undone. Raises if one stays
+        on."""
         maybe_on = [other for other in self._with_uuid_of(admitted) if other.may_be_running]
         for other in maybe_on:
             self.hypervisor.destroy(other.domain_uuid, other.id)
         return frozenset(other.id for other in maybe_on)
 
     def _refuse_taken_uuid(self, admitted: Admitted, ended: frozenset[ContainerId]) -> None:
-        """`ended`: those whose VMs are off."""
+        """`ended`: containers whose VMs are known to be off."""
         for other in self._with_uuid_of(admitted):
             if other.may_be_running and other.id not in ended:
                 raise Aborted(
@@ -157,8 +161,8 @@ class ContainerRecords:
                 )
 
     def _with_uuid_of(self, admitted: Admitted) -> Sequence[Container]:
-        """Attempts of one pod have the same UUID, one after another; its definition goes to the newest. kubelet makes the next
-        one also beside one that was never started, or whose start failed, and leaves their records for later."""
+        """Earlier attempts of this pod with the same UUID; libvirt's definition belongs to the newest. kubelet also
+        makes a new attempt while the record of one that was never started, or failed to start, is still there."""
         wanted = _lasting_uuid(admitted)
         found = [other for other in self.records.containers.all() if other.domain_uuid == wanted]
         for other in found:
@@ -171,8 +175,8 @@ class ContainerRecords:
         return found
 
     def _note_pod_disk(self, sandbox: Sandbox, container: Container) -> Sandbox:
-        """Written before the disk is made: the image under it must stay as long as the disk does, and whoever removes
-        the pod's last sandbox must know of it."""
+        """Written before the disk is made: the image under the disk must stay as long as the disk, and the call that
+        removes the pod's last sandbox must know about the disk."""
         if not container.spec.pod_disk or self.disks.pod_disk(container.spec.pod_disk) is not None:
             return sandbox
         noted = sandbox.with_root_disk(container.name.name, container.image)
@@ -181,7 +185,7 @@ class ContainerRecords:
 
 
 def _lasting_uuid(admitted: Admitted) -> uuid.UUID | None:
-    """The UUID that all attempts have; None if each has its own."""
+    """The UUID that all attempts share; None if each attempt has its own."""
     options = admitted.options
     if options.system_uuid is None and options.hardware.tpm and options.keep_root_disk:
         return vm_uuid(disk_name(admitted.sandbox.key, admitted.name.name))

@@ -1,8 +1,9 @@
-"""Pause, resume, reset, reboot, freeze and thaw of a running VM, by an operator's hand.
+"""Operators' actions on a running VM: pause, resume, reset, reboot, freeze and thaw.
 
-For kubelet a VM that stands still is a running container: it has no other word for one that has not ended, and would restart it
-for any other. Each action is done under the pod's lock, so that it is either before or after any call of kubelet's; what waits
-for the guest is not. None begins while a checkpoint is written, which pauses and freezes by itself.
+For kubelet a paused VM is a running container: CRI has no other state for one that has not ended, and kubelet would
+restart it in any other state. Each action holds the pod's lock, so that it runs before or after each of kubelet's
+calls, but not while it waits for the guest. No action starts while a checkpoint is written, because a checkpoint pauses
+and freezes the VM itself.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from virtshim.system.clock import Clock
 from virtshim.system.locks import PodLocks
 from virtshim.vm.ports import Hypervisor, VmControl, VmPausing
 
-# What operators have done to VMs: logged, remembered for a while, and told to who follows.
+# The log of operators' actions: virtshim logs them, remembers the latest, and streams them to followers.
 
 log = structlog.get_logger(__name__)
 
-# A long day of an operator's. virtshim's log has them all.
+# As many as an operator takes on a long day. virtshim's own log has all of them.
 _REMEMBERED: Final = 500
 
 
 class ActionLog:
-    """Thread-safe. In memory."""
+    """The latest actions, in memory. Thread-safe."""
 
     def __init__(self, records: Records, clock: Clock) -> None:
         self._records = records
@@ -61,13 +62,13 @@ class ActionLog:
             self._changed.notify_all()
 
     def since(self, at: int) -> Sequence[ActionTaken]:
-        """Those after that time that are remembered, oldest first."""
+        """The remembered actions after that time, oldest first."""
         with self._changed:
             return [taken for taken in self._taken if taken.at > at]
 
     def follow(self, at: int, left: threading.Event) -> Iterator[ActionTaken]:
-        """Those after that time, and then each as it happens, until `left` is set and `wake` called, or `close`. One who falls
-        far behind misses some."""
+        """Yields the remembered actions after that time, then each new one. Ends after `close`, or once `left` is set
+        and `wake` is called. A follower that falls far behind misses some."""
         with self._changed:
             seen, waiting = self._count, [taken for taken in self._taken if taken.at > at]
         while True:
@@ -80,22 +81,22 @@ class ActionLog:
                 waiting, seen = list(self._taken)[len(self._taken) - missed :], self._count
 
     def wake(self) -> None:
-        """Somebody who follows has left."""
+        """Wakes all followers, because one of them has left."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody follows any more."""
+        """Ends all followers."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
-# Seconds. A guest whose file systems stand still cannot do much, and probes that write fail; more than these is no pause for a
-# snapshot but a fault.
+# Seconds. A guest with frozen file systems can do little, and probes that write fail. A longer freeze is a fault, not a
+# pause for a snapshot.
 FREEZE_SECONDS: Final = 60
 LONGEST_FREEZE: Final = 600
-# For the guest's agent to take a request to restart.
+# Seconds for the guest agent to accept a reboot request.
 _REBOOT_LIMIT: Final = 15.0
 
 
@@ -112,14 +113,15 @@ class VmActions:
     exits: ExitRecorder
 
     def pause(self, wanted: Container) -> Outcome:
-        """The record first: a virtshim that is killed in between finds the VM running, and forgets it (nobody was answered)."""
+        """Writes the record first: a virtshim that is killed before it pauses the VM finds it running, and drops the
+        note."""
         with self._alone(wanted) as container:
             state = self.hypervisor.power(container.domain_uuid)
             if container.status.paused and state.power is Power.PAUSED:
-                return Outcome(changed=False, message="it is paused already")
+                return Outcome(changed=False, message="it is already paused")
             _refuse_if_sleeping(container, state.power is Power.PAUSED and state.pause is PauseReason.GUEST)
             if container.status.stop_asked:
-                raise WrongState(f"container {container.id.short} is being stopped: it is not paused")
+                raise WrongState(f"container {container.id.short} is being stopped: it cannot be paused")
             self.records.containers.replace(paused_by_operator(container, paused=True))
             if state.power is not Power.PAUSED:
                 try:
@@ -132,7 +134,8 @@ class VmActions:
         return Outcome(changed=True, message=message)
 
     def resume(self, wanted: Container) -> Outcome:
-        """Also one that somebody else paused. The VM first: a virtshim that is killed in between finds it running."""
+        """Resumes a VM, whoever paused it. The VM comes first: a virtshim that is killed before it writes the record
+        finds the VM running."""
         with self._alone(wanted) as container:
             state = self.hypervisor.power(container.domain_uuid)
             if state.power is not Power.PAUSED:
@@ -142,7 +145,7 @@ class VmActions:
             self.pausing.resume(container.domain_uuid)
             self._note_resumed(container)
         self.freezer.after_resume(container.id)
-        message = "goes on; its clock is set if it has a guest agent"
+        message = "resumed; its guest agent, if it has one, sets the clock"
         self.log.add(Action.RESUME, container, message)
         return Outcome(changed=True, message=message)
 
@@ -151,13 +154,13 @@ class VmActions:
             self._refuse_restart(container, "reset")
             self.control.reset(container.domain_uuid)
         self.freezer.forget_hold(container.id)
-        message = "its guest begins anew; what it had not written is lost"
+        message = "its guest restarts; unwritten data is lost"
         self.log.add(Action.RESET, container, message)
         return Outcome(changed=True, message=message)
 
     def reboot(self, wanted: Container) -> Outcome:
-        """By the guest's agent. The power button with libvirt's promise to start the VM again is not taken: a guest that ignores
-        it would be started again by its next shutdown, however much later."""
+        """Asks the guest's agent. libvirt could press the power button and start the VM again afterwards, but a guest
+        that ignores the button would then be restarted by its next shutdown, however much later."""
         with self._alone(wanted) as container:
             self._refuse_restart(container, "rebooted")
             if container.status.frozen:
@@ -170,44 +173,46 @@ class VmActions:
         return Outcome(changed=True, message=message)
 
     def freeze(self, wanted: Container, seconds: int = 0) -> Outcome:
-        """0 seconds: a minute."""
+        """0 seconds: a minute (`FREEZE_SECONDS`)."""
         if seconds > LONGEST_FREEZE:
             raise InvalidRequest(f"seconds {seconds}: a guest is frozen for {LONGEST_FREEZE} s at most")
         seconds = seconds or FREEZE_SECONDS
         with self._alone(wanted) as container:
-            self._refuse_paused(container, "its guest cannot be asked")
+            self._refuse_paused(container, "its guest cannot answer")
             if self.freezer.is_held(container.id):
                 self.freezer.hold_longer(container.id, seconds)
-                return Outcome(changed=False, message=f"it is frozen already; {seconds} s from now on")
+                return Outcome(changed=False, message=f"it is already frozen; {seconds} s from now on")
             if container.spec.command and not container.status.command_begun:
                 raise WrongState(
                     f"the command of container {container.id.short} has not begun yet: its guest still boots; try again later"
                 )
-        count = self.freezer.hold(container, seconds)  # without the lock: the guest is waited for
+        count = self.freezer.hold(container, seconds)  # without the lock, because this waits for the guest
         message = f"{count} file systems are frozen, for {seconds} s at most"
         self.log.add(Action.FREEZE, container, message)
         return Outcome(changed=True, message=message)
 
     def thaw(self, wanted: Container) -> Outcome:
         with self._alone(wanted) as container:
-            self._refuse_paused(container, "it is thawed when it goes on")
+            self._refuse_paused(container, "its file systems are thawed when it is resumed")
             if not container.status.frozen:
                 return Outcome(changed=False, message="it is not frozen")
         self.freezer.thaw_now(container.id)
-        message = "its file systems go on"
+        message = "its file systems are thawed"
         self.log.add(Action.THAW, container, message)
         return Outcome(changed=True, message=message)
 
     @contextlib.contextmanager
     def _alone(self, wanted: Container) -> Iterator[Container]:
-        """The running container, with its pod's lock held."""
+        """Yields the running container and holds its pod's lock."""
         with self.locks.held(wanted.sandbox_id):
             container = existing_container(self.records, wanted.id)
             if not container.is_running:
-                raise WrongState(f"container {container.id.short} is {container.phase.value}: this is for a running VM")
+                raise WrongState(
+                    f"container {container.id.short} is {container.phase.value}: only a running VM can do this"
+                )
             if container.status.checkpointing:
                 raise Aborted(
-                    f"a checkpoint of container {container.id.short} is being written, which pauses it; try again when it is done"
+                    f"a checkpoint of container {container.id.short} is being written, which pauses the VM; try again later"
                 )
             yield container
 
@@ -215,8 +220,8 @@ class VmActions:
         self._refuse_paused(container, f"it cannot be {what}")
         if container.spec.command:
             raise WrongState(
-                f"container {container.id.short} has a command, which runs once: with its guest {what} it would be lost, and the "
-                "container would end; stop the container (kubelet makes a new one), or set virtshim.io/command: ignore"
+                f"container {container.id.short} has a command, which runs once: if its guest is {what}, the command is lost and "
+                "the container ends; stop the container (kubelet makes a new one), or set virtshim.io/command: ignore"
             )
 
     def _refuse_paused(self, container: Container, why: str) -> None:

@@ -1,4 +1,4 @@
-"""The one place where a container becomes EXITED: reads the power again, then writes how it ended."""
+"""The only place where a container becomes EXITED: it reads the VM's power state again, then records how it ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExitRecorder:
-    """Records ends, and no more: what takes its time, such as a reset of what the VM had, is begun and not waited for."""
+    """Records ends. Slow work, such as resetting the VM's devices, is started but not waited for."""
 
     records: Records
     clock: Clock
@@ -41,18 +41,18 @@ class ExitRecorder:
     kill_reasons: dict[ContainerId, str] = field(default_factory=dict)
 
     def note_kill(self, container: ContainerId, message: str) -> None:
-        """Why we are about to end this VM. Another thread may record its power event before we return."""
+        """Notes why virtshim is about to end this VM. Another thread may record the end before the caller returns."""
         self.kill_reasons[container] = message
 
     def record_if_ended(self, container: ContainerId, message: str = "") -> Container | None:
-        """If the container is RUNNING in the record but its VM is off, records the end. Returns the record as it is now,
-        None if it is gone. `message` tells what we did to it, if we ended it."""
+        """Records the end if the container is RUNNING in the record but its VM is off. Returns the current record, None
+        if it is gone. `message`: why virtshim ended the VM, if it did."""
         found = self.records.containers.get(container)
         if found is not None:
             with self.locks.held(found.sandbox_id):
                 found = self._settled(container, message)
         if found is None or not found.is_running:
-            self.kill_reasons.pop(container, None)  # told, or too late to be told
+            self.kill_reasons.pop(container, None)  # recorded, or too late to be recorded
         return found
 
     def _settled(self, container: ContainerId, message: str) -> Container | None:
@@ -62,7 +62,7 @@ class ExitRecorder:
         domain = found.domain_uuid
         state = self.parts.hypervisor.power(domain)
         if not state.has_ended:
-            # Somebody else let it go on, or virtshim was killed before it paused it.
+            # Somebody else may have resumed it, or virtshim was killed before it paused it.
             found = paused_by_operator(found, paused=found.status.paused and state.power is Power.PAUSED)
             stalled = trouble_of(state, found.granted, by_operator=found.status.paused)
             wrong = (
@@ -75,7 +75,7 @@ class ExitRecorder:
         now, oom_killed = self.clock.now_ns(), self._oom_killed(found, state)
         vm = exit_of(state, now, message, oom_killed=oom_killed, stop_asked=found.status.stop_asked)
         found = self._noted(found, state, vm)
-        if state.is_on:  # it panicked, and its QEMU waits
+        if state.is_on:  # the guest panicked, and its QEMU waits
             self.parts.hypervisor.destroy(domain, container)
         self.parts.volumes.end(found)
         self.finish_log(found)
@@ -87,7 +87,7 @@ class ExitRecorder:
         observed.meter().tell(observed.Exited(how.reason))
         self.streaming.end_container(container)
         self._drop_group(ended)
-        if state.power is not Power.ABSENT:  # whoever took it from libvirt may have the VM
+        if state.power is not Power.ABSENT:  # whoever removed it from libvirt may still run the VM
             self.drop_disk(ended)
         log.info(
             "container.exited",
@@ -100,9 +100,9 @@ class ExitRecorder:
         return ended
 
     def _noted(self, container: Container, state: PowerState, vm: Exit) -> Container:
-        """Before anybody else is waited for. libvirt says of what it is told to destroy that it was destroyed, also if that had
-        ended before, and the embedded one forgets why when we are killed. What is gone from libvirt may run elsewhere: that is no
-        end to hold on to."""
+        """Notes the end before anything slow happens. If virtshim then destroys the VM, libvirt reports it as destroyed
+        even if it had ended before, and an embedded libvirt forgets the reason when virtshim is killed. An absent
+        domain may run elsewhere, so its end is not noted."""
         is_over = state.is_on or (state.power is Power.OFF and end_takes_time(container))
         if not is_over or container.status.ending is not None:
             return container
@@ -111,28 +111,29 @@ class ExitRecorder:
         return noted
 
     def _oom_killed(self, container: Container, state: PowerState) -> bool:
-        """Asked before the cgroup goes."""
+        """Must run before the cgroup is removed."""
         if state.reason is not OffReason.CRASHED:
             return False
         return self.parts.cgroups.oom_kills(container.id, container.spec.cgroup_parent) > 0
 
     def _drop_group(self, container: Container) -> None:
-        """RemoveContainer repeats it."""
+        """A failure is logged only, because RemoveContainer repeats this."""
         try:
             self.parts.cgroups.remove(container.id, container.spec.cgroup_parent, self.parts.timeout)
         except ShimError as exc:
             log.warning("cgroup.unremoved", container=container.id.short, error=str(exc))
 
     def drop_disk(self, container: Container) -> None:
-        """Of a VM that is off: it is not started again, and kubelet keeps ended containers for as long as it likes. The pod's
-        disk stays: it is elsewhere. RemoveContainer repeats it."""
+        """Deletes the disk of a VM that is off: it does not start again, and kubelet may keep an ended container for
+        long. A disk that stays with its pod is elsewhere and remains. A failure is logged only, because RemoveContainer
+        repeats this."""
         try:
             self.parts.disks.delete(container.id, disk_alone=True)
         except ShimError as exc:
             log.warning("disk.unremoved", container=container.id.short, error=str(exc))
 
     def _standing(self, container: Container, troubles: tuple[Trouble, ...]) -> Container:
-        """Records what is wrong with a running container, once it was told; written on change only."""
+        """Reports what is wrong with a running container, then records it if it changed."""
         before = self.records.containers.get(container.id) or container
         if container.status.checkpointing:
             return before
@@ -145,8 +146,9 @@ class ExitRecorder:
         return now
 
     def begin_end(self, container: ContainerId, how: Exit, why: tuple[Trouble, ...] = ()) -> Container | None:
-        """A running container is going to end in this way. That is recorded before its VM is ended, so that whoever finds the VM
-        off, also after a crash, knows why. `why` is told before that. Returns the record; None if it does not run."""
+        """Records how a running container is about to end, before its VM is ended: whoever then finds the VM off, even
+        after a crash, knows the reason. `why` is reported first. Returns the record, None if the container does not
+        run."""
         found = self.records.containers.get(container)
         if found is None:
             return None
@@ -163,7 +165,7 @@ class ExitRecorder:
     def finish_log(self, container: Container) -> None:
         """A log that cannot be written (the disk is full) must not keep the container RUNNING."""
         try:
-            # Not open if it ended while virtshim was away.
+            # It is not open if the VM ended while virtshim was down.
             self.parts.logs.open(container)
             self.parts.logs.finish(container)
         except ShimError as exc:
@@ -175,13 +177,13 @@ def _not_given(granted: GrantedDevices) -> tuple[Trouble, ...]:
 
 
 def how_it_ended(container: Container, vm: Exit) -> Exit:
-    """Where the command decided, what became of its VM does not matter. Pure."""
+    """If the command's end is recorded, it decides, and the VM's end does not matter. Pure."""
     return dataclasses.replace(container.status.ending, finished_at=vm.finished_at) if container.status.ending else vm
 
 
 def trouble_of(state: PowerState, granted: GrantedDevices, *, by_operator: bool = False) -> Trouble | None:
-    """Why a running VM makes no progress; None if it does. libvirt does not report why QEMU paused a VM itself, as it does when a
-    device in it reports an error that cannot be corrected. Pure."""
+    """Why a running VM makes no progress, None if it does. libvirt does not say why QEMU paused a VM by itself, for
+    example after a device reported an error that cannot be corrected. Pure."""
     if state.power is not Power.PAUSED:
         return None
     if by_operator:
@@ -204,8 +206,9 @@ def trouble_of(state: PowerState, granted: GrantedDevices, *, by_operator: bool 
 def exit_of(
     state: PowerState, at: int, message: str = "", *, oom_killed: bool = False, stop_asked: bool = False
 ) -> Exit:
-    """Exit code and reason of a VM that has ended. `oom_killed`: the kernel killed for memory in its cgroup. `stop_asked`: its
-    guest was told to end; what it was doing is not completed, and a Job must not count it as such. Pure."""
+    """Exit code and reason of a VM that has ended. `oom_killed`: the kernel killed QEMU because its cgroup ran out of
+    memory. `stop_asked`: virtshim told the guest to end, so its work is unfinished and a Job must not count it as
+    completed. Pure."""
     if state.power is Power.ABSENT:
         return Exit(255, ExitReason.UNKNOWN, at, message or "the virtual machine is gone from libvirt")
     if state.power is Power.CRASHED:
@@ -229,7 +232,7 @@ def exit_of(
 
 @dataclass(frozen=True, slots=True)
 class VmEvents:
-    """Power events: an event is a hint, so the state is read again before anything is written."""
+    """Handles power events. An event is a hint: the state is read again before anything is written."""
 
     records: Records
     exits: ExitRecorder

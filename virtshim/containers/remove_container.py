@@ -1,4 +1,4 @@
-"""RemoveContainer: makes sure that VM, disk, seed and record are gone. The log file is kubelet's and stays."""
+"""RemoveContainer: makes sure that VM, disk, seed and record are gone. The log file belongs to kubelet and stays."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class RemoveContainer:
     guests: GuestAgents
 
     def remove(self, wanted: Container) -> None:
-        """Force, idempotent, and repeatable after a crash at any step: the record goes last, and with it the claims. Must not be
-        called with the pod's lock held: its devices are released without."""
+        """Forced, idempotent, and repeatable after a crash at any step: the record, with its claims, is deleted last.
+        The caller must not hold the pod's lock, because devices are released without it."""
         with self.locks.held(wanted.sandbox_id):
             container = self.records.containers.get(wanted.id)
             if container is None:
@@ -56,9 +56,9 @@ class RemoveContainer:
         self.guests.forget(container.id)
         try:
             self.parts.logs.finish(container)
-        except ShimError as exc:  # a full disk, say: removal is what makes room
+        except ShimError as exc:  # the disk may be full, and removal makes room
             log.warning("console.unfinished", container=container.id.short, error=str(exc))
-        if container.is_running:  # whoever follows events learns that it ended
+        if container.is_running:  # followers of events learn that it ended
             how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), "killed: it was removed while running")
             self.records.containers.replace(container.removing(how_it_ended(container, how)))
         self.parts.hypervisor.undefine(domain, container.id)

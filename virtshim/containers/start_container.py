@@ -1,4 +1,4 @@
-"""StartContainer: the VM boots."""
+"""StartContainer: boots the VM."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StartContainer:
 
     def start(self, wanted: Container) -> None:
         """Returns when QEMU runs. The log file exists by then; the container's command starts later. A failed start
-        leaves the container EXITED with reason StartError (as containerd does) and raises what went wrong."""
+        leaves the container EXITED with reason StartError, as containerd does, and raises the error."""
         with (
             self.locks.held(wanted.sandbox_id),
             self.starts.ups.phase("start", wanted.sandbox_id, wanted.id),
@@ -54,7 +54,7 @@ class StartContainer:
             domain = container.domain_uuid
             try:
                 self.parts.logs.open(container)
-                # Anything may have been unplugged since it was created, of which libvirt says little.
+                # A device may have been unplugged since the container was created, and libvirt's error says little.
                 self.parts.devices.claims.check(container.granted, container.status.size)
                 size = container.status.size
                 group = cgroup_of(container, sandbox, container.resources, size, self.sizes.now)
@@ -69,21 +69,21 @@ class StartContainer:
                 self.records.containers.replace(container.running(self.clock.now_ns()))
                 self.starts.boots.began(container)
                 self.guest.follow(container)
-            except Exception as exc:  # whatever it is, no VM may be on whose record says that it was never started
+            except Exception as exc:  # any error: no VM may stay on while its record says that it never started
                 self._failed(container, domain, exc)
                 raise
         log.info("container.started", container=container.id.short)
         try:
-            # A guest that ended before the record said RUNNING sent its event too early.
+            # If the guest ended before the record said RUNNING, its event came too early.
             self.exits.record_if_ended(container.id)
-        except ShimError as exc:  # it was started, whatever became of it
+        except ShimError as exc:  # the start itself succeeded
             log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
 
     def _step(self, which: observed.Step, container: Container) -> AbstractContextManager[None]:
         return self.starts.ups.step(which, container.sandbox_id, container.id)
 
     def _refuse_unless_startable(self, container: Container) -> Sandbox:
-        """Its sandbox."""
+        """Returns the container's sandbox. Raises WrongState."""
         if container.phase is not ContainerPhase.CREATED:
             raise WrongState(f"container {container.id} is {container.phase.value}: only a created one can be started")
         if not container.holds_its_claims:
@@ -93,7 +93,9 @@ class StartContainer:
             raise WrongState(f"the sandbox of container {container.id} is not ready")
         for other in self.records.containers.all():
             if other.domain_uuid == container.domain_uuid and other.created_at > container.created_at:
-                raise WrongState(f"the UUID of container {container.id} went to a later one of its pod; remove it")
+                raise WrongState(
+                    f"the UUID of container {container.id} went to a later container of its pod; remove it"
+                )
             if other.id == container.id or not other.may_be_running or not _share(container, other):
                 continue
             if other.is_running:
@@ -107,7 +109,7 @@ class StartContainer:
                     f"container {other.id} ({other.name.name}) already runs in this pod: a pod is one virtual machine, "
                     "so its containers run one after another. Use one container, or init containers"
                 )
-            # What should be off must not share the pod's network.
+            # That VM should be off, and must not share the pod's network.
             self.parts.hypervisor.destroy(other.domain_uuid, other.id)
         return sandbox
 
@@ -117,7 +119,7 @@ class StartContainer:
         ended = container.exited(Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error)))
         with Rollback() as undo:  # last in, first out
             undo.add("disk", lambda: self.exits.drop_disk(container) if undo.clean else None)
-            # Once its VM is certainly off, its devices are free.
+            # The devices are free once the VM is certainly off.
             undo.add("record", lambda: self.records.containers.replace(ended.with_claims(()) if undo.clean else ended))
             undo.add("console", lambda: self.parts.logs.finish(container))
             undo.add(
@@ -130,8 +132,8 @@ class StartContainer:
 
 
 def _share(one: Container, other: Container) -> bool:
-    """A pod's network, its root disk, a volume or its UUID: at most one of them may be on. (QEMU's own lock on the disk file
-    is the last resort.)"""
+    """Whether the two share a network, a root disk, a volume or a UUID, so that only one of them may be on. QEMU's own
+    lock on the disk file is the last resort."""
     if one.sandbox_id == other.sandbox_id or one.domain_uuid == other.domain_uuid:
         return True
     if volume_of_both(one.granted, other.granted) is not None:

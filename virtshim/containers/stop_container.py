@@ -1,4 +1,5 @@
-"""StopContainer: the command's stop signal, then the ACPI power button; wait for the event, destroy after the grace period."""
+"""StopContainer: sends the command's stop signal, presses the ACPI power button, and destroys the VM after the grace
+period."""
 
 from __future__ import annotations
 
@@ -26,32 +27,32 @@ from virtshim.vm.ports import VmPausing
 
 log = structlog.get_logger(__name__)
 
-# All in seconds. A guest that is still booting may not listen to its power button yet, so the button is pressed again now and
-# then; and it is seen then whether the command still runs.
+# All in seconds. A booting guest may not listen to its power button yet, so virtshim presses the button repeatedly. At
+# the same interval it checks whether the command still runs.
 _PRESS_AGAIN = 5.0
-# The most that the guest's agent gets to pass a signal on; not more than half of the grace.
+# The most time that the guest agent gets to pass on a signal, and never more than half of the grace period.
 _SIGNAL_LIMIT = 10.0
-# The last look at what a command that did not end has left in its termination message.
+# For the last read of the termination message of a command that did not end.
 _LAST_LOOK = 1.0
 
 
 @dataclass(slots=True)
 class _Stop:
-    """One stop under way. `until` is a point of the monotonic clock; a later caller may bring it forward."""
+    """A stop that is under way. `until` is a time of the monotonic clock; a later caller may bring it forward."""
 
     until: float
     grace: float
     wake: threading.Event = field(default_factory=threading.Event)
-    # Set when `until` was brought forward: what waits for the guest's agent looks again.
+    # Set when `until` was brought forward: the wait for the guest agent then checks the time again.
     hurry: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
-    # Points of the monotonic clock: when the power button was pressed last, and when the command was first seen to be gone.
+    # Times of the monotonic clock: the last press of the power button, and when the command was first seen to be gone.
     pressed: float | None = None
     gone: float | None = None
-    # The command has got its signal.
+    # The command has received its signal.
     signalled: bool = False
-    # Its agent passes nothing on, or knows nothing of a command: the power button is all there is.
+    # The agent cannot pass on signals, or knows no command: only the power button is left.
     only_button: bool = False
 
 
@@ -86,11 +87,12 @@ class StopContainer:
         self._stops: dict[ContainerId, _Stop] = {}
 
     def stop(self, container: Container, grace: float) -> None:
-        """Returns when the container is not running any more, and its devices are free or known to be broken: kubelet may
-        grant them anew. `grace` in seconds, 0 ends it at once. Overlapping calls share one stop and the shortest grace wins."""
-        with self._locks.held_to_end(container.sandbox_id):  # behind a StartContainer that is under way
+        """Returns when the container no longer runs and its devices are free or known to be broken, because kubelet may
+        then grant them again. `grace`: seconds, 0 ends the VM at once. Overlapping calls share one stop, and the
+        shortest grace wins."""
+        with self._locks.held_to_end(container.sandbox_id):  # waits for a StartContainer that is under way
             found = self._records.containers.get(container.id)
-            # Of one whose record cannot be read a VM may run.
+            # If the record cannot be read, the VM may run.
             may_run = found is not None and found.phase in (ContainerPhase.RUNNING, ContainerPhase.UNKNOWN)
             if found is not None and found.phase is ContainerPhase.CREATED:
                 # Its start may have failed between libvirt's start and the record.
@@ -103,13 +105,14 @@ class StopContainer:
         self._releases.try_to_finish(container.id)
 
     def after_command(self, container: Container, grace: float) -> None:
-        """As `stop`, for a container whose command has ended and is recorded to have; a stop that is under way keeps its own
-        grace period."""
+        """Like `stop`, for a container whose command has a recorded end. A stop that is under way keeps its own grace
+        period."""
         self._stop(container, grace, shorten=False)
         self._releases.try_to_finish(container.id)
 
     def _note(self, container: Container) -> None:
-        """Written before the guest is told, so that it is known also to a virtshim that finds it off. Not worth a failed stop."""
+        """Records the stop before the guest is told, so that a later virtshim that finds the VM off knows about it. A
+        failure does not fail the stop."""
         if not container.is_running or container.status.stop_asked or container.status.ending is not None:
             return
         try:
@@ -118,7 +121,8 @@ class StopContainer:
             log.warning("container.stop.unrecorded", container=container.id.short, error=str(exc))
 
     def _let_go_on(self, wanted: ContainerId) -> None:
-        """A guest that an operator has made stand still cannot shut down. Without this it is killed when its grace is over."""
+        """Resumes a guest that an operator paused or froze: it could not shut down, and would be killed after its
+        grace."""
         container = self._records.containers.get(wanted)
         if container is None or not container.is_running:
             return
@@ -153,16 +157,17 @@ class StopContainer:
                 raise running.error
 
     def kill(self, container: Container, message: str) -> None:
-        """Ends its VM now, whoever else is stopping it. Waits for no other stop and for no devices, so it may be called with the
-        pod's lock held; `stop` may not: what it joins needs that lock."""
+        """Ends the VM now, even if another call is stopping it. Waits for no other stop and for no devices, so the
+        caller may hold the pod's lock. It may not do so for `stop`, which may join a stop that needs the lock."""
         self._record_own_end(container)
         self._unplug.before_kill(container, message)
         self._hypervisor.destroy(container.domain_uuid, container.id)
         self._settled(container, message)
 
     def _record_own_end(self, container: Container) -> None:
-        """Of one that ended by itself a moment ago: libvirt may call it destroyed when we have tried to. Waits for nobody: who
-        has the pod's lock may be waiting for this VM's end. Nor is what cannot be written a reason to let it run."""
+        """Records the end of a VM that ended by itself a moment ago, because libvirt may report it as destroyed after
+        virtshim's attempt. Does not wait for the pod's lock: its holder may be waiting for this VM's end. A failed
+        write does not keep the VM alive."""
         with self._locks.held_soon(container.sandbox_id, 0) as held, contextlib.suppress(ShimError):
             if held:
                 self._exits.record_if_ended(container.id)
@@ -208,14 +213,14 @@ class StopContainer:
             )
 
     def _went_by_itself(self, container: Container, stop: _Stop) -> bool:
-        """True once the VM is off; False when the grace period is over first."""
+        """True once the VM is off, False if the grace period ends first."""
         domain = container.domain_uuid
         with self._hypervisor.watching(domain) as changed:
             with self._lock:
-                # One event for the domain, a caller with a shorter grace period and the command's end: one wait is enough.
+                # One wait covers the domain's event, a caller with a shorter grace period and the command's end.
                 stop.wake = changed
             while True:
-                changed.clear()  # before the reads below: what happens after them is not missed
+                changed.clear()  # before the reads below, so that no later event is missed
                 stop.hurry.clear()
                 if not self._hypervisor.power(domain).is_on:
                     return True
@@ -225,11 +230,11 @@ class StopContainer:
                 self._clock.wait(changed, max(0.0, min(stop.until - self._clock.monotonic(), _PRESS_AGAIN)))
 
     def _ask_to_end(self, container: Container, stop: _Stop) -> None:
-        """The command first, and the guest when that has ended."""
+        """Signals the command first, and presses the power button once the command has ended."""
         try:
             if self._awaits_command(container, stop):
                 self._signal(container, stop)
-        except Aborted:  # a caller with less patience came: how much is left?
+        except Aborted:  # a caller shortened the grace period: look at the time again
             return
         except ShimError as exc:
             log.info("command.not_signalled", container=container.id.short, why=str(exc))
@@ -238,21 +243,21 @@ class StopContainer:
             self._press(container, stop)
 
     def _awaits_command(self, container: Container, stop: _Stop) -> bool:
-        """Whether a command runs whose end is worth waiting for."""
+        """Whether a command runs and its end is worth waiting for."""
         found = self._records.containers.get(container.id)
         if found is None or stop.only_button:
             return False
         return found.status.command_begun and found.status.ending is None
 
     def _signal(self, container: Container, stop: _Stop) -> None:
-        """Once; after that it is only asked after. Raises ShimError."""
+        """Sends the signal once; later calls only ask whether the command runs. Raises ShimError."""
         now = self._clock.monotonic()
         left = stop.until - now
         number = 0 if stop.signalled else stop_signal_of(container)
         runs = self._guests.signal_entrypoint(container.id, number, min(_SIGNAL_LIMIT, left / 2), stop.hurry)
         if not runs:
             stop.gone = now if stop.gone is None else stop.gone
-            stop.only_button = now - stop.gone >= _PRESS_AGAIN  # its end is recorded sooner than that, if there was one
+            stop.only_button = now - stop.gone >= _PRESS_AGAIN  # a recorded end would have arrived sooner
             return
         if not stop.signalled:
             log.info("command.signalled", container=container.id.short, signal=number, grace_s=stop.grace)

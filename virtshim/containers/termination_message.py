@@ -1,4 +1,5 @@
-"""A container's termination message: read from its guest before its VM ends, and written to the file that kubelet reads."""
+"""A container's termination message: virtshim reads it from the guest before the VM ends, and writes it to kubelet's
+file."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from virtshim.store.ports import Records
 
 log = structlog.get_logger(__name__)
 
-# Seconds for a guest whose command has just ended, so that its agent is there; and for any other, which is to be stopped.
+# Seconds to read it from a guest whose command has just ended, so its agent works, and from any other guest.
 _AFTER_A_COMMAND: Final = 5.0
 _BEFORE_A_STOP: Final = 1.0
 
@@ -27,7 +28,7 @@ class TerminationMessages:
     files: TerminationFiles
 
     def collect(self, container: Container, most_seconds: float) -> None:
-        """Takes at most that time. A guest that has none, or does not answer, leaves kubelet's file as it is."""
+        """Takes at most that time. If the guest has no message or does not answer, kubelet's file stays as it is."""
         wanted = termination_file(container.config.annotations, container.config.mounts)
         sandbox = self.records.sandboxes.get(container.sandbox_id)
         timeout = min(most_seconds, _AFTER_A_COMMAND if container.status.ending else _BEFORE_A_STOP)

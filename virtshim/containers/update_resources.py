@@ -1,4 +1,5 @@
-"""UpdatePodSandboxResources: kubelet asks before it changes the pod's own cgroup whether the VM could follow."""
+"""UpdateContainerResources changes the VM; before it, UpdatePodSandboxResources tells kubelet whether the VM can
+follow."""
 
 from __future__ import annotations
 
@@ -26,18 +27,18 @@ from virtshim.system.locks import PodLocks
 from virtshim.system.rollback import Rollback
 from virtshim.vm.ports import VmResizing
 
-# UpdateContainerResources: all of it or nothing, on a VM that was created or runs.
+# UpdateContainerResources: changes everything or nothing, on a VM that is created or runs.
 
 log = structlog.get_logger(__name__)
 
-# How long a guest may take to give memory back, seconds.
+# How long a guest may take to give memory back, in seconds.
 _BALLOON_LIMIT = 30.0
 _RESIZABLE: Final = (ContainerPhase.CREATED, ContainerPhase.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """One change as a whole: of what, from what, to what."""
+    """One change: the container, its old values and its new ones."""
 
     container: Container
     domain: uuid.UUID
@@ -45,7 +46,7 @@ class _Change:
     size: VmSize
     before: VmCgroup
     after: VmCgroup
-    # Set when its VM is to end.
+    # Set when the VM is to end.
     cancelled: threading.Event
 
     @property
@@ -65,9 +66,9 @@ class UpdateContainerResources:
     timeout: float
 
     def resize(self, wanted: Container, resources: Resources) -> None:
-        """`resources` holds what is to change; 0 and "" leave alone. On an error everything is as it was, but for vCPUs
-        that were added already: no guest can be made to let go of one. Raises NotFound, WrongState, InvalidRequest; Aborted
-        for a VM that is being stopped, which does not wait for a guest to give memory back."""
+        """`resources`: what to change; 0 and "" leave a value alone. An error undoes everything except added vCPUs,
+        because no guest can be forced to release one. Raises NotFound, WrongState, InvalidRequest, and Aborted if the
+        VM is being stopped, since that does not wait for the guest to give memory back."""
         with self.locks.held_while_waiting(wanted.sandbox_id) as cancelled:
             container = existing_container(self.records, wanted.id)
             if container.phase not in _RESIZABLE:
@@ -80,7 +81,7 @@ class UpdateContainerResources:
                 self._apply(self._change(container, resources, cancelled))
 
     def finish_leftover(self, wanted: Container) -> None:
-        """What another process, or a failed undo, has left half done becomes whole, or nothing of it stays. Raises as
+        """Completes or undoes a change that another process or a failed undo left unfinished. Raises the errors of
         `resize`."""
         with self.locks.held_while_waiting(wanted.sandbox_id) as cancelled:
             container = self.records.containers.get(wanted.id)
@@ -92,14 +93,14 @@ class UpdateContainerResources:
             return
         try:
             change = self._change(container, container.status.resizing, cancelled)
-        except InvalidRequest as exc:  # the node's settings are others by now; what is asked for next is not to wait
+        except InvalidRequest as exc:  # the node's settings have changed; the next change must not wait for this one
             log.warning("container.resize.given_up", container=container.id.short, why=str(exc))
             self._forget(container)
         else:
             self._apply(change)
 
     def _change(self, container: Container, resources: Resources, cancelled: threading.Event) -> _Change:
-        """Makes nothing yet. Raises as `resize`."""
+        """Plans the change and changes nothing yet. Raises the errors of `resize`."""
         sandbox = self.records.sandboxes.get(container.sandbox_id)
         if sandbox is None:
             raise NotFound(f"the sandbox of container {container.id} is gone")
@@ -110,8 +111,8 @@ class UpdateContainerResources:
         refuse_little_overhead(sandbox, after, size, missing=missing)
         if size.memory_bytes != container.status.size.memory_bytes and container.granted.pins_memory:
             raise WrongState(
-                "resources.limits.memory: the memory of a virtual machine with host devices is in use from its "
-                "start to its end (they reach it by themselves); restart the pod with another limit"
+                "resources.limits.memory: the memory of a virtual machine with host devices cannot change while it runs, "
+                "because the devices access it directly; restart the pod with another limit"
             )
         return _Change(
             container=container,
@@ -128,7 +129,7 @@ class UpdateContainerResources:
         with Rollback() as undo:
             self.records.containers.replace(_resizing(container, change.resources))
             undo.add("record", lambda: self._forget(container) if undo.clean else None)
-            if new.memory_bytes < old.memory_bytes:  # first out of the guest, then out of its cgroup
+            if new.memory_bytes < old.memory_bytes:  # the guest gives it back before the cgroup shrinks
                 self._shrink(change, undo)
                 self._limit(change, undo)
             else:
@@ -147,7 +148,7 @@ class UpdateContainerResources:
         self.records.containers.replace(_resizing(container, None))
 
     def _limit(self, change: _Change, undo: Rollback) -> None:
-        """A created container has no cgroup yet: it is made with the new values."""
+        """A created container has no cgroup yet; StartContainer makes it with the new values."""
         if change.runs:
             self.cgroups.limit(change.after, self.timeout)
             undo.add("cgroup", lambda: self.cgroups.limit(change.before, self.timeout))
@@ -157,12 +158,12 @@ class UpdateContainerResources:
             used = self.resizing.memory_in_use(change.domain, change.cancelled)
             if used is None:
                 raise WrongState(
-                    "resources.limits.memory: the guest does not say how much memory it uses (it hangs, or has no virtio "
-                    "balloon driver), so none can be taken from it; restart the pod with less"
+                    "resources.limits.memory: the guest does not report how much memory it uses (it hangs, or has no virtio "
+                    "balloon driver), so its memory cannot be reduced; restart the pod with less"
                 )
             if used > change.size.memory_bytes:
                 raise WrongState(
-                    f"resources.limits.memory: the guest uses {used} bytes, its memory cannot be reduced to "
+                    f"resources.limits.memory: the guest uses {used} bytes, so its memory cannot be reduced to "
                     f"{change.size.memory_bytes}; free some in the guest"
                 )
         self._set_memory(change, undo)
@@ -188,11 +189,12 @@ class UpdateSandboxResources:
     sizes: Live[NodeLimits]
 
     def resize(self, sandbox_id: SandboxId, overhead: Resources, resources: Resources) -> None:
-        """Records the pod's new sums; the VM itself changes with UpdateContainerResources, which follows. WrongState if it
-        could not, InvalidRequest if its overhead is too small for that: kubelet then leaves the pod as it is. Raises NotFound."""
+        """Records the pod's new totals; UpdateContainerResources follows and changes the VM. Raises NotFound,
+        WrongState if the VM could not follow, and InvalidRequest if its overhead would be too small. kubelet then
+        leaves the pod as it is."""
         with self.locks.held(sandbox_id):
             sandbox = existing_sandbox(self.records, sandbox_id)
-            # -1: kubelet has read that the pod's cgroup has no limit, which a part of its resources may still have.
+            # -1: kubelet read that the pod's cgroup has no limit, though a part of its resources may have one.
             resources = dataclasses.replace(resources, cpu_quota=max(resources.cpu_quota, 0))
             changed = sandbox.resized(merged(sandbox.overhead, overhead), merged(sandbox.resources, resources))
             for container in self.records.containers.all():
@@ -201,8 +203,8 @@ class UpdateSandboxResources:
             self.records.sandboxes.replace(changed)
 
     def _refuse_what_the_vm_cannot(self, sandbox: Sandbox, container: Container, changed: Sandbox) -> None:
-        """The pod's numbers are the VM's as long as they are those of its one container; where they are not (several
-        containers, limits of the pod itself), UpdateContainerResources decides alone."""
+        """Compares the pod's values only while they equal those of its one container. Otherwise (several containers,
+        limits of the pod itself) UpdateContainerResources alone decides."""
         before, own, after = sandbox.resources, container.resources, changed.resources
         future = Resources(
             cpu_quota=after.cpu_quota if before.cpu_quota == own.cpu_quota else 0,

@@ -43,7 +43,7 @@ def test_a_negative_time_is_refused(client: Client) -> None:
 def test_a_missing_container_is_not_found_and_one_that_does_not_run_has_no_state(client: Client) -> None:
     with refused(Code.NOT_FOUND):
         checkpoint(client, "f" * 64)
-    with refused(Code.FAILED_PRECONDITION, "only a running one"):
+    with refused(Code.FAILED_PRECONDITION, "only a running container"):
         checkpoint(client, client.create(client.run()))
 
 

@@ -259,7 +259,7 @@ def test_a_uuid_goes_to_the_attempt_after_one_that_was_never_started(world: Worl
     sandbox = world.run(config=NAMED)
     left = world.create(sandbox)
     again = world.create(sandbox, attempt=1)
-    with pytest.raises(WrongState, match="went to a later one"):
+    with pytest.raises(WrongState, match="went to a later container of its pod"):
         world.start(left)
     world.start(again)
     assert world.container(left).phase is ContainerPhase.CREATED

@@ -223,7 +223,7 @@ def test_after_a_reboot_of_the_node_they_are_free(world: World) -> None:
 def test_its_memory_does_not_change(world: World) -> None:
     container = world.create(world.run(), config=with_device(resources=Resources(memory_limit_bytes=2 * GIB)))
     world.start(container)
-    with pytest.raises(WrongState, match="in use from its start"):
+    with pytest.raises(WrongState, match="cannot change while it runs"):
         world.do.update_container_resources.resize(world.container(container), Resources(memory_limit_bytes=GIB))
     assert world.container(container).status.size.max_memory_bytes == 2 * GIB
 
