@@ -33,7 +33,7 @@ def _of(command: Any, ctx: Any, footer: str) -> Iterator[tuple[str, str]]:
         lines += _list(title, records)
     lines += _list("COMMANDS", [(f"{name}-{one}(8)", _summary(each)) for one, each in inner])
     above = [f"{ctx.parent.command_path.replace(' ', '-')}(8)"] if ctx.parent else []
-    lines += [".SH SEE ALSO", _text(", ".join([*above, "/usr/share/doc/virtshim/operator.md"]))]
+    lines += [".SH SEE ALSO", _text(", ".join([*above, "/usr/share/doc/virtshim/commands.md"]))]
     yield f"{name}.8", "\n".join(lines) + "\n"
     for one, each in inner:
         yield from _of(each, typer.Context(each, info_name=one, parent=ctx), footer)

@@ -38,6 +38,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     here = page.file.src_uri
+    if here == "annotations.md":
+        markdown += reference.annotations_section()
 
     def moved(match: re.Match[str]) -> str:
         target = _site_path(posixpath.normpath(posixpath.join(posixpath.dirname(_tree_path(here)), match[2])))

@@ -1,4 +1,4 @@
-"""Pages that the code itself says: annotations, RPCs, errors. `pages.py` makes them when the site is built."""
+"""What the code itself says: RPCs, errors, a part of the page of annotations. `pages.py` adds it when the site is built."""
 
 from __future__ import annotations
 
@@ -64,23 +64,20 @@ EXAMPLES = {
 def pages() -> dict[str, str]:
     """Path in the site -> Markdown."""
     return {
-        "reference/annotations.md": annotations_page(),
         "reference/rpcs.md": rpcs_page(),
         "reference/errors.md": errors_page(),
     }
 
 
-def annotations_page() -> str:
-    """What each one sets, by having the code read an example; what it says to a wrong value, by having it read that."""
+def annotations_section() -> str:
+    """The end of annotations.md: what each annotation sets, and what a wrong value is answered. The code reads both."""
     rows = [_annotation(name) for name in sorted(_READERS, key=str.lower)]
     return "\n".join(
         [
-            "# Annotations, by the code",
             "",
-            "On the pod. Made from `virtshim/annotations` when this site was built: it read each example, and a wrong",
-            "value.",
-            "What they mean is in [operator.md](../operator.md#annotations) and [pods.md](../pods.md#annotations-of-virtshim).",
-            "All faults of a pod are told at once; an unknown name that begins with `Virtlet` or `virtshim.io/` is a fault too.",
+            "## Examples and refusals",
+            "",
+            "Made from `virtshim/annotations` when this site was built: the code read each example, and a wrong value.",
             "",
             "| annotation | example | sets | a wrong value is answered |",
             "|---|---|---|---|",

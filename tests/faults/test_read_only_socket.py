@@ -13,7 +13,7 @@ from own_libvirtd import OwnLibvirtd, missing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.hostile]
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs/operator.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs/install.md"
 DOMAIN = """<domain type='qemu'><name>vm</name><title>seen</title><memory>65536</memory><vcpu>1</vcpu>
 <os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"""
 LOCAL_USER = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")

@@ -17,7 +17,7 @@ import pytest
 
 pytestmark = pytest.mark.hostile
 
-PLACES = ("deploy/setup.sh", "deploy/deb/build.sh", "docs/operator.md")
+PLACES = ("deploy/setup.sh", "deploy/deb/build.sh", "docs/install.md")
 
 
 def at_each_place(sample: str) -> pytest.MarkDecorator:

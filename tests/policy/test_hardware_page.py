@@ -1,4 +1,4 @@
-"""docs/hardware.md says of each annotation about hardware what the code does. GOLDEN_UPDATE=1 writes it."""
+"""docs/annotations.md says of each annotation about hardware what the code does. GOLDEN_UPDATE=1 writes it."""
 
 import os
 import re
@@ -14,12 +14,12 @@ _TABLE = re.compile(r"(?<=<!-- annotations -->\n\n).*?(?=\n\n<!-- end -->)", re.
 
 
 def test_the_table_is_the_codes(project: Any) -> None:
-    page = project.root / "docs/hardware.md"
+    page = project.root / "docs/annotations.md"
     written = page.read_text()
     if os.environ.get("GOLDEN_UPDATE") == "1":
         page.write_text(_TABLE.sub(lambda _: table(), written))
     elif _TABLE.findall(written) != [table()]:
-        pytest.fail("docs/hardware.md is old: run this test with GOLDEN_UPDATE=1", pytrace=False)
+        pytest.fail("docs/annotations.md is old: run this test with GOLDEN_UPDATE=1", pytrace=False)
 
 
 @pytest.mark.parametrize("one", ANNOTATIONS, ids=lambda one: one.name)

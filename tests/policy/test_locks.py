@@ -138,7 +138,7 @@ def installing(project: Any) -> Iterator[tuple[str, str]]:
 
 def test_every_command_that_installs_takes_packages_by_a_lock_with_hashes(project: Any) -> None:
     commands = list(installing(project))
-    assert {name for name, _ in commands} >= {"deploy/setup.sh", "deploy/deb/build.sh", "docs/operator.md"}
+    assert {name for name, _ in commands} >= {"deploy/setup.sh", "deploy/deb/build.sh", "docs/install.md"}
     assert [f"{name}: {command}: {fault}" for name, command in commands for fault in faults(command)] == []
 
 

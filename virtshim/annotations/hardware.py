@@ -1,4 +1,4 @@
-"""The table of annotations in docs/hardware.md. Pure."""
+"""The table of annotations about hardware in docs/annotations.md. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from virtshim.model.hardware import Cache, Clock, DiskIo, Firmware, HardwareOpti
 
 # Annotations about a VM's hardware -> HardwareOptions. Pure. InvalidRequest says what is wrong, and the remedy.
 #
-# `ANNOTATIONS` is all there are: docs/hardware.md's table is made of it (`table.py`).
+# `ANNOTATIONS` is all there are: the table in docs/annotations.md is made of it (`table`).
 
 FIRMWARE: Final = "virtshim.io/firmware"
 TPM: Final = "virtshim.io/tpm"
@@ -119,15 +119,15 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
         "firmware",
         Firmware,
         Firmware.BIOS,
-        "what starts the guest ([UEFI and TPM](#uefi-and-tpm))",
+        "what starts the guest ([UEFI and TPM](hardware.md#uefi-and-tpm))",
     ),
-    _flag(TPM, "tpm", "a TPM 2.0 ([UEFI and TPM](#uefi-and-tpm))"),
+    _flag(TPM, "tpm", "a TPM 2.0 ([UEFI and TPM](hardware.md#uefi-and-tpm))"),
     _choice(
         CACHE,
         "cache",
         Cache,
         Cache.WRITEBACK,
-        "how files that are disks are written: `none` goes past the node's page cache, `writethrough` waits for each write, "
+        "how QEMU writes files that are disks: `none` bypasses the node's page cache, `writethrough` waits for each write, "
         "`directsync` does both. `none` and `directsync` need a file system with O_DIRECT. Block volumes are always `none`, "
         "[disk images on volumes](pods.md#a-disk-in-a-file-system) always `writeback`",
     ),
@@ -136,21 +136,27 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
         "io",
         DiskIo,
         DiskIo.THREADS,
-        f"who does it: QEMU's threads, or the kernel's AIO; `native` needs `{CACHE}` `none` or `directsync`",
+        f"who writes them: QEMU's threads, or the kernel's AIO; `native` needs `{CACHE}` `none` or `directsync`",
     ),
     _choice(
         NIC_MODEL,
         "nic_model",
         NicModel,
         NicModel.VIRTIO,
-        "the pod's NICs, for guests without virtio drivers; devices of the host stay what they are",
+        "the model of the pod's NICs, for guests without virtio drivers. Devices of the host keep theirs",
     ),
-    _choice(VIDEO, "video", Video, Video.VGA, "the card of `virtshim.io/vnc`; `virtio` is refused without one"),
+    _choice(
+        VIDEO,
+        "video",
+        Video,
+        Video.VGA,
+        "the video card of `virtshim.io/vnc`; without that annotation `virtio` is refused",
+    ),
     Annotation(
         "virtshim.io/watchdog",
         "`reset`",
         "none",
-        "an i6300esb: a guest whose watchdog daemon stops asking is reset",
+        "an i6300esb watchdog: if the guest's watchdog daemon stops feeding it, the guest is reset",
         "reset",
         _watchdog,
     ),
@@ -158,7 +164,7 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
         TOPOLOGY,
         "`SOCKETSxCORESxTHREADS`",
         "one socket, a thread a core",
-        "how the guest sees its vCPUs; the product must be the most that it can have (`virtshim.io/max-vcpus`; the node's "
+        "how the guest sees its vCPUs. The product must be the most vCPUs that it can have (`virtshim.io/max-vcpus`; the node's "
         "`vm.room_vcpus` does not count). Some systems are licensed by sockets",
         "1x1x1",
         _topology,
@@ -166,21 +172,23 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
     _flag(
         "virtshim.io/hyperv",
         "hyperv",
-        "Hyper-V's enlightenments, which Windows asks for; without KVM they are left out",
+        "Hyper-V's enlightenments, which Windows uses. Without KVM the VM has none",
     ),
     _choice(
         "virtshim.io/clock",
         "clock",
         Clock,
         Clock.UTC,
-        "what the hardware clock says at the start: Windows takes it for local time (of the node's time zone)",
+        "the time of the hardware clock at the start. Windows expects local time (of the node's time zone)",
     ),
-    _flag("virtshim.io/tablet", "tablet", "a USB tablet: a screen's pointer is where the viewer's is"),
+    _flag(
+        "virtshim.io/tablet", "tablet", "a USB tablet, which keeps the screen's pointer where the viewer's pointer is"
+    ),
     Annotation(
         KERNEL,
         "`/boot/NAME`",
         "none",
-        "a kernel of the image, started in place of a boot loader ([a kernel in the image](#a-kernel-in-the-image))",
+        "a kernel of the image, started in place of a boot loader ([a kernel in the image](hardware.md#a-kernel-in-the-image))",
         "/boot/vmlinuz",
         _boot_file("kernel", "/boot/vmlinuz"),
     ),

@@ -38,7 +38,7 @@ def device_plugin_command(file: str | None) -> None:
     wanted = settings.device_plugin
     if not wanted.resources:
         raise InvalidRequest(
-            "device_plugin.resources is empty, so there is no device to offer; see Device plugin in docs/operator.md"
+            "device_plugin.resources is empty, so there is no device to offer; see Device plugin in docs/devices.md"
         )
     set_up_logging(settings.log.level, settings.log.format)
     stopping = stop_event()

@@ -1,4 +1,4 @@
-"""The meaning of exit codes, taken from sysexits(3) where it has a fitting code. docs/operator.md has the same table."""
+"""The meaning of exit codes, taken from sysexits(3) where it has a fitting code. docs/commands.md has the same table."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from virtshim.config.faults import dotted, table_in
 _HEAD: Final = """\
 # Configuration
 
-This page lists every setting. `virtshim config reference` generates it from the code. [operator.md](operator.md#settings)
+This page lists every setting. `virtshim config reference` generates it from the code. [operate.md](operate.md#settings)
 explains files, drop-ins, environment variables, `virtshim config show` and `check`, and reloads.
 
 *Reload: yes* means that `systemctl reload` (SIGHUP) changes the setting in the running daemon. All other settings need a

@@ -121,7 +121,7 @@ def test_it_depends_on_what_a_node_needs(root: Path, pytestconfig: pytest.Config
 
 
 def test_its_apparmor_rules_are_those_that_the_documents_give(root: Path) -> None:
-    document = (root / "usr/share/doc/virtshim/operator.md").read_text()
+    document = (root / "usr/share/doc/virtshim/install.md").read_text()
     rules = [path for path in (root / "usr/share/virtshim/apparmor").rglob("*") if path.is_file()]
     assert len(rules) == 2
     for path in rules:

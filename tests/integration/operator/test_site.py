@@ -66,7 +66,7 @@ def test_the_site_is_searched_in_the_browser(site: Path) -> None:
 
 
 def test_pages_of_the_code_say_what_it_has(site: Path) -> None:
-    annotations = (site / "reference/annotations.html").read_text()
+    annotations = (site / "annotations.html").read_text()
     assert [name for name in known_names() if f"<code>{name}</code>" not in annotations] == []
     rpcs = (site / "reference/rpcs.html").read_text()
     assert re.search(r"RestorePod</code></td>\s*<td><strong>UNIMPLEMENTED", rpcs)

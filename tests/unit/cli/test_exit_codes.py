@@ -225,7 +225,7 @@ def test_ctrl_c_is_130(tmp_path: Path) -> None:
 
 
 def test_the_document_and_the_help_have_the_same_table(pytestconfig: pytest.Config) -> None:
-    text = (pytestconfig.rootpath / "docs/operator.md").read_text().split("\n## Exit codes\n")[1].split("\n## ")[0]
+    text = (pytestconfig.rootpath / "docs/commands.md").read_text().split("\n## Exit codes\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (\d+) \| (.+) \| (.*) \|$", text, re.MULTILINE)
     assert {int(code): meaning for code, meaning, _ in rows} == dict(exit_codes.MEANINGS)
     assert {Kind[name]: int(code) for code, _, names in rows for name in names.split(", ") if name} == dict(
