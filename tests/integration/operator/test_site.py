@@ -95,7 +95,7 @@ def test_the_readme_opens_with_a_picture_of_a_real_run() -> None:
     assert picture == recording.draw(json.loads((ROOT / "docs/demo.json").read_text()))
     assert len(picture) < 200_000
     assert "All of it works" in picture
-    assert "](docs/demo.svg)" in (ROOT / "README.md").read_text().split("\n\n")[1]
+    assert "](docs/demo.svg)" in (ROOT / "README.md").read_text().split("\n\n")[2]  # the title, what it is, the picture
 
 
 def test_the_picture_of_the_programs_shows_those_that_there_are() -> None:
