@@ -35,7 +35,7 @@ from virtshim.containers.termination_message import TerminationMessages
 from virtshim.containers.update_resources import UpdateContainerResources, UpdateSandboxResources
 from virtshim.cri.images import ImageServicer
 from virtshim.cri.interceptors import subject_of
-from virtshim.cri.operator.server import OperatorServer, OperatorServicer
+from virtshim.cri.operator_server import OperatorServer, OperatorServicer
 from virtshim.cri.server import AdminServicer, CriServer, RuntimeServicer
 from virtshim.cri.services import Services
 from virtshim.devices.health import FunctionInspection

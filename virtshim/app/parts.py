@@ -26,7 +26,7 @@ from virtshim.containers.creation_steps import (
 from virtshim.containers.new_record import ContainerRecords, VmUids
 from virtshim.containers.operate import ActionLog, VmActions
 from virtshim.containers.record_exit import ExitRecorder
-from virtshim.cri.operator.server import OperatorServer, OperatorServicer, OperatorServices
+from virtshim.cri.operator_server import OperatorServer, OperatorServicer, OperatorServices
 from virtshim.devices.services import DeviceServices
 from virtshim.guest.boot_phases import BootPhases, Starts
 from virtshim.guest.freeze import GuestFreezer

@@ -14,8 +14,7 @@ from datetime import datetime
 from typing import Final
 
 from virtshim.cli.tables import show_json_line
-from virtshim.cri.operator.client import OperatorClient, operating
-from virtshim.cri.operator.node_work import NodeWork, working
+from virtshim.cri.client import NodeClient, OperatorClient, connected, operating
 from virtshim.model.errors import ShimError, Unavailable
 from virtshim.model.text import printable_text
 
@@ -35,11 +34,11 @@ class Event:
 
 def events(socket: str, admin: str, *, as_json: bool) -> None:
     """Prints events until Ctrl-C. Raises ShimError when the node ends the stream."""
-    show_events(working(socket), operating(admin), as_json=as_json)
+    show_events(connected(socket), operating(admin), as_json=as_json)
 
 
 def show_events(
-    node: AbstractContextManager[NodeWork], operator: AbstractContextManager[OperatorClient], *, as_json: bool
+    node: AbstractContextManager[NodeClient], operator: AbstractContextManager[OperatorClient], *, as_json: bool
 ) -> None:
     arrived: queue.SimpleQueue[Event | ShimError] = queue.SimpleQueue()
     for source in (_lives(node), _actions(operator)):
@@ -63,7 +62,7 @@ def line(event: Event) -> str:
     return printable_text(f"{text}  {event.message}" if event.message else text)
 
 
-def _lives(node: AbstractContextManager[NodeWork]) -> Iterator[Event]:
+def _lives(node: AbstractContextManager[NodeClient]) -> Iterator[Event]:
     with node as connected:
         for one in connected.events():
             yield Event(one.at, one.what, one.id, one.pod)

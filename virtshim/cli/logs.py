@@ -18,7 +18,6 @@ from typing import Final
 
 from virtshim.cli.vm_lookup import vm_of
 from virtshim.cri.client import connected
-from virtshim.cri.operator.node_work import working
 from virtshim.model.errors import InvalidRequest, ShimError, WrongState
 
 # Seconds between two reads of a followed log.
@@ -57,8 +56,7 @@ def logs(socket: str, wanted: str, options: LogOptions) -> None:
     since = parse_since(options.since, time.time())
     with connected(socket) as node:
         vm = vm_of(wanted, node.pods(), node.vms())
-    with working(socket) as work:
-        path = work.how_is(vm.id).log
+        path = node.how_is(vm.id).log
         if not path:
             raise WrongState(
                 f"{vm.name} ({vm.id[:12]}) was created without a log; use `virtshim console` to see its console"
@@ -66,7 +64,7 @@ def logs(socket: str, wanted: str, options: LogOptions) -> None:
 
         def is_over() -> bool:
             try:
-                return work.how_is(vm.id).is_over
+                return node.how_is(vm.id).is_over
             except ShimError:  # the VM is removed, or virtshim is down: the log may still be there
                 return not os.path.exists(path)
 

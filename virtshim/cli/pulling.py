@@ -19,8 +19,7 @@ from rich.progress import (
 )
 
 from virtshim.cli.tables import tables_show, tables_show_json, tables_size
-from virtshim.cri.operator.client import OperatorClient, Pulling, operating
-from virtshim.cri.operator.node_work import Pull, working
+from virtshim.cri.client import OperatorClient, Pull, Pulling, connected, operating
 from virtshim.model.errors import InvalidRequest, ShimError
 
 _SHORT: Final = 19  # "sha256:" and twelve digits
@@ -31,7 +30,7 @@ _PART: Final = 10
 
 
 def images(socket: str, *, as_json: bool) -> None:
-    with working(socket) as node:
+    with connected(socket) as node:
         found = node.images()
     if as_json:
         tables_show_json(
@@ -50,7 +49,7 @@ def pull(socket: str, admin: str, image: str, *, login: str = "", quiet: bool = 
     user, colon, password = login.partition(":")
     if login and not colon:
         raise InvalidRequest("--creds must be USER:PASSWORD; the variable VIRTSHIM_CREDS hides it from other users")
-    with working(socket) as node:
+    with connected(socket) as node:
         going = node.pull(image, (user, password) if login else None)
         try:
             _await(going, admin, image, quiet=quiet)

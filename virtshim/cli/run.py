@@ -16,8 +16,7 @@ from typing import Final
 
 from virtshim.cli.pulling import pull
 from virtshim.cli.sessions import Detached, relay
-from virtshim.cri.client import connected
-from virtshim.cri.operator.node_work import NodeWork, WantedVm, working
+from virtshim.cri.client import NodeClient, WantedVm, connected
 from virtshim.model.errors import InvalidRequest, ShimError, Unavailable
 from virtshim.model.text import parse_bytes
 from virtshim.streaming import client as streaming
@@ -115,34 +114,33 @@ def run(socket: str, admin: str, wanted: WantedVm, *, always_pull: bool = False,
     """Returns the guest's exit code, or 0 if the user left. Raises ShimError, or SystemExit after a signal. The VM is removed
     in every case."""
     signals = Signals()
-    with signals.caught(), working(socket) as work:
-        if always_pull or not work.has_image(wanted.image):
+    with signals.caught(), connected(socket) as node:
+        if always_pull or not node.has_image(wanted.image):
             pull(socket, admin, wanted.image, quiet=quiet)
-        return use_vm(work, wanted, lambda vm: _attached(socket, work, vm, wanted, quiet=quiet), signals)
+        return use_vm(node, wanted, lambda vm: _attached(node, vm, wanted, quiet=quiet), signals)
 
 
 def use_vm(
-    work: NodeWork, wanted: WantedVm, use: Callable[[str], int], signals: Signals, patience: Patience = Patience()
+    node: NodeClient, wanted: WantedVm, use: Callable[[str], int], signals: Signals, patience: Patience = Patience()
 ) -> int:
     """Makes the VM, calls `use` with its id and returns the result. The VM is removed in every case."""
     mark = secrets.token_hex(16)
     try:
         with signals.shield():
-            pod = work.make_pod(wanted, mark)
+            pod = node.make_pod(wanted, mark)
         with signals.shield():
-            vm = work.start_vm(pod, wanted, mark)
+            vm = node.start_vm(pod, wanted, mark)
         return use(vm)
     finally:
-        _remove(work, mark, signals, patience)
+        _remove(node, mark, signals, patience)
 
 
-def _attached(socket: str, work: NodeWork, vm: str, wanted: WantedVm, *, quiet: bool) -> int:
+def _attached(node: NodeClient, vm: str, wanted: WantedVm, *, quiet: bool) -> int:
     interactive = sys.stdin.isatty()
     if wanted.command:
-        url, tty = work.attach_url(vm, tty=wanted.tty), wanted.tty
+        url, tty = node.attach_url(vm, tty=wanted.tty), wanted.tty
     else:
-        with connected(socket) as node:
-            url, tty = node.console_url(vm, stdin=True), True
+        url, tty = node.console_url(vm, stdin=True), True
     if not quiet:
         _say(
             f"{wanted.name} ({vm[:12]}) boots; "
@@ -154,13 +152,13 @@ def _attached(socket: str, work: NodeWork, vm: str, wanted: WantedVm, *, quiet: 
         except Detached:
             client.flush()
             return 0
-    return _code(work, vm, quiet=quiet)
+    return _code(node, vm, quiet=quiet)
 
 
-def _code(work: NodeWork, vm: str, *, quiet: bool) -> int:
+def _code(node: NodeClient, vm: str, *, quiet: bool) -> int:
     """The exit code, once the VM's end is recorded: the stream may end a moment earlier."""
     pause, left = threading.Event(), _RECORDED
-    while not (how := work.how_is(vm)).is_over and left > 0:
+    while not (how := node.how_is(vm)).is_over and left > 0:
         pause.wait(_LOOK)
         left -= _LOOK
     if how.message and not quiet:
@@ -168,11 +166,11 @@ def _code(work: NodeWork, vm: str, *, quiet: bool) -> int:
     return how.code if how.is_over else 1
 
 
-def _remove(work: NodeWork, mark: str, signals: Signals, patience: Patience) -> None:
+def _remove(node: NodeClient, mark: str, signals: Signals, patience: Patience) -> None:
     """Removes the VM and holds signals meanwhile, because a second Ctrl-C must not leave a VM behind."""
     try:
         signals.hold()
-        _once_it_serves(work, mark, patience)
+        _once_it_serves(node, mark, patience)
     except ShimError as exc:
         _say(
             f"the VM could not be removed: {exc}; find its pod with `crictl pods --label virtshim.io/run={mark}` and remove it "
@@ -180,13 +178,13 @@ def _remove(work: NodeWork, mark: str, signals: Signals, patience: Patience) -> 
         )
 
 
-def _once_it_serves(work: NodeWork, mark: str, patience: Patience) -> None:
+def _once_it_serves(node: NodeClient, mark: str, patience: Patience) -> None:
     """Removes the VM, waiting for virtshim if need be: a restart of virtshim also ends the console stream, and with it this
     program. Raises ShimError."""
     until, said, pause = time.monotonic() + patience.away, False, threading.Event()
     while True:
         try:
-            work.remove_marked(mark)
+            node.remove_marked(mark)
         except Unavailable:
             if time.monotonic() >= until:
                 raise

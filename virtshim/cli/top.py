@@ -14,8 +14,7 @@ from rich.live import Live
 
 from virtshim.cli import terminal
 from virtshim.cli.tables import table, tables_show, tables_show_json, tables_size
-from virtshim.cri.client import PodSummary, connected
-from virtshim.cri.operator.node_work import NodeWork, PodUsage, working
+from virtshim.cri.client import NodeClient, PodSummary, PodUsage, connected
 from virtshim.model.errors import InvalidRequest
 
 _HEAD: Final = ("POD", "CPU", "MEMORY", "DISK", "RX/s", "TX/s")
@@ -44,10 +43,10 @@ def top(socket: str, *, sort: str, interval: float, once: bool, as_json: bool) -
     if not _SOONEST <= interval <= _LATEST:
         raise InvalidRequest(f"--interval {interval:g}: must be {_SOONEST:g} to {_LATEST:g} seconds")
     pause = threading.Event()
-    with connected(socket) as node, working(socket) as work, contextlib.suppress(KeyboardInterrupt):
-        before = _read(work)
+    with connected(socket) as node, contextlib.suppress(KeyboardInterrupt):
+        before = _read(node)
         pause.wait(min(interval, 1.0))
-        rows, before = _next(node.pods(), before, work, sort)
+        rows, before = _next(node, before, sort)
         if as_json:
             tables_show_json([asdict(row) for row in rows])
         elif once or not sys.stdout.isatty():
@@ -56,18 +55,16 @@ def top(socket: str, *, sort: str, interval: float, once: bool, as_json: bool) -
             shown = Live(table(_HEAD, map(cells, rows)), console=Console(highlight=False), screen=True)
             with terminal.ended_by_signals(), shown as live:
                 while not pause.wait(interval):
-                    rows, before = _next(node.pods(), before, work, sort)
+                    rows, before = _next(node, before, sort)
                     live.update(table(_HEAD, map(cells, rows)), refresh=True)
 
 
-def _read(work: NodeWork) -> Mapping[str, PodUsage]:
-    return {usage.pod: usage for usage in work.usage()}
+def _read(node: NodeClient) -> Mapping[str, PodUsage]:
+    return {usage.pod: usage for usage in node.usage()}
 
 
-def _next(
-    pods: Sequence[PodSummary], before: Mapping[str, PodUsage], work: NodeWork, sort: str
-) -> tuple[list[Row], Mapping[str, PodUsage]]:
-    now = _read(work)
+def _next(node: NodeClient, before: Mapping[str, PodUsage], sort: str) -> tuple[list[Row], Mapping[str, PodUsage]]:
+    pods, now = node.pods(), _read(node)
     return ordered(rates(pods, before, now), sort), now
 
 

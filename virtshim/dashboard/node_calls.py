@@ -6,50 +6,24 @@ absent.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import grpc
-
-from criproto.admin_v1 import admin_pb2, admin_pb2_grpc
 from criproto.operator_v1 import operator_pb2, operator_pb2_grpc
 from criproto.runtime_v1 import api_pb2 as pb
-from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.annotations.parse import VNC_ANNOTATION
-from virtshim.cri.error_codes import kind_of
+from virtshim.cri.client import NodeClient, VmSummary, as_shim_errors, open_channel, vm_summary
 from virtshim.dashboard.readings import Counter, Reading
-from virtshim.model.errors import InternalError, InvalidRequest, NotFound, ShimError, Unavailable, WrongState
+from virtshim.model.errors import InvalidRequest, ShimError, Unavailable, WrongState
 from virtshim.streaming.ports import VNC_PORT
 
 _SECONDS: Final = 10.0
 # A guest's agent may be asked for what is shown of a VM.
 _DETAIL_SECONDS: Final = 20.0
-_MESSAGE_BYTES: Final = 16 << 20
-_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-    # A node that was restarted is back at once, not after gRPC's two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
-_ERRORS: Final = {error.kind: error for error in (InvalidRequest, NotFound, WrongState, Unavailable)}
-
-
-@dataclass(frozen=True, slots=True)
-class Vm:
-    """`state`: created, running, exited or unknown. `created`: seconds since 1970."""
-
-    id: str
-    name: str
-    attempt: int
-    state: str
-    image: str
-    created: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +37,7 @@ class Pod:
     created: float
     handler: str
     has_screen: bool
-    vms: tuple[Vm, ...]
+    vms: tuple[VmSummary, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +52,12 @@ class Seen:
     readings: dict[str, Reading]
 
 
-class NodeCalls:
+class NodeCalls(NodeClient):
     """Calls raise ShimError."""
 
     def __init__(self, socket: str) -> None:
-        self._channel = grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS)
-        self._runtime = api_pb2_grpc.RuntimeServiceStub(self._channel)
-        self._admin = admin_pb2_grpc.AdminStub(self._channel)
-        self._beside = grpc.insecure_channel(f"unix:{os.path.dirname(socket)}/admin.sock", options=_OPTIONS)
+        self._channel, self._beside = open_channel(socket), open_channel(f"{os.path.dirname(socket)}/admin.sock")
+        super().__init__(self._channel)
         self._operator = operator_pb2_grpc.OperatorStub(self._beside)
 
     def close(self) -> None:
@@ -93,7 +65,7 @@ class NodeCalls:
         self._beside.close()
 
     def look(self) -> Seen:
-        with _as_shim_errors():
+        with as_shim_errors():
             version = self._runtime.Version(pb.VersionRequest(), timeout=_SECONDS)
             status = self._runtime.Status(pb.StatusRequest(verbose=True), timeout=_SECONDS)
             sandboxes = self._runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=_SECONDS).items
@@ -110,7 +82,7 @@ class NodeCalls:
     def _readings(self) -> dict[str, Reading]:
         """None of a runtime that has no such calls."""
         try:
-            with _as_shim_errors():
+            with as_shim_errors():
                 stats = self._runtime.ListPodSandboxStats(pb.ListPodSandboxStatsRequest(), timeout=_SECONDS).stats
                 at = time.time_ns()
                 metrics = self._runtime.ListPodSandboxMetrics(pb.ListPodSandboxMetricsRequest(), timeout=_SECONDS)
@@ -120,46 +92,35 @@ class NodeCalls:
             return {}
         return readings(stats, metrics.pod_metrics, at)
 
-    def addresses(self, pod: str) -> list[str]:
-        with _as_shim_errors():
-            request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
-            network = self._runtime.PodSandboxStatus(request, timeout=_SECONDS).status.network
-        return [ip for ip in (network.ip, *(more.ip for more in network.additional_ips)) if ip]
-
     def pod_status(self, pod: str) -> pb.PodSandboxStatusResponse:
-        with _as_shim_errors():
+        with as_shim_errors():
             request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
             return self._runtime.PodSandboxStatus(request, timeout=_SECONDS)
 
     def vm_status(self, vm: str) -> pb.ContainerStatusResponse:
-        with _as_shim_errors():
+        with as_shim_errors():
             request = pb.ContainerStatusRequest(container_id=vm, verbose=True)
             return self._runtime.ContainerStatus(request, timeout=_DETAIL_SECONDS)
 
     def start_up(self, pod: str) -> Sequence[operator_pb2.Phase]:
         """Of the admin socket beside the CRI socket; none where there is no such socket."""
         try:
-            with _as_shim_errors():
+            with as_shim_errors():
                 wanted = operator_pb2.StartUpsRequest(id=pod)
                 found = self._operator.StartUps(wanted, timeout=_SECONDS).start_ups
         except ShimError:
             return ()
         return [phase for one in found if one.pod_sandbox_id == pod for phase in one.phases]
 
-    def console_url(self, vm: str) -> tuple[str, bool]:
-        """And whether it takes input."""
+    def console(self, vm: str) -> tuple[str, bool]:
+        """Its URL, and whether it takes input."""
         try:
-            return self._console(vm, stdin=True), True
+            return self.console_url(vm, stdin=True), True
         except (WrongState, InvalidRequest):  # made without stdin; or it has just ended, which the second call tells
-            return self._console(vm, stdin=False), False
-
-    def _console(self, vm: str, *, stdin: bool) -> str:
-        with _as_shim_errors():
-            wanted = admin_pb2.AttachConsoleRequest(container_id=vm, stdin=stdin)
-            return self._admin.AttachConsole(wanted, timeout=_SECONDS).url
+            return self.console_url(vm, stdin=False), False
 
     def screen_url(self, pod: str) -> str:
-        with _as_shim_errors():
+        with as_shim_errors():
             request = pb.PortForwardRequest(pod_sandbox_id=pod, port=[VNC_PORT])
             return self._runtime.PortForward(request, timeout=_SECONDS).url
 
@@ -167,7 +128,7 @@ class NodeCalls:
         self, tell: Callable[[str, float, str, str], None], started: Callable[[Callable[[], object]], None]
     ) -> None:
         """Tells events, as kind, time, pod's id and words, until the stream ends. `started` gets what ends it."""
-        with _as_shim_errors():
+        with as_shim_errors():
             stream = self._runtime.GetContainerEvents(pb.GetEventsRequest())
             started(stream.cancel)
             for one in stream:
@@ -226,21 +187,10 @@ def _pods(sandboxes: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
             item.created_at / 1e9,
             item.runtime_handler,
             item.annotations.get(VNC_ANNOTATION) == "true",
-            tuple(map(_vm, of_pod.get(item.id, ()))),
+            tuple(map(vm_summary, of_pod.get(item.id, ()))),
         )
         for item in sorted(sandboxes, key=lambda one: one.created_at, reverse=True)
     ]
-
-
-def _vm(item: pb.Container) -> Vm:
-    return Vm(
-        item.id,
-        item.metadata.name,
-        item.metadata.attempt,
-        pb.ContainerState.Name(item.state).removeprefix("CONTAINER_").lower(),
-        item.image.image,
-        item.created_at / 1e9,
-    )
 
 
 def _words(kind: str, change: pb.ContainerEventResponse) -> str:
@@ -260,12 +210,3 @@ def _object(text: str) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-@contextlib.contextmanager
-def _as_shim_errors() -> Iterator[None]:
-    try:
-        yield
-    except grpc.RpcError as error:
-        details = error.details() or "no reason given"
-        raise _ERRORS.get(kind_of(error.code(), details), InternalError)(details) from error

@@ -168,7 +168,7 @@ class Pages:
     async def _console(self, request: web.Request) -> web.StreamResponse:
         async with self._socket(request) as page:
             vm = request.match_info["id"]
-            await streams.console(page, lambda: self._node.console_url(vm))
+            await streams.console(page, lambda: self._node.console(vm))
         return page
 
     async def _screen(self, request: web.Request) -> web.StreamResponse:

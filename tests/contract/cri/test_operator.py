@@ -18,7 +18,7 @@ from podclient import wait_until
 
 from criproto.operator_v1 import operator_pb2 as pb
 from criproto.operator_v1 import operator_pb2_grpc
-from virtshim.cri.operator.server import OperatorServer
+from virtshim.cri.operator_server import OperatorServer
 
 pytestmark = pytest.mark.cri
 

@@ -26,9 +26,7 @@ from virtshim.cli.events import Event, line
 from virtshim.cli.pulling import pull
 from virtshim.cli.run import wanted_vm
 from virtshim.cli.tables import tables_show, tables_show_json, tables_size
-from virtshim.cri.client import PodSummary
-from virtshim.cri.operator.client import Taken, operating
-from virtshim.cri.operator.node_work import Happened, PodUsage
+from virtshim.cri.client import Happened, PodSummary, PodUsage, Taken, operating
 from virtshim.model.errors import InvalidRequest, Unavailable, WrongState
 
 NOW = 1_800_000_000.0
