@@ -21,12 +21,11 @@ from virtshim.devices.ports import DeviceDrivers, DeviceErrorCounts, Devices
 from virtshim.devices.resolve import NodeDevices, Resolver, device_rules
 from virtshim.disks import container_files
 from virtshim.disks.checkpoint_archives import CheckpointArchives
-from virtshim.disks.container_files import EmptyDiskStore, KernelFileStore
+from virtshim.disks.container_files import EmptyDiskStore, KernelFileStore, TerminationFileStore
 from virtshim.disks.disk_places import DiskPlacesFiles
 from virtshim.disks.ports import ContainersRoom, DiskPlaces, EmptyDiskFiles, KernelFiles, RootDisks, RootVolumes
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.disks.root_volumes import RootVolumeStore
-from virtshim.disks.termination_file import TerminationFileStore
 from virtshim.guest.agents import AgentClients
 from virtshim.guest.ports import EntrypointListeners, GuestAgents, GuestOperations, TerminationFiles
 from virtshim.images.filestore import ImageFileStore, ImageSettings

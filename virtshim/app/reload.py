@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import structlog
+from pydantic import BaseModel
 
 from virtshim.annotations.profiles import Profile
-from virtshim.config.changes import changed, with_reloaded
+from virtshim.config.faults import dotted, keys_of, table_in
 from virtshim.config.settings import BadConfiguration, Settings, config_load
 from virtshim.model.sizing import NodeLimits
 from virtshim.recovery.image_gc import Watermarks
@@ -102,6 +103,46 @@ def _pulls(settings: Settings) -> Places:
         remedy_of_node="wait for some to end, or raise images.pulls",
         holder="namespace",
     )
+
+
+# Two states of the settings: what differs, and what of it a running daemon takes over.
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def changed(old: BaseModel, new: BaseModel) -> Iterator[tuple[str, bool]]:
+    """(setting, whether a reload changes it) of each setting that differs."""
+    for key in keys_of(type(old)):
+        if _value(old, key) != _value(new, key):
+            yield dotted(key), is_reloaded(type(old), key)
+
+
+def with_reloaded(old: S, new: S) -> S:
+    """`old`, with the values of `new` for all settings that a reload changes."""
+    changes: dict[str, Any] = {}
+    for name in type(old).model_fields:
+        here, there = getattr(old, name), getattr(new, name)
+        if table_in(type(old), name) is type(here):
+            changes[name] = with_reloaded(here, there)
+        elif is_reloaded(type(old), (name,)):
+            changes[name] = there
+    return old.model_copy(update=changes)
+
+
+def is_reloaded(model: type[BaseModel], key: Sequence[str | int]) -> bool:
+    """Whether a reload changes the setting, as its declaration says."""
+    *tables, name = (str(part) for part in key)
+    for table in tables:
+        model = table_in(model, table) or model
+    told = model.model_fields[name].json_schema_extra
+    return isinstance(told, dict) and bool(told.get("reload"))
+
+
+def _value(settings: BaseModel, key: Sequence[str | int]) -> Any:
+    found: Any = settings
+    for part in key:
+        found = getattr(found, str(part))
+    return found
 
 
 log = structlog.get_logger(__name__)

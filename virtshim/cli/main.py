@@ -5,21 +5,62 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Final
 
 import typer
 
-from virtshim.cli import exit_codes
 from virtshim.cli.config import config_app
 from virtshim.cli.operating import cri_socket as _cri_socket
 from virtshim.cli.operating import operating_app, pod_names
 from virtshim.cli.terminal import open_closed_streams, write_out
 from virtshim.model.errors import InvalidRequest, Kind, ShimError
 
+# The meaning of exit codes, taken from sysexits(3) where it has a fitting code. docs/commands.md has the same table.
+
+EXIT_CODES: Final[Mapping[Kind, int]] = {
+    Kind.NOT_FOUND: 66,
+    Kind.UNAVAILABLE: 69,
+    Kind.REGISTRY: 69,
+    Kind.INTERNAL: 70,
+    Kind.UNIMPLEMENTED: 70,
+    Kind.EXHAUSTED: 71,
+    Kind.ALREADY_EXISTS: 73,
+    Kind.FAILED_PRECONDITION: 75,
+    Kind.DEADLINE: 75,
+    Kind.ABORTED: 75,
+    Kind.PERMISSION: 77,
+    Kind.SIGNATURE: 77,
+    Kind.INVALID: 78,
+}
+
+EXIT_UNREAD: Final = 1
+EXIT_INTERRUPTED: Final = 130
+
+EXIT_MEANINGS: Final[Mapping[int, str]] = {
+    0: "done",
+    1: "done, but something needs attention: `check` found an error, `setup` kept a file, or nobody read the output",
+    2: "the command line is wrong",
+    66: "the pod, container or image does not exist",
+    69: "virtshim, libvirt, tapmanager or a registry cannot be reached",
+    70: "something failed, and repeating the command will not help; or this version does not support it",
+    71: "disk space, memory, addresses or slots have run out",
+    73: "something else already has the name",
+    75: "not now: the state is wrong, another call is in the way, or time ran out; fix what the message names and try again",
+    77: "not allowed: you are not root, credentials were refused, or an image lacks a required signature",
+    78: "a setting, an argument or a file is wrong",
+    EXIT_INTERRUPTED: "Ctrl-C",
+}
+
+EXIT_EPILOG: Final = (
+    "Exit codes: "
+    + "; ".join(f"{code} {meaning.partition(':')[0].partition(';')[0]}" for code, meaning in EXIT_MEANINGS.items())
+    + ". `exec`, `ssh` and `run` exit with the code of their command."
+)
+
 app = typer.Typer(
     help="A Kubernetes CRI runtime: each pod is a virtual machine.",
-    epilog=exit_codes.EPILOG,
+    epilog=EXIT_EPILOG,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -255,17 +296,17 @@ def main(words: Sequence[str] | None = None, command: Callable[[Sequence[str]], 
             write_out()
     except ShimError as exc:
         print(f"virtshim: {exc}", file=sys.stderr)
-        sys.exit(exit_codes.OF_KIND[exc.kind])
+        sys.exit(EXIT_CODES[exc.kind])
     except OSError as exc:
         if exc.errno == errno.EPIPE:
-            sys.exit(exit_codes.UNREAD)
+            sys.exit(EXIT_UNREAD)
         if exc.errno != errno.ENOSPC:
             raise
         print(
             f"virtshim: {exc.filename or 'the output'} could not be written: {exc.strerror}; free some space",
             file=sys.stderr,
         )
-        sys.exit(exit_codes.OF_KIND[Kind.EXHAUSTED])
+        sys.exit(EXIT_CODES[Kind.EXHAUSTED])
 
 
 def _refuse_other_bytes(words: Sequence[str]) -> None:

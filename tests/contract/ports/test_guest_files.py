@@ -9,9 +9,9 @@ from fakes.disks import FakeGuestSeeds, FakeRootDisks
 from fakes.guests import FakeTerminationFiles
 
 from virtshim.annotations.options import VmOptions
+from virtshim.disks.container_files import TerminationFileStore
 from virtshim.disks.ports import RootDisks
 from virtshim.disks.root_disks import RootDiskStore
-from virtshim.disks.termination_file import TerminationFileStore
 from virtshim.guest.ports import TerminationFiles
 from virtshim.model.errors import InternalError
 from virtshim.model.ids import ContainerId

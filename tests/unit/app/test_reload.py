@@ -15,9 +15,8 @@ from fakes.world import World, container_config
 from structlog.testing import capture_logs
 
 from virtshim.app.adapters import image_settings, stream_limits
-from virtshim.app.reload import LiveSettings, Reload
+from virtshim.app.reload import LiveSettings, Reload, changed, is_reloaded, with_reloaded
 from virtshim.app.serve import OWN
-from virtshim.config.changes import changed, is_reloaded, with_reloaded
 from virtshim.config.faults import dotted, keys_of, table_in
 from virtshim.config.settings import Settings, config_load
 from virtshim.images.filestore import ImageFileStore

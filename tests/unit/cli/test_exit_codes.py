@@ -18,7 +18,7 @@ import grpc
 import pytest
 import typer
 
-from virtshim.cli import exit_codes, main
+from virtshim.cli import main
 from virtshim.cri.client import as_shim_errors
 from virtshim.model import errors
 from virtshim.model.errors import Kind, ShimError
@@ -89,7 +89,7 @@ def for_all() -> Iterator[Path]:
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_every_kind_of_error_has_a_code_and_each_code_a_meaning(kind: Kind) -> None:
-    assert exit_codes.OF_KIND[kind] in exit_codes.MEANINGS
+    assert main.EXIT_CODES[kind] in main.EXIT_MEANINGS
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_an_error_ends_the_command_with_the_code_of_its_kind(
     def fails(_words: Sequence[str]) -> None:
         raise error("what, why, what to do")
 
-    assert ended(monkeypatch, command=fails) == exit_codes.OF_KIND[error.kind]
+    assert ended(monkeypatch, command=fails) == main.EXIT_CODES[error.kind]
     assert capsys.readouterr().err == "virtshim: what, why, what to do\n"
 
 
@@ -185,7 +185,7 @@ def test_output_into_a_pipe_without_a_reader_is_1_in_silence() -> None:
         [sys.executable, "-m", "virtshim", "version"], stdout=writing, stderr=subprocess.PIPE, check=False
     )
     os.close(writing)
-    assert (found.returncode, found.stderr) == (exit_codes.UNREAD, b"")
+    assert (found.returncode, found.stderr) == (main.EXIT_UNREAD, b"")
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -220,16 +220,16 @@ def test_ctrl_c_is_130(tmp_path: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE) as running, file.open("wb"):  # it has begun to read the file
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=60)
-    assert running.returncode == exit_codes.INTERRUPTED
+    assert running.returncode == main.EXIT_INTERRUPTED
     assert b"Traceback" not in said
 
 
 def test_the_document_and_the_help_have_the_same_table(pytestconfig: pytest.Config) -> None:
     text = (pytestconfig.rootpath / "docs/commands.md").read_text().split("\n## Exit codes\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (\d+) \| (.+) \| (.*) \|$", text, re.MULTILINE)
-    assert {int(code): meaning for code, meaning, _ in rows} == dict(exit_codes.MEANINGS)
+    assert {int(code): meaning for code, meaning, _ in rows} == dict(main.EXIT_MEANINGS)
     assert {Kind[name]: int(code) for code, _, names in rows for name in names.split(", ") if name} == dict(
-        exit_codes.OF_KIND
+        main.EXIT_CODES
     )
-    for code in exit_codes.MEANINGS:
-        assert re.search(rf"\b{code} ", exit_codes.EPILOG)
+    for code in main.EXIT_MEANINGS:
+        assert re.search(rf"\b{code} ", main.EXIT_EPILOG)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.disks.termination_file import TerminationFileStore
+from virtshim.disks.container_files import TerminationFileStore
 from virtshim.model.errors import InternalError, InvalidRequest, ShimError
 
 UID = "0f3a"

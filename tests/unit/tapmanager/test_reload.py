@@ -53,7 +53,7 @@ def test_bad_settings_leave_the_former_ones_in_force(
 
 
 def test_each_setting_that_tapmanager_reloads_is_said_to_be(reload: Reload[Settings]) -> None:
-    from virtshim.config.changes import is_reloaded
+    from virtshim.app.reload import is_reloaded
     from virtshim.config.settings import Tapmanager
 
     said = {name for name in Tapmanager.model_fields if is_reloaded(Tapmanager, (name,))}
