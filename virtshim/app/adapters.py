@@ -18,7 +18,7 @@ from virtshim.devices.driver_client import DeviceDriverClient
 from virtshim.devices.function_health import AerCounts
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.ports import DeviceDrivers, DeviceErrorCounts, Devices
-from virtshim.devices.resolve import NodeDevices, Resolver, device_rules
+from virtshim.devices.resolve import NodeDevices, device_rules
 from virtshim.disks import container_files
 from virtshim.disks.checkpoint_archives import CheckpointArchives
 from virtshim.disks.container_files import EmptyDiskStore, KernelFileStore, TerminationFileStore
@@ -363,8 +363,8 @@ def node_devices(settings: Settings, stack: contextlib.ExitStack) -> NodeDevices
     kubelet = PodResourcesClient(socket) if socket else None
     if kubelet is not None:
         stack.callback(kubelet.close)
-    resolver = Resolver(files, CdiDirectories(settings.devices.cdi_dirs, files), kubelet)
-    return NodeDevices(files, resolver, AttachChecker(files, device_rules(settings, files)))
+    cdi = CdiDirectories(settings.devices.cdi_dirs, files)
+    return NodeDevices(files, cdi, kubelet, AttachChecker(files, device_rules(settings, files)))
 
 
 def streaming_server(settings: Settings, clock: Clock) -> StreamingServer:

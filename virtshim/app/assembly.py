@@ -14,7 +14,6 @@ from virtshim.app.parts import (
     Recovery,
     broadcaster,
     create_container,
-    operator_server,
     operator_servicer,
     recovery,
     repair_runner,
@@ -48,6 +47,7 @@ from virtshim.guest.trouble_notices import TroubleNotices
 from virtshim.images.service import ImageService
 from virtshim.metrics.start_ups import StartUps
 from virtshim.model.ids import SandboxId
+from virtshim.model.layout import admin_socket
 from virtshim.pods.node_status import NodeStatus
 from virtshim.pods.remove_sandbox import RemoveSandbox
 from virtshim.pods.run_sandbox import RunSandbox
@@ -108,7 +108,7 @@ class App:
 
     def operator_server(self, settings: Settings) -> OperatorServer:
         """The admin socket."""
-        return operator_server(settings, self.operator)
+        return OperatorServer(admin_socket(settings.layout()), self.operator)
 
     def recover(self) -> None:
         """Makes records and the world agree; remembers in which boot."""

@@ -38,7 +38,7 @@ def measured(app: App, settings: Metrics) -> Iterator[None]:
         hypervisor=a.vm.hypervisor,
         networks=a.network.pods,
         unfinished=app.recovery.reconcile.repair_runner.unfinished,
-        stores={"images": app.images.filesystem_usage, "containers": a.files.containers_room.filesystem_usage},
+        stores={"images": app.images.files.filesystem_usage, "containers": a.files.containers_room.filesystem_usage},
         clock=a.clock,
     )
     filesystems = GuestFilesystems(a.records, a.guest.operations, a.clock)

@@ -26,7 +26,7 @@ from virtshim.containers.creation_steps import (
 from virtshim.containers.new_record import ContainerRecords, VmUids
 from virtshim.containers.operate import ActionLog, VmActions
 from virtshim.containers.record_exit import ExitRecorder
-from virtshim.cri.operator_server import OperatorServer, OperatorServicer, OperatorServices
+from virtshim.cri.operator_server import OperatorServicer, OperatorServices
 from virtshim.devices.services import DeviceServices
 from virtshim.guest.boot_phases import BootPhases, Starts
 from virtshim.guest.freeze import GuestFreezer
@@ -35,7 +35,6 @@ from virtshim.metrics.start_ups import StartUps
 from virtshim.metrics.usage import Usage
 from virtshim.model.container import Container
 from virtshim.model.ids import ContainerId
-from virtshim.model.layout import admin_socket
 from virtshim.pods.events import EventBroadcaster, RecordChanges
 from virtshim.pods.inspection import Inspection
 from virtshim.pods.node_status import NodeStatus
@@ -168,10 +167,6 @@ def operator_servicer(
             start_ups=start_ups,
         )
     )
-
-
-def operator_server(settings: Settings, servicer: OperatorServicer) -> OperatorServer:
-    return OperatorServer(admin_socket(settings.layout()), servicer)
 
 
 def _has_screen(records: Records, container: Container) -> bool:

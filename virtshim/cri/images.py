@@ -84,7 +84,7 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
     def ImageFsInfo(self, request: pb.ImageFsInfoRequest, context: grpc.ServicerContext) -> pb.ImageFsInfoResponse:
         del request, context
         return pb.ImageFsInfoResponse(
-            image_filesystems=[to_proto.filesystem_usage(self._images.filesystem_usage())],
+            image_filesystems=[to_proto.filesystem_usage(self._images.files.filesystem_usage())],
             container_filesystems=[to_proto.filesystem_usage(self._container_filesystem_usage())],
         )
 

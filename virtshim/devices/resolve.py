@@ -310,17 +310,12 @@ def _blocks(nodes: Sequence[tuple[CriDevice, Meaning]]) -> tuple[BlockDevice, ..
 log = structlog.get_logger(__name__)
 
 
-class NodeDevices:
-    def __init__(self, files: HostFiles, resolver: Resolver, attachable: AttachChecker) -> None:
-        self._files = files
-        self._resolver = resolver
+class NodeDevices(Resolver):
+    def __init__(
+        self, files: HostFiles, cdi: CdiDirectories, kubelet: PodResources | None, attachable: AttachChecker
+    ) -> None:
+        super().__init__(files, cdi, kubelet)
         self._attachable = attachable
-
-    def resolve(self, request: DeviceRequest) -> GrantedDevices:
-        return self._resolver.resolve(request)
-
-    def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
-        return self._resolver.own_containers(namespace, pod)
 
     def check(self, devices: Sequence[Passthrough], *, guest_memory: int = 0) -> None:
         faults = self._attachable.faults(devices, guest_memory)

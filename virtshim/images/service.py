@@ -17,7 +17,7 @@ from virtshim.metrics import observed
 from virtshim.model.container import Container
 from virtshim.model.errors import Aborted, InvalidRequest, NotFound, ShimError
 from virtshim.model.ids import ImageDigest, ImageId
-from virtshim.model.image import UNKNOWN_IMAGE, Credentials, FilesystemUsage, Image, ImageConfig
+from virtshim.model.image import UNKNOWN_IMAGE, Credentials, Image, ImageConfig
 from virtshim.model.image_name import ImageName, familiar, find_image, find_named, looks_like_id
 from virtshim.store.ports import KnownImageFiles, StateRecords
 from virtshim.system.clock import Clock
@@ -51,7 +51,7 @@ class ImageService:
     ) -> None:
         """`pinned`: names of images that are listed as such."""
         self._records = records
-        self._files = files
+        self.files = files
         self._notes = notes
         self._clock = clock
         self._pinned = pinned or Live(())
@@ -89,11 +89,11 @@ class ImageService:
     def _pull(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> Image:
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(Aborted):  # the file that was there already went while its source was asked
-                fetched = self._files.fetch(reference, credentials, cancelled)
+                fetched = self.files.fetch(reference, credentials, cancelled)
                 with self._lock:
                     boot = {one.digest for one in fetched.boot}
-                    is_here = self._files.stored().issuperset({fetched.digest, fetched.tree} - {None})
-                    if is_here and boot <= self._files.boot.stored():
+                    is_here = self.files.stored().issuperset({fetched.digest, fetched.tree} - {None})
+                    if is_here and boot <= self.files.boot.stored():
                         image = self._record(fetched)
                         log.info(
                             "image.pulled",
@@ -143,7 +143,7 @@ class ImageService:
         """With what it takes now. What other images have, too, is each one's."""
         boot = {one.digest: one.size for one in image.boot}
         files = [digest for digest in (image.digest, image.tree) if digest is not None]
-        return dataclasses.replace(image, taken=self._files.filesystem_usage(*files).used_bytes + sum(boot.values()))
+        return dataclasses.replace(image, taken=self.files.filesystem_usage(*files).used_bytes + sum(boot.values()))
 
     def _refuse_anothers_id(self, fetched: FetchedImage) -> None:
         """A file whose bytes are an image's config, published as a disk, never stands for that image."""
@@ -187,7 +187,7 @@ class ImageService:
                     "containerDisk (FROM scratch, ADD disk.qcow2 /disk/), or say where its disk is (images.disk_paths)"
                 )
             for volume in volumes:
-                if volume.image is not None and volume.image.tree not in self._files.stored():
+                if volume.image is not None and volume.image.tree not in self.files.stored():
                     raise Aborted(f"image {volume.image.id} was removed while its container was created; pull it again")
             yield image
 
@@ -201,7 +201,7 @@ class ImageService:
             self._drop(image.id)
             self._collect(image.digest, image.tree)
             self._collect_boot()
-            stays = not self._files.stored().isdisjoint((image.digest, image.tree))
+            stays = not self.files.stored().isdisjoint((image.digest, image.tree))
         log.info("image.removed", image=reference, id=str(image.id), digest=str(image.digest))
         return 0 if stays else image.taken
 
@@ -221,17 +221,17 @@ class ImageService:
                 return
             if any(digest in sandbox.root_disks.values() for sandbox in self._records.sandboxes.all()):
                 return
-            self._files.delete(digest)
+            self.files.delete(digest)
 
     def _collect_boot(self) -> None:
         """Of kernels those alone stay that an image has: VMs have copies."""
         if not self._records.unreadable():
-            self._files.boot.keep_only(
+            self.files.boot.keep_only(
                 frozenset(one.digest for image in self._records.images.all() for one in image.boot)
             )
 
     def _with_stored_files(self, image: Image) -> Image:
-        return image if image.tree in self._files.stored() else dataclasses.replace(image, tree=None)
+        return image if image.tree in self.files.stored() else dataclasses.replace(image, tree=None)
 
     def _may_be_needed(self) -> bool:
         """As long as there is a record that does not tell its image, no file goes."""
@@ -247,9 +247,9 @@ class ImageService:
             for image in self._notes.all():
                 self._adopt(image)
             known = {digest for image in self._records.images.all() for digest in (image.digest, image.tree)}
-            for digest in sorted(self._files.stored() - known):
+            for digest in sorted(self.files.stored() - known):
                 try:
-                    found = self._files.describe(digest)
+                    found = self.files.describe(digest)
                 except ShimError as exc:
                     log.warning("image.unadopted", digest=str(digest), error=str(exc))
                     continue
@@ -267,14 +267,14 @@ class ImageService:
 
     def _adopt(self, noted: Image) -> None:
         """If its disk is here. What lies under a digest was checked when it was put there."""
-        if noted.digest not in self._files.stored() or self._records.images.get(noted.id) is not None:
+        if noted.digest not in self.files.stored() or self._records.images.get(noted.id) is not None:
             return
         try:
-            found = self._files.describe(noted.digest)
+            found = self.files.describe(noted.digest)
         except ShimError as exc:
             log.warning("image.unadopted", digest=str(noted.digest), error=str(exc))
             return
-        kernels = {one.digest for one in noted.boot} <= self._files.boot.stored()
+        kernels = {one.digest for one in noted.boot} <= self.files.boot.stored()
         if (found.size, found.format) == (noted.size, noted.format) and kernels:
             self._put(self._with_stored_files(noted))
             log.warning("image.adopted", digest=str(noted.digest), tags=noted.tags)
@@ -284,13 +284,13 @@ class ImageService:
         needed = {digest for image in self._records.images.all() for digest in (image.digest, image.tree)}
         needed |= {digest for one in self._records.containers.all() for digest in stored_images(one)}
         needed |= {digest for sandbox in self._records.sandboxes.all() for digest in sandbox.root_disks.values()}
-        return self._files.stored() - needed
+        return self.files.stored() - needed
 
     def collect_all(self) -> None:
         """At start: files that nothing needs, and records whose file is gone."""
-        self._files.sweep()
+        self.files.sweep()
         with self._lock:
-            stored, boot = self._files.stored(), self._files.boot.stored()
+            stored, boot = self.files.stored(), self.files.boot.stored()
             for image in self._records.images.all():
                 if image.digest not in stored or not {one.digest for one in image.boot} <= boot:
                     log.warning("image.file.missing", id=str(image.id), digest=str(image.digest))
@@ -321,9 +321,6 @@ class ImageService:
     def _drop(self, image: ImageId) -> None:
         self._records.images.delete(image)
         self._notes.forget(image)
-
-    def filesystem_usage(self) -> FilesystemUsage:
-        return self._files.filesystem_usage()
 
 
 def _is_same(known: Image, fetched: FetchedImage) -> bool:

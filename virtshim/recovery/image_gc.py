@@ -48,7 +48,7 @@ class ImageGc:
     def look(self) -> None:
         """Called every few minutes, on one thread. Raises what the image store raises."""
         now, unused = self.clock.now_ns(), self._unused()
-        limits, space = self.watermarks.now, self.images.filesystem_usage().space
+        limits, space = self.watermarks.now, self.images.files.filesystem_usage().space
         if limits.high >= _NEVER or space.used_percent < limits.high:
             self._trouble.over()
             return

@@ -22,7 +22,7 @@ from virtshim.cli.check import check_devices
 from virtshim.devices.attachable import AttachChecker, AttachRules
 from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.host_files import NodeKind
-from virtshim.devices.resolve import NodeDevices, Resolver
+from virtshim.devices.resolve import NodeDevices
 from virtshim.devices.values import BlockDevice, CardFunction, GrantedDevices, PciAddress, PciFunction
 from virtshim.kubelet.pod_resources import PodResourcesClient
 
@@ -58,9 +58,9 @@ def node(tmp_path: Path) -> Iterator[Node]:
     host.pci("0000:65:00.1", 7, driver="snd_hda_intel")
     kubelet, short = FakePodResources(), tempfile.mkdtemp(prefix="kr-")
     books, files = PodResourcesClient(f"{short}/s"), host.files()
-    resolver = Resolver(files, CdiDirectories(("/etc/cdi",), files), books)
     rules = AttachRules(bind=True, keep=(), lockable=lambda: None)
-    outside = Outside(devices=NodeDevices(files, resolver, AttachChecker(files, rules)))  # type: ignore[arg-type]
+    devices = NodeDevices(files, CdiDirectories(("/etc/cdi",), files), books, AttachChecker(files, rules))
+    outside = Outside(devices=devices)  # type: ignore[arg-type]
     with contextlib.ExitStack() as kubelet_ends, served(tmp_path / "state", outside) as (world, client, _):
         kubelet_ends.enter_context(serving(kubelet, f"{short}/s"))
         world.pull()

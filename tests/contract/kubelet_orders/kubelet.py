@@ -25,7 +25,7 @@ from fakes.world import Outside, World
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.devices.attachable import AttachChecker, AttachRules
 from virtshim.devices.cdi_directories import CdiDirectories
-from virtshim.devices.resolve import NodeDevices, Resolver
+from virtshim.devices.resolve import NodeDevices
 from virtshim.kubelet.pod_resources import PodResourcesClient
 from virtshim.model.ids import ContainerId
 from virtshim.model.vm import OffReason
@@ -191,8 +191,8 @@ def node(directory: Path, *, books: FakePodResources | None) -> Iterator[tuple[W
     files, short = FakeSysfs(directory / "host").files(), tempfile.mkdtemp(prefix="ko-")
     asking = PodResourcesClient(f"{short}/s")
     rules = AttachRules(bind=True, keep=(), lockable=lambda: None)
-    resolver = Resolver(files, CdiDirectories((), files), asking)
-    outside = Outside(devices=NodeDevices(files, resolver, AttachChecker(files, rules)))  # type: ignore[arg-type]
+    devices = NodeDevices(files, CdiDirectories((), files), asking, AttachChecker(files, rules))
+    outside = Outside(devices=devices)  # type: ignore[arg-type]
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, short)
         stack.callback(asking.close)

@@ -14,7 +14,7 @@ from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.function_health import AerCounts
 from virtshim.devices.host_files import NodeKind
 from virtshim.devices.ports import DeviceErrorCounts, Devices
-from virtshim.devices.resolve import NodeDevices, Resolver
+from virtshim.devices.resolve import NodeDevices
 from virtshim.devices.values import BlockDevice, CriDevice, DeviceErrors, DeviceRequest, GrantedDevices, PciAddress
 from virtshim.model.errors import InvalidRequest, WrongState
 
@@ -49,9 +49,8 @@ def _real(directory: Path) -> tuple[Devices, DeviceErrorCounts]:
     host.write(f"/sys/bus/pci/devices/{ONE}/aer_dev_fatal", "TOTAL_ERR_FATAL 3\n")
     host.write(f"/sys/bus/pci/devices/{ONE}/aer_dev_nonfatal", "TOTAL_ERR_NONFATAL 4\n")
     files = host.files()
-    resolver = Resolver(files, CdiDirectories(("/etc/cdi",), files), None)
     checker = AttachChecker(files, AttachRules(bind=False, keep=frozenset(), lockable=lambda: None))
-    return NodeDevices(files, resolver, checker), AerCounts(files)
+    return NodeDevices(files, CdiDirectories(("/etc/cdi",), files), None, checker), AerCounts(files)
 
 
 @pytest.fixture(params=["fake", "real"])

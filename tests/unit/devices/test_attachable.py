@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 
 from virtshim.devices.attachable import AttachChecker, AttachRules, lockable
 from virtshim.devices.cdi_directories import CdiDirectories
-from virtshim.devices.resolve import NodeDevices, Resolver
+from virtshim.devices.resolve import NodeDevices
 from virtshim.devices.values import MediatedDevice, Passthrough, PciAddress, PciFunction, UsbDevice, VdpaDevice
 from virtshim.model.errors import WrongState
 
@@ -222,7 +222,7 @@ def test_vdpa_devices_are_looked_for(host: FakeSysfs) -> None:
 def node_devices(host: FakeSysfs) -> NodeDevices:
     files = host.files()
     rules = AttachRules(bind=False, keep=(), lockable=lambda: None)
-    return NodeDevices(files, Resolver(files, CdiDirectories((), files), None), AttachChecker(files, rules))
+    return NodeDevices(files, CdiDirectories((), files), None, AttachChecker(files, rules))
 
 
 def test_all_faults_are_one_error(host: FakeSysfs) -> None:

@@ -749,10 +749,10 @@ def test_what_removing_an_image_frees_is_what_it_was_said_to_take(push, store, i
     with contextlib.closing(SqliteRecords(str(tmp_path / "state.db"))) as records:
         images = ImageService(records, store, ImageNoteFiles(str(tmp_path / "notes")), FakeClock())
         taken = images.pull(name, None, NEVER).taken
-        before = images.filesystem_usage().used_bytes
+        before = store.filesystem_usage().used_bytes
         images.remove(name)
         eventually(lambda: incoming() == [])
-        freed = before - images.filesystem_usage().used_bytes
+        freed = before - store.filesystem_usage().used_bytes
     assert len(RAW_DISK) + 2 * len(kernel) + 40 * 5000 <= taken < 2 * len(RAW_DISK), "the disk once"
     assert 0 <= freed - taken <= 16 << 10, "but for notes of a few bytes"
 

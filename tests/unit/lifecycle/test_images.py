@@ -85,7 +85,7 @@ def test_two_images_of_one_disk_have_ids_of_their_own_and_the_disk_once(world: W
     assert ours.digest == theirs.digest
     assert (ours.size, theirs.size) == (6, 6)
     assert set(world.outside.files.files) == {ours.digest}
-    assert world.images.filesystem_usage().used_bytes == 6
+    assert world.images.files.filesystem_usage().used_bytes == 6
 
 
 def test_an_image_asked_for_by_any_of_its_references_says_what_it_says(world: World) -> None:
@@ -317,7 +317,7 @@ def test_start_up_keeps_the_file_that_only_a_container_needs(world: World) -> No
 
 
 def test_the_use_of_the_file_system_is_that_of_the_store(world: World) -> None:
-    assert world.images.filesystem_usage().used_bytes == 6
+    assert world.images.files.filesystem_usage().used_bytes == 6
 
 
 def test_images_that_the_operator_names_are_listed_as_pinned(tmp_path: Path) -> None:
