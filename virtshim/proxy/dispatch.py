@@ -144,7 +144,7 @@ class Dispatch:
         return answer
 
     def _made(self, answer: Answer, owner: Backend) -> None:
-        self._owners.remember(text(answer.body, _MADE), owner)
+        self._owners.known.put(text(answer.body, _MADE), owner)
         self._refresh(owner)
 
     def _refresh(self, owner: Backend) -> None:
@@ -156,7 +156,7 @@ class Dispatch:
 
     async def _owner_of_any(self, candidates: Sequence[str], remaining: float | None) -> Backend | None:
         for one in candidates:
-            if owner := self._owners.remembered(one):
+            if owner := self._owners.known.get(one):
                 return owner
         ids = [one for one in candidates if len(one) == _ID_LENGTH and _HEX.issuperset(one)]
         for one in ids[:_CANDIDATES]:

@@ -83,7 +83,7 @@ class Lists:
             return None
         wanted = message(asked.request, _FILTER)
         for number in _ID_FIELDS.get(METHODS[asked.method].name, ()):
-            if owner := self._owners.remembered(text(wanted, number)):
+            if owner := self._owners.known.get(text(wanted, number)):
                 return owner
         return None
 

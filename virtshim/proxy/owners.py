@@ -47,14 +47,8 @@ class Owners:
         self._backends = backends
         self._last_known = last_known
         self._patience = patience
-        self._owners: Recent[str, Backend] = Recent(_REMEMBERED)
-
-    def remember(self, id_: str, owner: Backend) -> None:
-        """Ids are random, and no other runtime ever has the same one: what is gone need not be forgotten."""
-        self._owners.put(id_, owner)
-
-    def remembered(self, id_: str) -> Backend | None:
-        return self._owners.get(id_)
+        # Ids are random, and no other runtime ever has the same one: an id whose pod is gone need not be forgotten.
+        self.known: Recent[str, Backend] = Recent(_REMEMBERED)
 
     async def of(self, id_: str, kind: Id | None, remaining: float | None) -> Backend | None:
         """None if no runtime has it; `id_` may be the beginning of one; a pod's or a container's, if `kind` does not say. The
@@ -62,7 +56,7 @@ class Owners:
         InvalidRequest if several have one that begins so."""
         if not id_:
             return None
-        if owner := self.remembered(id_):
+        if owner := self.known.get(id_):
             return owner
         found: dict[str, Backend] = {}
         silent: dict[str, Backend] = {}
@@ -76,7 +70,7 @@ class Owners:
                 else:
                     found |= {one: backend for one in _ids(method, answer) if one.startswith(id_)}
         for full, owner in found.items():
-            self.remember(full, owner)
+            self.known.put(full, owner)
         owners = set(found.values())
         if len(owners) > 1:
             raise InvalidRequest(f"several runtimes have an id that begins with {id_!r}; write more of it")
