@@ -49,7 +49,7 @@ class ManyPods:
 
     def __init__(self, directory: str, sockets: str) -> None:
         """`sockets`: where libvirtd's are."""
-        self._node = NodeDir.of(f"{directory}/n")
+        self._node = NodeDir.at(f"{directory}/n")
         self._domains = f"{directory}/domains.xml"
         overlay = Path(f"{directory}/overlay.toml")
         overlay.write_text(

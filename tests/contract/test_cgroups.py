@@ -73,7 +73,7 @@ class InMemory(World):
         return vm_cgroup_path(self.parent, container) in self._fake.cgroups
 
     def limits(self) -> tuple[int, int]:
-        limits = self._fake.of(A).limits
+        limits = self._fake.group(A).limits
         return limits.cpu_quota, limits.memory
 
     def impossible(self) -> VmCgroup:

@@ -58,7 +58,7 @@ class FakeVmCgroups:
         there = vm_cgroup_path(cgroup_parent, container) in self.cgroups
         return int(there and container in self.killed)
 
-    def of(self, container: ContainerId) -> VmCgroup:
+    def group(self, container: ContainerId) -> VmCgroup:
         (found,) = [group for group in self.cgroups.values() if group.container == container]
         return found
 

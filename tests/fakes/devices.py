@@ -117,5 +117,5 @@ class FakeDeviceErrors:
     def __init__(self) -> None:
         self.counts: dict[str, DeviceErrors] = {}
 
-    def of(self, address: PciAddress) -> DeviceErrors | None:
+    def errors(self, address: PciAddress) -> DeviceErrors | None:
         return self.counts.get(str(address))

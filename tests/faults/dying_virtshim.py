@@ -27,7 +27,7 @@ _SILENT = {
     "files.images": ("path", "filesystem_usage", "format_of"),
     "files.kernels": ("is_there",),
     "files.containers_room": ("filesystem_usage",),
-    "devices.errors": ("of",),
+    "devices.errors": ("errors",),
 }
 
 # They only tell.

@@ -86,7 +86,7 @@ class MortalNode:
     def __init__(self, directory: str, image_url: str, *, settings: str = "", enter: Sequence[str] = ()) -> None:
         self.image_url = image_url
         self.directory = directory
-        self._node = NodeDir.of(directory)
+        self._node = NodeDir.at(directory)
         self._enter = enter
         self.programs, self.plugins = Path(f"{directory}.programs"), Path(f"{directory}.plugins")
         self.volume = f"{directory}.volume"

@@ -44,7 +44,7 @@ def guest(tmp_path: Path, clock: FakeClock) -> Iterator[Make]:
 
 
 def ask(channel: AgentChannel, command: str = "guest-ping", seconds: float = 60.0) -> object:
-    return channel.ask(command, None, CancellableDeadline.of(seconds))
+    return channel.ask(command, None, CancellableDeadline.after(seconds))
 
 
 def endless(line: bytes) -> bytes:

@@ -38,19 +38,19 @@ def test_a_tenant_with_many_pods_leaves_room_for_other_tenants(place: str) -> No
     """However many records, each of them small, are his: first come is not first served."""
     secrets = Secrets()
     for n in range(60):
-        pod = of("hostile", place, {f"a{m}": f"not-a-secret-{n}-{m}" for m in range(400)})
+        pod = pod_of("hostile", place, {f"a{m}": f"not-a-secret-{n}-{m}" for m in range(400)})
         with secrets.one_record(pod):
             secrets.record(pod)
     assert "namespace held more secrets" in secrets.trouble
     for n in range(50):
-        pod = of("honest", place, {"user-data": f"{PASSWORD}-{n}"})
+        pod = pod_of("honest", place, {"user-data": f"{PASSWORD}-{n}"})
         with secrets.one_record(pod):
             secrets.record(pod)
     text = "".join(f"a log says {PASSWORD}-{n} once\n" for n in range(50))
     assert PASSWORD not in secrets.cleaned(text)
 
 
-def of(namespace: str, place: str, annotations: dict[str, str]) -> object:
+def pod_of(namespace: str, place: str, annotations: dict[str, str]) -> object:
     """What virtshim or kubelet has of a pod: the state database's row and document, a copy of a record, CRI's answer."""
     labels = {"io.kubernetes.pod.namespace": namespace, "namespace": "honest"}
     pod: object = {

@@ -95,7 +95,7 @@ class Qemu:
         self._connected = asyncio.Event()
 
     @classmethod
-    async def of(cls, layout: Layout, container: ContainerId) -> tuple[Qemu, asyncio.Server]:
+    async def listening(cls, layout: Layout, container: ContainerId) -> tuple[Qemu, asyncio.Server]:
         qemu = cls()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -120,8 +120,8 @@ class Qemu:
 
 def run(layout: Layout, test: Callable[[ConsoleAttach, Qemu, Qemu], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
-        hostile, one = await Qemu.of(layout, HOSTILE)
-        other, two = await Qemu.of(layout, OTHER)
+        hostile, one = await Qemu.listening(layout, HOSTILE)
+        other, two = await Qemu.listening(layout, OTHER)
         try:
             await test(ConsoleAttach(layout, ConsoleSizes(lambda *_: None)), hostile, other)
         finally:

@@ -147,7 +147,7 @@ def test_a_probe_has_its_turn_with_the_agent_before_all_sessions_that_wait() -> 
             order.append(name)
 
     def first() -> None:
-        with turns.mine(CancellableDeadline.of(20.0), "a turn"):
+        with turns.mine(CancellableDeadline.after(20.0), "a turn"):
             held.set()
             go.wait(20)
 
@@ -155,7 +155,7 @@ def test_a_probe_has_its_turn_with_the_agent_before_all_sessions_that_wait() -> 
     assert held.wait(10)
     waiting = []
     for name in (*(f"session {number}" for number in range(5)), "probe"):
-        until = Awaited.of(20.0, patient=name != "probe")
+        until = Awaited.after(20.0, patient=name != "probe")
         waiting.append(Background(lambda name=name, until=until: turn(name, until)))
         assert until.is_awaited.wait(10)
     go.set()

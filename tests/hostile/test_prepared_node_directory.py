@@ -196,7 +196,7 @@ def test_a_link_prepared_for_the_lock_is_not_written_to(place: Path, link: Calla
     own(node / "run")
     link(victim, node / "run" / "up.lock")
     with pytest.raises(InvalidRequest, match="cannot be used as a lock"):
-        take_lock(NodeDir.of(str(node)))
+        take_lock(NodeDir.at(str(node)))
     assert victim.read_text() == "precious"
 
 
@@ -210,7 +210,7 @@ def test_a_fifo_or_a_strangers_file_is_no_lock(place: Path) -> None:
 
 def test_down_signals_nobody_whose_number_somebody_wrote_into_a_lock(place: Path) -> None:
     """The lock is held, by one process, and names another."""
-    node = NodeDir.of(str(own(place / "n")))
+    node = NodeDir.at(str(own(place / "n")))
     own(Path(node.run))
     Path(node.config_file).write_text("")
     victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

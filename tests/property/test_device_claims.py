@@ -60,26 +60,26 @@ class Node:
         sandbox = self.world.run(PODS[pick % 3], attempt=pick // 3 % 2)
         self.world.create(sandbox, attempt=self.attempt, config=container_config(devices=(CriDevice(node, node),)))
 
-    def of(self, pick: int, *phases: ContainerPhase) -> list[Container]:
+    def chosen(self, pick: int, *phases: ContainerPhase) -> list[Container]:
         there = [c for c in self.world.records.containers.all() if c.phase in phases]
         return [there[pick % len(there)]] if there else []
 
     def start(self, pick: int, which: int) -> None:
-        for container in self.of(pick, ContainerPhase.CREATED):
+        for container in self.chosen(pick, ContainerPhase.CREATED):
             self.world.do.start_container.start(container)
 
     def stop(self, pick: int, which: int) -> None:
-        for container in self.of(pick, ContainerPhase.RUNNING, ContainerPhase.CREATED):
+        for container in self.chosen(pick, ContainerPhase.RUNNING, ContainerPhase.CREATED):
             self.world.do.stop_container.stop(container, 0)
 
     def exit(self, pick: int, which: int) -> None:
-        for container in self.of(pick, ContainerPhase.RUNNING):
+        for container in self.chosen(pick, ContainerPhase.RUNNING):
             self.world.outside.vms.end(self.world.domain(container.id), OffReason.SHUTDOWN)
             if which:
                 self.world.outside.vms.deliver()
 
     def remove(self, pick: int, which: int) -> None:
-        for container in self.of(pick, *ContainerPhase):
+        for container in self.chosen(pick, *ContainerPhase):
             self.world.do.remove_container.remove(container)
 
     def stop_pod(self, pick: int, which: int) -> None:

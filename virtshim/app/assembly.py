@@ -149,7 +149,7 @@ class App:
 def wire(settings: Settings, adapters: Adapters) -> App:
     """Connects services to ports; nothing runs yet."""
     a = adapters
-    live = LiveSettings.of(settings)
+    live = LiveSettings.from_settings(settings)
     locks, runner = PodLocks(), repair_runner()
     stamps = Stamps(a.clock, a.records.newest_stamp())
     starting = starts(a)

@@ -45,7 +45,7 @@ class LiveSettings:
     """Of parts that hold settings of their own."""
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def from_settings(cls, settings: Settings) -> Self:
         return cls(
             Live(settings.sizes()),
             Live(settings.vm.agent_timeout),

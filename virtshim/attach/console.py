@@ -94,7 +94,7 @@ class ConsoleSizes:
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def of(self, container: ContainerId) -> ConsoleSize:
+    def size(self, container: ContainerId) -> ConsoleSize:
         return ConsoleSize(lambda columns, rows: self._set_size(container, columns, rows), self._executor)
 
     def _set_size(self, container: ContainerId, columns: int, rows: int) -> None:
@@ -166,7 +166,7 @@ class ConsoleAttach:
             raise input_ended(container)
         while True:
             line = self._lines.setdefault(
-                container, _Line(self._layout.console_socket(container), self._sizes.of(container))
+                container, _Line(self._layout.console_socket(container), self._sizes.size(container))
             )
             async with line.lock:
                 if self._lines.get(container) is not line:

@@ -56,7 +56,7 @@ class EntrypointAttach:
     async def attach(self, request: AttachStreams) -> EntrypointSession:
         """Raises WrongState, ResourceExhausted."""
         container = request.container
-        session = EntrypointSession(self, request, self._sizes.of(container))
+        session = EntrypointSession(self, request, self._sizes.size(container))
         with self._lock:
             if request.streams.stdin and container in self._input_over:
                 raise input_ended(container)

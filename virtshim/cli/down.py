@@ -39,7 +39,7 @@ def down_command(directory: str, *, everything: bool, stop_limit: float = 60.0) 
     running `up` has to end."""
     need_root()
     console = Console(stderr=True, highlight=False)
-    node = NodeDir.of(directory)
+    node = NodeDir.at(directory)
     refuse_strangers(directory)
     refuse_drop_ins(node)
     drop_path_variables()

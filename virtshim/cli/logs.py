@@ -119,7 +119,7 @@ class Lines:
     def __init__(self) -> None:
         self._rest = b""
 
-    def of(self, data: bytes) -> Iterator[Line]:
+    def lines(self, data: bytes) -> Iterator[Line]:
         """The lines that end in `data`."""
         *whole, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LONGEST:
@@ -147,7 +147,7 @@ class Log:
     def written(self) -> Iterator[Line]:
         """The lines that are complete so far."""
         while self._file is not None and (data := self._file.read(_READ)):
-            yield from self._lines.of(data)
+            yield from self._lines.lines(data)
 
     def followed(self, is_over: Callable[[], bool]) -> Iterator[Line]:
         """New lines, also after a rotation, until the VM has ended and every line is read."""

@@ -54,7 +54,7 @@ class NodeDir:
     path: str
 
     @classmethod
-    def of(cls, directory: str) -> NodeDir:
+    def at(cls, directory: str) -> NodeDir:
         """Raises InvalidRequest for "": it is most likely an unset variable in a script, and would mean the working directory."""
         if not directory:
             raise InvalidRequest("--dir is empty; name a directory for the node")

@@ -36,7 +36,7 @@ def up_command(options: NodeOptions) -> int:
     """Returns the exit code. Raises ShimError if the node cannot start."""
     need_root()
     console = Console(stderr=True, highlight=False)
-    node = NodeDir.of(options.directory)
+    node = NodeDir.at(options.directory)
     refuse_strangers(options.directory)
     for name in drop_path_variables():
         console.print(f"up: ignoring {name}, because a node's paths are below its directory; --config can set them")

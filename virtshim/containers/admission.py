@@ -154,7 +154,7 @@ class Admission:
             images=images,
             own_hosts=own_hosts,
             sysprep=options.sysprep,
-            image_volumes=self.image_volumes.of(config),
+            image_volumes=self.image_volumes.shared_volumes(config),
             memory=memory,
         )
         granted = self._with_disk_images(granted, volumes, self.volume_disks.images(config, sandbox.key.uid, images))

@@ -102,7 +102,7 @@ class KeptPlaces:
     disks: DiskPlaces
     volumes: RootVolumes
 
-    def of(self, draft: Draft, bus: DiskBus) -> tuple[str, DeviceNumbers]:
+    def machine_and_numbers(self, draft: Draft, bus: DiskBus) -> tuple[str, DeviceNumbers]:
         """The machine type and the devices' numbers, which are stored on disk on return. "" lets libvirt choose the
         type."""
         if not draft.kept_disk:
@@ -112,14 +112,14 @@ class KeptPlaces:
         blocks = [f"volume {block.container_path}" for block in draft.container.granted.data_volumes]
         own = [disk.serial for disk in draft.disks]
         if bus is DiskBus.VIRTIO:  # disks and volumes share the numbers
-            places, numbers = places.of(_KINDS[bus], [*own, *blocks], _DISKS[bus])
+            places, numbers = places.numbered(_KINDS[bus], [*own, *blocks], _DISKS[bus])
             disks, volumes = numbers[: len(own)], numbers[len(own) :]
         else:
-            places, disks = places.of(_KINDS[bus], own, _DISKS[bus] - _cdroms(draft, bus))
-            places, volumes = places.of(_KINDS[DiskBus.VIRTIO], blocks, _DISKS[DiskBus.VIRTIO])
+            places, disks = places.numbered(_KINDS[bus], own, _DISKS[bus] - _cdroms(draft, bus))
+            places, volumes = places.numbered(_KINDS[DiskBus.VIRTIO], blocks, _DISKS[DiskBus.VIRTIO])
         network = draft.sandbox.network
         taps = [nic.name for nic in network.interfaces if not nic.function] if network else []
-        places, nics = places.of(_NICS, taps, _MOST_NICS)
+        places, nics = places.numbered(_NICS, taps, _MOST_NICS)
         if places != before:
             self._write(draft, places)
         return places.machine, DeviceNumbers(disks, volumes, nics)
@@ -407,7 +407,7 @@ class Domain:
         size, firmware = container.status.size, options.hardware.firmware
         network = sandbox.network
         disk_bus = options.disk_bus or sandbox.disk_bus
-        machine, numbers = self.places.of(draft, disk_bus)
+        machine, numbers = self.places.machine_and_numbers(draft, disk_bus)
         return VmSpec(
             uuid=container.domain_uuid,
             name=container.domain_name,

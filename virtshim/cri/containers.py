@@ -23,7 +23,7 @@ class ContainerCalls(ServicerPart):
         super().__init__(services)
         self._container_list = ItemCache(to_proto.container_item)
         self._all_containers = ResponseCache[Container, pb.ListContainersResponse](
-            lambda found: pb.ListContainersResponse(containers=self._container_list.of(found))
+            lambda found: pb.ListContainersResponse(containers=self._container_list.items(found))
         )
         self._container_log = LogOnce()
 
@@ -84,7 +84,7 @@ class ContainerCalls(ServicerPart):
     ) -> pb.ListContainersResponse:
         del context
         if not request.filter.ByteSize():
-            return self._all_containers.of(list_containers(self._services.records, Filter()))
+            return self._all_containers.answer(list_containers(self._services.records, Filter()))
         return pb.ListContainersResponse(containers=self._container_items(request.filter))
 
     def StreamContainers(
@@ -123,7 +123,7 @@ class ContainerCalls(ServicerPart):
         found = list_containers(
             self._services.records, Filter(id=wanted.id, sandbox_id=wanted.pod_sandbox_id, labels=wanted.label_selector)
         )
-        items = self._container_list.of(found)
+        items = self._container_list.items(found)
         if wanted.HasField("state"):
             items = [item for item in items if item.state == wanted.state.state]
         return items

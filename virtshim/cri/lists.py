@@ -39,7 +39,7 @@ class ItemCache(Generic[R, M]):
         self._most = most
         self._made: dict[str, tuple[R, M]] = {}
 
-    def of(self, records: Iterable[R]) -> list[M]:
+    def items(self, records: Iterable[R]) -> list[M]:
         made = self._made
         wanted: dict[str, tuple[R, M]] = {}
         for record in records:
@@ -61,7 +61,7 @@ class ResponseCache(Generic[R, A]):
         self._make = make
         self._last: tuple[Sequence[R], A] | None = None
 
-    def of(self, records: Sequence[R]) -> A:
+    def answer(self, records: Sequence[R]) -> A:
         last = self._last
         if last is None or len(last[0]) != len(records) or not all(map(operator.is_, last[0], records)):
             last = self._last = (records, self._make(records))

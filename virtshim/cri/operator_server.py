@@ -66,7 +66,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     def StartUps(self, request: pb.StartUpsRequest, context: grpc.ServicerContext) -> pb.StartUpsResponse:
         del context
         found = (
-            [self.services.start_ups.of(self._pod(request.id)[0].id)] if request.id else self.services.start_ups.all()
+            [self.services.start_ups.start_up(self._pod(request.id)[0].id)]
+            if request.id
+            else self.services.start_ups.all()
         )
         now = self.services.clock.monotonic()
         return pb.StartUpsResponse(start_ups=[_start_up(one, now) for one in found])
@@ -83,7 +85,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     def Inspect(self, request: pb.InspectRequest, context: grpc.ServicerContext) -> pb.InspectResponse:
         del context
         sandbox, container = self._pod(request.id)
-        facts = self.services.inspection.of(sandbox, container, self.services.clock.monotonic())
+        facts = self.services.inspection.facts(sandbox, container, self.services.clock.monotonic())
         return pb.InspectResponse(json=json.dumps(facts))
 
     def FollowActions(self, request: pb.FollowActionsRequest, context: grpc.ServicerContext) -> Iterator[pb.Action]:

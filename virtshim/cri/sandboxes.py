@@ -22,7 +22,7 @@ class SandboxCalls(ServicerPart):
         super().__init__(services)
         self._sandbox_list = ItemCache(to_proto.sandbox_item)
         self._all_sandboxes = ResponseCache[Sandbox, pb.ListPodSandboxResponse](
-            lambda found: pb.ListPodSandboxResponse(items=self._sandbox_list.of(found))
+            lambda found: pb.ListPodSandboxResponse(items=self._sandbox_list.items(found))
         )
         self._sandbox_log = LogOnce()
 
@@ -66,7 +66,7 @@ class SandboxCalls(ServicerPart):
     ) -> pb.ListPodSandboxResponse:
         del context
         if not request.filter.ByteSize():
-            return self._all_sandboxes.of(list_sandboxes(self._services.records, Filter()))
+            return self._all_sandboxes.answer(list_sandboxes(self._services.records, Filter()))
         return pb.ListPodSandboxResponse(items=self._sandbox_items(request.filter))
 
     def StreamPodSandboxes(
@@ -78,7 +78,7 @@ class SandboxCalls(ServicerPart):
 
     def _sandbox_items(self, wanted: pb.PodSandboxFilter) -> list[pb.PodSandbox]:
         found = list_sandboxes(self._services.records, Filter(id=wanted.id, labels=wanted.label_selector))
-        items = self._sandbox_list.of(found)
+        items = self._sandbox_list.items(found)
         if wanted.HasField("state"):
             items = [item for item in items if item.state == wanted.state.state]
         return items

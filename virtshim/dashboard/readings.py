@@ -127,7 +127,7 @@ class Graphs:
         for pod in [pod for pod in self._of if pod not in wanted]:
             del self._of[pod]
 
-    def of(self, pod: str, newest: int = SAMPLES) -> list[Sample]:
+    def samples(self, pod: str, newest: int = SAMPLES) -> list[Sample]:
         """In order of time."""
         return list(self._of.get(pod, ()))[-newest:]
 

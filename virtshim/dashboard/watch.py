@@ -111,7 +111,7 @@ class NodeWatch:
             self._listeners.discard(listener)
 
     def graph(self, pod: str) -> list[list[float | None]]:
-        return views.graph(self._graphs.of(pod))
+        return views.graph(self._graphs.samples(pod))
 
     def vms_of(self, pod: str) -> list[str]:
         """Ids, newest first."""
@@ -240,9 +240,11 @@ class NodeWatch:
             "node": views.node(self._seen, self._host, self._trouble),
             "pods": self._pods(),
             "events": [views.event(event) for event in self._timeline.newest(300)],
-            "graph": views.graph(self._graphs.of(NODE)),
-            "sparks": {pod: views.spark(self._graphs.of(pod, 40)) for pod in self._graphs.pods() if pod != NODE},
-            "last": {pod: views.rounded(last[0]) for pod in self._graphs.pods() if (last := self._graphs.of(pod, 1))},
+            "graph": views.graph(self._graphs.samples(NODE)),
+            "sparks": {pod: views.spark(self._graphs.samples(pod, 40)) for pod in self._graphs.pods() if pod != NODE},
+            "last": {
+                pod: views.rounded(last[0]) for pod in self._graphs.pods() if (last := self._graphs.samples(pod, 1))
+            },
         }
 
     def _pods(self) -> list[dict[str, Any]]:

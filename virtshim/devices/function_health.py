@@ -33,7 +33,7 @@ class FunctionHealth:
         for facts in functions:
             address = facts.address
             known = self._conditions.get(PciFunction(address).claim, DeviceCondition(address))
-            errors = self._counts.of(address)
+            errors = self._counts.errors(address)
             if errors is not None:
                 # What was there when we came, or is less than before: counts begin anew when the kernel finds a device again.
                 first[address] = min(self._first.get(address, errors.fatal), errors.fatal)
@@ -72,7 +72,7 @@ class AerCounts:
     def __init__(self, files: HostFiles) -> None:
         self._files = files
 
-    def of(self, address: PciAddress) -> DeviceErrors | None:
+    def errors(self, address: PciAddress) -> DeviceErrors | None:
         """Virtual functions have no counts of their own on most cards: theirs are with the physical one.
 
         After a fatal error the kernel does not read the device, which may not answer (aer_get_device_error_info): its own count

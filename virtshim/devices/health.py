@@ -42,11 +42,11 @@ class DeviceHealth:
         self._seen: Mapping[PciAddress, DeviceErrors] = {}
         self._first: Mapping[ContainerId, Mapping[PciAddress, DeviceErrors]] = {}
 
-    def of(self, container: Container) -> Mapping[PciAddress, DeviceStatus]:
+    def statuses(self, container: Container) -> Mapping[PciAddress, DeviceStatus]:
         """Its functions."""
         broken = self._resetting.broken() if container.granted.passthrough else {}
         return {
-            address: DeviceStatus(self._resetting.counts(address), self._counts.of(address), address in broken)
+            address: DeviceStatus(self._resetting.counts(address), self._counts.errors(address), address in broken)
             for address in _functions(container)
         }
 
@@ -87,7 +87,7 @@ class DeviceHealth:
 
     def _counted(self, container: Container) -> Mapping[PciAddress, DeviceErrors]:
         """Of its functions those for which the kernel counts."""
-        found = ((address, self._counts.of(address)) for address in _functions(container))
+        found = ((address, self._counts.errors(address)) for address in _functions(container))
         return {address: errors for address, errors in found if errors is not None}
 
 

@@ -98,5 +98,5 @@ class ConditionTable(Protocol):
 class DeviceErrorCounts(Protocol):
     """What the kernel counts of PCI functions' errors."""
 
-    def of(self, address: PciAddress) -> DeviceErrors | None:
+    def errors(self, address: PciAddress) -> DeviceErrors | None:
         """None if it counts nothing for that one, as for virtual functions. Raises nothing."""

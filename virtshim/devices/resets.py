@@ -116,7 +116,7 @@ class DeviceResets:
         self._count(address, result)
         if result == IMPOSSIBLE:
             log.warning("device.no_reset", device=str(address))
-        counted = self._errors.of(address)
+        counted = self._errors.errors(address)
         self._note(before, DeviceCondition(address, fatal=counted.fatal if counted else 0))
         return []
 

@@ -115,7 +115,7 @@ class AgentChannel:
         if connected is not None:
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
-        with suppress(DeadlineExceeded), self._turns.mine(CancellableDeadline.of(1.0), "the connection"):
+        with suppress(DeadlineExceeded), self._turns.mine(CancellableDeadline.after(1.0), "the connection"):
             self._drop()
 
     def _connected(self, deadline: CancellableDeadline) -> socket.socket:

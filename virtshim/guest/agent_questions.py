@@ -206,7 +206,7 @@ class AgentOperations:
 
     def freeze(self, container: ContainerId, timeout: float) -> int:
         channel = self._vm(container).channel
-        deadline = CancellableDeadline.of(timeout)
+        deadline = CancellableDeadline.after(timeout)
         try:
             channel.ask("guest-ping", None, deadline.at_most(_PING))
         except DeadlineExceeded as exc:
@@ -214,12 +214,12 @@ class AgentOperations:
         return whole_number(channel.ask("guest-fsfreeze-freeze", None, deadline), "number of frozen file systems")
 
     def thaw(self, container: ContainerId, timeout: float) -> None:
-        self._vm(container).channel.ask("guest-fsfreeze-thaw", None, CancellableDeadline.of(timeout))
+        self._vm(container).channel.ask("guest-fsfreeze-thaw", None, CancellableDeadline.after(timeout))
 
     def reboot(self, container: ContainerId, timeout: float) -> None:
         """An agent that does it says nothing more, or breaks off; one that says anything has not done it. What it runs,
         `/sbin/shutdown`, some guests do not have."""
-        deadline = CancellableDeadline.of(timeout)
+        deadline = CancellableDeadline.after(timeout)
         channel = self._vm(container).channel
         try:
             channel.ask("guest-ping", None, deadline.at_most(_PING))
@@ -245,7 +245,7 @@ class AgentOperations:
     def set_clock(self, container: ContainerId, timeout: float) -> None:
         """An agent that may not be told the time may still take it from the clock chip."""
         channel = self._vm(container).channel
-        deadline = CancellableDeadline.of(timeout)
+        deadline = CancellableDeadline.after(timeout)
         shown = whole_number(channel.ask("guest-get-time", None, deadline), "time", most=_MAX_NS)
         if abs(shown - time.time_ns()) < _OFF * 1e9:
             return
@@ -258,20 +258,22 @@ class AgentOperations:
         request = {"username": user, "keys": list(keys), "reset": False}
         channel = self._vm(container).channel
         try:
-            channel.ask("guest-ssh-add-authorized-keys", request, CancellableDeadline.of(timeout))
+            channel.ask("guest-ssh-add-authorized-keys", request, CancellableDeadline.after(timeout))
         except AgentRefused as exc:
             raise NotFound(f"{exc}; is there a user {user!r} with a home directory in the guest?") from exc
         except CommandDisabled as exc:
             raise WrongState(f"{exc} (it needs QEMU guest agent 5.2 or later)") from exc
 
     def read_tail(self, container: ContainerId, path: str, most: int, timeout: float) -> bytes:
-        return read_tail(self._vm(container).channel, path, most, CancellableDeadline.of(timeout))
+        return read_tail(self._vm(container).channel, path, most, CancellableDeadline.after(timeout))
 
     def filesystems(self, container: ContainerId, timeout: float) -> Sequence[GuestFilesystem]:
-        return filesystems_in(self._vm(container).channel.ask(ASK_FILESYSTEMS, None, CancellableDeadline.of(timeout)))
+        return filesystems_in(
+            self._vm(container).channel.ask(ASK_FILESYSTEMS, None, CancellableDeadline.after(timeout))
+        )
 
     def resize_console(self, container: ContainerId, columns: int, rows: int, timeout: float) -> None:
         words = (_CONSOLE, str(rows), str(columns))
-        code = self._vm(container).run_script(exec_scripts.RESIZE_CONSOLE, words, CancellableDeadline.of(timeout))
+        code = self._vm(container).run_script(exec_scripts.RESIZE_CONSOLE, words, CancellableDeadline.after(timeout))
         if code:
             raise InternalError(f"the guest cannot set the size of {_CONSOLE} (exit code {code})")

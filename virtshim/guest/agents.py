@@ -144,12 +144,12 @@ class AgentClients:
         agent_within: float = _BOOT_SECONDS,
     ) -> CommandResult:
         vm = self._vm(container)
-        whole, began = CancellableDeadline.of(timeout or _FOR_EVER, cancelled), time.monotonic()
+        whole, began = CancellableDeadline.after(timeout or _FOR_EVER, cancelled), time.monotonic()
         wanted = CommandStreams(stdin=bool(command.input))
         if timeout:
             running = vm.start(command, wanted, whole)
         elif agent_within or self._listens(container):
-            within = CancellableDeadline.of(max(agent_within, _BUSY_SECONDS), cancelled)
+            within = CancellableDeadline.after(max(agent_within, _BUSY_SECONDS), cancelled)
             running = _started(vm, command, wanted, within)
         else:
             raise WrongState(f"nothing in the guest listens on the port of {ABSENT}")
@@ -172,7 +172,7 @@ class AgentClients:
         vm = self._vm(container)
         wanted = CommandStreams(stdin=streams.stdin or streams.tty, tty=streams.tty)
         cancelled = threading.Event()
-        deadline = CancellableDeadline.of(_BOOT_SECONDS, cancelled, patient=True)
+        deadline = CancellableDeadline.after(_BOOT_SECONDS, cancelled, patient=True)
         submit = partial(self._workers.submit, container)
         starting = asyncio.wrap_future(submit(_started, vm, command, wanted, deadline))
         try:
@@ -186,7 +186,7 @@ class AgentClients:
     def start_entrypoint(
         self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
     ) -> None:
-        self._entrypoint(container).start_entrypoint(command, CancellableDeadline.of(timeout, cancelled))
+        self._entrypoint(container).start_entrypoint(command, CancellableDeadline.after(timeout, cancelled))
 
     def progress(self, container: ContainerId, read_to: OutputPosition) -> EntrypointProgress:
         return self._entrypoint(container).progress(read_to)
@@ -200,10 +200,10 @@ class AgentClients:
     def signal_entrypoint(
         self, container: ContainerId, number: int, timeout: float, cancelled: threading.Event
     ) -> bool:
-        return self._entrypoint(container).signal(number, CancellableDeadline.of(timeout, cancelled))
+        return self._entrypoint(container).signal(number, CancellableDeadline.after(timeout, cancelled))
 
     def guest_info(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
-        return ask_guest_info(self._vm(container).channel, CancellableDeadline.of(timeout))
+        return ask_guest_info(self._vm(container).channel, CancellableDeadline.after(timeout))
 
     def forget(self, container: ContainerId) -> None:
         with self._lock:

@@ -75,7 +75,7 @@ class _Shown:
     is_login: bool
 
     @classmethod
-    def of(cls, seen: bytes) -> _Shown:
+    def seen_in(cls, seen: bytes) -> _Shown:
         begun = tuple(name for name, mark in _BEGINNINGS if mark.search(seen))
         return cls(begun, bool(_CLOUD_INIT_OVER.search(seen)), bool(_LOGIN.search(seen)))
 
@@ -113,7 +113,7 @@ class BootPhases:
             return
         boot.read_to += len(piece)
         seen, boot.last = boot.last + piece, (boot.last + piece)[-_OVERLAP:]
-        shown = _Shown.of(seen)
+        shown = _Shown.seen_in(seen)
         with self._lock:
             if self._boots.get(container) is not boot or boot.is_through:
                 return

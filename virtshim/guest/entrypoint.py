@@ -81,19 +81,19 @@ class Entrypoint:
         channel.ask("guest-exec", request, deadline)
 
     def user(self) -> ProcessUser | None:
-        files = _Files(self._vm.channel, self._directory, CancellableDeadline.of(_LOOK_SECONDS))
+        files = _Files(self._vm.channel, self._directory, CancellableDeadline.after(_LOOK_SECONDS))
         return _process_user(files.read("user", 0, _USER_MOST))
 
     def entrypoint_exists(self) -> bool:
         """False for a command that is neither running nor ended."""
-        deadline = CancellableDeadline.of(_SCRIPT_SECONDS)
+        deadline = CancellableDeadline.after(_SCRIPT_SECONDS)
         return self._vm.run_script(entrypoint_scripts.IS_KNOWN, (self._directory,), deadline) == 0
 
     def signal(self, number: int, deadline: CancellableDeadline) -> bool:
         return self._vm.run_script(entrypoint_scripts.SIGNAL, (self._directory, str(number)), deadline) == 0
 
     def progress(self, read_to: OutputPosition) -> EntrypointProgress:
-        files = _Files(self._vm.channel, self._directory, CancellableDeadline.of(_LOOK_SECONDS))
+        files = _Files(self._vm.channel, self._directory, CancellableDeadline.after(_LOOK_SECONDS))
         code, why = _result(files.read("exit", 0, _RESULT))  # first: what was written before the end is seen after it
         ended = code is not None or bool(why)
         out, out_data = files.stream("stdout", read_to.out, ended=ended)
@@ -215,6 +215,6 @@ class EntrypointInput:
 
     def _script(self, container: ContainerId, script: str, words: tuple[str, ...], timeout: float) -> None:
         arguments = (entrypoint_scripts.directory(container), *words)
-        code = self._vm(container).run_script(script, arguments, CancellableDeadline.of(timeout))
+        code = self._vm(container).run_script(script, arguments, CancellableDeadline.after(timeout))
         if code:
             raise InternalError(f"the guest could not change the command's input or terminal (exit code {code})")

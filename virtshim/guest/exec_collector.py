@@ -174,7 +174,7 @@ class Collector:
         now = time.monotonic()
         if self._silence.check_due(now, started=self._running.output.started):
             with suppress(ShimError):  # a busy guest; the command's own end will be heard
-                if self._vm.is_gone(self._running, CancellableDeadline.of(_CHECK_SECONDS)):
+                if self._vm.is_gone(self._running, CancellableDeadline.after(_CHECK_SECONDS)):
                     self._silence.gone(time.monotonic())
         if self._silence.turn_due(now):
             self._vm.run_noop()

@@ -65,7 +65,7 @@ class GuestFreezer:
 
     def _freeze(self, container: Container) -> int:
         """Raises what `GuestOperations.freeze` raises, and Aborted."""
-        earlier = self._threads.of(container.id)
+        earlier = self._threads.thread(container.id)
         if earlier is not None:
             earlier.join(_ANSWER)
             if earlier.is_alive():
@@ -129,7 +129,7 @@ class GuestFreezer:
 
     def is_thawing(self, container: ContainerId) -> bool:
         """Whether that is under way, or its guest has not answered yet."""
-        return self._threads.of(container) is not None
+        return self._threads.thread(container) is not None
 
     def close(self) -> None:
         """What is not done the next process does."""

@@ -191,7 +191,7 @@ class GuestVm:
     def run_noop(self) -> None:
         """Returns when a process has run in the guest, or waiting is of no use. Never raises."""
         with suppress(ShimError):
-            self.run_script(":", (), CancellableDeadline.of(_SCRIPT_SECONDS, self._ended))
+            self.run_script(":", (), CancellableDeadline.after(_SCRIPT_SECONDS, self._ended))
 
     def _end_earlier_sessions(self, deadline: CancellableDeadline) -> None:
         """Once: what a virtshim before this one left running holds ports, and nobody reads its output."""
@@ -201,7 +201,7 @@ class GuestVm:
 
     def _await_ports(self, numbers: Sequence[int]) -> Collection[int]:
         """Those of these new ports that the guest has. Errors: those of `AgentChannel.ask`."""
-        deadline = CancellableDeadline.of(_SCRIPT_SECONDS, self._ended)
+        deadline = CancellableDeadline.after(_SCRIPT_SECONDS, self._ended)
         missing = self.run_script(exec_scripts.WAIT_FOR_PORTS, [str(number) for number in numbers], deadline)
         return [number for index, number in enumerate(numbers) if not missing & (1 << index)]
 
@@ -263,7 +263,7 @@ class GuestVm:
             running.close()
 
     def _kill_and_wait(self, running: RunningCommand, kill: str) -> bool:
-        deadline = CancellableDeadline.of(_SCRIPT_SECONDS, self._ended, patient=running.patient)
+        deadline = CancellableDeadline.after(_SCRIPT_SECONDS, self._ended, patient=running.patient)
         if kill:
             self.run_script(exec_scripts.KILL, (kill, exec_scripts.tag(running.token)), deadline)
         deadline = deadline.at_most(_GONE_SECONDS)

@@ -153,7 +153,7 @@ class LiveSession:
 
     def _is_gone(self) -> bool:
         try:
-            return self._vm.is_gone(self._running, CancellableDeadline.of(_CHECK_SECONDS, patient=True))
+            return self._vm.is_gone(self._running, CancellableDeadline.after(_CHECK_SECONDS, patient=True))
         except ShimError:
             return False  # a busy guest; the command's own end will be heard
 
@@ -166,7 +166,7 @@ class LiveSession:
         while self._size is not None:
             (rows, columns), self._size = self._size, None
             words = (self._running.output.tty, str(rows), str(columns))
-            deadline = CancellableDeadline.of(_RESIZE_SECONDS, patient=True)
+            deadline = CancellableDeadline.after(_RESIZE_SECONDS, patient=True)
             try:
                 await self._in_thread(partial(self._vm.run_script, exec_scripts.RESIZE, words, deadline))
             except ShimError as exc:

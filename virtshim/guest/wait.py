@@ -25,7 +25,7 @@ class CancellableDeadline:
     tick: float = 0.1
 
     @classmethod
-    def of(
+    def after(
         cls, seconds: float, cancelled: threading.Event | None = None, *, patient: bool = False
     ) -> CancellableDeadline:
         return cls(time.monotonic() + seconds, cancelled or threading.Event(), patient)

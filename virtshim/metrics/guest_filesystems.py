@@ -49,7 +49,7 @@ class GuestFilesystems:
         self._known: dict[ContainerId, _Guest] = {}
         self._wanted_until = 0.0
 
-    def of(self, container: ContainerId) -> Sequence[GuestFilesystem]:
+    def filesystems(self, container: ContainerId) -> Sequence[GuestFilesystem]:
         """As it said last; nothing before it has said anything."""
         with self._lock:
             self._wanted_until = self._clock.monotonic() + _WANTED

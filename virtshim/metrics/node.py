@@ -238,7 +238,7 @@ class NodeCollector:
             trouble.add_sample(trouble.name, labels, int(bool(status.trouble)))
             for kind, count in Counter(one.kind for one in status.troubles).items():
                 troubles.add_sample(troubles.name, labels | {"kind": kind.value}, count)
-            for one in self._filesystems.of(vm.container.id):
+            for one in self._filesystems.filesystems(vm.container.id):
                 values = (one.device, one.kind, one.mount_point)
                 of_one = labels | dict(zip(CATALOGUE_FILESYSTEM_SIZE.labels, map(_shown, values), strict=True))
                 size.add_sample(size.name, of_one, one.total_bytes)

@@ -107,11 +107,11 @@ class StartUps:
 
     def end_all(self, sandbox: SandboxId, container: ContainerId, error: str) -> None:
         """Of this container nothing goes on any more."""
-        for phase in self.of(sandbox).phases:
+        for phase in self.start_up(sandbox).phases:
             if phase.container == container:
                 self.end(phase.name, sandbox, container, error=error)
 
-    def of(self, sandbox: SandboxId) -> StartUp:
+    def start_up(self, sandbox: SandboxId) -> StartUp:
         with self._lock:
             return StartUp(sandbox, tuple(self._phases.get(sandbox, ())))
 

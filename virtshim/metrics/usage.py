@@ -143,7 +143,7 @@ class Usage:
             memory=memory_of(domain, container.config.resources.memory_limit_bytes),
             disk=self._disk(container),
             domain=domain,
-            devices=self._devices.of(container),
+            devices=self._devices.statuses(container),
         )
 
     def _disk(self, container: Container) -> DiskUsage | None:

@@ -126,7 +126,7 @@ class Places:
     machine: str = ""
     numbers: Mapping[bytes, int] = field(default_factory=dict)
 
-    def of(self, kind: str, names: Sequence[str], room: int) -> tuple[Places, tuple[int, ...]]:
+    def numbered(self, kind: str, names: Sequence[str], room: int) -> tuple[Places, tuple[int, ...]]:
         """The number of each, less than `room` if they fit; with what was not there yet. `kind`, a letter: what is numbered
         together. A number of something that is gone stays its own, as long as there is room beside it; one that there is no room
         for is none."""

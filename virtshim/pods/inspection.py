@@ -29,7 +29,7 @@ class Inspection:
     node: NodeStatus
     start_ups: StartUps
 
-    def of(self, sandbox: Sandbox, container: Container | None, now: float) -> Mapping[str, object]:
+    def facts(self, sandbox: Sandbox, container: Container | None, now: float) -> Mapping[str, object]:
         """Keys stay as they are over versions; new ones come. `container` None: the pod has no VM. `now`: of the monotonic
         clock."""
         return {
@@ -44,7 +44,7 @@ class Inspection:
             "addresses": list(sandbox.network.ips) if sandbox.network else [],
             "container": self._container(container),
             "vm": self._vm(container),
-            "phases": [*phases(self.start_ups.of(sandbox.id), now)],
+            "phases": [*phases(self.start_ups.start_up(sandbox.id), now)],
         }
 
     def _container(self, container: Container | None) -> Mapping[str, object] | None:

@@ -79,7 +79,7 @@ class Patience:
     """Whoever takes longer is down; otherwise it was the caller who had no more time for it."""
 
     @classmethod
-    def of(cls, seconds: float, remaining: float | None, *, is_full: bool = True) -> Patience:
+    def within(cls, seconds: float, remaining: float | None, *, is_full: bool = True) -> Patience:
         """The caller is to have its answer before it gives up."""
         if remaining is None or remaining * _SHARE >= seconds:
             return cls(seconds, is_full)
@@ -268,7 +268,7 @@ class Asked:
 async def ask_all(backends: Sequence[Backend], asked: Asked, seconds: float, *, is_full: bool = True) -> list[Outcome]:
     """The answers in the order of `backends`; none takes longer than `seconds`, or than its caller has time. `is_full`: whoever
     takes as long as that is down."""
-    patience = Patience.of(seconds, asked.remaining, is_full=is_full)
+    patience = Patience.within(seconds, asked.remaining, is_full=is_full)
     return await asyncio.gather(*(_ask(backend, asked, patience) for backend in backends))
 
 

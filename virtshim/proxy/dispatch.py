@@ -106,7 +106,7 @@ class Dispatch:
 
     async def _by_id(self, method: Method, asked: Asked) -> Answer:
         id_ = text(asked.request, method.id_field)
-        found = await self._owners.of(id_, method.id, asked.remaining)
+        found = await self._owners.owner(id_, method.id, asked.remaining)
         if found and method.path == METHODS_CREATE_CONTAINER:
             # Also if it fails, for an image that only another runtime has: kubelet asks for the image again, and pulls it here.
             self._images.remember_pod(message(asked.request, _SANDBOX), found)
@@ -160,7 +160,7 @@ class Dispatch:
                 return owner
         ids = [one for one in candidates if len(one) == _ID_LENGTH and _HEX.issuperset(one)]
         for one in ids[:_CANDIDATES]:
-            if owner := await self._owners.of(one, None, remaining):
+            if owner := await self._owners.owner(one, None, remaining):
                 return owner
         return None
 

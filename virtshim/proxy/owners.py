@@ -50,7 +50,7 @@ class Owners:
         # Ids are random, and no other runtime ever has the same one: an id whose pod is gone need not be forgotten.
         self.known: Recent[str, Backend] = Recent(_REMEMBERED)
 
-    async def of(self, id_: str, kind: Id | None, remaining: float | None) -> Backend | None:
+    async def owner(self, id_: str, kind: Id | None, remaining: float | None) -> Backend | None:
         """None if no runtime has it; `id_` may be the beginning of one; a pod's or a container's, if `kind` does not say. The
         owner may be down. Raises Unavailable if it may be that of a runtime that is down and whose pods are not known,
         InvalidRequest if several have one that begins so."""

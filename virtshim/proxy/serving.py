@@ -78,7 +78,7 @@ def _one(dispatch: Dispatch, method: Method, told: _Told) -> Callable[[bytes, _C
     async def call(request: bytes, context: _Context) -> bytes:
         traced = told.tracer.call(method.path.lstrip("/"), context.invocation_metadata() or (), begins=False)
         with traced as span:
-            async with told.of(method.path, method.name, context, span):
+            async with told.answering(method.path, method.name, context, span):
                 asked = _asked(method.path, request, context)
                 asked = dataclasses.replace(asked, metadata=told.tracer.forwarded(asked.metadata))
                 answer = await dispatch.one(method, asked)
@@ -94,7 +94,7 @@ def _one(dispatch: Dispatch, method: Method, told: _Told) -> Callable[[bytes, _C
 def _many(dispatch: Dispatch, method: Method, told: _Told) -> Callable[[bytes, _Context], AsyncIterator[bytes]]:
     async def call(request: bytes, context: _Context) -> AsyncIterator[bytes]:
         asked = _asked(method.path, request, context)
-        async with told.of(method.path, method.name, context), aclosing(dispatch.many(method, asked)) as answers:
+        async with told.answering(method.path, method.name, context), aclosing(dispatch.many(method, asked)) as answers:
             async for answer in answers:
                 yield answer
 
@@ -106,7 +106,7 @@ def _unknown(
 ) -> Callable[[AsyncIterator[bytes], _Context], AsyncIterator[bytes]]:
     async def call(requests: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
         told = Told()
-        async with around.of(path, OTHER, context):
+        async with around.answering(path, OTHER, context):
             first = await anext(aiter(requests), None)
             asked = _asked(path, first or b"", context)
             async with aclosing(dispatch.unknown(asked, _again(first, requests), told)) as answers:
@@ -139,7 +139,7 @@ class _Told:
     tracer: ProxyTracer
 
     @asynccontextmanager
-    async def of(self, path: str, name: str, context: _Context, span: Call | None = None) -> AsyncIterator[None]:
+    async def answering(self, path: str, name: str, context: _Context, span: Call | None = None) -> AsyncIterator[None]:
         """Around a call: what it raises is its answer. `name` is what it is counted as; a stream has no `span`."""
         began, waits = time.monotonic(), counted()
         failed: CallFailed | None = None

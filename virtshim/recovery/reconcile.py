@@ -87,7 +87,7 @@ class Reconcile:
 
     def _differences(self) -> Iterator[Repair]:
         found = self.survey.take()
-        yield from self.repairs.of(plan(found), rebooted=False)
+        yield from self.repairs.steps(plan(found), rebooted=False)
         if not found.in_doubt:
             yield from self.repairs.idle_devices()
         for digest in sorted(self.images.unneeded()):

@@ -94,7 +94,7 @@ class Recover:
                 todo.without_deletions()
             )  # kubelet has had no time to ask for what it misses: the reconciler looks again
         left = self.repair_runner.begin_round()
-        for repair in self.repairs.of(todo, rebooted=rebooted):
+        for repair in self.repairs.steps(todo, rebooted=rebooted):
             if repair.is_of_leftover:
                 observed.meter().tell(observed.Leftover(repair.what))
             left = self.repair_runner.make(repair, left)

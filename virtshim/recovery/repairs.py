@@ -85,7 +85,7 @@ class Repairs:
     checkpoints: CheckpointContainer
     update_container_resources: UpdateContainerResources
 
-    def of(self, todo: Plan, *, rebooted: bool) -> Iterator[Repair]:
+    def steps(self, todo: Plan, *, rebooted: bool) -> Iterator[Repair]:
         """In the order in which they are to be made."""
         yield from self._each("stray domain", todo.stray_domains, self._drop_domain)
         yield from self._each("unwanted domain", todo.unwanted_domains, self._end_domain)

@@ -168,7 +168,7 @@ class ContainerThreads:
             elif not self.closing.is_set() and (beside_earlier or container not in self._threads):
                 self._threads[container] = started(thread)
 
-    def of(self, container: ContainerId) -> threading.Thread | None:
+    def thread(self, container: ContainerId) -> threading.Thread | None:
         with self._lock:
             return self._threads.get(container)
 

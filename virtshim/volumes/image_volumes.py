@@ -19,7 +19,7 @@ class ImageVolumes:
     images: ImageService
     files: ImageFiles
 
-    def of(self, config: ContainerConfig) -> Mapping[str, SharedVolume]:
+    def shared_volumes(self, config: ContainerConfig) -> Mapping[str, SharedVolume]:
         """By their paths in the guest; they may be gone until the container's record is written. Raises ShimError for one that
         it cannot have, beginning with the word by which kubelet knows why."""
         found = {}

@@ -113,5 +113,5 @@ def test_a_device_is_fit_if_it_can_be_attached_now(devices: Devices) -> None:
 
 
 def test_errors_are_told_where_the_kernel_counts_them(errors: DeviceErrorCounts) -> None:
-    assert errors.of(PciAddress.parse(ONE)) == DeviceErrors(3, 4)
-    assert errors.of(PciAddress.parse(TWO)) is None
+    assert errors.errors(PciAddress.parse(ONE)) == DeviceErrors(3, 4)
+    assert errors.errors(PciAddress.parse(TWO)) is None

@@ -248,12 +248,12 @@ def test_what_a_guest_said_of_its_file_systems_is_forgotten_when_it_ends(tmp_pat
     world = World(tmp_path)
     _, container = world.running()
     known = GuestFilesystems(world.records, world.outside.guests, world.outside.clock)
-    assert known.of(container) == ()  # somebody wants to know
+    assert known.filesystems(container) == ()  # somebody wants to know
     known.look(threading.Event())
-    assert known.of(container) != ()
+    assert known.filesystems(container) != ()
     world.stop(container)
     known.look(threading.Event())
-    assert known.of(container) == ()
+    assert known.filesystems(container) == ()
     world.close()
 
 

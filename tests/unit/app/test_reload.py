@@ -148,7 +148,7 @@ def test_each_setting_that_is_said_to_be_reloaded_reaches_whoever_uses_it(key: t
         own = [one.now for one in values if isinstance(one, Live)] + [live.commands.allowed, live.pulls.allowed]
         return [*own, image_settings(given), stream_limits(given)]
 
-    live, given = LiveSettings.of(old), [old]
+    live, given = LiveSettings.from_settings(old), [old]
     live.others.append(given.append)
     before = held(live, given[-1])
     live.use(new)

@@ -27,7 +27,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def node() -> Iterator[NodeDir]:
     """With a short path."""
     with tempfile.TemporaryDirectory(prefix="n-") as directory:
-        yield NodeDir.of(directory)
+        yield NodeDir.at(directory)
 
 
 def settings_of(node: NodeDir, cni_bin_dir: Path) -> Settings:

@@ -46,24 +46,24 @@ def short() -> Iterator[Path]:
 
 
 def absolute(tmp_path: Path) -> NodeDir:
-    return NodeDir.of(str(tmp_path))
+    return NodeDir.at(str(tmp_path))
 
 
 def test_everything_of_a_node_lies_below_its_directory() -> None:
-    node = NodeDir.of("/srv/node")
+    node = NodeDir.at("/srv/node")
     paths = (node.config_file, node.state, node.run, node.libvirt, node.cni, node.vmwrapper, node.lock)
     assert all(path.startswith("/srv/node/") for path in paths)
 
 
 def test_two_directories_have_two_bridges_and_names_that_fit() -> None:
-    one, two = NodeDir.of("/srv/one"), NodeDir.of("/srv/two")
+    one, two = NodeDir.at("/srv/one"), NodeDir.at("/srv/two")
     assert one.bridge != two.bridge
-    assert one.bridge == NodeDir.of("/srv/one/../one/").bridge
+    assert one.bridge == NodeDir.at("/srv/one/../one/").bridge
     assert len(one.bridge) <= 15
 
 
 def test_the_bridge_network_is_a_cni_configuration_with_host_ports() -> None:
-    network = bridge_network(NodeDir.of("/srv/one"), "10.99.0.0/16")
+    network = bridge_network(NodeDir.at("/srv/one"), "10.99.0.0/16")
     bridge, ports = network["plugins"]
     assert (network["cniVersion"], bridge["type"], ports["type"]) == ("1.0.0", "bridge", "portmap")
     assert bridge["ipam"]["ranges"] == [[{"subnet": "10.99.0.0/16"}]]
@@ -72,14 +72,14 @@ def test_the_bridge_network_is_a_cni_configuration_with_host_ports() -> None:
 
 
 def test_an_ipv6_network_gets_an_ipv6_route() -> None:
-    (bridge, _) = bridge_network(NodeDir.of("/srv/one"), "fd00:99::/64")["plugins"]
+    (bridge, _) = bridge_network(NodeDir.at("/srv/one"), "fd00:99::/64")["plugins"]
     assert bridge["ipam"]["routes"] == [{"dst": "::/0"}]
 
 
 @pytest.mark.parametrize("cidr", ["10.88.0.1/16", "banana", "10.0.0.0/30", "", "10.0.0.0/33"])
 def test_a_pod_network_that_cannot_be_is_refused_by_its_flag(cidr: str) -> None:
     with pytest.raises(InvalidRequest, match="--pod-cidr"):
-        bridge_network(NodeDir.of("/srv/one"), cidr)
+        bridge_network(NodeDir.at("/srv/one"), cidr)
 
 
 def test_the_lock_names_its_holder_and_is_free_after_it(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_wider_routes_other_families_and_the_nodes_own_bridge_do_not_matter(shor
 
 def test_no_directory_is_not_the_working_directory() -> None:
     with pytest.raises(InvalidRequest, match="--dir is empty"):
-        NodeDir.of("")
+        NodeDir.at("")
 
 
 def test_a_directory_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Pat
 
 def test_a_node_that_another_removes_meanwhile_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="has just removed the node"):
-        take_lock(NodeDir.of(f"{tmp_path}/gone"))
+        take_lock(NodeDir.at(f"{tmp_path}/gone"))
 
 
 def test_the_environment_cannot_lead_a_node_out_of_its_directory(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_the_environment_cannot_lead_a_node_out_of_its_directory(short: Path, mo
     for name, value in {**elsewhere, "VIRTSHIM_VM__MAX_VCPUS": "3"}.items():
         monkeypatch.setenv(name, value)
     assert drop_path_variables() == sorted(elsewhere)
-    node = NodeDir.of(f"{short}/n")
+    node = NodeDir.at(f"{short}/n")
     settings = write_node(node, NodeOptions(node.path))
     assert settings.cri_socket == f"{node.run}/virtshim.sock"
     assert settings.paths.state_dir == node.state
@@ -221,7 +221,7 @@ def test_the_environment_cannot_lead_a_node_out_of_its_directory(short: Path, mo
 
 @pytest.mark.parametrize("everything", [False, True])
 def test_down_removes_what_an_up_left_that_was_refused_its_settings(short: Path, everything: bool) -> None:
-    node = NodeDir.of(f"{short}/n")
+    node = NodeDir.at(f"{short}/n")
     make_directory(node.run)
     os.close(take_lock(node))
     with pytest.raises(InvalidRequest, match="domain_type"):
@@ -242,7 +242,7 @@ def test_down_leaves_a_directory_alone_that_is_no_node(short: Path) -> None:
 
 
 def test_settings_that_cannot_be_used_leave_those_from_before(short: Path) -> None:
-    node = NodeDir.of(f"{short}/n")
+    node = NodeDir.at(f"{short}/n")
     bad = NodeOptions(node.path, domain_type="nonsense")
     with pytest.raises(InvalidRequest, match="domain_type"):
         write_node(node, bad)

@@ -45,7 +45,7 @@ def pieces(found) -> list[bytes]:
 
 def lines_of(chunks) -> list[logs.Line]:
     made = logs.Lines()
-    return [line for chunk in chunks for line in made.of(chunk)]
+    return [line for chunk in chunks for line in made.lines(chunk)]
 
 
 def test_a_log_is_read_line_by_line_however_it_is_cut() -> None:
@@ -133,10 +133,10 @@ def test_what_a_pod_puts_in_its_logs_place_is_not_read(put: str, tmp_path: Path)
 
 def test_a_line_without_end_is_not_kept() -> None:
     made = logs.Lines()
-    assert pieces(made.of(line_of(b"begun")[:-1])) == []
+    assert pieces(made.lines(line_of(b"begun")[:-1])) == []
     for _ in range(40):
-        assert pieces(made.of(b"x" * (1 << 16))) == []
-    assert pieces(made.of(b"\n" + line_of(b"next"))) == [b"next"]
+        assert pieces(made.lines(b"x" * (1 << 16))) == []
+    assert pieces(made.lines(b"\n" + line_of(b"next"))) == [b"next"]
 
 
 def usage(pod: str, at: float, cpu: float, received: int = 0) -> PodUsage:

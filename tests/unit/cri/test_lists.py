@@ -35,42 +35,42 @@ def items(make: Maker) -> ItemCache[Sandbox, pb.PodSandbox]:
 
 
 def test_an_item_is_made_once(items, make):
-    first = items.of(PODS)
-    assert items.of(PODS) == first
+    first = items.items(PODS)
+    assert items.items(PODS) == first
     assert [item.id for item in first] == [pod.id.value for pod in PODS]
     assert len(make.made) == 10
 
 
 def test_a_changed_record_has_a_new_item(items, make):
-    items.of(PODS)
+    items.items(PODS)
     changed = dataclasses.replace(PODS[3], config=SandboxConfig(runtime_handler="vm"))
-    answer = items.of([*PODS[:3], changed, *PODS[4:]])
+    answer = items.items([*PODS[:3], changed, *PODS[4:]])
     assert [item.runtime_handler for item in answer] == ["", "", "", "vm", "", "", "", "", "", ""]
     assert make.made[10:] == ["pod-3"]
 
 
 def test_a_filtered_list_uses_what_is_there_and_throws_nothing_away(items, make):
-    items.of(PODS)
-    assert len(items.of(PODS[:2])) == 2
-    items.of(PODS)
+    items.items(PODS)
+    assert len(items.items(PODS[:2])) == 2
+    items.items(PODS)
     assert len(make.made) == 10
 
 
 def test_what_is_gone_is_not_kept(items, make):
-    items.of(PODS)
-    items.of(PODS[:6])
+    items.items(PODS)
+    items.items(PODS[:6])
     make.made.clear()
-    items.of(PODS)
+    items.items(PODS)
     assert make.made == ["pod-6", "pod-7", "pod-8", "pod-9"]
 
 
 def test_filtered_lists_alone_do_not_make_it_grow_for_ever(make):
     items = ItemCache(make, most=4)
     for pod in PODS:
-        items.of([pod])
+        items.items([pod])
     make.made.clear()
     for pod in PODS[:5]:
-        items.of([pod])
+        items.items([pod])
     assert make.made == ["pod-0", "pod-1", "pod-2", "pod-3", "pod-4"]
 
 
@@ -78,11 +78,11 @@ def test_a_whole_answer_is_made_again_only_when_a_record_is_another() -> None:
     answers = ResponseCache[Sandbox, pb.ListPodSandboxResponse](
         lambda pods: pb.ListPodSandboxResponse(items=[pb.PodSandbox(id=pod.id.value) for pod in pods])
     )
-    first = answers.of(PODS)
-    assert answers.of(list(PODS)) is first
+    first = answers.answer(PODS)
+    assert answers.answer(list(PODS)) is first
     equal = dataclasses.replace(PODS[0])
     for others in ([equal, *PODS[1:]], PODS[1:], [*PODS, equal], []):
-        answer = answers.of(others)
+        answer = answers.answer(others)
         assert answer is not first
         assert [item.id for item in answer.items] == [pod.id.value for pod in others]
 

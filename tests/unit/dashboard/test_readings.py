@@ -58,7 +58,7 @@ def test_the_past_is_bounded_and_goes_with_its_pod() -> None:
     graphs = Graphs(samples=3)
     for number in range(5):
         graphs.add({"pod": Sample(number), NODE: Sample(number)})
-    assert [sample.at for sample in graphs.of("pod")] == [2, 3, 4]
+    assert [sample.at for sample in graphs.samples("pod")] == [2, 3, 4]
     graphs.keep([])
     assert graphs.pods() == [NODE]
     timeline = Timeline(events=2)

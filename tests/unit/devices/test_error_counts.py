@@ -22,7 +22,7 @@ def counts(root: Path, **files: str) -> AerCounts:
 
 
 def test_the_totals_are_read(tmp_path: Path) -> None:
-    assert counts(tmp_path, aer_dev_fatal=FATAL, aer_dev_nonfatal=NONFATAL).of(ADDRESS) == DeviceErrors(3, 4)
+    assert counts(tmp_path, aer_dev_fatal=FATAL, aer_dev_nonfatal=NONFATAL).errors(ADDRESS) == DeviceErrors(3, 4)
 
 
 def test_a_fatal_error_that_only_the_root_port_heard_of_counts(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_fatal_error_that_only_the_root_port_heard_of_counts(tmp_path: Path) -
     for one in (place, place.parent):
         (bus / one.name).symlink_to(one)
     (place.parent / "aer_rootport_total_err_fatal").write_text("5\n")
-    assert AerCounts(HostFiles(str(tmp_path))).of(ADDRESS) == DeviceErrors(5, 4)
+    assert AerCounts(HostFiles(str(tmp_path))).errors(ADDRESS) == DeviceErrors(5, 4)
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_a_fatal_error_that_only_the_root_port_heard_of_counts(tmp_path: Path) -
     ],
 )
 def test_what_is_not_counted_is_not_known(tmp_path: Path, files: dict[str, str]) -> None:
-    assert counts(tmp_path, **files).of(ADDRESS) is None
+    assert counts(tmp_path, **files).errors(ADDRESS) is None

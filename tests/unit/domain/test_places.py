@@ -10,40 +10,40 @@ NAMES = st.lists(st.text(min_size=1, max_size=8), max_size=12, unique=True)
 
 
 def test_devices_are_numbered_in_order_at_first():
-    assert Places().of("v", ["root", "seed", "data"], 64)[1] == (0, 1, 2)
+    assert Places().numbered("v", ["root", "seed", "data"], 64)[1] == (0, 1, 2)
 
 
 def test_what_comes_later_moves_nothing_wherever_it_stands():
-    places, _ = Places().of("v", ["root", "seed", "data"], 64)
-    places, numbers = places.of("v", ["root", "seed", "logs", "data"], 64)
+    places, _ = Places().numbered("v", ["root", "seed", "data"], 64)
+    places, numbers = places.numbered("v", ["root", "seed", "logs", "data"], 64)
     assert numbers == (0, 1, 3, 2)
-    assert places.of("v", ["data", "root"], 64)[1] == (2, 0)
+    assert places.numbered("v", ["data", "root"], 64)[1] == (2, 0)
 
 
 def test_the_place_of_what_is_gone_is_given_away_only_when_there_is_no_other():
-    places, _ = Places().of("v", ["root", "data"], 3)
-    places, numbers = places.of("v", ["root", "new"], 3)
+    places, _ = Places().numbered("v", ["root", "data"], 3)
+    places, numbers = places.numbered("v", ["root", "new"], 3)
     assert numbers == (0, 2)
-    assert places.of("v", ["root", "data", "new"], 3)[1] == (0, 1, 2)
-    assert places.of("v", ["root", "newer", "new"], 3)[1] == (0, 1, 2)
+    assert places.numbered("v", ["root", "data", "new"], 3)[1] == (0, 1, 2)
+    assert places.numbered("v", ["root", "newer", "new"], 3)[1] == (0, 1, 2)
 
 
 def test_a_number_that_there_is_no_room_for_any_more_is_given_anew():
-    places, _ = Places().of("a", ["root", "seed", "gone"], 6)
-    places, _ = places.of("a", ["root", "seed", *"bcd"], 6)
-    assert places.of("a", ["root", "seed", *"bcd"], 5)[1] == (0, 1, 3, 4, 2)
+    places, _ = Places().numbered("a", ["root", "seed", "gone"], 6)
+    places, _ = places.numbered("a", ["root", "seed", *"bcd"], 6)
+    assert places.numbered("a", ["root", "seed", *"bcd"], 5)[1] == (0, 1, 3, 4, 2)
 
 
 def test_each_kind_is_numbered_by_itself():
-    places, _ = Places().of("v", ["root"], 64)
-    assert places.of("n", ["eth0"], 10)[1] == (0,)
+    places, _ = Places().numbered("v", ["root"], 64)
+    assert places.numbered("n", ["eth0"], 10)[1] == (0,)
 
 
 @given(machine=st.sampled_from(["", "pc-q35-7.2"]), rows=st.lists(NAMES, max_size=4))
 def test_what_is_written_is_read_again(machine: str, rows: list[list[str]]):
     places = Places(machine)
     for names in rows:
-        places, numbers = places.of("v", names, 64)
+        places, numbers = places.numbered("v", names, 64)
         assert len(set(numbers)) == len(names)
     text = places.to_bytes()
     assert len(text) <= BYTES
@@ -51,8 +51,8 @@ def test_what_is_written_is_read_again(machine: str, rows: list[list[str]]):
 
 
 def test_as_many_as_a_vm_can_have_fit_into_a_volumes_first_sector():
-    places, _ = Places("pc-q35-rhel9.6.0").of("v", [f"disk {number}" for number in range(MOST - 10)], 64)
-    places, _ = places.of("n", [f"net{number}" for number in range(10)], 10)
+    places, _ = Places("pc-q35-rhel9.6.0").numbered("v", [f"disk {number}" for number in range(MOST - 10)], 64)
+    places, _ = places.numbered("n", [f"net{number}" for number in range(10)], 10)
     assert places_from_bytes(places.to_bytes()) == places
     assert BYTES <= 512 - 96
 

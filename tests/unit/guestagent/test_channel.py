@@ -73,7 +73,7 @@ def answering(with_bytes: bytes) -> Script:
 
 
 def ask(channel: AgentChannel, seconds: float = 5.0, cancelled: threading.Event | None = None) -> object:
-    return channel.ask("guest-ping", None, CancellableDeadline.of(seconds, cancelled))
+    return channel.ask("guest-ping", None, CancellableDeadline.after(seconds, cancelled))
 
 
 def test_the_answer_comes_after_one_sync_for_many_commands(agent):

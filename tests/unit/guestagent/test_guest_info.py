@@ -59,7 +59,7 @@ class Says:
 
 
 def told_by(answer):
-    return ask_guest_info(Says(answer), CancellableDeadline.of(60))
+    return ask_guest_info(Says(answer), CancellableDeadline.after(60))
 
 
 @given(_JSON)

@@ -34,14 +34,14 @@ def shows(world: World, container: ContainerId, text: bytes) -> None:
 
 
 def guest_phases(world: World, sandbox: SandboxId) -> list[tuple[str, float | None]]:
-    found = world.app.starts.ups.of(sandbox).phases
+    found = world.app.starts.ups.start_up(sandbox).phases
     started = [phase.name for phase in found].index("libvirt")
     return [(phase.name, phase.seconds) for phase in found[started + 1 :]]
 
 
 def test_each_call_is_told_with_what_it_was_made_of(world: World) -> None:
     sandbox, container = world.running()
-    found = world.app.starts.ups.of(sandbox).phases
+    found = world.app.starts.ups.start_up(sandbox).phases
     assert [phase.name for phase in found if phase.container is None] == ["sandbox", "network"]
     made = [phase.name for phase in found if phase.container == container]
     assert made[:10] == [
@@ -121,6 +121,6 @@ def test_the_agents_port_tells_when_it_is_up(world: World) -> None:
 def test_a_vm_that_ends_boots_no_more(world: World) -> None:
     sandbox, container = world.running()
     world.stop(container)
-    assert [phase.error for phase in world.app.starts.ups.of(sandbox).phases[-2:]] == ["the VM ended"] * 2
+    assert [phase.error for phase in world.app.starts.ups.start_up(sandbox).phases[-2:]] == ["the VM ended"] * 2
     world.remove_sandbox(sandbox)
-    assert world.app.starts.ups.of(sandbox).phases == ()
+    assert world.app.starts.ups.start_up(sandbox).phases == ()

@@ -27,7 +27,7 @@ def test_the_vm_is_given_as_many_queues_as_it_has_vcpus(world: World, annotation
     world.pull()
     container = world.create(world.run(config=sandbox_config(annotations=annotations)))
     world.start(container)
-    assert world.outside.cgroups.of(container).nic_queues == queues
+    assert world.outside.cgroups.group(container).nic_queues == queues
 
 
 def test_times_stay_in_order_when_the_clock_is_set_back(world: World) -> None:

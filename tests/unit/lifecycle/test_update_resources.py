@@ -97,7 +97,7 @@ def test_with_an_overhead_nothing_needs_to_be_said(world: World) -> None:
 def test_a_group_beside_its_pods_follows_a_resize_and_goes_with_the_vm(world: World) -> None:
     _, container = beside(world)
     resize(world, container, cpu_quota=250_000, memory_limit_bytes=2 * GIB)
-    group = world.outside.cgroups.of(container)
+    group = world.outside.cgroups.group(container)
     assert (group.limits.cpu_quota, group.limits.memory) == (250_000, 2 * GIB + 256 * MIB)
     world.outside.vms.crash(world.domain(container))
     after = world.recovered()
@@ -154,7 +154,7 @@ def test_a_running_vm_takes_quota_vcpus_and_memory_at_once(world: World) -> None
     _, container = vm(world)
     resize(world, container, cpu_quota=250_000, memory_limit_bytes=2 * GIB)
     assert (spec(world, container).size.vcpus, spec(world, container).size.memory_bytes) == (3, 2 * GIB)
-    group = world.outside.cgroups.of(container)
+    group = world.outside.cgroups.group(container)
     assert (group.limits.cpu_quota, group.limits.memory) == (250_000, 2 * GIB + 200 * MIB)
     shown = world.container(container).resources
     assert (shown.cpu_quota, shown.memory_limit_bytes, shown.cpu_shares) == (250_000, 2 * GIB, 512)
@@ -166,7 +166,7 @@ def test_a_created_vm_is_resized_before_it_boots(world: World) -> None:
     assert world.outside.cgroups.cgroups == {}
     world.start(container)
     assert (spec(world, container).size.vcpus, spec(world, container).size.memory_bytes) == (2, 512 * MIB)
-    assert world.outside.cgroups.of(container).limits.cpu_quota == 200_000
+    assert world.outside.cgroups.group(container).limits.cpu_quota == 200_000
 
 
 def test_new_values_are_there_after_a_restart_of_the_daemon(world: World) -> None:
@@ -398,7 +398,7 @@ def test_each_overhead_that_is_shipped_is_enough_for_the_memory_that_is_said_of_
     world: World, overhead: int, most: int
 ) -> None:
     container = of_overhead(world, overhead, most)
-    assert world.outside.cgroups.of(container).limits.memory == most + overhead  # kubelet's limit of the pod
+    assert world.outside.cgroups.group(container).limits.memory == most + overhead  # kubelet's limit of the pod
     with pytest.raises(InvalidRequest, match="overhead of memory"):
         world.create(
             world.run("more", config=world.sandbox(world.container(container).sandbox_id).config),
@@ -415,7 +415,7 @@ def test_where_kubelet_limits_no_cgroup_of_the_pods_a_small_overhead_is_no_obsta
     world: World, overhead: int, changes: dict[str, Any]
 ) -> None:
     container = of_overhead(world, overhead, 64 * GIB, **changes)
-    assert world.outside.cgroups.of(container).limits.memory == 64 * GIB + 640 * MIB
+    assert world.outside.cgroups.group(container).limits.memory == 64 * GIB + 640 * MIB
 
 
 def test_memory_for_which_the_overhead_has_no_room_is_refused_before_anything_changes(world: World) -> None:

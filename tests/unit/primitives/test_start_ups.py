@@ -24,7 +24,7 @@ def start_ups(clock: FakeClock) -> StartUps:
 
 def told(start_ups: StartUps, clock: FakeClock) -> list[tuple[str, float, bool]]:
     now = clock.monotonic()
-    return [(phase.name, phase.lasted(now), phase.seconds is not None) for phase in start_ups.of(POD).phases]
+    return [(phase.name, phase.lasted(now), phase.seconds is not None) for phase in start_ups.start_up(POD).phases]
 
 
 def test_phases_are_told_in_the_order_in_which_they_began(start_ups: StartUps, clock: FakeClock) -> None:
@@ -40,7 +40,7 @@ def test_phases_are_told_in_the_order_in_which_they_began(start_ups: StartUps, c
 def test_a_phase_that_fails_says_why(start_ups: StartUps) -> None:
     with pytest.raises(ValueError, match="no address"), start_ups.phase("cni", POD):
         raise ValueError("no address")
-    assert start_ups.of(POD).phases[0].error == "no address"
+    assert start_ups.start_up(POD).phases[0].error == "no address"
 
 
 def test_who_listens_hears_of_each_phase_that_is_over_and_may_fail(start_ups: StartUps, clock: FakeClock) -> None:
@@ -58,14 +58,14 @@ def test_who_listens_hears_of_each_phase_that_is_over_and_may_fail(start_ups: St
 
 def test_what_nobody_began_ends_without_a_word(start_ups: StartUps) -> None:
     start_ups.end("agent", POD, VM)
-    assert start_ups.of(POD).phases == ()
+    assert start_ups.start_up(POD).phases == ()
 
 
 def test_with_its_container_all_that_goes_on_ends(start_ups: StartUps, clock: FakeClock) -> None:
     start_ups.begin("firmware", POD, VM)
     start_ups.begin("agent", POD, VM)
     start_ups.end_all(POD, VM, "the VM ended")
-    assert [(phase.error, phase.seconds is not None) for phase in start_ups.of(POD).phases] == [
+    assert [(phase.error, phase.seconds is not None) for phase in start_ups.start_up(POD).phases] == [
         ("the VM ended", True)
     ] * 2
 
@@ -79,4 +79,4 @@ def test_a_pod_that_was_removed_is_forgotten_and_memory_is_bounded(start_ups: St
     for _ in range(300):
         start_ups.begin("start", POD, VM)
     assert len(start_ups.all()) == 1000
-    assert len(start_ups.of(POD).phases) == 200
+    assert len(start_ups.start_up(POD).phases) == 200

@@ -37,10 +37,10 @@ def card(tmp_path: Path) -> FakeNetCard:
 
 @pytest.fixture
 def functions(card: FakeNetCard) -> NicFunctions:
-    return of(card)
+    return functions_of(card)
 
 
-def of(card: FakeNetCard, settles: float = 0.0) -> NicFunctions:
+def functions_of(card: FakeNetCard, settles: float = 0.0) -> NicFunctions:
     side = PhysicalFunctions(card, str(card.root), settles)
     return NicFunctions(PciDrivers(str(card.root), card.write), card, side, str(card.root))
 
@@ -170,7 +170,7 @@ def test_what_a_card_drops_with_the_driver_is_set_again_each_way(functions: NicF
 
 def test_a_function_that_its_card_does_not_tell_of_at_once_is_waited_for(card: FakeNetCard) -> None:
     card.dropped, card.silent = DROPPED, 1
-    of(card, settles=5.0).take(FUNCTION)
+    functions_of(card, settles=5.0).take(FUNCTION)
     assert card.settings[1] == WITH_GUEST
 
 
