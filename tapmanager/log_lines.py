@@ -10,15 +10,11 @@ import logging.handlers
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 # Characters of one line; tracebacks are ours and stay whole.
 _LONGEST = 1000
-
-# What one user may cause to be logged: so many lines at once, and one each so many seconds after that.
-_BURST = 20
-_EVERY = 10.0
 
 
 # `virtshim up` names a file here, which each of its programs keeps its log in as well.
@@ -80,26 +76,26 @@ class _Allowance:
     unlogged: int = 0
 
 
-class UserLines:
-    """Which lines that users' requests cause are logged; root's all are."""
+class LineLimit:
+    """For each key, `burst` lines at once and one each `every` seconds after that. Thread-safe."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, burst: float, every: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._burst = burst
+        self._every = every
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._users: dict[int, _Allowance] = {}
+        self._allowances: dict[Hashable, _Allowance] = {}
 
-    def unlogged(self, uid: int) -> int | None:
-        """None: not to be logged. Else how many of that user's were not since the last that was."""
-        if uid == 0:
-            return 0
+    def unlogged(self, key: Hashable) -> int | None:
+        """None: this line is not to be logged. Otherwise how many of that key's were not since the last that was."""
         now = self._monotonic()
         with self._lock:
-            user = self._users.setdefault(uid, _Allowance(_BURST, now))
-            user.left = min(float(_BURST), user.left + (now - user.at) / _EVERY)
-            user.at = now
-            if user.left < 1:
-                user.unlogged += 1
+            found = self._allowances.setdefault(key, _Allowance(self._burst, now))
+            found.left = min(self._burst, found.left + (now - found.at) / self._every)
+            found.at = now
+            if found.left < 1:
+                found.unlogged += 1
                 return None
-            user.left -= 1
-            unlogged, user.unlogged = user.unlogged, 0
+            found.left -= 1
+            unlogged, found.unlogged = found.unlogged, 0
             return unlogged

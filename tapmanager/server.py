@@ -22,13 +22,16 @@ from collections.abc import Callable
 from tapmanager import protocol
 from tapmanager.errors import TapmanagerError, invalid
 from tapmanager.fields import Json
-from tapmanager.log_lines import UserLines
+from tapmanager.log_lines import LineLimit
 from tapmanager.peer import Peer, peer_of
 from tapmanager.verbs import Answer, seconds_of
 
 log = logging.getLogger(__name__)
 
 _BACKLOG = 512
+# What one user may cause to be logged: so many lines at once, and one each so many seconds after that.
+_USER_LINES = 20
+_USER_LINE_EVERY = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ class Server:
         self._qemu_uid = qemu_uid
         self._lock = threading.Lock()
         self._connections: collections.Counter[Peer] = collections.Counter()
-        self._user_lines = UserLines(monotonic)
+        self._user_lines = LineLimit(_USER_LINES, _USER_LINE_EVERY, monotonic)
         self._working = 0
         self._idle = threading.Condition(self._lock)
         self._stopping = threading.Event()
@@ -197,8 +200,8 @@ class Server:
             self._forget(peer)
 
     def _log(self, peer: Peer, level: int, text: str, *words: object, exc_info: bool = False) -> None:
-        """What a peer caused."""
-        unlogged = self._user_lines.unlogged(peer.uid)
+        """What a peer caused. All that root causes is logged."""
+        unlogged = self._user_lines.unlogged(peer.uid) if peer.uid else 0
         if unlogged is None:
             return
         if unlogged:

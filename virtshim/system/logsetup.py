@@ -11,14 +11,13 @@ import os
 import re
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final
 
 import structlog
 
-from tapmanager.log_lines import FILE_VARIABLE, LogFile
+from tapmanager.log_lines import FILE_VARIABLE, LineLimit, LogFile
 from virtshim.model.text import escaped
 
 # systemd's journal, by its own protocol: each field of an event is a field of the entry
@@ -212,25 +211,16 @@ class _Flood(logging.Filter):
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._monotonic = monotonic
-        self._lock = threading.Lock()
-        # event, or library -> how many may pass, since when, how many did not
-        self._events: dict[str, tuple[float, float, int]] = {}
+        self._lines = LineLimit(_BURST, 1 / _RATE, monotonic)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """False for a record that is not to be logged."""
         if record.levelno < logging.WARNING:
             return True
-        event = str(record.msg.get("event")) if isinstance(record.msg, dict) else record.name
-        now = self._monotonic()
-        with self._lock:
-            left, since, unlogged = self._events.get(event, (float(_BURST), now, 0))
-            left = min(float(_BURST), left + (now - since) * _RATE)
-            passes = left >= 1
-            self._events[event] = (left - 1, now, 0) if passes else (left, now, unlogged + 1)
-        if passes and unlogged and isinstance(record.msg, dict):
+        unlogged = self._lines.unlogged(str(record.msg.get("event")) if isinstance(record.msg, dict) else record.name)
+        if unlogged and isinstance(record.msg, dict):
             record.msg["unlogged"] = unlogged
-        return passes
+        return unlogged is not None
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
