@@ -1,4 +1,4 @@
-"""How the node's kubelet is configured: its flags, its file and its drop-ins, as it reads them itself. Reads only."""
+"""Reads the configuration of the node's kubelet: flags, file and drop-ins, in the same way as kubelet. Changes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXTRA_FLAGS: Final = "KUBELET_EXTRA_ARGS"
 _UNITS: Final = ("/usr/lib/systemd/system", "/etc/systemd/system")
 _RUNNING: Final = "its command line"
 _MOST: Final = 1 << 20
-# As they stand on the command line of kubeadm's unit; of a flag that is there twice kubelet takes the last.
+# In the order of the command line in kubeadm's unit. If a flag occurs twice, kubelet uses the last one.
 _LAST: Final = ("KUBELET_KUBEADM_ARGS", EXTRA_FLAGS)
 
 
@@ -33,9 +33,10 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class KubeletSetup:
-    """`flags` by name without dashes; `fields` of KubeletConfiguration, as its drop-ins leave them; `unreadable`: path and reason
-    of what could not be read; `variables`: those of its unit, with what they say; `takes_extra_flags`: whether the unit hands the
-    variable for them on; `is_in_cluster`: it has the kubeconfig that its flags name, which it gets when the node joins."""
+    """kubelet's configuration. `flags`: by name without dashes. `fields`: of KubeletConfiguration, after the drop-ins.
+    `unreadable`: path and reason for each file that could not be read. `variables`: environment variables of the unit.
+    `takes_extra_flags`: whether the unit passes on KUBELET_EXTRA_ARGS. `is_in_cluster`: the kubeconfig that the flags name
+    exists; kubelet gets it when the node joins."""
 
     flags: Mapping[str, Given] = field(default_factory=dict)
     fields: Mapping[str, Given] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class KubeletSetup:
         return bool(self.flags or self.fields or self.unreadable or self.has_unit)
 
     def given(self, flag: str, name: str) -> Given | None:
-        """By the flag, which wins, or by the field; None if kubelet's default holds."""
+        """The value of the flag, which takes precedence, or of the field; None if kubelet's default applies."""
         return self.flags.get(flag) or self.fields.get(name)
 
     @property
@@ -63,7 +64,7 @@ class KubeletSetup:
 
     @property
     def config_dir(self) -> str:
-        """Its directory of drop-ins, "" if it reads none."""
+        """kubelet's directory of drop-ins; "" if it reads none."""
         return str(self.flags["config-dir"].value) if "config-dir" in self.flags else ""
 
     @property
@@ -72,7 +73,7 @@ class KubeletSetup:
 
 
 def read(files: HostFiles, *, running: bool = True) -> KubeletSetup:
-    """`running`: what a kubelet that runs was started with counts, not what its next start would be given."""
+    """`running`: use the flags that a running kubelet was started with, instead of those for its next start."""
     variables, words, trouble = _of_unit(files)
     flags = _flags(words)
     if running or not (flags or words):
@@ -109,18 +110,18 @@ def _document(files: HostFiles, path: str) -> Mapping[str, Any]:
 
 
 def _lay_over(fields: dict[str, Given], document: Mapping[str, Any], path: str) -> None:
-    """Lists are replaced, mappings of one level merged."""
+    """Merges a drop-in: lists are replaced, mappings are merged one level deep."""
     for name, value in document.items():
         if value is None or name in ("apiVersion", "kind"):
             continue
         below = fields[name].value if name in fields else None
         if isinstance(below, dict) and isinstance(value, dict):
-            value = {**below, **value}  # noqa: PLW2901  what the drop-in leaves of it
+            value = {**below, **value}  # noqa: PLW2901  the merged value
         fields[name] = Given(value, path)
 
 
 def _of_unit(files: HostFiles) -> tuple[dict[str, Given], list[tuple[str, str]], list[str]]:
-    """Its variables, the words of its command line with their files, and what could not be read."""
+    """The unit's variables, the words of its command line with their files, and the files that could not be read."""
     variables: dict[str, Given] = {}
     command: list[tuple[str, str]] = []
     trouble: list[str] = []
@@ -137,7 +138,7 @@ def _of_unit(files: HostFiles) -> tuple[dict[str, Given], list[tuple[str, str]],
                 variables[key.strip()] = Given(" ".join(_words(text)), path)
             elif key.strip() == "Environment":
                 variables.update((name, Given(value, path)) for name, value in _assignments(text))
-            elif key.strip() == "ExecStart":  # an empty one takes back those before it
+            elif key.strip() == "ExecStart":  # an empty ExecStart= removes the earlier ones
                 command = [(word, path) for word in _words(text)]
     last = [name for name in _LAST if name in variables]
     for name in (*(name for name in variables if name not in _LAST), *last):
@@ -166,7 +167,7 @@ def _assignments(text: str) -> Iterator[tuple[str, str]]:
 def _words(text: str) -> list[str]:
     try:
         return shlex.split(text)
-    except ValueError:  # a quote that is not closed
+    except ValueError:  # an unclosed quote
         return text.split()
 
 
@@ -182,7 +183,7 @@ def _flags(words: list[tuple[str, str]]) -> dict[str, Given]:
 
 
 def _command_line(files: HostFiles) -> list[str]:
-    """Of the kubelet that runs, [] if none does."""
+    """The command line of the running kubelet; [] if none runs."""
     for pid in files.names("/proc"):
         if pid.isdigit():
             words = files.text(f"/proc/{pid}/cmdline").split("\0")

@@ -1,4 +1,5 @@
-"""How the node's container runtime, containerd or CRI-O, is configured: what virtshim has to agree with it on. Reads only."""
+"""Reads the configuration of the node's container runtime, containerd or CRI-O, as far as virtshim must match it. Changes
+nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _MOST: Final = 1 << 20
 _CONTAINERD_FILE: Final = "/etc/containerd/config.toml"
 _CRIO_FILE: Final = "/etc/crio/crio.conf"
 _PROGRAMS: Final = ("/usr/bin", "/usr/local/bin", "/usr/sbin")
-# Version 2 of containerd's file has one table for all of CRI, version 3 two.
+# Version 2 of containerd's file has one table for CRI, version 3 has two.
 _CRI: Final = "io.containerd.grpc.v1.cri"
 _CRI_RUNTIME: Final = "io.containerd.cri.v1.runtime"
 _CRI_IMAGES: Final = "io.containerd.cri.v1.images"
@@ -25,9 +26,9 @@ _CRI_IMAGES: Final = "io.containerd.cri.v1.images"
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSetup:
-    """`cgroup_driver` (of containerd's default runtime), `registry_hosts_dir`: "" if its file does not say; `trouble`: why that
-    could not be read, "" if it was, or is not there; `serves_cri`: false for a containerd whose CRI is turned off, as Docker's
-    package has it."""
+    """The configuration of a runtime. `cgroup_driver` (of containerd's default runtime) and `registry_hosts_dir`: "" if the
+    file does not set them. `trouble`: why the file could not be read; "" if it was read or does not exist. `serves_cri`:
+    False for a containerd whose CRI is turned off, as in Docker's package."""
 
     name: str
     socket: str
@@ -40,10 +41,10 @@ class RuntimeSetup:
     cni_bin_dirs: tuple[str, ...] = ("/opt/cni/bin",)
     registry_hosts_dir: str = ""
     driver_table: str = ""
-    """The table of its file that says the cgroup driver."""
+    """The table of the file that sets the cgroup driver."""
 
     def remedy(self, driver: str) -> str:
-        """What gives it this cgroup driver."""
+        """How to set this cgroup driver in the runtime."""
         key, unit = f'cgroup_manager = "{driver}"', "crio"
         if self.name == CONTAINERD:
             key, unit = f"SystemdCgroup = {'true' if driver == 'systemd' else 'false'}", CONTAINERD
@@ -54,7 +55,7 @@ class RuntimeSetup:
 
 
 def read(files: HostFiles) -> list[RuntimeSetup]:
-    """Those that are installed, containerd first."""
+    """The installed runtimes, containerd first."""
     found = []
     if _installed(files, "containerd", "/run/containerd/containerd.sock"):
         found.append(_containerd(files))
@@ -113,7 +114,7 @@ def _crio(files: HostFiles) -> RuntimeSetup:
         _CRIO_FILE,
         trouble,
         is_running=files.exists(socket),
-        # Its default, where it runs at all.
+        # CRI-O's default.
         cgroup_driver=str(_table(crio, "runtime").get("cgroup_manager") or "systemd"),
         cni_conf_dir=str(network.get("network_dir") or "/etc/cni/net.d").rstrip("/"),
         cni_bin_dirs=tuple(one.rstrip("/") for one in _texts(network.get("plugin_dirs"))) or ("/opt/cni/bin",),
@@ -122,7 +123,7 @@ def _crio(files: HostFiles) -> RuntimeSetup:
 
 
 def _document(files: HostFiles, path: str) -> tuple[dict[str, Any], str]:
-    """The tables, and why there are none: "" where the file is not there."""
+    """(tables, why the file could not be read); "" if it was read or does not exist."""
     if not files.exists(path):
         return {}, ""
     try:
@@ -132,7 +133,7 @@ def _document(files: HostFiles, path: str) -> tuple[dict[str, Any], str]:
 
 
 def _table(tables: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    """{} if any of them is missing or no table."""
+    """The nested table; {} if one of the names is missing or is not a table."""
     found: Any = tables
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None

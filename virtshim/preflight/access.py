@@ -1,4 +1,4 @@
-"""Whether a user may reach a file, by owner, group and mode (stat(2)). Access control lists are not looked at. Pure."""
+"""Whether a user may access a file, by owner, group and mode (stat(2)). Ignores access control lists. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class AccessMode(enum.IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class UserAccount:
-    """A user with all groups, the primary one included."""
+    """A user with all groups, including the primary one."""
 
     name: str
     uid: int
@@ -25,7 +25,7 @@ class UserAccount:
 
 @dataclass(frozen=True, slots=True)
 class FileStatus:
-    """A file or directory; `mode` as in stat(2), type bits included."""
+    """A file or directory. `mode` as in stat(2), including the type bits."""
 
     path: str
     mode: int
@@ -50,10 +50,10 @@ def allows(node: FileStatus, who: UserAccount, want: AccessMode) -> bool:
 
 
 def first_blocked(directories: Sequence[FileStatus], who: UserAccount) -> FileStatus | None:
-    """The first directory on the way that `who` cannot pass."""
+    """The first directory on the way that `who` cannot enter."""
     return next((node for node in directories if not allows(node, who, AccessMode.EXECUTE)), None)
 
 
 def chmod_command(node: FileStatus) -> str:
-    """The command that lets everybody pass through a directory without letting them list it."""
+    """The command that lets everybody enter a directory, but not list it."""
     return f"chmod a+x {node.path}"

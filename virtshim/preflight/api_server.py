@@ -1,4 +1,5 @@
-"""The cluster's RuntimeClasses, asked with a kubeconfig: for `virtshim check --kubeconfig`."""
+"""Checks against the API server: the rights of `kubernetes.kubeconfig`, and, for `virtshim check --kubeconfig`, the cluster's
+RuntimeClasses."""
 
 from __future__ import annotations
 
@@ -19,18 +20,17 @@ from virtshim.preflight.finding import Finding, ok, warning
 from virtshim.preflight.overhead import RUNTIME_CLASS, RuntimeClass, runtime_class
 from virtshim.seed.sources import DataSource
 
-# Whether the API server of `kubernetes.kubeconfig` answers, gives what pods of this node name, and takes Events of
-# them.
+# Does the API server of `kubernetes.kubeconfig` answer? May this node read what its pods name, and create Events of pods?
 
 _SUBJECT: Final = "API server"
 _EVENTS: Final = "Events"
-# Of what pods name; each is a request.
+# How many named objects are tried. Each one is a request.
 _MOST: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a pod names by an annotation."""
+    """A Secret or ConfigMap that a pod names in an annotation."""
 
     namespace: str
     source: DataSource
@@ -40,10 +40,10 @@ class Named:
 
 
 def api_server_named(sandboxes: Iterable[Sandbox]) -> list[Named]:
-    """Each once, in their order."""
+    """The named objects in their order, each once."""
     found: dict[str, Named] = {}
     for sandbox in sandboxes:
-        with contextlib.suppress(ShimError):  # its containers are refused with that
+        with contextlib.suppress(ShimError):  # the pod's containers are refused with this error
             for source in sources(parse_vm_options(sandbox.vm_annotations)):
                 one = Named(sandbox.key.namespace, source)
                 found.setdefault(str(one), one)
@@ -51,39 +51,42 @@ def api_server_named(sandboxes: Iterable[Sandbox]) -> list[Named]:
 
 
 def api_server_findings(kubeconfig: str, wanted: Sequence[Named], unread: str = "", remedy: str = "") -> list[Finding]:
-    """Of a file that is set. `unread`: which records could not be read, whose pods may name more; and what to do about that."""
+    """Findings for a kubeconfig that is set. `unread`: which records could not be read, so that their pods may name more
+    objects. `remedy`: what to do about that."""
     try:
         at = access(kubeconfig, verified=True)
     except (OSError, ValueError, InvalidRequest) as exc:
-        return [_trouble(f"kubernetes.kubeconfig {kubeconfig}: {_line(exc)}", "correct that file, or the setting")]
+        return [_trouble(f"kubernetes.kubeconfig {kubeconfig}: {_line(exc)}", "correct the file or the setting")]
     where = f"{at.host}:{at.port}"
     try:
         told = (
             _api_server_asked(at, where, wanted)
             if wanted
-            else _at_large(at, where, "" if unread else "no pod here names any")
+            else _at_large(at, where, "" if unread else "no pod of this node names any")
         )
         events = _events(at, where)
     except ShimError as exc:
         text, _, own_remedy = str(exc).partition("; ")
         return [_trouble(f"{where}: {text}", own_remedy)]
     except (OSError, ValueError) as exc:
-        own_remedy = f"see that it runs, that this node reaches it, and that {kubeconfig} is of this cluster"
+        own_remedy = (
+            f"make sure that the API server runs, that this node reaches it, and that {kubeconfig} is of this cluster"
+        )
         return [_trouble(f"{where}: {_line(exc)}", own_remedy)]
     if not unread:
         return [told, events]
-    text = f"{told.text}; what else pods here name is not known: {unread}"
+    text = f"{told.text}; pods of this node may name more objects, but {unread}"
     return [warning(_SUBJECT, text, "; ".join(filter(None, (told.remedy, remedy)))), events]
 
 
 def _events(at: Access, where: str) -> Finding:
-    """Whether pods' owners learn by Events what is wrong with their VMs."""
+    """Whether Events can tell the owners of pods about problems of their VMs."""
     if may(at, "create", "events"):
         return ok(_EVENTS, f"{where}: this node may create Events of pods")
     return warning(
         _EVENTS,
-        f"{where}: this node may not create Events, so what is wrong with VMs is told in the logs of their containers only",
-        f"have the right to create events granted: {EVENTS_GUIDE}",
+        f"{where}: this node may not create Events, so problems of VMs appear only in the logs of their containers",
+        f"grant this node the right to create events: {EVENTS_GUIDE}",
     )
 
 
@@ -93,27 +96,29 @@ def _api_server_asked(at: Access, where: str, wanted: Sequence[Named]) -> Findin
     rest = f"; {left_out} more were not tried" if left_out else ""
     if missing:
         remedy = (
-            "name it in the spec of its pod as well, by a volume, or have this node's right to get it granted by a Role: "
+            "also name it in the spec of its pod, as a volume, or grant this node the right to get it with a Role: "
             f"{GUIDE}"
         )
         return warning(
-            _SUBJECT, f"{where}: this node may not get what pods here name: {', '.join(missing)}{rest}", remedy
+            _SUBJECT, f"{where}: this node may not get objects that its pods name: {', '.join(missing)}{rest}", remedy
         )
-    return ok(_SUBJECT, f"{where}: this node may get what pods here name ({len(tried)}){rest}")
+    return ok(_SUBJECT, f"{where}: this node may get the objects that its pods name ({len(tried)}){rest}")
 
 
 def _at_large(at: Access, where: str, rest: str) -> Finding:
-    """Whether a pod that comes gets its own depends on its namespace and its spec. `rest`: what is said besides."""
+    """A general statement: whether future pods get their objects depends on their namespaces and specs. `rest`: text to add."""
     every = [resource for resource in PLURAL.values() if may(at, "get", resource)]
     rights = (
-        f"all {' and '.join(every)} of the cluster" if every else "what pods' specs and Roles of their namespaces allow"
+        f"all {' and '.join(every)} of the cluster"
+        if every
+        else "the objects that pods' specs and Roles of their namespaces allow"
     )
-    return ok(_SUBJECT, "; ".join(filter(None, (f"{where} answers, and gives this node {rights}", rest))))
+    return ok(_SUBJECT, "; ".join(filter(None, (f"{where} answers, and this node may read {rights}", rest))))
 
 
 def _trouble(text: str, remedy: str) -> Finding:
     return warning(
-        _SUBJECT, f"{text}; pods that name Secrets or ConfigMaps are refused, and no pod gets Events", remedy
+        _SUBJECT, f"{text}; pods that name Secrets or ConfigMaps are refused, and pods get no Events", remedy
     )
 
 
@@ -125,19 +130,24 @@ _PATH: Final = "/apis/node.k8s.io/v1/runtimeclasses"
 
 
 def cluster_runtime_classes(kubeconfig: str, handlers: Sequence[str]) -> list[RuntimeClass]:
-    """Those with one of the handlers; one with `trouble` if the cluster has none, or cannot be asked."""
+    """The cluster's RuntimeClasses with one of the handlers. If there is none, or the cluster cannot be asked, a single one
+    whose `trouble` says so."""
     try:
         found = _cluster_asked(kubeconfig)
     except (OSError, ValueError, InvalidRequest) as exc:
-        return [RuntimeClass(kubeconfig, trouble=f"the cluster's cannot be read: {' '.join(str(exc).split())[:300]}")]
+        return [
+            RuntimeClass(
+                kubeconfig, trouble=f"the cluster's RuntimeClasses cannot be read: {' '.join(str(exc).split())[:300]}"
+            )
+        ]
     told = []
     for item in found:
         named = _mapping(item, "metadata").get("name", "")
-        # In a list, the items do not say what they are.
+        # Items of a list have no kind of their own.
         one = runtime_class(f"RuntimeClass {named}", {**item, "kind": "RuntimeClass"})
         if one.trouble or one.handler in handlers:
             told.append(one)
-    none = f"the cluster has none with the handler {' or '.join(handlers)}; kubectl apply -f {RUNTIME_CLASS}"
+    none = f"the cluster has no RuntimeClass with the handler {' or '.join(handlers)}; kubectl apply -f {RUNTIME_CLASS}"
     return told or [RuntimeClass(kubeconfig, trouble=none)]
 
 

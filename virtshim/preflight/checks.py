@@ -1,4 +1,4 @@
-"""The checks, in the order in which they are reported: each gets the settings and gives its findings."""
+"""All checks, in the order of the report, and what runs them. A check takes the settings and returns findings."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _SOME_CONTAINER = ContainerId("0" * 64)
 
 
 def _qemu_user(settings: Settings) -> UserAccount:
-    """Somebody without any rights where there is no such user: that finding stands by itself."""
+    """The user that QEMU runs as. If it does not exist, a user without any rights: another check reports that."""
     return host_facts.user(settings.libvirt.qemu_user, settings.libvirt.qemu_group) or UserAccount(
         "QEMU's user", -1, frozenset()
     )
 
 
 def _vm_user(settings: Settings) -> UserAccount:
-    """The first of those that VMs run as: all have no more than the group of QEMU's user."""
+    """The first user that VMs run as. All of them have only the group of QEMU's user."""
     qemu, mine = _qemu_user(settings), settings.libvirt
     group = host_facts.group(mine.qemu_user, mine.qemu_group)
     return UserAccount("a VM's user", mine.first_vm_uid, group) if mine.vm_uids else qemu
@@ -105,7 +105,7 @@ def libvirt(settings: Settings) -> Sequence[Finding]:
 
 
 def libvirt_user(settings: Settings) -> Sequence[Finding]:
-    """Not of the embedded driver, whose configuration virtshim writes itself; nothing where libvirt is not reached."""
+    """Skips the embedded driver, whose configuration virtshim writes itself, and a libvirt that cannot be reached."""
     if is_embedded(settings.libvirt.uri):
         return []
     program_output = _ask(settings, "owner")
@@ -113,7 +113,7 @@ def libvirt_user(settings: Settings) -> Sequence[Finding]:
 
 
 def read_only_socket(settings: Settings) -> Sequence[Finding]:
-    """Of the system's libvirt; the embedded driver has none."""
+    """The read-only socket of the system's libvirt. The embedded driver has none."""
     if settings.libvirt.uri != "qemu:///system":
         return []
     served = filter(host_facts.is_served, _READ_ONLY_SOCKETS)
@@ -124,7 +124,7 @@ def read_only_socket(settings: Settings) -> Sequence[Finding]:
 
 
 def libvirt_directory(settings: Settings) -> Sequence[Finding]:
-    """Of the system's libvirt: what it hands to a QEMU is below it."""
+    """The directory in which the system's libvirt keeps the files that it passes to each QEMU."""
     if settings.libvirt.uri != "qemu:///system":
         return []
     return [virtualization.directory(_LIBVIRT, host_facts.directories(_LIBVIRT), _vm_user(settings))]
@@ -137,7 +137,7 @@ def vmwrapper(settings: Settings) -> Sequence[Finding]:
 
 
 def emulator(settings: Settings) -> Sequence[Finding]:
-    """Nothing where there is no vmwrapper or libvirt is not reached: those are findings already."""
+    """Returns nothing if vmwrapper is missing or libvirt cannot be reached: other checks report that."""
     if host_facts.node(settings.libvirt.vmwrapper) is None:
         return []
     program_output = _ask(settings, "emulator")
@@ -149,7 +149,7 @@ def kvm(settings: Settings) -> Sequence[Finding]:
 
 
 def boot(settings: Settings) -> Sequence[Finding]:
-    """A real guest, as `libvirt.domain_type = "auto"` has it decide; nothing where no VM is to run under KVM."""
+    """Boots a real guest, as `libvirt.domain_type = "auto"` does. Returns nothing if no VM would run under KVM."""
     wanted = settings.libvirt.domain_type
     if wanted == "qemu" or host_facts.node("/dev/kvm") is None:
         return []
@@ -214,7 +214,7 @@ def tun(_settings: Settings) -> Sequence[Finding]:
 
 
 def vhost_net(settings: Settings) -> Sequence[Finding]:
-    """Tried as tapmanager tries it."""
+    """Tests vhost-net in the same way as tapmanager."""
     wanted = settings.tapmanager.vhost_net
     return [machine.vhost_net(wanted, vhost_trouble() if wanted else "")]
 
@@ -232,7 +232,7 @@ def cni(settings: Settings) -> Sequence[Finding]:
     path = os.path.join(directory, name)
     text = host_facts.text(path)
     if not text:
-        return [network.bad_configuration(path, "it is empty, or cannot be read")]
+        return [network.bad_configuration(path, "the file is empty or cannot be read")]
     try:
         found = network.parsed(text)
     except (ValueError, RecursionError) as exc:
@@ -254,7 +254,7 @@ def cgroups(settings: Settings) -> Sequence[Finding]:
 
 
 def proxy(settings: Settings) -> Sequence[Finding]:
-    """Of a node that has, or had, one: its lock stays when it ends, or cannot start."""
+    """Only on a node where the proxy ran or was started once: its lock file remains when it ends."""
     if host_facts.node(f"{settings.proxy_socket}.lock") is None:
         return []
     mine = settings.proxy
@@ -319,21 +319,21 @@ ALL: tuple[Check, ...] = (
 )
 
 
-# Runs checks side by side, each on a thread of its own with a time limit; gives the findings in the checks' order.
+# Running the checks: all at the same time, each on its own thread with a time limit. The findings keep the order of the checks.
 
-# Seconds for one check: libvirt examines a QEMU in half a minute where even the node is emulated.
+# Seconds for one check. On an emulated node libvirt needs half a minute to examine a QEMU.
 LIMIT = 60.0
 
 
 def findings(checks: Sequence[Check], settings: Settings, limit: float = LIMIT) -> Iterator[Finding]:
-    """Ends within `limit` seconds (and little more): a check that hangs is left behind on its daemon thread."""
+    """Yields the findings of all checks, within little more than `limit` seconds. A check that hangs is left on its thread."""
     until = time.monotonic() + limit
     for check, answer in [(check, _started(check, settings)) for check in checks]:
         name = check.__name__
         try:
             found = answer.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
-            remedy = "see what hangs: run the command again with strace -f"
+            remedy = "run the command again with strace -f to see what hangs"
             found = [error(name.replace("_", " "), f"no answer within {limit:g} s", remedy)]
         yield from (dataclasses.replace(one, check=name) for one in found)
 

@@ -1,4 +1,4 @@
-"""Which of the layers that hold a taken-over QEMU back there are on this node. Pure."""
+"""Findings about the layers that confine a QEMU that its guest took over, and the parser of images. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _USERS, _LANDLOCK, _SECCOMP, _CORES, _SVIRT = "VMs' users", "Landlock", "seccomp
 
 @dataclass(frozen=True, slots=True)
 class UidRange:
-    """`whose` for people."""
+    """`whose`: the owner of the range, as text for people."""
 
     whose: str
     first: int
@@ -28,7 +28,7 @@ class UidRange:
 
 
 def taken_by(passwd: str, subuid: str) -> list[UidRange]:
-    """Of passwd(5) and subuid(5), what can be read."""
+    """The ranges in passwd(5) and subuid(5). Lines that cannot be parsed are skipped."""
     found = []
     for line, at, source in _fields(passwd, subuid):
         numbers = line[at : at + 2]
@@ -49,87 +49,87 @@ def users(first: int, count: int, taken: Iterable[UidRange]) -> Finding:
     if not count:
         return warning(
             _USERS,
-            "all VMs run as one user: a QEMU that its guest took over reaches the others",
-            "set libvirt.vm_uids, or take it out of the configuration",
+            "all VMs run as one user: a QEMU that its guest took over can reach the other VMs",
+            "set libvirt.vm_uids, or remove it from the configuration to use the default",
         )
     own = UidRange("VMs", first, count)
     for other in taken:
         if own.meets(other):
             return error(
                 _USERS,
-                f"the user ids {own} are for VMs, and {other.whose} has {other}: they could reach each other",
-                "set libvirt.first_vm_uid to ids that nobody has",
+                f"the user ids {own} are for VMs, but {other.whose} has {other}: they could reach each other",
+                "set libvirt.first_vm_uid to a range of unused user ids",
             )
-    return ok(_USERS, f"one for each VM, {own}")
+    return ok(_USERS, f"each VM has its own, {own}")
 
 
 def landlock(chosen: Collection[str], version: int) -> Finding:
-    """`version`: of the kernel's, 0 for none."""
+    """`version`: the kernel's Landlock version, 0 for none."""
     if "landlock" not in chosen:
-        return _left_out(_LANDLOCK, "landlock", "files are held by their modes alone")
+        return _left_out(_LANDLOCK, "landlock", "only file modes protect files")
     if not version:
         return warning(
             _LANDLOCK,
-            "this kernel has none, or it is not turned on: files are held by their modes alone",
-            "use Linux 5.13 or newer, with landlock among the words of lsm= on its command line",
+            "this kernel has no Landlock, or it is turned off: only file modes protect files",
+            "use Linux 5.13 or newer, with landlock in lsm= on the kernel's command line",
         )
     held = ["files"]
     held += ["TCP"] if version >= 4 else []
     held += ["signals", "abstract sockets"] if version >= 6 else []
-    return ok(_LANDLOCK, f"version {version}: holds {', '.join(held)}")
+    return ok(_LANDLOCK, f"version {version}: confines {', '.join(held)}")
 
 
 def seccomp(chosen: Collection[str], actions: str) -> Finding:
-    """`actions`: what the kernel lists, "" if it has no filters."""
+    """`actions`: the kernel's list of actions; "" if it has no filters."""
     if "seccomp" not in chosen:
         return _left_out(_SECCOMP, "seccomp", "QEMU can use the host's network, and connect to sockets of the node")
     if "errno" not in actions.split():
         return error(
             _SECCOMP, "this kernel has no seccomp filters: no VM would start", "use a kernel with CONFIG_SECCOMP_FILTER"
         )
-    return ok(_SECCOMP, "no network, process or socket of others for QEMU")
+    return ok(_SECCOMP, "QEMU cannot use networks, processes or sockets of others")
 
 
 def core_scheduling(chosen: Collection[str], *, has_it: bool, has_siblings: bool) -> Finding:
     if not has_siblings:
-        return ok(_CORES, "not needed: no core runs two threads at once")
+        return ok(_CORES, "not needed: no core runs two threads at the same time")
     if "core-scheduling" not in chosen:
-        return _left_out(_CORES, "core-scheduling", "VMs share cores at the same time")
+        return _left_out(_CORES, "core-scheduling", "two VMs can run on one core at the same time")
     if not has_it:
         return warning(
             _CORES,
-            "this kernel has none: VMs share cores at the same time, which side channels make use of",
+            "this kernel has none: two VMs can run on one core at the same time, which allows side channels",
             "use a kernel with CONFIG_SCHED_CORE (5.14 or newer), or turn SMT off (nosmt)",
         )
-    return ok(_CORES, "no two VMs on a core at the same time")
+    return ok(_CORES, "no two VMs run on one core at the same time")
 
 
 def svirt(modules: Collection[str], labelled_by: Collection[str] | None, *, embedded: bool) -> Finding:
-    """`modules`: those that are on, of AppArmor and SELinux; `labelled_by`: which of them libvirt says it uses, None if it said
-    nothing."""
+    """`modules`: which of AppArmor and SELinux are on. `labelled_by`: which of them libvirt reports to use; None if libvirt did
+    not answer."""
     if embedded:
-        return ok(_SVIRT, "none with the embedded driver; users, Landlock and seccomp hold")
+        return ok(_SVIRT, "the embedded driver has none; users, Landlock and seccomp confine VMs")
     if not modules:
         return warning(
             _SVIRT,
             "neither AppArmor nor SELinux is on: libvirt labels no VM",
-            "turn one on, as the distribution has it; users, Landlock and seccomp hold without it",
+            "turn on the one that the distribution supports; users, Landlock and seccomp confine VMs without it too",
         )
     used = {name.lower() for name in labelled_by} if labelled_by is not None else set()
     if labelled_by is not None and not any(name.lower() in used for name in modules):
         return warning(
             _SVIRT,
             f"{' and '.join(sorted(modules))} is on, but libvirt labels no VM for it",
-            'take security_driver = "none" out of libvirt\'s qemu.conf, or install libvirt with that driver; restart libvirt',
+            'remove security_driver = "none" from libvirt\'s qemu.conf, or install libvirt with that driver; restart libvirt',
         )
     return ok(_SVIRT, f"libvirt labels VMs ({' and '.join(sorted(modules))})")
 
 
 def _left_out(subject: str, word: str, so: str) -> Finding:
-    return warning(subject, f"left out by libvirt.confine: {so}", f'add "{word}" to libvirt.confine')
+    return warning(subject, f"turned off by libvirt.confine: {so}", f'add "{word}" to libvirt.confine')
 
 
-# Whether images are read by a child that has no rights. Pure.
+# The process that parses images: does it run without rights?
 
 _SUBJECT = "image parsers"
 
@@ -139,26 +139,26 @@ def parsers_nobody_to_read(trouble: str) -> Finding:
 
 
 def parsers_confined(who: Account, wanted: str, said: ProgramOutput) -> Finding:
-    """`wanted`: the user as set, "" for the default; `said` by the child itself: see `virtshim.images.confined.program`."""
+    """`wanted`: the configured user, "" for the default. `said`: the child's report, see `virtshim.images.confined.program`."""
     facts = dict(line.partition(" ")[::2] for line in said.text.splitlines())
     if said.trouble or "landlock" not in facts:
         return error(
             _SUBJECT,
-            f"the child that reads images keeps its rights: {said.trouble or 'it does not say which'}",
+            f"the process that parses images keeps its rights: {said.trouble or 'it does not say which'}",
             "run virtshim as root with CAP_SETUID and CAP_SETGID, on a kernel with seccomp filters",
         )
     if facts["landlock"] == "0":
         return warning(
             _SUBJECT,
-            f"this kernel has no Landlock: an image that takes its parser over reads what {who.name} may",
-            "use a kernel of 5.13 or newer, with landlock among its LSMs (lsm=landlock,... on its command line)",
+            f"this kernel has no Landlock: an image that takes over its parser can read the files that {who.name} may read",
+            "use Linux 5.13 or newer, with landlock in lsm= on the kernel's command line",
         )
     if not wanted and who.name != OWN_USER:
         return warning(
             _SUBJECT,
-            f"images are read as {who.name}, as whom other programs may run",
+            f"images are parsed as {who.name}, and other programs may run as this user too",
             "run systemd-sysusers with virtshim's sysusers.d file, or set images.parser_user",
         )
     namespaces = facts.get("namespaces", "")
-    own = f", namespaces of its own: {namespaces}" if namespaces else ""
-    return ok(_SUBJECT, f"run as {who.name}, seccomp, Landlock {facts['landlock']}{own}")
+    own = f", own namespaces: {namespaces}" if namespaces else ""
+    return ok(_SUBJECT, f"runs as {who.name}, with seccomp, Landlock {facts['landlock']}{own}")

@@ -1,4 +1,4 @@
-"""Reads what the table of devices is made of."""
+"""Collects the facts for the table of devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from virtshim.devices.values import DeviceCondition, PciAddress, PciFunction
 from virtshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 from virtshim.preflight.devices import ExaminedFunction, HostDeviceSupport
 
-# Seconds for tapmanager to tell of one function.
+# Seconds for tapmanager to answer about one function.
 _ASK_TIMEOUT = 1.0
 _UNSAFE = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
 
@@ -29,8 +29,8 @@ def candidates(
     conditions: Mapping[str, DeviceCondition],
     drivers: DeviceDrivers,
 ) -> list[ExaminedFunction]:
-    """All functions but the machine's own wiring, by address. By claim: the container that holds it; what resets have shown.
-    `drivers`: tells the VLANs of network cards' VFs, as far as it can be asked."""
+    """All PCI functions except bridges, in the order of their addresses. The mappings give, by claim, the container that
+    holds it and what resets have shown. `drivers` tells the VLANs of network cards' VFs, if it answers."""
     used = used_by_host(files)
     attachable = AttachChecker(files, device_rules(settings, files))
     bus = PciBus(files)
@@ -45,14 +45,14 @@ def candidates(
 
 
 def _vlans(addresses: Sequence[PciAddress], drivers: DeviceDrivers) -> Mapping[PciAddress, str]:
-    """Those that were told until tapmanager could not be asked."""
+    """The known VLANs. Stops when tapmanager cannot be reached."""
     told = {}
     for address in addresses:
         try:
             told[address] = drivers.function(address, _ASK_TIMEOUT).vlan
         except (Unavailable, DeadlineExceeded):
             break
-        except ShimError:  # about this one
+        except ShimError:  # only this function failed
             continue
     return told
 
@@ -76,5 +76,6 @@ def surroundings(settings: Settings, files: HostFiles, claims: Mapping[str, str]
 
 
 def _is_bridge(facts: PciFacts) -> bool:
-    """Bridges to other buses, old ones included. 0x0680 is what has no class of its own, such as NVSwitch."""
+    """Whether it is a bridge to another bus, including old kinds. 0x0680 is not: it is for devices without a class, such as
+    NVSwitch."""
     return facts.class_code >> 16 == 0x06 and facts.class_code >> 8 != 0x0680

@@ -1,4 +1,4 @@
-"""Which PCI devices of this node a VM could have: facts in, table and findings out. Pure."""
+"""Which PCI devices of this node a VM can use: takes facts, returns the table and the findings. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from virtshim.preflight.finding import Finding, error, ok, warning
 
 HEAD: Final = ("ADDRESS", "DEVICE", "ID", "DRIVER", "GROUP", "NUMA", "VFS", "FOR A VM", "HELD BY")
 
-# The PCI classes that people pass to VMs, or look for in vain.
+# The PCI classes that people pass to VMs, or expect in the table.
 _CLASSES: Final = {
     0x0100: "SCSI",
     0x0104: "RAID",
@@ -33,14 +33,14 @@ _CLASSES: Final = {
     0x1200: "accelerator",
 }
 _SHORT: Final = 12
-# They stand in the table, and are nothing to repair.
+# These faults appear in the table, but need no repair.
 _USUAL: Final = frozenset({"has VFs", "in use", "kept"})
 
 
 @dataclass(frozen=True, slots=True)
 class ExaminedFunction:
-    """A function with what stands in its way, and the container that has it ("" for none). `place`: which VF of which network
-    card it is, `vlan`: its VLAN there; "" for others."""
+    """A PCI function, the faults that prevent its use, and the container that holds it ("" for none). `place`: which VF of which
+    network card it is; `vlan`: its VLAN there. Both are "" for other functions."""
 
     facts: PciFacts
     faults: tuple[Fault, ...] = ()
@@ -51,9 +51,9 @@ class ExaminedFunction:
 
 @dataclass(frozen=True, slots=True)
 class HostDeviceSupport:
-    """`lockable`: bytes, None for no limit. `kubelet`: its socket, "" if it is not to be asked. `specifications`: how many
-    CDI specifications are there, `invalid`: path and reason of those that cannot be used. `lost`: claims of containers on
-    devices that are gone."""
+    """What the node offers for host devices. `lockable`: bytes that QEMU may lock, None for no limit. `kubelet`: kubelet's
+    socket, "" if kubelet must not be asked. `specifications`: number of CDI specifications; `invalid`: path and fault of
+    those that cannot be used. `lost`: claims of containers on devices that no longer exist."""
 
     groups: int
     has_vfio: bool
@@ -68,7 +68,7 @@ class HostDeviceSupport:
 
 
 def rows(candidates: Sequence[ExaminedFunction]) -> list[tuple[str, ...]]:
-    """Cells as in HEAD; "-" where there is nothing to say."""
+    """The cells for the columns of HEAD; "-" for an empty cell."""
     return [
         (
             str(one.facts.address),
@@ -86,9 +86,9 @@ def rows(candidates: Sequence[ExaminedFunction]) -> list[tuple[str, ...]]:
 
 
 def findings(candidates: Sequence[ExaminedFunction], support: HostDeviceSupport) -> list[Finding]:
-    """Errors: no VM can have any device."""
+    """An error means that VMs cannot use any device."""
     found = [_iommu(support), _vfio(support), _memory(support), _kubelet(support), _cdi(support)]
-    # Without any IOMMU all of them say what one finding says.
+    # Without an IOMMU every function has the same fault, so one finding is enough.
     told = candidates if support.groups else ()
     found += [
         warning(str(one.facts.address), fault.text, fault.remedy)
@@ -105,44 +105,48 @@ def findings(candidates: Sequence[ExaminedFunction], support: HostDeviceSupport)
 
 def _iommu(support: HostDeviceSupport) -> Finding:
     if support.without_iommu:
-        text = "vfio.enable_unsafe_noiommu_mode is set, and no VM can use the devices it makes"
+        text = "vfio.enable_unsafe_noiommu_mode is set, and VMs cannot use the devices that it creates"
         return (warning if support.groups else error)("IOMMU", text, f"unset it (/etc/modprobe.d); {IOMMU_ON}")
     if support.groups:
         return ok("IOMMU", f"on, {support.groups} groups")
-    return error("IOMMU", "off: no VM can have a PCI device", IOMMU_ON)
+    return error("IOMMU", "off: VMs cannot use PCI devices", IOMMU_ON)
 
 
 def _vfio(support: HostDeviceSupport) -> Finding:
     if support.has_vfio:
-        return ok("VFIO", "/dev/vfio/vfio is there")
+        return ok("VFIO", "/dev/vfio/vfio exists")
     return warning(
-        "VFIO", "/dev/vfio/vfio is missing", "modprobe vfio-pci; for every start: /etc/modules-load.d/vfio.conf"
+        "VFIO",
+        "/dev/vfio/vfio is missing",
+        "modprobe vfio-pci; to load it at every boot, add it to /etc/modules-load.d/vfio.conf",
     )
 
 
 def _memory(support: HostDeviceSupport) -> Finding:
     if support.lockable is None:
-        return ok("locked memory", "QEMU may lock as much as a guest has")
+        return ok("locked memory", "QEMU may lock all of a guest's memory")
     room = max(0, support.lockable - EXTRA) >> 20
-    text = f"QEMU may lock {support.lockable >> 20} MiB: a guest with a device can have {room} MiB at most"
-    return warning("locked memory", text, "LimitMEMLOCK=infinity in the unit of libvirt's daemon, then restart it")
+    text = f"QEMU may lock {support.lockable >> 20} MiB: a guest with a device can have at most {room} MiB"
+    return warning("locked memory", text, "set LimitMEMLOCK=infinity in the unit of libvirt's daemon and restart it")
 
 
 def _kubelet(support: HostDeviceSupport) -> Finding:
     if not support.kubelet:
         text = (
-            "not asked which containers pods have, and what it granted: a pod with two containers is not refused as a whole, no "
-            "VF at a kernel driver, no vGPU of NVIDIA's plugin"
+            "virtshim does not ask kubelet for pods' containers and granted devices: a pod with two containers is not refused as "
+            "a whole, and VMs get no VF at a kernel driver and no vGPU of NVIDIA's plugin"
         )
         return warning("kubelet", text, "set devices.pod_resources_socket")
     if support.kubelet_is_there:
-        return ok("kubelet", f"reports pods' containers and what it granted on {support.kubelet}")
+        return ok("kubelet", f"reports pods' containers and granted devices on {support.kubelet}")
     return warning("kubelet", f"{support.kubelet} is missing", "start kubelet, or set devices.pod_resources_socket")
 
 
 def _cdi(support: HostDeviceSupport) -> Finding:
     if support.invalid:
-        return warning("CDI", f"cannot be used: {'; '.join(support.invalid)}", "correct them or remove them")
+        return warning(
+            "CDI", f"specifications that cannot be used: {'; '.join(support.invalid)}", "correct or remove them"
+        )
     return ok("CDI", f"{support.specifications} specifications in {', '.join(support.cdi_dirs) or 'no directory'}")
 
 

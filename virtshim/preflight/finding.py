@@ -1,4 +1,4 @@
-"""What a check says: one line for a person, and what to do. Pure."""
+"""The result of a check: one line for people, and a remedy. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Level(enum.Enum):
-    """ERROR: a VM could not start, or the node comes to that unseen. WARNING: it could, but something is worse than need be."""
+    """ERROR: a VM cannot start, or will silently become unable to. WARNING: VMs start, but something is worse than necessary."""
 
     OK = "ok"
     WARNING = "warning"
@@ -16,8 +16,8 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`subject` is what was looked at, in a word or two; `remedy` is "" for OK; `check` is what programs know it by, the name of
-    the check that found it, which the runner fills in."""
+    """`subject`: what was checked, in a word or two. `remedy`: "" for OK. `check`: the name of the check, for programs; the
+    runner sets it."""
 
     level: Level
     subject: str

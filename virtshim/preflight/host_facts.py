@@ -1,4 +1,4 @@
-"""Reads the facts that findings are made of: files, users, programs, sockets. Judges nothing; every step ends in time."""
+"""Collects facts for the findings: files, users, programs, sockets. Does not judge them. Every step has a time limit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from virtshim.vm import embed
 from vmwrapper.confine import kernel
 from vmwrapper.confine import landlock as kernel_landlock
 
-# A little less than a whole check may take (`runner.LIMIT`), so that the cause is told and not just the limit.
+# A little less than the limit of a whole check, so that the finding tells the cause and not only the timeout.
 _PROGRAM_LIMIT = 57.0
 _APPARMOR = "/etc/apparmor.d"
 
 
 def node(path: str) -> FileStatus | None:
-    """None if it is not there or cannot be seen."""
+    """The file's status; None if the file does not exist or is not visible."""
     with contextlib.suppress(OSError):
         found = os.stat(path)
         return FileStatus(path, found.st_mode, found.st_uid, found.st_gid)
@@ -36,7 +36,8 @@ def node(path: str) -> FileStatus | None:
 
 
 def is_served(path: str) -> bool:
-    """Whether somebody listens at the Unix socket: its file outlives who did. True where that cannot be seen."""
+    """Whether a process listens on the Unix socket, because the file remains when the process ends. True if that cannot be
+    determined."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(1.0)
         try:
@@ -49,7 +50,7 @@ def is_served(path: str) -> bool:
 
 
 def directories(path: str) -> list[FileStatus]:
-    """What exists of `path` from / down, links followed as a process would."""
+    """The existing directories of `path` from / down. Follows links as a process would."""
     real = Path(os.path.realpath(path))
     found = (node(str(part)) for part in (*reversed(real.parents), real))
     return [part for part in found if part is not None and stat.S_ISDIR(part.mode)]
@@ -61,8 +62,8 @@ def is_character_device(path: str) -> bool:
 
 
 def user(name: str, group: str = "") -> UserAccount | None:
-    """The user with all groups, `group` among them; "" is the distribution's own for QEMU. None if there is no such user or
-    group."""
+    """The user with all its groups and `group`. "" means the distribution's user and group for QEMU. None if the user or group
+    does not exist."""
     try:
         found = embed.qemu_user(name, group)
     except ShimError:
@@ -71,7 +72,7 @@ def user(name: str, group: str = "") -> UserAccount | None:
 
 
 def group(name: str, own: str = "") -> frozenset[int]:
-    """The one that `user` runs QEMU with, and VMs' users are in."""
+    """The group that `user` runs QEMU with, and that VMs' users have."""
     try:
         return frozenset({embed.qemu_user(name, own).gid})
     except ShimError:
@@ -79,7 +80,7 @@ def group(name: str, own: str = "") -> frozenset[int]:
 
 
 def text(path: str) -> str:
-    """A small file's text, "" if it cannot be read."""
+    """The text of a small file; "" if it cannot be read."""
     with contextlib.suppress(OSError):
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     return ""
@@ -93,7 +94,8 @@ def room(path: str) -> FreeSpace:
 
 
 def device_of(path: str) -> str:
-    """What the file system of this directory is on, or will be: one for all subvolumes of a btrfs. "" if that cannot be seen."""
+    """The device of the file system that this directory is on, or will be on; the same for all subvolumes of a btrfs. "" if it
+    cannot be determined."""
     there = directories(path)[-1].path
     try:
         number = os.stat(there).st_dev
@@ -107,7 +109,7 @@ def device_of(path: str) -> str:
 
 
 def _mounts() -> Iterator[tuple[str, str]]:
-    """Mount points, later ones over earlier ones, and the devices that they are of, "" for file systems without one."""
+    """Mount points and their devices, "" for file systems without a device. Later mounts cover earlier ones."""
     for line in text("/proc/self/mountinfo").splitlines():
         place, _, of = line.partition(" - ")
         source = of.split(" ")[1]
@@ -123,7 +125,7 @@ def cgroups() -> Cgroups:
 
 
 def program_output(argv: Sequence[str]) -> ProgramOutput:
-    """A program's standard output, or why there is none."""
+    """The program's standard output, or the reason why there is none."""
     try:
         done = process.run(argv, timeout=_PROGRAM_LIMIT)
     except ShimError as exc:
@@ -134,7 +136,7 @@ def program_output(argv: Sequence[str]) -> ProgramOutput:
 
 
 def ask_libvirt(question: str, uri: str, *rest: str) -> ProgramOutput:
-    """`libvirt_child` says which questions there are."""
+    """Asks libvirt in a child process. `libvirt_child` lists the questions."""
     answer = program_output([sys.executable, "-m", "virtshim.preflight.libvirt_child", question, uri, *rest])
     if answer.trouble:
         return answer
@@ -144,11 +146,11 @@ def ask_libvirt(question: str, uri: str, *rest: str) -> ProgramOutput:
             str(fields.get("text", "")), str(fields.get("trouble", "")), reached=fields["reached"] is True
         )
     except (ValueError, AttributeError, LookupError, TypeError):
-        return ProgramOutput(trouble=f"unclear answer: {answer.text[:80]!r}")
+        return ProgramOutput(trouble=f"unexpected answer: {answer.text[:80]!r}")
 
 
 def landlock() -> int:
-    """Its version, 0 if there is none."""
+    """Landlock's version, 0 if the kernel has none."""
     try:
         return kernel_landlock.abi()
     except OSError:
@@ -156,12 +158,12 @@ def landlock() -> int:
 
 
 def core_scheduling() -> bool:
-    """Whether the kernel has it, and cores of two threads."""
+    """Whether the kernel supports core scheduling. True only if a core has two threads."""
     return kernel.can_share_no_core()
 
 
 def security_modules() -> list[str]:
-    """Those that libvirt labels VMs for, and that are on."""
+    """The active security modules that libvirt can label VMs for."""
     found = ["AppArmor"] if text("/sys/module/apparmor/parameters/enabled") == "Y" else []
     return [*found, "SELinux"] if text("/sys/fs/selinux/enforce") == "1" else found
 
@@ -177,14 +179,14 @@ def _rules(name: str) -> AppArmorProfile:
 
 
 def file_names(directory: str) -> list[str]:
-    """[] if it is not there."""
+    """The names in the directory; [] if it does not exist."""
     with contextlib.suppress(OSError):
         return os.listdir(directory)
     return []
 
 
 def not_executable(names: Sequence[str], places: Sequence[str]) -> list[str]:
-    """Programs that are in none of the directories as an executable file."""
+    """The programs that are not an executable file in any of the directories."""
     return [name for name in names if not any(_executable(os.path.join(place, name)) for place in places)]
 
 
@@ -193,7 +195,7 @@ def _executable(path: str) -> bool:
 
 
 def tapmanager(socket: str, timeout: float) -> tuple[str, str]:
-    """(why it does not answer, why it could not make a pod network): "" is good."""
+    """(why tapmanager does not answer, why it cannot make pod networks). "" means no problem."""
     try:
         state, descriptors = protocol.call(socket, "status", {}, timeout)
     except protocol.RemoteError as exc:

@@ -1,10 +1,10 @@
-"""A program of its own, run by `host_facts.ask_libvirt`: asks libvirt one thing and prints the answer as JSON.
+"""The program that `host_facts.ask_libvirt` runs. It asks libvirt one question and prints the answer as JSON.
 
     python -m virtshim.preflight.libvirt_child version|owner|labels|emulator URI VMWRAPPER QEMU_USER QEMU_GROUP
 
-A process, because a libvirt that hangs can only be left by ending who called it, and because the embedded driver cannot be
-unloaded. A root that another process may have open is never opened: the embedded driver is tried below a directory of its
-own, which is removed again.
+It is a separate process for two reasons: a call that hangs in libvirt can only be ended with its process, and the embedded
+driver cannot be unloaded. The program never opens a root that another process may have open: it tries the embedded driver
+below a temporary directory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _BASELABEL = "host/secmodel[model='dac']/baselabel"
 
 def main() -> None:
     question, uri, *rest = sys.argv[1:]
-    set_up_logging("warning", "text")  # to standard error: the answer is all of standard output
-    # Messages come with the exceptions; on standard error they would only be said twice.
+    set_up_logging("warning", "text")  # goes to standard error, because standard output carries the answer
+    # The exceptions contain the messages; libvirt would print them a second time on standard error.
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
     root = tempfile.mkdtemp(prefix="vs-check-") if embed.is_embedded(uri) else ""
     reached = False

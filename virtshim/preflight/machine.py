@@ -1,4 +1,4 @@
-"""Findings about the machine itself: rights, kernel, cgroups, disk room, paths. Pure: facts in, findings out."""
+"""Findings about the machine: rights, kernel, cgroups, disk space, paths, clock. Pure: takes facts, returns findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_INODES = 500
 
 
 class Cgroups(enum.Enum):
-    """HYBRID: v1 controllers beside an empty v2 tree."""
+    """The version of cgroups. HYBRID: v1 controllers, and a v2 tree without controllers."""
 
     NONE = "none"
     V1 = "v1"
@@ -28,7 +28,7 @@ class Cgroups(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FreeSpace:
-    """Free for root on the file system of `path`; `inodes` None where the file system does not count them."""
+    """Space that root can use on the file system of `path`. `inodes` is None if the file system does not count them."""
 
     path: str
     bytes: int
@@ -38,28 +38,30 @@ class FreeSpace:
 def root(uid: int) -> Finding:
     if uid == 0:
         return ok("root", "runs as root")
-    return error("root", f"runs as user {uid}: most of what follows cannot be seen, and no VM started", "use sudo")
+    return error(
+        "root",
+        f"runs as user {uid}, who cannot see most of the facts below and cannot start VMs",
+        "run this command with sudo",
+    )
 
 
 def tun(is_device: bool) -> Finding:
     if is_device:
-        return ok("tun", "/dev/net/tun is there")
-    return error("tun", "/dev/net/tun is missing: no VM can have a network card", "modprobe tun")
+        return ok("tun", "/dev/net/tun exists")
+    return error("tun", "/dev/net/tun is missing: VMs cannot have a network card", "modprobe tun")
 
 
 def vhost_net(wanted: bool, trouble: str) -> Finding:
-    """`wanted` as in tapmanager.vhost_net."""
+    """`wanted`: the setting tapmanager.vhost_net."""
     if not wanted:
-        return ok("vhost-net", "not used (tapmanager.vhost_net): QEMU moves the guests' frames itself")
+        return ok("vhost-net", "turned off by tapmanager.vhost_net: QEMU transfers guests' frames")
     if not trouble:
-        return ok("vhost-net", "the kernel moves the guests' frames")
-    return warning(
-        "vhost-net", f"{trouble}: QEMU moves the guests' frames itself, which is slower", "modprobe vhost_net"
-    )
+        return ok("vhost-net", "the kernel transfers guests' frames")
+    return warning("vhost-net", f"{trouble}: QEMU transfers guests' frames, which is slower", "modprobe vhost_net")
 
 
 def forwarding(switches: Mapping[str, str]) -> Finding:
-    """`switches`: sysctl name -> its text, "" if it cannot be read."""
+    """`switches`: sysctl names and their texts, "" if one cannot be read."""
     off = sorted(name for name, value in switches.items() if value == "0")
     unknown = sorted(name for name, value in switches.items() if not value)
     if unknown:
@@ -67,17 +69,17 @@ def forwarding(switches: Mapping[str, str]) -> Finding:
     if not off:
         return ok("forwarding", "the kernel forwards packets")
     remedy = f"write `{off[0]} = 1` into /etc/sysctl.d/90-kubernetes.conf, then run: sysctl --system"
-    text = f"{off[0]} is 0: unless the CNI plugin turns it on, pods reach nothing outside this node"
+    text = f"{off[0]} is 0: unless the CNI plugin sets it, pods cannot reach anything outside this node"
     return warning("forwarding", text, remedy)
 
 
 def cgroups(found: Cgroups, driver: str, systemd_runs: bool) -> Finding:
-    """`driver` as in cri.cgroup_driver."""
+    """`driver`: the setting cri.cgroup_driver."""
     if driver == "systemd" and not systemd_runs:
         return error(
             "cgroups",
-            "cri.cgroup_driver is systemd, but systemd does not run this machine",
-            'set cri.cgroup_driver = "cgroupfs", and cgroupDriver: cgroupfs in the kubelet configuration',
+            "cri.cgroup_driver is systemd, but this machine does not run systemd",
+            'set cri.cgroup_driver = "cgroupfs", and cgroupDriver: cgroupfs in kubelet\'s configuration',
         )
     if found is Cgroups.NONE:
         return error("cgroups", "no cgroups are mounted at /sys/fs/cgroup", "mount -t cgroup2 none /sys/fs/cgroup")
@@ -85,20 +87,20 @@ def cgroups(found: Cgroups, driver: str, systemd_runs: bool) -> Finding:
         return warning(
             "cgroups",
             f"cgroup {found.value}: works, but kubelet 1.35 and later refuses to start on it",
-            "boot with systemd.unified_cgroup_hierarchy=1, or set failCgroupV1: false in the kubelet configuration",
+            "boot with systemd.unified_cgroup_hierarchy=1, or set failCgroupV1: false in kubelet's configuration",
         )
     return ok("cgroups", f"cgroup v2, driver {driver}")
 
 
 def libvirt_cgroups(qemu_conf: str) -> Finding:
-    """For the cgroupfs driver on a shared libvirt. `qemu_conf`: the file's text, "" if there is none."""
+    """For the cgroupfs driver with the system's libvirt. `qemu_conf`: the file's text, "" if it does not exist."""
     subject = "libvirt's cgroups"
     lines = [line.partition("#")[0].replace(" ", "") for line in qemu_conf.splitlines()]
     if "cgroup_controllers=[]" in lines:
-        return ok(subject, "libvirt manages none: tapmanager puts each VM below its pod's cgroup")
+        return ok(subject, "libvirt creates none: tapmanager puts each VM below its pod's cgroup")
     return error(
         subject,
-        "cri.cgroup_driver is cgroupfs, but libvirt makes cgroups of its own, below which pods' limits do not count",
+        "cri.cgroup_driver is cgroupfs, but libvirt creates its own cgroups, where pods' limits do not apply",
         "write cgroup_controllers = [ ] into /etc/libvirt/qemu.conf and restart libvirt",
     )
 
@@ -107,7 +109,7 @@ def room(found: FreeSpace) -> Finding:
     subject = "disk room"
     inodes = "" if found.inodes is None else f", {found.inodes} inodes"
     text = f"{found.path}: {found.bytes / _GIB:.1f} GiB free{inodes}"
-    remedy = "free some, or put paths.state_dir on a larger file system: images and disks of all VMs are kept there"
+    remedy = "free some space, or put paths.state_dir on a larger file system; it holds the images and disks of all VMs"
     few = found.inodes is not None and found.inodes < _FEW_INODES
     none = found.inodes is not None and found.inodes < _NO_INODES
     if found.bytes < _NO_ROOM or none:
@@ -124,48 +126,48 @@ def sockets(paths: Sequence[str]) -> Finding:
     if length > LONGEST_SOCKET_PATH:
         return error(
             "socket paths",
-            f"{longest} has {length} bytes; a Unix socket's path may have {LONGEST_SOCKET_PATH}",
+            f"{longest} has {length} bytes, but a Unix socket's path may have only {LONGEST_SOCKET_PATH}",
             "choose a shorter paths.run_dir (or cri.socket, tapmanager.socket)",
         )
     return ok("socket paths", f"at most {length} of {LONGEST_SOCKET_PATH} bytes")
 
 
 def reach(setting: str, path: str, directories: Sequence[FileStatus], who: UserAccount) -> Finding:
-    """`directories`: what exists of `path` from / down, itself included."""
+    """`directories`: the existing directories of `path` from / down, including `path` itself."""
     barrier = first_blocked(directories, who)
     if barrier is None:
-        return ok(setting, f"{path} can be reached by {who.name}")
+        return ok(setting, f"{who.name} can reach {path}")
     return error(
         setting,
-        f"{path} cannot be reached by {who.name}, who runs QEMU: {barrier.path} has mode {barrier.permissions}",
-        f"set {setting} to another place, or {chmod_command(barrier)}",
+        f"{who.name}, who runs QEMU, cannot reach {path}: {barrier.path} has mode {barrier.permissions}",
+        f"set {setting} to another path, or run {chmod_command(barrier)}",
     )
 
 
-# Findings about the machine's clock. Pure.
+# The clock.
 
-# What the kernel reads without leaving the processor; guests get their time from it.
+# Clock sources that are read without a VM exit or a slow device. Guests get their time from them.
 _QUICK = frozenset({"tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "xen", "arch_sys_counter"})
 
 
 def clock_synchronised(answer: bool | None, trouble: str) -> Finding:
-    """`answer`: whether the kernel says so; None if it could not be asked, and `trouble` why."""
+    """`answer`: whether the kernel's clock is synchronised; None if the kernel could not be asked, `trouble` says why."""
     if answer is None:
-        return warning("clock", f"whether it is synchronised cannot be asked: {trouble}", "look at `timedatectl`")
+        return warning("clock", f"not known whether it is synchronised: {trouble}", "check with `timedatectl`")
     if answer:
         return ok("clock", "synchronised")
     remedy = "apt-get install systemd-timesyncd (or chrony), and run: timedatectl set-ntp true"
-    text = "not synchronised: certificates are judged by it, and guests start with its time"
+    text = "not synchronised: certificate checks depend on it, and guests start with its time"
     return warning("clock", text, remedy)
 
 
 def clock_source(name: str) -> Finding:
-    """`name`: the kernel's clock source, "" if it cannot be read."""
+    """`name`: the kernel's clock source; "" if it cannot be read."""
     if not name:
         return warning("clock source", "cannot be read from sysfs", "mount -t sysfs sysfs /sys")
     if name in _QUICK:
         return ok("clock source", name)
-    text = f"{name}: each look at the clock leaves the processor, on the node and for its guests"
+    text = f"{name} is slow: on the node and in guests, every read of the clock accesses a device or the hypervisor"
     return warning(
-        "clock source", text, "see `dmesg | grep -i tsc` for why the kernel gave tsc up; update the firmware"
+        "clock source", text, "run `dmesg | grep -i tsc` to see why the kernel does not use tsc; update the firmware"
     )

@@ -1,4 +1,4 @@
-"""Findings about pod networks: CNI configuration and plugins, tapmanager. Pure: facts in, findings out."""
+"""Findings about pod networks: CNI configuration, CNI plugins, tapmanager. Pure: takes facts, returns findings."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _ENDINGS = (".conf", ".conflist", ".json")
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A CNI configuration: its name and the programs it runs, IPAM included."""
+    """A CNI configuration: its name, and the programs that it runs, including IPAM."""
 
     name: str
     programs: tuple[str, ...]
 
 
 def first_configuration(names: Sequence[str]) -> str:
-    """The file that tapmanager takes, "" if none of these is a configuration."""
+    """The file that tapmanager uses; "" if none of the names is a configuration."""
     return next((name for name in sorted(names) if name.endswith(_ENDINGS) and not name.startswith(".")), "")
 
 
 def parsed(text: str) -> Network:
-    """Raises ValueError saying what is wrong."""
+    """Raises ValueError, which names the fault."""
     raw = json.loads(text)
     if not isinstance(raw, dict):
-        raise ValueError("it is not a JSON object")  # noqa: TRY004  one kind of error for the caller
+        raise ValueError("the file is not a JSON object")  # noqa: TRY004  one kind of error for the caller
     name = raw.get("name")
     if not isinstance(name, str) or not name:
-        raise ValueError("it has no name")
+        raise ValueError("the configuration has no name")
     plugins = raw.get("plugins", [raw])
     if not isinstance(plugins, list) or not plugins:
         raise ValueError("plugins is not a list with at least one entry")
@@ -50,31 +50,31 @@ def parsed(text: str) -> Network:
 def no_configuration(directory: str) -> Finding:
     return error(
         "CNI",
-        f"no CNI configuration in {directory}: no pod can have a network",
-        "install the cluster's network add-on; on a node without kubelet run virtshim setup, which writes a bridge",
+        f"no CNI configuration in {directory}: pods cannot have a network",
+        "install the cluster's network add-on; on a node without kubelet, run virtshim setup, which configures a bridge",
     )
 
 
 def bad_configuration(path: str, trouble: str) -> Finding:
-    return error("CNI", f"{path}: {trouble}", "correct the file; the first one by name is used, and no other")
+    return error("CNI", f"{path}: {trouble}", "correct the file; only the first file by name is used")
 
 
 def plugins(path: str, network: Network, missing: Sequence[str], directories: Sequence[str]) -> Finding:
-    """`missing`: programs of the network that are in none of the directories, or not executable."""
+    """`missing`: programs of the network that are not an executable file in any of the directories."""
     if missing:
         return error(
             "CNI",
             f"{path}: not found or not executable in {', '.join(directories)}: {', '.join(missing)}",
-            "apt-get install containernetworking-plugins, or the network add-on; tapmanager.cni_bin_dir says where they are",
+            "apt-get install containernetworking-plugins, or the network add-on; tapmanager.cni_bin_dir lists the directories",
         )
-    return ok("CNI", f"network {network.name} of {path}: {', '.join(network.programs)}")
+    return ok("CNI", f"network {network.name} from {path}: {', '.join(network.programs)}")
 
 
 def tapmanager(socket: str, silence: str, trouble: str) -> Finding:
-    """`silence`: why it does not answer; `trouble`: what it answers, if it can make no pod network."""
+    """`silence`: why tapmanager does not answer. `trouble`: why it cannot make pod networks, as it answers."""
     if silence:
         remedy = "systemctl enable --now tapmanager; journalctl -u tapmanager"
         return warning("tapmanager", f"{socket}: {silence}", remedy)
     if trouble:
-        return warning("tapmanager", f"answers, but can make no pod network: {trouble}", "journalctl -u tapmanager")
+        return warning("tapmanager", f"answers, but cannot make pod networks: {trouble}", "journalctl -u tapmanager")
     return ok("tapmanager", f"answers on {socket}")

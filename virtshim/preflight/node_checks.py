@@ -1,4 +1,4 @@
-"""The checks of what a node has beside virtshim: kubelet, a container runtime, its clock, who listens, what QEMU takes."""
+"""Checks of a node's other parts: kubelet, container runtime, clock, sockets of the daemons, QEMU's memory, RuntimeClasses."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def shares(settings: Settings) -> Sequence[Finding]:
 
 
 def cluster_objects(settings: Settings) -> Sequence[Finding]:
-    """Nothing where no API server is to be asked."""
+    """Returns nothing if `kubernetes.kubeconfig` is not set."""
     if not settings.kubernetes.kubeconfig:
         return []
     named = api_server_named(node_facts.ready(settings))
@@ -90,7 +90,7 @@ def qemu_overhead(settings: Settings) -> Sequence[Finding]:
 
 
 def of_cluster(kubeconfig: str) -> Callable[[Settings], Sequence[Finding]]:
-    """The check of the cluster's RuntimeClasses, with the rights of this kubeconfig."""
+    """The check of the cluster's RuntimeClasses, using this kubeconfig."""
 
     def runtime_class(settings: Settings) -> Sequence[Finding]:
         handlers = settings.cri.runtime_handlers

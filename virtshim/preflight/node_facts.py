@@ -1,4 +1,4 @@
-"""Reads what findings about the node's surroundings are made of. Judges nothing."""
+"""Collects facts about a node's other parts: clock, sockets, VMs' memory, RuntimeClasses. Does not judge them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from virtshim.vm import qemu_process
 _ERROR: Final = 5  # adjtimex(2): TIME_ERROR
 _TIMEX: Final = 512  # bytes: more than struct timex has anywhere
 _CONNECT_LIMIT: Final = 2.0
-# Of names in one line.
+# How many names one line lists.
 _FEW: Final = 5
 _GIVEN: Final = re.compile(rb"(?:size=)?(\d+)([kKmMgG]?)")
 _UNITS: Final = {b"k": 10, b"m": 20, b"g": 30, b"": 20}
 
 
 def synchronised() -> tuple[bool | None, str]:
-    """Whether the kernel's clock is; None and why, if it cannot be asked."""
+    """Whether the kernel's clock is synchronised; (None, reason) if the kernel cannot be asked."""
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX))
     return (None, os.strerror(ctypes.get_errno())) if state < 0 else (state != _ERROR, "")
 
 
 def silence(path: str) -> str:
-    """Why nobody takes a connection there, "" if somebody does. What is no socket is not asked."""
+    """Why no process accepts a connection on the socket; "" if one does. Returns "" for a file that is not a socket."""
     with contextlib.suppress(OSError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return ""
@@ -58,7 +58,7 @@ def _refusal(path: str, kind: int) -> OSError | None:
 
 
 def qemus(settings: Settings) -> tuple[list[QemuMemory], str]:
-    """What each QEMU of this node takes, and why the records could not be read."""
+    """The memory of each QEMU of this node, and why the records could not be read."""
     try:
         running = read_running(settings.layout().database)
     except ShimError as exc:
@@ -74,7 +74,7 @@ def qemus(settings: Settings) -> tuple[list[QemuMemory], str]:
 
 
 def unread(settings: Settings) -> tuple[str, str]:
-    """What of the records cannot be read, so that nothing is known of it; and the remedy. "" for nothing."""
+    """(which records cannot be read, remedy); "" if all can be read."""
     try:
         names = read_unreadable(settings.layout().database)
     except ShimError as exc:
@@ -83,11 +83,11 @@ def unread(settings: Settings) -> tuple[str, str]:
     if not names:
         return "", ""
     few = ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
-    return f"the records of {few} cannot be read", "delete their pods; crictl info says why (config.unreadable)"
+    return f"the records of {few} cannot be read", "delete their pods; crictl info shows the reason (config.unreadable)"
 
 
 def ready(settings: Settings) -> list[Sandbox]:
-    """Of the records; none where they cannot be read, which `unread` tells."""
+    """The ready sandboxes in the records; none if the records cannot be read, which `unread` reports."""
     try:
         return read_ready(settings.layout().database)
     except ShimError:
@@ -95,7 +95,8 @@ def ready(settings: Settings) -> list[Sandbox]:
 
 
 def memory_beside_the_guest(process: str) -> int | None:
-    """By its directory in /proc. smaps walks the page tables of the whole guest: for once, by hand, not for metrics."""
+    """`process`: the QEMU's directory in /proc. Reading smaps walks the page tables of the whole guest: acceptable for a check
+    by hand, not for metrics."""
     try:
         words = Path(process, "cmdline").read_bytes().split(b"\0")
         given = _GIVEN.match(words[words.index(b"-m") + 1])
@@ -106,7 +107,7 @@ def memory_beside_the_guest(process: str) -> int | None:
 
 
 def runtime_classes_of(path: str) -> list[RuntimeClass]:
-    """Nothing if there is no such file."""
+    """The RuntimeClasses in the file; empty if the file does not exist."""
     try:
         documents = list(yaml.safe_load_all(Path(path).read_text(encoding="utf-8")))
     except FileNotFoundError:

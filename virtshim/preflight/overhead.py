@@ -1,4 +1,4 @@
-"""Findings about the memory that QEMU takes beside its guest's: what pods declare for it, and what it is. Pure."""
+"""Findings about QEMU's own memory, besides the guest's: how much pods declare, and how much QEMU uses. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from virtshim.preflight.finding import Finding, error, ok, warning
 
 _SUBJECT = "overhead"
 _MIB = 1 << 20
-# Set-up writes it.
+# `virtshim setup` writes this file.
 RUNTIME_CLASS: Final = "/etc/virtshim/runtimeclass.yaml"
 _APPLY: Final = f"kubectl apply -f {RUNTIME_CLASS}, and give pods its runtimeClassName"
 _SUFFIXES = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 10**3, "M": 10**6, "G": 10**9, "": 1}
@@ -20,8 +20,7 @@ _SUFFIXES = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 10**3, "M": 10**6
 
 @dataclass(frozen=True, slots=True)
 class QemuMemory:
-    """`declared`: the pod's overhead, 0 for none. `taken`: what its QEMU has beside the guest's memory; None if that cannot be
-    read."""
+    """`declared`: the pod's overhead, 0 for none. `taken`: QEMU's memory besides the guest's; None if it cannot be read."""
 
     pod: str
     declared: int
@@ -39,82 +38,92 @@ class RuntimeClass:
 
 
 def runtime_class(source: str, document: Any) -> RuntimeClass:
-    """Of its YAML or JSON, as `kubectl get -o yaml` prints it."""
+    """Parses a RuntimeClass from YAML or JSON, as `kubectl get -o yaml` prints it."""
     if not isinstance(document, dict) or document.get("kind") != "RuntimeClass":
-        return RuntimeClass(source, trouble="it is no RuntimeClass")
+        return RuntimeClass(source, trouble="not a RuntimeClass")
     fixed = document.get("overhead")
     fixed = fixed.get("podFixed") if isinstance(fixed, dict) else None
     text = str(fixed.get("memory", "0")) if isinstance(fixed, dict) else "0"
     number = text.rstrip("KMGik")
     if not number.isdecimal() or text[len(number) :] not in _SUFFIXES:
-        return RuntimeClass(source, trouble=f"overhead.podFixed.memory is {text!r}, no amount of memory")
+        return RuntimeClass(source, trouble=f"overhead.podFixed.memory is {text!r}, which is not an amount of memory")
     return RuntimeClass(source, str(document.get("handler", "")), int(number) * _SUFFIXES[text[len(number) :]])
 
 
 def name_of(document: Any) -> str:
-    """Of a RuntimeClass, for display."""
+    """The name of a RuntimeClass, for display."""
     metadata = document.get("metadata") if isinstance(document, dict) else None
     return escaped(str(metadata.get("name", "")), 80) if isinstance(metadata, dict) else "a document without a name"
 
 
 def running(found: Sequence[QemuMemory], trouble: str = "", unread: str = "", remedy: str = "") -> Finding:
-    """Of the VMs that run. `trouble`: why the records could not be read. `unread`: which of them, and the remedy."""
+    """The finding about running VMs. `trouble`: why the records could not be read. `unread`: which records could not be read;
+    `remedy`: what to do about that."""
     if trouble:
         return warning(
-            _SUBJECT, f"what VMs take cannot be compared: {trouble}", "run this as root, while virtshim runs"
+            _SUBJECT,
+            f"the memory of VMs cannot be compared: {trouble}",
+            "run this command as root, while virtshim runs",
         )
     told = _of_known(found)
     if not unread:
         return told
-    text = f"{told.text}; {unread}: what their VMs take is not counted"
+    text = f"{told.text}; {unread}, so their VMs are not counted"
     return warning(_SUBJECT, text, "; ".join(filter(None, (told.remedy, remedy))))
 
 
 def _of_known(found: Sequence[QemuMemory]) -> Finding:
     if not found:
-        return ok(_SUBJECT, "no VM runs: nothing to measure")
+        return ok(_SUBJECT, "no VM runs, so there is nothing to measure")
     known = [one for one in found if one.taken is not None]
     if not known:
-        return warning(_SUBJECT, f"the memory of {len(found)} QEMUs cannot be read from /proc", "run this as root")
+        return warning(
+            _SUBJECT, f"the memory of {len(found)} QEMUs cannot be read from /proc", "run this command as root"
+        )
     bare = [one for one in found if not one.declared]
     if bare:
-        text = f"{_few(bare)}: no RuntimeClass overhead, so nobody counts the {_span(known)} that QEMU takes"
+        text = (
+            f"{_few(bare)}: no RuntimeClass overhead, so the scheduler does not count the {_span(known)} that QEMU uses"
+        )
         return warning(_SUBJECT, text, _APPLY)
     over = [one for one in known if (one.taken or 0) > one.declared]
     if over:
         worst = max(over, key=lambda one: (one.taken or 0) - one.declared)
-        text = f"{_few(over)}: QEMU takes more than is declared ({_mib(worst.taken or 0)} of {_mib(worst.declared)})"
+        text = f"{_few(over)}: QEMU uses more than the declared overhead ({_mib(worst.taken or 0)} of {_mib(worst.declared)})"
         return warning(
             _SUBJECT, text, f"raise overhead.podFixed.memory of the RuntimeClass to {_mib(worst.taken or 0)}"
         )
     least = min(one.declared for one in found)
-    return ok(_SUBJECT, f"{_mib(least)} declared, QEMU takes {_span(known)} beside the guest's memory")
+    return ok(_SUBJECT, f"{_mib(least)} declared, QEMU uses {_span(known)} besides the guest's memory")
 
 
 def declared(found: RuntimeClass, handlers: Sequence[str], measured: Sequence[QemuMemory]) -> Finding:
-    """`handlers`: those that this node answers to. There are classes by size: a VM tells of the one with its overhead."""
+    """`handlers`: the handlers of this node. There are several RuntimeClasses, by size of the guest: a VM is compared with the
+    one that has the same overhead."""
     subject = "RuntimeClass"
     if found.trouble:
-        return warning(subject, f"{found.source}: {found.trouble}", "correct it, or write it anew: virtshim setup")
+        return warning(
+            subject, f"{found.source}: {found.trouble}", "correct it, or run virtshim setup to write it again"
+        )
     if found.handler not in handlers:
         text = f"{found.source}: handler {found.handler!r} is not one of this node's ({', '.join(handlers)})"
         return error(subject, text, "correct its handler, or add it to cri.runtime_handlers")
     if not found.overhead:
-        text = f"{found.source}: no overhead, so the scheduler does not count what QEMU takes"
-        return warning(subject, text, "give it overhead.podFixed.memory: 256Mi")
+        text = f"{found.source}: no overhead, so the scheduler does not count QEMU's memory"
+        return warning(subject, text, "set overhead.podFixed.memory: 256Mi")
     if found.overhead < LEAST_OVERHEAD:
-        text = f"{found.source}: overhead {_mib(found.overhead)}, with which no VM is started in its pod's cgroup"
-        return warning(subject, text, f"raise overhead.podFixed.memory to {_mib(LEAST_OVERHEAD)} at least")
+        text = f"{found.source}: overhead {_mib(found.overhead)} is too little to start a VM in its pod's cgroup"
+        return warning(subject, text, f"raise overhead.podFixed.memory to at least {_mib(LEAST_OVERHEAD)}")
     most = max((one.taken or 0 for one in measured if one.declared in (0, found.overhead)), default=0)
     if most > found.overhead:
-        text = f"{found.source}: overhead {_mib(found.overhead)}, and a QEMU of this node takes {_mib(most)}"
-        return warning(subject, text, f"raise overhead.podFixed.memory to {_mib(most)} at least")
+        text = f"{found.source}: overhead {_mib(found.overhead)}, but a QEMU of this node uses {_mib(most)}"
+        return warning(subject, text, f"raise overhead.podFixed.memory to at least {_mib(most)}")
     return ok(subject, f"{found.source}: handler {found.handler}, overhead {_mib(found.overhead)}")
 
 
 def taken(smaps: str, guest: int) -> int | None:
-    """What a process has in memory beside the guest's, of /proc/PID/smaps; shared pages count in part. The guest's is the mapping
-    that is nearest to what it was given. None if it cannot be told."""
+    """A QEMU's memory besides the guest's, from /proc/PID/smaps, with shared pages counted in part. The guest's memory is the
+    mapping whose size is nearest to `guest`. None if it cannot be determined."""
     sizes, shares = (_amounts(smaps, name) for name in ("Size", "Pss"))
     if not shares or len(sizes) != len(shares):
         return None

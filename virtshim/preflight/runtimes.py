@@ -1,4 +1,4 @@
-"""What the runtimes behind `virtshim proxy` answer, and what follows from it."""
+"""Findings about container runtimes: those behind `virtshim proxy`, which are asked, and those installed on the node."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ class Runtime:
     name: str
     socket: str
     silence: str = ""
-    """Why it does not answer."""
+    """Why the runtime does not answer; "" if it does."""
     version: str = ""
     cgroup_driver: str = ""
-    """ "" if it does not say: older ones do not."""
+    """ "" if the runtime does not report it, as older ones do not."""
     image_store: str = ""
-    """The directory on whose file system kubelet finds its images, "" if it does not say."""
+    """The directory that tells kubelet the file system of the runtime's images; "" if the runtime does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnStore:
-    """virtshim's images and disks: the directory, and at how many percent unused images are removed there, 100 for never."""
+    """virtshim's images and disks: their directory, and the disk usage in percent at which virtshim removes unused images; 100
+    means never."""
 
     directory: str
     gc_high_percent: int
@@ -68,46 +69,50 @@ def _image_store(images: api_pb2_grpc.ImageServiceStub) -> str:
 
 
 def watched(primary: Runtime, own: OwnStore, device_of: Callable[[str], str]) -> list[Finding]:
-    """Whether kubelet looks at the file system of our store: of those in the merged list it looks at the first, the primary's.
-    Nothing where that is not known. `device_of`: what a directory's file system is on, "" if that is not known."""
+    """Whether kubelet watches the file system of virtshim's images. kubelet watches only the first in the proxy's merged list,
+    the primary's. Empty if that is not known. `device_of`: the device of a directory's file system, "" if not known."""
     theirs, ours = device_of(primary.image_store) if primary.image_store else "", device_of(own.directory)
     if not theirs or not ours:
         return []
     if theirs == ours:
-        return [ok(_STORES, f"{own.directory} is on that of {primary.name}'s images, which kubelet watches")]
+        return [ok(_STORES, f"{own.directory} is on the file system of {primary.name}'s images, which kubelet watches")]
     text = (
-        f"kubelet watches {primary.name}'s, {primary.image_store}; {own.directory} is on another one, where it removes no unused "
-        "image, and does not see which VM fills it"
+        f"kubelet watches {primary.name}'s, {primary.image_store}; {own.directory} is on another one, where kubelet removes no "
+        "unused images and does not see which VM fills the disk"
     )
     if own.gc_high_percent == 100:
         remedy = f"put paths.state_dir on the file system of {primary.image_store}, or set images.gc_high_percent = 85"
         return [error(_STORES, text, remedy)]
     text = f"{text}; virtshim removes images at {own.gc_high_percent} %"
     return [
-        warning(_STORES, text, "watch the free room there, since VMs are paused when there is none, or put both on one")
+        warning(
+            _STORES,
+            text,
+            "monitor its free space, because VMs are paused when it is full; or put both on one file system",
+        )
     ]
 
 
 def findings(runtimes: Sequence[Runtime]) -> list[Finding]:
-    """Pure."""
+    """Compares the runtimes' answers. Pure."""
     told = [_finding(one) for one in runtimes]
     drivers = {one.name: one.cgroup_driver for one in runtimes if one.cgroup_driver}
     if len(set(drivers.values())) > 1:
         listed = ", ".join(f"{name}: {driver}" for name, driver in drivers.items())
-        remedy = "set them to the same one (virtshim: cri.cgroup_driver); the proxy does not start otherwise"
+        remedy = "set all to the same driver (virtshim: cri.cgroup_driver); otherwise the proxy does not start"
         told.append(error(_RUNTIMES_SUBJECT, f"the runtimes use different cgroup drivers ({listed})", remedy))
     return told
 
 
 def _finding(one: Runtime) -> Finding:
     if one.silence:
-        remedy = "start it; proxy.primary and proxy.others say where the runtimes are"
+        remedy = "start the runtime; proxy.primary and proxy.others set the sockets"
         return warning(_RUNTIMES_SUBJECT, f"{one.name} does not answer on {one.socket}: {one.silence}", remedy)
     driver = f", cgroup driver {one.cgroup_driver}" if one.cgroup_driver else ""
     return ok(_RUNTIMES_SUBJECT, f"{one.name} is {one.version} on {one.socket}{driver}")
 
 
-# Findings about the container runtime beside virtshim: its configuration against ours. Pure.
+# Container runtimes that are installed on the node. Their configuration must match virtshim's. Pure.
 
 _BESIDE_SUBJECT = "containers"
 
@@ -115,39 +120,43 @@ _BESIDE_SUBJECT = "containers"
 def beside_findings(
     found: Sequence[RuntimeSetup], driver: str, cni_conf_dir: str, *, behind_proxy: bool
 ) -> list[Finding]:
-    """`driver`, `cni_conf_dir`: ours. `behind_proxy`: whether this node's proxy sends pods to one of them."""
+    """`driver`, `cni_conf_dir`: virtshim's own. `behind_proxy`: whether this node's proxy sends pods to one of the runtimes."""
     if not found:
-        return [ok(_BESIDE_SUBJECT, "neither containerd nor CRI-O here: all pods of this node are virtual machines")]
+        return [
+            ok(_BESIDE_SUBJECT, "neither containerd nor CRI-O is installed: all pods of this node are virtual machines")
+        ]
     return [finding for one in found for finding in _of(one, driver, cni_conf_dir, behind_proxy=behind_proxy)]
 
 
 def beside_unused() -> Finding:
-    return ok(_BESIDE_SUBJECT, "kubelet asks virtshim itself: all pods of this node are virtual machines")
+    return ok(_BESIDE_SUBJECT, "kubelet calls virtshim directly: all pods of this node are virtual machines")
 
 
 def _of(one: RuntimeSetup, driver: str, cni_conf_dir: str, *, behind_proxy: bool) -> list[Finding]:
     if one.trouble:
-        return [warning(_BESIDE_SUBJECT, f"{one.name}: {one.trouble}", "correct the file, or run this as root")]
+        return [warning(_BESIDE_SUBJECT, f"{one.name}: {one.trouble}", "correct the file, or run this command as root")]
     if not one.serves_cri:
         text = f"{one.name} does not serve CRI: `cri` is in disabled_plugins of {one.file}"
-        remedy = f"for containers beside VMs take it out, and run: systemctl restart {one.name}"
+        remedy = f"to run containers too, remove it and run: systemctl restart {one.name}"
         return [warning(_BESIDE_SUBJECT, text, remedy)]
     told = [
         found
         for found in (_beside_driver(one, driver, behind_proxy=behind_proxy), _network(one, cni_conf_dir))
         if found
     ]
-    runs = "is there" if one.is_running else "is installed and does not run"
+    runs = "runs" if one.is_running else "is installed but does not run"
     return told or [ok(_BESIDE_SUBJECT, f"{one.name} {runs}, with virtshim's cgroup driver and network ({one.file})")]
 
 
 def _beside_driver(one: RuntimeSetup, driver: str, *, behind_proxy: bool) -> Finding | None:
     if one.cgroup_driver == driver or (not one.cgroup_driver and driver == "cgroupfs"):
         return None
-    says = f"uses {one.cgroup_driver}" if one.cgroup_driver else "says nothing of SystemdCgroup, by default false"
-    text = f"{one.name} {says}, virtshim uses {driver}: one kubelet cannot have both"
+    says = f"uses {one.cgroup_driver}" if one.cgroup_driver else "does not set SystemdCgroup, which is false by default"
+    text = f"{one.name} {says}, virtshim uses {driver}, but one kubelet can use only one driver"
     sure = behind_proxy and one.cgroup_driver
-    return (error if sure else warning)(_BESIDE_SUBJECT, text, f"{one.remedy(driver)}; or set cri.cgroup_driver here")
+    return (error if sure else warning)(
+        _BESIDE_SUBJECT, text, f"{one.remedy(driver)}; or set cri.cgroup_driver in virtshim's settings"
+    )
 
 
 def _network(one: RuntimeSetup, cni_conf_dir: str) -> Finding | None:

@@ -1,4 +1,4 @@
-"""Findings about QEMU, KVM, libvirt and vmwrapper. Pure: facts in, findings out."""
+"""Findings about QEMU, KVM, libvirt and vmwrapper. Pure: takes facts, returns findings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _VERSION = re.compile(r"version (\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class ProgramOutput:
-    """A program's words: `text` if it worked, else `trouble`; `late` if it did not end in time. `reached` is False for a
-    question to libvirt that did not get so far."""
+    """A program's output in `text`, or the reason for its failure in `trouble`. `late`: it did not end in time. `reached` is
+    False if libvirt could not be reached."""
 
     text: str = ""
     trouble: str = ""
@@ -26,7 +26,7 @@ class ProgramOutput:
 
 
 def qemu(path: str, program_output: ProgramOutput) -> Finding:
-    """`program_output`: the answer to --version."""
+    """`program_output`: the output of --version."""
     if program_output.trouble:
         return error(
             "QEMU", f"{path}: {program_output.trouble}", "apt-get install qemu-system-x86, or correct libvirt.emulator"
@@ -38,7 +38,7 @@ def qemu(path: str, program_output: ProgramOutput) -> Finding:
         )
     version = (int(found[1]), int(found[2]))
     if version < _OLDEST_QEMU:
-        return error("QEMU", f"{path} is version {found[1]}.{found[2]}; 6.2 is needed", "install a newer QEMU")
+        return error("QEMU", f"{path} is version {found[1]}.{found[2]}; 6.2 or newer is needed", "install a newer QEMU")
     return ok("QEMU", f"{path}, version {found[1]}.{found[2]}")
 
 
@@ -50,7 +50,7 @@ def qemu_img(program_output: ProgramOutput) -> Finding:
 
 
 def volumes(places: Sequence[str], there: str) -> Finding:
-    """`there`: the first of those places that has a virtiofsd, "" for none."""
+    """`there`: the first of the places that has a virtiofsd; "" for none."""
     if there:
         return ok("volumes", f"served by {there}")
     remedy = "apt-get install qemu-system-common (Debian 12) or virtiofsd, or set shares.virtiofsd"
@@ -58,7 +58,7 @@ def volumes(places: Sequence[str], there: str) -> Finding:
 
 
 def firmware(uefi: bool, secure: bool, missing: Sequence[str]) -> Finding:
-    """Whether there is a UEFI, and one with secure boot; which of swtpm's programs are not there."""
+    """`uefi`, `secure`: whether firmware without and with secure boot exists. `missing`: programs of swtpm that are missing."""
     lacking = [
         *(["UEFI without secure boot"] if not uefi else []),
         *(["UEFI with secure boot"] if not secure else []),
@@ -75,22 +75,23 @@ def firmware(uefi: bool, secure: bool, missing: Sequence[str]) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Whom tapmanager serves: `who`, and VMs' users if its socket is of the `group` that they have."""
+    """The users that tapmanager serves: `who`, and the VMs' users if tapmanager's socket has their `group`."""
 
     who: UserAccount | None
     group: frozenset[int]
 
 
 def qemu_user(wanted: str, who: UserAccount | None, group_of_vms: frozenset[int], tapmanagers: Served) -> Finding:
-    """`wanted`: user and group as set, "" for the distribution's own; `group_of_vms`: empty where none has a user of its own."""
+    """`wanted`: the configured user and group, "" for the distribution's. `group_of_vms`: empty if VMs have no users of their
+    own."""
     if who is None:
-        named = f"there is no user or group {wanted}" if wanted else "this machine has no user for QEMU"
+        named = f"the user or group {wanted} does not exist" if wanted else "this machine has no user for QEMU"
         remedy = "apt-get install libvirt-daemon-system, or set libvirt.qemu_user to the `user` of libvirt's qemu.conf"
         return error("QEMU user", named, remedy)
     if who.uid == 0:
         return warning(
             "QEMU user",
-            "QEMU is to run as root: a guest that breaks out of QEMU owns the node",
+            "QEMU would run as root: a guest that breaks out of QEMU would control the node",
             "set an unprivileged libvirt.qemu_user, and the same `user` in libvirt's qemu.conf",
         )
     if tapmanagers.who is None or tapmanagers.who.uid != who.uid:
@@ -100,16 +101,19 @@ def qemu_user(wanted: str, who: UserAccount | None, group_of_vms: frozenset[int]
     if not group_of_vms <= tapmanagers.group:
         return error(
             "QEMU user",
-            "VMs' users are not in the group of tapmanager's socket: VMs get no network",
+            "tapmanager's socket has another group than the VMs' users: VMs get no network",
             "set tapmanager.qemu_group to the same group as libvirt.qemu_group",
         )
     return ok("QEMU user", f"{who.name} ({who.uid})")
 
 
 def kvm(domain_type: str, device: FileStatus | None, who: UserAccount) -> Finding:
-    """The device file only; whether a guest boots with it is another finding."""
+    """Checks only the device file. Another finding says whether a guest boots with KVM."""
     if device is None:
-        text, remedy = "/dev/kvm is missing", "turn virtualization on in the firmware, or nested for a VM; modprobe kvm"
+        text, remedy = (
+            "/dev/kvm is missing",
+            "turn on virtualization in the firmware, or nested virtualization if this is a VM; modprobe kvm",
+        )
         if domain_type == "kvm":
             return error("/dev/kvm", f'{text}, but libvirt.domain_type is "kvm"', remedy)
         if domain_type == "auto":
@@ -121,32 +125,34 @@ def kvm(domain_type: str, device: FileStatus | None, who: UserAccount) -> Findin
     text = f"/dev/kvm has mode {device.permissions} and {who.name} cannot open it"
     if domain_type == "kvm":
         return error("/dev/kvm", text, remedy)
-    return warning("/dev/kvm", f"{text}: libvirt probes QEMU anew for each VM, some seconds each time", remedy)
+    return warning(
+        "/dev/kvm", f"{text}: libvirt probes QEMU again for each VM, which takes some seconds each time", remedy
+    )
 
 
 def boot(domain_type: str, works: bool, why: str) -> Finding:
-    """`works`: whether a guest ran under KVM; asked where VMs may run under it."""
+    """`works`: whether a guest ran under KVM. Only called if VMs may use KVM."""
     if works:
         return ok("KVM", why)
-    remedy = 'use a machine with virtualization; on purpose without it: libvirt.domain_type = "qemu"'
+    remedy = 'use a machine with virtualization; to do without it on purpose, set libvirt.domain_type = "qemu"'
     if domain_type == "kvm":
         return error("KVM", why, remedy)
     return warning("KVM", f"{why}; VMs run in software (TCG), ten times slower", remedy)
 
 
 def vmwrapper(path: str, file: FileStatus | None, directories: Sequence[FileStatus], who: UserAccount) -> Finding:
-    """`directories`: those on the way to the file, from / down."""
+    """`directories`: the directories on the way to the file, from / down."""
     subject = "vmwrapper"
     if file is None:
         return error(
-            subject, f"{path} is missing", f"write it with virtshim's Python: python -m vmwrapper.bundle {path}"
+            subject, f"{path} is missing", f"create it with virtshim's Python: python -m vmwrapper.bundle {path}"
         )
     barrier = first_blocked(directories, who)
     if barrier is not None:
         return error(
             subject,
-            f"{path} cannot be reached by {who.name}: {barrier.path} has mode {barrier.permissions}",
-            f"{chmod_command(barrier)}, or put vmwrapper elsewhere (libvirt.vmwrapper)",
+            f"{who.name} cannot reach {path}: {barrier.path} has mode {barrier.permissions}",
+            f"{chmod_command(barrier)}, or set libvirt.vmwrapper to another path",
         )
     if not allows(file, who, AccessMode.READ | AccessMode.EXECUTE):
         return error(
@@ -154,7 +160,7 @@ def vmwrapper(path: str, file: FileStatus | None, directories: Sequence[FileStat
             f"{path} has mode {file.permissions}: {who.name} cannot read and execute it",
             f"chmod 0755 {path}",
         )
-    return ok(subject, f"{path} can be run by {who.name}")
+    return ok(subject, f"{who.name} can run {path}")
 
 
 def libvirt(uri: str, program_output: ProgramOutput) -> Finding:
@@ -170,14 +176,14 @@ def libvirt(uri: str, program_output: ProgramOutput) -> Finding:
 
 
 def read_only_sockets(found: Sequence[tuple[FileStatus, Sequence[FileStatus]]]) -> Finding:
-    """`found`: those that are there, each with the directories on its way."""
+    """`found`: the existing sockets, each with the directories on its way."""
     subject, anybody = "libvirt's read-only socket", UserAccount("any local user", -1, frozenset())
     for node, way in found:
         if allows(node, anybody, AccessMode.WRITE) and first_blocked(way, anybody) is None:
             daemon = "virtqemud" if "virtqemud" in node.path else "libvirtd"
             return warning(
                 subject,
-                f"{node.path} ({node.permissions}): every local user sees all VMs' definitions",
+                f"{node.path} ({node.permissions}): every local user can read all VMs' definitions",
                 f"systemctl mask --now {daemon}-ro.socket; "
                 f'set unix_sock_ro_perms = "0700" in /etc/libvirt/{daemon}.conf; systemctl restart {daemon}',
             )
@@ -185,28 +191,28 @@ def read_only_sockets(found: Sequence[tuple[FileStatus, Sequence[FileStatus]]]) 
 
 
 def directory(path: str, way: Sequence[FileStatus], who: UserAccount) -> Finding:
-    """libvirt's own, with a key for each QEMU. Debian closes it to all but the common user for QEMU, and again at each upgrade of
-    libvirt, unless it is told to leave it. `way`: what exists of it from / down."""
+    """libvirt's directory, which holds a key for each QEMU. Debian opens it only to the common user for QEMU, and resets that
+    at each upgrade of libvirt unless dpkg-statoverride prevents it. `way`: the existing directories of it from / down."""
     subject = "libvirt's directory"
     barrier = first_blocked(way, who)
     if barrier is None:
-        return ok(subject, f"{path} can be passed by {who.name}")
+        return ok(subject, f"{who.name} can enter {path}")
     return error(
         subject,
-        f"no VM starts: {who.name} cannot pass {barrier.path}, which has mode {barrier.permissions}",
+        f"VMs cannot start: {who.name} cannot enter {barrier.path}, which has mode {barrier.permissions}",
         f"dpkg-statoverride --force-statoverride-add --update --add libvirt-qemu libvirt-qemu 0751 {barrier.path}; "
-        f"elsewhere: {chmod_command(barrier)}",
+        f"on other distributions: {chmod_command(barrier)}",
     )
 
 
 def runs_qemu_as(program_output: ProgramOutput, who: UserAccount) -> Finding:
-    """`program_output.text`: libvirt's `+UID:+GID`, "" if it changes no owners."""
+    """`program_output.text`: libvirt's `+UID:+GID`; "" if libvirt does not change owners of files."""
     subject = "libvirt's user"
     if program_output.trouble:
         return warning(
             subject,
             f"libvirt does not describe this node: {program_output.trouble}",
-            "look into its log; when it takes long, the finding about /dev/kvm says why",
+            "read libvirt's log; if it answers slowly, the finding about /dev/kvm gives the reason",
         )
     if not program_output.text:
         return ok(subject, "libvirt does not change owners of files")
@@ -214,41 +220,41 @@ def runs_qemu_as(program_output: ProgramOutput, who: UserAccount) -> Finding:
     if uid != str(who.uid):
         return error(
             subject,
-            f"libvirt runs QEMU as user {uid}, virtshim expects {who.name} ({who.uid})",
-            "make them the same: libvirt.qemu_user here, or `user` in libvirt's qemu.conf",
+            f"libvirt runs QEMU as user {uid}, but virtshim expects {who.name} ({who.uid})",
+            "set libvirt.qemu_user and `user` in libvirt's qemu.conf to the same user",
         )
     return ok(subject, f"libvirt runs QEMU as {who.name}")
 
 
 def emulator(path: str, program_output: ProgramOutput) -> Finding:
-    """`program_output`: whether libvirt could start vmwrapper and ask the QEMU behind it what it can do; its text, why libvirt
-    insists on asking for each property of a guest's CPU at every start, "" if it does not."""
+    """`program_output`: whether libvirt could start vmwrapper and query the capabilities of the QEMU behind it. Its text: why
+    libvirt queries each property of a guest's CPU at every start; "" if it does not."""
     if not program_output.trouble and not program_output.text:
-        return ok("emulator", f"libvirt accepts {path} in QEMU's place, and its short question about a guest's CPU")
+        return ok("emulator", f"libvirt accepts {path} in place of QEMU, and the fast query of a guest's CPU")
     if not program_output.trouble:
         return warning(
             "emulator",
-            f"libvirt accepts {path} in QEMU's place, but not the short question about a guest's CPU ({program_output.text}): "
-            "each VM starts some 0.4 s later",
+            f"libvirt accepts {path} in place of QEMU, but not the fast query of a guest's CPU ({program_output.text}): "
+            "each VM starts about 0.4 s later",
             "use libvirt 9 or newer",
         )
     if program_output.late:
         return warning(
             "emulator",
-            f"libvirt takes long to examine {path}: {program_output.trouble}",
-            "run the check again: libvirt caches the result; if it never ends, the finding about /dev/kvm says why",
+            f"libvirt did not finish examining {path}: {program_output.trouble}",
+            "run the check again, because libvirt caches the result; if it never ends, see the finding about /dev/kvm",
         )
     return error(
         "emulator",
-        f"libvirt cannot use {path} in QEMU's place: {program_output.trouble}",
+        f"libvirt cannot use {path} in place of QEMU: {program_output.trouble}",
         f"run `{path} --version` as the QEMU user; it must print QEMU's version",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class AppArmorProfile:
-    """An AppArmor profile as it stands on this node, its local additions included; "" if it is not there. `additions` is
-    the file for the node's own rules."""
+    """An AppArmor profile of this node, including its local additions; "" if it does not exist. `additions`: the file for local
+    rules."""
 
     text: str
     additions: str
@@ -256,7 +262,7 @@ class AppArmorProfile:
 
 @dataclass(frozen=True, slots=True)
 class AppArmor:
-    """`daemon` confines libvirt itself, `guests` each QEMU."""
+    """`daemon`: the profile of libvirt itself. `guests`: the profile of each QEMU."""
 
     enabled: bool
     daemon: AppArmorProfile
@@ -264,7 +270,7 @@ class AppArmor:
 
 
 def apparmor(facts: AppArmor, wrapper: str, *sockets: str) -> Finding:
-    """libvirt's profiles list every program it may run and QEMU may be; vmwrapper is not among them by itself."""
+    """libvirt's profiles list the programs that libvirt and QEMU may run. vmwrapper must be added to them."""
     if not facts.enabled:
         return ok("AppArmor", "not enabled")
     wanted = (
@@ -277,11 +283,11 @@ def apparmor(facts: AppArmor, wrapper: str, *sockets: str) -> Finding:
         if profile.text and (missing := [rule for rule in rules if rule.split()[0] not in profile.text])
     ]
     if not additions:
-        return ok("AppArmor", "nothing in libvirt's profiles keeps vmwrapper out")
+        return ok("AppArmor", "libvirt's profiles allow vmwrapper")
     return warning(
         "AppArmor",
-        "libvirt's profiles do not name vmwrapper: where libvirt uses them, no VM starts",
-        f"add {'; '.join(additions)}; then systemctl reload apparmor",
+        "libvirt's profiles do not allow vmwrapper: if libvirt uses them, VMs cannot start",
+        f"add {'; '.join(additions)}; then run systemctl reload apparmor",
     )
 
 
@@ -290,8 +296,8 @@ def rules_of_daemon(wrapper: str) -> tuple[str, ...]:
 
 
 def rules_of_guests(wrapper: str, *sockets: str) -> tuple[str, ...]:
-    """What vmwrapper does before it becomes QEMU: itself, its interpreter, its call to tapmanager; and QEMU's call to who serves
-    its volumes."""
+    """Rules for vmwrapper before it becomes QEMU: the program, its interpreter, its call to tapmanager. Also QEMU's connection
+    to the daemon of its volumes."""
     return (
         f"{wrapper} rmix,",
         "/usr/bin/python3* rmix,",

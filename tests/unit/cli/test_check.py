@@ -169,7 +169,9 @@ def test_vfio_without_an_iommu_is_an_error_that_says_why(
     host.write("/sys/kernel/iommu_groups/9/name", "vfio-noiommu\n")
     host.write("/sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n")
     assert check_devices(config, files=host.files()) == 1
-    assert "enable_unsafe_noiommu_mode is set, and no VM can use the devices it makes" in capsys.readouterr().out
+    assert (
+        "enable_unsafe_noiommu_mode is set, and VMs cannot use the devices that it creates" in capsys.readouterr().out
+    )
 
 
 def test_this_machine_has_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

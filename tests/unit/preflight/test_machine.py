@@ -33,7 +33,7 @@ def test_a_directory_closed_to_qemu_is_an_error_that_names_it_and_both_ways_out(
     found = machine.reach("paths.state_dir", "/secret/virtshim", way, QEMU)
     assert found.level is Level.ERROR
     assert "/secret has mode 0700" in found.text
-    assert found.remedy == "set paths.state_dir to another place, or chmod a+x /secret"
+    assert found.remedy == "set paths.state_dir to another path, or run chmod a+x /secret"
 
 
 def test_a_path_that_qemu_can_pass_is_fine() -> None:
@@ -112,4 +112,4 @@ def test_a_network_configuration_that_cannot_be_read_is_an_error_with_its_name(t
     (tmp_path / "10.conf").mkdir()
     (told,) = checks.cni(Settings.model_validate({"tapmanager": {"cni_conf_dir": str(tmp_path)}}))
     assert told.level is Level.ERROR
-    assert told.text == f"{tmp_path}/10.conf: it is empty, or cannot be read"
+    assert told.text == f"{tmp_path}/10.conf: the file is empty or cannot be read"

@@ -16,11 +16,11 @@ HOLDS = "uid 990\nlandlock 7\nnamespaces network ipc uts\n"
 @pytest.mark.parametrize(
     ("who", "wanted", "said", "level", "words"),
     [
-        (OWN, "", HOLDS, Level.OK, "Landlock 7, namespaces of its own: network ipc uts"),
-        (OWN, "", "uid 990\nlandlock 7\nnamespaces \n", Level.OK, "run as virtshim-parser, seccomp, Landlock 7"),
+        (OWN, "", HOLDS, Level.OK, "Landlock 7, own namespaces: network ipc uts"),
+        (OWN, "", "uid 990\nlandlock 7\nnamespaces \n", Level.OK, "runs as virtshim-parser, with seccomp, Landlock 7"),
         (OWN, "", "uid 990\nlandlock 0\nnamespaces\n", Level.WARNING, "has no Landlock"),
-        (NOBODY, "", HOLDS, Level.WARNING, "read as nobody"),
-        (NOBODY, "nobody", HOLDS, Level.OK, "run as nobody"),
+        (NOBODY, "", HOLDS, Level.WARNING, "parsed as nobody"),
+        (NOBODY, "nobody", HOLDS, Level.OK, "runs as nobody"),
         (OWN, "", "", Level.ERROR, "keeps its rights"),
     ],
 )

@@ -67,13 +67,16 @@ def stores(directory: str, percent: int = 100, primary: Runtime = CONTAINERD) ->
 
 def test_a_store_on_the_file_system_that_kubelet_watches_is_fine() -> None:
     ((level, told, _),) = stores("/var/lib/virtshim")
-    assert (level, told) == (Level.OK, "/var/lib/virtshim is on that of containerd's images, which kubelet watches")
+    assert (level, told) == (
+        Level.OK,
+        "/var/lib/virtshim is on the file system of containerd's images, which kubelet watches",
+    )
 
 
 def test_a_store_that_kubelet_does_not_watch_is_an_error_while_nobody_removes_images_there() -> None:
     ((level, told, remedy),) = stores("/data/virtshim")
     assert level is Level.ERROR
-    assert "/data/virtshim is on another one, where it removes no unused image" in told
+    assert "/data/virtshim is on another one, where kubelet removes no unused images" in told
     assert remedy.endswith("or set images.gc_high_percent = 85")
     ((level, told, remedy),) = stores("/data/virtshim", 90)
     assert level is Level.WARNING

@@ -47,7 +47,7 @@ def test_the_kvm_device_must_be_open_to_qemu(domain_type: str, mode: int | None,
 
 def test_a_closed_kvm_device_names_the_cost_and_the_remedy() -> None:
     found = virtualization.kvm("qemu", FileStatus("/dev/kvm", stat.S_IFCHR | 0o600, 0, 0), QEMU)
-    assert "probes QEMU anew" in found.text
+    assert "probes QEMU again" in found.text
     assert "chgrp kvm /dev/kvm && chmod 0660 /dev/kvm" in found.remedy
 
 

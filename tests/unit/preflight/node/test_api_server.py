@@ -89,8 +89,8 @@ def test_what_this_node_may_not_get_is_named_with_the_remedy(api: Api, tmp_path:
     api.answers[REVIEWS] = reviews("configmaps team/ud")
     found, _ = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, pod("web", ASKS))
     assert found.level is Level.WARNING
-    assert found.text.endswith("this node may not get what pods here name: secret team/keys")
-    assert "by a volume" in found.remedy
+    assert found.text.endswith("this node may not get objects that its pods name: secret team/keys")
+    assert "as a volume" in found.remedy
     assert "docs/security.md, Secrets by name" in found.remedy
 
 
@@ -100,7 +100,7 @@ def test_what_all_pods_here_name_may_be_got(api: Api, tmp_path: Path) -> None:
     gone = pod("gone", {"VirtletSSHKeySource": "secret/another"}, SandboxPhase.NOT_READY)
     found, _ = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, pod("web", ASKS), pod("db", ASKS), gone)
     assert (found.level, found.remedy) == (Level.OK, "")
-    assert found.text.endswith("this node may get what pods here name (2)")
+    assert found.text.endswith("this node may get the objects that its pods name (2)")
     assert len(api.asked) == 2 + 1  # whether Events may be created
 
 
@@ -109,7 +109,7 @@ def test_what_is_not_tried_is_not_said_to_be_had(api: Api, tmp_path: Path) -> No
     api.answers[REVIEWS] = reviews(*(f"secrets team/{name}" for name in names[:8]))
     pods = [pod(name, {"VirtletSSHKeySource": f"secret/{name}"}) for name in names]
     found, _ = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, *pods)
-    assert found.text.endswith("what pods here name (8); 2 more were not tried")
+    assert found.text.endswith("the objects that its pods name (8); 2 more were not tried")
     assert len(api.asked) == 8 + 1
 
 
@@ -117,7 +117,7 @@ def test_what_is_not_tried_is_not_said_to_be_had(api: Api, tmp_path: Path) -> No
     ("allowed", "said"),
     [
         (("secrets", "configmaps"), "all secrets and configmaps of the cluster"),
-        ((), "what pods' specs and Roles of their namespaces allow"),
+        ((), "the objects that pods' specs and Roles of their namespaces allow"),
     ],
 )
 def test_without_such_pods_it_is_told_what_the_node_may_get(
@@ -135,7 +135,7 @@ def test_of_pods_whose_records_cannot_be_read_it_is_not_said_that_they_name_noth
     assert found.level is Level.WARNING
     assert "names any" not in found.text
     assert found.text.endswith(
-        "of the cluster; what else pods here name is not known: the records of sandbox 0123 (team/odd) cannot be read"
+        "of the cluster; pods of this node may name more objects, but the records of sandbox 0123 (team/odd) cannot be read"
     )
     assert "config.unreadable" in found.remedy
 
@@ -143,9 +143,12 @@ def test_of_pods_whose_records_cannot_be_read_it_is_not_said_that_they_name_noth
 def test_what_could_be_tried_is_told_beside_records_that_cannot_be_read(api: Api, tmp_path: Path) -> None:
     api.answers[REVIEWS] = reviews("configmaps team/ud")
     found, _ = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, pod("web", ASKS), damaged=["odd"])
-    assert "this node may not get what pods here name: secret team/keys; what else" in found.text
+    assert (
+        "this node may not get objects that its pods name: secret team/keys; pods of this node may name more"
+        in found.text
+    )
     assert "sandbox 0123 (team/odd)" in found.text
-    assert "by a volume" in found.remedy
+    assert "as a volume" in found.remedy
     assert "config.unreadable" in found.remedy
 
 
@@ -157,14 +160,14 @@ def test_a_state_database_that_cannot_be_read_is_no_node_without_pods(api: Api, 
     settings = {"paths": {"state_dir": str(state)}, "kubernetes": {"kubeconfig": kubeconfig(api, tmp_path, TOKEN)}}
     found, _ = cluster_objects(Settings.model_validate(settings))
     assert (found.level, found.remedy) == (Level.WARNING, "run this as root")
-    assert f"is not known: the state database {state}/state.db cannot be read" in found.text
+    assert f"may name more objects, but the state database {state}/state.db cannot be read" in found.text
 
 
 @pytest.mark.parametrize(
     ("allowed", "level", "said"),
     [
         (True, Level.OK, "this node may create Events of pods"),
-        (False, Level.WARNING, "what is wrong with VMs is told in the logs of their containers only"),
+        (False, Level.WARNING, "problems of VMs appear only in the logs of their containers"),
     ],
 )
 def test_it_is_told_whether_pods_get_events(api: Api, tmp_path: Path, allowed: bool, level: Level, said: str) -> None:

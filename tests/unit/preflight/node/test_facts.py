@@ -63,7 +63,10 @@ def test_the_records_of_containers_that_run_are_read(tmp_path: Path) -> None:
     settings = Settings.model_validate({"paths": {"state_dir": str(tmp_path)}})
     (found,) = node_checks.qemu_overhead(settings)
     assert found.level is Level.WARNING
-    assert "no VM runs: nothing to measure; the records of container c (vm) cannot be read: what their" in found.text
+    assert (
+        "no VM runs, so there is nothing to measure; the records of container c (vm) cannot be read, so their"
+        in found.text
+    )
     assert "config.unreadable" in found.remedy
 
 

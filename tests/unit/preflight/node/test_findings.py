@@ -48,7 +48,7 @@ def test_a_finding_that_is_not_ok_has_a_remedy() -> None:
 @pytest.mark.parametrize(
     ("found", "level", "said"),
     [
-        (KubeletSetup(), OK, "none is installed"),
+        (KubeletSetup(), OK, "not installed on this machine"),
         (setup(cgroupDriver="systemd"), OK, FILE),
         (KubeletSetup(unreadable=(f"{FILE}: not YAML: x",)), WARNING, FILE),
     ],
@@ -134,7 +134,7 @@ def test_a_runtime_beside(found: list[RuntimeSetup], proxied: bool, levels: list
     assert [one.level for one in told] == levels
 
 
-@pytest.mark.parametrize(("asked", "told"), [("virtshim.sock", "asks virtshim itself"), ("proxy.sock", "cgroupfs")])
+@pytest.mark.parametrize(("asked", "told"), [("virtshim.sock", "calls virtshim directly"), ("proxy.sock", "cgroupfs")])
 def test_a_runtime_beside_matters_only_where_kubelet_asks_for_containers(asked: str, told: str, tmp_path: Path) -> None:
     """On a node of VMs alone (`virtshim setup --vms-only`) containerd may be configured as it likes."""
     node = FakeSysfs(tmp_path)
