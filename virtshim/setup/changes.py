@@ -1,5 +1,5 @@
-"""Brings files of the node to what is planned, and back. Whenever it is killed, the next run finishes or takes back: the manifest
-says what is to be written before it is."""
+"""Changes files of the node as planned, and reverts them. The manifest records each file before it is changed, so that after a
+kill at any point the next run can finish or revert the changes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 from virtshim.model.errors import WrongState
 from virtshim.setup.tree import NodeTree, NoRegularFile
 
-# What set-up wrote, so that it can be taken back: written before anything is changed.
-# /var/lib/virtshim/setup/manifest.json
+# The manifest, /var/lib/virtshim/setup/manifest.json, records what setup wrote, so that setup can revert it. Setup writes the
+# manifest before it changes anything.
 
 DIRECTORY: Final = "/var/lib/virtshim/setup"
 FILE: Final = f"{DIRECTORY}/manifest.json"
@@ -26,7 +26,7 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """A file as it was before set-up; its bytes are in `backup`."""
+    """A file as it was before setup. `backup`: the path of its content."""
 
     sha256: str
     mode: int
@@ -37,8 +37,8 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file that is set-up's. `written`: digests of what it wrote there; more than one while it is changed. `before`: None if
-    there was no such file."""
+    """A file that setup wrote. `written`: digests of the content; more than one while setup changes the file. `before`: None if
+    the file did not exist."""
 
     path: str
     written: tuple[str, ...]
@@ -55,9 +55,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`directories`: those that set-up made, parents first. `enabled`, `started`, `masked`: units whose state it changed;
-    `started` None: of a version that did not tell it from `enabled`. `pending`: what systemctl is still to be told, because files
-    were changed, or are about to be; `owed` in manifests of earlier versions. `vms_only`: as the last set-up was asked."""
+    """What setup did. `directories`: the directories that it made, parents first. `enabled`, `started`, `masked`: units whose
+    state it changed; `started` is None in a manifest of an older version, which had only `enabled`. `pending`: systemctl commands
+    that are still to run, because files have changed or will change (`owed` in older manifests). `vms_only`: the choice of the last setup."""
 
     version: int = _VERSION
     entries: tuple[Entry, ...] = ()
@@ -87,37 +87,39 @@ def dumped(manifest: Manifest) -> bytes:
 
 
 def parsed(text: bytes | None) -> Manifest:
-    """The empty one for None. Raises WrongState."""
+    """An empty manifest for None. Raises WrongState."""
     if text is None:
         return Manifest()
     try:
         found = _ADAPTER.validate_json(text)
     except ValidationError as exc:
         raise WrongState(
-            f"{FILE} is damaged ({exc.error_count()} faults): what set-up wrote is not known any more. Take it back by hand, "
-            f"with what is in {BACKUPS}, and remove {DIRECTORY}"
+            f"{FILE} is damaged ({exc.error_count()} faults): it no longer tells what setup wrote. Revert the changes by hand, "
+            f"with the backups in {BACKUPS}, and remove {DIRECTORY}"
         ) from exc
     if found.version != _VERSION:
-        raise WrongState(f"{FILE} is of another version ({found.version}): use the virtshim that wrote it")
+        raise WrongState(
+            f"{FILE} has version {found.version}, which this virtshim does not support; use the virtshim that wrote it"
+        )
     return found
 
 
 class Action(enum.Enum):
     CREATE = "create"
     REPLACE = "replace"
-    """Of somebody else's, with a backup."""
+    """Replaces a file of somebody else, with a backup."""
     UPDATE = "update"
-    """Of set-up's own."""
+    """Updates a file that setup wrote."""
     SAME = "same"
     KEEP = "keep"
-    """It is somebody's own, or was changed since."""
+    """Keeps a file that belongs to somebody else, or that was changed since setup wrote it."""
     RESTORE = "restore"
     REMOVE = "remove"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """`why` in a few words. `keeps`: a file that is there, and not set-up's, stays as it is."""
+    """A file to write. `why`: the reason in a few words. `keeps`: leave an existing file alone if setup did not write it."""
 
     path: str
     content: bytes
@@ -128,7 +130,8 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`old`, `new`: None for no file. `note` says why a file is kept. `is_back`: what an earlier set-up wrote is taken back."""
+    """A change of one file. `old`, `new`: the content, None for no file. `note`: why the file is kept. `is_back`: the change
+    reverts an earlier setup."""
 
     path: str
     action: Action
@@ -145,7 +148,7 @@ def read_manifest(tree: NodeTree) -> Manifest:
 
 
 def before(tree: NodeTree, manifest: Manifest) -> Mapping[str, bytes | None]:
-    """What was there, of the files that still are set-up's."""
+    """The content before setup of each file that nobody changed since setup wrote it."""
     return {
         entry.path: None if entry.before is None else tree.read(entry.before.backup)
         for entry in manifest.entries
@@ -161,7 +164,7 @@ def _is_ours(tree: NodeTree, entry: Entry) -> bool:
 
 
 def planned(tree: NodeTree, manifest: Manifest, files: Sequence[PlannedFile]) -> list[Change]:
-    """What has to be done, nothing of it done. What an earlier plan wrote, and this one does not have, goes."""
+    """The changes to make. Files of an earlier plan that are not in this one are reverted. Changes nothing itself."""
     wanted = {file.path for file in files}
     stale = [_taken_back(tree, entry) for entry in reversed(manifest.entries) if entry.path not in wanted]
     return [*(_change(tree, manifest.entry(file.path), file) for file in files), *stale]
@@ -177,10 +180,10 @@ def _change(tree: NodeTree, entry: Entry | None, file: PlannedFile) -> Change:
     except NoRegularFile:
         if entry is None and not file.keeps:
             raise
-        note = "it was there before set-up" if entry is None else "it was changed since set-up wrote it"
+        note = "it existed before setup" if entry is None else "it was changed since setup wrote it"
         return Change(file.path, Action.KEEP, None, None, file.why, note)
     if entry is not None and not (entry.is_ours(old) or entry.is_as_before(old)):
-        return Change(file.path, Action.KEEP, old, old, file.why, "it was changed since set-up wrote it")
+        return Change(file.path, Action.KEEP, old, old, file.why, "it was changed since setup wrote it")
     if old == file.content:
         return Change(file.path, Action.SAME, old, old, file.why)
     if old is None:
@@ -188,14 +191,14 @@ def _change(tree: NodeTree, entry: Entry | None, file: PlannedFile) -> Change:
     if entry is not None and entry.is_ours(old):
         return Change(file.path, Action.UPDATE, old, file.content, file.why)
     if file.keeps and entry is None:
-        return Change(file.path, Action.KEEP, old, old, file.why, "it was there before set-up")
+        return Change(file.path, Action.KEEP, old, old, file.why, "it existed before setup")
     return Change(file.path, Action.REPLACE, old, file.content, file.why)
 
 
 def _taken_back(tree: NodeTree, entry: Entry) -> Change:
-    kept = f"; what was there before is in {entry.before.backup}" if entry.before else ""
+    kept = f"; its former content is in {entry.before.backup}" if entry.before else ""
     changed = Change(
-        entry.path, Action.KEEP, None, None, note=f"it was changed since set-up wrote it{kept}", is_back=True
+        entry.path, Action.KEEP, None, None, note=f"it was changed since setup wrote it{kept}", is_back=True
     )
     try:
         old = tree.read(entry.path)
@@ -209,13 +212,13 @@ def _taken_back(tree: NodeTree, entry: Entry) -> Change:
         return Change(entry.path, Action.REMOVE, old, None, is_back=True)
     was = tree.read(entry.before.backup)
     if was is None:
-        note = f"what was there before is gone: {entry.before.backup}"
+        note = f"the backup of its former content is gone: {entry.before.backup}"
         return Change(entry.path, Action.KEEP, old, old, note=note, is_back=True)
     return Change(entry.path, Action.RESTORE, old, was, is_back=True)
 
 
 def apply(tree: NodeTree, manifest: Manifest, changes: Sequence[Change], modes: Mapping[str, int]) -> Manifest:
-    """Does them; `make_state_directory` was called before. `modes`: of files that are made."""
+    """Makes the changes. Call `make_state_directory` first. `modes`: the modes of new files."""
     writes = [one for one in changes if one.action in (Action.CREATE, Action.REPLACE, Action.UPDATE)]
     for change in writes:
         assert change.new is not None
@@ -234,7 +237,7 @@ def apply(tree: NodeTree, manifest: Manifest, changes: Sequence[Change], modes: 
         tree.make_directory(directory)
     for change in writes:
         assert change.new is not None
-        # A file that was there stays as closed as it was.
+        # An existing file keeps its mode.
         before = entry_of.before if (entry_of := manifest.entry(change.path)) else None
         if before is None:
             tree.write(change.path, change.new, modes.get(change.path, 0o644))
@@ -246,19 +249,19 @@ def apply(tree: NodeTree, manifest: Manifest, changes: Sequence[Change], modes: 
 
 
 def undo(tree: NodeTree, manifest: Manifest, changes: Sequence[Change]) -> Manifest:
-    """Takes all back but what is kept; `forget` follows."""
+    """Reverts all changes except those of kept files. Call `forget` afterwards."""
     return _undone(tree, save(tree, manifest), changes)
 
 
 def forget(tree: NodeTree, manifest: Manifest) -> None:
-    """Afterwards set-up knows nothing of the node any more."""
+    """Removes the manifest and the backups."""
     for directory in reversed(manifest.directories):
         tree.remove_directory(directory)
     tree.remove(FILE)
     tree.remove(LOCK)
     tree.remove_directory(BACKUPS)
     tree.remove_directory(DIRECTORY)
-    for directory in reversed(manifest.directories):  # those of the manifest itself
+    for directory in reversed(manifest.directories):  # the directories of the manifest itself
         tree.remove_directory(directory)
 
 
@@ -279,7 +282,7 @@ def _undone(tree: NodeTree, manifest: Manifest, changes: Sequence[Change]) -> Ma
 
 
 def make_state_directory(tree: NodeTree) -> tuple[str, ...]:
-    """Where the manifest and the lock are; the directories that it made for them."""
+    """Makes the directory of the manifest and the lock. Returns the directories that it made."""
     missing = _missing(tree, f"{BACKUPS}/any")
     for directory in missing:
         tree.make_directory(directory, 0o700 if directory in (DIRECTORY, BACKUPS) else 0o755)
@@ -292,7 +295,7 @@ def save(tree: NodeTree, manifest: Manifest) -> Manifest:
 
 
 def _before(tree: NodeTree, change: Change) -> Before | None:
-    """Where its backup goes: no file there has another content."""
+    """Chooses the path of the backup, so that no existing backup has different content."""
     if change.old is None:
         return None
     name = backup = f"{BACKUPS}/{change.path.strip('/').replace('/', '+')}"
@@ -304,7 +307,7 @@ def _before(tree: NodeTree, change: Change) -> Before | None:
 
 
 def _missing(tree: NodeTree, path: str) -> list[str]:
-    """Directories on the way to it that are not there, parents first."""
+    """The missing directories on the way to `path`, parents first."""
     parts = path.strip("/").split("/")[:-1]
     ways = [f"/{'/'.join(parts[:count])}" for count in range(1, len(parts) + 1)]
     return [way for way in ways if not tree.is_directory(way)]

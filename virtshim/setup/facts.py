@@ -1,4 +1,5 @@
-"""What set-up sees of the node. Reads only, below a root that tests choose; judges nothing."""
+"""Collects the facts about the node that setup needs. Reads files below a root that tests can choose. Changes nothing and does
+not judge."""
 
 from __future__ import annotations
 
@@ -17,22 +18,22 @@ from virtshim.neighbours.kubelet import KubeletSetup
 from virtshim.neighbours.runtimes import RuntimeSetup
 from virtshim.preflight.network import first_configuration
 
-# The cluster's networks, as far as this node's files tell them: from these hosts who names an image should have
-# nothing.
+# The cluster's networks, as far as this node's files name them. Images should not be fetched from hosts in them.
 
 _MANIFESTS: Final = "/etc/kubernetes/manifests"
-# Flags of the API server and the controller manager, on a node that runs them; services' networks first.
+# Flags of the API server and the controller manager, on a node that runs them. The networks of services come first.
 _FLAG: Final = re.compile(r"--(?:service-cluster-ip-range|cluster-cidr)=([0-9a-fA-F:./,]+)")
 _SUBNET: Final = re.compile(r'"(?:subnet|podCIDR|Network|cidr)"\s*:\s*"([0-9a-fA-F:./]+)"')
 _LONGEST: Final = 1 << 16
 # Fields of /proc/net/route.
 _DESTINATION, _GATEWAY, _MASK = 1, 2, 7
-# Of /proc/net/ipv6_route, whose numbers are hexadecimal.
+# Fields of /proc/net/ipv6_route, whose numbers are hexadecimal.
 _DESTINATION6, _LENGTH6, _GATEWAY6 = 0, 1, 4
 
 
 def networks(files: HostFiles, kubelet: KubeletSetup, cni_configuration: str) -> tuple[str, ...]:
-    """As CIDR texts: of services and pods, and those that this node is in. What lies in another one of them is left out."""
+    """The networks of services and pods, and the networks that this node is in, in CIDR notation. Networks within another one
+    are omitted."""
     said = list(_said(files, kubelet.fields, cni_configuration))
     found = {network for text in said if (network := _network(text))}
     wide = [one for one in found if not any(one != other and _is_in(one, other) for other in found)]
@@ -40,7 +41,7 @@ def networks(files: HostFiles, kubelet: KubeletSetup, cni_configuration: str) ->
 
 
 def networks_services_beyond(found: Sequence[str], kubelet: KubeletSetup) -> str:
-    """The address of the cluster's resolver, which is a service, if it is in none of these networks; else ""."""
+    """The address of the cluster's DNS service if it is in none of these networks; else ""."""
     said = kubelet.given("cluster-dns", "clusterDNS")
     texts = said.value if said is not None else ()
     for text in texts if isinstance(texts, list) else str(texts).split(",") if texts else ():
@@ -69,7 +70,7 @@ def _said(files: HostFiles, fields: Mapping[str, Any], cni_configuration: str) -
 
 
 def _address(word: str) -> str:
-    """The kernel shows it as this machine has it in memory."""
+    """Parses an IPv4 address from hexadecimal digits in the machine's byte order."""
     try:
         return str(ipaddress.IPv4Address(bytes.fromhex(word)[::-1]))
     except ValueError:
@@ -77,7 +78,7 @@ def _address(word: str) -> str:
 
 
 def _network6(address: str, length: str) -> str:
-    """ "" for the address of this node alone, which is in a network of its own, or is nobody else's."""
+    """The network in CIDR notation; "" for a route to a single address, such as the node's own."""
     try:
         bits = int(length, 16)
         return f"{ipaddress.IPv6Address(bytes.fromhex(address))}/{bits}" if bits < ipaddress.IPV6LENGTH else ""
@@ -117,7 +118,7 @@ _WRAPPERS: Final = (
 _LIBVIRT: Final = {"/usr/sbin/libvirtd": "libvirtd", "/usr/sbin/virtqemud": "virtqemud"}
 _SYSTEMD: Final = ("/usr/lib/systemd/systemd", "/lib/systemd/systemd")
 _NETWORKS: Final = "/etc/cni/net.d"
-# How texts of others are decoded and encoded.
+# Error handler for decoding and encoding files of other programs without loss.
 AS_BYTES: Final = "surrogateescape"
 _MOST: Final = 1 << 20
 _HUGE: Final = "/sys/kernel/mm/hugepages"
@@ -125,9 +126,9 @@ _HUGE: Final = "/sys/kernel/mm/hugepages"
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """ "" for what is not there. `systemd_runs`: or will, of an image; `libvirt`: its daemon; `units`: those of `UNITS` and of
-    its neighbours that are installed; `huge_pages`: number by size in KiB; `texts`: of files that may be added to, only those
-    that are there; `vms_only`: no container runtime was looked for."""
+    """The facts; "" means missing. `systemd_runs`: systemd runs, or will run in a machine image. `libvirt`: the name of its
+    daemon. `units`: the installed units out of `UNITS` and those of related programs. `huge_pages`: number by size in KiB.
+    `texts`: the texts of existing files that setup may extend. `vms_only`: container runtimes were not looked for."""
 
     kubelet: KubeletSetup = KubeletSetup()
     runtimes: tuple[RuntimeSetup, ...] = ()
@@ -145,16 +146,16 @@ class NodeFacts:
     units: frozenset[str] = frozenset()
     texts: Mapping[str, str] = field(default_factory=dict)
     kubelet_version: tuple[int, int] | None = None
-    """None if it is not known."""
+    """None if the version is unknown."""
     vms_only: bool = False
     networks: tuple[str, ...] = ()
-    """Of the cluster's services, pods and nodes, as far as the node's files tell them."""
+    """The networks of the cluster's services, pods and nodes, as far as the node's files name them."""
     unknown_service: str = ""
-    """The address of a service of the cluster's that is in none of these."""
+    """The address of a cluster service that is in none of the networks; "" if there is none."""
 
     @property
     def runtime(self) -> RuntimeSetup | None:
-        """The one that runs containers beside the VMs: one that runs before one that does not."""
+        """The runtime for containers beside VMs. A running one is preferred."""
         able = [one for one in self.runtimes if one.serves_cri]
         return next((one for one in able if one.is_running), able[0] if able else None)
 
@@ -162,9 +163,9 @@ class NodeFacts:
 def look(
     files: HostFiles, texts: Sequence[str], cni_conf_dir: str = "", *, vms_only: bool = False, is_image: bool = False
 ) -> NodeFacts:
-    """`texts`: paths of the files whose text is wanted; `cni_conf_dir`: where the operator's settings say, "" if they do not;
-    `vms_only`: a container runtime is no business of ours; `is_image`: nothing of it runs yet. Raises InvalidRequest for a text
-    that cannot be added to."""
+    """`texts`: paths of the files to read. `cni_conf_dir`: from the operator's settings, "" if not set there. `vms_only`: ignore
+    container runtimes. `is_image`: the tree is a machine image, of which nothing runs yet. Raises InvalidRequest if a text
+    cannot be extended."""
     beside = () if vms_only else tuple(runtimes.read(files))
     own = kubelet.read(files, running=False)
     conf_dir = cni_conf_dir or next((one.cni_conf_dir.rstrip("/") for one in beside if one.serves_cri), _NETWORKS)
@@ -193,15 +194,15 @@ def look(
 
 
 def _text(files: HostFiles, path: str) -> str:
-    """All of it, so that it can be written again; bytes that are not UTF-8 come back by the same rule."""
+    """The whole text, so that it can be written again. Bytes that are not UTF-8 survive decoding and encoding."""
     try:
         return files.content(path, _MOST).decode(errors=AS_BYTES).replace("\r\n", "\n").rstrip()
     except InvalidRequest as exc:
-        raise InvalidRequest(f"{path}: {exc}; set-up would add to it: correct it first") from exc
+        raise InvalidRequest(f"{path}: {exc}; setup has to extend this file, so correct it first") from exc
 
 
 def kubelet_version(said: str) -> tuple[int, int] | None:
-    """Of what `kubelet --version` prints."""
+    """Parses the output of `kubelet --version`."""
     found = re.search(r"v(\d+)\.(\d+)", said)
     return (int(found[1]), int(found[2])) if found else None
 

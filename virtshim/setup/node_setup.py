@@ -1,4 +1,4 @@
-"""`virtshim setup`: looks, plans, writes, enables; and takes back. One object for one node's tree."""
+"""The work of `virtshim setup`: it collects facts, plans, writes files and enables units; and it reverts all of that."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from virtshim.setup.units import GUESTS_UNIT, Systemctl, pending
 from virtshim.system.files import FileLocked, lock_file
 
 _MOST: Final = 1 << 20
-# The operator's to enable.
+# Only the operator enables this socket.
 _SOCKET: Final = "tapmanager.socket"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`plan`: None when taking back. `enabled` ... `unmasked`: units whose state is, or would be, changed; `pending`: systemctl's
-    words that an earlier run, which was ended, did not come to. `failed`: what could not be done with units. `steps`: what is
-    left to do, in order."""
+    """What was done or would be done. `plan`: None for an undo. `enabled` to `unmasked`: units whose state changes. `pending`:
+    systemctl commands that an earlier, killed run did not reach. `failed`: changes of units that failed. `steps`: the steps
+    that remain for the operator, in order."""
 
     facts: NodeFacts
     plan: Plan | None
@@ -47,7 +47,7 @@ class Outcome:
     pending: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     activated: tuple[str, ...] = ()
-    """Sockets of the operator's that would start again what was stopped."""
+    """Sockets that the operator enabled, and that would restart a stopped service."""
     steps: tuple[str, ...] = ()
 
     @property
@@ -65,7 +65,7 @@ class Outcome:
 
     @property
     def changed(self) -> frozenset[str]:
-        """Paths."""
+        """The paths of the changed files."""
         return frozenset(one.path for one in self.changes if one.action not in (Action.SAME, Action.KEEP))
 
 
@@ -75,12 +75,13 @@ class NodeSetup:
         self._systemctl = systemctl
 
     def planned(self, *, vms_only: bool | None = None, name: str = "NODE") -> Outcome:
-        """Changes nothing. `vms_only`: None for as before. Raises WrongState, InvalidRequest."""
+        """What `set_up` would do. Changes nothing. `vms_only`: None means as in the previous setup. Raises WrongState,
+        InvalidRequest."""
         return self._planned(files_of.read_manifest(self._tree), vms_only, name)
 
     def set_up(self, *, vms_only: bool | None = None, name: str = "NODE") -> Outcome:
-        """Nothing is done of a plan that refuses. Raises ShimError; what was written by then is in the manifest, and who is to be
-        told of it."""
+        """Sets up the node, or changes nothing if the plan has a refusal. Raises ShimError; the manifest then records what was
+        written, and the systemctl commands that are still to run."""
         facts, wanted = self._wanted(files_of.read_manifest(self._tree), vms_only, name)
         if wanted.refusal:
             return Outcome(facts, wanted, ())
@@ -88,7 +89,8 @@ class NodeSetup:
             manifest = files_of.read_manifest(self._tree)
             found = self._planned(manifest, vms_only, name)
             modes = {file.path: file.mode for file in found.plan.files} if found.plan else {}
-            # Before the units are changed it is known which were not: a killed run must not take enabled ones for its own.
+            # Record which units do not run before changing any: after a kill, the next run must not take units that the operator
+            # enabled for its own.
             sleeping = [unit for unit in found.enabled if not self._is_up(unit)]
             before = manifest.started if manifest.started is not None else manifest.enabled
             manifest = replace(
@@ -116,11 +118,11 @@ class NodeSetup:
             return replace(found, failed=tuple(failed))
 
     def undo_planned(self, *, name: str = "NODE") -> Outcome:
-        """Changes nothing."""
+        """What `undo` would do. Changes nothing."""
         return self._undo_planned(files_of.read_manifest(self._tree), name)
 
     def undo(self, *, name: str = "NODE") -> Outcome:
-        """What could not be done stays known, for the next time."""
+        """Reverts the setup. The manifest keeps what failed, for the next run."""
         with self._alone() as made:
             manifest = files_of.read_manifest(self._tree)
             found = self._undo_planned(manifest, name)
@@ -154,13 +156,15 @@ class NodeSetup:
             return Outcome(facts, wanted, ())
         changes = files_of.planned(self._tree, manifest, wanted.files)
         states = {unit: self._state(unit) for unit in (*wanted.enable, *wanted.mask)}
-        # libvirt-guests may be: VMs run without it.
+        # libvirt-guests may be masked: VMs run without it.
         needed = [unit for unit in wanted.enable if unit != GUESTS_UNIT]
         blocked = [unit for unit in needed if states[unit].startswith("masked") and not self._is_up(unit)]
-        problems = [f"{unit} is masked: systemctl unmask {unit}, and run this again" for unit in blocked]
+        problems = [f"{unit} is masked; run systemctl unmask {unit}, then run this command again" for unit in blocked]
         if wanted.enable and not self._systemctl.can_change:
-            problems.append(f"systemd does not run here: start these by other means: {', '.join(wanted.enable)}")
-        # What an earlier set-up enabled, and this one does not want any more, goes.
+            problems.append(
+                f"systemd does not run here; start these services by other means: {', '.join(wanted.enable)}"
+            )
+        # Units that an earlier setup enabled and this one does not want are disabled.
         stale = self._given_up(manifest, keep=(*wanted.enable, *wanted.mask))
         return replace(
             stale,
@@ -182,7 +186,7 @@ class NodeSetup:
         return replace(found, facts=facts, changes=tuple(changes), steps=tuple(steps))
 
     def _given_up(self, manifest: Manifest, keep: Collection[str]) -> Outcome:
-        """Units as they were before set-up, but for some."""
+        """Returns units to their state before setup, except those in `keep`."""
         started = manifest.started if manifest.started is not None else manifest.enabled
         left = [unit for unit in _once(*manifest.enabled) if unit not in keep]
         ours = [unit for unit in reversed(_once(*started)) if unit not in keep and unit != GUESTS_UNIT]
@@ -202,11 +206,11 @@ class NodeSetup:
         )
 
     def _is_open(self, unit: str, state: str, manifest: Manifest) -> bool:
-        """A socket that is to be masked. One that a killed run of ours masked may not have been stopped yet."""
+        """Whether a socket that must be masked is still open. A killed run may have masked the socket but not stopped it."""
         return state != "masked" or (unit in manifest.masked and self._is_up(unit))
 
     def _state(self, unit: str) -> str:
-        """ "" where nothing can be done about it."""
+        """The unit's state; "" where units cannot be changed."""
         return self._systemctl.state(unit) if self._systemctl.can_change else ""
 
     def _is_up(self, unit: str) -> bool:
@@ -216,12 +220,12 @@ class NodeSetup:
         return self._systemctl.runs and not self._systemctl.is_active(unit)
 
     def _to_enable(self, found: Outcome) -> list[str]:
-        """In their order, libvirt first, whose sockets virtshim wants; enabled ones that do not run, too."""
+        """The units to enable or start, in their order. libvirt comes first, because virtshim needs its sockets."""
         wanted = found.plan.enable if found.plan else ()
         return [unit for unit in wanted if unit in (*found.enabled, *found.started)]
 
     def _retired(self, found: Outcome) -> list[str]:
-        """What failed."""
+        """Disables, stops and unmasks units. Returns the failures."""
         return [
             *self._try("stop", found.stopped),
             *self._try("disable", found.disabled),
@@ -229,12 +233,13 @@ class NodeSetup:
         ]
 
     def _with_pending(self, manifest: Manifest, found: Outcome) -> Manifest:
-        """It is on disk before the files are changed: after a kill, files that are right already tell nobody."""
+        """Adds the systemctl commands that the changes require. The manifest is saved before the files change: after a kill, the
+        next run finds the files unchanged and would not know that the commands are still to run."""
         more = pending(found.changed, found.facts, unmasked=found.unmasked)
         return replace(manifest, pending=tuple(dict.fromkeys((*manifest.pending, *more))))
 
     def _pending_done(self, manifest: Manifest) -> tuple[Manifest, list[str]]:
-        """The manifest with what is still pending, and why it is."""
+        """Runs the pending systemctl commands. Returns the manifest with those that failed, and the failures."""
         left, failed = [], []
         for words in manifest.pending:
             try:
@@ -245,7 +250,7 @@ class NodeSetup:
         return replace(manifest, pending=tuple(left)), failed
 
     def _try(self, verb: str, units: Sequence[str]) -> list[str]:
-        """One by one, so that one that fails holds no other up."""
+        """Changes the units one by one, so that one failure does not stop the others. Returns the failures."""
         failed = []
         for unit in units:
             try:
@@ -256,14 +261,16 @@ class NodeSetup:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[tuple[str, ...]]:
-        """The directories that were made for it."""
+        """Holds the lock of setup within the block. Yields the directories that were made for it."""
         if os.geteuid() != 0:
-            raise PermissionRefused("virtshim setup writes below /etc: run it as root, or look with --dry-run")
+            raise PermissionRefused(
+                "virtshim setup writes below /etc; run it as root, or use --dry-run to see the changes"
+            )
         made = files_of.make_state_directory(self._tree)
         try:
             held = lock_file(f"{self._tree.root.rstrip('/')}{LOCK}")
         except FileLocked as exc:
-            raise Aborted(f"another virtshim setup is at work (process {exc.holder}); wait for it") from exc
+            raise Aborted(f"another virtshim setup is running (process {exc.holder}); wait until it ends") from exc
         except OSError as exc:
             raise WrongState(f"{LOCK} cannot be locked: {exc.strerror}; move it away") from exc
         try:
@@ -277,7 +284,7 @@ def _once(*units: str) -> tuple[str, ...]:
 
 
 def _own_settings(files: HostFiles) -> OwnSettings:
-    """Those of the operator's files, without what set-up wrote. Raises InvalidRequest."""
+    """The settings in the operator's files, without files that setup wrote. Raises InvalidRequest."""
     documents = [path for path in (CONFIG_DEFAULT_FILE,) if files.exists(path)]
     documents += [
         f"{CONFIG_DEFAULT_FILE}.d/{name}" for name in files.names(f"{CONFIG_DEFAULT_FILE}.d") if name.endswith(".toml")
@@ -290,12 +297,12 @@ def _own_settings(files: HostFiles) -> OwnSettings:
             has_file = has_file or (path == CONFIG_DEFAULT_FILE and bool(document))
             values = config_merged(values, document)
         except (ShimError, tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-            raise InvalidRequest(f"{path}: {exc}; correct it first") from exc
+            raise InvalidRequest(f"{path}: {exc}; correct the file first") from exc
     try:
         settings = Settings(**values)
     except ValidationError as exc:
         fault = exc.errors(include_url=False)[0]
         where = ".".join(str(part) for part in fault["loc"])
-        raise InvalidRequest(f"{CONFIG_DEFAULT_FILE}: {where}: {fault['msg']}; correct it first") from exc
+        raise InvalidRequest(f"{CONFIG_DEFAULT_FILE}: {where}: {fault['msg']}; correct the file first") from exc
     said = {f"{table}.{key}" for table, keys in values.items() if isinstance(keys, dict) for key in keys}
     return OwnSettings(settings, frozenset(said), has_file)

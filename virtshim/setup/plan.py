@@ -1,4 +1,4 @@
-"""What set-up writes on a node with these facts, and what it leaves to its operator. Pure."""
+"""Plans what setup writes on a node with given facts, and the steps that remain for the operator. Pure."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from virtshim.setup.units import APPARMOR, GUESTS_UNIT, LIBVIRTD, LOGIND, QEMU, 
 GUESTS: Final = ("/etc/default/libvirt-guests", "/etc/sysconfig/libvirt-guests")
 _DAEMON, _GUESTS_PROFILE = "usr.sbin.libvirtd", "abstractions/libvirt-qemu"
 _PROFILES: Final = tuple(f"{APPARMOR}/{part}{name}" for part in ("", "local/") for name in (_DAEMON, _GUESTS_PROFILE))
-# Those that are added to, or decide whether another is.
+# Files that setup may extend, or that decide whether another file is extended.
 EDITED: Final = (LIBVIRTD, VIRTQEMUD, QEMU, *GUESTS, *ENVIRONMENTS, *_PROFILES)
-# containerd's own default.
+# containerd's default.
 _UNSAID: Final = "cgroupfs"
 _PROXY_FILE: Final = f"{CONFIG_DEFAULT_FILE}.d/proxy.toml"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A setting that differs from its default, and why. `key` as in `table.key`."""
+    """A setting that differs from its default, and the reason. `key`: `table.key`."""
 
     key: str
     value: Any
@@ -39,9 +39,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`enable`: units that start with the node; `mask`: sockets that are closed. `seen`: what bears on VMs, by subject;
-    `problems`: what keeps the node from working; `refusal`: the first of them, if nothing may be written before it is mended,
-    else ""; `steps`: what is left to do, in order."""
+    """`enable`: units that start with the node. `mask`: sockets to close. `seen`: facts that matter to VMs, by subject.
+    `problems`: what prevents the node from working. `refusal`: the first problem if it must be solved before anything is
+    written, else "". `steps`: the remaining steps, in order."""
 
     files: tuple[PlannedFile, ...]
     choices: tuple[Choice, ...]
@@ -55,8 +55,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class OwnSettings:
-    """What the operator has set: in force, and `said`, the keys that are named. `has_file`: in the main file, which
-    may also be there, and say nothing, as systemd-tmpfiles makes it."""
+    """The operator's settings: the values in force, and `said`, the keys that the files set. `has_file`: the main file sets
+    something; systemd-tmpfiles may have created it without settings."""
 
     settings: Settings
     said: frozenset[str] = frozenset()
@@ -64,7 +64,7 @@ class OwnSettings:
 
 
 def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE", had_taint: bool = False) -> Plan:
-    """`name`: the node's in the cluster; `had_taint`: the set-up before made a node of VMs alone."""
+    """`name`: the node's name in the cluster. `had_taint`: the previous setup made a node that runs only VMs."""
     runtime = facts.runtime
     driver, driver_why = _driver(facts, own)
     socket = own.settings.proxy_socket if runtime else own.settings.cri_socket
@@ -73,10 +73,10 @@ def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE", had_taint: b
         PlannedFile(
             CONFIG_DEFAULT_FILE, _toml(choices).encode(), "settings that differ from the defaults", keeps=own.has_file
         ),
-        PlannedFile(RUNTIME_CLASS, texts.RUNTIME_CLASS.encode(), "for kubectl apply, once a cluster"),
-        PlannedFile("/etc/crictl.yaml", texts.crictl(socket).encode(), "crictl asks the socket that kubelet asks"),
+        PlannedFile(RUNTIME_CLASS, texts.RUNTIME_CLASS.encode(), "for kubectl apply, once per cluster"),
+        PlannedFile("/etc/crictl.yaml", texts.crictl(socket).encode(), "crictl calls the same socket as kubelet"),
     ]
-    # Where the operator says himself which runtimes there are, that counts.
+    # Settings of the operator about runtimes take precedence.
     if runtime and not {"proxy.primary", "proxy.others"} & _tables(own.said):
         files.append(PlannedFile(_PROXY_FILE, _proxy(runtime.name, runtime.socket).encode(), "containers beside VMs"))
     wanted = kubelet_plan.Wanted(socket, driver, driver_why, runtime is not None, facts.kubelet_version)
@@ -86,13 +86,16 @@ def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE", had_taint: b
     files += _of_apparmor(facts, own.settings)
     if not facts.cni_configuration and not facts.kubelet.is_there:
         path = f"{facts.cni_conf_dir}/10-virtshim.conflist"
-        files.append(PlannedFile(path, texts.CNI.encode(), "a bridge of this node: there is no cluster's network"))
+        files.append(
+            PlannedFile(path, texts.CNI.encode(), "a bridge for this node, because the cluster provides no network")
+        )
     units = ["tapmanager.service", "virtshim-shares.service", "virtshim.service"]
     units += ["virtshim-proxy.service"] if runtime else []
     units += [f"{runtime.name.replace('cri-o', 'crio')}.service"] if runtime else []
     units += [GUESTS_UNIT]
     conflict = _driver_conflict(facts, driver, driver_why)
-    # A kubelet that would be told another driver than its containers' runtime has would lose them at its next start.
+    # If the container runtime has another cgroup driver than the one reported to kubelet, kubelet would lose its containers at
+    # its next start.
     refusal = conflict if facts.kubelet.is_there else ""
     return Plan(
         files=tuple(files),
@@ -117,26 +120,26 @@ def _steps(facts: NodeFacts, own: OwnSettings, name: str, socket: str, *, had_ta
 
 
 def _tables(keys: Collection[str]) -> set[str]:
-    """Of `proxy.primary.name`, `proxy.primary`."""
+    """The tables of the keys, such as `proxy.primary` of `proxy.primary.name`."""
     return {".".join(key.replace("[", ".").split(".")[:2]) for key in keys}
 
 
 def _unsaid(choices: Sequence[Choice]) -> list[str]:
-    """Of settings in a file that is the operator's."""
+    """Problems: settings that are missing in a file that belongs to the operator."""
     return [
-        f"{CONFIG_DEFAULT_FILE} is yours and does not say {one.key} = {json.dumps(one.value)} ({one.why})"
+        f"{CONFIG_DEFAULT_FILE} is your own file; add {one.key} = {json.dumps(one.value)} to it ({one.why})"
         for one in choices
     ]
 
 
 def _driver(facts: NodeFacts, own: OwnSettings) -> tuple[str, str]:
-    """The cgroup driver of the node, and who says so."""
+    """The cgroup driver of the node, and the reason."""
     if (mine := own.settings.cri.cgroup_driver) != "auto":
         return mine, "as cri.cgroup_driver says"
     if said := facts.kubelet.cgroup_driver:
-        return str(said.value), f"as kubelet has it in {said.source}"
+        return str(said.value), f"as kubelet's configuration says in {said.source}"
     if facts.runtime and facts.runtime.cgroup_driver:
-        return facts.runtime.cgroup_driver, f"as {facts.runtime.name} has it in {facts.runtime.file}"
+        return facts.runtime.cgroup_driver, f"as {facts.runtime.name} uses it according to {facts.runtime.file}"
     if facts.systemd_runs:
         return "systemd", "systemd runs this machine"
     return "cgroupfs", "systemd does not run this machine"
@@ -149,32 +152,39 @@ def _drivers_of(runtime: RuntimeSetup) -> str:
 
 
 def _driver_conflict(facts: NodeFacts, driver: str, why: str) -> str:
-    """ "" if the runtime beside has the node's cgroup driver, or its file cannot be read."""
+    """A problem if the container runtime has another cgroup driver than the node; "" if not, or if the runtime's file cannot be
+    read."""
     runtime = facts.runtime
     if runtime is None or runtime.trouble or (runtime.cgroup_driver or _UNSAID) == driver:
         return ""
     has = _drivers_of(runtime)
-    return f"{runtime.name} has {has}, and this node {driver} ({why}): {runtime.remedy(driver)}"
+    return f"{runtime.name} has {has}, but this node uses {driver} ({why}); {runtime.remedy(driver)}"
 
 
 def _choices(facts: NodeFacts, driver: str, why: str) -> list[Choice]:
-    found = [Choice("vm.require_overhead", True, "a VM beside its pod's cgroup is not seen by kubelet's eviction")]
+    found = [Choice("vm.require_overhead", True, "kubelet's eviction does not see a VM outside its pod's cgroup")]
     if driver != ("systemd" if facts.systemd_runs else "cgroupfs"):
         found.append(Choice("cri.cgroup_driver", driver, why))
     defaults = Settings.model_construct()
     if facts.emulator and facts.emulator != defaults.libvirt.emulator:
-        found.append(Choice("libvirt.emulator", facts.emulator, "where this distribution has QEMU"))
+        found.append(Choice("libvirt.emulator", facts.emulator, "QEMU's path in this distribution"))
     if facts.vmwrapper and facts.vmwrapper != defaults.libvirt.vmwrapper:
-        found.append(Choice("libvirt.vmwrapper", facts.vmwrapper, "where it is installed"))
+        found.append(Choice("libvirt.vmwrapper", facts.vmwrapper, "the installed path"))
     if beside := facts.runtime:
         taps = defaults.tapmanager
         if beside.cni_conf_dir.rstrip("/") != taps.cni_conf_dir:
-            found.append(Choice("tapmanager.cni_conf_dir", beside.cni_conf_dir.rstrip("/"), f"{beside.name}'s"))
+            found.append(
+                Choice("tapmanager.cni_conf_dir", beside.cni_conf_dir.rstrip("/"), f"the directory of {beside.name}")
+            )
         if more := [one.rstrip("/") for one in beside.cni_bin_dirs if one.rstrip("/") not in taps.cni_bin_dir]:
-            found.append(Choice("tapmanager.cni_bin_dir", [*more, *taps.cni_bin_dir], f"{beside.name}'s first"))
+            found.append(
+                Choice("tapmanager.cni_bin_dir", [*more, *taps.cni_bin_dir], f"the directories of {beside.name} first")
+            )
         hosts = beside.registry_hosts_dir
         if hosts and hosts != defaults.images.registry_hosts_dir:
-            found.append(Choice("images.registry_hosts_dir", hosts, f"registries' mirrors, as {beside.name} has them"))
+            found.append(
+                Choice("images.registry_hosts_dir", hosts, f"the mirrors of registries that {beside.name} uses")
+            )
     if (home := facts.kubelet.root_dir.rstrip("/")) != "/var/lib/kubelet":
         found.append(
             Choice("devices.pod_resources_socket", f"{home}/pod-resources/kubelet.sock", "kubelet's --root-dir")
@@ -186,7 +196,7 @@ def _choices(facts: NodeFacts, driver: str, why: str) -> list[Choice]:
 def _toml(choices: Sequence[Choice]) -> str:
     lines = [
         texts.MARK.rstrip(),
-        "# Only what differs from the defaults on this node; all settings: virtshim config schema",
+        "# Settings that differ from the defaults on this node. `virtshim config schema` lists all settings.",
     ]
     table = ""
     for choice in sorted(choices, key=lambda one: one.key.partition(".")[0]):
@@ -194,20 +204,20 @@ def _toml(choices: Sequence[Choice]) -> str:
         if mine != table:
             lines += ["", f"[{mine}]"]
             table = mine
-        # A JSON text, or a list of them, is TOML too.
+        # JSON strings, and lists of them, are valid TOML.
         lines += [f"# {choice.why}", f"{key} = {json.dumps(choice.value)}"]
     return "\n".join(lines) + "\n"
 
 
 def _proxy(name: str, socket: str) -> str:
-    return f"""{texts.MARK}# Pods of RuntimeClass virtshim are VMs, all others {name}'s: docs/proxy.md
+    return f"""{texts.MARK}# Pods of RuntimeClass virtshim become VMs, all others go to {name}: docs/proxy.md
 [proxy.primary]
 name = "{name}"
-# The socket that is there.
+# The socket that exists on this node.
 socket = "{socket}"
 
 [[proxy.others]]
-name = "virtlet.cloud"               # what the annotation says
+name = "virtlet.cloud"               # the runtime's name in annotations
 handlers = ["virtshim"]              # RuntimeClass handlers
 image_prefixes = ["virtlet.cloud/"]
 when_down = "degraded"               # or "fail"
@@ -218,13 +228,13 @@ def _of_libvirt(facts: NodeFacts, driver: str) -> list[PlannedFile]:
     found = []
     daemon = VIRTQEMUD if facts.libvirt == "virtqemud" else LIBVIRTD
     if daemon in facts.texts:
-        why = "no local user reads VMs' definitions"
+        why = "local users must not read VMs' definitions"
         found += _added(facts, daemon, "unix_sock_ro_perms", '"0700"', why)
     if driver == "cgroupfs" and QEMU in facts.texts:
         found += _added(facts, QEMU, "cgroup_controllers", "[ ]", "tapmanager puts each VM below its pod's cgroup")
     guests = next((path for path in GUESTS if path in facts.texts), GUESTS[0])
     if "libvirt-guests.service" in facts.units:
-        why = "a reboot shuts guests down that kubelet has not stopped"
+        why = "a reboot shuts down guests that kubelet has not stopped"
         found.append(PlannedFile(guests, texts.LIBVIRT_GUESTS.encode(), why))
     if facts.kubelet.is_there and facts.systemd_runs:
         path = f"{LOGIND}/virtshim.conf"
@@ -233,7 +243,7 @@ def _of_libvirt(facts: NodeFacts, driver: str) -> list[PlannedFile]:
 
 
 def _of_apparmor(facts: NodeFacts, settings: Settings) -> list[PlannedFile]:
-    """Rules for vmwrapper in libvirt's profiles, where these are there and do not have them."""
+    """Rules for vmwrapper in libvirt's AppArmor profiles, if the profiles exist without them."""
     wrapper = facts.vmwrapper or settings.libvirt.vmwrapper
     sockets = (settings.tapmanager.socket, f"{share_dir(settings.layout())}/*/fs.sock")
     wanted = {_DAEMON: rules_of_daemon(wrapper), _GUESTS_PROFILE: rules_of_guests(wrapper, *sockets)}
@@ -244,12 +254,14 @@ def _of_apparmor(facts: NodeFacts, settings: Settings) -> list[PlannedFile]:
         missing = [rule for rule in rules if rule.split()[0] not in f"{profile}\n{local}"]
         if profile and missing:
             text = "\n".join([*([local] if local else []), texts.MARK.rstrip(), *missing, ""])
-            found.append(PlannedFile(path, text.encode(errors=AS_BYTES), "libvirt may start vmwrapper in QEMU's place"))
+            found.append(
+                PlannedFile(path, text.encode(errors=AS_BYTES), "libvirt may start vmwrapper in place of QEMU")
+            )
     return found
 
 
 def _added(facts: NodeFacts, path: str, key: str, value: str, why: str) -> list[PlannedFile]:
-    """None if the file says so already."""
+    """The file with the setting; [] if the file has it already."""
     text = facts.texts[path]
     lines = text.split("\n")
     said = [line.partition("#")[0].replace(" ", "") for line in lines]
@@ -260,7 +272,7 @@ def _added(facts: NodeFacts, path: str, key: str, value: str, why: str) -> list[
 
 
 def _without(key: str, lines: Sequence[str]) -> Iterator[str]:
-    """A list may go on over further lines."""
+    """The lines without the setting, whose list may span several lines."""
     is_list = False
     for line in lines:
         name, _, value = line.partition("#")[0].partition("=")
@@ -285,8 +297,8 @@ def _seen(facts: NodeFacts, driver: str, driver_why: str) -> dict[str, str]:
         "QEMU": facts.emulator or "none",
         "libvirt": facts.libvirt or "none",
         "KVM": "/dev/kvm" if facts.has_kvm else "none: VMs run in software, ten times slower",
-        "huge pages": huge or "none: a pod that asks for them does not come here",
-        "IOMMU": f"{facts.iommu_groups} groups" if facts.iommu_groups else "off: no VM can have a PCI device",
+        "huge pages": huge or "none: pods that need them are not scheduled here",
+        "IOMMU": f"{facts.iommu_groups} groups" if facts.iommu_groups else "off: VMs cannot use PCI devices",
         "systemd": "runs" if facts.systemd_runs else "does not run",
     }
 
@@ -297,17 +309,19 @@ def _problems(facts: NodeFacts, units: Sequence[str]) -> list[str]:
         if one.trouble:
             found.append(one.trouble)
         elif not one.serves_cri and facts.runtime is None:
-            found.append(f"{one.name} does not serve CRI (disabled_plugins in {one.file}): all pods here will be VMs")
+            found.append(
+                f"{one.name} does not serve CRI (disabled_plugins in {one.file}), so all pods here will be VMs"
+            )
     if not facts.emulator:
-        found.append("QEMU is missing: apt-get install qemu-system-x86 qemu-utils")
+        found.append("QEMU is missing; run apt-get install qemu-system-x86 qemu-utils")
     if not facts.libvirt:
-        found.append("libvirt is missing: apt-get install libvirt-daemon-system")
+        found.append("libvirt is missing; run apt-get install libvirt-daemon-system")
     if not facts.vmwrapper:
         wrapper = "/usr/libexec/virtshim/vmwrapper"
-        found.append(f"vmwrapper is missing: install virtshim's package, or run: python -m vmwrapper.bundle {wrapper}")
+        found.append(f"vmwrapper is missing; install virtshim's package, or run python -m vmwrapper.bundle {wrapper}")
     missing = [unit for unit in units if unit.startswith(("virtshim", "tapmanager")) and unit not in facts.units]
     if missing:
         found.append(
-            f"no such units: {', '.join(missing)}: install virtshim's package, or systemd/*.service of its sources"
+            f"units are missing: {', '.join(missing)}; install virtshim's package, or systemd/*.service from its sources"
         )
     return found

@@ -1,4 +1,4 @@
-"""The texts of the files that set-up writes. With the defaults they say what the examples in deploy/ say: a test compares."""
+"""The texts of the files that setup writes. With default settings they equal the examples in deploy/; a test compares them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 import yaml
 
-MARK: Final = "# Written by `virtshim setup`; `virtshim setup --undo` takes it back unless it was changed.\n"
+MARK: Final = "# Written by `virtshim setup`; `virtshim setup --undo` reverts it unless it was changed.\n"
 
 _KUBELET: Final = """\
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -16,39 +16,39 @@ containerRuntimeEndpoint: unix://{socket}
 cgroupDriver: {driver}
 # A CNI plugin or a slow disk may take longer than the default of 2m.
 runtimeRequestTimeout: 4m
-# A reboot or shutdown of the node waits so long for pods to stop, VMs among them; logind has to wait as long.
+# A reboot or shutdown of the node waits this long for pods to stop, including VMs. logind must wait at least as long.
 shutdownGracePeriod: 2m
 shutdownGracePeriodCriticalPods: 30s
 """
 PULLS: Final = """\
-# A VM image takes minutes. One pull at a time, kubelet's default, would hold up all other pods of the node meanwhile.
+# Pulling a VM image takes minutes. kubelet's default, one pull at a time, would delay all other pods of the node meanwhile.
 serializeImagePulls: false
 maxParallelImagePulls: 3
 """
 EVICTION: Final = """\
-# kubelet evicts a little before its hard thresholds (100Mi; 10 % and 15 % of disk; 5 % of inodes), where a pod gets 1 s and a VM
-# loses its power. So the guest of an evicted VM is shut down, if the shortage comes slowly. Disks: two points above, and below
-# the 20 % that image garbage collection frees. Memory: an amount, because a node whose VMs fill what is allocatable has no
-# percentage to spare; reserve it (systemReserved, kubeReserved).
+# Soft thresholds a little above kubelet's hard ones (100Mi; 10 % and 15 % of disk; 5 % of inodes). At a hard threshold a pod gets
+# 1 s, so a VM loses power. At a soft one the guest of an evicted VM is shut down, if the shortage grows slowly. Disks: two
+# points above the hard threshold, and below the 20 % that image garbage collection frees. Memory: an amount, because a node
+# whose VMs fill its allocatable memory has no percentage to spare; reserve the amount (systemReserved, kubeReserved).
 evictionSoft:
   memory.available: 250Mi
   nodefs.available: 12%
   nodefs.inodesFree: 6%
   imagefs.available: 17%
   imagefs.inodesFree: 6%
-# How long the shortage has to last.
+# How long the shortage must last.
 evictionSoftGracePeriod:
   memory.available: 30s
   nodefs.available: 30s
   nodefs.inodesFree: 30s
   imagefs.available: 30s
   imagefs.inodesFree: 30s
-# Seconds that an evicted pod has at most; its terminationGracePeriodSeconds counts if that is shorter. kubelet evicts no other
-# pod while it waits.
+# Most seconds that an evicted pod gets; a shorter terminationGracePeriodSeconds takes precedence. kubelet evicts no other pod
+# while it waits.
 evictionMaxPodGracePeriod: 60
 """
 _TAINT: Final = """\
-# Every pod here is a virtual machine: keep out what does not ask for one.
+# Every pod here becomes a virtual machine, so keep out pods that do not ask for one.
 registerWithTaints:
 - key: virtshim.io/vms
   value: "true"
@@ -59,8 +59,8 @@ LOGIND: Final = (
     MARK
     + """\
 [Login]
-# A shutdown or reboot waits so long for kubelet to stop its pods: no less than shutdownGracePeriod. The default, 5 s, is no time
-# for a guest to shut down.
+# A shutdown or reboot waits this long for kubelet to stop its pods. It must be at least shutdownGracePeriod. The default, 5 s,
+# is too short for a guest to shut down.
 InhibitDelayMaxSec=150
 """
 )
@@ -68,13 +68,13 @@ InhibitDelayMaxSec=150
 LIBVIRT_GUESTS: Final = (
     MARK
     + """\
-# Shuts down at a reboot what kubelet has not stopped before.
+# At a reboot, shuts down the VMs that kubelet has not stopped.
 URIS=qemu:///system
-# kubelet makes pods anew; a VM that comes back by itself would have no network, and two owners.
+# kubelet creates pods again; a VM that libvirt restarts would have no network, and two owners.
 ON_BOOT=ignore
-# Not "suspend": memory that was saved is of no use to a pod that is made anew.
+# Not "suspend": a pod that is created again cannot use saved memory.
 ON_SHUTDOWN=shutdown
-# All at once; 0 would be one after another.
+# All at the same time; 0 would mean one after another.
 PARALLEL_SHUTDOWN=500
 # Seconds for all of them.
 SHUTDOWN_TIMEOUT=90
@@ -84,8 +84,8 @@ SHUTDOWN_TIMEOUT=90
 RUNTIME_CLASS: Final = (
     MARK
     + """\
-# kubectl apply -f this, once a cluster. Pods with the runtimeClassName of one of these become virtual machines on nodes
-# labelled virtshim.io/vms=true. Which one: by the guest's memory.
+# Apply this file once per cluster, with kubectl apply -f. Pods with the runtimeClassName of one of these classes become virtual
+# machines on nodes labelled virtshim.io/vms=true. Choose the class by the guest's memory.
 apiVersion: node.k8s.io/v1
 kind: RuntimeClass
 metadata:
@@ -93,7 +93,7 @@ metadata:
 handler: virtshim
 overhead:
   podFixed:
-    # What QEMU needs beside the guest's memory, which is the container's own limit: 128Mi and 1/128 of that. Enough for 16Gi.
+    # QEMU's own memory: 128Mi and 1/128 of the guest's memory, which is the container's limit. Enough for a guest of 16Gi.
     memory: 256Mi
     cpu: 100m
 scheduling:
@@ -171,22 +171,22 @@ CNI: Final = """\
 def kubelet_drop_in(
     socket: str, driver: str, why: str, *, taint: bool, pulls: bool = True, eviction: bool = True
 ) -> str:
-    """`pulls`, `eviction`: whether it says how images are pulled, and when pods are evicted."""
+    """kubelet's drop-in. `pulls`, `eviction`: whether it contains the settings of image pulls and of eviction."""
     own = _KUBELET.format(socket=socket, driver=driver, why=why)
     return MARK + own + PULLS * pulls + EVICTION * eviction + _TAINT * taint
 
 
 def fields_of(text: str) -> frozenset[str]:
-    """Of a text that is part of a KubeletConfiguration."""
+    """The fields in a part of a KubeletConfiguration."""
     return frozenset(yaml.safe_load(text))
 
 
 def kubelet_order(unit: str) -> str:
-    return f"{MARK}[Unit]\n# Wants, not Requires: kubelet must not stop when it is restarted.\nWants={unit}\nAfter={unit}\n"
+    return f"{MARK}[Unit]\n# Wants, not Requires: kubelet must not stop when the service restarts.\nWants={unit}\nAfter={unit}\n"
 
 
 def crictl(socket: str) -> str:
     return (
         f"{MARK}runtime-endpoint: unix://{socket}\nimage-endpoint: unix://{socket}\n"
-        "timeout: 60  # otherwise crictl waits only 2 s; a VM may take longer to start\n"
+        "timeout: 60  # crictl's default is 2 s, but a VM may take longer to start\n"
     )

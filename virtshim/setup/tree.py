@@ -1,4 +1,4 @@
-"""The node's file tree, below a root that tests and images choose: set-up changes files by it alone."""
+"""The node's file tree, below a root that tests and image builds choose. Setup changes files only through this module."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from virtshim.model.errors import InvalidRequest, WrongState
 from virtshim.system.files import sync
 
 _MOST: Final = 8 << 20
-# Of a file that is being written: nobody else's, and read by no program that reads all of a directory.
+# Suffix of a file while it is written. Nobody else uses the name, and programs that read a whole directory ignore it.
 _UNFINISHED: Final = ".virtshim-setup"
 
 
 class NoRegularFile(WrongState):
-    """A link, a directory or the like is where a file would be written."""
+    """The path is a link, a directory or another special file, where a regular file is expected."""
 
 
 class NodeTree:
-    """Paths are the node's, absolute. What a link leads out of the root is refused."""
+    """Paths are absolute paths of the node. A path that leaves the root through a link is refused."""
 
     def __init__(self, root: str = "/") -> None:
         self.root = os.path.realpath(root)
 
     def read(self, path: str) -> bytes | None:
-        """None if it is not there. Raises NoRegularFile, WrongState."""
+        """The content; None if the file does not exist. Raises NoRegularFile, WrongState."""
         place = self._place(path)
         if not os.path.lexists(place):
             return None
         if not stat.S_ISREG(os.lstat(place).st_mode):
-            raise NoRegularFile(f"{path} is no regular file; move it away")
+            raise NoRegularFile(f"{path} is not a regular file; move it away")
         with _telling(path, "read"), open(place, "rb") as file:
             content = file.read(_MOST + 1)
         if len(content) > _MOST:
@@ -47,7 +47,7 @@ class NodeTree:
         return os.path.isdir(self._place(path))
 
     def write(self, path: str, content: bytes, mode: int = 0o644, owner: tuple[int, int] = (0, 0)) -> None:
-        """The whole file, with its mode and owner, or nothing; on disk when it returns. Raises WrongState."""
+        """Writes the whole file with its mode and owner, or nothing. The file is on disk when this returns. Raises WrongState."""
         place = self._place(path)
         self.remove_unfinished(path)
         with _telling(path, "written"):
@@ -68,18 +68,18 @@ class NodeTree:
             os.unlink(self._place(path))
 
     def remove_unfinished(self, path: str) -> None:
-        """What a `write` that was killed left beside it."""
+        """Removes the temporary file that a killed `write` left."""
         with _telling(f"{path}{_UNFINISHED}", "removed"), contextlib.suppress(FileNotFoundError):
             os.unlink(f"{self._place(path)}{_UNFINISHED}")
 
     def make_directory(self, path: str, mode: int = 0o755) -> None:
-        """Its parent is there."""
+        """The parent directory must exist."""
         with _telling(path, "made"), contextlib.suppress(FileExistsError):
-            os.mkdir(self._place(path), mode)  # never more open than it is to be
+            os.mkdir(self._place(path), mode)  # with its mode, so that it is never more open
             os.chmod(self._place(path), mode)
 
     def remove_directory(self, path: str) -> None:
-        """If it is empty."""
+        """Removes the directory if it is empty."""
         with contextlib.suppress(OSError):
             os.rmdir(self._place(path))
 
@@ -87,24 +87,24 @@ class NodeTree:
         place = os.path.join(self.root, path.lstrip("/"))
         real = os.path.realpath(os.path.dirname(place))
         if self.root != "/" and not f"{real}/".startswith(f"{self.root}/"):
-            raise WrongState(f"{path} leads out of {self.root}: a directory on its way is a link")
+            raise WrongState(f"{path} leads out of {self.root}, because a directory on the way is a link")
         return os.path.join(real, os.path.basename(place))
 
 
 @contextlib.contextmanager
 def _telling(path: str, done: str) -> Iterator[None]:
-    """Of a read-only or full file system, a file that is made immutable ..."""
+    """Turns OSError into WrongState: for a read-only or full file system, an immutable file and so on."""
     try:
         yield
     except OSError as exc:
         raise WrongState(
-            f"{path} cannot be {done}: {exc.strerror}; correct that, and run this again: it goes on where it ended"
+            f"{path} cannot be {done}: {exc.strerror}; correct that and run this command again, which continues where it stopped"
         ) from exc
 
 
 class FilesBefore(HostFiles):
-    """The node as it was before set-up, so that set-up finds the same facts each time. `before`: by path of each file that is
-    set-up's, what was there, None for nothing."""
+    """The node's files as they were before setup, so that setup finds the same facts each time. `before`: for each path that
+    setup wrote, the former content, None for no file."""
 
     def __init__(self, root: str, before: Mapping[str, bytes | None]) -> None:
         super().__init__(root)

@@ -1,4 +1,5 @@
-"""systemd's units of the node, by systemctl: of the system that runs, or, without it, by the links of a tree."""
+"""systemd's units of the node: which systemctl commands a change of files requires, and the calls of systemctl, for the running
+system or for a file tree."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from virtshim.model.errors import InternalError, ShimError
 from virtshim.setup.facts import UNITS, NodeFacts
 from virtshim.system import machine, process
 
-# Who has to be told when files of the node were changed: what systemctl is asked, in order. Pure.
+# Which systemctl commands must run after files of the node have changed, in order. Pure.
 
 LIBVIRTD: Final = "/etc/libvirt/libvirtd.conf"
 VIRTQEMUD: Final = "/etc/libvirt/virtqemud.conf"
@@ -24,7 +25,8 @@ LOGIND_UNIT: Final = "systemd-logind.service"
 
 
 def pending(changed: Collection[str], facts: NodeFacts, *, unmasked: Sequence[str] = ()) -> list[tuple[str, ...]]:
-    """systemctl's words. `changed`: paths; `unmasked`: sockets of libvirt's. kubelet is left to the operator: its pods are."""
+    """The arguments of each systemctl command. `changed`: paths of changed files. `unmasked`: sockets of libvirt. The operator
+    restarts kubelet, because that affects its pods."""
     found: list[tuple[str, ...]] = []
     if _below(_UNIT_FILES, changed):
         found.append(("daemon-reload",))
@@ -32,7 +34,7 @@ def pending(changed: Collection[str], facts: NodeFacts, *, unmasked: Sequence[st
         found.append(("kill", "--signal=HUP", LOGIND_UNIT))
     if _below(APPARMOR, changed):
         found.append(("try-reload-or-restart", "apparmor.service"))
-    # A socket of its that is open again is opened when it starts.
+    # An unmasked socket of libvirt opens when libvirt starts.
     if facts.libvirt and (unmasked or {LIBVIRTD, VIRTQEMUD, QEMU} & {*changed}):
         found.append(("try-restart", f"{facts.libvirt}.service"))
     if CONFIG_DEFAULT_FILE in changed or _below(f"{CONFIG_DEFAULT_FILE}.d", changed):
@@ -44,16 +46,16 @@ def _below(directory: str, paths: Collection[str]) -> bool:
     return any(path.startswith(f"{directory}/") for path in paths)
 
 
-# It is stopped by shutting all VMs of the machine down: set-up never does.
+# Stopping this unit shuts down all VMs of the machine, so setup never stops it.
 GUESTS_UNIT = "libvirt-guests.service"
 
-# virtshim says that it is ready when it has looked at each pod: its unit may take 300 s for it.
+# virtshim is ready when it has checked each pod, which may take the 300 s that its unit allows.
 _LIMIT = 330.0
 _QUICK = 10.0
 
 
 class Systemctl:
-    """`root`: "/" is the system that runs; of any other tree only what starts with it can be changed."""
+    """`root`: "/" for the running system. In any other tree, units can only be enabled, disabled and masked."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = root
@@ -64,12 +66,12 @@ class Systemctl:
         return (self.runs or self._root != "/") and shutil.which("systemctl") is not None
 
     def state(self, unit: str) -> str:
-        """As `is-enabled` says it: enabled, disabled, masked, static ..."""
+        """The unit's state from `systemctl is-enabled`: enabled, disabled, masked, static and so on."""
         done = process.run(self._argv("is-enabled", unit), timeout=_LIMIT)
         return done.stdout.decode(errors="replace").strip().splitlines()[0] if done.stdout.strip() else "not-found"
 
     def program_output(self, *argv: str) -> str:
-        """What a program of this machine says, "" if it cannot be run, or the tree is another machine's."""
+        """The output of a program of this machine; "" if it cannot be run, or if the tree belongs to another machine."""
         if self._root != "/":
             return ""
         try:
@@ -81,17 +83,17 @@ class Systemctl:
         return process.run(self._argv("is-active", "--quiet", unit), timeout=_LIMIT).returncode == 0
 
     def is_idle(self, unit: str) -> bool:
-        """It does not run, and is neither starting, stopping, nor about to be started again."""
+        """Whether the unit does not run, and is not starting, stopping or about to restart."""
         said = process.run(self._argv("is-active", unit), timeout=_LIMIT).stdout.decode(errors="replace").strip()
         return said in ("inactive", "failed", "unknown", "")
 
     def enable(self, units: Sequence[str]) -> None:
-        """And starts them, where systemd runs. Raises InternalError."""
+        """Enables the units, and starts them if systemd runs. Raises InternalError."""
         if units:
             self._run("enable", *self._now(), *units)
 
     def disable(self, units: Sequence[str]) -> None:
-        """They run on."""
+        """Disables the units without stopping them."""
         if units:
             self._run("disable", *units)
 
@@ -108,7 +110,7 @@ class Systemctl:
             self._run("unmask", *units)
 
     def tell(self, *words: str) -> None:
-        """A command for a unit, `words`' last, or for systemd itself. Nothing where that does not run."""
+        """Runs a systemctl command. Does nothing if systemd does not run."""
         if self.runs and (len(words) == 1 or not self.is_idle(words[-1])):
             self._run(*words)
 

@@ -131,7 +131,7 @@ def test_a_node_of_kubeadm_with_containerd_is_set_up_and_taken_back_exactly(
     assert code == 0
     assert told["units"]["disabled"] == [*UNITS]
     label, restart = told["next"]
-    assert label.startswith(f"kubectl label node {socket.gethostname().lower()} virtshim.io/vms-   # it stays")
+    assert label.startswith(f"kubectl label node {socket.gethostname().lower()} virtshim.io/vms-   # otherwise")
     assert restart == "systemctl restart kubelet   # it asks the runtime that it asked before"
     left = seen(root)
     # systemctl leaves the directory of links.
@@ -167,7 +167,7 @@ def test_a_containerd_with_another_cgroup_driver_than_kubelet_is_refused_before_
     before = seen(root)
     assert setup_command(SetupOptions(str(root))) == 1
     told = capsys.readouterr().out
-    assert "problem   containerd has cgroup driver cgroupfs, its default, and this node systemd" in told
+    assert "problem   containerd has cgroup driver cgroupfs, its default, but this node uses systemd" in told
     assert 'SystemdCgroup = true below [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]' in told
     assert "nothing was changed; setup changes nothing until the first problem is solved\n" in told
     assert seen(root) == before
@@ -207,7 +207,7 @@ def test_what_the_operator_changed_since_is_kept_named_and_exit_code_1(
     (root / "etc/crictl.yaml").write_text("mine\n")
     for options in ({}, {"undo": True}):
         assert setup_command(SetupOptions(str(root), **options)) == 1
-        assert "kept      /etc/crictl.yaml   it was changed since set-up wrote it" in capsys.readouterr().out
+        assert "kept      /etc/crictl.yaml   it was changed since setup wrote it" in capsys.readouterr().out
     assert (root / "etc/crictl.yaml").read_text() == "mine\n"
 
 

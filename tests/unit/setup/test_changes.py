@@ -152,7 +152,7 @@ def test_a_file_that_is_there_is_kept_if_the_plan_says_so_and_not_set_ups_own_if
 def test_what_is_no_regular_file_is_refused_by_name(root: Path) -> None:
     (root / "etc/crictl.yaml").unlink()
     (root / "etc/crictl.yaml").symlink_to("elsewhere")
-    with pytest.raises(WrongState, match=r"/etc/crictl\.yaml is no regular file"):
+    with pytest.raises(WrongState, match=r"/etc/crictl\.yaml is not a regular file"):
         set_up(NodeTree(str(root)))
 
 

@@ -297,7 +297,7 @@ def test_a_masked_unit_is_a_problem_that_is_told(root: Path) -> None:
     assert found.plan is not None
     # VMs run without the other.
     (told,) = [problem for problem in found.plan.problems if "masked" in problem]
-    assert told == "virtshim.service is masked: systemctl unmask virtshim.service, and run this again"
+    assert told == "virtshim.service is masked; run systemctl unmask virtshim.service, then run this command again"
 
 
 def test_a_node_without_systemd_is_told_what_to_start(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_a_node_without_systemd_is_told_what_to_start(root: Path, monkeypatch: p
     monkeypatch.setattr(Machine, "can_change", False)
     found = node(root, machine).set_up()
     assert found.plan is not None
-    assert f"start these by other means: {', '.join(OURS)}" in found.plan.problems[-1]
+    assert f"start these services by other means: {', '.join(OURS)}" in found.plan.problems[-1]
     assert (found.failed, found.enabled) == ((), ())
 
 

@@ -64,7 +64,7 @@ def test_a_worker_proposes_what_it_sees_and_says_that_the_services_network_is_mi
     for manifest in (root / "etc/kubernetes/manifests").iterdir():
         manifest.unlink()
     assert 'images.forbidden_networks = ["10.244.1.0/24", "192.168.0.0/24", "2001:db8:0:7::/64"]' in steps(root)
-    assert "add the network of the cluster's services, which has 10.96.0.10" in steps(root)
+    assert "add the network of the cluster's services, which contains 10.96.0.10" in steps(root)
 
 
 @pytest.mark.parametrize("dns", ["[169.254.20.10]", "[none]", "[]", "[[]]", "{}"])

@@ -160,7 +160,7 @@ def test_kubelets_driver_wins_over_what_the_machine_would_have() -> None:
     found = planned(node(kubelet=kubelet(fields={"cgroupDriver": Given("cgroupfs", FILE)}), texts={QEMU: '# "none"\n'}))
     assert [choice.key for choice in found.choices] == ["vm.require_overhead", "cri.cgroup_driver"]
     assert "cgroup_controllers = [ ]\n" in text(found, "qemu.conf")
-    assert found.seen["cgroup driver"] == f"cgroupfs: as kubelet has it in {FILE}"
+    assert found.seen["cgroup driver"] == f"cgroupfs: as kubelet's configuration says in {FILE}"
 
 
 def test_a_kubelet_without_drop_ins_is_told_of_them_and_flags_that_win_are_answered() -> None:
@@ -202,7 +202,9 @@ def test_a_kubelet_that_is_too_old_for_drop_ins_gets_flags_and_the_rest_is_told(
     line = text(found, "zz-virtshim-flags.conf")
     assert "--container-runtime-endpoint=unix:///run/virtshim/proxy.sock --cgroup-driver=systemd" in line
     assert "--config-dir" not in line
-    assert any("kubelet 1.29 reads no drop-ins: write shutdownGracePeriod" in problem for problem in found.problems)
+    assert any(
+        "kubelet 1.29 does not read drop-ins; write shutdownGracePeriod" in problem for problem in found.problems
+    )
     graces = {name: Given("1m", FILE) for name in ("shutdownGracePeriod", "shutdownGracePeriodCriticalPods")}
     written = node(kubelet=kubelet(fields=graces), runtimes=(CONTAINERD,), kubelet_version=(1, 29))
     assert planned(written).problems == ()
@@ -277,7 +279,7 @@ def test_a_cluster_without_network_gets_none_from_us() -> None:
         ({"emulator": ""}, "apt-get install qemu-system-x86"),
         ({"libvirt": ""}, "apt-get install libvirt-daemon-system"),
         ({"vmwrapper": ""}, "vmwrapper is missing"),
-        ({"units": frozenset()}, "no such units: tapmanager.service"),
+        ({"units": frozenset()}, "units are missing: tapmanager.service"),
         ({"kubelet": kubelet(unreadable=("/x: not YAML",))}, "/x: not YAML"),
         ({"runtimes": (RuntimeSetup("containerd", "/s", "/f", serves_cri=False),)}, "does not serve CRI"),
         ({"runtimes": (RuntimeSetup("containerd", "/s", "/f", "/f: bad"),)}, "/f: bad"),
@@ -301,7 +303,8 @@ def test_a_runtime_with_another_cgroup_driver_than_kubelets_is_refused_with_the_
     found = planned(node(runtimes=(runtime,)))
     assert found.refusal == found.problems[0]
     assert (
-        f"{runtime.name} has cgroup driver {has}, and this node systemd (as kubelet has it in {FILE})" in found.refusal
+        f"{runtime.name} has cgroup driver {has}, but this node uses systemd (as kubelet's configuration says in {FILE})"
+        in found.refusal
     )
     assert remedy in found.refusal
     assert found.steps == ()
@@ -337,8 +340,8 @@ def test_an_operators_own_file_is_not_overruled_but_told_what_it_lacks() -> None
     own = OwnSettings(settings, frozenset({"libvirt.vmwrapper", "paths.run_dir"}), has_file=True)
     found = planned(node(vmwrapper="/x/vmwrapper", emulator="/usr/libexec/qemu-kvm"), own)
     assert [choice.key for choice in found.choices] == ["vm.require_overhead", "libvirt.emulator"]
-    assert any("does not say vm.require_overhead = true" in problem for problem in found.problems)
-    assert any("does not say libvirt.emulator" in problem for problem in found.problems)
+    assert any("add vm.require_overhead = true" in problem for problem in found.problems)
+    assert any("add libvirt.emulator" in problem for problem in found.problems)
     assert "unix:///run/own/virtshim.sock" in text(found, "crictl.yaml")
 
 
@@ -392,7 +395,7 @@ def test_a_node_of_vms_alone_that_is_in_the_cluster_is_drained_and_tainted_by_ha
 
 def test_a_node_that_is_new_to_the_cluster_is_tainted_by_its_kubelet_unless_a_flag_has_other_taints() -> None:
     assert not [step for step in planned(node()).steps if "taint" in step or "drain" in step]
-    assert "kubeadm join, if that brings it into the cluster, with --cri-socket unix:///run/virtshim/virtshim.sock" in (
+    assert "if the node joins the cluster with kubeadm join, use --cri-socket unix:///run/virtshim/virtshim.sock" in (
         planned(node()).steps
     )
     flags = {"register-with-taints": Given("a=b:NoSchedule", KUBEADM_FLAGS)}
