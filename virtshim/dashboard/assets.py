@@ -1,4 +1,4 @@
-"""Where the page's files are: in the package, as installed, or where a checkout builds them."""
+"""Finds the files of the web page: in the installed package, or in the build directory of a source tree."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _HERE: Final = Path(__file__).resolve().parent
 
 
 def assets_directory() -> Path:
-    """Raises Unavailable if they were never built."""
+    """The directory of the page's files. Raises Unavailable if they were never built."""
     for directory in (_HERE / "dist", _HERE.parent.parent / "build/dashboard/dist"):
         if (directory / PAGE).is_file():
             return directory
     raise Unavailable(
-        "this installation has no dashboard: its page is built with npm, and was not. In the source tree: "
+        "this installation has no dashboard, because its web page was not built. In the source tree, run "
         "make dashboard-assets (it needs npm), then install again"
     )

@@ -1,4 +1,4 @@
-"""`virtshim dashboard`: serves the node's page on loopback until ctrl-C."""
+"""`virtshim dashboard` serves the node's web page on loopback until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from virtshim.dashboard.watch import NodeWatch
 from virtshim.system.logsetup import set_up_logging
 
 DEFAULT_PORT: Final = 8734
-# Seconds that a connection stays when nothing more is asked on it. aiohttp has an hour.
+# Seconds until an idle connection is closed. aiohttp's default is an hour.
 _KEPT: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """`address` ends with a slash."""
+    """A running dashboard. `address` ends with a slash."""
 
     address: str
     sessions: Sessions
     watch: NodeWatch
 
     def login_url(self) -> str:
-        """Good once; one from before is void."""
+        """A new URL that works once. The earlier URL becomes void."""
         return f"{self.address}login?token={self.sessions.new_token()}"
 
 
 def dashboard(cri_socket: str, port: int) -> None:
-    """Until SIGINT or SIGTERM. Raises ShimError."""
+    """Serves until SIGINT or SIGTERM. Raises ShimError."""
     set_up_logging("warning", "auto")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_until_stopped(cri_socket, port))
@@ -54,14 +54,16 @@ async def _until_stopped(cri_socket: str, port: int) -> None:
         loop.add_signal_handler(number, stopping.set)
     async with serving(cri_socket, port) as served:
         _say(f"dashboard: {served.login_url()}")
-        _say("dashboard: good once; Enter prints another, ctrl-C ends. From elsewhere: ssh -L PORT:127.0.0.1:PORT")
+        _say(
+            "dashboard: the URL works once; Enter prints another, Ctrl-C ends. From elsewhere: ssh -L PORT:127.0.0.1:PORT"
+        )
         with _asked_for_another(served):
             await stopping.wait()
 
 
 @contextlib.asynccontextmanager
 async def serving(cri_socket: str, port: int, graphs: Graphs | None = None) -> AsyncIterator[Served]:
-    """Sessions end with it. `graphs`: what was seen before."""
+    """Serves the dashboard within the block. Its sessions end with the block. `graphs`: samples from before."""
     assets = assets_directory()
     node, sessions = NodeCalls(cri_socket), Sessions()
     watch = NodeWatch(node, host_facts, graphs=graphs)
@@ -86,7 +88,7 @@ async def serving(cri_socket: str, port: int, graphs: Graphs | None = None) -> A
 
 @contextlib.asynccontextmanager
 async def _listening(runner: web.AppRunner, port: int) -> AsyncIterator[int]:
-    """On which port."""
+    """Listens within the block. Yields the port."""
     assert runner.server is not None, "it is set up"
     limited, loop = ConnectionLimit(runner.server), asyncio.get_running_loop()
     sockets = listening_sockets(port)
@@ -100,7 +102,7 @@ async def _listening(runner: web.AppRunner, port: int) -> AsyncIterator[int]:
 
 @contextlib.contextmanager
 def _asked_for_another(served: Served) -> Iterator[None]:
-    """By Enter in the terminal that it runs in."""
+    """Within the block, Enter in the terminal prints a new URL."""
     loop = asyncio.get_running_loop()
 
     def asked() -> None:

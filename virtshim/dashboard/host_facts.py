@@ -1,4 +1,4 @@
-"""What the machine itself says: the dashboard runs on the node that it shows. Reads only."""
+"""Reads facts about the machine, which is the node that the dashboard shows. Changes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def host_facts(proc: Path = Path("/proc")) -> Mapping[str, object]:
-    """A fact that the machine does not tell is left out."""
+    """The facts by name. Facts that the machine does not provide are missing."""
     memory = _memory(proc / "meminfo")
     known: dict[str, object | None] = {
         "hostname": os.uname().nodename,
@@ -35,7 +35,7 @@ def _text(path: Path) -> str:
 
 
 def _memory(path: Path) -> dict[str, int]:
-    """Bytes."""
+    """Values of /proc/meminfo in bytes."""
     found = {}
     for line in _text(path).splitlines():
         name, _, rest = line.partition(":")

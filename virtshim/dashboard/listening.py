@@ -1,5 +1,5 @@
-"""Where the dashboard listens: both addresses that a browser may take for the page's name, or none. Who had the other one could
-be sent what is meant for the dashboard."""
+"""The sockets of the dashboard: on both addresses that a browser may use for the page's name, or on none. Otherwise another
+program on the second address could receive requests for the dashboard."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Final, Protocol
 
 from virtshim.model.errors import WrongState
 
-# How many connections are taken: whoever can run a program on this machine can open as many as they like.
+# The most connections: any local user can open as many as they like.
 
-# A browser has some six, and one for each page, console and screen that it shows.
+# A browser has about six, and one for each page, console and screen that it shows.
 MOST: Final = 256
 
 
@@ -27,8 +27,8 @@ class Server(Protocol):
 
 
 class ConnectionLimit:
-    """Makes the protocol of each new connection, as `create_server` asks for one. Some that come at the same moment may be more
-    than `most`."""
+    """Limits the connections: a protocol factory for `create_server`. Connections that arrive at the same moment may exceed
+    `most`."""
 
     def __init__(self, server: Server, most: int = MOST) -> None:
         self._server = server
@@ -45,14 +45,14 @@ class _Refused(asyncio.Protocol):
 
 
 _ADDRESSES: Final = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
-# A kernel without IPv6, or a loopback without its address: nobody else has it then.
+# The kernel has no IPv6, or loopback lacks the address. No other program can have the address then either.
 _NOT_THERE: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
-# A free port of one address may be another's on the other. 0: the kernel chooses.
+# A port that is free on one address may be in use on the other. 0: the kernel chooses.
 _TRIED: Final = (0,) * 16
 
 
 def listening_sockets(port: int, tried: Sequence[int] = _TRIED) -> list[socket.socket]:
-    """On one port; 0 takes the first of those to be `tried` that is free. Raises WrongState."""
+    """Listening sockets on the same port of both addresses. Port 0 means the first free one of `tried`. Raises WrongState."""
     for left, wanted in zip(reversed(range(len(tried))), tried, strict=True):
         bound: list[socket.socket] = []
         try:
@@ -66,12 +66,12 @@ def listening_sockets(port: int, tried: Sequence[int] = _TRIED) -> list[socket.s
                 one.close()
             if port or not left or exc.errno != errno.EADDRINUSE:
                 raise WrongState(
-                    f"cannot listen on port {port} of 127.0.0.1 and ::1, both: {exc.strerror}; choose another with --port"
+                    f"cannot listen on port {port} of both 127.0.0.1 and ::1: {exc.strerror}; choose another port with --port"
                 ) from exc
             continue
         if bound:
             return bound
-    raise WrongState("this machine has no loopback address to listen on; bring the interface lo up")
+    raise WrongState("this machine has no loopback address; bring up the interface lo")
 
 
 def _listener(family: socket.AddressFamily, address: str, port: int) -> socket.socket | None:

@@ -1,7 +1,7 @@
-"""What a request has to be before anything is done for it, and what every answer says to the browser.
+"""The login of the dashboard: sessions, the checks of every request, and the security headers of every answer.
 
-Whoever can run a program on the node, or show the operator a web page, can send requests here. So: the name in Host is that of
-this run, which nobody can guess, Origin is this very page, and the session's cookie is there.
+Any local user, and any web page that the operator opens, can send requests to the dashboard. Therefore a request is served only
+if Host is the name of this run, which nobody can guess, Origin is this page, and the session's cookie is present.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-# Who may look: a token that is good once, and the sessions that tokens were exchanged for. In memory alone; no I/O.
+# Sessions: a token that works once, and the sessions that tokens were exchanged for. They exist only in memory.
 #
-# Only digests are kept, and compared as a whole, so that how long an answer takes tells nothing of the secret.
+# Only digests are kept and compared, so that response times do not reveal the secret.
 
-# Browsers at once. One more ends the oldest session.
+# Most sessions at the same time. One more ends the oldest session.
 _SESSIONS: Final = 16
 _BYTES: Final = 32
-# What nobody's secret is longer than: a request with more is not worth a digest.
+# No secret is longer. A longer one is refused without a digest.
 _LONGEST: Final = 128
 
 
@@ -31,13 +31,13 @@ class Sessions:
         self._known: dict[bytes, None] = {}
 
     def new_token(self) -> str:
-        """One that nobody has used becomes void."""
+        """A new token. An unused earlier token becomes void."""
         token = secrets.token_urlsafe(_BYTES)
         self._token = _digest(token)
         return token
 
     def exchange(self, token: str) -> str | None:
-        """A new session's secret; None if the token is not the one, or was used."""
+        """Returns the secret of a new session; None if the token is wrong or was used."""
         if self._token is None or len(token) > _LONGEST or not secrets.compare_digest(_digest(token), self._token):
             return None
         self._token = None
@@ -55,13 +55,13 @@ class Sessions:
 
 
 def _digest(secret: str) -> bytes:
-    """Of anything that a header may hold: bytes that are no UTF-8 come as surrogates."""
+    """The digest of any header value. Bytes that are not UTF-8 arrive as surrogates."""
     return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
 
 
 LOGIN_COOKIE: Final = "virtshim-dashboard"
 
-# Scripts are files of ours. Styles may also be written by scripts: the terminal measures its letters and sets their size so.
+# Scripts come only from the dashboard's files. Styles may be inline, because the terminal sets the size of its letters by script.
 _CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -80,31 +80,31 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def is_called(host: str, name: str) -> bool:
-    """Of a Host header: on any port, as an SSH tunnel may have another one."""
+    """Whether a Host header has this name, on any port: an SSH tunnel may use another one."""
     called, colon, port = host.partition(":")
     return called == name and (not colon or port.isdecimal())
 
 
 def refusal(request: web.Request, sessions: Sessions, name: str, login: str) -> web.Response | None:
-    """Why nothing is done for it; None if all is well. `name`: the page's host; `login`: the one path that a browser without a
-    session may ask for."""
+    """The answer that refuses the request; None if the request is allowed. `name`: the page's host. `login`: the only path that
+    is allowed without a session."""
     host = request.headers.get("Host", "")
     if not is_called(host, name):
-        return _plain(421, "this is not the name of the dashboard: open the address that `virtshim dashboard` printed")
+        return _plain(421, "wrong host name; open the URL that `virtshim dashboard` printed")
     origin = request.headers.get("Origin")
     upgrades = "upgrade" in request.headers.get("Connection", "").lower()
     if origin is None and (upgrades or request.method not in ("GET", "HEAD")):
-        return _plain(403, "a request that does something needs its Origin")
+        return _plain(403, "a request that changes something needs an Origin header")
     if origin is not None and origin != f"http://{host}":
-        return _plain(403, "another site's page may ask nothing here")
+        return _plain(403, "requests from pages of other sites are refused")
     if request.path == login:
         return None
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-        return _plain(403, "another site's page may ask nothing here")
+        return _plain(403, "requests from pages of other sites are refused")
     if not sessions.knows(request.cookies.get(LOGIN_COOKIE, "")):
         return _plain(
             401,
-            "no session: open the address that `virtshim dashboard` printed; each is good once, and Enter in its terminal "
+            "no session; open the URL that `virtshim dashboard` printed. Each URL works once, and Enter in its terminal "
             "prints another",
         )
     return None

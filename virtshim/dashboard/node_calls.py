@@ -1,7 +1,7 @@
-"""What the dashboard asks of a node: calls of CRI and of our Admin service, answered as the values that it shows.
+"""The dashboard's calls to the node, through CRI and virtshim's Admin service, and the values that they return.
 
-Blocking, for threads; each call has a time limit. Any runtime that serves CRI can be shown; what only virtshim tells is then
-absent.
+The calls block, so they run on threads. Each has a time limit. The dashboard can show any runtime that serves CRI; facts that
+only virtshim reports are then missing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from virtshim.model.errors import InvalidRequest, ShimError, Unavailable, WrongS
 from virtshim.streaming.ports import VNC_PORT
 
 _SECONDS: Final = 10.0
-# A guest's agent may be asked for what is shown of a VM.
+# The node may have to ask a guest agent, which takes time.
 _DETAIL_SECONDS: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """`vms`: newest first."""
+    """A pod. `vms`: newest first."""
 
     id: str
     namespace: str
@@ -42,7 +42,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look at the node. `conditions`: what troubles it by name, "" if nothing does."""
+    """The node's state at one time. `conditions`: by name, the problem, or "" for none."""
 
     at: float
     version: str
@@ -80,7 +80,7 @@ class NodeCalls(NodeClient):
         )
 
     def _readings(self) -> dict[str, Reading]:
-        """None of a runtime that has no such calls."""
+        """Empty if the runtime does not support these calls."""
         try:
             with as_shim_errors():
                 stats = self._runtime.ListPodSandboxStats(pb.ListPodSandboxStatsRequest(), timeout=_SECONDS).stats
@@ -103,7 +103,7 @@ class NodeCalls(NodeClient):
             return self._runtime.ContainerStatus(request, timeout=_DETAIL_SECONDS)
 
     def start_up(self, pod: str) -> Sequence[operator_pb2.Phase]:
-        """Of the admin socket beside the CRI socket; none where there is no such socket."""
+        """The phases of the pod's start, from the admin socket beside the CRI socket. Empty without such a socket."""
         try:
             with as_shim_errors():
                 wanted = operator_pb2.StartUpsRequest(id=pod)
@@ -140,7 +140,7 @@ class NodeCalls(NodeClient):
 def readings(
     stats: Sequence[pb.PodSandboxStats], metrics: Sequence[pb.PodSandboxMetrics], at: int
 ) -> dict[str, Reading]:
-    """By pod. `at`: when the metrics were read."""
+    """The readings by pod. `at`: when the metrics were read."""
     measured = {one.pod_sandbox_id: one for one in metrics}
     return {one.attributes.id: _reading(one, measured.get(one.attributes.id), at) for one in stats}
 
@@ -174,7 +174,7 @@ def _counter(at: int, values: Sequence[pb.UInt64Value]) -> Counter | None:
 
 
 def _pods(sandboxes: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]) -> list[Pod]:
-    """Newest first."""
+    """The pods, newest first."""
     of_pod: dict[str, list[pb.Container]] = {}
     for container in sorted(containers, key=lambda one: one.created_at, reverse=True):
         of_pod.setdefault(container.pod_sandbox_id, []).append(container)
@@ -204,7 +204,7 @@ def _words(kind: str, change: pb.ContainerEventResponse) -> str:
 
 
 def _object(text: str) -> Mapping[str, Any]:
-    """Of JSON; empty for what is none."""
+    """Parses a JSON object; empty if the text is not one."""
     try:
         found = json.loads(text or "{}")
     except ValueError:

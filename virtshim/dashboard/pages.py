@@ -1,8 +1,8 @@
-"""What is answered to which path.
+"""The paths of the dashboard and their answers.
 
-All of it is below a name and a path that nobody can guess, and that are never used again. The name is an origin of its own: what
-a browser keeps for it, a script that works behind pages above all, nobody could prepare and nobody finds later. The path is for
-the cookie, which knows no ports, where a resolver has told the name.
+All paths are below a host name and a path prefix that nobody can guess, and that are used for only one run. The host name is a
+separate origin, so nobody can prepare data that a browser keeps for it (above all service workers), or find that data later. The
+path prefix protects the cookie, which does not depend on the port, in case a DNS resolver has seen the host name.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from virtshim.dashboard.node_calls import NodeCalls
 from virtshim.dashboard.watch import NodeWatch
 from virtshim.model.errors import Kind, NotFound, ShimError
 
-# Seconds between pings of a page's WebSocket: a browser that is gone is noticed.
+# Seconds between pings on a page's WebSocket, to detect a browser that has gone.
 _HEARTBEAT: Final = 20.0
-# Of one message of a page: what is pasted into a console.
+# Bytes of one message from a page, e.g. text that is pasted into a console.
 _MESSAGE: Final = 1 << 20
-# Pods whose starts are remembered.
+# How many pods' starts are remembered.
 _STARTS: Final = 500
 _STATUS: Final = {Kind.NOT_FOUND: 404, Kind.INVALID: 400, Kind.FAILED_PRECONDITION: 409, Kind.UNAVAILABLE: 503}
-# In index.html, in place of `Place.run`.
+# The placeholder in index.html for `Place.run`.
 _RUN: Final = "@RUN@"
 _IDS: Final = "{id:[0-9A-Za-z_.-]{1,128}}"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of one run of the dashboard. `host` is a name of loopback's (RFC 6761), `path` begins with a slash. `run` is what the page
-    is told, and hears again from its own server alone when it comes back to whatever answers at its address."""
+    """The address of one run of the dashboard. `host`: a name that means loopback (RFC 6761). `path` begins with a slash. `run`:
+    a secret in the page, which lets the page recognize its own server when it reconnects."""
 
     host: str
     path: str
@@ -88,7 +88,7 @@ class Pages:
         secret = self._sessions.exchange(request.query.get("token", ""))
         if secret is None:
             raise web.HTTPForbidden(
-                text="this address was used already, or another was printed since: press Enter in the terminal of "
+                text="this URL was already used, or a newer one was printed; press Enter in the terminal of "
                 "`virtshim dashboard`\n"
             )
         answer = web.Response(status=303, headers={"Location": f"{self._prefix}/"})
@@ -114,7 +114,7 @@ class Pages:
             raise web.HTTPNotFound
         return web.FileResponse(path)
 
-    # --- what the node says
+    # --- data of the node
 
     async def _pod(self, request: web.Request) -> web.StreamResponse:
         wanted = request.match_info["id"]
@@ -126,7 +126,7 @@ class Pages:
         return web.json_response(views.detail(pod, vms, await asyncio.to_thread(self._start, wanted)))
 
     async def _vms(self, pod: str) -> AsyncIterator[pb.ContainerStatusResponse]:
-        """Without those that have gone since the last look."""
+        """The status of the pod's VMs, without VMs that have just gone."""
         for vm in self._watch.vms_of(pod):
             try:
                 found = await asyncio.to_thread(self._node.vm_status, vm)
@@ -135,7 +135,7 @@ class Pages:
             yield found
 
     def _start(self, pod: str) -> list[dict[str, Any]]:
-        """A virtshim that was restarted knows no more how earlier pods came up: what it once told is kept here."""
+        """The phases of the pod's start. They are remembered here, because a restarted virtshim no longer knows them."""
         if told := views.phases(self._node.start_up(pod)):
             self._starts.pop(pod, None)
             self._starts[pod] = told
@@ -178,9 +178,9 @@ class Pages:
         return page
 
     def _screen_url(self, pod: str) -> str:
-        """Port 5900 of a pod without a screen is whatever its guest serves there."""
+        """Refuses a pod without a screen: its port 5900 would be whatever its guest serves there."""
         if not self._watch.has_screen(pod):
-            raise NotFound('no screen: its pod needs the annotation virtshim.io/vnc: "true"')
+            raise NotFound('this VM has no screen; set the annotation virtshim.io/vnc: "true" on its pod')
         return self._node.screen_url(pod)
 
     @contextlib.asynccontextmanager
@@ -201,7 +201,7 @@ class Pages:
 
 
 async def _silence(page: web.WebSocketResponse) -> None:
-    """Until the page has gone; what it says there is nothing."""
+    """Waits until the page has gone. Ignores its messages."""
     async for message in page:
         if message.type is WSMsgType.ERROR:
             return

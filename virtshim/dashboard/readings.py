@@ -1,4 +1,5 @@
-"""What pods use, from two readings of their counters. Pure. What is not known is None, never 0."""
+"""Resource use of pods, computed from two readings of their counters, and its recent history. An unknown value is None, never 0.
+Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _SECOND = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A number that only grows, and when it was read: nanoseconds."""
+    """A number that only grows, and the time of the reading in nanoseconds."""
 
     at: int
     value: int
@@ -20,7 +21,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A pod's counters, and what it has: bytes and vCPUs, 0 where that is not known."""
+    """A pod's counters, and its size in bytes and vCPUs, 0 if unknown."""
 
     cpu: Counter | None = None
     memory: int | None = None
@@ -34,7 +35,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """CPUs in use, bytes of memory, bytes a second. `at`: seconds since 1970."""
+    """CPUs in use, bytes of memory, bytes per second. `at`: seconds since 1970."""
 
     at: float
     cpu: float | None = None
@@ -50,7 +51,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Rates:
-    """Remembers the last reading of each pod that was in the last call."""
+    """Computes rates. Remembers the reading of each pod from the last call."""
 
     _last: dict[str, Reading] = field(default_factory=dict)
 
@@ -59,12 +60,12 @@ class Rates:
         return {pod: _sample(now, before.get(pod, Reading()), reading) for pod, reading in readings.items()}
 
     def forget(self) -> None:
-        """Nothing was read for a while."""
+        """Call this when nothing was read for a while."""
         self._last = {}
 
 
 def total(now: float, samples: dict[str, Sample]) -> Sample:
-    """Of the node: what nobody has stays unknown."""
+    """The sum for the node. A value that no pod has stays unknown."""
     columns = list(zip(*(one.values() for one in samples.values()), strict=True))
     sums = [sum(known) if (known := [one for one in column if one is not None]) else None for column in columns]
     return Sample(now, *sums)
@@ -84,25 +85,25 @@ def _sample(now: float, before: Reading, after: Reading) -> Sample:
 
 
 def _rate(before: Counter | None, after: Counter | None) -> float | None:
-    """A second. A smaller number is another VM's, or a new QEMU's."""
+    """The rate per second. None if the counter went back, because it then belongs to another VM or a new QEMU."""
     if before is None or after is None or after.at <= before.at or after.value < before.value:
         return None
     return (after.value - before.value) * _SECOND / (after.at - before.at)
 
 
-# What was seen lately, so that a page that is opened has graphs and a timeline at once. Bounded; no I/O.
+# Recent history, so that a new page shows graphs and a timeline at once. It has a fixed size.
 
-# At two seconds each: ten minutes.
+# One sample every two seconds: ten minutes.
 SAMPLES: Final = 300
 EVENTS: Final = 1000
-# The whole node's graphs are kept under this name, which no pod's id is.
+# The key of the whole node's graphs. No pod has this id.
 NODE: Final = "node"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`kind`: one word for its looks, such as started or lost. `at`: seconds since 1970. `pod`: its id, "" for the node's own.
-    `text` is of others, in part."""
+    """`kind`: one word that selects the style, such as started or lost. `at`: seconds since 1970. `pod`: the pod's id, "" for an
+    event of the node. `text` comes in part from outside."""
 
     number: int
     at: float
@@ -112,7 +113,7 @@ class Event:
 
 
 class Graphs:
-    """Samples by pod. A pod that is not named any more is forgotten."""
+    """Samples by pod. A pod that is no longer named is forgotten."""
 
     def __init__(self, samples: int = SAMPLES) -> None:
         self._longest = samples
@@ -128,7 +129,7 @@ class Graphs:
             del self._of[pod]
 
     def samples(self, pod: str, newest: int = SAMPLES) -> list[Sample]:
-        """In order of time."""
+        """The newest samples, in the order of time."""
         return list(self._of.get(pod, ()))[-newest:]
 
     def pods(self) -> list[str]:
@@ -147,5 +148,5 @@ class Timeline:
         return event
 
     def newest(self, count: int) -> list[Event]:
-        """In the order in which they were seen."""
+        """The newest events, in the order of arrival."""
         return list(self._events)[-count:]

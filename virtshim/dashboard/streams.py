@@ -1,7 +1,7 @@
-"""A VM's console and screen, between a page's WebSocket and that of the node's streaming server.
+"""Relays a VM's console and screen between a page's WebSocket and the node's streaming server.
 
-The page says how much of a console it has shown. What it has not is bounded: then the node is not read, and what the guest floods
-is lost there, for this page alone, as for any client that is too slow.
+The page reports how many bytes of a console it has shown. If too many are outstanding, the dashboard stops reading from the node,
+which then drops output for this page, as for any slow client.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from virtshim.model.errors import ShimError, Unavailable
 from virtshim.streaming.client import ERROR, FORWARD, PROTOCOL, RESIZE, STDERR, STDIN, STDOUT
 from virtshim.streaming.remotecommand_status import Failed, from_status
 
-# Bytes on their way to a page.
+# Most bytes that are sent to a page but not shown yet.
 _AHEAD: Final = 512 << 10
-# Of one message, of a page or the node.
+# Bytes of one message, from a page or the node.
 _MESSAGE: Final = 1 << 20
 _CONNECTING: Final = 15.0
 _LARGEST_SIZE: Final = 1000
-# Channels of a forward's one port. Each begins with the port's number, two bytes.
+# The two channels of the forwarded port. Each begins with the port's number, two bytes.
 _DATA, _FAILURE, _NUMBER = 0, 1, 2
-# Bytes of a reason in a close frame.
+# Most bytes of the reason in a close frame.
 _REASON: Final = 123
 
-# Reasons to close a page's WebSocket, of the range that is for applications.
+# Close codes of a page's WebSocket, from the range for applications.
 ENDED: Final = 4000
 REFUSED: Final = 4001
 
@@ -50,7 +50,7 @@ class Window:
             self._open.clear()
 
     def shown(self, count: int) -> None:
-        """Never more than was sent: a page may say anything."""
+        """Counts at most the bytes that were sent, because a page may report any number."""
         self._left = min(self._size, self._left + count)
         if self._left > 0:
             self._open.set()
@@ -64,7 +64,7 @@ class Window:
 
 
 async def console(page: web.WebSocketResponse, ask: Callable[[], tuple[str, bool]]) -> None:
-    """Until the page leaves or the console ends."""
+    """Relays a console until the page leaves or the console ends."""
     try:
         url, takes_input = await asyncio.to_thread(ask)
         async with _connected(url, PROTOCOL) as node:
@@ -76,7 +76,7 @@ async def console(page: web.WebSocketResponse, ask: Callable[[], tuple[str, bool
 
 
 async def screen(page: web.WebSocketResponse, ask: Callable[[], str]) -> None:
-    """Bytes of RFB, both ways."""
+    """Relays the bytes of RFB in both directions."""
     try:
         url = await asyncio.to_thread(ask)
         async with _connected(url, FORWARD) as node:
@@ -112,7 +112,7 @@ async def _to_console(
 
 
 def _said(text: str) -> dict[str, int]:
-    """The numbers of a page's message."""
+    """The numbers in a message from a page."""
     try:
         said = json.loads(text)
     except ValueError:
@@ -158,19 +158,21 @@ async def _pieces(node: aiohttp.ClientWebSocketResponse) -> AsyncIterator[tuple[
 
 @contextlib.asynccontextmanager
 async def _connected(url: str, protocol: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-    """The URL is the node's own: nothing of the environment, such as a proxy, gets between. The connection is dropped, not closed
-    in order: a console that floods would have to be read to its end."""
+    """Connects to the node's URL, ignoring the environment, such as proxy variables. At the end the connection is dropped, not
+    closed: an orderly close would have to read all output of a flooding console."""
     connecting = aiohttp.ClientTimeout(total=None, connect=_CONNECTING)
     async with aiohttp.ClientSession(timeout=connecting, trust_env=False) as session:
         try:
             node = await session.ws_connect(url, protocols=[protocol], max_msg_size=_MESSAGE, autoping=True)
         except (aiohttp.ClientError, TimeoutError) as exc:
-            raise Unavailable(f"the node's streaming server does not take the connection: {exc}") from exc
+            raise Unavailable(
+                f"the node's streaming server refuses the connection: {exc}; is virtshim running?"
+            ) from exc
         yield node
 
 
 async def _first_of(*works: Any) -> None:
-    """Until one ends; the others are given up. A connection that broke has ended."""
+    """Waits until one ends, and cancels the others. A broken connection counts as ended."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -184,6 +186,6 @@ async def _first_of(*works: Any) -> None:
 
 
 async def close(page: web.WebSocketResponse, code: int, why: str) -> None:
-    """A reason that is no UTF-8, as one cut in the middle of a letter, is no reason to a browser but a broken connection."""
+    """Closes the WebSocket. The reason must be valid UTF-8, even if it is cut, or a browser sees a broken connection."""
     reason = why.encode(errors="replace")[:_REASON].decode(errors="ignore")
     await page.close(code=code, message=reason.encode())

@@ -1,4 +1,4 @@
-"""What pages are told, as JSON's values. Pure. Words of others are passed on as text, and shown as text."""
+"""Builds the JSON values for the pages. Texts from outside stay text, and the page shows them as text. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.dashboard.node_calls import Pod, Seen
 from virtshim.dashboard.readings import Event, Reading, Sample
 
-# Of one label or annotation: user-data may be half a MiB.
+# Most characters of one label or annotation: user-data may be half a MiB.
 _LONGEST: Final = 4096
 
 
 def node(seen: Seen | None, host: Mapping[str, object], trouble: str) -> dict[str, Any]:
-    """`trouble`: why it does not answer."""
+    """`trouble`: why the node does not answer."""
     return {
         "trouble": trouble,
         "seen": seen.at if seen else None,
@@ -46,7 +46,7 @@ def tick(seen: Seen, samples: Mapping[str, Sample]) -> dict[str, Any]:
 
 
 def graph(samples: Sequence[Sample]) -> list[list[float | None]]:
-    """A line a sample: time, then its values."""
+    """One row per sample: the time, then the values."""
     return [[round(one.at, 2), *rounded(one)] for one in samples]
 
 
@@ -55,13 +55,13 @@ def spark(samples: Sequence[Sample]) -> list[float | None]:
 
 
 def rounded(sample: Sample) -> list[float | None]:
-    """CPUs to a thousandth, the rest in whole bytes."""
+    """CPUs rounded to thousandths, other values to whole bytes."""
     cpu, *others = sample.values()
     return [None if cpu is None else round(cpu, 4), *(None if one is None else round(one) for one in others)]
 
 
 def phases(told: Sequence[operator_pb2.Phase]) -> list[dict[str, Any]]:
-    """Of a pod's start. `vm` is "" for the pod's own."""
+    """The phases of a pod's start. `vm` is "" for a phase of the pod itself."""
     return [
         {
             "name": one.name,
@@ -78,7 +78,7 @@ def phases(told: Sequence[operator_pb2.Phase]) -> list[dict[str, Any]]:
 def detail(
     pod: pb.PodSandboxStatusResponse, vms: Sequence[pb.ContainerStatusResponse], start: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """All that the node says of one pod."""
+    """All data of the node about one pod."""
     status = pod.status
     return {
         "id": status.id,
@@ -129,7 +129,7 @@ def _texts(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parsed(info: Mapping[str, str]) -> dict[str, Any]:
-    """The JSON that a verbose status has, by name; what is none stays text."""
+    """The JSON values in a verbose status, by name. A text that is not JSON stays text."""
     found: dict[str, Any] = {}
     for name, text in info.items():
         try:

@@ -1,7 +1,6 @@
-"""The node as it was last seen, kept up to date: looked at every two seconds, at once when it tells of a change.
+"""Keeps the state of the node up to date: polls it every two seconds, and at once after an event.
 
-Pages are listeners: each gets the whole state, then what changes. One that does not read falls behind, is dropped, and begins
-anew.
+Pages are listeners. Each gets the whole state, then the changes. A listener that falls behind is dropped and starts again.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from virtshim.model.errors import ShimError
 
 log = structlog.get_logger(__name__)
 
-# Seconds between two looks: while somebody watches, while nobody does, and while the node does not answer.
+# Seconds between two polls: while a page is open, while none is, and while the node does not answer.
 _WATCHED: Final = 2.0
 _UNWATCHED: Final = 10.0
 _LOST: Final = 1.0
-# However big the node is, looking at it takes no more than a small part of its time; but one slow look makes nobody blind.
+# Polling may use only a small part of the time, however big the node is. Yet one slow poll must not stop the updates for long.
 _TIMES_AS_LONG: Final = 20.0
 _LONGEST: Final = 30.0
 _QUEUE: Final = 64
@@ -35,7 +34,7 @@ Message = Mapping[str, Any]
 
 
 class Node(Protocol):
-    """What is watched; calls block and raise ShimError."""
+    """The calls that the watch needs. They block and raise ShimError."""
 
     def look(self) -> Seen: ...
 
@@ -47,7 +46,7 @@ class Node(Protocol):
 
 
 class Listener:
-    """`overrun` is set when it fell behind."""
+    """`overrun` is set when the listener fell behind."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Message] = asyncio.Queue(_QUEUE)
@@ -64,8 +63,8 @@ class Listener:
 
 
 def pause_after(*, connected: bool, watched: bool, busy: float) -> float:
-    """Seconds until the next look, after one that took `busy`. One that failed has waited for its time limit, which says nothing
-    of what the node can bear."""
+    """Seconds until the next poll, after one that took `busy` seconds. A failed poll lasted as long as its time limit, which says
+    nothing about the node's load."""
     if not connected:
         return _LOST
     return min(max(_WATCHED if watched else _UNWATCHED, _TIMES_AS_LONG * busy), _LONGEST)
@@ -80,7 +79,7 @@ class NodeWatch:
         gather: float = 0.2,
         graphs: Graphs | None = None,
     ) -> None:
-        """Changes come in groups: after one, so many seconds are waited to `gather` others. `graphs`: what was seen before."""
+        """Events come in groups: after one, wait `gather` seconds for more. `graphs`: samples from before."""
         self._pauses = pauses
         self._gather = gather
         self._node = node
@@ -100,7 +99,7 @@ class NodeWatch:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Listener]:
-        """Its first message is the whole state."""
+        """A new listener within the block. Its first message is the whole state."""
         listener = Listener()
         listener.put(self._state())
         self._listeners.add(listener)
@@ -114,7 +113,7 @@ class NodeWatch:
         return views.graph(self._graphs.samples(pod))
 
     def vms_of(self, pod: str) -> list[str]:
-        """Ids, newest first."""
+        """Ids of the pod's VMs, newest first."""
         return [vm.id for one in self._pods_seen() if one.id == pod for vm in one.vms]
 
     def has_screen(self, pod: str) -> bool:
@@ -126,7 +125,7 @@ class NodeWatch:
     # --- the work
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         with self._following():
             while True:
                 began = time.monotonic()
@@ -150,7 +149,7 @@ class NodeWatch:
         return True
 
     async def _learn_addresses(self, seen: Seen) -> None:
-        """A pod keeps its own while it is ready. What is not answered is asked again at the next look."""
+        """Asks for addresses of pods. A pod keeps its addresses while it is ready. Failed calls are repeated at the next poll."""
         wanted = [(pod.id, pod.ready) for pod in seen.pods]
         unknown = [key for key in wanted if key not in self._addresses]
         known = {**self._addresses, **await asyncio.to_thread(self._answered, unknown)}
@@ -159,7 +158,7 @@ class NodeWatch:
     def _answered(self, wanted: Sequence[tuple[str, bool]]) -> dict[tuple[str, bool], Sequence[str]]:
         found: dict[tuple[str, bool], Sequence[str]] = {}
         for key in wanted:
-            with contextlib.suppress(ShimError):  # it has gone, or the next look tells
+            with contextlib.suppress(ShimError):  # the pod has gone, or the next poll reports the error
                 found[key] = self._node.addresses(key[0])
         return found
 
@@ -181,7 +180,7 @@ class NodeWatch:
         if was:
             self._tell(self._state())
             return
-        if told != self._told:  # their addresses and sizes too, which may be learnt later than they are
+        if told != self._told:  # also for addresses and sizes, which may become known later
             self._tell({"type": "pods", "pods": self._told})
         self._tell({"type": "node", "node": views.node(seen, host, "")})
         self._tell(views.tick(seen, samples))
@@ -214,7 +213,7 @@ class NodeWatch:
 
         def follow() -> None:
             while not over.is_set():
-                with contextlib.suppress(ShimError):  # what it is, the looks tell
+                with contextlib.suppress(ShimError):  # the polls report the error
                     self._node.follow(tell, streams.append)
                 streams.clear()
                 over.wait(_LOST)
@@ -232,7 +231,7 @@ class NodeWatch:
         self._happened(kind, at, pod, text)
         self._wake.set()
 
-    # --- what is told
+    # --- messages
 
     def _state(self) -> Message:
         return {

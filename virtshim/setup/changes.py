@@ -57,7 +57,8 @@ class Entry:
 class Manifest:
     """What setup did. `directories`: the directories that it made, parents first. `enabled`, `started`, `masked`: units whose
     state it changed; `started` is None in a manifest of an older version, which had only `enabled`. `pending`: systemctl commands
-    that are still to run, because files have changed or will change (`owed` in older manifests). `vms_only`: the choice of the last setup."""
+    that are still to run, because files have changed or will change (`owed` in older manifests). `vms_only`: the choice of
+    the last setup."""
 
     version: int = _VERSION
     entries: tuple[Entry, ...] = ()

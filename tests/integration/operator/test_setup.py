@@ -132,7 +132,7 @@ def test_a_node_of_kubeadm_with_containerd_is_set_up_and_taken_back_exactly(
     assert told["units"]["disabled"] == [*UNITS]
     label, restart = told["next"]
     assert label.startswith(f"kubectl label node {socket.gethostname().lower()} virtshim.io/vms-   # otherwise")
-    assert restart == "systemctl restart kubelet   # it asks the runtime that it asked before"
+    assert restart == "systemctl restart kubelet   # kubelet calls its former runtime again"
     left = seen(root)
     # systemctl leaves the directory of links.
     assert left.keys() - before.keys() <= {"etc/systemd/system/multi-user.target.wants"}

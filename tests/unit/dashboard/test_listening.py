@@ -28,7 +28,7 @@ def test_one_port_is_taken_of_both_addresses() -> None:
 
 
 def test_a_port_that_somebody_has_at_either_address_is_not_taken(stranger: socket.socket) -> None:
-    with pytest.raises(WrongState, match="both: Address already in use; choose another with --port"):
+    with pytest.raises(WrongState, match="and ::1: Address already in use; choose another port with --port"):
         listening_sockets(stranger.getsockname()[1])
     with socket.create_server(("127.0.0.1", stranger.getsockname()[1])):  # it was given back
         pass
