@@ -1,5 +1,7 @@
-"""Cgroups of VMs by way of tapmanager: implements `virtshim.pods.ports.VmCgroups`. How often the kernel killed in
-one is read from it here."""
+"""The cgroups of VMs: asks tapmanager to make and remove them, and reads their OOM counters from the file system.
+
+`VmCgroupClient` implements `virtshim.pods.ports.VmCgroups`.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ log = structlog.get_logger(__name__)
 
 
 class VmCgroupClient:
-    """`own`: tapmanager makes the groups; False where libvirt does, as systemd's scopes: then it is only told what
-    oom_score_adj the VM starts with."""
+    """`own`: whether tapmanager makes the groups. If it does not, libvirt makes them as systemd scopes, and tapmanager
+    only gets the oom_score_adj that the VM starts with."""
 
     def __init__(self, tapmanager: TapmanagerConnection, *, own: bool) -> None:
         self._tapmanager = tapmanager
@@ -41,7 +43,7 @@ class VmCgroupClient:
         self._tapmanager.tell("ungroup", args, timeout, f"removing the cgroup of container {container.short}")
 
     def oom_kills(self, container: ContainerId, cgroup_parent: str) -> int:
-        """A systemd scope goes with its QEMU, and its counts with it."""
+        """A systemd scope, and its counters, disappear together with its QEMU."""
         if not self._own:
             return 0
         try:
@@ -77,23 +79,23 @@ def _limits(limits: CgroupLimits) -> Mapping[str, object]:
 
 
 def _directory(group: str, controller: str, root: str = CGROUPS) -> str:
-    """Where `controller`'s files of a group (`virtshim.model.cgroup.vm_cgroup_path`) are: cgroup v2, or v1's hierarchy of that
-    controller (systemd mounts cpu and cpuacct as one, with links of both names)."""
+    """The directory with `controller`'s files of a group (`virtshim.model.cgroup.vm_cgroup_path`): cgroup v2, or the
+    hierarchy of that controller in v1 (where systemd mounts cpu and cpuacct as one and links both names to it)."""
     if has_cgroup_v2(root):
         return root + group
     return f"{root}/{controller}{group}"
 
 
 def oom_kills(group: str, root: str = CGROUPS) -> int:
-    """How many processes of the group the kernel killed for lack of memory, the pod's or the group's own; 0 if there is
-    no such group (any more). Raises OSError for other trouble."""
+    """How many of the group's processes the kernel killed because the pod or the group ran out of memory; 0 if the
+    group does not exist. Raises OSError for other failures."""
     where = _directory(group, "memory", root)
     counts = _counts(f"{where}/memory.events") or _counts(f"{where}/memory.oom_control")
     return counts.get("oom_kill", 0)
 
 
 def _counts(path: str) -> dict[str, int]:
-    """Flat keyed files: `name number` a line."""
+    """Reads a file with one `name number` pair a line."""
     words = (line.split() for line in (_text(path) or "").splitlines())
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2}
 

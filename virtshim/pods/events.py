@@ -1,4 +1,4 @@
-"""From records to events: the one place that knows which change of a record is which event of a pod."""
+"""Turns changes of records into pod events, and publishes them to subscribers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from virtshim.model.sandbox import Sandbox
 from virtshim.store.ports import Records
 from virtshim.system.clock import Stamps
 
-# Changes of pods, published to subscribers: in order, once they are on disk, and without ever waiting for one.
+# Publishing: subscribers get changes in order, after they are on disk, and the publisher never waits for a subscriber.
 
 log = structlog.get_logger(__name__)
 
@@ -31,8 +31,8 @@ class EventType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerEvent:
-    """`id` is the sandbox's or the container's, whichever changed; `at` nanoseconds since the epoch, strictly increasing.
-    `sandbox` and `containers` are the pod as it was then; with what was deleted, as it was last."""
+    """`id`: of the sandbox or the container that changed. `at`: nanoseconds since the epoch, strictly increasing.
+    `sandbox` and `containers`: the pod after the change, or as it was last if it was deleted."""
 
     kind: EventType
     id: str
@@ -42,7 +42,8 @@ class ContainerEvent:
 
 
 class Subscription:
-    """One listener: a bounded queue. Made by `EventBroadcaster.subscribe`; used by one thread, closed from any."""
+    """One subscriber's bounded queue, made by `EventBroadcaster.subscribe`. One thread reads it, any thread may close
+    it."""
 
     def __init__(self, forget: Callable[[Subscription], None], on_drop: Callable[[], object], room: int) -> None:
         self._room = room
@@ -54,8 +55,8 @@ class Subscription:
         self._error: ShimError | None = None
 
     def next(self) -> ContainerEvent | None:
-        """Waits for the next change; None after `close`. Raises ResourceExhausted if this listener was too slow (what
-        waited is lost), Unavailable when the daemon stops."""
+        """Waits for the next change; None after `close`. Raises ResourceExhausted if this subscriber was too slow (its
+        waiting changes are lost), Unavailable when the daemon stops."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed or self._error)
             if self._error is not None:
@@ -63,7 +64,7 @@ class Subscription:
             return None if self._closed else self._waiting.popleft()
 
     def close(self) -> None:
-        """The listener has gone. Frees the queue; a second call does nothing."""
+        """Ends the subscription and frees its queue. A second call does nothing."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
@@ -71,7 +72,7 @@ class Subscription:
         self._forget(self)
 
     def offer(self, change: ContainerEvent) -> bool:
-        """False if there is no room: then the subscription is over."""
+        """Adds a change. False if the queue is full: the subscription has then ended."""
         with self._changed:
             if len(self._waiting) < self._room:
                 self._waiting.append(change)
@@ -84,7 +85,7 @@ class Subscription:
         return False
 
     def end(self, error: ShimError) -> None:
-        """`next` raises it from now on."""
+        """Makes `next` raise this error from now on."""
         with self._changed:
             self._error = error
             self._waiting.clear()
@@ -92,12 +93,12 @@ class Subscription:
 
 
 class EventBroadcaster:
-    """`most`: listeners at once (each may hold a thread of the caller's)."""
+    """`most`: how many may subscribe at once, because each may hold a thread of the caller."""
 
     def __init__(self, stamps: Stamps, most: int, room: int = 1024, grace: float = 10.0) -> None:
-        """`room`: changes that wait for one listener, from `subscribe` on. By default a minute of a busy node's: they are
-        references to records, so they weigh little. `grace`: seconds that a listener which fell behind has to read what is
-        held for it elsewhere, and then why it was dropped."""
+        """`room`: how many changes may wait for one subscriber. The default is a minute on a busy node; changes are
+        small, because they only refer to records. `grace`: seconds that a subscriber which fell behind gets to read
+        what is already waiting for it, and then the reason why it was dropped."""
         self.room = room
         self.grace = grace
         self._stamps = stamps
@@ -108,12 +109,13 @@ class EventBroadcaster:
 
     @property
     def has_listeners(self) -> bool:
-        """Whether anybody listens."""
+        """Whether anybody has subscribed."""
         return bool(self._listeners)
 
     def subscribe(self, on_drop: Callable[[], object] = lambda: None) -> Subscription:
-        """Receives each change from now on. `on_drop` is called once, on the publisher's thread, if it falls behind: it
-        must not wait. Raises ResourceExhausted if `most` listen already, Unavailable after `close`."""
+        """Subscribes to all changes from now on. `on_drop` is called once, on the publisher's thread, if the subscriber
+        falls behind; it must not wait. Raises ResourceExhausted if `most` have subscribed, Unavailable after
+        `close`."""
         with self._lock:
             if self._closed:
                 raise _stopping()
@@ -128,7 +130,7 @@ class EventBroadcaster:
     def publish(
         self, kinds: Sequence[EventType], changed: str, sandbox: Sandbox, containers: Sequence[Container]
     ) -> None:
-        """Call after the record is written, and for one change after the other: `at` then tells their order."""
+        """Must be called after the record is written, for one change after another, so that `at` gives their order."""
         with self._lock:
             for kind in kinds:
                 change = ContainerEvent(kind, changed, self._stamps.next(), sandbox, tuple(containers))
@@ -138,7 +140,7 @@ class EventBroadcaster:
                     log.warning("events.listener.dropped", behind=self.room, left=len(self._listeners))
 
     def close(self) -> None:
-        """The daemon stops: every subscription ends, and there will be no new ones."""
+        """Ends all subscriptions, because the daemon stops. New ones are refused."""
         with self._lock:
             self._closed = True
             for listener in self._listeners:
@@ -157,7 +159,7 @@ def _stopping() -> Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class RecordChanges:
-    """Hears of each written record and announces what that means for the pod."""
+    """Gets each written record and publishes what the change means for the pod."""
 
     records: Records
     broadcaster: EventBroadcaster
@@ -173,7 +175,7 @@ class RecordChanges:
         if now is None or not self.broadcaster.has_listeners:
             return
         sandbox = self.records.sandboxes.get(now.sandbox_id)
-        if sandbox is None:  # nobody can place a container without its pod
+        if sandbox is None:  # without its pod the container has no name for subscribers
             return
         containers = self._containers_of(now.sandbox_id)
         if after is None:
@@ -185,7 +187,7 @@ class RecordChanges:
 
 
 def sandbox_changes(before: Sandbox | None, after: Sandbox | None) -> Sequence[EventType]:
-    """What callers are told of a change of the record; a half-made sandbox does not exist for them. Pure."""
+    """The events for a change of a sandbox's record. For callers a half-made sandbox does not exist. Pure."""
     was_shown, is_shown = before is not None and before.is_visible, after is not None and after.is_visible
     was_ready, is_ready = before is not None and before.is_ready, after is not None and after.is_ready
     happened = (
@@ -198,7 +200,8 @@ def sandbox_changes(before: Sandbox | None, after: Sandbox | None) -> Sequence[E
 
 
 def container_changes(before: Container | None, after: Container | None) -> Sequence[EventType]:
-    """As `sandbox_changes`. A failed start is a stop too: the container has an exit then. Pure."""
+    """Like `sandbox_changes`, for a container. A failed start counts as a stop, because the container then has an exit.
+    Pure."""
     was_shown, is_shown = before is not None and before.is_visible, after is not None and after.is_visible
     happened = (
         (is_shown and not was_shown, EventType.CREATED),

@@ -1,5 +1,5 @@
-"""All that is known of a pod and its VM, for whoever looks for a fault: records, libvirt's word, network, devices, disks, and how
-it came up."""
+"""Everything that virtshim knows about a pod and its VM, for debugging: records, libvirt's state, network, devices,
+disks, and the phases of its start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from virtshim.pods.node_status import NodeStatus
 from virtshim.store.ports import Records
 from virtshim.vm.ports import Hypervisor
 
-# Shown as a word: what opens the pod's network, and values of environment variables, which may be passwords.
+# Shown instead of the network's fetch key and of the values of environment variables, which may be passwords.
 _HIDDEN: Final = "(hidden)"
 _SECRETS: Final = frozenset({"fetch_key"})
 
@@ -30,8 +30,8 @@ class Inspection:
     start_ups: StartUps
 
     def facts(self, sandbox: Sandbox, container: Container | None, now: float) -> Mapping[str, object]:
-        """Keys stay as they are over versions; new ones come. `container` None: the pod has no VM. `now`: of the monotonic
-        clock."""
+        """Existing keys keep their names across versions; new ones may be added. `container`: None if the pod has no
+        VM. `now`: a time of the monotonic clock."""
         return {
             "pod": {
                 "id": sandbox.id.value,
@@ -60,7 +60,7 @@ class Inspection:
         }
 
     def _vm(self, container: Container | None) -> Mapping[str, object] | None:
-        """What libvirt says, now."""
+        """What libvirt reports now."""
         if container is None:
             return None
         try:
@@ -91,7 +91,7 @@ def phases(start_up: StartUp, now: float) -> list[Mapping[str, object]]:
 
 
 def plain(found: Any) -> Any:
-    """A record as JSON's values."""
+    """A record as JSON values."""
     if dataclasses.is_dataclass(found) and not isinstance(found, type):
         return {field.name: _field(field.name, getattr(found, field.name)) for field in dataclasses.fields(found)}
     if isinstance(found, Mapping):

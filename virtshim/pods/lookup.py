@@ -1,4 +1,5 @@
-"""From what a caller typed to a record: full ids and unique prefixes."""
+"""Finds records: by full id or unique prefix, as callers type them, and by filters for lists. Never writes, never
+waits."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.model.sandbox import Sandbox
 from virtshim.store.ports import Records
 
-# The record that a call is about, or NotFound.
+# The record with a full id; raises NotFound.
 
 
 def existing_container(records: Records, container: ContainerId) -> Container:
@@ -38,17 +39,17 @@ def no_such_sandbox(named: object) -> NotFound:
 
 
 def pod_of(records: Records, container: Container) -> str:
-    """As `namespace/name`; its sandbox's id if that has no record any more."""
+    """The pod as `namespace/name`, or its sandbox's id if the sandbox has no record any more."""
     sandbox = records.sandboxes.get(container.sandbox_id)
     return sandbox.key.readable if sandbox is not None else container.sandbox_id.short
 
 
-# Lists: filters over what is in memory. Never writes, never waits.
+# Lists.
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """All that is set must match. `id` and `sandbox_id` match by prefix; labels exactly, all of them."""
+    """All fields that are set must match: `id` and `sandbox_id` by prefix, labels exactly."""
 
     id: str = ""
     sandbox_id: str = ""
@@ -90,12 +91,12 @@ T = TypeVar("T", bound=_Record)
 
 
 def find_sandbox(records: Records, text: str) -> Sandbox | None:
-    """None if nothing matches; InvalidRequest if several do, or if `text` is empty."""
+    """None if no record matches. Raises InvalidRequest if several match, or if `text` is empty."""
     return _by_prefix(records.sandboxes.all(), text, "pod sandbox")
 
 
 def find_container(records: Records, text: str) -> Container | None:
-    """As `find_sandbox`."""
+    """Like `find_sandbox`."""
     return _by_prefix(records.containers.all(), text, "container")
 
 
@@ -123,7 +124,7 @@ def get_running_container(records: Records, text: str) -> Container:
 
 
 def require_running(container: Container) -> None:
-    """WrongState if it does not run."""
+    """Raises WrongState if the container does not run."""
     if not container.is_running:
         raise WrongState(f"container {container.id.short} is {container.phase.value}, not running")
 

@@ -1,4 +1,4 @@
-"""Pod networks by way of tapmanager: implements `virtshim.pods.ports.PodNetworks`."""
+"""Pod networks, made by tapmanager. Implements `virtshim.pods.ports.PodNetworks`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from virtshim.pods.ports import AttachRequest
 from virtshim.pods.tapmanager_connection import TapmanagerConnection
 from virtshim.system.clock import Clock
 
-# The port's promise for `trouble` is one second; in seconds.
+# In seconds: the port promises that `trouble` answers within one second.
 _STATUS_TIMEOUT = 0.9
 
 _LARGEST_MTU = (1 << 32) - 1
@@ -37,8 +37,8 @@ class PodNetworkClient:
         self._tapmanager = tapmanager
 
     def await_answer(self, clock: Clock, seconds: float) -> None:
-        """Returns when tapmanager answers, or raises Unavailable; a missing CNI configuration is not its fault and not waited
-        for."""
+        """Returns when tapmanager answers; otherwise raises Unavailable. It does not wait for a missing CNI
+        configuration, which is not tapmanager's fault."""
         deadline = Deadline.after(clock.monotonic(), seconds)
         never = threading.Event()
         while True:
@@ -66,7 +66,7 @@ class PodNetworkClient:
                 for mapping in request.port_mappings
             ],
             "hostname": request.hostname,
-            **({"filter": request.filter} if request.filter else {}),  # an earlier version of tapmanager knows none
+            **({"filter": request.filter} if request.filter else {}),  # an older tapmanager does not know this argument
             **({"bandwidth": dataclasses.asdict(limits)} if limits != Bandwidth() else {}),
             **({"multi_queue": True} if request.multi_queue else {}),
             "policy_routes": True,

@@ -1,4 +1,4 @@
-"""What the node reports about itself: version, conditions, handlers."""
+"""What virtshim reports about the node: version, conditions, handlers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BESIDE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`trouble` is for people, "" if all is well; `reason` is one CamelCase word for machines."""
+    """`trouble`: for people, "" if all is well. `reason`: one CamelCase word for programs."""
 
     name: str
     trouble: str
@@ -48,7 +48,7 @@ class NodeStatus:
     broken_devices: Callable[[], Mapping[PciAddress, str]]
 
     def conditions(self) -> Sequence[Condition]:
-        """kubelet wants both. Never waits for libvirt."""
+        """The two conditions that kubelet expects. Never waits for libvirt."""
         database, hypervisor = self.records.trouble(), self.hypervisor.trouble()
         network = self.networks.trouble()
         reason = "StateDatabaseUnusable" if database else "HypervisorUnavailable" if hypervisor else ""
@@ -58,8 +58,8 @@ class NodeStatus:
         )
 
     def facts(self) -> Mapping[str, object]:
-        """`unreadable`: records that cannot be read; `unfinished`: repairs that could not be made yet; `brokenDevices`: functions
-        that no VM gets. All by name, with why."""
+        """`unreadable`: records that cannot be read. `unfinished`: repairs that have not succeeded yet.
+        `brokenDevices`: PCI functions that no VM gets. Each maps names to reasons."""
         return {
             "version": self.version,
             "nodeId": self.node_id,
@@ -99,12 +99,12 @@ class NodeStatus:
         sandbox = self.records.sandboxes.get(container.sandbox_id)
         try:
             options = parse_vm_options(sandbox.vm_annotations if sandbox else {})
-        except InvalidRequest:  # of an earlier version, which took them
+        except InvalidRequest:  # an earlier version accepted these annotations
             return {}
         vcpus, memory = sized_by(options, container.resources)
         return {"vcpus": vcpus, "memory": memory}
 
 
 def _stays(container: Container) -> bool:
-    """Its root disk, when it has ended."""
+    """Whether its root disk stays after it has ended."""
     return container.spec.pod_disk != "" or container.granted.root_volume is not None

@@ -1,4 +1,4 @@
-"""The VMs' cgroups."""
+"""Ports to tapmanager: pods' networks and the cgroups of VMs."""
 
 from __future__ import annotations
 
@@ -22,56 +22,57 @@ class AttachRequest:
     dns: Dns
     port_mappings: tuple[PortMapping, ...] = ()
     hostname: str = ""
-    # What of forged senders the guest cannot send: off, mac or mac+ip; "" for the node's.
+    # Which forged sender addresses are filtered: off, mac or mac+ip; "" for the node's default.
     filter: str = ""
     bandwidth: Bandwidth = Bandwidth()
-    # Its VMs may want several queues a NIC.
+    # Whether its VMs may use several queues for each NIC.
     multi_queue: bool = False
 
 
 class PodNetworks(Protocol):
-    """Pod networks, by way of tapmanager. Errors: Unavailable (tapmanager is not there), InternalError (a CNI plugin
-    failed; the message carries its words), DeadlineExceeded."""
+    """Pod networks, made by tapmanager. Errors: Unavailable (tapmanager does not answer), InternalError (a CNI plugin
+    failed; the message quotes it), DeadlineExceeded."""
 
     def attach(self, request: AttachRequest, timeout: float) -> PodNetwork:
-        """Network namespace, CNI ADD, bridge and tap, DHCP. On error nothing is left, or `release` must still be called
-        (it always may). A second attach of an attached sandbox returns the same network."""
+        """Makes network namespace, CNI ADD, bridge, tap and DHCP. After an error either nothing is left, or `release`
+        must be called, which is always allowed. For an attached sandbox this returns the same network again."""
 
     def release(self, sandbox: SandboxId, timeout: float) -> None:
-        """CNI DEL and everything gone. No error if there was nothing."""
+        """Runs CNI DEL and removes everything. No error if there was nothing."""
 
     def attached(self, timeout: float) -> frozenset[SandboxId]:
-        """The sandboxes for which anything exists, half-made ones included."""
+        """The sandboxes that have anything in tapmanager, half-made ones included."""
 
     def counters(self, timeout: float) -> Mapping[SandboxId, Sequence[InterfaceUsage]]:
-        """The guest NICs of all attached sandboxes, counted since the attach; those that cannot be read are left out."""
+        """Counters of the guest NICs of all attached sandboxes since the attach. Unreadable NICs are left out."""
 
     def plugin_runs(self, timeout: float) -> Sequence[PluginRuns]:
-        """What CNI plugins have done since tapmanager was started."""
+        """What CNI plugins have done since tapmanager started."""
 
     def lost(self, timeout: float) -> Mapping[SandboxId, str]:
-        """Of the attached sandboxes those whose network does not work any more because a part of it is gone, and which."""
+        """The attached sandboxes whose network is broken because a part of it is gone, each with the missing part."""
 
     def trouble(self) -> str:
-        """Why no pod network can be made now (tapmanager gone, no CNI config); "" if one can. Answers within 1 s."""
+        """Why no pod network can be made now (tapmanager is down, no CNI configuration), "" if one can. Answers within
+        1 s."""
 
 
 class VmCgroups(Protocol):
-    """The cgroups of VMs, by way of tapmanager. Errors: Unavailable, InvalidRequest (a limit that the kernel refuses, by
-    name), WrongState (less than is in use), InternalError, DeadlineExceeded."""
+    """The cgroups of VMs, made by tapmanager. Errors: Unavailable, InvalidRequest (the kernel refuses a limit, which
+    the message names), WrongState (the limit is below current use), InternalError, DeadlineExceeded."""
 
     def make(self, group: VmCgroup, timeout: float) -> None:
-        """The group with its limits; the sandbox's next VM starts in it, and gets its network. One that is there gets these
-        limits. After an error it may be there without them: `remove` it."""
+        """Makes the group with its limits, or sets the limits of an existing one. The sandbox's next VM starts in it
+        and gets its network. After an error the group may exist without limits: call `remove`."""
 
     def start_failed(self, sandbox: SandboxId, timeout: float) -> None:
-        """The VM that `make` was for does not start: no VM gets the sandbox's network by it. No error if there is no network."""
+        """The VM that `make` prepared does not start: no VM may take the sandbox's network. No error if it has none."""
 
     def limit(self, group: VmCgroup, timeout: float) -> None:
-        """Changes the limits of an existing cgroup; all or nothing. NotFound if it does not exist."""
+        """Changes the limits of an existing group, all or none. Raises NotFound if it does not exist."""
 
     def remove(self, container: ContainerId, cgroup_parent: str, timeout: float) -> None:
-        """WrongState if a VM is in it."""
+        """Removes the group. Raises WrongState if a VM is in it."""
 
     def oom_kills(self, container: ContainerId, cgroup_parent: str) -> int:
-        """How often the kernel has killed in it for lack of memory; 0 if that cannot be known (any more)."""
+        """How often the kernel killed a process in the group for lack of memory; 0 if that is unknown."""

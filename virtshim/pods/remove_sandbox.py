@@ -1,4 +1,4 @@
-"""RemovePodSandbox: stops what runs, removes containers, network and record. The record goes last."""
+"""RemovePodSandbox: stops what runs, then removes containers, network and, last, the record."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class RemoveSandbox:
     start_ups: StartUps
 
     def remove(self, wanted: Sandbox, deadline: Deadline) -> None:
-        """Idempotent. If the network cannot be released the record stays and the error is raised: nothing is forgotten."""
-        self.stop_sandbox.stop(wanted, deadline)  # from here on nothing is made or started in it
-        for container in self.records.containers.all():  # without the lock, which what a VM leaves behind waits for
+        """Idempotent. If the network cannot be released, the record stays and the error is raised, so that nothing is
+        lost."""
+        self.stop_sandbox.stop(wanted, deadline)  # after this nothing is made or started in the sandbox
+        for container in self.records.containers.all():  # without the lock, because releasing a VM's devices needs it
             if container.sandbox_id == wanted.id:
                 self.remove_container.remove(container)
         with self.locks.held(wanted.id):
@@ -48,7 +49,7 @@ class RemoveSandbox:
         log.info("sandbox.removed", sandbox=wanted.id.short)
 
     def _remove_disks_with_the_last(self, sandbox: Sandbox) -> None:
-        """Root disks that stay for the pod's life."""
+        """Removes the root disks that stay for the pod's life, if this is the pod's last sandbox."""
         others = (other for other in self.records.sandboxes.all() if other.id != sandbox.id)
         if sandbox.root_disks and not any(other.key.is_same_pod(sandbox.key) for other in others):
             self.disks.delete_pod_disks(pod_hash(sandbox.key))

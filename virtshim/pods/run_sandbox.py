@@ -1,4 +1,4 @@
-"""RunPodSandbox: record, network namespace, CNI, IP. The VM itself comes with StartContainer."""
+"""RunPodSandbox: makes record, network namespace, CNI network and IP. StartContainer boots the VM later."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunSandbox:
-    """`timeout`: seconds that clean-up of a failed call may take; it never uses the caller's own deadline. `require_overhead`:
-    pods without an overhead of memory are refused."""
+    """`timeout`: seconds for the clean-up of a failed call, whatever the caller's deadline is. `require_overhead`:
+    refuse pods whose RuntimeClass has no memory overhead."""
 
     records: Records
     networks: PodNetworks
@@ -54,13 +54,13 @@ class RunSandbox:
     start_ups: StartUps
 
     def run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
-        """Returns the id of a READY sandbox. A repeat of a finished call returns the first's id; the same name with
-        something different is AlreadyExists."""
+        """Returns the id of a READY sandbox. A repeat of a finished call returns the first id. The same name with a
+        different config raises AlreadyExists."""
         check_handler(config.runtime_handler, self.handlers)
         if self.require_overhead.now:
             refuse_without_overhead(config)
         profile = of_pod(self.profiles.now, config.annotations, config.runtime_handler)
-        # A bad annotation fails here, where the pod's events show it first.
+        # Bad annotations fail here, because the pod's events show this call's errors first.
         parse_vm_options({**profile, **config.annotations})
         left = deadline.left(self.clock.monotonic())
         return self.inflight.run(key, config, lambda: self._run(key, config, profile, deadline), timeout=left)
@@ -68,7 +68,7 @@ class RunSandbox:
     def _run(self, key: PodKey, config: SandboxConfig, profile: Mapping[str, str], deadline: Deadline) -> SandboxId:
         for other in self.records.sandboxes.all():
             if other.key == key:
-                if other.phase is SandboxPhase.CREATING:  # nobody makes it: the key is ours now. Its undo failed
+                if other.phase is SandboxPhase.CREATING:  # its undo failed; only this call may use the key
                     self.networks.release(other.id, self.timeout)
                     self.records.sandboxes.delete(other.id)
                     continue
@@ -80,7 +80,7 @@ class RunSandbox:
         deadline.check(self.clock.monotonic(), "the pod network was requested")
         own = SandboxId(secrets.token_hex(32))
         with self.locks.held(own), self.start_ups.phase("sandbox", own):
-            with self.locks.held_for_all(pod_hash(key)):  # from here on its record keeps the pod's disks
+            with self.locks.held_for_all(pod_hash(key)):  # from now on the record reserves the pod's disks
                 sandbox = self._recorded(own, key, config, profile)
             return self._make(sandbox, deadline)
 
@@ -94,26 +94,27 @@ class RunSandbox:
             disk_bus=self._disk_bus(key),
             profile=profile,
         )
-        # Not synced, READY is: after a power cut kubelet asks for the pod again, and a network without a record is released.
+        # CREATING is not synced, READY is: after a power cut kubelet asks again, and a network without a record is
+        # released.
         self.records.sandboxes.add(sandbox, survives_power_cuts=False)
         return sandbox
 
     def _root_disks(self, pod: PodKey) -> Mapping[str, ImageDigest]:
-        """Those that the pod's earlier sandboxes made."""
+        """The root disks that the pod's earlier sandboxes made."""
         found: dict[str, ImageDigest] = {}
-        for earlier in self.records.sandboxes.all():  # in order of creation: the newest one knows best
+        for earlier in self.records.sandboxes.all():  # in order of creation, so the newest one overrides
             if earlier.key.is_same_pod(pod):
                 found.update(earlier.root_disks)
         return found
 
     def _disk_bus(self, pod: PodKey) -> DiskBus:
-        """That of the pod's first sandbox: a disk that the pod keeps is the one its guest knows."""
+        """The disk bus of the pod's first sandbox, because the guest on a kept disk knows that bus."""
         earlier = [other.disk_bus for other in self.records.sandboxes.all() if other.key.is_same_pod(pod)]
         return earlier[0] if earlier else DiskBus.VIRTIO
 
     def _make(self, sandbox: Sandbox, deadline: Deadline) -> SandboxId:
-        """On failure nothing is left, unless undo fails too: then the row stays NOT_READY, so that kubelet's own
-        StopPodSandbox and RemovePodSandbox finish the job."""
+        """A failure leaves nothing behind, unless undo fails too: then the row becomes NOT_READY, so that kubelet's
+        StopPodSandbox and RemovePodSandbox finish the clean-up."""
         with Rollback() as undo:
             undo.add("record", lambda: self._forget(sandbox, undo))
             undo.add("network", lambda: self.networks.release(sandbox.id, self.timeout))

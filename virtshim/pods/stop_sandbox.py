@@ -1,4 +1,4 @@
-"""StopPodSandbox: containers end, the network goes, the sandbox is NOT_READY. Idempotent."""
+"""StopPodSandbox: ends containers, releases the network and makes the sandbox NOT_READY. Idempotent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AT_REST = (ContainerPhase.CREATED, ContainerPhase.EXITED)
 
 @dataclass(frozen=True, slots=True)
 class StopSandbox:
-    """CNI DEL gets `parts.timeout` seconds even if the caller's deadline is nearer."""
+    """`parts.timeout`: seconds that CNI DEL gets even if the caller's deadline is earlier."""
 
     records: Records
     clock: Clock
@@ -36,14 +36,14 @@ class StopSandbox:
     stop_container: StopContainer
 
     def stop(self, wanted: Sandbox, deadline: Deadline) -> None:
-        """Containers get no grace period: kubelet has stopped its own. The network is released once; a failure is
-        raised and the next call tries again."""
+        """Containers get no grace period, because kubelet has stopped its own by now. The network is released once; a
+        failure is raised, and the next call tries again."""
         self._kill_containers(wanted.id)
         with self.locks.held(wanted.id):
             sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None:
                 return
-            self._kill_containers(sandbox.id)  # one that was started while we waited for the lock
+            self._kill_containers(sandbox.id)  # containers that started while this call waited for the lock
             self._end_unstarted(sandbox.id)
             if sandbox.phase is SandboxPhase.READY:
                 sandbox = sandbox.not_ready("stopped")
@@ -52,7 +52,7 @@ class StopSandbox:
             self.streaming.end_sandbox(sandbox.id)
         self._await_devices(
             wanted.id
-        )  # without the lock; before CNI DEL, which takes NICs that are the host's functions back
+        )  # without the lock, and before CNI DEL, which takes back NICs that are host functions
         with self.locks.held(wanted.id):
             sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None or sandbox.network_released:
@@ -63,25 +63,26 @@ class StopSandbox:
         log.info("sandbox.stopped", sandbox=sandbox.id.short)
 
     def _kill_containers(self, sandbox: SandboxId) -> None:
-        for container in self.records.containers.all():  # at most one runs: a pod is one virtual machine
+        for container in self.records.containers.all():  # a pod is one virtual machine, so at most one runs
             if container.sandbox_id == sandbox and container.may_be_running:
                 self.stop_container.kill(container, "killed: its pod was stopped")
 
     def _end_unstarted(self, sandbox: SandboxId) -> None:
-        """Their starts may have failed between libvirt's start and the record. With the lock held."""
+        """Destroys VMs whose starts may have failed between libvirt's start and the record. The caller holds the
+        lock."""
         for container in self.records.containers.all():
             if container.sandbox_id == sandbox and container.phase is ContainerPhase.CREATED:
                 self.parts.hypervisor.destroy(container.domain_uuid, container.id)
 
     def _free_devices(self, sandbox: SandboxId) -> None:
-        """Of those that never ran. None of its VMs is on, and none is started any more."""
+        """Frees the devices of containers that never ran. None of the pod's VMs is on, and none is started any more."""
         for container in self.records.containers.all():
             at_rest = container.phase in _AT_REST and not container.owes_devices
             if container.sandbox_id == sandbox and container.claims and at_rest:
                 self.records.containers.replace(container.with_claims(()))
 
     def _await_devices(self, sandbox: SandboxId) -> None:
-        """kubelet may grant them to another pod when this one is stopped."""
+        """Waits until the devices are free: once the pod has stopped, kubelet may grant them to another pod."""
         for container in self.records.containers.all():
             if container.sandbox_id == sandbox:
                 self.parts.devices.releases.try_to_finish(container.id)

@@ -1,6 +1,7 @@
-"""Requests to tapmanager, and what its errors mean here.
+"""Sends requests to tapmanager and translates its errors.
 
-Each has a connection of its own, so a slow pod blocks nobody and a restart of tapmanager needs no reconnecting.
+Each request has a connection of its own, so that a slow pod blocks no other and a restart of tapmanager needs no
+reconnect.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _ERRORS: Mapping[Kind, type[ShimError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Who answers, for messages. `keeps`: what its restart does no harm to."""
+    """The program at the other end, as messages name it. `keeps`: what a restart of the program does not disturb."""
 
     name: str
     unit: str
@@ -62,13 +63,13 @@ SHARES: Final = Program("the share program", "virtshim-shares", "VMs keep their 
 
 
 class TapmanagerConnection:
-    """Stateless but for the socket's path, thread-safe. `program`: the share program speaks the same protocol."""
+    """Stateless except for the socket's path; thread-safe. `program`: the share program speaks the same protocol."""
 
     def __init__(
         self, socket_path: str, program: Program = TAPMANAGER, patience: float = 1.0, alive_within: float = 4.0
     ) -> None:
-        """After `patience`, which most answers do not take, the program is asked whether it lives. It answers that at once,
-        whatever else it does: one that says nothing `alive_within` that time hangs. Both are seconds."""
+        """Most answers arrive within `patience` seconds. After that, the program is asked whether it lives, which it
+        answers at once whatever it is doing. If it does not answer within `alive_within` seconds, it hangs."""
         self._patience = patience
         self._alive_within = alive_within
         self._path = socket_path
@@ -83,20 +84,21 @@ class TapmanagerConnection:
         read: Callable[[Json], T],
         newer: Collection[str] = (),
     ) -> T:
-        """One request; `doing` says what for, in errors. `read` makes a value of the answer, and raises BadField where it
-        cannot. `newer`: arguments that an earlier version does not know, and may do without. Raises ShimError."""
+        """Sends one request. `doing` says in errors what it was for. `read` converts the answer, and raises BadField if
+        it cannot. `newer`: arguments that an older version does not know and can do without. Raises ShimError."""
         with self._wire_errors(doing):
             return read(self._call_either(verb, args, timeout, newer))
 
     def tell(
         self, verb: str, args: Mapping[str, object], timeout: float, doing: str, newer: Collection[str] = ()
     ) -> None:
-        """As `ask`, for verbs that answer with nothing."""
+        """Like `ask`, for verbs with an empty answer."""
         with self._wire_errors(doing):
             self._call_either(verb, args, timeout, newer)
 
     def _call_either(self, verb: str, args: Mapping[str, object], timeout: float, newer: Collection[str]) -> Json:
-        """While an upgrade goes on the other side may be the older one, which has done nothing yet when it says so."""
+        """Repeats the request without the `newer` arguments if the other side is older and refuses them. During an
+        upgrade it may be; it has done nothing yet when it refuses."""
         try:
             return self._call(verb, args, timeout)
         except protocol.RemoteError as exc:
@@ -113,7 +115,7 @@ class TapmanagerConnection:
         return answer
 
     def _require_alive(self) -> None:
-        """When a request takes long: nobody should wait as long as that may for a process that hangs."""
+        """Called when a request takes long, so that nobody waits that long for a process that hangs."""
         try:
             _, fds = protocol.call(self._path, "list", {}, self._alive_within)
         except TimeoutError as exc:
@@ -121,13 +123,13 @@ class TapmanagerConnection:
                 f"{self._program.name} at {self._path} does not answer; restart it (systemctl restart {self._program.unit}), "
                 f"{self._program.keeps}"
             ) from exc
-        except protocol.RemoteError:  # an answer
+        except protocol.RemoteError:  # an error is an answer, too
             return
         protocol.close_all(fds)
 
     @contextlib.contextmanager
     def _wire_errors(self, doing: str) -> Iterator[None]:
-        """The one place where the wire's errors become the product's."""
+        """The only place that turns errors of the wire into ShimErrors."""
         try:
             yield
         except protocol.RemoteError as exc:
