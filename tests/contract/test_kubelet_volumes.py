@@ -141,7 +141,7 @@ def test_a_volume_is_read_with_its_links_as_they_are(node: Node) -> None:
 
 
 def test_a_volume_that_is_not_there_is_told(node: Node) -> None:
-    with pytest.raises(NotFound, match=r"the volume at .*/none is not there"):
+    with pytest.raises(NotFound, match=r"the volume at .*/none does not exist"):
         node.volumes.read(CopiedVolume("/s", f"{node.path}/none"))
 
 
@@ -314,5 +314,5 @@ def test_an_empty_dir_of_another_medium_is_told_apart(node: Node) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
 def test_an_empty_dir_in_memory_that_has_files_is_told_apart(node: Node) -> None:
-    with pytest.raises(WrongState, match=r"has files already \(of an init container\?\)"):
+    with pytest.raises(WrongState, match=r"already has files \(from an init container\?\)"):
         node.volumes.empty_tmpfs(node.empty_dir(tmpfs=True, filled=True))

@@ -43,12 +43,12 @@ class FakeKubeletVolumes:
 
     def read(self, volume: CopiedVolume) -> tuple[Entry, ...]:
         if volume.host not in self.volumes:
-            raise NotFound(f"the volume at {volume.host} is not there (any more)")
+            raise NotFound(f"the volume at {volume.host} does not exist, or not any more")
         return self.volumes[volume.host]
 
     def empty_tmpfs(self, host_path: str) -> Tmpfs:
         if host_path in self.filled:
-            raise WrongState(f"{host_path} has files already (of an init container?)")
+            raise WrongState(f"{host_path} already has files (from an init container?)")
         if host_path not in self.tmpfs:
             raise InvalidRequest("the emptyDir does not have medium: Memory; remove the path from the annotation")
         return self.tmpfs[host_path]

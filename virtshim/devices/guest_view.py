@@ -199,7 +199,7 @@ def guest_links_refuse_odd(volumes: Iterable[BlockDevice]) -> None:
         if path in _NEVER or path.startswith(_NEVER_BELOW):
             raise InvalidRequest(f"{where}: is the guest's own; use another {name}, such as /dev/data")
         if path in seen:
-            raise InvalidRequest(f"{where}: is asked for twice; use another {name}")
+            raise InvalidRequest(f"{where}: is requested twice; use another {name}")
         seen.add(path)
 
 

@@ -1,7 +1,9 @@
-"""Volumes whose files kubelet writes itself (configMap, secret, downwardAPI, projected): a guest gets copies of them. No I/O.
+"""Volumes whose files kubelet writes (configMap, secret, downwardAPI, projected). The guest gets copies of them. No
+I/O.
 
-Such a volume changes as a whole: what it holds lies in a directory of its own, `..data` is a link to that, and each name that a
-container sees is a link through `..data`. So whoever swaps that one link last shows all of the new files at once.
+kubelet replaces the content of such a volume at once: the files are in a directory of their own, the link `..data`
+leads to that directory, and each name that a container sees is a link through `..data`. Swapping `..data` last shows
+all new files together.
 """
 
 from __future__ import annotations
@@ -18,15 +20,16 @@ from typing import Final
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.text import escaped
 
-# Of a volume: bytes in its files, as many as Kubernetes puts into a Secret or ConfigMap; files, directories and links; levels.
+# Limits of one volume: bytes in its files (as many as a Secret or ConfigMap may have); files, directories and links;
+# levels.
 MAX_BYTES: Final = 1 << 20
 MAX_ENTRIES: Final = 4096
 MAX_DEPTH: Final = 32
-# Of all of a container: of that many pages of the guest's memory twice as many are needed while they are renewed.
+# Limit for all volumes of a container. A renewal needs twice as many pages of the guest's memory for a moment.
 MAX_ALL_BYTES: Final = 8 << 20
 _PAGE: Final = 4096
 
-# `shared`: nothing is copied.
+# Its value `shared` turns copying off.
 SHARED_ANNOTATION: Final = "virtshim.io/kubelet-volumes"
 
 DATA: Final = "..data"
@@ -36,9 +39,10 @@ _END: Final = bytes(2 * tarfile.BLOCKSIZE)
 
 @dataclass(frozen=True, slots=True)
 class CopiedVolume:
-    """`guest`: its normal path there. `host`: a directory or a file. `renewed`: kubelet writes it anew now and then, and the
-    guest gets that; a part of a volume (subPath) stays as it is, as in a container. `written`: nothing is mounted; the guest's
-    own file has that content, by the agent (cloud-init has its own way), and a guest that does not take it is none the worse."""
+    """`guest`: its normalized path in the guest. `host`: a directory or a file. `renewed`: whether the guest gets
+    kubelet's later changes; a part of a volume (subPath) stays as it is, as in a container. `written`: nothing is
+    mounted, and the agent writes the content into the guest's own file (cloud-init does the same its own way). A guest
+    that refuses it is not in trouble."""
 
     guest: str
     host: str
@@ -55,7 +59,8 @@ class EntryKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`path`: below the volume, "" for the volume itself. `content` of a file, `target` of a link. `changed`: seconds."""
+    """`path`: below the volume, "" for the volume itself. `content`: of a file. `target`: of a link. `changed`: seconds
+    since the epoch."""
 
     path: str
     kind: EntryKind
@@ -66,13 +71,13 @@ class Entry:
     content: bytes = b""
     target: str = ""
 
-    def __repr__(self) -> str:  # what a file holds may be a secret
+    def __repr__(self) -> str:  # without the content, which may be a secret
         return f"Entry({self.path!r}, {self.kind.value}, {self.mode:o}, {self.uid}:{self.gid})"
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A volume as members of a tar archive, and what tells it from every other."""
+    """A volume as members of a tar archive, with a digest that identifies this content."""
 
     name: str
     digest: str
@@ -83,22 +88,22 @@ class Packed:
 
 
 def copy_name(number: int) -> str:
-    """What the copy of that volume is called in the guest, apart from the path at which it is mounted."""
+    """The copy's name in the guest, which does not depend on its mount path."""
     return f"c{number}"
 
 
 def paths_of(copies: Iterable[CopiedVolume], names: Container[str]) -> tuple[str, ...]:
-    """Where those with these names are in the guest."""
+    """The paths in the guest of the copies with these names."""
     return tuple(volume.guest for at, volume in enumerate(copies) if copy_name(at) in names)
 
 
 def is_swapped(target: str) -> bool:
-    """Whether kubelet swaps a volume whose `..data` leads there."""
+    """Whether kubelet swaps the volume whose `..data` leads to `target`."""
     return _DATA_TARGET.fullmatch(target) is not None
 
 
 def packed(name: str, entries: Iterable[Entry]) -> Packed:
-    """The same for the same entries. Beside the volume's own the archive has a file with its digest."""
+    """Equal entries give equal archives. The archive also has a file with the volume's digest."""
     entries = sorted(entries, key=lambda entry: entry.path)
     members = _members([_member(name, entry) for entry in entries])
     digest = hashlib.sha256(members).hexdigest()
@@ -107,35 +112,35 @@ def packed(name: str, entries: Iterable[Entry]) -> Packed:
 
 
 def archive(volumes: Iterable[Packed]) -> bytes:
-    """A tar archive of them."""
+    """One tar archive with all volumes."""
     return b"".join(volume.members for volume in volumes) + _END
 
 
 def size_of(entries: Iterable[Entry]) -> int:
-    """What they take of a guest's memory, in bytes: each at least a page, and whole pages."""
+    """How many bytes of guest memory the entries take: each takes whole pages, and at least one."""
     return sum(max(1, -(-len(entry.content) // _PAGE)) * _PAGE for entry in entries)
 
 
 def check_size(total: int) -> None:
-    """`total`: of all, as `size_of` counts. Raises InvalidRequest."""
+    """Raises InvalidRequest if `total` bytes, counted by `size_of` over all volumes, are too many."""
     if total > MAX_ALL_BYTES:
         raise InvalidRequest(
-            f"config.mounts: the configMap, secret, downwardAPI and projected volumes of the container take {total} bytes, each "
-            f"file whole pages of {_PAGE}; a virtual machine gets copies of {MAX_ALL_BYTES} bytes at most: mount fewer, or "
-            "single keys by subPath"
+            f"config.mounts: the configMap, secret, downwardAPI and projected volumes of the container take {total} bytes, "
+            f"counted in whole pages of {_PAGE} a file; a virtual machine gets copies of {MAX_ALL_BYTES} bytes at most: mount "
+            "fewer volumes, or single keys by subPath"
         )
 
 
 def too_large(volume: CopiedVolume, what: str) -> InvalidRequest:
     return InvalidRequest(
-        f"config.mounts[{escaped(volume.guest, 200)}]: the volume has more than {what}, of which a virtual machine gets no "
-        "copy; make it smaller, or mount single keys by subPath"
+        f"config.mounts[{escaped(volume.guest, 200)}]: the volume has more than {what}, which is too much to copy into a virtual "
+        "machine; make it smaller, or mount single keys by subPath"
     )
 
 
 def odd_file(volume: CopiedVolume, path: str, what: str) -> InvalidRequest:
     return InvalidRequest(
-        f"config.mounts[{escaped(volume.guest, 200)}].host_path: {escaped(path, 300)} is {what}, of which there is no copy; "
+        f"config.mounts[{escaped(volume.guest, 200)}].host_path: {escaped(path, 300)} is {what}, which cannot be copied; "
         "remove it"
     )
 
@@ -153,7 +158,8 @@ def _member(name: str, entry: Entry) -> tuple[tarfile.TarInfo, bytes]:
 
 
 def _members(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> bytes:
-    """Without an end: more may follow. GNU's form, which busybox reads too, for names and links of any length."""
+    """The members without the archive's end, so that more may follow. GNU's format has long names, and busybox reads it
+    too."""
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar:
         for info, content in members:

@@ -1,4 +1,4 @@
-"""Kubelet's volumes of running containers are watched, and their guests given what has changed."""
+"""Watches the volumes that kubelet writes for running containers, and gives their guests what has changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from virtshim.volumes.ports import KubeletVolumes
 
 log = structlog.get_logger(__name__)
 
-# Seconds: one wait for a change; between two looks at all of them, for changes that nobody told of (of a mode, above all).
+# Seconds: one wait for a change; and between two full checks, which find changes without a notification (mostly of
+# modes).
 _WAIT: Final = 1.0
 _ALL: Final = 60.0
 
@@ -33,17 +34,17 @@ class CopyWatch:
     _all_at: float = 0.0
 
     def run(self, stopping: threading.Event) -> None:
-        """Until `stopping` is set."""
+        """Runs until `stopping` is set."""
         while not stopping.is_set():
             try:
                 if not self.look(_WAIT):
                     self.clock.wait(stopping, _WAIT)
-            except Exception:  # the edge of the thread
+            except Exception:  # any error: the thread must go on
                 log.exception("volumes.watch.broken")
                 self.clock.wait(stopping, _WAIT)
 
     def look(self, wait: float) -> bool:
-        """One wait for changes, and what follows from them; False if there was nothing to wait for."""
+        """Waits once for changes and passes them on. False if there was nothing to wait for."""
         running = {c.id: c for c in self.records.containers.all() if c.is_running and c.spec.copies}
         self.guest_set_up.volumes.copies.keep(running)
         hosts = {volume.host for container in running.values() for volume in container.spec.copies if volume.renewed}

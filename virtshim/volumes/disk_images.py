@@ -1,7 +1,8 @@
-"""Virtlet's flexVolumes: what their driver leaves on the node for a pod's volume, and the empty disk that it asks for. Pure.
+"""Volumes that are disks in the guest. Pure.
 
-kubelet gives the driver the pod's options, and the driver writes them into the volume's directory. The data of such a volume were
-never on the node: Virtlet made an empty disk of a qcow2 one, as is done here.
+A volume may hold a disk image (`disk.img`). A flexVolume of Virtlet becomes an empty disk: kubelet passes the pod's
+options to the flexVolume driver, and the driver writes them into the volume's directory. The data of such a volume were
+never on the node: Virtlet made an empty disk for a qcow2 volume, and virtshim does the same.
 """
 
 from __future__ import annotations
@@ -18,22 +19,19 @@ from virtshim.model.image import DiskFormat
 from virtshim.model.text import escaped
 from virtshim.volumes.empty_disks import LONGEST_NAME, EmptyDisk, is_name, mount_path, whole_size
 
-# Volumes that hold a disk's image, as KubeVirt's and CDI's with a file system do: which of a pod's its VM has as
-# disks. Pure.
-#
-# The pod says it, by the paths of its mounts: a directory that happens to hold a file of that name is shared as any
-# other.
+# Volumes with a disk image, as KubeVirt and CDI write them to volumes with a file system. The pod names their mount
+# paths, because a directory that merely happens to hold a file of that name is shared like any other.
 
 DISK_IMAGES_ANNOTATION: Final = "virtshim.io/disk-images"
 DISK_IMAGES_FILE: Final = "disk.img"
 
 
 def disk_images_parse(text: str) -> tuple[str, ...]:
-    """Of one mount path a line, in their normal form. Raises InvalidRequest."""
+    """The mount paths, one a line, in their normal form. Raises InvalidRequest."""
     paths = tuple(_path(line.strip()) for line in text.splitlines() if line.strip())
     twice = next((path for path in paths if paths.count(path) > 1), "")
     if twice:
-        raise InvalidRequest(f"{escaped(twice, 80)} is there twice; remove one")
+        raise InvalidRequest(f"{escaped(twice, 80)} is listed twice; remove one")
     if len(paths) > GUEST_VIEW_MAX_BLOCK_DEVICES:
         raise InvalidRequest(f"{len(paths)} volumes are too many; name {GUEST_VIEW_MAX_BLOCK_DEVICES} at most")
     return paths
@@ -42,22 +40,22 @@ def disk_images_parse(text: str) -> tuple[str, ...]:
 def _path(text: str) -> str:
     if not text.startswith("/") or ".." in text.split("/"):
         raise InvalidRequest(
-            f"{escaped(text, 80)!r} is no absolute path without '..'; write a mountPath of the pod in each line"
+            f"{escaped(text, 80)!r} is not an absolute path without '..'; write a mountPath of the pod in each line"
         )
     path = "/" + posixpath.normpath(text).lstrip("/")
     if path == "/":
         raise InvalidRequest(
-            "/ cannot be a disk's image; to boot from a volume use a PVC with volumeMode Block, and devicePath / in volumeDevices"
+            "/ cannot be a disk image; to boot from a volume use a PVC with volumeMode Block, and devicePath / in volumeDevices"
         )
     return path
 
 
-# Virtlet's driver's name, as kubelet writes it in paths.
+# The name of Virtlet's driver, as kubelet writes it in paths.
 DRIVER: Final = "virtlet~flexvolume_driver"
 FILE: Final = "virtlet-flexvolume.json"
 MAX_BYTES: Final = 64 << 10
 
-# Of "capacity": a number and one of libvirt's units; without a unit, and without a capacity, it is Virtlet's choice.
+# The option "capacity": a number and one of libvirt's units. The defaults for unit and capacity are Virtlet's.
 _CAPACITY: Final = re.compile(r"\s*([0-9]{1,18})\s*(\S*)\s*", re.ASCII)
 _UNIT: Final = "MB"
 _DEFAULT: Final = "1024MB"
@@ -69,13 +67,14 @@ _BLOCK_PV: Final = "use a PVC with volumeMode Block (a local PV has any device o
 
 
 def flex_volumes_parse(text: bytes, volume: str, guest: str) -> EmptyDisk:
-    """`text`: of its FILE. `volume`: the pod's name for it; `guest`: where the pod mounts it. Raises InvalidRequest."""
+    """`text`: the content of FILE. `volume`: its name in the pod. `guest`: its mount path in the pod. Raises
+    InvalidRequest."""
     where = f"config.mounts[{escaped(guest, 200)}]"
     options = _options(text, where)
     kind = options.get("type")
     if kind == "ceph":
         raise InvalidRequest(
-            f"{where}: a flexVolume of type ceph cannot be had; use a PVC of ceph-csi with volumeMode Block in volumeDevices"
+            f"{where}: a flexVolume of type ceph is not supported; use a PVC of ceph-csi with volumeMode Block in volumeDevices"
         )
     if kind not in ("qcow2", "raw"):
         raise InvalidRequest(
@@ -83,7 +82,7 @@ def flex_volumes_parse(text: bytes, volume: str, guest: str) -> EmptyDisk:
         )
     if kind == "raw" and "path" in options:
         raise InvalidRequest(
-            f"{where}: a flexVolume of type raw with path, a device that the pod names itself, cannot be had; {_BLOCK_PV}"
+            f"{where}: a flexVolume of type raw with path, a device that the pod names itself, is not supported; {_BLOCK_PV}"
         )
     if kind == "raw" and "capacity" not in options:
         raise InvalidRequest(
@@ -101,7 +100,7 @@ def _options(text: bytes, where: str) -> dict[str, Any]:
         options = None
     if not isinstance(options, dict):
         raise InvalidRequest(
-            f"{where}: {FILE}, which the flexVolume driver writes, is no JSON object; install the driver anew"
+            f"{where}: {FILE}, which the flexVolume driver writes, is not a JSON object; install the driver again"
         )
     return options
 
@@ -111,13 +110,13 @@ def _size(capacity: Any, where: str) -> int:
     unit = _unit(match[2] or _UNIT) if match else 0
     if match is None or not unit:
         raise InvalidRequest(
-            f"{where}: the flexVolume's capacity {str(capacity)[:40]!r} is no number with a unit; write one like 1024MB or 10GiB"
+            f"{where}: the flexVolume's capacity {str(capacity)[:40]!r} is not a number with a unit; write 1024MB or 10GiB"
         )
     return int(match[1]) * unit
 
 
 def _unit(name: str) -> int:
-    """As libvirt has them: KB is 1000, K and KiB are 1024. 0 for no unit."""
+    """The units of libvirt: KB is 1000, K and KiB are 1024. 0 for an unknown unit."""
     if name in _BYTES:
         return _BYTES[name]
     power = _POWERS.get(name[:1], 0)
@@ -128,7 +127,7 @@ def _unit(name: str) -> int:
 
 
 def _serial(volume: str) -> str:
-    """The volume's name; where that cannot be a disk's, its beginning and eight digits of a hash."""
+    """The volume's name, or its beginning and eight digits of a hash if the name cannot be a disk's serial."""
     if is_name(volume):
         return volume
     digits = hashlib.sha256(volume.encode(errors="surrogateescape")).hexdigest()[:_DIGITS]

@@ -1,4 +1,4 @@
-"""Volumes that are disks in the guest. Implements `virtshim.volumes.ports.VolumeDiskFiles`."""
+"""The files of volumes that are disks in the guest. Implements `virtshim.volumes.ports.VolumeDiskFiles`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from virtshim.model.errors import InternalError, InvalidRequest, NotFound
 from virtshim.model.text import escaped
 from virtshim.volumes.disk_images import DISK_IMAGES_ANNOTATION, DISK_IMAGES_FILE, FILE, MAX_BYTES
 
-# Nothing is followed in a volume, nobody's FIFO is waited for.
+# Follows no link in a volume, and does not wait for a FIFO.
 _SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class VolumeDisksOnNode:
     def flex_options(self, directory: str) -> bytes:
         missing = (
-            "the driver of Virtlet's flexVolumes on this node is another one, or has not written it; install "
+            "another driver handles Virtlet's flexVolumes on this node, or the driver did not write the file; install "
             "/usr/share/virtshim/flexvolume_driver (without the package: deploy/flexvolume_driver of the sources)"
         )
         with _regular_file(directory, FILE, missing) as file:
@@ -46,7 +46,7 @@ class VolumeDisksOnNode:
 
 @contextlib.contextmanager
 def _regular_file(directory: str, name: str, missing: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Opened. `missing`: what that means, and the remedy."""
+    """Yields the opened file. `missing`: what a missing file means, with the remedy."""
     what = _name(directory, name)
     try:
         place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -60,11 +60,11 @@ def _regular_file(directory: str, name: str, missing: str, flags: int = os.O_RDO
         if exc.errno == errno.EROFS:
             raise InvalidRequest(f"{what} cannot be written to; mount the volume with readOnly") from exc
         if exc.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise InvalidRequest(f"{what} is no regular file") from exc
+            raise InvalidRequest(f"{what} is not a regular file") from exc
         raise InternalError(f"{what} cannot be opened: {exc.strerror}") from exc
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise InvalidRequest(f"{what} is no regular file")
+            raise InvalidRequest(f"{what} is not a regular file")
         yield file
     except OSError as exc:
         raise InternalError(f"{what} cannot be read: {exc.strerror}") from exc

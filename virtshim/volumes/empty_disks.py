@@ -1,7 +1,8 @@
-"""Empty disks: what the annotation that asks for them says, and the script that puts them in their places in the guest. Pure.
+"""Empty disks: the annotation that asks for them, and the script that mounts them in the guest. Pure.
 
-The script is run by cloud-init at each boot of a guest that has it, and by way of the guest agent before anything is run for the
-container. A file system is made only where the disk's first MiB is all zeros, and what is mounted already stays.
+cloud-init, where the guest has it, runs the script at each boot, and the guest agent runs it before anything else of
+the container. The script makes a file system only if the disk's first MiB is all zeros. A disk that is mounted already
+stays mounted.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from virtshim.model.yaml_text import parse_mapping
 from virtshim.volumes.mount_script import BUSY
 
 ANNOTATION: Final = "virtshim.io/disks"
-# What the script ends with if one cannot be mounted; which, and why, is told on standard error.
+# The script's exit code if a disk cannot be mounted; standard error says which disk and why.
 NOT_MOUNTED: Final = 85
-# What virtio has room for beside the root disk and the seed.
+# How many virtio disks fit beside the root disk and the seed.
 MOST: Final = 6
 
 _SECTOR: Final = 512
 _LEAST: Final = 16 << 20
 _LARGEST: Final = 2**46
-# Of a serial of virtio.
+# The length of a virtio serial.
 LONGEST_NAME: Final = 20
 _NAME: Final = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{LONGEST_NAME - 2}}}[a-z0-9])?")
 _TAKEN: Final = ("root", "seed")
@@ -36,7 +37,7 @@ _LONGEST_PATH: Final = 4095
 _NEVER: Final = ("/", "/dev", "/proc", "/sys", "/run")
 _NEVER_BELOW: Final = ("/dev/", "/proc/", "/sys/")
 
-# Arguments: a disk's serial, the path; of each.
+# Arguments: serial and path of each disk.
 MOUNT: Final = rf"""
 lock=/run/virtshim-empty-disks.lock tries=0
 until (set -C && echo $$ >"$lock") 2>/dev/null; do
@@ -78,28 +79,28 @@ exit $code
 
 @dataclass(frozen=True, slots=True)
 class EmptyDisk:
-    """`guest`: where its file system is mounted; "": it has none."""
+    """`guest`: where its file system is mounted, "" if it has none."""
 
-    # Its serial, too.
+    # The disk's serial, too.
     name: str
     size_bytes: int
     format: DiskFormat
     guest: str = ""
-    # Asked for by a volume of the pod's, and not by the annotation.
+    # Whether a volume of the pod asks for it, rather than the annotation.
     is_volume: bool = False
 
     def field_name(self, part: str = "") -> str:
-        """What it, or a part of it, is asked for by."""
+        """The name of the field that asks for the disk, or for a part of it."""
         return f"config.mounts[{escaped(self.guest, 200)}]" if self.is_volume else f"{ANNOTATION}: {self.name}{part}"
 
 
 def parse(text: str) -> tuple[EmptyDisk, ...]:
-    """Of a mapping: name -> size, format, mountPath. Raises InvalidRequest."""
+    """Reads a mapping of name -> size, format, mountPath. Raises InvalidRequest."""
     return together([_disk(name, value) for name, value in parse_mapping(text).items()])
 
 
 def together(disks: Sequence[EmptyDisk]) -> tuple[EmptyDisk, ...]:
-    """In the order in which they are mounted. Raises InvalidRequest for what no VM can have."""
+    """The disks in the order in which they are mounted. Raises InvalidRequest for disks that no VM can have."""
     if len(disks) > MOST:
         raise InvalidRequest(f"{len(disks)} disks are too many; ask for {MOST} at most")
     for what, values in (
@@ -108,19 +109,19 @@ def together(disks: Sequence[EmptyDisk]) -> tuple[EmptyDisk, ...]:
     ):
         twice = next((value for value in values if values.count(value) > 1), "")
         if twice:
-            raise InvalidRequest(f"{what} {twice[:80]!r} is asked for twice; use another one")
+            raise InvalidRequest(f"{what} {twice[:80]!r} is requested twice; use another one")
     return tuple(sorted(disks, key=lambda disk: disk.guest.count("/")))
 
 
 def command(disks: Sequence[EmptyDisk]) -> tuple[str, ...]:
-    """Nothing if none is to be mounted."""
+    """The command that mounts the disks, () if none is to be mounted."""
     words = [word for disk in disks if disk.guest for word in (disk.name, disk.guest)]
     return ("/bin/sh", "-c", MOUNT, "virtshim-empty-disks", *words) if words else ()
 
 
 def refuse_clashes(disks: Sequence[EmptyDisk], places: Sequence[str], serials: Sequence[str]) -> None:
-    """InvalidRequest if a volume of the pod, which would be mounted over it, has the place of one or one above; or if a block
-    volume has its name. `places`: the volumes'; `serials`: the block volumes'."""
+    """Raises InvalidRequest if a volume of the pod would hide a disk, because it is mounted at the disk's path or
+    above, or if a block volume has a disk's name. `places`: the volumes' paths. `serials`: the block volumes' names."""
     for disk in disks:
         if disk.name in serials:
             raise InvalidRequest(
@@ -140,7 +141,7 @@ def is_name(text: str) -> bool:
 def _disk(name: str, value: Any) -> EmptyDisk:
     if not is_name(name):
         raise InvalidRequest(
-            f"{name[:40]!r} cannot be a disk's name; write up to 20 small letters, digits and dashes, and not root or seed"
+            f"{name[:40]!r} cannot be a disk's name; write up to 20 lower-case letters, digits and dashes, but not root or seed"
         )
     if not isinstance(value, dict) or "size" not in value or not set(value) <= _KEYS:
         raise InvalidRequest(f"{name} needs size, and may have format and mountPath; write {name}: {{size: 10Gi}}")
@@ -156,7 +157,7 @@ def _size(name: str, value: Any) -> int:
 
 
 def whole_size(where: str, size: int) -> int:
-    """In whole sectors. Raises InvalidRequest, after `where`, if no disk has that size."""
+    """The size in whole sectors. Raises InvalidRequest, starting with `where`, for a size that no disk can have."""
     if size < _LEAST:
         raise InvalidRequest(f"{where}: {size} bytes are too few; write 16Mi or more")
     if size > _LARGEST:
@@ -178,7 +179,7 @@ def _path(name: str, value: dict[str, Any]) -> str:
 
 
 def mount_path(where: str, path: Any) -> str:
-    """In its normal form. Raises InvalidRequest, after `where`, if no disk can be mounted there."""
+    """The path in normal form. Raises InvalidRequest, starting with `where`, if no disk can be mounted there."""
     if not isinstance(path, str) or not path.startswith("/") or ".." in path.split("/") or not path.isprintable():
         raise InvalidRequest(f"{where}: must be an absolute path without '..' and control characters")
     normal = "/" + posixpath.normpath(path).lstrip("/")

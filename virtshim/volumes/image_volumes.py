@@ -1,4 +1,4 @@
-"""Images that a pod has as volumes."""
+"""Images that are volumes of a pod."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class ImageVolumes:
     files: ImageFiles
 
     def shared_volumes(self, config: ContainerConfig) -> Mapping[str, SharedVolume]:
-        """By their paths in the guest; they may be gone until the container's record is written. Raises ShimError for one that
-        it cannot have, beginning with the word by which kubelet knows why."""
+        """The image volumes, by their paths in the guest. Until the container's record is written, the images may still
+        be removed. Raises ShimError for a volume that cannot be provided; the message starts with the word that kubelet
+        maps to a reason."""
         found = {}
         for mount in config.mounts:
             if mount.image:
@@ -36,17 +37,17 @@ class ImageVolumes:
     def _volume(self, guest: str, mount: Mount) -> SharedVolume:
         image = self.images.find(mount.image)
         if image is None:
-            raise NotFound("it is not on this node; pull it first")
+            raise NotFound("the image is not on this node; pull it first")
         if image.tree is None:
             raise WrongState(
-                "it has no files here: it is a plain disk, or was pulled before volumes could have them (remove it and pull it "
-                "again), or its files were refused (image.no_volume in virtshim's log)"
+                "the image has no files here: it is a plain disk, or it was pulled before image volumes were supported (remove "
+                "it and pull it again), or its files were refused (image.no_volume in virtshim's log)"
             )
         host = self.files.path(image.tree, mount.image_sub_path)
         return SharedVolume(guest, host, readonly=True, image=VolumeImage(image.tree, image.id, image.id.value))
 
 
 def collect_images_of(container: Container, images: ImageService) -> None:
-    """When its record is gone."""
+    """Collects unused images of a container whose record is gone."""
     for digest in stored_images(container):
         images.collect(digest)

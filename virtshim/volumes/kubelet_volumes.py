@@ -1,4 +1,4 @@
-"""kubelet's volumes as they lie on the node. Implements `virtshim.volumes.ports.KubeletVolumes`."""
+"""Reads and watches kubelet's volumes on the node. Implements `virtshim.volumes.ports.KubeletVolumes`."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from virtshim.volumes.copies import (
 from virtshim.volumes.memory_volumes import Tmpfs
 from virtshim.volumes.pod_mounts import subpath_sources
 
-# Which of kubelet's volumes have changed, as the kernel tells it (inotify). Used by one thread.
+# Watching: inotify tells which of kubelet's volumes have changed. Used by one thread.
 
 log = structlog.get_logger(__name__)
 
-# kubelet moves the new `..data` over the old one, and makes names before or after that.
+# kubelet moves the new `..data` over the old one, and adds names before or after that.
 _CHANGES: Final = flags.MOVED_TO | flags.CREATE | flags.DELETE | flags.ATTRIB | flags.ONLYDIR | flags.DONT_FOLLOW
-# Of a file, which kubelet writes in its place.
+# For a single file, which kubelet overwrites in place.
 _FILE_CHANGES: Final = flags.CLOSE_WRITE | flags.ATTRIB | flags.DELETE_SELF | flags.MOVE_SELF | flags.DONT_FOLLOW
-# Milliseconds: what comes in so short a time is one change.
+# Milliseconds: events within this time count as one change.
 _TOGETHER: Final = 50
-# Seconds between two looks at volumes that cannot be watched; each is reported then.
+# Seconds. A volume that cannot be watched is reported as changed this often.
 _LOOK: Final = 2.0
 
 
@@ -61,7 +61,7 @@ class SwapWatch:
             self._inotify = None
 
     def changed(self, hosts: Collection[str], timeout: float) -> Collection[str]:
-        """A volume that cannot be watched is reported as changed every two seconds."""
+        """Reports volumes that cannot be watched every two seconds."""
         wanted = frozenset(hosts)
         for gone in [host for host in self._watches if host not in wanted]:
             self._drop(gone)
@@ -85,7 +85,7 @@ class SwapWatch:
                 return set(self._watches)
             if host := by_watch.get(event.wd):
                 found.add(host)
-                if event.mask & flags.IGNORED:  # it is gone
+                if event.mask & flags.IGNORED:  # the watched directory is gone
                     self._watches.pop(host, None)
         return found
 
@@ -101,7 +101,7 @@ class SwapWatch:
     def _drop(self, host: str) -> None:
         watch = self._watches.pop(host)
         if self._inotify is not None:
-            with contextlib.suppress(OSError):  # the kernel removed it with the directory
+            with contextlib.suppress(OSError):  # the kernel has removed the watch with the directory
                 self._inotify.rm_watch(watch)
 
     def _tell(self) -> None:
@@ -110,9 +110,9 @@ class SwapWatch:
             log.warning("volumes.watch.failed", remedy="raise fs.inotify.max_user_watches, if no volume is gone")
 
 
-# Nothing is followed, nobody's FIFO is waited for.
+# Reading. Follows no link in a volume, and does not wait for a FIFO.
 _SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-# A volume that is swapped while it is read is read again, so often.
+# A volume that kubelet swaps during a read is read again, this many times at most.
 _TRIES: Final = 10
 _ODD: Final = (
     (stat.S_ISLNK, "a link"),
@@ -142,10 +142,10 @@ class KubeletVolumeFiles:
                     with contextlib.suppress(_Changed):
                         return _Reader(volume).read(place)
         except FileNotFoundError as exc:
-            raise NotFound(f"the volume at {where} is not there (any more)") from exc
+            raise NotFound(f"the volume at {where} does not exist, or not any more") from exc
         except OSError as exc:
             raise InternalError(f"the volume at {where} cannot be read: {exc.strerror}") from exc
-        raise Unavailable(f"the volume at {where} changes all the time; it is read again later")
+        raise Unavailable(f"the volume at {where} keeps changing; it is read again later")
 
     def empty_tmpfs(self, host_path: str) -> Tmpfs:
         where = escaped(host_path, 300)
@@ -165,11 +165,11 @@ class KubeletVolumeFiles:
                 with os.scandir(inside) as entries:
                     if any(entries):
                         raise WrongState(
-                            f"{where} has files already (of an init container?), which a tmpfs of the guest's own would hide; "
+                            f"{where} already has files (from an init container?), which the guest's own tmpfs would hide; "
                             "remove the path from the annotation"
                         )
         except FileNotFoundError as exc:
-            raise NotFound(f"the volume at {where} is not there (any more)") from exc
+            raise NotFound(f"the volume at {where} does not exist, or not any more") from exc
         except OSError as exc:
             raise InternalError(f"the volume at {where} cannot be read: {exc.strerror}") from exc
         return Tmpfs(room.f_blocks * room.f_frsize, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
@@ -179,11 +179,11 @@ class KubeletVolumeFiles:
 
 
 class _Changed(Exception):
-    """Meanwhile."""
+    """The volume changed during the read."""
 
 
 class _Reader:
-    """Of one volume, once."""
+    """Reads one volume once."""
 
     def __init__(self, volume: CopiedVolume) -> None:
         self._volume = volume
@@ -202,8 +202,8 @@ class _Reader:
         return tuple(self._entries)
 
     def _add_directory(self, place: int, path: str, depth: int, data: str) -> None:
-        """`place`: how it was opened. `data`: of a volume that is swapped, where its files are; what lies beside that is being
-        made or on its way out."""
+        """`place`: the opened directory. `data`: the directory that `..data` leads to, in a volume that kubelet swaps;
+        its other hidden directories are being made or removed."""
         found = os.fstat(place)
         self._add(Entry(path, EntryKind.DIRECTORY, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid))
         if depth > MAX_DEPTH:
@@ -267,7 +267,7 @@ def _names(directory: int, volume: CopiedVolume) -> list[str]:
 
 @contextlib.contextmanager
 def _nothing_is_gone(*, swapped: bool) -> Iterator[None]:
-    """What goes while a volume is read went because kubelet has swapped it."""
+    """Translates a missing file into _Changed in a volume that kubelet swaps: the file went with the swap."""
     try:
         yield
     except FileNotFoundError as exc:
@@ -277,7 +277,7 @@ def _nothing_is_gone(*, swapped: bool) -> Iterator[None]:
 
 
 def _target(directory: int, name: str) -> str:
-    """Where that link leads; "" if it is none."""
+    """The target of that link, "" if it is not a link."""
     try:
         return os.readlink(name, dir_fd=directory)
     except FileNotFoundError:
@@ -294,7 +294,7 @@ def _mount_id(place: int) -> str:
 
 
 def _kind_of(mount: str) -> str:
-    """The kind of its file system: proc(5), mountinfo."""
+    """The type of its file system, from proc(5)'s mountinfo."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.partition(" ")[0] == mount:
@@ -303,7 +303,8 @@ def _kind_of(mount: str) -> str:
 
 
 def _opened(path: str, opened: contextlib.ExitStack) -> int:
-    """kubelet's own directory may lead over links; from a pod's on none is followed."""
+    """Opens the path. Links above the pod's directory are followed, because kubelet's own directory may be behind one;
+    links below are not."""
     at = max(path.rfind("/pods/"), 0)
     here = os.open(path[:at] or "/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     opened.callback(os.close, here)

@@ -1,11 +1,11 @@
-"""The script that puts the volumes in their places in the guest, and what is copied of them there. Pure.
+"""The script that mounts volumes in the guest and unpacks copied volumes there. Pure.
 
-It is run by cloud-init at each boot of a guest that has it, and by way of the guest agent before anything is run for the
-container, and whenever kubelet has written anew; what is in its place already stays. It needs a POSIX shell, mount, mkdir, rm and
-grep; for copies tar, readlink, ln and mv (with -T, or python3 or perl).
+cloud-init, where the guest has it, runs the script at each boot. The guest agent runs it before anything else of the
+container, and whenever kubelet has changed a volume. What is mounted already stays mounted. The script needs a POSIX
+shell, mount, mkdir, rm and grep; for copies also tar, readlink, ln and mv (with -T, or python3 or perl).
 
-Copies lie in memory that is never swapped out, below a directory that root alone enters: `c0` is the first of the container's
-copied volumes, `c0.digest` tells what it holds.
+Copies are in memory that is never swapped out, in a directory that only root can enter: `c0` is the first of the
+container's copied volumes, and `c0.digest` identifies its content.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from virtshim.volumes.copies import CopiedVolume, copy_name
 from virtshim.volumes.memory_volumes import MemoryVolume
 from virtshim.volumes.shares import TAG, SharedVolume
 
-# What it ends with, other than 0; why is told on standard error.
+# Exit codes other than 0; standard error has the reason.
 NO_MODULE: Final = 81
 NOT_MOUNTED: Final = 82
-# There is no copy of one yet, so it is not mounted, and nothing below it.
+# A volume has no copy yet, so neither the volume nor anything below it is mounted.
 NO_COPY: Final = 83
-# Another run of it goes on; that may take a while, with many volumes.
+# Another run is under way. With many volumes it may take a while.
 BUSY: Final = 84
 
-# In the seed: a tar archive of the copies as they were when the container was created.
+# In the seed: a tar archive of the copies at the time when the container was created.
 SEED_FILE: Final = "volumes.tar"
 
 
 class Copies(enum.Enum):
-    """Where the script takes them from."""
+    """Where the script gets the copies from."""
 
-    # They are there, or the script tells that they are not.
+    # From an earlier run; the script reports a missing copy.
     AS_THEY_ARE = ""
-    # The seed's disk, unless there is a newer one already.
+    # From the seed's disk, unless a newer copy exists.
     SEED = "seed"
-    # A tar archive on standard input, in place of what is there.
+    # From a tar archive on standard input, which replaces earlier copies.
     INPUT = "input"
 
 
-# Functions. A volume that kubelet swaps is swapped in the same way: the new directory, then `..data`, at last the names. On a
-# busy node each program costs a guest some hundredths of a second, and an update waits for all of them: links of kubelet's are
-# compared by the shell alone.
+# Functions. The guest's copy of a volume is swapped like kubelet's: first the new directory, then `..data`, then the
+# names. On a busy node each program costs a guest some hundredths of a second, and an update waits for all of them. The
+# shell alone therefore compares links that kubelet made.
 _COPIES: Final = rf"""
 copies=/run/{TAG}-copies
 fail() {{
@@ -138,10 +138,10 @@ fi
 """
 
 _WRITTEN: Final = "written"
-# Arguments: where copies come from ("seed", "input", "there"; "" if nothing is copied), whether something is shared (1); then, of
-# each volume, its name there, its path, `ro`, `rw`, that the file there gets its content, or the options of a tmpfs, and the name
-# of the volume that its path is in ("-" for none). A volume that cannot be mounted keeps no other from its place, except those in
-# it. A run that fails tells on its standard output which ones are mounted.
+# Arguments: the source of copies ("seed", "input", "there"; "" if nothing is copied) and 1 if something is shared. Then
+# for each volume: its name; its path; its mode (`ro`, `rw`, a mark that the file's content is written, or the options
+# of a tmpfs); and the name of the volume that contains its path, or "-". If a volume cannot be mounted, only volumes
+# inside it are skipped. A failed run lists on standard output which volumes are mounted.
 MOUNT: Final = (
     rf"""
 copied=$1 shared=$2
@@ -240,7 +240,7 @@ def command(
     source: Copies = Copies.AS_THEY_ARE,
     memory: Sequence[MemoryVolume] = (),
 ) -> tuple[str, ...]:
-    """`volumes` as they are numbered on the device; what is below another one is mounted after it."""
+    """`volumes`: numbered as on the device. A volume below another one is mounted after it."""
     here = [volume for volume in copies if not (volume.written and source is Copies.SEED)]
     places = [(str(number), volume.guest, _mode(volume.readonly)) for number, volume in enumerate(volumes)]
     places += [
@@ -256,7 +256,7 @@ def command(
 
 
 def _around(path: str, places: Sequence[tuple[str, str, str]]) -> str:
-    """The name of the innermost volume that this path is in."""
+    """The name of the innermost volume that contains this path."""
     above = [(len(other), name) for name, other, mode in places if mode != _WRITTEN and path.startswith(f"{other}/")]
     return max(above)[1] if above else "-"
 
@@ -264,7 +264,7 @@ def _around(path: str, places: Sequence[tuple[str, str, str]]) -> str:
 def not_mounted(
     volumes: Sequence[SharedVolume], memory: Sequence[MemoryVolume], code: int, output: bytes
 ) -> Sequence[SharedVolume | MemoryVolume] | None:
-    """Those that a run of the script could not mount, copies aside; None: `code` and `output` do not say."""
+    """The volumes, copies aside, that a run of the script could not mount. None if `code` and `output` do not say."""
     if code == 0:
         return []
     if code not in (NO_MODULE, NOT_MOUNTED, NO_COPY):
@@ -279,12 +279,12 @@ def _mode(readonly: bool) -> str:
 
 
 def had(output: bytes) -> frozenset[str]:
-    """The names of the copies that are where they are to be."""
+    """The names of the copies that the guest has at their paths."""
     missing = {match[1].decode() for line in output[-1 << 16 :].splitlines() if (match := _MISSING.fullmatch(line))}
     return frozenset(digests(output)) - missing
 
 
 def digests(output: bytes) -> Mapping[str, str]:
-    """By name, those of the copies that the script found: what it said at its end."""
+    """Name -> digest of the copies that the script listed at its end."""
     found = (_TOLD.fullmatch(line) for line in output[-1 << 16 :].splitlines())
     return {match[1].decode(): match[2].decode() for match in found if match}

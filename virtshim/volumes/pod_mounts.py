@@ -1,4 +1,5 @@
-"""Which volumes a container's guest has, as far as it has said so. Pure."""
+"""Sorts a container's mounts: which volumes the guest shares, copies or does without, and which it is known to have.
+Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +18,7 @@ from virtshim.volumes.disk_images import DRIVER
 from virtshim.volumes.memory_volumes import MemoryVolume
 from virtshim.volumes.shares import SharedVolume
 
-# /etc/hosts in the guest: kubelet's, unless the pod's own user-data, or a file of its own, says what it is to be.
-# Pure.
+# /etc/hosts in the guest is kubelet's file, unless the pod's user-data or files say what it should be.
 
 HOSTS: Final = "/etc/hosts"
 
@@ -29,24 +29,25 @@ def says_hosts(options: VmOptions) -> bool:
 
 
 def written_paths(user_data: Mapping[str, Any]) -> list[Any]:
-    """Of `write_files`; of a document that cloud-init would not take either, nothing."""
+    """The paths of `write_files`; none from a document that cloud-init would refuse."""
     files = user_data.get("write_files")
     return [file.get("path") for file in files if isinstance(file, Mapping)] if isinstance(files, list) else []
 
 
-# Which of a container's mounts its guest has: a pod's volumes are told from what kubelet adds to every pod. No I/O.
+# Which of a container's mounts become volumes of the guest: kubelet adds mounts to every pod, which are recognized
+# here.
 
-# What kubelet keeps below the directory of a pod.
+# Files that kubelet keeps below a pod's directory.
 _HOSTS_FILE: Final = re.compile(r"/pods/([^/]+)/etc-hosts")
 _MESSAGE_FILE: Final = re.compile(r"/pods/[^/]+/containers/[^/]+/[^/]+")
-# The kinds whose files kubelet writes itself.
+# The kinds of volumes whose files kubelet writes.
 WRITTEN_BY_KUBELET: Final = tuple(
     f"kubernetes.io~{kind}" for kind in ("configmap", "secret", "downward-api", "projected")
 )
 _WRITTEN: Final = re.compile(rf"/pods/([^/]+)/volumes/(?:{'|'.join(WRITTEN_BY_KUBELET)})/[^/]+")
 _FLEX: Final = re.compile(rf"/pods/([^/]+)/volumes/{DRIVER}/[^/]+")
 _EMPTY_DIR: Final = re.compile(r"/pods/([^/]+)/volumes/kubernetes\.io~empty-dir/[^/]+")
-# A part of a volume, by the name that the pod has for it.
+# A part of a volume (subPath). It has the pod's name of the volume.
 _SUBPATH: Final = re.compile(r"(/pods/([^/]+))/volume-subpaths/([^/]+)/[^/]+/[^/]+")
 
 
@@ -54,7 +55,7 @@ NO_IMAGES: Final[Mapping[str, SharedVolume]] = {}
 
 
 class Mounted(Protocol):
-    """What is read of a mount: CRI's, or the domain's."""
+    """The fields of a mount that are read here, of CRI's mounts as well as the domain's."""
 
     @property
     def container_path(self) -> str: ...
@@ -68,26 +69,26 @@ M = TypeVar("M", bound=Mounted)
 
 
 class Origin(enum.Enum):
-    # Asked for by the pod's author: a directory or a file of the node.
+    # The pod's author asks for it: a directory or a file of the node.
     VOLUME = "volume"
-    # kubelet writes what is in it. The guest has a copy.
+    # kubelet writes the files. The guest has a copy.
     COPY = "copy"
-    # Asked for in Virtlet's way, by a flexVolume: the guest has an empty disk in its place.
+    # A flexVolume of Virtlet. The guest has an empty disk instead.
     FLEX = "flexVolume"
-    # An image's files.
+    # The files of an image.
     IMAGE = "image"
-    # kubelet adds it to every pod. It is what the guest's own file is to hold.
+    # kubelet adds it to every pod. The guest's own hosts file gets its content.
     HOSTS = "hosts"
-    # kubelet adds them to every pod, and the guest has none of them.
+    # kubelet adds these to every pod. The guest has none of them.
     KUBELETS = "kubelet's"
-    # The file whose text is carried over from the guest when the container ends.
+    # The termination message, which virtshim reads from the guest when the container ends.
     TERMINATION = "termination"
 
 
 def origins(mounts: Iterable[M], annotations: Mapping[str, str], pod_uid: str = "") -> list[tuple[M, Origin]]:
-    """`annotations`: the container's, in which kubelet names the termination message's path. A volume at one of kubelet's own
-    paths is a volume all the same: what kubelet adds is told by where it is on the node, too. `pod_uid`: another pod's directory
-    is one of the node like others; "" for any pod."""
+    """`annotations`: the container's, in which kubelet names the path of the termination message. A pod's own volume
+    may be at a path that kubelet uses, so a mount of kubelet is also recognized by its place on the node. `pod_uid`: a
+    directory of another pod counts as a plain directory of the node; "" accepts any pod."""
     mounts = list(mounts)
     file = termination_file(annotations, mounts)
     at_its_path = [at for at, mount in enumerate(mounts) if file and normal(mount.container_path) == file.guest]
@@ -113,19 +114,19 @@ def _origin(mount: Mounted, pod_uid: str) -> Origin:
 
 
 def normal(path: str) -> str:
-    """Two slashes at the beginning mean one here."""
+    """The normalized path; two slashes at the beginning become one."""
     return "/" + posixpath.normpath(path).lstrip("/") if path.startswith("/") else posixpath.normpath(path)
 
 
 def _kubelets(form: re.Pattern[str], path: str) -> re.Match[str] | None:
-    """kubelet's own directory may be anywhere (--root-dir)."""
+    """Matches `form` below kubelet's directory, which may be anywhere (--root-dir)."""
     at = path.rfind("/pods/")
     return form.fullmatch(path, at) if at >= 0 else None
 
 
 def subpath_sources(host_path: str, pod_uid: str) -> tuple[str, ...]:
-    """If it is a part of a volume of that pod: where the whole volume is, if kubelet writes it. A pod's names for its volumes are
-    one each."""
+    """If `host_path` is a part of a volume of that pod: the paths where the whole volume is if kubelet writes it. A
+    pod's volume names are unique."""
     found = _kubelets(_SUBPATH, host_path)
     if found is None or found[2] != pod_uid:
         return ()
@@ -144,10 +145,11 @@ def volumes_of(
     left_out: str = "",
     image_volumes: Mapping[str, SharedVolume] = NO_IMAGES,
 ) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
-    """Those that the guest gets, shared ones as they are numbered and mounted there: what is below another one comes after it;
-    and copied ones, kubelet's hosts file among them. `parts` tells whether the host path of a part of a volume is of one that
-    kubelet writes. `share`: no volume is copied. `images`: places of those that are disks; `left_out`: that of one that the guest
-    has in another way. `image_volumes`: images, by their places."""
+    """The volumes of the guest: the shared ones in the order of their numbers and mounts, so that a volume below
+    another one comes after it; and the copied ones, kubelet's hosts file included. `parts`: whether the host path of a
+    subPath belongs to a volume that kubelet writes. `share`: copy no volume. `images`: mount paths of volumes that are
+    disks. `left_out`: the mount path of a volume that the guest gets in another way. `image_volumes`: images, by mount
+    path."""
     shared, copied = [], []
     for mount, origin in origins(mounts, annotations, pod_uid):
         guest = normal(mount.container_path)
@@ -171,7 +173,7 @@ def volumes_of(
 
 
 def flex_mounts(mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str) -> list[tuple[str, str]]:
-    """Of Virtlet's flexVolumes of that pod: where each is in the guest, and on the node."""
+    """The guest path and the host path of each flexVolume of Virtlet in that pod."""
     found = origins(mounts, annotations, pod_uid)
     return [(normal(mount.container_path), mount.host_path) for mount, origin in found if origin is Origin.FLEX]
 
@@ -179,7 +181,7 @@ def flex_mounts(mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid
 def image_mounts(
     mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str, images: Collection[str]
 ) -> list[tuple[Mount, bool]]:
-    """Those at `images`, with their normal path, and whether each is a volume that can hold a disk's image."""
+    """The mounts at `images`, with normalized paths, and whether each is a volume that can hold a disk image."""
     found = [(mount, normal(mount.container_path), origin) for mount, origin in origins(mounts, annotations, pod_uid)]
     return [
         (dataclasses.replace(mount, container_path=guest), origin is Origin.VOLUME)
@@ -189,13 +191,13 @@ def image_mounts(
 
 
 def is_empty_dir(host_path: str, pod_uid: str) -> bool:
-    """Whether that is a whole emptyDir of that pod."""
+    """Whether the path is a whole emptyDir of that pod."""
     found = _kubelets(_EMPTY_DIR, host_path)
     return found is not None and found[1] == pod_uid
 
 
 def hosts_file(mounts: Iterable[M], annotations: Mapping[str, str]) -> str:
-    """The path of the hosts file that kubelet wrote for the pod; "" if there is none."""
+    """The path of the hosts file that kubelet wrote for the pod, "" if there is none."""
     return next((mount.host_path for mount, origin in origins(mounts, annotations) if origin is Origin.HOSTS), "")
 
 
@@ -204,7 +206,7 @@ def there(
     annotations: Mapping[str, str],
     volumes: Iterable[SharedVolume | CopiedVolume | MemoryVolume],
 ) -> list[Mount]:
-    """What the guest really has. `volumes`: those that its VM was made with."""
+    """The mounts that the guest really has. `volumes`: those that its VM was made with."""
     volumes = list(volumes)
     has = {(volume.guest, volume.host) for volume in volumes}
     of_images = {volume.guest for volume in volumes if isinstance(volume, SharedVolume) and volume.image is not None}
@@ -218,21 +220,22 @@ def there(
 
 
 def known_volumes(container: Container) -> tuple[SharedVolume | CopiedVolume | MemoryVolume, ...]:
-    """Shared ones and those in its memory, unless it could not mount them, and copies that it has said it has."""
+    """Shared volumes and volumes in guest memory, except those that failed to mount, and the copies that the guest has
+    reported."""
     spec, status = container.spec, container.status
     copied = tuple(volume for volume in spec.copies if volume.guest in status.copied)
     return copied if status.unmounted else (*spec.volumes, *spec.memory_volumes, *copied)
 
 
 def with_told(container: Container, copied: tuple[str, ...], *, unmounted: bool, confirmed: bool) -> Container:
-    """`confirmed`: the guest has just said that all is mounted; once said, that stays known."""
+    """`confirmed`: the guest has just reported that everything is mounted. Once reported, this stays."""
     confirmed |= container.status.mounts_confirmed
     status = dataclasses.replace(container.status, copied=copied, unmounted=unmounted, mounts_confirmed=confirmed)
     return dataclasses.replace(container, status=status)
 
 
 def has_writable(container: Container) -> bool:
-    """Whether what its guest writes may end up on the root disk if a mount fails unnoticed."""
+    """Whether the guest's writes may end up on its root disk if a mount fails unnoticed."""
     spec = container.spec
     writable = [not volume.readonly for volume in spec.volumes] + [
         not volume.readonly for volume in spec.memory_volumes

@@ -1,4 +1,4 @@
-"""The volumes of containers, on the node's side: whether they can be had; served as long as the VM is there."""
+"""Containers' volumes on the node: checks that they can be provided, and serves them while the VM exists."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from virtshim.volumes.volume_copies import VolumeCopies
 
 _DAEMON_ENDED: Final = Trouble(
     TroubleKind.VOLUMES_GONE,
-    "its volumes are gone: the daemon that served them (virtiofsd) has ended, and a guest cannot be given another one; restart "
-    "the container",
+    "its volumes are gone: the daemon that served them (virtiofsd) has ended, and a running guest cannot get another one; "
+    "restart the container",
 )
 
 
 @dataclass(slots=True)
 class PodVolumes:
-    """`timeout`: seconds for a call to the share program. Nothing is asked for containers without volumes."""
+    """`timeout`: seconds for a call to the share program, which is not called for containers without volumes."""
 
     records: Records
     hypervisor: Hypervisor
@@ -40,7 +40,7 @@ class PodVolumes:
     copies: VolumeCopies
     timeout: float
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    # Neither is known of a virtshim that has just been started: until it is, the records have the last word.
+    # A virtshim that has just started knows neither; until then the records decide.
     _unserved: frozenset[str] | None = None
     _in_guest: dict[str, tuple[Trouble, ...]] = field(default_factory=dict)
 
@@ -56,10 +56,10 @@ class PodVolumes:
         image_volumes: Mapping[str, SharedVolume] = NO_IMAGES,
         memory: Sequence[MemoryVolume] = (),
     ) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
-        """Those that are shared, as they will be numbered in the guest, and those that are copied. Raises ShimError for those
-        that it cannot have. `share`: no volume is copied. `own_hosts`: the pod says what /etc/hosts is to be. `images`: places of
-        those that are disks: whether they can be had. `sysprep`: that of one whose files are a CD-ROM, the same.
-        `image_volumes`: images, by their places. `memory`: those that are the guest's own."""
+        """Returns the shared volumes, in the order of their numbers in the guest, and the copied ones. Raises ShimError
+        if one cannot be provided. `share`: copy no volume. `own_hosts`: the pod defines /etc/hosts itself. `images`:
+        mount paths of volumes that are disks, and `sysprep`: the one whose files become a CD-ROM; both are only
+        checked. `image_volumes`: images, by mount path. `memory`: volumes in guest memory."""
         shared, copied = volumes_of(
             config.mounts,
             config.annotations,
@@ -82,7 +82,7 @@ class PodVolumes:
             SharedVolume(mount.container_path, mount.host_path, mount.readonly)
             for mount, _ in image_mounts(config.mounts, config.annotations, pod_uid, images)
         ]
-        if shared or on_disks:  # a volume that hangs, hangs the share program
+        if shared or on_disks:  # the share program looks, because a hanging volume then hangs only that program
             self.shares.check((*shared, *on_disks), self.timeout)
         self.copies.check(copied)
         return shared, copied
@@ -90,8 +90,8 @@ class PodVolumes:
     def in_memory(
         self, config: ContainerConfig, pod_uid: str, places: Collection[str], memory_bytes: int
     ) -> tuple[MemoryVolume, ...]:
-        """Those at these mount paths, which the guest has in its own memory, and of that no more than there is. Raises ShimError
-        with the field for what is no emptyDir with medium Memory, or has files that would be hidden."""
+        """The volumes at these mount paths, which will be in guest memory and share its size. Raises ShimError with the
+        field for a volume that is not an emptyDir with medium Memory, or that already has files."""
         found = []
         for mount, is_volume in image_mounts(config.mounts, config.annotations, pod_uid, places):
             guest, host = mount.container_path, mount.host_path
@@ -99,7 +99,7 @@ class PodVolumes:
             try:
                 if not is_volume or not is_empty_dir(host, pod_uid):
                     raise InvalidRequest(
-                        "it is no emptyDir with medium: Memory, or a subPath of one; remove the path from the annotation"
+                        "it is not an emptyDir with medium: Memory, or it is a subPath; remove the path from the annotation"
                     )
                 tmpfs = self.copies.files.empty_tmpfs(host)
             except ShimError as exc:
@@ -116,12 +116,12 @@ class PodVolumes:
         return True
 
     def start(self, container: Container, sandbox: Sandbox) -> None:
-        """Before its VM starts."""
+        """Called before the VM starts."""
         if container.spec.volumes:
             self.shares.start(container, sandbox.config.cgroup_parent, self.timeout)
 
     def end(self, container: Container) -> None:
-        """When its VM is off, and before anybody is told: kubelet unmounts them then."""
+        """Called when the VM is off and before anybody learns of it, because kubelet then unmounts the volumes."""
         if awaits_libvirt(container):
             self.hypervisor.destroy(container.domain_uuid, container.id)
         if container.spec.volumes:
@@ -130,7 +130,7 @@ class PodVolumes:
             self._in_guest.pop(container.id.short, None)
 
     def look(self) -> None:
-        """Whether those of running containers are served."""
+        """Checks whether the volumes of running containers are served."""
         every = [c for c in self.records.containers.all() if c.is_running]
         running = [c.id.short for c in every if c.spec.volumes]
         served = self.shares.served(self.timeout) if running else {}
@@ -139,12 +139,12 @@ class PodVolumes:
             self._in_guest = {c.id.short: self._in_guest[c.id.short] for c in every if c.id.short in self._in_guest}
 
     def note(self, container: Container, troubles: tuple[Trouble, ...]) -> None:
-        """What could not be set up in the guest, they or what else was to be."""
+        """Remembers what could not be set up in the guest: volumes and other parts of the set-up."""
         with self._lock:
             self._in_guest[container.id.short] = troubles
 
     def troubles(self, container: Container) -> tuple[Trouble, ...]:
-        """From memory."""
+        """What is wrong with the container's volumes, from memory."""
         name, recorded = container.id.short, container.status.troubles
         with self._lock:
             unserved, in_guest = self._unserved, self._in_guest.get(name)
@@ -156,10 +156,10 @@ class PodVolumes:
 
 
 def awaits_libvirt(container: Container) -> bool:
-    """Whether its end waits for libvirt, which has them in hand until it is through with the VM. Pure."""
+    """Whether the container's end waits for libvirt, which uses the volumes until it has cleaned up the VM. Pure."""
     return container.granted.blocks != () or container.spec.pod_disk != ""
 
 
 def end_takes_time(container: Container) -> bool:
-    """Whether `end` asks others. Pure."""
+    """Whether `end` calls other programs. Pure."""
     return awaits_libvirt(container) or container.spec.volumes != ()

@@ -1,4 +1,4 @@
-"""Volumes that are disks in the guest, as they lie on the node."""
+"""Ports to volumes: kubelet's files on the node, the share program, and volumes that are disks."""
 
 from __future__ import annotations
 
@@ -10,57 +10,57 @@ from virtshim.volumes.copies import CopiedVolume, Entry
 from virtshim.volumes.memory_volumes import Tmpfs
 from virtshim.volumes.shares import SharedVolume
 
-# The volumes whose files kubelet writes, and those that it makes empty.
+# Volumes whose files kubelet writes, and emptyDirs in memory.
 
 
 class KubeletVolumes(Protocol):
-    """On the node. No link in a volume is followed out of it."""
+    """kubelet's volumes on the node. No link in a volume is followed out of it."""
 
     def is_part(self, host_path: str, pod_uid: str) -> bool:
-        """Whether it is a part (subPath) of such a volume of that pod."""
+        """Whether it is a part (subPath) of a volume of that pod that kubelet writes."""
 
     def read(self, volume: CopiedVolume) -> tuple[Entry, ...]:
-        """All of it, as it was at one moment. Raises NotFound, InvalidRequest (too large; a socket, FIFO or device in it),
-        Unavailable (it changes all the time), InternalError."""
+        """All entries of the volume, from one moment. Raises NotFound, InvalidRequest (too large, or it has a socket,
+        FIFO or device), Unavailable (it keeps changing), InternalError."""
 
     def empty_tmpfs(self, host_path: str) -> Tmpfs:
-        """Of an emptyDir with medium Memory in which nothing is. Raises NotFound, InvalidRequest (of another medium), WrongState
-        (something is in it), InternalError."""
+        """The mount options of an empty emptyDir with medium Memory. Raises NotFound, InvalidRequest (another medium),
+        WrongState (not empty), InternalError."""
 
     def changed(self, hosts: Collection[str], timeout: float) -> Collection[str]:
-        """Waits so many seconds at most until something has changed in one of these directories, and tells in which; those that
-        were not asked about the last time are among them. One thread."""
+        """Waits up to `timeout` seconds for changes in these directories, and returns those that changed. A directory
+        that was not in the previous call counts as changed. Used by one thread."""
 
 
-# The daemons that serve volumes to VMs.
+# The share program, which runs a virtiofsd for each VM with volumes.
 
 
 class VmShares(Protocol):
-    """One for each VM that has volumes, by way of the share program. Errors: Unavailable (it does not answer, or there is no
-    virtiofsd), InvalidRequest, NotFound (of a volume, with its path), DeadlineExceeded (a volume does not answer), WrongState (it
-    does not end), InternalError."""
+    """Errors: Unavailable (the program does not answer, or virtiofsd is not installed), InvalidRequest, NotFound (a
+    volume, with its path), DeadlineExceeded (a volume does not answer), WrongState (a virtiofsd does not end),
+    InternalError."""
 
     def check(self, volumes: Sequence[SharedVolume], timeout: float) -> None:
-        """Whether each is there, and can be shared."""
+        """Raises an error if a volume does not exist or cannot be shared."""
 
     def start(self, container: Container, cgroup_parent: str, timeout: float) -> None:
-        """Its VM, and no other, can reach the container's volumes from now on. `cgroup_parent`: its pod's
-        cgroup, as the pod gave it. After an error nothing is left of it."""
+        """From now on the container's VM, and no other, can reach its volumes. `cgroup_parent`: the pod's cgroup, as
+        RunPodSandbox gave it. An error leaves nothing behind."""
 
     def end(self, name: str, timeout: float) -> None:
-        """`name`: the container's short id. Nothing holds its volumes any more. No error if there is none."""
+        """Releases the volumes. `name`: the container's short id. No error if there is nothing to release."""
 
     def served(self, timeout: float) -> Mapping[str, bool]:
-        """Short id of each container that there is anything of -> whether its volumes are served."""
+        """Short id of each container that the program knows -> whether its volumes are served."""
 
 
 class VolumeDiskFiles(Protocol):
-    """No link in a volume is followed."""
+    """Volumes that are disks. No link in a volume is followed."""
 
     def flex_options(self, directory: str) -> bytes:
-        """What the flexVolume driver has written into a volume's directory. Raises NotFound, InvalidRequest (no regular file, or
-        too large), InternalError."""
+        """What the flexVolume driver has written into the volume's directory. Raises NotFound, InvalidRequest (not a
+        regular file, or too large), InternalError."""
 
     def image(self, directory: str, *, readonly: bool) -> str:
-        """Who the disk's image in a volume is: the same for all names that the node has for it. Raises NotFound, InvalidRequest
-        (no regular file, an empty one, or not to be written), InternalError."""
+        """The identity of the disk image in a volume, which is the same for all its paths on the node. Raises NotFound,
+        InvalidRequest (not a regular file, empty, or not writable), InternalError."""

@@ -1,8 +1,9 @@
-"""A block volume that a VM boots from: what its first sector says, and what is to be done about it. Pure.
+"""A block volume that a VM boots from: what its first sector says, and what virtshim does about it. Pure.
 
-The sector is Virtlet's header, so that volumes go from one to the other: a magic number, a version, the SHA-256 of the image
-whose copy begins behind the sector. Virtlet leaves the sector's other bytes alone; ours are the disk's own identity, by which
-cloud-init knows it again. The header is written last. Until then the sector says that a copy is being made, and by whom.
+The first sector has Virtlet's header, so that volumes can move between the two: a magic number, a version, and the
+SHA-256 of the image that is copied to the volume after the sector. Virtlet ignores the sector's other bytes; virtshim
+stores the disk's identity there, by which cloud-init recognizes the disk. The header is written last: until then the
+sector says that a copy is under way, and for which container.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from virtshim.model.ids import ContainerId, ImageDigest
 from virtshim.model.image import Image
 
 SECTOR: Final = 512
-# Where the image's copy begins.
+# Where the copy of the image starts.
 DATA_AT: Final = SECTOR
-# So much of a volume is looked at: where it is all zeros, no file system, partition table or the like is there.
+# How much of a volume is examined. If all of it is zeros, the volume has no file system, partition table or the like.
 HEAD_BYTES: Final = 1 << 20
 
 _MAGIC: Final = 0x263D_BE52_BA57_6702
@@ -33,19 +34,19 @@ _IDENTITY_MAGIC: Final = b"virtshim"
 _PLACES_AT: Final = 96
 _COPYING: Final = b"virtshim copies a root disk to here for container "
 
-# The field that it is asked for by.
+# The name of the field that asks for a root volume.
 DEVICE: Final = "config.devices[container_path /]"
 ON_CHANGE: Final = "virtshim.io/root-disk-on-image-change"
 
 
 class Content(enum.Enum):
     BLANK = "blank"
-    # A copy that has not come to its end.
+    # An unfinished copy.
     HALF = "half"
     ROOT_DISK = "root disk"
-    # A root disk of a version that is not known here.
+    # A root disk of an unknown, newer version.
     NEWER = "newer"
-    # Somebody's data.
+    # Other data.
     OTHER = "other"
 
 
@@ -53,17 +54,17 @@ class Content(enum.Enum):
 class RootVolume:
     content: Content
     size_bytes: int
-    # Of what a ROOT_DISK is a copy.
+    # The image that a ROOT_DISK is a copy of.
     image: ImageDigest | None = None
-    # Who a ROOT_DISK is, 20 hex digits; for one that Virtlet has made, those of its image.
+    # The identity of a ROOT_DISK, 20 hex digits. A disk that Virtlet made has those of its image.
     identity: str = ""
     version: int = _VERSION
-    # What the guest of a ROOT_DISK knows its devices by.
+    # The device addresses that the guest of a ROOT_DISK knows.
     places: Places = Places()
 
 
 def parse(head: bytes, size_bytes: int) -> RootVolume:
-    """`head`: the volume's first HEAD_BYTES, or all of it."""
+    """`head`: the volume's first HEAD_BYTES, or the whole of a smaller volume."""
     if len(head) < SECTOR or head.count(0) == len(head):
         return RootVolume(Content.BLANK, size_bytes)
     if head.startswith(_COPYING):
@@ -86,12 +87,12 @@ def _identity(head: bytes) -> str:
 
 
 def copying(container: ContainerId) -> bytes:
-    """The sector while a copy is made for that container."""
+    """The sector while the image is copied for that container."""
     return (_COPYING + container.value.encode()).ljust(SECTOR, b"\0")
 
 
 def header(image: ImageDigest, container: ContainerId) -> bytes:
-    """The sector of a whole copy; the container that it was made for gives the disk its identity."""
+    """The sector of a finished copy. The container that it was made for gives the disk its identity."""
     sector = bytearray(SECTOR)
     _HEADER.pack_into(sector, 0, _MAGIC, _VERSION, bytes.fromhex(image.hex))
     _IDENTITY.pack_into(sector, _IDENTITY_AT, _IDENTITY_MAGIC, container.short.encode())
@@ -99,40 +100,42 @@ def header(image: ImageDigest, container: ContainerId) -> bytes:
 
 
 def with_places(sector: bytes, wanted: Places) -> bytes:
-    """The sector of a root disk, which says them too. One that Virtlet has made stays as it is: its other bytes may be
-    anything."""
+    """The sector of a root disk, with the device addresses added. A sector that Virtlet made stays unchanged, because
+    its other bytes may be anything."""
     if not _identity(sector):
         return sector
     return sector[:_PLACES_AT] + wanted.to_bytes().ljust(SECTOR - _PLACES_AT, b"\0")
 
 
 def refuse_unfit(granted: GrantedDevices, *, keep_root_disk: bool) -> None:
-    """InvalidRequest for a root volume that no VM can boot from."""
+    """Raises InvalidRequest for a root volume that no VM can boot from."""
     volume = granted.root_volume
     if volume is None:
         return
     if volume.readonly:
-        raise InvalidRequest(f"{DEVICE}: a root disk is written to; take readOnly from the volume")
+        raise InvalidRequest(f"{DEVICE}: a VM writes to its root disk; take readOnly from the volume")
     others = [block for block in granted.blocks if block != volume]
     if any(block.is_root or block.host_path == volume.host_path for block in others):
-        raise InvalidRequest(f"{DEVICE}: two root disks, or one volume twice; leave one of these volumeDevices")
+        raise InvalidRequest(
+            f"{DEVICE}: there are two root disks, or one volume twice; remove one of these volumeDevices"
+        )
     if keep_root_disk:
         raise InvalidRequest(
-            "annotation virtshim.io/root-disk: the pod boots from the volume at devicePath /, which stays anyway; remove "
+            "annotation virtshim.io/root-disk: the pod boots from the volume at devicePath /, which is kept anyway; remove "
             "the annotation"
         )
 
 
 def must_be_written(found: RootVolume, image: Image, *, replace: bool) -> bool:
-    """Whether the image is to be copied; if not, the VM boots from what is there. InvalidRequest, WrongState: neither may be.
-    `replace`: the pod asks for it."""
+    """Whether to copy the image; if not, the VM boots from what is on the volume. Raises InvalidRequest or WrongState
+    if neither is allowed. `replace`: whether the pod asks to replace what is there."""
     if found.content is Content.ROOT_DISK and found.image == image.digest:
         return False
     _refuse_to_lose(found, image, replace=replace)
     wanted = DATA_AT + -(-image.virtual_size // SECTOR) * SECTOR
     if found.size_bytes < wanted:
         raise InvalidRequest(
-            f"{DEVICE}: the volume has {found.size_bytes} bytes, and the image's disk needs {wanted}; use a larger volume, "
+            f"{DEVICE}: the volume has {found.size_bytes} bytes, but the image's disk needs {wanted}; use a larger volume, "
             "or a smaller image"
         )
     return True
@@ -141,18 +144,18 @@ def must_be_written(found: RootVolume, image: Image, *, replace: bool) -> bool:
 def _refuse_to_lose(found: RootVolume, image: Image, *, replace: bool) -> None:
     if found.content is Content.NEWER:
         raise WrongState(
-            f"{DEVICE}: the volume has a root disk of version {found.version}, and this virtshim knows version {_VERSION}; "
-            "upgrade it, or use another volume"
+            f"{DEVICE}: the volume has a root disk of version {found.version}, but this virtshim knows version {_VERSION}; "
+            "upgrade virtshim, or use another volume"
         )
     if replace:
         return
-    remedy = f"use another volume, or, to lose what is on this one, the annotation {ON_CHANGE}: replace"
+    remedy = f"use another volume, or set annotation {ON_CHANGE}: replace to lose its data"
     if found.content is Content.ROOT_DISK:
         raise WrongState(
-            f"{DEVICE}: the volume has a root disk of image {found.image}, and the pod asks for {image.digest}; take the "
-            f"pod back to that image, {remedy}"
+            f"{DEVICE}: the volume has a root disk of image {found.image}, but the pod asks for {image.digest}; set the "
+            f"pod's image back, {remedy}"
         )
     if found.content is Content.OTHER:
         raise WrongState(
-            f"{DEVICE}: the volume has data that is no root disk, and nothing is written over it; wipe it, {remedy}"
+            f"{DEVICE}: the volume has data that is not a root disk, and virtshim does not overwrite it; wipe it, {remedy}"
         )

@@ -1,4 +1,4 @@
-"""VMs' volumes by way of the share program: implements `virtshim.volumes.ports.VmShares`."""
+"""Asks the share program to serve VMs' volumes. Implements `virtshim.volumes.ports.VmShares`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from virtshim.volumes.shares import SharedVolume
 
 
 class VmShareClient:
-    """`directory`: where a VM's share has one of its own. `qemu_uid`: whom VMs without a user of their own run as."""
+    """`directory`: holds a directory for each VM's share. `qemu_uid`: the user of VMs that have no user id of their
+    own."""
 
     def __init__(self, program: TapmanagerConnection, directory: str, qemu_uid: Callable[[], int]) -> None:
         self._program = program

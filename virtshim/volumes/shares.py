@@ -1,4 +1,4 @@
-"""Which of a container's volumes its guest gets as shared directories and files, and where. No I/O."""
+"""Shared volumes: their values, and which paths in the guest they may have. No I/O."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from virtshim.model.errors import InvalidRequest
 from virtshim.model.ids import ImageDigest, ImageId
 from virtshim.model.text import escaped
 
-# By which the guest finds the device that has all of them.
+# The tag by which the guest finds the device that serves all of them.
 TAG: Final = "virtshim"
 MOST_SHARES: Final = 256
 _LONGEST_PATH: Final = 4095
-# Of the guest's own.
+# The guest's own directories.
 _NEVER: Final = ("/", "/proc", "/sys", "/dev", "/run")
 _NEVER_BELOW: Final = ("/proc/", "/sys/")
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeImage:
-    """An image that is a volume: its files, its id, and what CRI shows as image_ref."""
+    """An image that is a volume: its files, its id, and the image_ref that CRI shows."""
 
     tree: ImageDigest
     id: ImageId
@@ -30,8 +30,8 @@ class VolumeImage:
 
 @dataclass(frozen=True, slots=True)
 class SharedVolume:
-    """`guest`: its normal path there. `follows`: what the node mounts below it later is seen in the guest. `image`: whose
-    files it is; they stay as long as the container's record."""
+    """`guest`: its normalized path in the guest. `follows`: whether the guest sees what the node mounts below it later.
+    `image`: whose files these are; they stay as long as the container's record."""
 
     guest: str
     host: str
@@ -41,7 +41,7 @@ class SharedVolume:
 
 
 class Placed(Protocol):
-    """A volume of any kind."""
+    """A volume of any kind, with its place."""
 
     @property
     def guest(self) -> str: ...
@@ -50,12 +50,12 @@ class Placed(Protocol):
 
 
 def check_shares(volumes: Iterable[Placed]) -> Sequence[str]:
-    """What is wrong with them: each fault names the path."""
+    """The faults of the volumes; each names the path."""
     volumes = list(volumes)
     faults = [fault for volume in volumes[: MOST_SHARES + 1] if (fault := _fault(volume))]
     paths = [volume.guest for volume in volumes]
     twice = sorted({path for path in paths if paths.count(path) > 1})
-    faults += [f"config.mounts[{escaped(path, 200)}] is asked for twice; remove one" for path in twice[:10]]
+    faults += [f"config.mounts[{escaped(path, 200)}] is requested twice; remove one" for path in twice[:10]]
     if len(volumes) > MOST_SHARES:
         faults.append(f"config.mounts: {len(volumes)} volumes; a virtual machine has at most {MOST_SHARES}")
     return faults

@@ -1,4 +1,4 @@
-"""What is on the CD-ROM for Windows' setup: the files of a volume, as kubelet has written them."""
+"""A Windows guest's answer file: a mounted Secret or ConfigMap whose files are on a CD-ROM in the guest. No I/O."""
 
 from __future__ import annotations
 
@@ -13,49 +13,50 @@ from virtshim.volumes.copies import DATA, CopiedVolume, Entry, EntryKind
 from virtshim.volumes.pod_mounts import Origin, normal, origins
 from virtshim.volumes.ports import KubeletVolumes
 
-# A Windows guest's answer file: a mounted Secret or ConfigMap whose files are a CD-ROM in the guest, and no volume.
-# Pure.
-#
-# Windows' setup, and sysprep's at the first boot, look for it in the root directory of each read-only drive.
+# Windows' setup, and sysprep at the first boot, look for the answer file in the root directory of each read-only drive.
 
 SYSPREP_ANNOTATION: Final = "virtshim.io/sysprep"
-# Of the CD-ROM; one of them must be there. Windows does not tell small letters from others.
+# One of these must be on the CD-ROM. Windows ignores case.
 ANSWER_FILES: Final = ("autounattend.xml", "unattend.xml")
 
-# Where every pod has its service account.
+# Where the service account of every pod is mounted.
 _TOKENS: Final = "/var/run/secrets/kubernetes.io/"
 
-# Of names on a CD-ROM that Windows reads: Joliet, whose characters are UCS-2.
+# The longest name on a CD-ROM in Joliet, which Windows reads. Its characters are UCS-2.
 _LONGEST: Final = 64
 _FORBIDDEN: Final = "*/:;?\\"
 
 
 def sysprep_parse(text: str) -> str:
-    """A mount path, in its normal form; "" for none. Raises InvalidRequest."""
+    """A mount path in normal form, "" for none. Raises InvalidRequest."""
     path = text.strip()
     if path and (not path.startswith("/") or ".." in path.split("/") or normal(path) == "/" or not path.isprintable()):
-        raise InvalidRequest(f"{escaped(path, 80)!r} is no mountPath of the pod; write an absolute path without '..'")
+        raise InvalidRequest(
+            f"{escaped(path, 80)!r} is not a mountPath of the pod; write an absolute path without '..'"
+        )
     return normal(path) if path else ""
 
 
 def sysprep_volume(
     mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str, path: str
 ) -> CopiedVolume | None:
-    """The one that is mounted at `path`, None if none is: init containers may have less. Raises InvalidRequest for one that
-    kubelet does not write: others change while they are read, and are a guest's own by other ways."""
+    """The volume that is mounted at `path`, None if there is none: init containers may have fewer mounts. Raises
+    InvalidRequest for a volume that kubelet does not write. Such a volume may change during a read, and a guest gets it
+    in other ways."""
     for mount, origin in origins(mounts, annotations, pod_uid):
         if normal(mount.container_path) != path:
             continue
         if origin is not Origin.COPY:
             raise InvalidRequest(
-                f"annotation {SYSPREP_ANNOTATION}: the volume at {escaped(path, 200)} is no Secret or ConfigMap"
+                f"annotation {SYSPREP_ANNOTATION}: the volume at {escaped(path, 200)} is not a Secret or ConfigMap"
             )
         return CopiedVolume(path, mount.host_path)
     return None
 
 
 def sysprep_not_mounted(mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str, path: str) -> str:
-    """What is wrong with a pod of which no container mounts it there; and the remedy. `mounts`: the last one's."""
+    """The fault of a pod in which no container mounts the path, with the remedy. `mounts`: those of the last
+    container."""
     places = [
         escaped(normal(mount.container_path), 200)
         for mount, origin in origins(mounts, annotations, pod_uid)
@@ -70,8 +71,8 @@ def sysprep_not_mounted(mounts: Iterable[Mount], annotations: Mapping[str, str],
 
 
 def sysprep_files(entries: Sequence[Entry]) -> dict[str, bytes]:
-    """Name -> content, of what a container would see in its root directory. Raises InvalidRequest without an answer file,
-    and for names that the CD-ROM cannot have."""
+    """Name -> content of the files that a container would see in the volume's root directory. Raises InvalidRequest if
+    no answer file is among them, or if a name is not possible on the CD-ROM."""
     current = next((one.target for one in entries if one.path == DATA), "")
     found = {
         posixpath.relpath(one.path, current): one.content
@@ -81,7 +82,7 @@ def sysprep_files(entries: Sequence[Entry]) -> dict[str, bytes]:
     if not any(name.lower() in ANSWER_FILES for name in found):
         names = escaped(", ".join(sorted(found)), 200) or "nothing"
         raise InvalidRequest(
-            f"annotation {SYSPREP_ANNOTATION}: the volume has no {' and no '.join(ANSWER_FILES)}, but {names}; name a key so"
+            f"annotation {SYSPREP_ANNOTATION}: the volume has no {' and no '.join(ANSWER_FILES)}, but {names}; rename a key"
         )
     _refuse_names(found)
     return found
@@ -96,28 +97,27 @@ def _refuse_names(names: Collection[str]) -> None:
             )
         if (other := alike.setdefault(name.lower(), name)) != name:
             raise InvalidRequest(
-                f"annotation {SYSPREP_ANNOTATION}: the files {other!r} and {name!r} are one to Windows, which does not tell "
-                "capitals "
-                "from small letters; rename one"
+                f"annotation {SYSPREP_ANNOTATION}: Windows ignores case, so the files {other!r} and {name!r} have the same name; "
+                "rename one"
             )
 
 
 def _why_not(name: str) -> str:
-    """And the remedy; "" for a name that Joliet has."""
+    """Why Joliet cannot have the name, and the remedy; "" if it can."""
     if len(name) > _LONGEST:
-        return f"its name has {len(name)} characters, of which Joliet has {_LONGEST}; shorten it"
+        return f"its name has {len(name)} characters, but Joliet allows {_LONGEST}; shorten it"
     bad = sorted({char for char in name if char in _FORBIDDEN or char < " " or not _is_ucs2(char)})
-    return f"Joliet has no {escaped(' '.join(bad), 80)} in a name; leave it out" if bad else ""
+    return f"Joliet does not allow {escaped(' '.join(bad), 80)} in a name; leave it out" if bad else ""
 
 
 def _is_ucs2(char: str) -> bool:
-    """Half a surrogate pair stands for a byte that was no UTF-8."""
+    """Half a surrogate pair stands for a byte that was not UTF-8."""
     return char <= "\uffff" and not "\ud800" <= char <= "\udfff"
 
 
 def sysprep_files_sysprep_files(
     written: KubeletVolumes, config: ContainerConfig, pod_uid: str, path: str
 ) -> dict[str, bytes]:
-    """Of the volume that is mounted at `path`; {} if none is. Raises ShimError."""
+    """The files of the volume that is mounted at `path`, {} if there is none. Raises ShimError."""
     volume = sysprep_volume(config.mounts, config.annotations, pod_uid, path)
     return {} if volume is None else sysprep_files(written.read(volume))

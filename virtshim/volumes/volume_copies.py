@@ -1,4 +1,4 @@
-"""The copies of what kubelet writes: what guests are to have, and which of it they are known to have."""
+"""The copies of volumes that kubelet writes: what guests should have, and what they are known to have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class VolumeCopies:
-    """What a guest has is remembered as digests, in memory alone: the guest itself is asked after a restart of either."""
+    """Remembers the digests of what each guest has, in memory only. After a restart of virtshim or the guest, the guest
+    is asked."""
 
     files: KubeletVolumes
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -28,18 +29,18 @@ class VolumeCopies:
     _unreadable: dict[ContainerId, str] = field(default_factory=dict)
 
     def check(self, copies: Sequence[CopiedVolume]) -> None:
-        """Whether each is there, and not too large. Raises ShimError."""
+        """Raises ShimError if a volume does not exist or is too large."""
         check_size(sum(size_of(self.files.read(volume)) for volume in copies))
 
     def seed(self, copies: Sequence[CopiedVolume]) -> bytes:
-        """An archive of them as they are now, b"" if none of them is mounted. Raises ShimError."""
+        """An archive of the volumes as they are now, b"" if none is mounted. Raises ShimError."""
         if all(volume.written for volume in copies):
             return b""
         return archive(packed(copy_name(at), self.files.read(volume)) for at, volume in enumerate(copies))
 
     def now(self, container: Container) -> Mapping[str, Packed]:
-        """Its volumes as they are on the node, by their names in the guest. One that cannot be read is left out, and what has
-        become too much."""
+        """The container's volumes as they are on the node, by their names in the guest. Volumes that cannot be read, or
+        that no longer fit, are left out."""
         found = {}
         why, total = "", 0
         for at, volume in enumerate(container.spec.copies):
@@ -55,25 +56,25 @@ class VolumeCopies:
         return found
 
     def stale(self, container: Container, now: Mapping[str, Packed], there: Mapping[str, str]) -> list[Packed]:
-        """Those that its guest has to be given. `there`: the digests of what it has."""
+        """The volumes that must be sent to the guest. `there`: the digests of what it has."""
         renewed = {copy_name(at) for at, volume in enumerate(container.spec.copies) if volume.renewed}
         return [
             one for name, one in now.items() if there.get(name) != one.digest and (name in renewed or name not in there)
         ]
 
     def known(self, container: ContainerId) -> Mapping[str, str] | None:
-        """The digests of what its guest is thought to have; None if nothing is known."""
+        """The digests of what the guest is thought to have; None if unknown."""
         with self._lock:
             return self._settled.get(container)
 
     def boot(self, container: ContainerId) -> int:
-        """Another number after each `forget`."""
+        """A number that changes with each `forget`."""
         with self._lock:
             return self._boots.get(container, 0)
 
     def settle(self, container: ContainerId, now: Mapping[str, Packed], boot: int) -> None:
-        """The guest has these, or cannot be given them: nothing is done before they change. `boot`: the number of before it was
-        asked; a guest that was restarted meanwhile has lost them."""
+        """Notes that the guest has these volumes, or cannot take them, so that nothing is sent before they change.
+        `boot`: the number from before the guest was asked; if the guest restarted since, it has lost them."""
         with self._lock:
             if boot == self._boots.get(container, 0):
                 self._settled[container] = {name: one.digest for name, one in now.items()}
@@ -84,20 +85,20 @@ class VolumeCopies:
         return known is not None and not self.stale(container, now, known)
 
     def forget(self, container: ContainerId) -> None:
-        """What the guest has is not known any more."""
+        """Forgets what the guest has."""
         with self._lock:
             self._settled.pop(container, None)
             self._boots[container] = self._boots.get(container, 0) + 1
 
     def keep(self, containers: Collection[ContainerId]) -> None:
-        """Nothing need be known of others any more."""
+        """Forgets all other containers."""
         with self._lock:
             for known in (self._settled, self._boots, self._unreadable):
                 for gone in [one for one in known if one not in containers]:
                     known.pop(gone, None)
 
     def _tell(self, container: ContainerId, why: str) -> None:
-        """Once, as long as it is the same."""
+        """Logs the reason once, until it changes."""
         with self._lock:
             before = self._unreadable.get(container, "")
             self._unreadable[container] = why

@@ -1,4 +1,4 @@
-"""Volumes that only one VM may have at a time, and who has them."""
+"""Volumes that a VM has as disks, which only one VM may have at a time."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from virtshim.volumes.empty_disks import EmptyDisk
 from virtshim.volumes.pod_mounts import flex_mounts, image_mounts
 from virtshim.volumes.ports import VolumeDiskFiles
 
-# Volumes of a pod that its VM has as disks of its own.
+# Which volumes of a pod are disks.
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeDisks:
-    """Raises ShimError for volumes that are not to be had, with the field."""
+    """Raises ShimError, with the field, for volumes that cannot be provided."""
 
     files: VolumeDiskFiles
 
     def empty(self, config: ContainerConfig, pod_uid: str) -> Sequence[EmptyDisk]:
-        """Of Virtlet's flexVolumes."""
+        """The empty disks of Virtlet's flexVolumes."""
         return [
             flex_volumes_parse(self._options(guest, host), posixpath.basename(host), guest)
             for guest, host in flex_mounts(config.mounts, config.annotations, pod_uid)
         ]
 
     def images(self, config: ContainerConfig, pod_uid: str, places: Collection[str]) -> tuple[BlockDevice, ...]:
-        """Of volumes that hold a disk's image: those that are mounted at `places`."""
+        """The disks of the volumes with a disk image that are mounted at `places`."""
         found = []
         for mount, may_hold_one in image_mounts(config.mounts, config.annotations, pod_uid, places):
             guest, host = mount.container_path, mount.host_path
             with _field(guest):
                 if not may_hold_one:
                     raise InvalidRequest(
-                        f"such a volume holds no disk's image; remove the path from the annotation {DISK_IMAGES_ANNOTATION}"
+                        f"such a volume cannot hold a disk image; remove the path from the annotation {DISK_IMAGES_ANNOTATION}"
                     )
                 identity = self.files.image(host, readonly=mount.readonly)
             path = posixpath.join(host, DISK_IMAGES_FILE)
@@ -62,9 +62,9 @@ def _field(guest: str) -> Iterator[None]:
 
 
 def anothers(volume: BlockDevice, other: Container, owner: Sandbox | None) -> str:
-    """Why `volume` cannot be had; `other` has it, a container of the pod `owner`."""
+    """Why `volume` is not available: `other`, a container of the pod `owner`, has it."""
     pod = f"{owner.key.namespace}/{owner.key.name}" if owner else f"of sandbox {other.sandbox_id}"
     return (
         f"{volume.field_name}: container {other.id} ({other.name.name} of pod {pod}) has the volume {volume.host_path}, "
-        "which one virtual machine at a time can have; stop it first, or use another volume"
+        "which only one virtual machine at a time can have; stop it first, or use another volume"
     )

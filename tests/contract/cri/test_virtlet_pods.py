@@ -52,7 +52,7 @@ ACCEPTED = {
 # Name -> words of what it is told, and the row of the document that says so.
 REFUSED = {
     "refused-ceph-flexvolume": (
-        "a flexVolume of type ceph cannot be had",
+        "a flexVolume of type ceph is not supported",
         "| flexVolume `raw` with `path`, `ceph` | refused",
     ),
     "refused-raw-device-mounted": (

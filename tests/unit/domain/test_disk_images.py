@@ -22,9 +22,9 @@ def test_the_pod_names_them_by_their_mount_paths() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("data", "no absolute path"),
-        ("/a/../b", "no absolute path"),
-        ("/data\n/data/", "/data is there twice"),
+        ("data", "not an absolute path"),
+        ("/a/../b", "not an absolute path"),
+        ("/data\n/data/", "/data is listed twice"),
         ("//", "devicePath / in volumeDevices"),
         ("\n".join(f"/d{n}" for n in range(25)), "name 24 at most"),
     ],

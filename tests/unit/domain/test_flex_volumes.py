@@ -64,9 +64,9 @@ def test_a_name_that_no_disk_can_have_becomes_one(name: str) -> None:
         ({"type": "ceph", "pool": "x"}, "use a PVC of ceph-csi"),
         ({"type": "raw", "path": "/dev/sdb"}, "use a PVC with volumeMode Block"),
         ({"type": "raw"}, "needs capacity"),
-        ({"type": "qcow2", "capacity": "much"}, "write one like 1024MB"),
-        ({"type": "qcow2", "capacity": "1XB"}, "write one like 1024MB"),
-        ({"type": "qcow2", "capacity": 7}, "write one like 1024MB"),
+        ({"type": "qcow2", "capacity": "much"}, "write 1024MB"),
+        ({"type": "qcow2", "capacity": "1XB"}, "write 1024MB"),
+        ({"type": "qcow2", "capacity": 7}, "write 1024MB"),
         ({"type": "qcow2", "capacity": "1"}, "are too few"),
         ({"type": "qcow2", "capacity": "1EiB"}, "are too many"),
     ],
@@ -79,9 +79,9 @@ def test_what_cannot_be_had_is_refused_with_the_mount_and_the_remedy(options: di
 def test_it_is_no_mount_of_the_guests_own_and_no_nonsense() -> None:
     with pytest.raises(InvalidRequest, match=r"config.mounts\[/proc/x\].container_path: .*cannot be a mount of a disk"):
         disk(guest="/proc/x", type="qcow2")
-    with pytest.raises(InvalidRequest, match="no JSON object"):
+    with pytest.raises(InvalidRequest, match="not a JSON object"):
         flex_volumes_parse(b"[1]", "a", "/data")
-    with pytest.raises(InvalidRequest, match="no JSON object"):
+    with pytest.raises(InvalidRequest, match="not a JSON object"):
         flex_volumes_parse(b"[" * 100_000, "a", "/data")
 
 

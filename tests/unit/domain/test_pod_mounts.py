@@ -84,7 +84,7 @@ def test_a_place_that_is_the_guests_own_or_no_path_is_refused_by_name(path: str)
 
 def test_the_same_place_twice_and_too_many_are_refused() -> None:
     (fault,) = check_shares([SharedVolume("/a", "/1"), SharedVolume("/a", "/2")])
-    assert fault == "config.mounts[/a] is asked for twice; remove one"
+    assert fault == "config.mounts[/a] is requested twice; remove one"
     (fault,) = check_shares(SharedVolume(f"/{n}", "/1") for n in range(257))
     assert "at most 256" in fault
     assert check_shares(SharedVolume(f"/,\n{n}", "/1") for n in range(256)) == []

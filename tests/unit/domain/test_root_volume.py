@@ -75,7 +75,7 @@ def test_where_nothing_is_lost_the_image_is_written(content: Content) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "told"), [(header(OLD, OURS), f"{OLD}, and the pod asks for {NEW}"), (b"XFSB".ljust(512, b"\0"), "data")]
+    ("head", "told"), [(header(OLD, OURS), f"{OLD}, but the pod asks for {NEW}"), (b"XFSB".ljust(512, b"\0"), "data")]
 )
 def test_another_image_and_somebodys_data_are_lost_only_if_the_pod_says_so(head: bytes, told: str) -> None:
     found = parse(head, 64 * MIB)
@@ -94,7 +94,7 @@ def test_what_a_newer_version_has_made_is_never_written_over(replace: bool) -> N
 @pytest.mark.parametrize("content", [Content.BLANK, Content.HALF])
 def test_a_volume_that_the_image_does_not_fit_on_says_how_large_it_must_be(content: Content) -> None:
     with pytest.raises(
-        InvalidRequest, match=f"has {8 * MIB} bytes, and the image's disk needs {8 * MIB + 512}; use a larger"
+        InvalidRequest, match=f"has {8 * MIB} bytes, but the image's disk needs {8 * MIB + 512}; use a larger"
     ):
         must_be_written(RootVolume(content, 8 * MIB), image(), replace=False)
     assert must_be_written(RootVolume(content, 8 * MIB + 512), image(), replace=False)

@@ -77,11 +77,11 @@ def test_a_read_only_one_may_be_had_by_several(world: World) -> None:
     [
         ([Mount("/data", "/srv/none")], NotFound, "put a raw disk image there"),
         ([Mount("/data", HOST), Mount("/also", HOST)], InvalidRequest, "is shared at /also, too"),
-        ([Mount("/data", HOST), Mount("/data/", HOST)], InvalidRequest, "asked for twice"),
+        ([Mount("/data", HOST), Mount("/data/", HOST)], InvalidRequest, "requested twice"),
         (
             [Mount("/data", f"/var/lib/kubelet/pods/{pod_key('web').uid}/volumes/kubernetes.io~secret/s")],
             InvalidRequest,
-            "such a volume holds no disk's image",
+            "such a volume cannot hold a disk image",
         ),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_volume_that_does_not_answer_is_found_by_the_share_program(world: Worl
 
 def test_one_place_is_no_block_volumes_too(world: World) -> None:
     config = container_config(mounts=ON_IMAGE.mounts, devices=(CriDevice("/dev/block/a", "/data"),))
-    with pytest.raises(InvalidRequest, match="asked for twice"):
+    with pytest.raises(InvalidRequest, match="requested twice"):
         world.create(run(world), config=config)
 
 

@@ -42,7 +42,7 @@ def test_one_whose_driver_left_nothing_is_refused(world: World) -> None:
 def test_the_nodes_limit_and_the_pods_other_disks_count(world: World) -> None:
     config = with_flex_volume(world)
     same_name = sandbox_config(annotations={"virtshim.io/disks": "scratch: {size: 1Gi}"})
-    with pytest.raises(InvalidRequest, match="disk 'scratch' is asked for twice"):
+    with pytest.raises(InvalidRequest, match="disk 'scratch' is requested twice"):
         world.create(world.run(config=same_name), config=config)
     world.close()
     limited = World(world.directory, world.outside, vm={"max_root_volume": "512MiB"})

@@ -353,5 +353,5 @@ def test_a_device_path_that_no_guest_can_have_is_refused_by_name(world: World, p
 
 def test_one_device_path_twice_is_refused(world: World) -> None:
     config = container_config(devices=(CriDevice("/dev/block/a", "/dev/x"), CriDevice("/dev/block/b", "/dev//x")))
-    with pytest.raises(InvalidRequest, match="is asked for twice"):
+    with pytest.raises(InvalidRequest, match="is requested twice"):
         world.create(world.run(), config=config)

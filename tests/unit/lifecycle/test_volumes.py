@@ -235,7 +235,7 @@ def test_its_size_is_no_more_than_the_guests_memory(world: World) -> None:
 def test_one_with_files_of_an_init_container_is_refused_since_they_would_be_hidden(world: World) -> None:
     world.outside.kubelet_volumes.tmpfs[CACHE] = MADE
     world.outside.kubelet_volumes.filled.add(CACHE)
-    with pytest.raises(WrongState, match=r"memory-volumes: config\.mounts\[/dev/shm\]: .* has files already"):
+    with pytest.raises(WrongState, match=r"memory-volumes: config\.mounts\[/dev/shm\]: .* already has files"):
         with_cache(world, IN_MEMORY)
     assert not world.records.containers.all()
 
