@@ -19,8 +19,8 @@ from tapmanager.cni.status import PluginStatus
 from tapmanager.daemon import (
     Reload,
     capabilities_give_up,
+    notify_systemd,
     sdnotify_activated_socket,
-    sdnotify_notify,
     sdnotify_watchdog_seconds,
 )
 from tapmanager.dhcp.server import DhcpServer
@@ -105,9 +105,9 @@ def _run(chosen: Settings, again: Callable[[], Settings]) -> int:
         serving.start()
         Reload(chosen, again, settings.RELOADED, partial(_use, cni, limits, vhost)).start()
         log.info("tapmanager.ready socket=%s pods=%d", chosen.socket, len(attachments.sandboxes()))
-        sdnotify_notify(os.environ, "READY=1")
+        notify_systemd(os.environ, "READY=1")
         healthy = _watch(stop, serving, dhcp)
-        sdnotify_notify(os.environ, "STOPPING=1")
+        notify_systemd(os.environ, "STOPPING=1")
         drained = serving.stop(_DRAIN)
         status.stop()
         dhcp.stop()
@@ -147,7 +147,7 @@ def _collect(cni: CniPlugins, attachments: Attachments) -> None:
             log.info("cni.not_collected network=%s: it has disableGC", conf.name)
         elif conf.has_status:
             # A plugin may take all of its time, which is more than a start has.
-            sdnotify_notify(os.environ, f"EXTEND_TIMEOUT_USEC={_COLLECT_SECONDS * 1_000_000}")
+            notify_systemd(os.environ, f"EXTEND_TIMEOUT_USEC={_COLLECT_SECONDS * 1_000_000}")
             cni.collect(conf, attachments.sandboxes())
             log.info("cni.collected network=%s pods=%d", conf.name, len(attachments.sandboxes()))
     except TapmanagerError as exc:
@@ -162,7 +162,7 @@ def _watch(stop: threading.Event, serving: server.Server, dhcp: DhcpServer) -> b
             log.error("tapmanager.broken accept=%s dhcp=%s", serving.is_alive(), dhcp.is_alive())
             return False
         if every is not None:
-            sdnotify_notify(os.environ, "WATCHDOG=1")
+            notify_systemd(os.environ, "WATCHDOG=1")
     return True
 
 

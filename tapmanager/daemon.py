@@ -36,7 +36,7 @@ from collections.abc import Collection
 _FIRST_FD = 3
 
 
-def sdnotify_notify(environ: Mapping[str, str], *lines: str) -> None:
+def notify_systemd(environ: Mapping[str, str], *lines: str) -> None:
     """Does nothing if no one listens; never fails: it is only a message."""
     address = environ.get("NOTIFY_SOCKET")
     if not address:
@@ -89,12 +89,12 @@ class Reload(Generic[S]):
     def _run(self) -> None:
         while True:
             self._asked.get()
-            sdnotify_notify(os.environ, "RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            notify_systemd(os.environ, "RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
             try:
                 self.again()
             except Exception:
                 log.exception("settings.broken")  # the edge of a thread: the next signal must be heard
-            sdnotify_notify(os.environ, "READY=1")
+            notify_systemd(os.environ, "READY=1")
 
     def again(self) -> bool:
         """Whether the new settings hold."""

@@ -30,10 +30,10 @@ def main() -> None:
 
     def dressed(settings: Any, adapters: Any) -> Any:
         parts = {
-            name: Stepping(name, getattr(adapters, name), steps, _SILENT)
+            name: Stepping(f"vm.{name}", getattr(adapters.vm, name), steps, _SILENT)
             for name in ("hypervisor", "pausing", "resizing", "inventory")
         }
-        return wire(settings, dataclasses.replace(adapters, **parts))
+        return wire(settings, dataclasses.replace(adapters, vm=dataclasses.replace(adapters.vm, **parts)))
 
     assembly.wire = dressed
     serve_command(sys.argv[2])

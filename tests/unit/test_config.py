@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_without_a_file_the_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(config, "DEFAULT_FILE", str(tmp_path / "absent.toml"))
-    settings = config.config_load()
+    settings = config.load_settings()
     assert settings.paths.state_dir == "/var/lib/virtshim"
     assert settings.cri_socket == "/run/virtshim/virtshim.sock"
     assert settings.vm.default_memory == 1 << 30
@@ -36,25 +36,25 @@ def test_without_a_file_the_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_the_default_file_is_read_if_it_is_there(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     file.write_text("[vm]\nmax_vcpus = 3\n")
     monkeypatch.setattr(config, "DEFAULT_FILE", str(file))
-    assert config.config_load().vm.max_vcpus == 3
+    assert config.load_settings().vm.max_vcpus == 3
 
 
 def test_a_file_that_was_named_must_be_there(file: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"config\.toml: cannot be read: No such file"):
-        config.config_load(str(file))
+        config.load_settings(str(file))
 
 
 def test_drop_ins_are_read_without_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drop_in = Path(f"{file}.d/10.toml")
     drop_in.parent.mkdir()
     drop_in.write_text("[vm]\nmax_vcpus = 3\n")
-    assert config.config_load(str(file)).vm.max_vcpus == 3
+    assert config.load_settings(str(file)).vm.max_vcpus == 3
     monkeypatch.setattr(config, "DEFAULT_FILE", str(file))
-    loaded = config.config_read()
+    loaded = config.read_settings()
     assert (loaded.settings.vm.max_vcpus, loaded.place(("vm", "max_vcpus"))) == (3, f"{drop_in}:2")
     drop_in.write_text("[vm]\nmax_vcpu = 3\n")
     with pytest.raises(InvalidRequest, match=r"10\.toml:2: vm\.max_vcpu"):
-        config.config_load()
+        config.load_settings()
 
 
 def test_drop_ins_win_over_the_file_in_the_order_of_their_names(file: Path) -> None:
@@ -64,7 +64,7 @@ def test_drop_ins_win_over_the_file_in_the_order_of_their_names(file: Path) -> N
     (drop_ins / "20-later.toml").write_text("[vm]\nmax_vcpus = 20\n")
     (drop_ins / "10-first.toml").write_text('[vm]\nmax_vcpus = 10\nmin_memory = "64MiB"\n')
     (drop_ins / "30-ignored.conf").write_text("not toml at all")
-    settings = config.config_load(str(file))
+    settings = config.load_settings(str(file))
     assert (settings.vm.max_vcpus, settings.vm.default_memory, settings.vm.min_memory) == (20, 2 << 30, 64 << 20)
     assert settings.log.level == "debug"
 
@@ -73,7 +73,7 @@ def test_the_environment_wins_over_the_file_setting_by_setting(file: Path, monke
     file.write_text('[vm]\nmax_vcpus = 1\ndefault_memory = "2GiB"\n')
     monkeypatch.setenv("VIRTSHIM_VM__MAX_VCPUS", "7")
     monkeypatch.setenv("VIRTSHIM_LIBVIRT__URI", "test:///default")
-    settings = config.config_load(str(file))
+    settings = config.load_settings(str(file))
     assert (settings.vm.max_vcpus, settings.vm.default_memory) == (7, 2 << 30)
     assert settings.libvirt.uri == "test:///default"
 
@@ -98,7 +98,7 @@ def test_the_environment_wins_over_the_file_setting_by_setting(file: Path, monke
 def test_every_bad_key_is_named_at_once_with_the_file(file: Path, text: str, names: list[str]) -> None:
     file.write_text(text)
     with pytest.raises(InvalidRequest) as faults:
-        config.config_load(str(file))
+        config.load_settings(str(file))
     for name in (*names, str(file), "virtshim config schema"):
         assert name in str(faults.value)
 
@@ -107,7 +107,7 @@ def test_a_bad_value_of_the_environment_is_an_error(file: Path, monkeypatch: pyt
     file.write_text("")
     monkeypatch.setenv("VIRTSHIM_VM__MAX_VCPUS", "many")
     with pytest.raises(InvalidRequest, match=r"vm\.max_vcpus"):
-        config.config_load(str(file))
+        config.load_settings(str(file))
 
 
 def test_faults_are_at_the_line_of_their_file_or_at_their_variable(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_faults_are_at_the_line_of_their_file_or_at_their_variable(file: Path, m
     monkeypatch.setenv("VIRTSHIM_CRI__MAX_CALLS", "3")
     monkeypatch.setenv("VIRTSHIM_LIBVIRT__PARTS", "[/opt")
     with pytest.raises(config.BadConfiguration) as refused:
-        config.config_load(str(file))
+        config.load_settings(str(file))
     assert [fault.split(": ")[0:2] for fault in refused.value.faults] == [
         ["VIRTSHIM_LIBVIRT__PARTS", "is not JSON"],
         ["VIRTSHIM_CRI__MAX_CALLS", "cri.max_calls"],
@@ -144,7 +144,7 @@ def test_faults_are_at_the_line_of_their_file_or_at_their_variable(file: Path, m
 def test_an_unknown_setting_is_told_with_what_was_meant(file: Path, text: str, meant: str) -> None:
     file.write_text(text)
     with pytest.raises(config.BadConfiguration) as refused:
-        config.config_load(str(file))
+        config.load_settings(str(file))
     (fault,) = refused.value.faults
     assert meant in fault
 
@@ -161,7 +161,7 @@ def test_a_misspelt_variable_is_a_fault(file: Path, variable: str, fault: str, m
     file.write_text("")
     monkeypatch.setenv(variable, "info")
     with pytest.raises(config.BadConfiguration) as refused:
-        config.config_load(str(file))
+        config.load_settings(str(file))
     assert refused.value.faults == (fault,)
 
 
@@ -169,7 +169,7 @@ def test_variables_of_others_are_none_of_ours(file: Path, monkeypatch: pytest.Mo
     file.write_text("")
     monkeypatch.setenv("VIRTSHIM_SERVICE_HOST", "10.0.0.1")  # Kubernetes, for a Service of that name
     monkeypatch.setenv("VIRTSHIM_PORT_443_TCP", "tcp://10.0.0.1:443")
-    assert config.config_load(str(file)) == config.Settings()
+    assert config.load_settings(str(file)) == config.Settings()
 
 
 def test_lists_and_whole_tables_are_json_in_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def test_lists_and_whole_tables_are_json_in_the_environment(file: Path, monkeypa
     monkeypatch.setenv("VIRTSHIM_IMAGES__INSECURE_REGISTRIES", '["b", "c:5000"]')
     monkeypatch.setenv("VIRTSHIM_VM", '{"room_vcpus": 2}')
     monkeypatch.setenv("VIRTSHIM_VM__ROOM_VCPUS", "4")
-    settings = config.config_load(str(file))
+    settings = config.load_settings(str(file))
     assert settings.images.insecure_registries == ("b", "c:5000")
     assert (settings.vm.max_vcpus, settings.vm.room_vcpus) == (3, 4)
 
@@ -188,7 +188,7 @@ def test_the_place_of_a_setting_is_that_of_who_set_it_last(file: Path, monkeypat
     drop_in.parent.mkdir()
     drop_in.write_text('vm.max_vcpus = 2\n[[proxy.others]]\nname = "b"\n')
     monkeypatch.setenv("VIRTSHIM_LOG__LEVEL", "debug")
-    loaded = config.config_read(str(file))
+    loaded = config.read_settings(str(file))
     assert loaded.place(("vm", "max_vcpus")) == f"{drop_in}:1"
     assert loaded.place(("vm", "min_memory")) == f"{file}:3"
     assert loaded.place(("proxy", "others")) == f"{drop_in}:2"
@@ -200,7 +200,7 @@ def test_the_place_of_a_setting_is_that_of_who_set_it_last(file: Path, monkeypat
 def test_a_file_that_is_not_toml_is_named(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(InvalidRequest, match=r"config\.toml:?\d*: is not TOML"):
-        config.config_load(str(file))
+        config.load_settings(str(file))
 
 
 def test_settings_are_frozen() -> None:
@@ -219,13 +219,13 @@ def test_the_longest_run_dir_that_is_allowed_has_room_for_every_socket() -> None
 def test_settings_as_shown_are_a_file_that_gives_them_again(file: Path) -> None:
     shown = json.loads(config.Settings().model_dump_json())
     file.write_text(to_toml(shown))
-    assert config.config_load(str(file)) == config.Settings()
+    assert config.load_settings(str(file)) == config.Settings()
 
 
 def test_laying_one_table_over_another_keeps_both() -> None:
     low: dict[str, Any] = {"a": {"x": 1, "y": 2}, "b": [1]}
     high: dict[str, Any] = {"a": {"y": 3}, "b": [2], "c": 4}
-    assert config.config_merged(low, high) == {"a": {"x": 1, "y": 3}, "b": [2], "c": 4}
+    assert config.merged_settings(low, high) == {"a": {"x": 1, "y": 3}, "b": [2], "c": 4}
     assert low == {"a": {"x": 1, "y": 2}, "b": [1]}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 _CHURN = """
 import resource
-from virtshim import heap
+from virtshim.system import daemon
 {keep}
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -30,4 +30,4 @@ def _faults(keep: str) -> int:
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library than glibc")
 def test_large_blocks_that_are_kept_need_not_be_cleared_anew() -> None:
     """Of 4 KiB each: 150 MiB are 38400."""
-    assert _faults("heap.keep_large_blocks()") < 2000 < _faults("heap.share_one_heap()")
+    assert _faults("daemon.keep_large_blocks()") < 2000 < _faults("daemon.share_one_heap()")

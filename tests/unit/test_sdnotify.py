@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.system.daemon import sdnotify_notify, sdnotify_watchdog_interval
+from virtshim.system.daemon import notify_systemd, watchdog_interval
 
 
 @pytest.fixture
@@ -17,36 +17,36 @@ def listener() -> Iterator[socket.socket]:
 
 def test_lines_arrive_as_one_datagram(listener: socket.socket, tmp_path: Path) -> None:
     listener.bind(str(tmp_path / "notify"))
-    assert sdnotify_notify("READY=1", "STATUS=serving", environ={"NOTIFY_SOCKET": str(tmp_path / "notify")})
+    assert notify_systemd("READY=1", "STATUS=serving", environ={"NOTIFY_SOCKET": str(tmp_path / "notify")})
     assert listener.recv(4096) == b"READY=1\nSTATUS=serving"
 
 
 def test_an_abstract_address_is_understood(listener: socket.socket) -> None:
     listener.bind(f"\0virtshim-test-{os.getpid()}")
-    assert sdnotify_notify("WATCHDOG=1", environ={"NOTIFY_SOCKET": f"@virtshim-test-{os.getpid()}"})
+    assert notify_systemd("WATCHDOG=1", environ={"NOTIFY_SOCKET": f"@virtshim-test-{os.getpid()}"})
     assert listener.recv(4096) == b"WATCHDOG=1"
 
 
 def test_a_line_break_in_a_text_does_not_make_another_assignment(listener: socket.socket, tmp_path: Path) -> None:
     listener.bind(str(tmp_path / "notify"))
-    sdnotify_notify("STATUS=first\nREADY=1", environ={"NOTIFY_SOCKET": str(tmp_path / "notify")})
+    notify_systemd("STATUS=first\nREADY=1", environ={"NOTIFY_SOCKET": str(tmp_path / "notify")})
     assert listener.recv(4096) == b"STATUS=first READY=1"
 
 
 @pytest.mark.parametrize("address", [None, "", "relative", "vsock:2:1234"])
 def test_without_a_socket_that_we_know_nothing_is_sent(address: str | None) -> None:
-    assert not sdnotify_notify("READY=1", environ={} if address is None else {"NOTIFY_SOCKET": address})
+    assert not notify_systemd("READY=1", environ={} if address is None else {"NOTIFY_SOCKET": address})
 
 
 def test_a_listener_that_is_gone_is_no_error(tmp_path: Path) -> None:
-    assert not sdnotify_notify("READY=1", environ={"NOTIFY_SOCKET": str(tmp_path / "nobody")})
+    assert not notify_systemd("READY=1", environ={"NOTIFY_SOCKET": str(tmp_path / "nobody")})
 
 
 def test_a_full_queue_does_not_hold_the_daemon_up(listener: socket.socket, tmp_path: Path) -> None:
     listener.bind(str(tmp_path / "notify"))
     environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
     for _ in range(10_000):
-        if not sdnotify_notify("WATCHDOG=1", environ=environ):
+        if not notify_systemd("WATCHDOG=1", environ=environ):
             return
     pytest.fail("the queue never filled")
 
@@ -56,7 +56,7 @@ def test_the_environment_of_the_process_is_the_default(
 ) -> None:
     listener.bind(str(tmp_path / "notify"))
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-    assert sdnotify_notify("STOPPING=1")
+    assert notify_systemd("STOPPING=1")
     assert listener.recv(4096) == b"STOPPING=1"
 
 
@@ -73,4 +73,4 @@ def test_the_environment_of_the_process_is_the_default(
     ],
 )
 def test_the_watchdog_interval_is_the_one_set_for_this_process(environ: dict[str, str], seconds: float | None) -> None:
-    assert sdnotify_watchdog_interval(environ) == seconds
+    assert watchdog_interval(environ) == seconds

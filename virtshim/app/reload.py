@@ -14,10 +14,10 @@ from pydantic import BaseModel
 
 from virtshim.annotations.profiles import Profile
 from virtshim.config.faults import dotted, keys_of, table_in
-from virtshim.config.settings import BadConfiguration, Settings, config_load
+from virtshim.config.settings import BadConfiguration, Settings, load_settings
 from virtshim.model.sizing import NodeLimits
 from virtshim.recovery.image_gc import Watermarks
-from virtshim.system.daemon import sdnotify_notify
+from virtshim.system.daemon import notify_systemd
 from virtshim.system.live import Live
 from virtshim.system.logsetup import set_log_level
 from virtshim.system.pod_places import Places, PodPlaces
@@ -175,19 +175,19 @@ class Reload:
 
     def serve(self) -> None:
         """Of one signal: systemd is told. Never raises."""
-        sdnotify_notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        notify_systemd("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         status = "serving"
         try:
             if not self.again():
                 status = "serving with the former settings: the new ones are refused, see the log"
         except Exception:
             log.exception("settings.broken")  # the edge of a thread: the next signal must be heard
-        sdnotify_notify("READY=1", f"STATUS={status}")
+        notify_systemd("READY=1", f"STATUS={status}")
 
     def again(self) -> bool:
         """Whether the new settings hold."""
         try:
-            new = config_load(self._file)
+            new = load_settings(self._file)
         except BadConfiguration as exc:
             refused = exc.faults
         else:

@@ -12,7 +12,7 @@ from virtshim.app import assembly
 from virtshim.app.measuring import measured, traced
 from virtshim.app.reload import Reload
 from virtshim.config.settings import Settings
-from virtshim.system.daemon import reload_requests, sdnotify_notify, sdnotify_watchdog_interval, stop_event
+from virtshim.system.daemon import notify_systemd, reload_requests, stop_event, watchdog_interval
 from virtshim.system.grpc_socket import SocketLock
 
 log = structlog.get_logger(__name__)
@@ -35,7 +35,7 @@ def serve(settings: Settings, file: str | None = None) -> None:
     thread_dump.write_when_asked(settings.cri_socket)
     try:
         with assembly.open_app(settings) as app, measured(app, settings.metrics), traced(settings.tracing):
-            sdnotify_notify("STATUS=recovering")
+            notify_systemd("STATUS=recovering")
             app.recover()
             # Modules and records live on: without them a full garbage collection does not show in a list's answer time.
             gc.freeze()
@@ -44,9 +44,9 @@ def serve(settings: Settings, file: str | None = None) -> None:
                 server.start()
                 operator.start()
                 Reload(file, settings, app.live.use, OWN).start(reloads)
-                sdnotify_notify("READY=1", "STATUS=serving")
+                notify_systemd("READY=1", "STATUS=serving")
                 _wait(stopping)
-                sdnotify_notify("STOPPING=1")
+                notify_systemd("STOPPING=1")
                 log.info("serve.stopping")
                 operator.stop(0)
                 server.stop(_DRAIN)
@@ -57,6 +57,6 @@ def serve(settings: Settings, file: str | None = None) -> None:
 
 def _wait(stopping: threading.Event) -> None:
     """Feeds systemd's watchdog from the main thread; a stuck interpreter stops feeding it."""
-    interval = sdnotify_watchdog_interval()
+    interval = watchdog_interval()
     while not stopping.wait(interval / 2 if interval else None):
-        sdnotify_notify("WATCHDOG=1")
+        notify_systemd("WATCHDOG=1")

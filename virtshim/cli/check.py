@@ -15,7 +15,7 @@ from rich.text import Text
 
 from virtshim.cli.tables import columns
 from virtshim.config.faults import BadConfiguration
-from virtshim.config.settings import config_load
+from virtshim.config.settings import load_settings
 from virtshim.devices.driver_client import DeviceDriverClient
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.ports import DeviceDrivers
@@ -42,7 +42,7 @@ def check(config: str | None, *, as_json: bool = False, kubeconfig: str = "") ->
 
 def _findings(config: str | None, kubeconfig: str) -> Iterator[Finding]:
     try:
-        settings = config_load(config)
+        settings = load_settings(config)
     except BadConfiguration as exc:
         for fault in exc.faults:
             yield _of_configuration(fault)
@@ -87,7 +87,7 @@ def check_devices(
 ) -> int:
     """Prints the table and the findings. Returns 1 if VMs cannot use any device. Raises InvalidRequest for settings that
     cannot be read."""
-    settings = config_load(config)
+    settings = load_settings(config)
     files = files or HostFiles()
     claims, conditions, trouble = _state(settings.layout().database)
     drivers = drivers or DeviceDriverClient(TapmanagerConnection(settings.tapmanager.socket))

@@ -14,14 +14,14 @@ from virtshim.cli.diag.secrets import PLAIN_ANNOTATIONS
 from virtshim.cli.node_dir import toml_value
 from virtshim.cli.proxy import routes
 from virtshim.config.faults import dotted, keys_of
-from virtshim.config.settings import PREFIX, Loaded, Settings, config_read
+from virtshim.config.settings import PREFIX, Loaded, Settings, read_settings
 
 # `virtshim config check`.
 
 
 def check_command(file: str | None) -> None:
     """Raises BadConfiguration with every fault, InvalidRequest for tables that contradict each other."""
-    loaded = config_read(file)
+    loaded = read_settings(file)
     routes(loaded.settings)
     places = [place for key in keys_of(Settings) if (place := loaded.place(key))]
     files = ", ".join(loaded.layers.files) or f"no file ({loaded.file} does not exist)"
@@ -44,7 +44,7 @@ class Shown(NamedTuple):
 
 
 def show_command(file: str | None, *, as_json: bool, changed: bool) -> None:
-    found = [one for one in shown(config_read(file)) if one.source != "default" or not changed]
+    found = [one for one in shown(read_settings(file)) if one.source != "default" or not changed]
     if as_json:
         table = {dotted(one.key): {"value": one.value, "source": one.source, "place": one.place} for one in found}
         print(json.dumps(table, indent=2))

@@ -8,7 +8,7 @@ from functools import partial
 import structlog
 
 from virtshim.app.reload import Reload
-from virtshim.config.settings import OfferedResource, Settings, config_load
+from virtshim.config.settings import OfferedResource, Settings, load_settings
 from virtshim.devices.function_health import AerCounts, FunctionHealth
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus
@@ -24,7 +24,7 @@ from virtshim.kubelet.device_plugin import (
 )
 from virtshim.model.errors import InvalidRequest
 from virtshim.store.read_only import read_conditions
-from virtshim.system.daemon import reload_requests, sdnotify_notify, stop_event
+from virtshim.system.daemon import notify_systemd, reload_requests, stop_event
 from virtshim.system.grpc_socket import SocketLock
 from virtshim.system.logsetup import set_up_logging
 
@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 def device_plugin_command(file: str | None) -> None:
     """Offers devices until SIGTERM or SIGINT. Raises WrongState while another device plugin runs: they would take over each
     other's sockets."""
-    settings = config_load(file)
+    settings = load_settings(file)
     wanted = settings.device_plugin
     if not wanted.resources:
         raise InvalidRequest(
@@ -56,12 +56,12 @@ def device_plugin_command(file: str | None) -> None:
     lock = SocketLock(f"{settings.paths.run_dir}/device-plugin")
     try:
         Reload(file, settings, _use_nothing, ("paths", "device_plugin", "devices", "log")).start(reload_requests())
-        sdnotify_notify("READY=1")
+        notify_systemd("READY=1")
         log.info("plugin.started", resources=[pool.resource for pool in pools])
         files = HostFiles()
         health = FunctionHealth(AerCounts(files), partial(read_conditions, settings.layout().database))
         plugin = DevicePlugin(plugins, pools, lambda: candidates(files, health, excluded), publish)
-        plugin.run(stopping, wanted.interval, alive=partial(sdnotify_notify, "WATCHDOG=1"))
+        plugin.run(stopping, wanted.interval, alive=partial(notify_systemd, "WATCHDOG=1"))
     finally:
         lock.release()
     log.info("plugin.stopped")

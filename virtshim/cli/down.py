@@ -23,7 +23,7 @@ from virtshim.cli.node_dir import (
 )
 from virtshim.cli.own_path import refuse_strangers
 from virtshim.cli.up import take_lock
-from virtshim.config.settings import config_load
+from virtshim.config.settings import load_settings
 from virtshim.model.deadline import Deadline
 from virtshim.model.errors import InvalidRequest, ShimError, WrongState
 from virtshim.system.clock import SystemClock
@@ -104,7 +104,7 @@ def _tell_to_stop(node: NodeDir, console: Console) -> bool:
 
 
 def _remove_pods(node: NodeDir, console: Console) -> None:
-    settings = config_load(node.config_file)
+    settings = load_settings(node.config_file)
     set_up_logging("warning", "text")
     helpers = (tapmanager_daemon(node.config_file), shares_daemon(node.config_file))
     try:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from virtshim.cli.own_path import refuse_strangers
-from virtshim.config.settings import Settings, config_load, config_merged
+from virtshim.config.settings import Settings, load_settings, merged_settings
 from virtshim.model.errors import InvalidRequest, WrongState
 from virtshim.system.files import remove_tree, replace_text
 
@@ -132,11 +132,11 @@ def write_node(node: NodeDir, options: NodeOptions) -> Settings:
         replace_text(_network_file(conf_dir), json.dumps(bridge_network(node, options.pod_cidr), indent=2), mode=0o644)
     values = node_settings(node, conf_dir, options)
     if options.config is not None:
-        values = config_merged(values, _toml(options.config))
+        values = merged_settings(values, _toml(options.config))
     before = Path(node.config_file).read_text(encoding="utf-8") if os.path.exists(node.config_file) else None
     replace_text(node.config_file, to_toml(values), mode=0o644)
     try:
-        return config_load(node.config_file)
+        return load_settings(node.config_file)
     except InvalidRequest:
         # `down` needs settings that can be read.
         if before is None:

@@ -16,11 +16,11 @@ def pod_names(incomplete: str) -> Iterable[str]:
     unique. Empty if the node does not answer."""
     import os
 
-    from virtshim.config.settings import config_load
+    from virtshim.config.settings import load_settings
     from virtshim.cri.client import connected
 
     try:
-        socket = os.environ.get("CONTAINER_RUNTIME_ENDPOINT", "") or config_load(None).cri_socket
+        socket = os.environ.get("CONTAINER_RUNTIME_ENDPOINT", "") or load_settings(None).cri_socket
         with connected(socket.removeprefix("unix://")) as node:
             pods = node.pods()
     except (ShimError, OSError):
@@ -54,21 +54,21 @@ _Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs; i
 
 
 def cri_socket(socket: str | None, config: str | None) -> str:
-    from virtshim.config.settings import config_load
+    from virtshim.config.settings import load_settings
 
-    return socket.removeprefix("unix://") if socket else config_load(config).cri_socket
+    return socket.removeprefix("unix://") if socket else load_settings(config).cri_socket
 
 
 def admin_socket(socket: str | None, config: str | None) -> str:
     """The path of the admin socket: from the settings, or beside `socket` if that names another node's CRI socket."""
     import os
 
-    from virtshim.config.settings import config_load
+    from virtshim.config.settings import load_settings
     from virtshim.model.layout import admin_socket as of_layout
 
     if socket:
         return os.path.join(os.path.dirname(socket.removeprefix("unix://")), "admin.sock")
-    return of_layout(config_load(config).layout())
+    return of_layout(load_settings(config).layout())
 
 
 @operating_app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from virtshim.config.settings import Settings, config_load
+from virtshim.config.settings import Settings, load_settings
 from virtshim.model.errors import InvalidRequest
 from virtshim.proxy.routes import Routes, Runtime
 from virtshim.system.daemon import keep_large_blocks, share_one_heap
@@ -22,7 +22,7 @@ def proxy_command(file: str | None, directory: str | None) -> None:
     from virtshim.system.logsetup import set_up_logging
 
     file = file if directory is None else f"{directory}/config.toml"
-    settings = config_load(file)
+    settings = load_settings(file)
     set_up_logging(settings.log.level, settings.log.format)
     proxy = settings.proxy
     reload = Reload(

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-from virtshim.config.settings import config_load
+from virtshim.config.settings import load_settings
 from virtshim.system.daemon import share_one_heap
 
 
@@ -17,7 +17,7 @@ def serve_command(file: str | None) -> None:
     from virtshim.app.serve import serve
     from virtshim.system.logsetup import set_up_logging
 
-    settings = config_load(file)
+    settings = load_settings(file)
     set_up_logging(settings.log.level, settings.log.format)
     serve(settings, file)
     with contextlib.suppress(OSError):  # the reader of the log may have gone

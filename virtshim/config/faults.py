@@ -16,9 +16,8 @@ class BadConfiguration(InvalidRequest):
 
     def __init__(self, faults: tuple[str, ...]) -> None:
         lines = "".join(f"\n  {fault}" for fault in faults)
-        super().__init__(
-            f"configuration: {len(faults)} faults to correct; `virtshim config schema` lists all settings{lines}"
-        )
+        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+        super().__init__(f"configuration: {count} to correct; `virtshim config schema` lists all settings{lines}")
         self.faults = faults
 
 

@@ -88,11 +88,11 @@ __all__ = [
     "OfferedResource", "Paths", "Proxy", "Settings", "Shares", "Streaming", "Tapmanager", "Tracing", "Vm", "Volumes",
 ]  # fmt: skip
 
-CONFIG_DEFAULT_FILE = toml_files.DEFAULT_FILE
+DEFAULT_FILE = toml_files.DEFAULT_FILE
 
 
 class Settings(Section):
-    """All settings, frozen. `config_load` builds it."""
+    """All settings, frozen. `load_settings` builds it."""
 
     paths: Paths = Paths()
     cri: Cri = Cri()
@@ -167,15 +167,15 @@ class Loaded:
         return next((place for other, place in self.layers.places.items() if other[: len(key)] == key), "")
 
 
-def config_load(file: str | None = None) -> Settings:
+def load_settings(file: str | None = None) -> Settings:
     """Reads the settings file, its drop-ins and the environment. `file` or one of its drop-ins must exist; None means the
     default file, which may be missing. Raises BadConfiguration, which names every bad key."""
-    return config_read(file).settings
+    return read_settings(file).settings
 
 
-def config_read(file: str | None = None, environ: Mapping[str, str] = os.environ) -> Loaded:
-    """Like `config_load`, with the sources of the settings."""
-    path = file or CONFIG_DEFAULT_FILE
+def read_settings(file: str | None = None, environ: Mapping[str, str] = os.environ) -> Loaded:
+    """Like `load_settings`, with the sources of the settings."""
+    path = file or DEFAULT_FILE
     layers = toml_files.read(path, must_be_there=file is not None)
     faults = layers.faults + environment_misspelt(environ, list(keys_of(Settings)))
     for values, places in environment_layer(environ, Settings.model_fields, faults):
@@ -189,7 +189,7 @@ def config_read(file: str | None = None, environ: Mapping[str, str] = os.environ
     return Loaded(settings, layers, path)
 
 
-def config_merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+def merged_settings(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
     """Merges `high` over `low`, table by table."""
     layers = Layers(low)
     layers.lay(high, {})

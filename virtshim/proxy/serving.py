@@ -28,7 +28,7 @@ from virtshim.proxy.measuring import OTHER, ProxyMeter, ProxyTracer, Uncounted, 
 from virtshim.proxy.pending import PendingConfigs
 from virtshim.proxy.routes import Routes
 from virtshim.proxy.wire import METHODS, Method, Shape
-from virtshim.system.daemon import sdnotify_notify, sdnotify_watchdog_interval
+from virtshim.system.daemon import notify_systemd, watchdog_interval
 from virtshim.system.grpc_socket import SocketLock, listen
 
 if TYPE_CHECKING:
@@ -230,9 +230,9 @@ async def _serve(plan: Plan, reload: Callable[[], None]) -> None:
         await server.start()
         pending.resume(backends)
         log.info("proxy.serving", socket=plan.socket, runtimes=[one.name for one in plan.routes.runtimes])
-        sdnotify_notify("READY=1", "STATUS=serving")
+        notify_systemd("READY=1", "STATUS=serving")
         await _wait(stopping)
-        sdnotify_notify("STOPPING=1")
+        notify_systemd("STOPPING=1")
     finally:
         await server.stop(_DRAIN)
         await pending.close()
@@ -275,9 +275,9 @@ def _meter(address: str, backends: Sequence[Backend]) -> tuple[ProxyMeter, Metri
 
 async def _wait(stopping: asyncio.Event) -> None:
     """Feeds systemd's watchdog from the loop that serves; a stuck one stops feeding it."""
-    interval = sdnotify_watchdog_interval()
+    interval = watchdog_interval()
     while not stopping.is_set():
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(interval / 2 if interval else None):
                 await stopping.wait()
-        sdnotify_notify("WATCHDOG=1")
+        notify_systemd("WATCHDOG=1")

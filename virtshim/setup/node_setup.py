@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from virtshim.config.settings import CONFIG_DEFAULT_FILE, Settings, config_merged
+from virtshim.config.settings import DEFAULT_FILE, Settings, merged_settings
 from virtshim.devices.host_files import HostFiles
 from virtshim.model.errors import Aborted, InvalidRequest, PermissionRefused, ShimError, WrongState
 from virtshim.setup import changes as files_of
@@ -285,17 +285,15 @@ def _once(*units: str) -> tuple[str, ...]:
 
 def _own_settings(files: HostFiles) -> OwnSettings:
     """The settings in the operator's files, without files that setup wrote. Raises InvalidRequest."""
-    documents = [path for path in (CONFIG_DEFAULT_FILE,) if files.exists(path)]
-    documents += [
-        f"{CONFIG_DEFAULT_FILE}.d/{name}" for name in files.names(f"{CONFIG_DEFAULT_FILE}.d") if name.endswith(".toml")
-    ]
+    documents = [path for path in (DEFAULT_FILE,) if files.exists(path)]
+    documents += [f"{DEFAULT_FILE}.d/{name}" for name in files.names(f"{DEFAULT_FILE}.d") if name.endswith(".toml")]
     values: dict[str, Any] = {}
     has_file = False
     for path in documents:
         try:
             document = tomllib.loads(files.content(path, _MOST).decode())
-            has_file = has_file or (path == CONFIG_DEFAULT_FILE and bool(document))
-            values = config_merged(values, document)
+            has_file = has_file or (path == DEFAULT_FILE and bool(document))
+            values = merged_settings(values, document)
         except (ShimError, tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
             raise InvalidRequest(f"{path}: {exc}; correct the file first") from exc
     try:
@@ -303,6 +301,6 @@ def _own_settings(files: HostFiles) -> OwnSettings:
     except ValidationError as exc:
         fault = exc.errors(include_url=False)[0]
         where = ".".join(str(part) for part in fault["loc"])
-        raise InvalidRequest(f"{CONFIG_DEFAULT_FILE}: {where}: {fault['msg']}; correct the file first") from exc
+        raise InvalidRequest(f"{DEFAULT_FILE}: {where}: {fault['msg']}; correct the file first") from exc
     said = {f"{table}.{key}" for table, keys in values.items() if isinstance(keys, dict) for key in keys}
     return OwnSettings(settings, frozenset(said), has_file)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from virtshim.config.settings import CONFIG_DEFAULT_FILE, Settings
+from virtshim.config.settings import DEFAULT_FILE, Settings
 from virtshim.model.layout import share_dir
 from virtshim.neighbours.kubelet import ENVIRONMENTS
 from virtshim.neighbours.runtimes import RuntimeSetup
@@ -25,7 +25,7 @@ _PROFILES: Final = tuple(f"{APPARMOR}/{part}{name}" for part in ("", "local/") f
 EDITED: Final = (LIBVIRTD, VIRTQEMUD, QEMU, *GUESTS, *ENVIRONMENTS, *_PROFILES)
 # containerd's default.
 _UNSAID: Final = "cgroupfs"
-_PROXY_FILE: Final = f"{CONFIG_DEFAULT_FILE}.d/proxy.toml"
+_PROXY_FILE: Final = f"{DEFAULT_FILE}.d/proxy.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE", had_taint: b
     choices = [one for one in _choices(facts, driver, driver_why) if one.key not in own.said]
     files = [
         PlannedFile(
-            CONFIG_DEFAULT_FILE, _toml(choices).encode(), "settings that differ from the defaults", keeps=own.has_file
+            DEFAULT_FILE, _toml(choices).encode(), "settings that differ from the defaults", keeps=own.has_file
         ),
         PlannedFile(RUNTIME_CLASS, texts.RUNTIME_CLASS.encode(), "for kubectl apply, once per cluster"),
         PlannedFile("/etc/crictl.yaml", texts.crictl(socket).encode(), "crictl calls the same socket as kubelet"),
@@ -127,8 +127,7 @@ def _tables(keys: Collection[str]) -> set[str]:
 def _unsaid(choices: Sequence[Choice]) -> list[str]:
     """Problems: settings that are missing in a file that belongs to the operator."""
     return [
-        f"{CONFIG_DEFAULT_FILE} is your own file; add {one.key} = {json.dumps(one.value)} to it ({one.why})"
-        for one in choices
+        f"{DEFAULT_FILE} is your own file; add {one.key} = {json.dumps(one.value)} to it ({one.why})" for one in choices
     ]
 
 

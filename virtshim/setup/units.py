@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from virtshim.config.settings import CONFIG_DEFAULT_FILE
+from virtshim.config.settings import DEFAULT_FILE
 from virtshim.model.errors import InternalError, ShimError
 from virtshim.setup.facts import UNITS, NodeFacts
 from virtshim.system import machine, process
@@ -37,7 +37,7 @@ def pending(changed: Collection[str], facts: NodeFacts, *, unmasked: Sequence[st
     # An unmasked socket of libvirt opens when libvirt starts.
     if facts.libvirt and (unmasked or {LIBVIRTD, VIRTQEMUD, QEMU} & {*changed}):
         found.append(("try-restart", f"{facts.libvirt}.service"))
-    if CONFIG_DEFAULT_FILE in changed or _below(f"{CONFIG_DEFAULT_FILE}.d", changed):
+    if DEFAULT_FILE in changed or _below(f"{DEFAULT_FILE}.d", changed):
         found += [("try-restart", unit) for unit in UNITS if unit in facts.units]
     return found
 

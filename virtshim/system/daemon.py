@@ -23,7 +23,7 @@ from typing import Final
 _TIMEOUT = 0.5
 
 
-def sdnotify_notify(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
+def notify_systemd(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Sends `lines`, each `KEY=value`, as one message to NOTIFY_SOCKET. True if somebody took it: the daemon's work never
     depends on that, so nothing is raised for a listener that is gone. Line breaks inside a line become spaces."""
     address = environ.get("NOTIFY_SOCKET", "")
@@ -40,7 +40,7 @@ def sdnotify_notify(*lines: str, environ: Mapping[str, str] = os.environ) -> boo
     return True
 
 
-def sdnotify_watchdog_interval(environ: Mapping[str, str] = os.environ) -> float | None:
+def watchdog_interval(environ: Mapping[str, str] = os.environ) -> float | None:
     """Seconds within which WATCHDOG=1 must come, or systemd kills the daemon; None if no watchdog runs for this process.
     Tell it twice as often."""
     try:

@@ -11,7 +11,7 @@ from podclient import PodClient, wait_until
 from running_vm import MEMORY, Vm
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.config.settings import config_load
+from virtshim.config.settings import load_settings
 from virtshim.preflight.node_facts import qemus
 from virtshim.store.read_only import read_running
 
@@ -64,7 +64,7 @@ def test_numbers_of_a_vm_follow_what_it_does(vm: Vm):
     # What `virtshim check` measures: the guest's memory is not in it, and QEMU's program, heap and translated code are.
     ((_, container_record),) = read_running(f"{node.directory}/state/state.db")
     assert container_record.id.value == container
-    (measured,), trouble = qemus(config_load(f"{node.directory}/config.toml"))
+    (measured,), trouble = qemus(load_settings(f"{node.directory}/config.toml"))
     assert (trouble, measured.declared) == ("", 0)
     assert measured.taken is not None
     assert 16 * MIB < measured.taken < 256 * MIB

@@ -13,7 +13,7 @@ import pytest
 
 from tapmanager import settings as tapmanager_settings
 from virtshim.cli.setup import SetupOptions, setup_command
-from virtshim.config.settings import Settings, config_load
+from virtshim.config.settings import Settings, load_settings
 from virtshim.devices.host_files import HostFiles
 from virtshim.model.errors import Aborted, DeadlineExceeded, InternalError, InvalidRequest
 from virtshim.neighbours import kubelet
@@ -117,7 +117,7 @@ def test_a_node_of_kubeadm_with_containerd_is_set_up_and_taken_back_exactly(
     assert found.fields["containerRuntimeEndpoint"].value == "unix:///run/virtshim/proxy.sock"
     assert found.flags["node-labels"].value == "virtshim.io/vms=true"
     file = str(root / "etc/virtshim/config.toml")
-    assert config_load(file) == Settings(vm={"require_overhead": True})
+    assert load_settings(file) == Settings(vm={"require_overhead": True})
     assert tapmanager_settings.load(["--config", file]) == tapmanager_settings.load([])
     assert (root / "etc/systemd/system/multi-user.target.wants/virtshim-proxy.service").is_symlink()
 

@@ -18,7 +18,7 @@ from virtshim.app.adapters import image_settings, stream_limits
 from virtshim.app.reload import LiveSettings, Reload, changed, is_reloaded, with_reloaded
 from virtshim.app.serve import OWN
 from virtshim.config.faults import dotted, keys_of, table_in
-from virtshim.config.settings import Settings, config_load
+from virtshim.config.settings import Settings, load_settings
 from virtshim.images.filestore import ImageFileStore
 from virtshim.model.errors import InvalidRequest, ResourceExhausted
 from virtshim.streaming.room import StreamLimits, StreamRoom
@@ -42,7 +42,7 @@ def used() -> list[Settings]:
 
 @pytest.fixture
 def reload(file: Path, used: list[Settings]) -> Reload:
-    return Reload(str(file), config_load(str(file)), used.append, OWN)
+    return Reload(str(file), load_settings(str(file)), used.append, OWN)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_each_signal_is_one_reload_and_one_that_breaks_does_not_end_them(file: P
             raise RuntimeError("broken")
 
     asked: queue.SimpleQueue[None] = queue.SimpleQueue()
-    Reload(str(file), config_load(str(file)), use, OWN).start(asked)
+    Reload(str(file), load_settings(str(file)), use, OWN).start(asked)
     for vcpus in (3, 4):
         file.write_text(f"[vm]\nmax_vcpus = {vcpus}\n")
         asked.put(None)

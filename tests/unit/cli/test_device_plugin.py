@@ -16,7 +16,7 @@ from fakes.kubelet import FakeKubelet
 from fakes.sysfs import BRIDGE, NVME, FakeSysfs
 
 from virtshim.cli.device_plugin import candidates, device_plugin_command, pool_of
-from virtshim.config.settings import Settings, config_load
+from virtshim.config.settings import Settings, load_settings
 from virtshim.devices.function_health import AerCounts, FunctionHealth
 from virtshim.devices.pools import Pool, offers
 from virtshim.devices.values import DeviceCondition, PciAddress
@@ -32,7 +32,7 @@ def directory() -> Iterator[Path]:
 
 def settings_with(tmp_path: Path, text: str) -> Settings:
     (tmp_path / "c.toml").write_text(text)
-    return config_load(str(tmp_path / "c.toml"))
+    return load_settings(str(tmp_path / "c.toml"))
 
 
 def health_of(sysfs: FakeSysfs, *conditions: DeviceCondition) -> FunctionHealth:

@@ -92,7 +92,7 @@ def test_a_bad_configuration_is_told_without_a_traceback(
         command.main(["config", "show", "--config", str(file)])
     assert ended.value.code == 78
     said = capsys.readouterr().err
-    assert said.startswith("virtshim: configuration: 1 to correct")
+    assert said.startswith("virtshim: configuration: 1 fault to correct")
     assert f"{file}:2: vm.max_vcpu: there is no such setting; did you mean vm.max_vcpus?" in said
     assert said.count("\n") == 2
 

@@ -24,7 +24,7 @@ from virtshim.cli.node_dir import (
     write_node,
 )
 from virtshim.cli.up import take_lock
-from virtshim.config.settings import config_load
+from virtshim.config.settings import load_settings
 from virtshim.model.errors import InvalidRequest, NotFound, WrongState
 from virtshim.system.files import lock_holder
 
@@ -250,4 +250,4 @@ def test_settings_that_cannot_be_used_leave_those_from_before(short: Path) -> No
     good = write_node(node, NodeOptions(node.path, domain_type="qemu"))
     with pytest.raises(InvalidRequest, match="domain_type"):
         write_node(node, bad)
-    assert config_load(node.config_file) == good
+    assert load_settings(node.config_file) == good

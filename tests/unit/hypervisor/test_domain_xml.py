@@ -360,12 +360,12 @@ def _golden_names() -> set[str]:
 def _emitted_names() -> set[str]:
     """Every element and attribute name that the builders' source can emit: Element, SubElement, _text, _qemu and set."""
     found: set[str] = set()
-    package = PROJECT / "virtshim" / "hypervisor"
+    package = PROJECT / "virtshim" / "vm"
     for path in [
         package / "domain_xml.py",
         package / "ownership.py",
         package / "cpu_query.py",
-        *(package / "devices").glob("*.py"),
+        *(package / "elements").glob("*.py"),
     ]:
         for call in ast.walk(ast.parse(path.read_text())):
             if not isinstance(call, ast.Call):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from virtshim.cli.proxy import proxy_command, routes
-from virtshim.config.settings import Settings, config_load
+from virtshim.config.settings import Settings, load_settings
 from virtshim.model.errors import InvalidRequest
 
 PRIMARY = '[proxy.primary]\nsocket = "/run/crio/crio.sock"\nname = "crio"\n'
@@ -14,7 +14,7 @@ PRIMARY = '[proxy.primary]\nsocket = "/run/crio/crio.sock"\nname = "crio"\n'
 def loaded(path: Path, text: str) -> Settings:
     file = path / "config.toml"
     file.write_text(text)
-    return config_load(str(file))
+    return load_settings(str(file))
 
 
 def test_without_settings_containerd_and_this_nodes_virtshim_are_behind_it() -> None:

@@ -115,10 +115,10 @@ def look_at(config: str | None, node_directory: str | None) -> Node:
     file = f"{directory}/config.toml" if directory else config
     trouble = ""
     try:
-        settings = settings_table.config_load(file)
+        settings = settings_table.load_settings(file)
     except ShimError as exc:
         settings, trouble = _defaults(directory), str(exc)
-    return Node(settings, file or settings_table.CONFIG_DEFAULT_FILE, Secrets(), directory, trouble)
+    return Node(settings, file or settings_table.DEFAULT_FILE, Secrets(), directory, trouble)
 
 
 def _defaults(directory: str) -> settings_table.Settings:
