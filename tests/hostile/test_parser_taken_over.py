@@ -293,11 +293,10 @@ def test_a_verdict_is_worth_nothing_without_qemu_imgs_findings(web, store, false
 
 def test_a_child_ends_when_virtshim_is_killed() -> None:
     code = (
-        "import time\n"
-        "from virtshim.images.confinement import account, command, Bounds\n"
-        "from virtshim.system.process import piped\n"
-        "with piped(command('layers', account(), Bounds(1 << 29, 60))) as child:\n"
-        "    print(child._child.pid, flush=True)\n"
+        "import os, time\n"
+        "from virtshim.images.confinement import account, Bounds, ConfinedChild\n"
+        "with ConfinedChild(account()).unpack(Bounds(1 << 29, 60)):\n"
+        "    print(open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read(), flush=True)\n"
         "    time.sleep(600)\n"
     )
     parent = subprocess.Popen(

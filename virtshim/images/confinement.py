@@ -11,17 +11,24 @@ import importlib.util
 import os
 import pwd
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from virtshim.model.errors import InternalError
+from virtshim.system.process import Finished, Piped, piped, run
 
 OWN_USER: Final = "virtshim-parser"
 """Made by systemd-sysusers."""
 
+MOST_OUTPUT: Final = 1 << 16
+"""Bytes that are read of what qemu-img says."""
+
 _FALLBACK: Final = "nobody"
+_JUDGING_TIMEOUT = 60.0
 ROOT = str(Path(__file__).resolve().parents[2])
 # No site-packages, nothing from the environment: the standard library, what lies below the one directory, zlib-ng, and zstd, a
 # part of the standard library from Python 3.14 on.
@@ -75,3 +82,35 @@ def _packages() -> str:
     """The directory in which the child finds zlib-ng and zstd."""
     found = importlib.util.find_spec("zlib_ng")
     return str(Path(found.origin).parents[1]) if found and found.origin else ROOT
+
+
+class Parser(Protocol):
+    """Reads strangers' files, within `bounds`. The daemon's is `ConfinedChild`; most tests have one in their own process."""
+
+    def unpack(self, bounds: Bounds) -> AbstractContextManager[Piped]:
+        """Starts what takes layers and answers with the disk in them, in the frames of `virtshim.images.confined.frames`. Raises
+        InternalError if it does not start."""
+
+    def judge(self, descriptor: int, bounds: Bounds, cancelled: threading.Event | None) -> Finished:
+        """The verdict on an open file, one line, then what `qemu-img info` says of it, as JSON. Raises DeadlineExceeded if it
+        takes too long or is cancelled, InternalError if it does not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfinedChild:
+    """Implements `Parser`: each file gets a child of its own, which runs as `user`."""
+
+    user: Account
+
+    def unpack(self, bounds: Bounds) -> AbstractContextManager[Piped]:
+        return piped(command("layers", self.user, bounds))
+
+    def judge(self, descriptor: int, bounds: Bounds, cancelled: threading.Event | None) -> Finished:
+        return run(
+            command("judge", self.user, bounds, descriptor),
+            name="qemu-img",
+            timeout=_JUDGING_TIMEOUT,
+            pass_fds=(descriptor,),
+            cancelled=cancelled,
+            output_limit=MOST_OUTPUT,
+        )

@@ -25,7 +25,7 @@ from pathlib import Path
 import structlog
 
 from virtshim.images import file_source, http_source, oci_source
-from virtshim.images.confinement import Account, account
+from virtshim.images.confinement import Account, ConfinedChild, Parser, account
 from virtshim.images.connect import ForbiddenNetworks
 from virtshim.images.disk_writer import OUT_OF_SPACE
 from virtshim.images.downloads.places import Ground, Landing, Partials
@@ -87,11 +87,16 @@ class ImageFileStore:
     """Implements `virtshim.images.ports.ImageFiles`. Safe to use from many threads; one process owns the directory."""
 
     def __init__(
-        self, directory: str, settings: ImageSettings, readers: Callable[[], int | None] = lambda: None
+        self,
+        directory: str,
+        settings: ImageSettings,
+        readers: Callable[[], int | None] = lambda: None,
+        parser: Callable[[Account], Parser] = ConfinedChild,
     ) -> None:
         """`readers`: the group that alone may read disks beside root: root's own, or that of all QEMUs where these open them
-        themselves; None: there is none, and all may."""
+        themselves; None: there is none, and all may. `parser`: makes what reads downloaded files as that user."""
         self._readers = readers
+        self._make_parser = parser
         self._root = Path(directory)
         self._files = self._root / "sha256"
         self._incoming = self._root / "incoming"
@@ -173,7 +178,7 @@ class ImageFileStore:
         # Who judges it may read it; nobody else finds it here.
         path.chmod(0o644)
         try:
-            verify(str(path), str(name), self._settings.max_bytes, self._reader, cancelled)
+            verify(str(path), str(name), self._settings.max_bytes, self._parser, cancelled)
         except InvalidRequest as exc:
             if pulled.may_be_file:
                 raise _FileAfterAll(str(exc)) from exc
@@ -267,7 +272,7 @@ class ImageFileStore:
         ):
             if self._settings.pull_timeout:
                 watch.limit(self._settings.pull_timeout)
-            unpacking = Unpacking(self._settings.max_bytes, self._reader, watch.check, watch.progressed)
+            unpacking = Unpacking(self._settings.max_bytes, self._parser, watch.check, watch.progressed)
             if isinstance(location, FileLocation):
                 return file_source.copy(location, self._settings.file_dirs, landing, unpacking, watch.progressed)
             if isinstance(location, HttpLocation):
@@ -311,9 +316,9 @@ class ImageFileStore:
             return *judged_before(file.read(FIRST_BYTES), size), size
 
     @property
-    def _reader(self) -> Account:
-        """Looked up each time: it may have been made since."""
-        return account(self._settings.parser_user)
+    def _parser(self) -> Parser:
+        """Its user is looked up each time: it may have been made since."""
+        return self._make_parser(account(self._settings.parser_user))
 
     def _stored_before(self, identity: str) -> ImageDigest | None:
         """With all that came with it."""

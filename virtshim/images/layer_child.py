@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 from virtshim.images.confined import frames
 from virtshim.images.confined.frames import ALWAYS, DEFAULT_PLACE, RATIO
-from virtshim.images.confinement import Account, Bounds, command
+from virtshim.images.confinement import Bounds, Parser
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.kernels import ArrivingBoot
 from virtshim.images.trees.writer import TreeWriter
 from virtshim.model.errors import DeadlineExceeded, InternalError, InvalidRequest, ShimError
 from virtshim.model.text import printable_text
-from virtshim.system.process import Finished, Piped, piped
+from virtshim.system.process import Finished, Piped
 
 _MEMORY = 512 << 20
 LEAST_CPU_SECONDS = 60
@@ -52,11 +52,11 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Unpacking:
-    """How an image's layers are unpacked. No layer may have more than `max_bytes` when it is; `check` raises when the pull must
-    end; `file_made` is told of each file: many small ones keep a source waiting."""
+    """How an image's layers are unpacked. `parser` reads them; no unpacked layer may have more than `max_bytes`; `check` raises
+    when the pull must end; `file_made` is told of each file: many small ones keep a source waiting."""
 
     max_bytes: int
-    user: Account
+    parser: Parser
     check: Callable[[], None]
     file_made: Callable[[], None] = lambda: None
 
@@ -80,7 +80,7 @@ class Unpacking:
         InvalidRequest if there is neither, and no other files, or they are damaged, and what a layer's download, the disk and
         the tree raise."""
         bounds = self.bounds(packed)
-        with piped(command("layers", self.user, bounds)) as child, selectors.DefaultSelector() as selector:
+        with self.parser.unpack(bounds) as child, selectors.DefaultSelector() as selector:
             tell = (self.check, self.file_made)
             exchange = _Exchange(image, child, selector, _Arriving(disk, boot, tree), tell, bounds)
             exchange.send(frames.BEGIN, frames.words(image, str(self.max_bytes), place))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from virtshim.images.confined.frames import CANNOT_CONFINE
-from virtshim.images.confinement import Account, Bounds, command
+from virtshim.images.confinement import MOST_OUTPUT, Account, Bounds, Parser, command
 from virtshim.model.errors import InternalError, InvalidRequest
 from virtshim.model.image import DiskFormat
 from virtshim.model.text import printable_text
@@ -117,8 +117,6 @@ def _unusable(image: str, why: str, remedy: str) -> InvalidRequest:
 
 # Reading a header takes milliseconds and a few megabytes; what takes more was made to.
 BOUNDS = Bounds(memory=1 << 30, cpu_seconds=20)
-_TIMEOUT = 60.0
-_MAX_OUTPUT = 1 << 16
 # The slowest device gets the largest image in that time; kubelet's repeated calls join the first meanwhile.
 _COPY_BOUNDS = Bounds(memory=4 << 30, cpu_seconds=6 * 3600)
 _COPY_TIMEOUT = 6 * 3600.0
@@ -128,12 +126,12 @@ _PATH = re.compile(r"/proc/self/fd/\d+")
 
 
 def verify(
-    path: str, image: str, max_bytes: int, user: Account, cancelled: threading.Event | None = None
+    path: str, image: str, max_bytes: int, parser: Parser, cancelled: threading.Event | None = None
 ) -> tuple[DiskFormat, int]:
-    """Format and guest-visible bytes of the file at `path`, which `user` must be allowed to read; `image` names it in error
-    texts. Raises InvalidRequest if it may not become a disk or cannot be read within its limits, InternalError if somebody
+    """Format and guest-visible bytes of the file at `path`, which the parser's user must be allowed to read; `image` names it in
+    error texts. Raises InvalidRequest if it may not become a disk or cannot be read within its limits, InternalError if somebody
     killed the child: the image is not to blame for that."""
-    done = _judged(path, user, cancelled)
+    done = _judged(path, parser, cancelled)
     verdict, _, findings = done.stdout.partition(b"\n")
     found = _verdict(verdict, image) if verdict else None
     if done.returncode != 0:
@@ -155,7 +153,7 @@ def qemu_img_copy_to_device(path: str, kind: DiskFormat, device: int, at: int) -
             name="qemu-img convert",
             timeout=_COPY_TIMEOUT,
             pass_fds=(descriptor, device),
-            output_limit=_MAX_OUTPUT,
+            output_limit=MOST_OUTPUT,
         )
     finally:
         os.close(descriptor)
@@ -163,17 +161,10 @@ def qemu_img_copy_to_device(path: str, kind: DiskFormat, device: int, at: int) -
         raise InternalError(f"the image cannot be copied by qemu-img: {_PATH.sub('it', done.summary())}")
 
 
-def _judged(path: str, user: Account, cancelled: threading.Event | None) -> Finished:
+def _judged(path: str, parser: Parser, cancelled: threading.Event | None) -> Finished:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        return run(
-            command("judge", user, BOUNDS, descriptor),
-            name="qemu-img",
-            timeout=_TIMEOUT,
-            pass_fds=(descriptor,),
-            cancelled=cancelled,
-            output_limit=_MAX_OUTPUT,
-        )
+        return parser.judge(descriptor, BOUNDS, cancelled)
     finally:
         os.close(descriptor)
 

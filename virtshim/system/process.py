@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import selectors
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -93,23 +94,12 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class Piped:
-    """A program that runs: `feed` is its standard input, `answers` its standard output, neither blocks."""
+    """A program that runs: `feed` is its standard input, `answers` its standard output, neither blocks. `end` waits so many
+    seconds for the program's end, then kills it."""
 
     feed: int
     answers: int
-    _child: subprocess.Popen[bytes]
-
-    def end(self, timeout: float) -> Finished:
-        """Waits for its end, and kills it if that does not come in time."""
-        try:
-            self._child.wait(timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._child.pid, signal.SIGKILL)
-            self._child.wait()
-        assert self._child.stderr is not None
-        said = _Captured(_CHUNK, bytearray())
-        _drain(self._child.stderr.fileno(), said, chunks=_PIPE_CHUNKS)
-        return Finished(self._child.returncode, b"", bytes(said.data))
+    end: Callable[[float], Finished]
 
 
 @contextlib.contextmanager
@@ -126,13 +116,25 @@ def piped(argv: Sequence[str]) -> Iterator[Piped]:
         for stream in (child.stdin, child.stdout):
             with contextlib.suppress(OSError):  # root may; fs.pipe-user-pages-soft holds others
                 fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _WIDE_PIPE)
-        yield Piped(child.stdin.fileno(), child.stdout.fileno(), child)
+        yield Piped(child.stdin.fileno(), child.stdout.fileno(), functools.partial(_ended, child))
     finally:
         if child.returncode is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
         for stream in (child.stdin, child.stdout, child.stderr):
             stream.close()
+
+
+def _ended(child: subprocess.Popen[bytes], timeout: float) -> Finished:
+    try:
+        child.wait(timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    assert child.stderr is not None
+    said = _Captured(_CHUNK, bytearray())
+    _drain(child.stderr.fileno(), said, chunks=_PIPE_CHUNKS)
+    return Finished(child.returncode, b"", bytes(said.data))
 
 
 def _started(

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtshim.images.confined.header import Unusable, judge_bytes
-from virtshim.images.confinement import account
+from virtshim.images.confinement import ConfinedChild, account
 from virtshim.images.verify import FIRST_BYTES, DiskInfo, judge_info, judged_before, parse_info, verify
 from virtshim.model.errors import InternalError, InvalidRequest, ShimError
 from virtshim.model.image import DiskFormat
 
 LIMIT = 1 << 40
-READER = account()
+PARSER = ConfinedChild(account())
 
 
 def seen_by_qemu_img(path: Path) -> DiskInfo:
@@ -33,7 +33,7 @@ def seen_by_qemu_img(path: Path) -> DiskInfo:
 def refused(path: Path, why: str) -> None:
     """By the whole check."""
     with pytest.raises(InvalidRequest, match=why) as caught:
-        verify(str(path), "host/img:1", LIMIT, READER)
+        verify(str(path), "host/img:1", LIMIT, PARSER)
     assert "'host/img:1'" in str(caught.value)
 
 
@@ -41,13 +41,13 @@ def refused(path: Path, why: str) -> None:
 def test_a_sound_qcow2_is_taken(tmp_path: Path, qemu_img: Callable[..., None], options: tuple[str, ...]) -> None:
     disk = tmp_path / "disk"
     qemu_img("create", "-f", "qcow2", *options, str(disk), "10M")
-    assert verify(str(disk), "x", LIMIT, READER) == (DiskFormat.QCOW2, 10 << 20)
+    assert verify(str(disk), "x", LIMIT, PARSER) == (DiskFormat.QCOW2, 10 << 20)
 
 
 def test_a_sound_raw_disk_is_taken(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.write_bytes(bytes(510) + b"\x55\xaa" + bytes(512))
-    assert verify(str(disk), "x", LIMIT, READER) == (DiskFormat.RAW, 1024)
+    assert verify(str(disk), "x", LIMIT, PARSER) == (DiskFormat.RAW, 1024)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_huge_disk_is_refused(tmp_path: Path, qemu_img: Callable[..., None]) -
     disk = tmp_path / "disk"
     qemu_img("create", "-f", "qcow2", str(disk), "3T")
     with pytest.raises(InvalidRequest, match=r"3298534883328 bytes.*images\.max_bytes"):
-        verify(str(disk), "x", 2 << 40, READER)
+        verify(str(disk), "x", 2 << 40, PARSER)
 
 
 def test_a_corrupt_mark_is_refused(tmp_path: Path, qcow2: bytes) -> None:
@@ -156,7 +156,7 @@ def test_a_damaged_qcow2_is_refused_in_qemu_imgs_words_without_our_path(tmp_path
     damaged[20:24] = b"\xff\xff\xff\xff"
     disk.write_bytes(damaged)
     with pytest.raises(InvalidRequest, match=r"cannot be read by qemu-img: .*luster") as caught:
-        verify(str(disk), "x", LIMIT, READER)
+        verify(str(disk), "x", LIMIT, PARSER)
     assert str(tmp_path) not in str(caught.value)
 
 
@@ -209,4 +209,4 @@ def test_a_cancelled_check_ends(tmp_path: Path, qcow2: bytes) -> None:
     disk.write_bytes(qcow2)
     cancelled.set()
     with pytest.raises(ShimError, match="gave up"):
-        verify(str(disk), "x", LIMIT, READER, cancelled)
+        verify(str(disk), "x", LIMIT, PARSER, cancelled)

@@ -1,4 +1,4 @@
-"""Which downloaded files may become a VM's disk, by their first and last bytes. Pure.
+"""Which downloaded files may become a VM's disk, by their first and last bytes.
 
 Images are hostile: a qcow2 can name any file of the host as its backing or data file, and a file can be made to look raw
 here and like something else to whoever probes it. So the header is judged before any program opens the file, qemu-img must
@@ -8,6 +8,7 @@ https://gitlab.com/qemu-project/qemu/-/blob/master/docs/interop/qcow2.rst
 
 from __future__ import annotations
 
+import os
 import struct
 
 # How much of the file's beginning and end `judge_bytes` wants to see.
@@ -52,6 +53,16 @@ _FOREIGN_TAILS = ((0, b"conectix", "a VHD", _CONVERT), (0, b"koly", "a DMG", _CO
 
 class Unusable(Exception):
     """The file may not become a disk; `str()` says why, and what to do, as the end of a sentence about it."""
+
+
+def verdict(descriptor: int) -> tuple[str, bool]:
+    """A line that says whether the open file may become a disk, and whether qemu-img is to see the file."""
+    size = os.fstat(descriptor).st_size
+    head, tail = os.pread(descriptor, HEAD_BYTES, 0), os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES))
+    try:
+        return f"format {judge_bytes(head, tail, size)}", True
+    except Unusable as exc:
+        return f"unusable {exc}", False
 
 
 def judge_bytes(head: bytes, tail: bytes, size: int) -> str:

@@ -161,8 +161,8 @@ _SMALL, _TOGETHER = 16 << 10, 64 << 10
 
 
 def serve(source: int, target: int) -> None:
-    """Reads frames from one descriptor, writes its own to the other, until DONE or REFUSED was written. Raises OSError if the
-    other end is gone."""
+    """Reads frames from one descriptor, writes its own to the other, until DONE or REFUSED was written. Raises EOFError if
+    virtshim does not go on, OSError if it does not listen."""
     frame_source, answers = _Source(source), _Answers(target)
     image, max_bytes, place = frames.parse_words(frame_source.expect(frames.BEGIN))
     try:
@@ -252,7 +252,7 @@ def verified(chunks: Iterator[bytes], diff: str, what: str) -> Iterator[bytes]:
 
 
 class _Source:
-    """Frames from virtshim. It ends the process when virtshim does not go on: nobody is there to be told."""
+    """Frames from virtshim. Raises EOFError when virtshim does not go on."""
 
     def __init__(self, descriptor: int) -> None:
         self._file = open(descriptor, "rb", buffering=frames.MOST, closefd=False)  # noqa: SIM115
@@ -283,7 +283,7 @@ class _Source:
     def _exactly(self, length: int) -> bytes:
         data = self._file.read(length)
         if len(data) != length:
-            os._exit(1)
+            raise EOFError("virtshim does not go on")
         return data
 
 

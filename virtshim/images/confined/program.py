@@ -19,7 +19,7 @@ import os
 import sys
 
 from virtshim.images.confined import frames
-from virtshim.images.confined.header import HEAD_BYTES, TAIL_BYTES, Unusable, judge_bytes
+from virtshim.images.confined.header import verdict
 from vmwrapper.confine import drop_privileges, kernel, landlock, seccomp
 
 TYPE_CHECKING = False
@@ -85,7 +85,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
     if do in _COPIES and not version:
         _fail("the kernel has no Landlock (Linux 5.13 or newer, landlock among the words of lsm= on its command line)")
     if serve is not None:
-        serve(0, 1)
+        try:
+            serve(0, 1)
+        except EOFError:  # nobody is there to be told
+            os._exit(1)
     elif do in _COPIES:
         _copy(do, descriptor, target, at)
     elif do == "judge":
@@ -126,15 +129,10 @@ def _paths(descriptor: int, target: int) -> Iterable[tuple[str, int]]:
 
 def _judge(descriptor: int) -> None:
     """One line, the header's verdict, is written before qemu-img sees the file; what follows it is qemu-img's."""
-    size = os.fstat(descriptor).st_size
-    head, tail = os.pread(descriptor, HEAD_BYTES, 0), os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES))
-    try:
-        found = judge_bytes(head, tail, size)
-    except Unusable as exc:
-        os.write(1, f"unusable {exc}\n".encode())
-        return
-    os.write(1, f"format {found}\n".encode())
-    _become_qemu_img("info", "--output=json", f"/proc/self/fd/{descriptor}")
+    line, is_usable = verdict(descriptor)
+    os.write(1, f"{line}\n".encode())
+    if is_usable:
+        _become_qemu_img("info", "--output=json", f"/proc/self/fd/{descriptor}")
 
 
 def _copy(kind: str, descriptor: int, target: int, at: int) -> NoReturn:
