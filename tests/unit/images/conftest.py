@@ -1,4 +1,5 @@
-"""A web server and a registry that do as each test tells them; small disks made by qemu-img."""
+"""A web server and a registry that do as each test tells them; small disks made by qemu-img. A thread of the tests'
+process reads the images; `confined_store` starts the confined child for each, as the daemon does."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.parser import ParserThread
 from fakes.registry import FakeRegistry, tar
 from fakes.webserver import LOOPBACK, WebServer, serving
 
@@ -49,7 +51,8 @@ def qcow2(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @pytest.fixture
 def make_store(tmp_path: Path) -> Callable[..., ImageFileStore]:
     def make(**settings: Any) -> ImageFileStore:
-        store = ImageFileStore(str(tmp_path / "images"), ImageSettings(**{"insecure_registries": LOOPBACK, **settings}))
+        chosen = ImageSettings(**{"insecure_registries": LOOPBACK, **settings})
+        store = ImageFileStore(str(tmp_path / "images"), chosen, parser=ParserThread)
         store.sweep()
         return store
 
@@ -59,6 +62,13 @@ def make_store(tmp_path: Path) -> Callable[..., ImageFileStore]:
 @pytest.fixture
 def store(make_store: Callable[..., ImageFileStore]) -> ImageFileStore:
     return make_store()
+
+
+@pytest.fixture
+def confined_store(tmp_path: Path) -> ImageFileStore:
+    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(insecure_registries=LOOPBACK))
+    store.sweep()
+    return store
 
 
 @pytest.fixture(autouse=True)

@@ -594,7 +594,7 @@ PACKED = pytest.param(("/disk.qcow2.gz", gzip.compress(os.urandom(200_000))), id
 
 @pytest.mark.parametrize("file", [pytest.param(None, id="file"), PACKED], indirect=True)
 def test_a_pull_that_fails_leaves_no_thread_whoever_holds_its_error(
-    file: Source, store, hanging, monkeypatch: pytest.MonkeyPatch
+    file: Source, confined_store, hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         if len(parts(file)) >= parallel.CONNECTIONS:
@@ -605,7 +605,7 @@ def test_a_pull_that_fails_leaves_no_thread_whoever_holds_its_error(
     # What is packed goes to the child first.
     monkeypatch.setattr(frames, "head", lambda kind, size: full() or head(kind, size))
     with pytest.raises(ResourceExhausted, match="no room is left") as caught:
-        fetch(store, file)
+        fetch(confined_store, file)
     assert not [one for one in threading.enumerate() if one.name.startswith("image-pull")]
     del caught
 
