@@ -93,16 +93,7 @@ def create_container(
         clock=a.clock,
         locks=locks,
         inflight=Inflight[ContainerId](),
-        admission=Admission(
-            records=a.records,
-            claims=devices.claims,
-            sizes=live.sizes,
-            free_hugepages=machine.free_hugepages,
-            volumes=volumes,
-            volume_disks=VolumeDisks(a.volumes.disks),
-            cluster=a.network.cluster,
-            image_volumes=ImageVolumes(images, a.files.images),
-        ),
+        admission=_admission(live, a, images, exits),
         new_records=ContainerRecords(
             records=a.records,
             hypervisor=a.vm.hypervisor,
@@ -118,6 +109,19 @@ def create_container(
         ),
         steps=steps,
         start_ups=start_ups,
+    )
+
+
+def _admission(live: LiveSettings, a: Adapters, images: ImageService, exits: ExitRecorder) -> Admission:
+    return Admission(
+        records=a.records,
+        claims=exits.parts.devices.claims,
+        sizes=live.sizes,
+        free_hugepages=machine.free_hugepages,
+        volumes=exits.parts.volumes,
+        volume_disks=VolumeDisks(a.volumes.disks),
+        cluster=a.network.cluster,
+        image_volumes=ImageVolumes(images, a.files.images),
     )
 
 
