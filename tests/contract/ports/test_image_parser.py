@@ -180,9 +180,18 @@ def test_a_disk_is_refused_by_its_header_or_by_qemu_img(parser: Parser, tmp_path
         assert "/proc" not in str(caught.value)
 
 
-def test_a_cancelled_check_ends(parser: Parser, tmp_path: Path) -> None:
+def test_qemu_img_does_not_see_a_disk_that_its_header_refuses(parser: Parser, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.write_bytes(b"KDMV" + DISK)
+    with disk.open("rb") as file:
+        done = parser.judge(file.fileno(), BOUNDS, NEVER)
+    assert (done.returncode, done.stdout.count(b"\n"), done.stderr) == (0, 1, b"")
+
+
+@pytest.mark.parametrize("begin", [b"", b"KDMV"], ids=["sound", "refused"])
+def test_a_cancelled_check_ends(parser: Parser, tmp_path: Path, begin: bytes) -> None:
     disk, cancelled = tmp_path / "disk", threading.Event()
-    disk.write_bytes(DISK)
+    disk.write_bytes(begin + DISK)
     cancelled.set()
     with pytest.raises(DeadlineExceeded, match="gave up"):
         verify(str(disk), "x", LARGEST, parser, cancelled)
