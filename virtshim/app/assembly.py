@@ -178,7 +178,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         stop_container=stop_container,
         checkpoint_container=_checkpoints(settings, a, locks, freezer),
         remove_container=remove_container,
-        exec_command=ExecCommand(a.records, a.guest.agents, live.commands, a.clock, live.agent_timeout, guest_set_up),
+        exec_command=_exec_command(live, a, guest_set_up),
         reopen_container_log=ReopenContainerLog(parts.logs),
         usage=usage(a, parts.devices, live.commands),
         streaming=a.network.streaming,
@@ -214,7 +214,13 @@ def _container_parts(settings: Settings, a: Adapters, locks: PodLocks) -> Contai
         logs=ContainerLogs(a.guest.consoles, a.guest.entrypoint_logs),
         disks=a.files.disks,
         devices=_devices(settings, a, locks),
-        volumes=PodVolumes(a.records, a.vm.hypervisor, a.volumes.shares, VolumeCopies(a.volumes.kubelet), timeout),
+        volumes=PodVolumes(
+            records=a.records,
+            hypervisor=a.vm.hypervisor,
+            shares=a.volumes.shares,
+            copies=VolumeCopies(a.volumes.kubelet),
+            timeout=timeout,
+        ),
         timeout=timeout,
     )
 
@@ -287,6 +293,17 @@ def _stop_container(a: Adapters, exits: ExitRecorder, freezer: GuestFreezer) -> 
         guests=a.guest.agents,
         pausing=a.vm.pausing,
         freezer=freezer,
+    )
+
+
+def _exec_command(live: LiveSettings, a: Adapters, guest_set_up: GuestSetUp) -> ExecCommand:
+    return ExecCommand(
+        records=a.records,
+        clock=a.clock,
+        guests=a.guest.agents,
+        guest_set_up=guest_set_up,
+        places=live.commands,
+        agent_timeout=live.agent_timeout,
     )
 
 

@@ -189,7 +189,15 @@ def usage(a: Adapters, devices: DeviceServices, commands: PodPlaces) -> Usage:
     def refused(pod: str) -> Mapping[str, int]:
         return {"commands": commands.refusals(pod), **a.network.streaming.refused(pod)}
 
-    return Usage(a.records, a.vm.readings, a.network.pods, a.files.disks, devices.health, a.clock, refused)
+    return Usage(
+        records=a.records,
+        clock=a.clock,
+        readings=a.vm.readings,
+        networks=a.network.pods,
+        disks=a.files.disks,
+        devices=devices.health,
+        refused=refused,
+    )
 
 
 def broadcaster(settings: Settings, a: Adapters) -> EventBroadcaster:
