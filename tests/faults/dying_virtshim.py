@@ -17,7 +17,7 @@ from dying import Stepping, Steps
 from virtshim.app import adapters, assembly
 from virtshim.cli.serve import serve_command
 from virtshim.disks.root_disks import RootDiskStore
-from virtshim.images import verify
+from virtshim.images import confinement
 from virtshim.system import process
 
 _SILENT = {
@@ -57,7 +57,7 @@ def _use_programs() -> None:
     def run_in_time(argv: Sequence[str], *, timeout: float, **options: Any) -> process.Finished:
         return run(argv, timeout=min(timeout, limit), **options)
 
-    images: Any = verify
+    images: Any = confinement
     parts: Any = adapters
     images.run = run
     parts.RootDiskStore = functools.partial(RootDiskStore, run=run_in_time)
