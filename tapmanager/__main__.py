@@ -1,4 +1,4 @@
-"""Start, serve, stop. Pod networks outlive this process: a stop, clean or not, leaves them as they are."""
+"""The tapmanager program: starts, serves, stops. Pod networks outlive this process; any kind of stop leaves them unchanged."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from tapmanager.sriov.physical_function import PhysicalFunctions
 
 log = logging.getLogger("tapmanager")
 
-# Requests in work get this long at a stop, in seconds; systemd's own limit is 90.
+# Seconds that running requests have to end at a stop. systemd's limit is 90.
 _DRAIN = 20.0
 _HEALTH_INTERVAL = 5.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status: 0 after SIGTERM or SIGINT, 1 for what an operator must correct."""
+    """Returns the exit status: 0 after SIGTERM or SIGINT, 1 for a fault that the operator must correct."""
     try:
         given = sys.argv[1:] if argv is None else argv
         chosen = settings.load(given)
         log_lines.set_up(chosen.log_level)
         for chatty in ("pyroute2", "asyncio"):
-            logging.getLogger(chatty).setLevel(logging.WARNING)  # at debug they log each netlink message
+            logging.getLogger(chatty).setLevel(logging.WARNING)  # at level debug they log every netlink message
         if os.geteuid() != 0:
-            raise TapmanagerError("permission", "tapmanager must run as root")  # noqa: TRY301  told like all other trouble
+            raise TapmanagerError("permission", "tapmanager must run as root")  # noqa: TRY301  reported like all other errors
         capabilities_give_up()
-        os.umask(0o022)  # directories others must pass, and plugins' files, as if started from a shell
+        os.umask(0o022)  # others must be able to enter directories; plugins' files get the modes as from a shell
         return _run(chosen, partial(settings.load, given))
     except TapmanagerError as exc:
         print(f"tapmanager: {exc}", file=sys.stderr)  # noqa: T201  for the person who started it
@@ -67,7 +67,7 @@ def _run(chosen: Settings, again: Callable[[], Settings]) -> int:
         signal.signal(number, lambda *_: stop.set())
     user = settings.qemu_user(chosen.qemu_user, chosen.qemu_group)
     if user.uid is None:
-        log.warning("qemu_user.missing: no user libvirt-qemu or qemu here, only root is served")
+        log.warning("qemu_user.missing: this machine has no user libvirt-qemu or qemu; serving only root")
     with contextlib.ExitStack() as held:
         _lock(chosen, held)
         thread_dump.write_when_asked(chosen.socket)
@@ -119,7 +119,7 @@ def _run(chosen: Settings, again: Callable[[], Settings]) -> int:
 
 
 def _lock(chosen: Settings, held: contextlib.ExitStack) -> None:
-    """One process a socket, and one a state directory."""
+    """Locks the socket and the state directory, so that each has only one process."""
     ledger_dir = chosen.state_dir
     os.makedirs(ledger_dir, mode=0o700, exist_ok=True)
     os.makedirs(os.path.dirname(chosen.socket), mode=0o755, exist_ok=True)
@@ -128,7 +128,7 @@ def _lock(chosen: Settings, held: contextlib.ExitStack) -> None:
 
 
 def _use(cni: CniPlugins, limits: AttachmentSettings, vhost: VhostNet, new: Settings) -> None:
-    """What of the settings may change while pods come and go: `settings.RELOADED`."""
+    """Applies the settings that a reload may change: `settings.RELOADED`."""
     cni.limit(new.cni_timeout)
     limits.undo_timeout = new.undo_timeout
     limits.filter, limits.filter_by_pod = new.filter, new.filter_by_pod
@@ -140,13 +140,13 @@ _COLLECT_SECONDS = 300
 
 
 def _collect(cni: CniPlugins, attachments: Attachments) -> None:
-    """Before anybody is served: what a pod is just being given would be freed."""
+    """Runs CNI's GC. Must happen before requests are served, because GC would free resources of a pod that is being attached."""
     try:
         conf = cni.load()
         if conf.has_status and conf.without_gc:
             log.info("cni.not_collected network=%s: it has disableGC", conf.name)
         elif conf.has_status:
-            # A plugin may take all of its time, which is more than a start has.
+            # A plugin may use its whole time limit, which is longer than systemd's limit for a start.
             notify_systemd(os.environ, f"EXTEND_TIMEOUT_USEC={_COLLECT_SECONDS * 1_000_000}")
             cni.collect(conf, attachments.sandboxes())
             log.info("cni.collected network=%s pods=%d", conf.name, len(attachments.sandboxes()))
@@ -155,7 +155,7 @@ def _collect(cni: CniPlugins, attachments: Attachments) -> None:
 
 
 def _watch(stop: threading.Event, serving: server.Server, dhcp: DhcpServer) -> bool:
-    """Until a signal comes; False if one of the threads everything hangs on died, so that systemd starts us again."""
+    """Waits for a signal. Returns False if an essential thread died, so that systemd restarts tapmanager."""
     every = sdnotify_watchdog_seconds(os.environ, os.getpid())
     while not stop.wait(every or _HEALTH_INTERVAL):
         if not (serving.is_alive() and dhcp.is_alive()):

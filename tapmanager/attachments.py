@@ -1,11 +1,11 @@
-"""The use cases: attach a pod, release it; `tap_handover` hands out its taps. One lock a sandbox: a slow pod never blocks
-another.
+"""The use cases: attach a pod and release it. `tap_handover` hands out the taps. Each sandbox has its own lock, so a slow pod
+never blocks another.
 
-attach     ledger ATTACHING, and the namespace; CNI ADD, and meanwhile bridge, tap, guard; ledger with result and plan -> the CNI
-           interface bridged to the tap, DHCP -> ATTACHED
-release    ledger RELEASING -> DHCP away, CNI interface as it was -> CNI DEL -> namespace -> ledger deleted
+attach     write ATTACHING to the ledger and create the namespace; run CNI ADD, and meanwhile create bridge, tap and guard; write
+           the result and the plan to the ledger -> bridge the CNI interface to the tap, start DHCP -> write ATTACHED
+release    write RELEASING -> stop DHCP, restore the CNI interface -> CNI DEL -> remove the namespace -> delete the record
 
-After a kill at any point the ledger says what may exist, and release leaves none of it. All points in time are of
+After a kill at any point the ledger says what may exist, and release removes all of it. All points in time are of
 time.monotonic().
 """
 
@@ -42,23 +42,23 @@ from tapmanager.tap_handover import TapHandover
 
 log = logging.getLogger(__name__)
 
-# How long a look at a sandbox waits for the call that is busy with it, in seconds.
+# Seconds that a check of a sandbox waits for a running call of the same sandbox.
 _GOING = 0.02
 
-# Sandboxes in one answer: a few NICs each fit into a frame.
+# Sandboxes in one answer: with a few NICs each, they fit into one frame.
 _COUNTERS_PAGE = 256
 
-# bridge and ptp remove their masquerading rules only for the addresses they read off the pod's interface at DEL; once the
-# namespace is gone those rules would stay for ever. They merely delete the interface, and the others do not look at it, so a
-# stand-in of the same name and addresses serves; other plugins might move it to the host, and get an empty namespace name.
+# At DEL, bridge and ptp read the addresses from the pod's interface and remove the masquerading rules for them. If the namespace
+# is gone, the rules would stay for ever. So these plugins get a substitute interface with the same name and addresses: they only
+# delete it, and the others listed here ignore it. All other plugins might move it to the host, so they get an empty name.
 DEL_READS_ADDRESSES = frozenset({"bridge", "ptp", "portmap", "firewall", "bandwidth"})
 
 
 @dataclass(slots=True)
 class AttachmentSettings:
-    """`tap_owner` is the uid of QEMU; `undo_timeout`, in seconds, is what clean-up after a failed attach may take: it has a
-    limit of its own, for the caller's may be what ran out. `filter`: one of FILTERS; `filter_by_pod`: pods may ask for a weaker
-    one."""
+    """`tap_owner`: the uid of QEMU. `undo_timeout`: seconds for the clean-up after a failed attach; it does not use the caller's
+    time limit, because the attach may have failed by exceeding it. `filter`: one of FILTERS. `filter_by_pod`: whether pods may
+    ask for a weaker filter."""
 
     netns_dir: str
     bin_dirs: tuple[str, ...]
@@ -69,7 +69,7 @@ class AttachmentSettings:
 
 
 class Attachments:
-    """Thread-safe. Errors: TapmanagerError; OSError where the kernel refuses what it should not."""
+    """Thread-safe. Raises TapmanagerError; OSError if the kernel refuses unexpectedly."""
 
     def __init__(
         self,
@@ -88,19 +88,19 @@ class Attachments:
         self._dhcp = dhcp
         self._limits = limits
         self._functions = functions
-        self._not_served: dict[str, str] = {}  # since our start, and why
+        self._not_served: dict[str, str] = {}  # since the start: sandbox -> reason
         self._boot = kernel_files.boot_id()
         self._locks = KeyedLocks()
         self.taps = TapHandover(ledger, self._locks, limits.tap_owner, vhost or VhostNet())
 
     def recover(self) -> None:
-        """Serves again what an earlier process attached. Called once, before the first request. Whatever is wrong with one pod,
-        the others come up."""
+        """Resumes serving the pods that an earlier process attached. Call it once, before the first request. A fault of one pod
+        does not affect the others."""
         for sandbox in self._ledger.sandboxes():
             self._take_up(sandbox)
 
     def _take_up(self, sandbox: str) -> str:
-        """Why its guest cannot be served, if that is its own matter; else ""."""
+        """Resumes one pod. Returns why its guest cannot be served, if the fault is the pod's own; else ""."""
         before, entry = self._not_served.pop(sandbox, ""), None
         try:
             entry = self._ledger.read(sandbox)
@@ -120,7 +120,7 @@ class Attachments:
 
     @property
     def trouble(self) -> str:
-        """Why no pod could be attached now; "" if one could."""
+        """Why no pod can be attached now; "" if pods can be attached."""
         return self._cni.trouble() or self._status.trouble()
 
     @property
@@ -131,15 +131,16 @@ class Attachments:
         return self._ledger.sandboxes()
 
     def pod(self, sandbox: str) -> Pod:
-        """Whose network it is. TapmanagerError: not-found also for one that is not whole."""
+        """The pod of the sandbox. Raises TapmanagerError (not-found), also for a sandbox that is not fully attached."""
         entry = self._ledger.read(sandbox)
         if entry is None or entry.phase is not Phase.ATTACHED or not netns.exists(entry.netns):
             raise TapmanagerError("not-found", f"sandbox {sandbox} has no network")
         return entry.pod
 
     def counters(self, after: str) -> tuple[Mapping[str, Mapping[str, Counters]], str]:
-        """The guest NICs of attached sandboxes whose ids are greater than `after`, by sandbox and interface name; and the
-        last id that was looked at, "" if there are no more. No sandbox's lock is taken: a slow pod delays nobody."""
+        """The counters of guest NICs of attached sandboxes whose ids are greater than `after`, by sandbox and interface name; and
+        the last id that was read, "" if there are no more. Takes no lock of a sandbox, so a slow pod does not delay the
+        answer."""
         rest = [sandbox for sandbox in self._ledger.sandboxes() if sandbox > after]
         page = rest[:_COUNTERS_PAGE]
         entries = [entry for entry in map(self._attached, page) if entry is not None]
@@ -156,8 +157,8 @@ class Attachments:
         return entry if entry is not None and entry.phase is Phase.ATTACHED else None
 
     def lost(self, until: float) -> Mapping[str, str]:
-        """Attached sandboxes of which a part was removed by somebody else, and what; and those that could not be served when we
-        began, nor now. One that a call is busy with may just be going; it is left out."""
+        """Attached sandboxes that somebody else removed a part of, and the part. Also sandboxes that could not be served at the
+        start and still cannot. Omits a sandbox with a running call, because it may be in release."""
         found = {}
         for sandbox in self._ledger.sandboxes():
             if sandbox in self._not_served or self._missing_part(sandbox):
@@ -178,7 +179,7 @@ class Attachments:
             if not netns.exists(entry.netns):
                 return f"the network namespace {entry.netns}"
             there = netns.run_inside(entry.netns, lambda: {name for _, name in socket.if_nameindex()})
-        except (TapmanagerError, OSError) as exc:  # unreadable is not gone; and could not be released either
+        except (TapmanagerError, OSError) as exc:  # unreadable does not mean gone; and it could not be released either
             log.warning("pod.not_looked_at sandbox=%s error=%s", sandbox, exc)
             return ""
         gone = [nic.tap for nic in entry.nics if nic.tap not in there]
@@ -187,12 +188,13 @@ class Attachments:
     # -- attach --------------------------------------------------------------------------------------------------------
 
     def attach(self, pod: Pod, until: float) -> Entry:
-        """What is attached already is returned as it is; what an earlier call or a reboot left behind is cleared first."""
+        """Attaches the pod. Returns the record unchanged if it is already attached. Removes leftovers of an earlier call or a
+        reboot first."""
         with self._locks.holding(pod.sandbox, until):
             found = self._ledger.read(pod.sandbox)
             if found is not None and found.phase is Phase.ATTACHED and netns.exists(found.netns):
                 if pod.sandbox not in self._dhcp.owners():
-                    self._start_dhcp(found)  # it failed at our start
+                    self._start_dhcp(found)  # it failed when tapmanager started
                     self._not_served.pop(pod.sandbox, None)
                 return found
             if found is not None:
@@ -222,12 +224,13 @@ class Attachments:
         return attached
 
     def _make(self, entry: Entry, inside: netns.Worker, until: float) -> Entry:
-        """What needs nothing of what CNI says is made by `inside` meanwhile."""
-        netns.delete(entry.netns)  # a stray of that name has no record: nothing else can own it
+        """Creates the network. While CNI ADD runs, `inside` creates the parts that do not depend on its result."""
+        netns.delete(entry.netns)  # a leftover of this name has no record, so nothing else owns it
         created = inside.begin(netns.create_and_enter, entry.netns)
 
         def prepare() -> None:
-            created.result()  # else this thread is still where tapmanager is, and so would bridge, tap and guard be
+            # Raises if `create` failed: this thread would then still be in tapmanager's namespace.
+            created.result()
             pod_links.prepare(self._limits.tap_owner, multi_queue=entry.pod.multi_queue)
 
         prepared = inside.begin(prepare)
@@ -235,7 +238,7 @@ class Attachments:
             self._ledger.write(entry)
         except BaseException:
             inside.close()
-            netns.delete(entry.netns)  # nothing else is there yet
+            netns.delete(entry.netns)  # nothing else exists yet
             raise
         try:
             created.result()
@@ -247,12 +250,12 @@ class Attachments:
             for function in entry.functions:
                 self._functions.take(function)
             built = inside.begin(pod_links.build, entry.nics, self._limits.tap_owner)
-            self._ledger.sync()  # plugins want ADD's result at DEL, after a power cut too
+            self._ledger.sync()  # plugins need ADD's result at DEL, also after a power cut
             built.result()
             self._serve_dhcp(entry, inside.do(open_nics, entry, self._dhcp.beside))
             return self._ledger.mark(entry, Phase.ATTACHED)
         except BaseException:
-            inside.close()  # or its namespace would live on
+            inside.close()  # otherwise the namespace would stay alive
             self._undo(entry)
             raise
 
@@ -261,12 +264,12 @@ class Attachments:
         if pod.filter and FILTERS.index(pod.filter) < FILTERS.index(nodes) and not self._limits.filter_by_pod:
             raise TapmanagerError(
                 "permission",
-                f"the pod asks for the network filter {pod.filter}, this node's is {nodes}: remove the annotation, or have the "
-                "node's operator set tapmanager.filter_by_pod",
+                f"the pod asks for the network filter {pod.filter}, but the node requires {nodes}; remove the annotation, or ask "
+                "the node's operator to set tapmanager.filter_by_pod",
             )
 
     def _refuse_id_collision(self, entry: Entry) -> None:
-        """Names are made of 80 bits of the id; two ids that share them would share a namespace."""
+        """Refuses an id with the same first 80 bits as another one: names use these bits, so both would share a namespace."""
         short = entry.pod.sandbox[:20]
         for other in self._ledger.sandboxes():
             if other.startswith(short) and other != entry.pod.sandbox:
@@ -312,7 +315,8 @@ class Attachments:
             self._dhcp.serve(entry.pod.sandbox, nic)
 
     def _undo(self, entry: Entry) -> None:
-        """The first error is the one to report; what cannot be undone stays in the ledger, and release repeats it."""
+        """Undoes a failed attach. Raises nothing, because the first error is the one to report. The ledger keeps what could
+        not be undone, and release tries again."""
         try:
             self._tear_down(entry, self._undo_until())
         except (TapmanagerError, OSError) as exc:
@@ -324,8 +328,7 @@ class Attachments:
     # -- release -------------------------------------------------------------------------------------------------------
 
     def release(self, sandbox: str, until: float, forget: Callable[[str], object] | None = None) -> None:
-        """Makes sure that nothing of the sandbox is left. `forget` is told the cgroup that its last VM was in. `sandbox` is a
-        checked id."""
+        """Removes everything of the sandbox. `forget` gets the cgroup of its last VM. `sandbox` is a checked id."""
         with self._locks.holding(sandbox, until):
             entry = self._ledger.read(sandbox)
             if entry is not None:
@@ -340,21 +343,21 @@ class Attachments:
     def _tear_down(self, entry: Entry, until: float) -> None:
         sandbox = entry.pod.sandbox
         if entry.phase is not Phase.RELEASING:
-            # Of an attach that failed behind its plugins the file does not know their result, which DEL wants.
+            # If attach failed after its plugins ran, the file does not have their result, which DEL needs.
             self._record_as_releasing(entry, changed=entry.phase is Phase.ATTACHING)
         self._dhcp.forget(sandbox)
-        self._addresses.forget(sandbox)  # DEL frees them, and another pod may have them before it has ended
+        self._addresses.forget(sandbox)  # DEL frees them, and another pod may get them before DEL ends
         alive = self._restore_links(entry)
         functions = give_all_back(self._functions, entry.functions, entry.netns if alive else "")
         if functions != entry.functions:
             entry = dataclasses.replace(entry, functions=functions)
             self._record_as_releasing(entry, changed=True)
-        # CNI specification, DEL: a namespace that is gone is given as an empty name, and plugins free what is outside it.
+        # CNI specification, DEL: an empty name means that the namespace is gone; plugins then free what is outside of it.
         try:
             self._cni.delete(entry.conf, self._at(entry, entry.netns if alive else ""), entry.result, until)
         except TapmanagerError as exc:
-            # sriov's DEL does not know that it found the function at VFIO, and looks for a nonexistent link. Its addresses are
-            # free by then, and the sandbox must be.
+            # At DEL, sriov does not know that ADD found the function at VFIO, and looks for a link that does not exist. The
+            # addresses are free by then, and the sandbox must become free too.
             if all(function.driver for function in entry.functions):
                 raise
             log.warning("pod.del_failed sandbox=%s error=%s; its functions were bound to VFIO before", sandbox, exc)
@@ -364,10 +367,10 @@ class Attachments:
         self._not_served.pop(sandbox, None)
 
     def _restore_links(self, entry: Entry) -> bool:
-        """Undoes what `build` did, so that plugins find at DEL what they made at ADD; False if there is no namespace."""
+        """Undoes `build`, so that plugins find at DEL what they made at ADD. Returns False if the namespace is gone."""
         alive = netns.exists(entry.netns)
         work = pod_links.restore
-        # After a reboot there are no rules either, and iptables' new variant makes bridge and ptp fail on one that is missing.
+        # After a reboot the rules are gone too, and with the new iptables, bridge and ptp fail on a missing rule.
         made = (entry.nics or entry.functions) and entry.boot in ("", self._boot)
         if not alive and made and delegate_records.kinds(entry.conf, entry.pod.sandbox) <= DEL_READS_ADDRESSES:
             log.warning("pod.namespace_gone sandbox=%s; a stand-in serves the plugins", entry.pod.sandbox)
@@ -380,7 +383,8 @@ class Attachments:
         return alive
 
     def _record_as_releasing(self, entry: Entry, *, changed: bool) -> None:
-        """A full disk must not prevent resources from being given back; the older record leads to the same release."""
+        """Writes RELEASING. Only logs an error, because a full disk must not prevent a release; the older record leads to the
+        same release."""
         try:
             if changed:
                 self._ledger.write(dataclasses.replace(entry, phase=Phase.RELEASING))
@@ -390,6 +394,6 @@ class Attachments:
             log.warning("ledger.not_written sandbox=%s error=%s", entry.pod.sandbox, exc)
 
     def _at(self, entry: Entry, path: str) -> cni_conf.CniAttachment:
-        """Today's plugin directories, then those at the time of attach: plugins may have moved, or the config."""
+        """With the current plugin directories, then those at the time of attach: plugins or the configuration may have moved."""
         dirs = tuple(dict.fromkeys((*self._limits.bin_dirs, *entry.bin_dirs)))
         return cni_conf.CniAttachment(entry.pod, path, dirs)

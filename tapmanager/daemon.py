@@ -1,8 +1,9 @@
-"""Root's capabilities that this process gives up: its own are fewer than what its children, CNI plugins, may have.
+"""What tapmanager does as a daemon: it talks to systemd, reloads its settings on SIGHUP, and gives up capabilities.
 
-A program that root starts has all that is in the bounding set again, so the plugins' list is that set; under NoNewPrivileges
-only what is permitted to its parent as well, so that is the plugins' list, too, and those in effect are ours. systemd's unit
-sets the same bounding set; `virtshim up` and a container do not.
+tapmanager itself needs fewer capabilities than its children, the CNI plugins. A program that root starts gets every capability
+of the bounding set, or, under NoNewPrivileges, only those that are also permitted to its parent. So the bounding and permitted
+sets hold the plugins' capabilities, and the effective set holds tapmanager's. systemd's unit sets the same bounding set;
+`virtshim up` and containers do not.
 """
 
 from __future__ import annotations
@@ -29,15 +30,14 @@ import ctypes
 import struct
 from collections.abc import Collection
 
-# Tells systemd our state: READY, WATCHDOG, STOPPING; takes over an activated socket. No libsystemd, no dependency.
-#
-# Protocols: sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3).
+# systemd: reports READY, WATCHDOG and STOPPING, and takes over an activated socket, without libsystemd. The protocols are in
+# sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3).
 
 _FIRST_FD = 3
 
 
 def notify_systemd(environ: Mapping[str, str], *lines: str) -> None:
-    """Does nothing if no one listens; never fails: it is only a message."""
+    """Sends the lines to systemd. Does nothing without systemd, and never fails."""
     address = environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -47,7 +47,7 @@ def notify_systemd(environ: Mapping[str, str], *lines: str) -> None:
 
 
 def sdnotify_watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | None:
-    """How often WATCHDOG=1 is due (half of what systemd waits); None if it is not watching this process."""
+    """Seconds between two WATCHDOG=1 messages: half of systemd's limit. None if systemd does not watch this process."""
     if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
         return None
     usec = environ.get("WATCHDOG_USEC", "")
@@ -55,15 +55,14 @@ def sdnotify_watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | N
 
 
 def sdnotify_activated_socket(environ: Mapping[str, str], pid: int) -> socket.socket | None:
-    """The one listening socket systemd opened for us, if it did."""
+    """The listening socket that systemd opened for this process; None if there is none."""
     if environ.get("LISTEN_PID") != str(pid) or environ.get("LISTEN_FDS") != "1":
         return None
     os.set_inheritable(_FIRST_FD, False)
     return socket.socket(fileno=_FIRST_FD)
 
 
-# SIGHUP: the settings are read again. All of the new ones that can change come into force, or, if anything is wrong,
-# none.
+# SIGHUP reads the settings again. If they have no fault, all changeable ones are applied; otherwise none.
 
 log = logging.getLogger(__name__)
 
@@ -72,17 +71,17 @@ S = TypeVar("S", bound="DataclassInstance")
 
 @dataclass(slots=True)
 class Reload(Generic[S]):
-    """`load` reads the settings, `changeable` are those that `use` brings into force; the others wait for a restart."""
+    """`load` reads the settings. `changeable`: those that `use` applies; changes of others wait for a restart."""
 
     in_force: S
     load: Callable[[], S]
     changeable: Sequence[str]
     use: Callable[[S], None]
-    # Its put() may be called where a signal has interrupted it.
+    # A SimpleQueue, because a signal handler may interrupt its put() and call it again.
     _asked: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
 
     def start(self) -> None:
-        """In the main thread."""
+        """Call this in the main thread."""
         signal.signal(signal.SIGHUP, lambda *_: self._asked.put(None))
         threading.Thread(target=self._run, name="reload", daemon=True).start()
 
@@ -93,11 +92,11 @@ class Reload(Generic[S]):
             try:
                 self.again()
             except Exception:
-                log.exception("settings.broken")  # the edge of a thread: the next signal must be heard
+                log.exception("settings.broken")  # the thread must survive to serve the next signal
             notify_systemd(os.environ, "READY=1")
 
     def again(self) -> bool:
-        """Whether the new settings hold."""
+        """Reloads; returns whether the new settings are in force."""
         try:
             new = self.load()
         except TapmanagerError as exc:
@@ -105,7 +104,7 @@ class Reload(Generic[S]):
         else:
             self._take(new)
             return True
-        log.error("settings.refused the former ones hold: %s", refused)
+        log.error("settings.refused the former settings stay in force: %s", refused)
         return False
 
     def _take(self, new: S) -> None:
@@ -123,17 +122,17 @@ class Reload(Generic[S]):
 
 log = logging.getLogger(__name__)
 
-# By their numbers in linux/capability.h.
+# The numbers in linux/capability.h.
 _NUMBERS = {
     "CHOWN": 0, "DAC_OVERRIDE": 1, "DAC_READ_SEARCH": 2, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6,
     "SETUID": 7, "SETPCAP": 8, "NET_BIND_SERVICE": 10, "NET_ADMIN": 12, "NET_RAW": 13, "IPC_LOCK": 14,
     "SYS_MODULE": 16, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "SYS_NICE": 23, "SYS_RESOURCE": 24, "PERFMON": 38, "BPF": 39,
 }  # fmt: skip
 
-# What CNI plugins may have: why each, the unit says.
+# The capabilities of CNI plugins. systemd's unit gives the reason for each.
 CAPABILITIES_PLUGINS = frozenset(_NUMBERS)
-# Links, filters, taps; packet sockets; setns(2), mount(2); files and sockets of VMs; whose namespace a process is in; its
-# oom_score_adj and cpuset; an end to a plugin that hangs and is another user by then.
+# tapmanager's own, for: links, filters, taps; packet sockets; setns(2), mount(2); files and sockets of VMs; reading the namespace
+# of a process; its oom_score_adj and cpuset; killing a hanging plugin that has changed its user.
 CAPABILITIES_OWN = frozenset(
     {
         "NET_ADMIN", "NET_RAW", "SYS_ADMIN", "CHOWN", "FOWNER", "DAC_OVERRIDE", "DAC_READ_SEARCH", "SYS_PTRACE", "SYS_RESOURCE",
@@ -147,12 +146,13 @@ _MOST = 64
 
 
 def capabilities_bits(names: Collection[str]) -> int:
-    """The set of them as the kernel writes it."""
+    """The capabilities as a bit set, in the kernel's form."""
     return sum(1 << _NUMBERS[name] for name in names)
 
 
 def capabilities_give_up() -> None:
-    """Once, before there are other threads: each has its own. What this process has not is no trouble. Raises OSError."""
+    """Call this once, before other threads start, because each thread has its own capabilities. Missing capabilities are fine.
+    Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     own, plugins = capabilities_bits(CAPABILITIES_OWN), capabilities_bits(CAPABILITIES_PLUGINS)
     for number in range(_MOST):

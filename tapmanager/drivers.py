@@ -1,4 +1,4 @@
-"""Drivers of USB devices of the host: QEMU takes interfaces from them, and gives them back when it ends, unless it is killed."""
+"""Drivers of the host's PCI and USB devices, read and changed through sysfs. virtshim's own unit may not write below /sys."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from collections.abc import Callable, Iterator
 from tapmanager.errors import TapmanagerError, internal, invalid
 from tapmanager.kernel_files import names_in, value_in, write_once
 
-# Which driver a PCI function of the host has: read and changed by sysfs. Here because virtshim's unit may not write
-# below /sys.
-#
-# `driver_override`, not `new_id`: it speaks of one function. A driver's new_id takes every function of that kind that
-# has no driver, and does so until the module is unloaded.
+# PCI functions. Uses `driver_override`, which affects one function. `new_id` would make the driver take every function of that
+# kind without a driver, until the module is unloaded.
 
 VFIO = "vfio-pci"
 
@@ -26,8 +23,8 @@ _BRIDGES = ("0x0600", "0x0604")
 
 
 class PciDrivers:
-    """`sysfs`: where it is mounted. `write`: (path, text), one write(2), for sysfs takes a value whole; raises OSError.
-    `is_open`: whether somebody has that IOMMU group's node open."""
+    """`sysfs`: its mount point. `write`: writes (path, text) with one write(2), because sysfs takes a value as a whole; raises
+    OSError. `is_open`: whether a process has the IOMMU group's device node open."""
 
     def __init__(
         self,
@@ -40,14 +37,14 @@ class PciDrivers:
         self._is_open = is_open or _is_open
 
     def driver(self, address: str) -> str:
-        """Its driver's name, "" if it has none. Raises TapmanagerError."""
+        """The name of the function's driver; "" if it has none. Raises TapmanagerError."""
         try:
             return os.path.basename(os.readlink(os.path.join(self._device(address), "driver")))
         except FileNotFoundError:
             return ""
 
     def bind(self, address: str, driver: str) -> None:
-        """From now on the function has that driver; "" for none. Nothing changes if it has it. Raises TapmanagerError."""
+        """Binds the function to the driver, or to none for "". Does nothing if that is so already. Raises TapmanagerError."""
         if driver and not _DRIVER.fullmatch(driver):
             raise invalid(f"not the name of a driver: {driver[:80]!r}")
         device = self._device(address)
@@ -55,13 +52,13 @@ class PciDrivers:
         if driver == VFIO and not os.path.isdir(self._driver_directory(VFIO)):
             raise TapmanagerError(
                 "failed-precondition",
-                f"PCI device {address} cannot be given to {VFIO}: the kernel has no such driver loaded (modprobe {VFIO}, and a "
-                "file below /etc/modules-load.d for the next boot)",
+                f"PCI device {address} cannot be bound to {VFIO}, because the driver is not loaded; run modprobe {VFIO}, and add "
+                "a file below /etc/modules-load.d for the next boot",
             )
         now = self.driver(address)
         if driver not in (VFIO, now):
             self._refuse_in_use(device, address)
-        # Only vfio-pci is forced upon a function; every other driver finds its own by itself.
+        # Only vfio-pci needs an override; other drivers match their functions by themselves.
         self._write(os.path.join(device, "driver_override"), VFIO if driver == VFIO else "\n")
         if now == driver:
             return
@@ -70,18 +67,18 @@ class PciDrivers:
         if not driver:
             return
         self._write(os.path.join(self._bus, "drivers_probe"), address)
-        if (now := self.driver(address)) not in ("", driver):  # another one was quicker
+        if (now := self.driver(address)) not in ("", driver):  # another driver was faster
             self._write(os.path.join(device, "driver/unbind"), address)
             now = ""
         if not now:
-            with contextlib.suppress(TapmanagerError):  # told below
+            with contextlib.suppress(TapmanagerError):  # reported below
                 self._write(os.path.join(self._driver_directory(driver), "bind"), address)
         if (now := self.driver(address)) != driver:
             what = f"PCI device {address} has {now or 'no driver'} instead of {driver}"
-            raise internal(f"{what}, which refused it; the kernel's log says why")
+            raise internal(f"{what}, which refused the device; see the kernel's log")
 
     def reset(self, address: str) -> bool:
-        """False if it has no way to be reset. Raises TapmanagerError if the reset failed."""
+        """Resets the function. Returns False if it does not support a reset. Raises TapmanagerError if the reset failed."""
         path = os.path.join(self._device(address), "reset")
         if not os.path.exists(path):
             return False
@@ -103,11 +100,11 @@ class PciDrivers:
     def _refuse_bridge(self, device: str, address: str) -> None:
         with open(os.path.join(device, "class"), encoding="ascii") as file:
             if file.read().startswith(_BRIDGES):
-                raise invalid(f"PCI device {address} is a bridge: what is behind it would lose its driver")
+                raise invalid(f"PCI device {address} is a bridge: devices behind it would lose their drivers")
 
     def _refuse_in_use(self, device: str, address: str) -> None:
-        """Whatever the asker believes: the kernel would wait for the VM's end before it takes a function from vfio-pci, and a
-        driver of the host's beside a VM in one group reaches the VM's memory (older kernels stop there)."""
+        """Refuses a function of a VM, for two reasons: the kernel waits for the VM's end before it unbinds vfio-pci; and a host
+        driver in the IOMMU group of a VM can reach the VM's memory (older kernels crash then)."""
         with contextlib.suppress(FileNotFoundError):  # no IOMMU
             group = os.path.basename(os.readlink(os.path.join(device, "iommu_group")))
             if self._is_open(f"/dev/vfio/{group}"):
@@ -125,7 +122,7 @@ class PciDrivers:
 
 
 def _is_open(node: str) -> bool:
-    """VFIO lets a group be opened once."""
+    """Whether the group is open: VFIO allows only one open at a time."""
     try:
         os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
     except OSError as exc:
@@ -134,15 +131,16 @@ def _is_open(node: str) -> bool:
 
 
 class UsbDrivers:
-    """`sysfs`: where it is mounted. `write`: as of `PciDrivers`."""
+    """QEMU takes the interfaces of a USB device from their drivers. It returns them when it ends, unless it is killed; then
+    `probe` does. `sysfs`, `write`: as for `PciDrivers`."""
 
     def __init__(self, sysfs: str = "/sys", write: Callable[[str, str], None] = write_once) -> None:
         self._bus = os.path.join(sysfs, "bus/usb")
         self._write = write
 
     def probe(self, bus: int, device: int) -> list[str]:
-        """As if it had just been plugged in: each of its interfaces without a driver gets the one that wants it. Which got
-        one. Raises TapmanagerError."""
+        """Binds each interface without a driver to the driver that matches it, as if the device had just been plugged in. Returns
+        the interfaces that got a driver. Raises TapmanagerError."""
         found = []
         for interface in self._interfaces(self._name(bus, device)):
             link = os.path.join(self._bus, "devices", interface, "driver")
@@ -152,24 +150,24 @@ class UsbDrivers:
             try:
                 self._write(path, interface)
             except OSError as exc:
-                raise internal(f"{path} does not take {interface}: {exc.strerror}") from exc
+                raise internal(f"writing {interface} to {path} failed: {exc.strerror}") from exc
             if os.path.islink(link):
                 found.append(interface)
         return found
 
     def _name(self, bus: int, device: int) -> str:
-        """In sysfs, by the ports on the way to it."""
+        """The device's name in sysfs, which is made of the ports on the way to it."""
         for name in self._names():
             if self._number(name, "busnum") == bus and self._number(name, "devnum") == device:
                 return name
         raise TapmanagerError("not-found", f"there is no USB device {bus:03}/{device:03} on this node")
 
     def _names(self) -> list[str]:
-        """Of devices and interfaces."""
-        return names_in(os.path.join(self._bus, "devices"))  # none where the kernel has no USB
+        """The names of all devices and interfaces."""
+        return names_in(os.path.join(self._bus, "devices"))  # empty if the kernel has no USB
 
     def _number(self, name: str, attribute: str) -> int:
-        """0, which is none's, for an interface and for what has just gone."""
+        """The attribute's number; 0, which no device has, for an interface or a device that has just gone."""
         value = value_in(os.path.join(self._bus, "devices", name, attribute))
         return int(value) if value.isdecimal() else 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class TapmanagerError(Exception):
-    """`kind` decides what a caller may do about it; the message is shown to users as it is."""
+    """`kind` tells the caller how to react. The message is shown to users unchanged."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -12,7 +12,7 @@ class TapmanagerError(Exception):
 
 
 def invalid(message: str) -> TapmanagerError:
-    """The request is wrong, and would be wrong again."""
+    """The request is wrong, and repeating it would not help."""
     return TapmanagerError("invalid", message)
 
 
@@ -27,5 +27,5 @@ def internal(message: str) -> TapmanagerError:
 
 
 def deadline(message: str) -> TapmanagerError:
-    """The caller's time, or a step's own limit, is over."""
+    """The caller's time limit, or that of a step, has expired."""
     return TapmanagerError("deadline", message)

@@ -26,7 +26,7 @@ def refuse_unknown(obj: Json, names: Collection[str], where: str) -> None:
 
 
 def require(obj: Json, names: Collection[str], where: str) -> None:
-    """Raises BadField for a name that is not there: lists may be missing elsewhere."""
+    """Raises BadField for a missing field. For lists, which the functions below allow to be missing."""
     for name in names:
         if name not in obj:
             raise BadField(f"{where}.{name}: missing")
@@ -39,18 +39,18 @@ def as_object(value: object, where: str) -> Json:
 
 
 def as_text(value: object, where: str) -> str:
-    """A string that UTF-8 can carry, without NUL."""
+    """A string that can be encoded as UTF-8 and has no NUL."""
     if not isinstance(value, str) or "\0" in value:
         raise BadField(f"{where}: must be a string")
     try:
-        value.encode()  # JSON can spell lone surrogates
+        value.encode()  # JSON can contain lone surrogates
     except UnicodeEncodeError as exc:
         raise BadField(f"{where}: not valid Unicode") from exc
     return value
 
 
 def text(obj: Json, name: str, where: str, default: str | None = None) -> str:
-    """A missing or null field is the default, if there is one."""
+    """A string. A missing or null field means the default, if there is one."""
     value = obj.get(name)
     if value is None and default is not None:
         return default
@@ -66,17 +66,17 @@ def number(obj: Json, name: str, where: str, low: int, high: int) -> int:
 
 
 def objects(obj: Json, name: str, where: str) -> list[Json]:
-    """A list of objects; missing or null is an empty one."""
+    """A list of objects. A missing or null field means an empty list."""
     return [as_object(item, f"{where}.{name}[{at}]") for at, item in enumerate(items(obj, name, where))]
 
 
 def texts(obj: Json, name: str, where: str) -> tuple[str, ...]:
-    """A list of strings; missing or null is an empty one."""
+    """A list of strings. A missing or null field means an empty list."""
     return tuple(as_text(item, f"{where}.{name}[{at}]") for at, item in enumerate(items(obj, name, where)))
 
 
 def items(obj: Json, name: str, where: str) -> list[object]:
-    """A list; missing or null is an empty one."""
+    """A list. A missing or null field means an empty list."""
     value = obj.get(name)
     if value is None:
         return []

@@ -1,4 +1,4 @@
-"""Files in which the kernel shows and takes values: sysfs and cgroups."""
+"""Reads and writes files of the kernel: sysfs, cgroups, procfs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def value_in(path: str) -> str:
 
 
 def write_once(path: str, text: str) -> None:
-    """One write(2): the kernel takes or refuses a value as a whole. Raises OSError."""
+    """Writes with one write(2), because the kernel accepts or refuses a value as a whole. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())
@@ -31,7 +31,7 @@ def write_once(path: str, text: str) -> None:
 
 
 def names_in(directory: str) -> list[str]:
-    """Sorted; none if there is no such directory. Raises OSError."""
+    """The names in the directory, sorted; empty if it does not exist. Raises OSError."""
     try:
         return sorted(os.listdir(directory))
     except FileNotFoundError:
@@ -39,6 +39,6 @@ def names_in(directory: str) -> list[str]:
 
 
 def boot_id() -> str:
-    """Of the machine's present boot: another one after each (proc(5), /proc/sys/kernel/random). Raises OSError."""
+    """The id of the machine's current boot; it changes with each boot (proc(5), /proc/sys/kernel/random). Raises OSError."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()

@@ -1,4 +1,4 @@
-"""One lock a sandbox: calls for the same one wait for each other, and for no other."""
+"""One lock per sandbox: calls for the same sandbox wait for each other, calls for different ones do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tapmanager.errors import deadline
 
 
 class KeyedLocks:
-    """A lock a key; unused ones vanish."""
+    """One lock per key. Unused locks are removed."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -19,7 +19,7 @@ class KeyedLocks:
 
     @contextlib.contextmanager
     def holding(self, key: str, until: float) -> Iterator[None]:
-        """Raises TapmanagerError (deadline) if another call still has it then."""
+        """Holds the key's lock within the block. Raises TapmanagerError (deadline) if another call still holds it at `until`."""
         with self._guard:
             lock, users = self._locks.get(key, (threading.Lock(), 0))
             self._locks[key] = (lock, users + 1)

@@ -1,7 +1,7 @@
-"""Who owns what: one JSON file per sandbox, written before anything is changed and deleted last.
+"""The records of pods' networks: one JSON file per sandbox, written before anything changes and deleted last.
 
-A file is replaced atomically (temporary file, fsync, rename, fsync of the directory), so it is always whole: the old one or
-the new one. A file that cannot be read is kept and reported; it is never taken for "nothing there".
+A file is replaced atomically (temporary file, fsync, rename, fsync of the directory), so it is always complete: either the old or
+the new version. A file that cannot be read is kept and reported. It never counts as missing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FIELDS = (
 
 
 class Phase(enum.Enum):
-    """ATTACHING: anything from nothing to everything may exist. ATTACHED: all of it does. RELEASING: as ATTACHING."""
+    """ATTACHING and RELEASING: any part of the network may exist. ATTACHED: all parts exist."""
 
     ATTACHING = "attaching"
     ATTACHED = "attached"
@@ -53,10 +53,10 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the sandbox's next QEMU goes: its cgroup's path below each hierarchy ("": stays where it is) and its
-    oom_score_adj (None: left alone). Its taps are handed out until `open_until` (seconds since the machine's start, 0: not at
-    all), to one process of the user `uid` (0: the one that VMs have in common), which `taken_by` names. `queues`: how many it may
-    have of each NIC; 0 for a virtshim of an earlier version, whose VMs know of neither queues nor vhost-net."""
+    """Where the sandbox's next QEMU goes: the path of its cgroup below each hierarchy ("": it stays where it is) and its
+    oom_score_adj (None: unchanged). The taps are handed out until `open_until` (seconds since boot, 0: never), to one process
+    of the user `uid` (0: the common user of VMs). `taken_by` names that process. `queues`: how many queues it may have per NIC;
+    0 for a virtshim of an earlier version, whose VMs support neither queues nor vhost-net."""
 
     group: str = ""
     oom_score_adj: int | None = None
@@ -72,7 +72,7 @@ class Placement:
         return cls(
             text(obj, "group", where),
             None if score is None else number(obj, "oom_score_adj", where, -1000, 1000),
-            number({"open_until": 0, **obj}, "open_until", where, 0, 1 << 62),  # those of earlier versions have none
+            number({"open_until": 0, **obj}, "open_until", where, 0, 1 << 62),  # missing in records of earlier versions
             text(obj, "taken_by", where, ""),
             number({"uid": 0, **obj}, "uid", where, 0, MAX_UID),
             number({"queues": 0, **obj}, "queues", where, 0, MAX_QUEUES),
@@ -81,9 +81,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """All that release needs, whatever has changed since: the CNI config and plugin directories used, ADD's result
-    (None: it may not have ended), the NICs, and the functions that are NICs themselves (both empty: links untouched).
-    `fetch_key` is 64 hex digits. `boot`: the kernel's id of the boot in which it was attached ("": not known)."""
+    """Everything that release needs, even if the configuration changes: the CNI configuration and plugin directories used, ADD's
+    result (None: ADD may not have ended), the NICs, and the functions that are NICs themselves (both empty: links untouched).
+    `fetch_key`: 64 hex digits. `boot`: the kernel's id of the boot in which the pod was attached ("": unknown)."""
 
     phase: Phase
     pod: Pod
@@ -99,7 +99,7 @@ class Entry:
     placement: Placement = Placement()
     boot: str = ""
 
-    def __repr__(self) -> str:  # keeps the key out of logs
+    def __repr__(self) -> str:  # without the key, which must not reach logs
         return f"Entry({self.pod.sandbox}, {self.phase.value})"
 
 
@@ -127,10 +127,10 @@ def from_json(raw: Json) -> Entry:
     version = raw.get("version")
     if isinstance(version, int) and version > _VERSION:
         raise BadField(
-            f"ledger.version: {version}, written by a newer tapmanager; this one knows {_VERSION}, so start the newer one"
+            f"ledger.version: {version}, written by a newer tapmanager; this one supports {_VERSION}, so start the newer one"
         )
     if version != _VERSION:
-        raise BadField(f"ledger.version: {str(version)[:20]!r}, this program knows {_VERSION}")
+        raise BadField(f"ledger.version: {str(version)[:20]!r}, but this program supports {_VERSION}")
     refuse_unknown(raw, _FIELDS, "ledger")
     phase = text(raw, "phase", "ledger")
     if phase not in {one.value for one in Phase}:
@@ -145,13 +145,13 @@ def from_json(raw: Json) -> Entry:
         fetch_key=text(raw, "fetch_key", "ledger"),
         result=None if result is None else as_object(result, "ledger.result"),
         nics=tuple(Nic.from_json(nic, f"ledger.nics[{at}]") for at, nic in enumerate(objects(raw, "nics", "ledger"))),
-        functions=tuple(  # records of earlier versions have none
+        functions=tuple(  # missing in records of earlier versions
             NicFunction.from_json(item, f"ledger.functions[{at}]")
             for at, item in enumerate(objects(raw, "functions", "ledger"))
         ),
         ips=tuple(address(ip, f"ledger.ips[{at}]") for at, ip in enumerate(texts(raw, "ips", "ledger"))),
         dns=Dns.from_json(as_object(raw.get("dns"), "ledger.dns"), "ledger.dns"),
-        placement=Placement.from_json(  # records of earlier versions have none
+        placement=Placement.from_json(  # missing in records of earlier versions
             as_object(raw.get("placement", {"group": ""}), "ledger.placement"), "ledger.placement"
         ),
         boot=text(raw, "boot", "ledger", ""),
@@ -159,13 +159,13 @@ def from_json(raw: Json) -> Entry:
 
 
 class Ledger:
-    """The files below `folder` (made 0700 if missing). The caller has one lock a sandbox; other sandboxes do not matter."""
+    """The files in `folder`, which is made with mode 0700 if missing. The caller holds the lock of the sandbox it uses."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
     def prepare(self) -> None:
-        """Makes the folder and removes half-written temporary files of a killed process. Raises OSError."""
+        """Makes the folder, and removes temporary files of a killed process. Raises OSError."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         for name in os.listdir(self._folder):
             if name.startswith(_TEMPORARY):
@@ -175,7 +175,7 @@ class Ledger:
         return os.path.join(self._folder, sandbox + _SUFFIX)
 
     def sandboxes(self) -> Sequence[str]:
-        """All that have a file, readable or not. Raises OSError."""
+        """All sandboxes that have a file, readable or not. Raises OSError."""
         found = []
         for name in os.listdir(self._folder):
             with contextlib.suppress(BadField):
@@ -184,7 +184,8 @@ class Ledger:
         return sorted(found)
 
     def read(self, sandbox: str) -> Entry | None:
-        """None only if there is no file. Raises TapmanagerError (internal) naming the file if it cannot be read."""
+        """The record; None only if there is no file. Raises TapmanagerError (internal), which names a file that cannot be
+        read."""
         path = self.path(sandbox)
         try:
             with open(path, "rb") as file:
@@ -198,10 +199,10 @@ class Ledger:
         return entry
 
     def write(self, entry: Entry, *, survives_power_cuts: bool = True) -> None:
-        """On disk when it returns; without `survives_power_cuts` a cut may restore the old record. Raises TapmanagerError
-        (exhausted on a full disk, else internal)."""
+        """Writes the record. It is on disk when this returns; without `survives_power_cuts`, a power cut may restore the old one.
+        Raises TapmanagerError (exhausted on a full disk, else internal)."""
         path = self.path(entry.pod.sandbox)
-        plain = json.dumps(to_json(entry)).encode()  # on one line: with line breaks the C encoder would not do it
+        plain = json.dumps(to_json(entry)).encode()  # on one line, because the C encoder does not support indentation
         data = _head(entry.phase) + plain[len(_head(entry.phase).rstrip()) :]
         try:
             fd, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=self._folder)  # 0600
@@ -221,30 +222,30 @@ class Ledger:
             raise _cannot_write(path, exc) from exc
 
     def mark(self, entry: Entry, phase: Phase) -> Entry:
-        """The record, of which `entry` was written last, with that phase. A power cut, after which nothing is attached anyway,
-        may undo it. Raises TapmanagerError."""
+        """Changes the phase of the record, whose last written version is `entry`. A power cut may undo the change, which does not
+        matter: nothing is attached after a power cut. Raises TapmanagerError."""
         marked = dataclasses.replace(entry, phase=phase)
         old, new = _head(entry.phase), _head(phase)
         path = self.path(entry.pod.sandbox)
         try:
             with open(path, "r+b", buffering=0) as file:
                 if file.read(len(old)) == old:
-                    os.pwrite(file.fileno(), new, 0)  # some bytes of one page: all of them are there, or none
+                    os.pwrite(file.fileno(), new, 0)  # a few bytes within one page are written completely or not at all
                     return marked
         except OSError as exc:
             raise _cannot_write(path, exc) from exc
-        self.write(marked)  # over an earlier version's
+        self.write(marked)  # replaces a record of an earlier version
         return marked
 
     def sync(self) -> None:
-        """What was written so far survives power cuts. Raises TapmanagerError."""
+        """Makes everything written so far survive power cuts. Raises TapmanagerError."""
         try:
             self._sync_folder()
         except OSError as exc:
             raise _cannot_write(self._folder, exc) from exc
 
     def delete(self, sandbox: str) -> None:
-        """No error if there is none. Raises TapmanagerError."""
+        """Deletes the record, if there is one. Raises TapmanagerError."""
         path = self.path(sandbox)
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -262,7 +263,8 @@ class Ledger:
 
 
 def _head(phase: Phase) -> bytes:
-    """What a record of that phase begins with, as `to_json` orders it; of any phase equally long, as JSON allows."""
+    """The beginning of a record in that phase, in the order of `to_json`. It has the same length for all phases, by padding with
+    white space."""
     longest = max(len(one.value) for one in Phase)
     padding = " " * (longest - len(phase.value))
     return json.dumps({"version": _VERSION, "phase": phase.value})[:-1].encode() + b"," + padding.encode()
@@ -270,8 +272,8 @@ def _head(phase: Phase) -> bytes:
 
 def _unreadable(path: str, why: Exception) -> TapmanagerError:
     return internal(
-        f"the network record {path} cannot be read ({why}), so nothing of that pod is touched; restore the file, or remove "
-        "by hand what the pod had (ip netns del, the CNI plugin's lease) and then the file"
+        f"the network record {path} cannot be read ({why}), so the pod's network is left alone; restore the file, or remove "
+        "the pod's network by hand (ip netns del, the CNI plugin's lease) and then the file"
     )
 
 

@@ -1,6 +1,6 @@
-"""What reaches the log: each record is one short line of printable text, and nobody but root can fill the log.
+"""The log: each record is one short line of printable text, and only root can fill the log.
 
-Names, addresses and errors come from pods, CNI plugins and peers. A line break among them would be a line that nobody has logged.
+Names, addresses and errors come from pods, CNI plugins and peers. A line break in them would let them forge a log line.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-# Characters of one line; tracebacks are ours and stay whole.
+# Most characters of one line. Tracebacks are not cut, because their text is tapmanager's own.
 _LONGEST = 1000
 
 
-# `virtshim up` names a file here, which each of its programs keeps its log in as well.
+# `virtshim up` sets this variable to a file in which the program also keeps its log.
 FILE_VARIABLE = "UP_LOG_FILE"
-_FILE_BYTES = 8 << 20  # and as much once more in FILE.1, the one before
+_FILE_BYTES = 8 << 20  # the same amount again in FILE.1, the previous file
 
 
 def set_up(level: str) -> None:
-    """Everything that is logged in this process goes to standard error, in such lines."""
+    """Sends all logs of this process to standard error, in such lines."""
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if path := os.environ.get(FILE_VARIABLE):
         handlers.append(LogFile(path))
@@ -35,7 +35,7 @@ def set_up(level: str) -> None:
 
 
 class LogFile(logging.handlers.RotatingFileHandler):
-    """A full disk costs its lines, and nothing else."""
+    """A log file. On a full disk its lines are lost, without other effects."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, maxBytes=_FILE_BYTES, backupCount=1)
@@ -45,7 +45,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
 
 
 def one_line(text: str, longest: int = _LONGEST) -> str:
-    """Escapes what is not printable, line breaks above all, and cuts."""
+    """Escapes characters that are not printable, above all line breaks, and cuts long text."""
     cut = text[:longest]
     shown = cut if cut.isprintable() else "".join(char if char.isprintable() else _escaped(char) for char in cut)
     return shown if len(text) <= longest else f"{shown} ... ({len(text)} characters)"
@@ -56,7 +56,7 @@ def _escaped(char: str) -> str:
 
 
 class OneLine(logging.Formatter):
-    """Time, level and message; a traceback's lines stand below it, indented."""
+    """Time, level and message, with the lines of a traceback indented below."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -87,7 +87,8 @@ class LineLimit:
         self._allowances: dict[Hashable, _Allowance] = {}
 
     def unlogged(self, key: Hashable) -> int | None:
-        """None: this line is not to be logged. Otherwise how many of that key's were not since the last that was."""
+        """Returns None if the user's line must not be logged. Otherwise, how many of the user's lines were dropped since the last
+        logged one."""
         now = self._monotonic()
         with self._lock:
             found = self._allowances.setdefault(key, _Allowance(self._burst, now))

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, as the kernel tells it (SO_PEERCRED)."""
+"""The process at the other end of a connection, from the kernel (SO_PEERCRED)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tapmanager.errors import TapmanagerError
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`pid` as in our own process namespace."""
+    """`pid`: in this process's own pid namespace."""
 
     uid: int
     pid: int
@@ -27,8 +27,8 @@ def peer_of(conn: socket.socket) -> Peer:
 
 
 def process_of(peer: Peer) -> str:
-    """Its number and its start's time, which together no other process has; an exec changes neither. Raises TapmanagerError
-    (failed-precondition) if it has ended."""
+    """The process's pid and start time, which together are unique; exec changes neither. Raises TapmanagerError
+    (failed-precondition) if the process has ended."""
     try:
         with open(f"/proc/{peer.pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""The values tapmanager works with: what a pod asks for, and what its guest's NICs are. Pure; JSON in and out.
+"""tapmanager's values: what a pod asks for, and the NICs of its guest. Pure; converts from and to JSON.
 
 `from_json` functions raise `fields.BadField`, whose message begins with the field's path.
 """
@@ -14,25 +14,25 @@ from tapmanager.fields import HEX64, MAC, BadField, Json, as_object, number, obj
 from tapmanager.links.policy_routes import PolicyRule, TableRoute
 from tapmanager.sriov.vf_settings import VfSettings
 
-# What may stand in CNI_ARGS, whose separators are ";" and "=". Kubernetes names are narrower than this.
+# Characters allowed in CNI_ARGS, whose separators are ";" and "=". Kubernetes names are a subset.
 _ARG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,252}")
-# What a guest may not send by its tap; from the weakest to the strongest.
+# Filters of what a guest sends through its tap, from the weakest to the strongest.
 OFF, MAC_ONLY, WITH_IP = FILTERS = ("off", "mac", "mac+ip")
-# Of a NIC. More bring no more packets than a node's NIC has queues for; a VM has ten NICs at most, and a frame 160 descriptors.
+# Queues per NIC. More do not help beyond the queues of the node's NIC. A VM has at most ten NICs, and a frame 160 descriptors.
 MAX_QUEUES = 8
-# Linux allows more, but nothing we or a sane plugin make needs it: dev_valid_name() forbids "/", ":" and white space.
+# Linux allows more characters: its dev_valid_name() forbids only "/", ":" and white space. Sane plugins do not use the rest.
 _LINK = re.compile(r"(?!\.\.?$)[!-.0-9;-~]{1,15}")
 
 
 def sandbox_id(value: str, where: str) -> str:
-    """64 lower-case hex digits: safe in a path."""
+    """64 lower-case hex digits, so it is safe in a path."""
     if not HEX64.fullmatch(value):
         raise BadField(f"{where}: not a sandbox id: {value[:80]!r} (64 hex digits expected)")
     return value
 
 
 def mac_address(value: str, where: str) -> str:
-    """Six octets, lower case, colons; not a group address."""
+    """Six octets in lower case with colons; not a group address."""
     lowered = value.lower()
     if not MAC.fullmatch(lowered) or int(lowered[:2], 16) & 1:
         raise BadField(f"{where}: not a unicast MAC address: {value[:40]!r}")
@@ -40,7 +40,7 @@ def mac_address(value: str, where: str) -> str:
 
 
 def link_name(value: str, where: str) -> str:
-    """A network interface's name: 1 to 15 printable characters without "/" and ":"."""
+    """The name of a network interface: 1 to 15 printable characters without "/" and ":"."""
     if not _LINK.fullmatch(value):
         raise BadField(f"{where}: not an interface name: {value[:40]!r}")
     return value
@@ -58,7 +58,7 @@ def cidr(value: str, where: str) -> str:
 
 
 def network(value: str, where: str) -> str:
-    """A route's destination, host bits cleared: `0.0.0.0/0`."""
+    """The destination of a route, with host bits cleared: `0.0.0.0/0`."""
     try:
         return str(ipaddress.ip_network(value, strict=False))
     except ValueError as exc:
@@ -76,7 +76,7 @@ def address(value: str, where: str) -> str:
 def filter_name(value: str, where: str) -> str:
     """One of FILTERS."""
     if value not in FILTERS:
-        raise BadField(f"{where}: {value[:20]!r} is none of {', '.join(FILTERS)}")
+        raise BadField(f"{where}: {value[:20]!r} is not one of {', '.join(FILTERS)}")
     return value
 
 
@@ -119,7 +119,7 @@ class PortMapping:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Bits a second, into the pod and out of it; 0 for no limit."""
+    """Bits per second into and out of the pod; 0 for no limit."""
 
     ingress: int = 0
     egress: int = 0
@@ -133,9 +133,9 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What attach is asked for. `namespace`, `name` and `uid` are safe in CNI_ARGS. `hostname`: the guest's, by DHCP; "" for one
-    that is made of the pod's name. `filter`: one of FILTERS, "" for the node's. `multi_queue`: its VMs may want several queues a
-    NIC. `policy_routes`: who asks has them given to the guest; one of an earlier version has not."""
+    """The arguments of attach. `namespace`, `name` and `uid` are safe in CNI_ARGS. `hostname`: the guest's, sent by DHCP; "" to
+    derive it from the pod's name. `filter`: one of FILTERS, "" for the node's. `multi_queue`: the pod's VMs may want several
+    queues per NIC. `policy_routes`: the caller gives such routes to the guest; a caller of an earlier version does not."""
 
     sandbox: str
     namespace: str
@@ -168,7 +168,7 @@ class Pod:
                 PortMapping.from_json(item, f"{where}.port_mappings[{at}]")
                 for at, item in enumerate(objects(obj, "port_mappings", where))
             ),
-            text(obj, "hostname", where, ""),  # records of earlier versions have none
+            text(obj, "hostname", where, ""),  # missing in records of earlier versions
             filter_name(asked, f"{where}.filter") if asked else "",
             Bandwidth.from_json(as_object(obj.get("bandwidth") or {}, f"{where}.bandwidth"), f"{where}.bandwidth"),
             obj.get("multi_queue") is True,
@@ -191,7 +191,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`destination` is a CIDR; `gateway` None means on-link."""
+    """A route. `destination`: in CIDR notation. `gateway`: None means on-link."""
 
     destination: str
     gateway: str | None = None
@@ -208,7 +208,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Who has that MAC, as a plugin wrote it down."""
+    """A permanent neighbour entry that a plugin made: an address and its MAC."""
 
     address: str
     mac: str
@@ -224,14 +224,14 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """One guest NIC and what stands behind it in the pod's namespace.
+    """One guest NIC, and its devices in the pod's namespace.
 
-    `link` is the CNI interface, whose MAC the guest uses (`mac`) while the link itself got `link_mac`; both ends hang on
-    `bridge`, the guest's by `tap`. `addresses` and `routes` are what the guest must carry; `link_addresses` and
-    `link_routes` what was taken off the link, put back before CNI DEL. `mtu` is in bytes; `route_mtu` that of the link's routes
-    where it is smaller, else 0. `neighbours`: for whom `bridge` answers the guest. `filter`: one of FILTERS. `multi_queue`: how
-    the tap was made. `rules` choose other tables than the main one, whose routes by this NIC are `table_routes`; they stay in the
-    namespace, too, where plugins look for them at DEL.
+    `link` is the CNI interface. The guest uses its MAC (`mac`), and the link itself got `link_mac`. `bridge` connects the link
+    and `tap`, which leads to the guest. The guest must have `addresses` and `routes`. `link_addresses` and `link_routes` were
+    removed from the link, and are restored before CNI DEL. `mtu` is in bytes; `route_mtu` is that of the link's routes if it is
+    smaller, else 0. `neighbours`: addresses for which `bridge` answers the guest. `filter`: one of FILTERS. `multi_queue`: how
+    the tap was made. `rules` select other routing tables than the main one; `table_routes` are the routes of these tables through
+    this NIC. Rules and routes also stay in the namespace, because plugins look for them at DEL.
     """
 
     link: str
@@ -285,13 +285,15 @@ class Nic:
             routes=routes("routes"),
             link_addresses=addresses("link_addresses"),
             link_routes=routes("link_routes"),
-            route_mtu=number({"route_mtu": 0, **obj}, "route_mtu", where, 0, 65535),  # earlier versions' have none
+            route_mtu=number(
+                {"route_mtu": 0, **obj}, "route_mtu", where, 0, 65535
+            ),  # missing in records of earlier versions
             neighbours=tuple(
                 Neighbour.from_json(item, f"{where}.neighbours[{at}]")
                 for at, item in enumerate(objects(obj, "neighbours", where))
             ),
             filter=filter_name(text(obj, "filter", where, OFF), f"{where}.filter"),
-            multi_queue=obj.get("multi_queue") is True,  # earlier versions' were made for one
+            multi_queue=obj.get("multi_queue") is True,  # taps of earlier versions have one queue
             rules=_rules(obj, where),
             table_routes=_table_routes(obj, where),
         )
@@ -302,13 +304,13 @@ class Nic:
 
 @dataclass(frozen=True, slots=True)
 class NicFunction:
-    """A virtual function of a network card that is a guest's NIC itself, at VFIO.
+    """A virtual function of a network card, which is itself the guest's NIC, through VFIO.
 
-    `link` is what the plugin calls it in the pod, `pci` its address on the host. `driver`, `mac`, `mtu` (bytes) are those of its
-    link there. A plugin that found it at VFIO already made no link: then `driver` is "", and the plugin's result told the rest.
-    `settings`: what was set for it from the card's side (None: unknown). `addresses` and `routes` are the guest's;
-    `link_addresses` and `alias` are put back on the link before CNI DEL, where plugins look for them. `is_back`: that was done,
-    and it may be another pod's by now. `rules` and `table_routes` as those of a `Nic`.
+    `link`: the plugin's name for it in the pod. `pci`: its address on the host. `driver`, `mac` and `mtu` (bytes) are those of
+    its link. If the plugin found the function at VFIO, it made no link: then `driver` is "", and the other values come from the
+    plugin's result. `settings`: what is set for it on the card (None: unknown). `addresses` and `routes` are the guest's.
+    `link_addresses` and `alias` are restored on the link before CNI DEL, because plugins look for them. `is_back`: the function
+    was restored, and may belong to another pod by now. `rules` and `table_routes`: as for `Nic`.
     """
 
     link: str
@@ -328,7 +330,7 @@ class NicFunction:
     @classmethod
     def from_json(cls, obj: Json, where: str) -> NicFunction:
         refuse_unknown(obj, (*cls.__slots__, "admin_mac"), where)
-        admin = text(obj, "admin_mac", where, "")  # records of earlier versions have that alone
+        admin = text(obj, "admin_mac", where, "")  # records of earlier versions have only this
         settings = obj.get("settings", {"mac": admin} if admin else None)
         return cls(
             link=link_name(text(obj, "link", where), f"{where}.link"),
@@ -354,7 +356,7 @@ class NicFunction:
 
 
 def _rules(obj: Json, where: str) -> tuple[PolicyRule, ...]:
-    found = enumerate(objects(obj, "rules", where))  # records of earlier versions have none
+    found = enumerate(objects(obj, "rules", where))  # missing in records of earlier versions
     return tuple(PolicyRule.from_json(item, f"{where}.rules[{at}]") for at, item in found)
 
 

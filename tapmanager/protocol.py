@@ -1,4 +1,4 @@
-"""The wire between tapmanager and its callers (virtshim, vmwrapper): frames, and nothing about what they ask for.
+"""The wire protocol between tapmanager and its callers (virtshim, vmwrapper): frames, without the meaning of requests.
 
 A frame is one SOCK_SEQPACKET message: a UTF-8 JSON object, with file descriptors beside it (SCM_RIGHTS). The kernel keeps
 message borders, so a frame arrives whole or not at all.
@@ -7,11 +7,11 @@ message borders, so a frame arrives whole or not at all.
     answer    {"v": 1, "id": 7, "ok": {...}}                              descriptors only here
     error     {"v": 1, "id": 7, "error": {"kind": "not-found", "message": "..."}}
 
-`timeout` is in seconds: how long the other side may work on it. An error's kind is one of `KINDS`, its message is for
-people.
+`timeout`: seconds that the other side may work on the request. An error's kind is one of `KINDS`, and its message is for people.
 
-vmwrapper must start in some ten milliseconds, so this module imports five modules and no more, uses of `json` and `socket` what
-vmwrapper/json_core.py and vmwrapper/socket_core.py have, and knows neither dataclasses nor typing at run time.
+vmwrapper must start within about ten milliseconds. Therefore this module imports only five modules, uses only those parts of
+`json` and `socket` that vmwrapper/json_core.py and vmwrapper/socket_core.py provide, and needs no dataclasses or typing at
+run time.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 VERSION = 1
 
-# Kernel default for a socket's send buffer is 208 KiB (net.core.wmem_default); a longer SEQPACKET message is EMSGSIZE.
+# The kernel's default for a send buffer is 208 KiB (net.core.wmem_default); a longer SEQPACKET message fails with EMSGSIZE.
 MAX_FRAME = 192 * 1024
-# The kernel's own limit is 253 descriptors a message (SCM_MAX_FD); a VM has ten NICs at most, each with up to eight queues of
-# two descriptors.
+# The kernel's limit is 253 descriptors per message (SCM_MAX_FD). A VM has at most ten NICs, each with at most eight queues of two
+# descriptors.
 MAX_FDS = 160
 _FD_BYTES = struct.calcsize("i")
 
-# The values of virtshim.model.errors.Kind that tapmanager has a use for; a test compares the two.
+# The values of virtshim.model.errors.Kind that tapmanager uses; a test compares the two.
 KINDS = frozenset(
     {
         "invalid",
@@ -54,7 +54,7 @@ KINDS = frozenset(
 
 
 class FrameError(Exception):
-    """What arrived is not a frame of this protocol, or what should be sent does not fit in one."""
+    """A received message is not a frame of this protocol, or a message to send does not fit into a frame."""
 
 
 class RemoteError(Exception):
@@ -67,7 +67,7 @@ class RemoteError(Exception):
 
 
 def request(number: int, verb: str, args: Mapping[str, object], timeout: float) -> dict[str, object]:
-    """A request's body; `timeout` in seconds is what the other side may take."""
+    """The body of a request. `timeout`: seconds that the other side may take."""
     return {"v": VERSION, "id": number, "verb": verb, "timeout": timeout, "args": args}
 
 
@@ -88,7 +88,7 @@ def encode(body: Mapping[str, object]) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, object]:
-    """Raises FrameError for anything that is not a JSON object of our version."""
+    """Raises FrameError for anything but a JSON object of this protocol version."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as exc:
@@ -97,15 +97,16 @@ def decode(data: bytes) -> dict[str, object]:
         raise FrameError("a frame is not a JSON object")
     if body.get("v") != VERSION:
         raise FrameError(
-            f"a frame of protocol version {body.get('v')!r}, this side speaks {VERSION}: restart the older one"
+            f"a frame of protocol version {body.get('v')!r}, this side speaks {VERSION}; restart the older program"
         )
     return body
 
 
 def send_frame(sock: socket.socket, body: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-    """The descriptors stay the caller's: the receiver gets duplicates. Raises FrameError, OSError (TimeoutError too)."""
+    """The receiver gets duplicates of the descriptors, so the caller still owns its own. Raises FrameError, and OSError including
+    TimeoutError."""
     if len(fds) > MAX_FDS:
-        raise FrameError(f"{len(fds)} descriptors in one frame, the limit is {MAX_FDS}")
+        raise FrameError(f"{len(fds)} descriptors in one frame exceed the limit of {MAX_FDS}")
     data = encode(body)
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []
     sock.sendmsg([data], rights)
@@ -114,15 +115,15 @@ def send_frame(sock: socket.socket, body: Mapping[str, object], fds: Sequence[in
 def recv_frame(sock: socket.socket) -> tuple[dict[str, object], list[int]] | None:
     """The next frame and its descriptors (close-on-exec, owned by the caller); None at end of file.
 
-    A frame that was cut short closes the descriptors that did arrive and raises FrameError, as does one that is not ours.
+    If a frame is truncated or is not of this protocol, its descriptors are closed and FrameError is raised.
     """
-    # Not socket.recv_fds: it drops its flags argument, so descriptors would arrive inheritable (CPython gh-107898).
+    # Not socket.recv_fds: it ignores its flags argument, so descriptors would be inheritable (CPython gh-107898).
     room = socket.CMSG_SPACE(MAX_FDS * _FD_BYTES)
     data, ancillary, flags, _ = sock.recvmsg(MAX_FRAME, room, socket.MSG_CMSG_CLOEXEC)
     fds = _rights(ancillary)
     try:
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            raise FrameError("a frame, or its descriptors, were cut short")  # noqa: TRY301  one place closes the descriptors
+            raise FrameError("a frame or its descriptors were truncated")  # noqa: TRY301  one place closes the descriptors
         if not data:
             close_all(fds)
             return None
@@ -146,8 +147,8 @@ def close_all(fds: Sequence[int]) -> None:
 
 
 def _work_time(timeout: float) -> float:
-    """What the other side may use of the caller's `timeout` (seconds): the rest is for clean-up and the answer's way, so
-    that the caller learns what took so long, not only that it was too long."""
+    """The part of the caller's `timeout` (seconds) that the other side may use. The rest is for its clean-up and answer, so that
+    the caller learns the cause and not only that time ran out."""
     return timeout - min(2.0, timeout / 5)
 
 
@@ -159,11 +160,11 @@ def call(
     patience: float = 0.0,
     when_over: Callable[[], None] | None = None,
 ) -> tuple[dict[str, object], list[int]]:
-    """One request on a connection of its own: the answer's `ok` object and the descriptors (owned by the caller).
+    """Sends one request on its own connection. Returns the answer's `ok` object and the descriptors, which the caller owns.
 
-    `timeout` in seconds bounds the whole exchange. If there is no answer after `patience` seconds, `when_over` is called once:
-    what it raises ends the call. Raises RemoteError (the other side's error), FrameError, TimeoutError, ConnectionError or
-    another OSError."""
+    `timeout`: seconds for the whole exchange. If there is no answer after `patience` seconds, `when_over` is called once; an
+    exception that it raises ends the call. Raises RemoteError (the other side's error), FrameError, TimeoutError,
+    ConnectionError or another OSError."""
     until = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
         sock.settimeout(max(timeout, 0.001))
@@ -174,7 +175,7 @@ def call(
         sock.settimeout(max(until - time.monotonic(), 0.001))
         received = recv_frame(sock)
     if received is None:
-        raise ConnectionResetError("it closed the connection without an answer")
+        raise ConnectionResetError("the other side closed the connection without an answer")
     return _opened(*received)
 
 

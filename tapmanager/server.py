@@ -1,7 +1,7 @@
-"""The socket: who may connect, one thread a connection, and answers whatever happens.
+"""The server: who may connect, one thread per connection, and an answer in every case.
 
-A peer is known by SO_PEERCRED. root may have many connections, QEMUs' users a few (a hostile QEMU must not use up what
-virtshim needs), nobody else any. A peer that neither sends nor reads is dropped after a time limit.
+SO_PEERCRED identifies a peer. root may have many connections, QEMUs' users a few, because a hostile QEMU must not use up the
+connections that virtshim needs. Other users are refused. A peer that neither sends nor reads is dropped after a time limit.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _USER_LINE_EVERY = 10.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """`peer_seconds`: to send the (next) request, or to read its answer. The others are numbers of connections: one QEMU process
-    (libvirt's seccomp sandbox lets it start no other) needs one; all QEMUs together must not starve root."""
+    """`peer_seconds`: time to send the next request, or to read its answer. The others are numbers of connections. A QEMU needs
+    one, and libvirt's seccomp sandbox keeps it from starting other processes. All QEMUs together must not starve root."""
 
     peer_seconds: float = 5.0
     of_root: int = 1024
@@ -52,14 +52,15 @@ Perform = Callable[[Json, Peer, float], Answer]
 
 
 def lock_file(path: str) -> int:
-    """An exclusive lock for this process's life, as a descriptor to keep. Raises TapmanagerError naming the holder."""
+    """Takes an exclusive lock until this process ends. Returns the descriptor to keep. Raises TapmanagerError, which names the
+    holder."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
         os.close(fd)
-        message = f"another one (process {holder or 'unknown'}) holds {path}; stop it first, or choose other paths"
+        message = f"another program (process {holder or 'unknown'}) holds {path}; stop it first, or choose other paths"
         raise TapmanagerError("already-exists", message) from exc
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -67,13 +68,14 @@ def lock_file(path: str) -> int:
 
 
 def listen(path: str, group: int) -> socket.socket:
-    """A listening socket, mode 0660 root:`group`. The caller holds the lock: a socket there is a dead process's. Raises
-    TapmanagerError if something else is in the way, OSError. Not thread-safe: sets the umask for a moment."""
+    """A listening socket with mode 0660 and owner root:`group`. The caller holds the lock, so an existing socket belongs to a
+    dead process. Raises TapmanagerError if another kind of file is in the way, and OSError. Not thread-safe, because it
+    changes the umask for a moment."""
     os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise TapmanagerError(
-                "already-exists", f"{path} is there and is not a socket; remove it, or choose another path"
+                "already-exists", f"{path} exists and is not a socket; remove it, or choose another path"
             )
         os.unlink(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -91,8 +93,8 @@ def listen(path: str, group: int) -> socket.socket:
 
 
 class Server:
-    """Serves `listener` until `stop`. `qemu_uid`: the user that VMs have in common, None if there is none. `is_vm`: whether a
-    user is one VM's own. `peer`: who is at the other end of a connection. `monotonic` is the clock of the log's bounds."""
+    """Serves `listener` until `stop`. `qemu_uid`: the common user of VMs, None if there is none. `is_vm`: whether a user
+    belongs to one VM. `peer`: identifies the other end of a connection. `monotonic`: the clock of the log's limits."""
 
     def __init__(
         self,
@@ -126,9 +128,9 @@ class Server:
         return self._thread.is_alive()
 
     def stop(self, timeout: float) -> bool:
-        """No new requests; waits up to `timeout` seconds for those in progress. True if all ended."""
+        """Accepts no new requests, and waits up to `timeout` seconds for running ones. Returns True if all ended."""
         self._stopping.set()
-        self._wake.close()  # not the listener's shutdown: systemd, whose it may be, keeps it
+        self._wake.close()  # not shutdown() on the listener: systemd may own it and keep it open
         self._thread.join(timeout=5.0)
         self._listener.close()
         self._woken.close()
@@ -149,7 +151,7 @@ class Server:
             except OSError as exc:
                 if not self._stopping.is_set():
                     log.warning("server.accept_failed error=%s", exc)
-                    self._stopping.wait(0.1)  # out of descriptors: some will come free
+                    self._stopping.wait(0.1)  # out of descriptors, some of which will be closed soon
                 continue
             self._admit(conn)
 
@@ -168,7 +170,7 @@ class Server:
             threading.Thread(
                 target=self._serve_connection, args=(conn, peer), name=f"peer-{peer.pid}", daemon=True
             ).start()
-        except RuntimeError as exc:  # no more threads: this peer must try again, the others go on
+        except RuntimeError as exc:  # out of threads: this peer must try again, the others are not affected
             log.warning("server.no_thread error=%s", exc)
             conn.close()
             self._forget(peer)
@@ -200,8 +202,8 @@ class Server:
             self._forget(peer)
 
     def _log(self, peer: Peer, level: int, text: str, *words: object, exc_info: bool = False) -> None:
-        """What a peer caused. All that root causes is logged."""
-        unlogged = self._user_lines.unlogged(peer.uid) if peer.uid else 0
+        """Logs an event that a peer caused."""
+        unlogged = self._user_lines.unlogged(peer.uid)
         if unlogged is None:
             return
         if unlogged:
@@ -215,7 +217,7 @@ class Server:
                 del self._connections[peer]
 
     def _one_request(self, conn: socket.socket, peer: Peer) -> bool:
-        """False at the end of the conversation."""
+        """Serves one request. Returns False at the end of the connection."""
         try:
             received = protocol.recv_frame(conn)
         except protocol.FrameError as exc:
@@ -224,9 +226,9 @@ class Server:
         if received is None:
             return False
         request, fds = received
-        protocol.close_all(fds)  # no verb takes any
+        protocol.close_all(fds)  # no verb uses descriptors
         if _peer_hung_up(conn):
-            # Given up before it was begun (we hung, or were busy): its caller may have asked for the opposite since.
+            # The caller gave up before the request began, because tapmanager was busy. It may since have asked for the opposite.
             self._log(peer, logging.WARNING, "request.given_up verb=%s uid=%d", _verb(request), peer.uid)
             return False
         with self._lock:
@@ -248,7 +250,7 @@ class Server:
         try:
             answer = self._perform(request, peer, started + seconds_of(request))
             body = protocol.answer(number, answer.ok)
-            protocol.encode(body)  # an answer too long must become an error, too
+            protocol.encode(body)  # an answer that is too long must become an error too
         except (TapmanagerError, protocol.FrameError, OSError) as exc:
             kind = exc.kind if isinstance(exc, TapmanagerError) else "internal"
             body = protocol.error(number, kind, str(exc)[:8000])
@@ -266,7 +268,7 @@ class Server:
 
 
 def _verb(request: Json) -> str:
-    """For the log: a word, or that it is none."""
+    """The verb for the log, if it is a valid word."""
     name = str(request.get("verb"))[:40]
     return name if name.isidentifier() else "?"
 
@@ -278,13 +280,13 @@ def _peer_hung_up(conn: socket.socket) -> bool:
 
 
 def adopt(sock: socket.socket, path: str, group: int) -> socket.socket:
-    """A listening socket that systemd opened at `path`, mode 0660 root:`group` from now on. Raises TapmanagerError if it is
-    another one, OSError."""
+    """Adopts a listening socket that systemd opened at `path`, and sets mode 0660 and owner root:`group`. Raises TapmanagerError
+    for a socket with another path or type, and OSError."""
     if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
         raise invalid("the activated socket is not ListenSequentialPacket=; correct tapmanager.socket")
     if sock.getsockname() != path:
         raise invalid(
-            f"the activated socket is {sock.getsockname()}, tapmanager.socket is {path}; have both name the same"
+            f"the activated socket is {sock.getsockname()}, but tapmanager.socket is {path}; set both to the same path"
         )
     os.chown(path, 0, group)
     os.chmod(path, 0o660)

@@ -1,4 +1,5 @@
-"""Settings: the `[tapmanager]` table of a TOML file, with drop-ins, and flags over it. One record a setting."""
+"""tapmanager's settings: the `[tapmanager]` table of a TOML file and its drop-ins. Flags take precedence. One field per
+setting."""
 
 from __future__ import annotations
 
@@ -25,49 +26,52 @@ class Settings:
 
     socket: str = field(default="/run/virtshim/tapmanager.sock", metadata={"help": "socket to serve"})
     state_dir: str = field(default="/var/lib/virtshim/tapmanager", metadata={"help": "records of attached pods"})
-    netns_dir: str = field(default="/run/netns", metadata={"help": "where network namespaces get their names"})
-    cni_conf_dir: str = field(default="/etc/cni/net.d", metadata={"help": "CNI configs; the first by name is used"})
+    netns_dir: str = field(default="/run/netns", metadata={"help": "directory of the names of network namespaces"})
+    cni_conf_dir: str = field(
+        default="/etc/cni/net.d",
+        metadata={"help": "directory of the CNI configuration; the first file by name is used"},
+    )
     cni_bin_dir: tuple[str, ...] = field(
         default=("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"),
-        metadata={"help": "CNI plugins, first match wins; may be given more than once"},
+        metadata={"help": "directory of CNI plugins, may be repeated; the first match wins"},
     )
     qemu_user: str = field(
         default="", metadata={"help": f"user or uid that QEMU runs as; default: {' or '.join(_QEMU_USERS)}"}
     )
     qemu_group: str = field(
-        default="", metadata={"help": "group of VMs' users, which may ask; default: that of qemu_user"}
+        default="", metadata={"help": "group of the VMs' users, who may connect; default: the group of qemu_user"}
     )
-    cni_timeout: float = field(default=90.0, metadata={"help": "longest run of one CNI plugin, seconds"})
-    undo_timeout: float = field(default=30.0, metadata={"help": "longest clean-up after a failed attach, seconds"})
+    cni_timeout: float = field(default=90.0, metadata={"help": "longest run time of one CNI plugin, seconds"})
+    undo_timeout: float = field(
+        default=30.0, metadata={"help": "longest time for the clean-up after a failed attach, seconds"}
+    )
     filter: str = field(
         default=WITH_IP,
-        metadata={"help": "forged senders that VMs cannot send: off, mac or mac+ip", "choices": FILTERS},
+        metadata={"help": "which sender addresses VMs cannot forge: off, mac or mac+ip", "choices": FILTERS},
     )
     filter_by_pod: bool = field(
-        default=False, metadata={"help": "whether a pod's annotation may ask for a weaker filter, true or false"}
+        default=False, metadata={"help": "whether a pod's annotation may weaken the filter, true or false"}
     )
     vhost_net: bool = field(
         default=True,
-        metadata={"help": "whether the kernel moves guests' frames where /dev/vhost-net works, true or false"},
+        metadata={"help": "whether the kernel transfers guests' frames if /dev/vhost-net works, true or false"},
     )
     cni_gc: bool = field(
         default=False,
-        metadata={
-            "help": "free, at the start, what CNI holds for pods that are not ours: only where no other runtime is"
-        },
+        metadata={"help": "at start, free CNI resources of unknown pods; only if the node has no other runtime"},
     )
     log_level: str = field(default="info", metadata={"help": "debug, info, warning or error", "choices": _LEVELS})
 
 
 @dataclass(frozen=True, slots=True)
 class QemuUser:
-    """`uid` None: this machine has no QEMU user, only root will be served."""
+    """`uid`: None if this machine has no QEMU user; then only root is served."""
 
     uid: int | None
     gid: int
 
 
-# What SIGHUP changes in a running tapmanager; the rest of a change waits for its restart.
+# The settings that SIGHUP changes in a running tapmanager. All others need a restart.
 RELOADED = ("cni_timeout", "undo_timeout", "filter", "filter_by_pod", "vhost_net", "log_level")
 
 
@@ -90,7 +94,7 @@ def load(argv: Sequence[str]) -> Settings:
 
 
 def table_of(layers: Layers, table: str, known: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    """(what the files say of the known keys of a table, what is wrong with the files and with the table)"""
+    """(values of the known keys of the table, faults of the files and of the table)"""
     values, problems = layers.values.get(table, {}), list(layers.faults)
     if not isinstance(values, Mapping):
         return {}, [*problems, f"{layers.place((table,))}: {table}: must be a table, [{table}]"]
@@ -103,15 +107,18 @@ def table_of(layers: Layers, table: str, known: Sequence[str]) -> tuple[dict[str
 
 
 def bad_configuration(problems: Sequence[str]) -> TapmanagerError:
-    return invalid(f"configuration: {len(problems)} to correct" + "".join(f"\n  {problem}" for problem in problems))
+    noun = "fault" if len(problems) == 1 else "faults"
+    return invalid(
+        f"configuration: {len(problems)} {noun} to correct" + "".join(f"\n  {problem}" for problem in problems)
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "tapmanager", description="Owns the network of every pod: namespaces, CNI, taps, DHCP."
+        "tapmanager", description="Manages the network of every pod: namespaces, CNI, taps, DHCP."
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="TOML file; its [tapmanager] table is read, then FILE.d/*.toml"
+        "--config", metavar="FILE", help="TOML file with a [tapmanager] table; FILE.d/*.toml are its drop-ins"
     )
     for one in dataclasses.fields(Settings):
         flag = "--" + one.name.replace("_", "-")
@@ -140,7 +147,7 @@ def _checked(name: str, value: object, problems: list[str]) -> object:
 
 
 def _as(one: dataclasses.Field[Any], value: object) -> object:
-    """Raises ValueError with what it must be."""
+    """Raises ValueError, which says what the value must be."""
     if choices := one.metadata.get("choices"):
         return _required(value in choices, value, f"{', '.join(choices[:-1])} or {choices[-1]}")
     if isinstance(one.default, tuple):
@@ -164,8 +171,8 @@ def _required(is_so: bool, value: Any, what: str) -> Any:
 
 
 def qemu_user(name: str, group: str = "") -> QemuUser:
-    """By name or uid; "" looks for the usual ones. `group`: not the user's own, but this one, by name or gid. Raises
-    TapmanagerError for a name that is not there."""
+    """Looks up the user by name or uid; "" tries the usual names. `group`: name or gid to use instead of the user's own group.
+    Raises TapmanagerError for an unknown name."""
     found = _user(name)
     return QemuUser(found.uid, _gid(group)) if group else found
 
@@ -179,14 +186,16 @@ def _user(name: str) -> QemuUser:
         return QemuUser(entry.pw_uid, entry.pw_gid)
     if name.isdecimal():
         return QemuUser(int(name), 0)
-    raise invalid(f"qemu_user: there is no user {name!r}; install libvirt, or name the user of its qemu.conf")
+    raise invalid(f"qemu_user: the user {name!r} does not exist; install libvirt, or set the user of its qemu.conf")
 
 
 def _gid(name: str) -> int:
     try:
         return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
     except KeyError as exc:
-        raise invalid(f"qemu_group: there is no group {name!r}; name that of libvirt.qemu_group") from exc
+        raise invalid(
+            f"qemu_group: the group {name!r} does not exist; set the same group as libvirt.qemu_group"
+        ) from exc
 
 
 def _lookup(name: str) -> pwd.struct_passwd | None:

@@ -1,4 +1,4 @@
-"""Who gets a pod's taps: one process at a time, which virtshim has announced, and which becomes the pod's QEMU."""
+"""Hands out a pod's taps to one process at a time. virtshim announces that process, and it becomes the pod's QEMU."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tapmanager.pod import Nic
 
 log = logging.getLogger(__name__)
 
-# How long fetch waits for a tap whose last QEMU is just ending, and how often it looks, in seconds.
+# Seconds that fetch waits for a tap whose previous QEMU is just ending, and seconds between two attempts.
 _BUSY_WAIT = 2.0
 _BUSY_POLL = 0.02
 
-# How long after `arm` a VM's process may ask, in seconds: libvirt starts it within a few, a machine with much to do later.
+# Seconds after `arm` within which a VM's process may fetch. libvirt starts it within a few seconds, a busy machine takes longer.
 _START_TIME = 120
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTap:
-    """Descriptors that the holder owns: a queue of the NIC's tap each, and of vhost-net none or as many."""
+    """Descriptors that the holder owns: one for each queue of the NIC's tap, and as many of vhost-net, or none."""
 
     nic: Nic
     fds: Sequence[int]
@@ -38,8 +38,8 @@ class OpenTap:
 
 
 class TapHandover:
-    """Thread-safe; `locks` are those of attach and release, one a sandbox. `tap_owner`: the user that VMs have in common.
-    Errors: as `Attachments`."""
+    """Thread-safe. `locks`: the locks of sandboxes, shared with attach and release. `tap_owner`: the common user of VMs.
+    Raises the same errors as `Attachments`."""
 
     def __init__(self, ledger: Ledger, locks: KeyedLocks, tap_owner: int, vhost: VhostNet) -> None:
         self._ledger = ledger
@@ -49,7 +49,7 @@ class TapHandover:
         self._vm_uids: dict[str, int] = {}
 
     def remember(self, entry: Entry) -> None:
-        """What an earlier process armed."""
+        """Restores what an earlier process armed."""
         self._vm_uids[entry.pod.sandbox] = entry.placement.uid
 
     def forget(self, sandbox: str) -> None:
@@ -58,8 +58,8 @@ class TapHandover:
     def fetch(
         self, sandbox: str, key: str, peer: Peer, admit: Callable[[Placement], object], until: float
     ) -> Sequence[OpenTap]:
-        """The NICs' taps, open, when `peer` was admitted where `arm` said. The same refusal for an unknown sandbox and a wrong
-        key: an unauthorized caller learns nothing."""
+        """Opens the NICs' taps, once `peer` is admitted to the cgroup that `arm` named. An unknown sandbox and a wrong key
+        get the same refusal, so that an unauthorized caller learns nothing."""
         with self._locks.holding(sandbox, until):
             entry = self._taken(self._unlocked(sandbox, key), peer)
             admit(entry.placement)
@@ -68,7 +68,7 @@ class TapHandover:
         return self._with_vhost(taps) if entry.placement.queues else taps
 
     def _with_vhost(self, taps: Sequence[OpenTap]) -> Sequence[OpenTap]:
-        """For all of them or for none."""
+        """Adds vhost-net to all taps or to none."""
         fds = self._vhost.open(sum(len(one.fds) for one in taps))
         if not fds:
             return taps
@@ -76,19 +76,19 @@ class TapHandover:
         return [dataclasses.replace(one, vhost=[next(rest) for _ in one.fds]) for one in taps]
 
     def arm(self, sandbox: str, placement: Placement, until: float) -> None:
-        """The sandbox's VM is about to be started: its key opens the network once more, for one process, which goes to
-        `placement`. TapmanagerError (not-found) for an unknown sandbox."""
+        """Prepares the start of the sandbox's VM: the key opens the network once, for one process, which goes to `placement`.
+        Raises TapmanagerError (not-found) for an unknown sandbox."""
         placement = dataclasses.replace(placement, open_until=_since_boot() + _START_TIME, taken_by="")
         with self._locks.holding(sandbox, until):
             entry = self._ledger.read(sandbox)
             if entry is None:
                 raise TapmanagerError("not-found", f"sandbox {sandbox} has no network; delete the pod to recreate it")
-            # A power cut ends the QEMU that it is for.
+            # The record need not survive a power cut, which also ends the QEMU.
             self._ledger.write(dataclasses.replace(entry, placement=placement), survives_power_cuts=False)
             self._vm_uids[sandbox] = placement.uid
 
     def disarm(self, sandbox: str, until: float) -> None:
-        """The start that it was armed for is over: its key opens nothing. No error for an unknown sandbox."""
+        """Ends the start: the key opens nothing any more. No error for an unknown sandbox."""
         with self._locks.holding(sandbox, until):
             entry = self._ledger.read(sandbox)
             if entry is not None and entry.placement.open_until:
@@ -97,15 +97,16 @@ class TapHandover:
 
     @property
     def vm_uids(self) -> frozenset[int]:
-        """The users that VMs' QEMUs are, one each; 0 for those that have none of their own."""
+        """The users of the VMs' QEMUs; 0 for a QEMU without its own user."""
         return frozenset(tuple(self._vm_uids.values()))
 
     def _taken(self, entry: Entry, peer: Peer) -> Entry:
-        """From here on the sandbox's taps are the peer's alone, until it is armed again: a local user may have read the key."""
+        """Reserves the sandbox's taps for the peer until the sandbox is armed again, because a local user may have read the
+        key."""
         placement, process = entry.placement, process_of(peer)
         if peer.uid not in (0, placement.uid or self._tap_owner):
             raise _no_network(entry.pod.sandbox)
-        if placement.taken_by == process:  # its connection broke, and it asks again
+        if placement.taken_by == process:  # the same process asks again after a broken connection
             return entry
         if placement.taken_by or _since_boot() >= placement.open_until:
             why = "is not open: its key is good for one start by virtshim"
@@ -125,7 +126,7 @@ class TapHandover:
     def _open_taps(self, entry: Entry, until: float) -> list[list[int]]:
         queues = max(entry.placement.queues, 1)
         if queues > 1 and not all(nic.multi_queue for nic in entry.nics):
-            # It was attached when no more than one was foreseen: by an earlier version, or the VM was smaller then.
+            # The tap was made with one queue: by an earlier version, or when the VM was smaller.
             log.info("tap.one_queue sandbox=%s wanted=%d: recreate the pod for more", entry.pod.sandbox, queues)
         wanted = [tap.Wanted(nic.tap, nic.multi_queue, queues) for nic in entry.nics]
         while True:
@@ -134,14 +135,14 @@ class TapHandover:
             except TapmanagerError as exc:
                 if exc.kind != "failed-precondition" or time.monotonic() >= until:
                     raise
-            threading.Event().wait(_BUSY_POLL)  # the kernel does not signal when a tap is closed
+            threading.Event().wait(_BUSY_POLL)  # the kernel gives no signal when a tap is closed
 
 
 def _no_network(sandbox: str) -> TapmanagerError:
-    """The same for all that is wrong: whoever may not have it learns nothing."""
+    """The same refusal for every cause, so that an unauthorized caller learns nothing."""
     return TapmanagerError("permission", f"no network of sandbox {sandbox} for this key; delete the pod to recreate it")
 
 
 def _since_boot() -> int:
-    """Goes on across our own restarts; a restart of the machine ends all networks."""
+    """Seconds since boot: this clock continues when tapmanager restarts, and a reboot ends all networks anyway."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME))

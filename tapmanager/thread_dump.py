@@ -1,8 +1,8 @@
-"""Where each thread of this process is, written to a file when SIGUSR1 comes: for `virtshim diag`. Standard library alone; the
-other programs use it as well.
+"""On SIGUSR1, writes the stack of each thread to a file, for `virtshim diag`. Uses only the standard library; the other programs
+use it too.
 
-Written by the main thread, under the interpreter's lock, so that no thread moves meanwhile: a dump harms nothing, and a process
-that hangs in C answers with none. Files, lines and functions; no values.
+The main thread writes the dump while it holds the interpreter's lock, so no thread moves meanwhile. A process that hangs in C
+writes no dump. A dump contains files, lines and functions, but no values.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ SIGNAL = signal.SIGUSR1
 
 
 def path_of(socket: str) -> str:
-    """Beside the socket that a program serves."""
+    """The path of the dump, beside the socket that the program serves."""
     return f"{socket}.threads"
 
 
 def write_when_asked(socket: str) -> None:
-    """From now on. Called in the main thread."""
+    """Installs the signal handler. Call this in the main thread."""
     path = path_of(socket)
 
     def write(_signal: int, _frame: FrameType | None) -> None:
-        # Whatever is wrong with the file must not reach the code that was interrupted.
+        # An error with the file must not reach the interrupted code.
         with contextlib.suppress(Exception):
             _replace(path, all_threads())
 
@@ -36,7 +36,7 @@ def write_when_asked(socket: str) -> None:
 
 
 def all_threads() -> str:
-    """The innermost call last."""
+    """The stacks of all threads, with the innermost call last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sorted(sys._current_frames().items()):  # noqa: SLF001  the documented way

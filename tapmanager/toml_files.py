@@ -1,7 +1,7 @@
-"""A TOML file with drop-ins, and where in them each setting stands.
+"""Reads a TOML file with its drop-ins, and finds the line of each setting.
 
-`FILE`, then `FILE.d/*.toml` by name; later ones win, tables are merged, lists are replaced. The standard library's parser tells
-no positions, so a document is given to it statement by statement, and what each of them sets is at the line where it begins.
+Reads `FILE`, then `FILE.d/*.toml` by name. Later files win; tables are merged, lists are replaced. The standard library's parser
+reports no positions, so it gets the document statement by statement. A setting's line is the one where its statement begins.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# The node's own, which the units name: it need not be there.
+# The default file, which the systemd units use. It may be missing.
 DEFAULT_FILE = "/etc/virtshim/config.toml"
 
-# The way to a value: names of tables and keys, and numbers in lists.
+# The path to a value: names of tables and keys, and indexes of lists.
 Key = tuple[str | int, ...]
 
 _POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
@@ -26,20 +26,20 @@ _POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 @dataclass(slots=True)
 class Layers:
-    """What the files say together. `places`: `FILE:LINE` for each key, or another name of where it was set."""
+    """The merged values of all files. `places`: for each key `FILE:LINE`, or another name of its source."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[Key, str] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    """What keeps a file from being read, each with its place."""
+    """Faults that prevented a file from being read, each with its place."""
 
     def lay(self, values: Mapping[str, Any], places: Mapping[Key, str]) -> None:
-        """These win over what is there."""
+        """Merges values, which take precedence over the existing ones."""
         self.values = self._merged((), self.values, values, places)
 
     def place(self, key: Key) -> str:
-        """Of a key, else of the table or list that it would be in, else of what is in it; "" for one that nobody set."""
+        """The place of a key, or else of the table or list around it, or else of a value in it; "" if none is set."""
         for length in range(len(key), 0, -1):
             if key[:length] in self.places:
                 return self.places[key[:length]]
@@ -64,7 +64,7 @@ class Layers:
 
 
 def read(file: str, *, must_be_there: bool = True) -> Layers:
-    """All that can be read is; what cannot is in `faults`. Where there are drop-ins, the file need not be there."""
+    """Reads all files. What cannot be read is reported in `faults`. If there are drop-ins, the main file may be missing."""
     layers = Layers()
     drop_ins = sorted(glob.glob(f"{glob.escape(file)}.d/*.toml"))
     is_there = os.path.lexists(file) or (must_be_there and not drop_ins)
@@ -77,7 +77,7 @@ def read(file: str, *, must_be_there: bool = True) -> Layers:
         except OSError as exc:
             layers.faults.append(f"{path}: cannot be read: {exc.strerror}")
         except UnicodeDecodeError:
-            layers.faults.append(f"{path}: is not TOML: it is not in UTF-8")
+            layers.faults.append(f"{path}: is not TOML: it is not UTF-8")
         except tomllib.TOMLDecodeError as exc:
             found = _POSITION.search(str(exc))
             line = (found and found[1]) or text.count("\n") + 1
@@ -89,7 +89,7 @@ def read(file: str, *, must_be_there: bool = True) -> Layers:
 
 
 def lines_of(text: str) -> Iterator[tuple[Key, int]]:
-    """Each key of a document that the parser takes, and the line of the statement that sets it."""
+    """Each key of a valid document, with the line of the statement that sets it."""
     table: Key = ()
     in_lists: dict[Key, int] = {}
     statement, begins = "", 1
@@ -98,7 +98,7 @@ def lines_of(text: str) -> Iterator[tuple[Key, int]]:
         try:
             parsed = tomllib.loads(statement)
         except tomllib.TOMLDecodeError:
-            continue  # a list or a text that goes on in the next line
+            continue  # a list or a string continues on the next line
         if parsed and statement.lstrip().startswith("["):
             table = _opened(parsed, in_lists)
             yield table, begins
@@ -109,10 +109,10 @@ def lines_of(text: str) -> Iterator[tuple[Key, int]]:
 
 
 def _opened(header: Any, in_lists: dict[Key, int]) -> Key:
-    """The table that `[a.b]` or `[[a.b]]` opens; of lists of tables the last one that was opened."""
+    """The table that `[a.b]` or `[[a.b]]` opens; within lists of tables, the last one opened."""
     key: Key = ()
     while header:
-        if isinstance(header, list):  # the end of [[a.b]]
+        if isinstance(header, list):  # the last part of [[a.b]]
             in_lists[key] = in_lists.get(key, -1) + 1
             return (*key, in_lists[key])
         if key in in_lists:
@@ -131,5 +131,5 @@ def _keys(at: Key, value: Any) -> Iterator[Key]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The one that was meant, maybe; else ""."""
+    """The known word that was probably meant; "" if none is similar."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.65)), "")

@@ -1,28 +1,28 @@
-"""What tapmanager can be asked: a closed table of verbs, who may use each, and their typed arguments.
+"""The requests to tapmanager: a fixed table of verbs, with their users and typed arguments.
 
 attach   {"sandbox", "pod": {"namespace", "name", "uid"}, "dns": {...}, "port_mappings": [...], "hostname"}  -> the network   root
-         "multi_queue": its VMs may want several queues a NIC; a tap is made for one, or for any number. "policy_routes": the
+         "multi_queue": the VMs may want several queues per NIC; a tap is made for one, or for any number. "policy_routes": the
          caller gives the guest what the answer's interfaces have under "rules" and "table_routes"; else such pods are refused.
 release  {"sandbox"}         -> {}                                                                             root
 fetch    {"sandbox", "key"}  -> {"interfaces": [{"mac", "mtu", "queues", "vhost"}]} + descriptors               root, QEMU
-         Only after `group`, and by one process, which becomes QEMU and enters that cgroup. For each interface in turn a tap's
-         descriptor for each of "queues" (absent: 1), then with "vhost" (absent: false) as many of vhost-net.
+         Works only after `group`, for one process, which becomes QEMU and enters that cgroup. Descriptors for each interface in
+         turn: one of the tap per queue in "queues" (absent: 1), then with "vhost" (absent: false) as many of vhost-net.
 group    {"sandbox", "uid", "container", "parent", "limits", "oom_score_adj", "queues"}  -> {"made"}           root
-         Makes the container's cgroup below `parent`, with limits; the sandbox's next VM goes into it. Opens its network to
-         that VM: `fetch` answers one process of that user, of the next two minutes. "uid" 0: the user that VMs have in common.
-         "queues": how many of each NIC it wants; absent: it knows of neither queues nor vhost-net, as earlier versions.
-disarm   {"sandbox"}         -> {}         that start has failed: `fetch` answers nobody any more                  root
+         Makes the container's cgroup with limits below `parent`; the sandbox's next VM goes into it. Opens the network to that
+         VM: for two minutes, `fetch` answers one process of that user. "uid" 0: the common user of VMs. "queues": wanted queues
+         per NIC; absent: the VM supports neither queues nor vhost-net, as in earlier versions.
+disarm   {"sandbox"}         -> {}         the start has failed: `fetch` answers no process any more               root
 limit    {"container", "parent", "limits", "oom_score_adj"}  -> {}   all or nothing, on a running VM             root
 ungroup  {"container", "parent"}  -> {}                                                                        root
-list     {}                  -> {"sandboxes": [...]}    half-made and unreadable ones included                 root
-pod      {"sandbox"}         -> {"namespace", "name", "uid"}    of one that is attached                        root
-lost     {}                  -> {"lost": {sandbox: what is gone, or fails}}    of those that are attached      root
-status   {}                  -> {"ready", "reason"}     whether a pod could be attached now                    root
+list     {}                  -> {"sandboxes": [...]}    including half-made and unreadable ones                root
+pod      {"sandbox"}         -> {"namespace", "name", "uid"}    of an attached sandbox                         root
+lost     {}                  -> {"lost": {sandbox: what is gone, or fails}}    of attached sandboxes           root
+status   {}                  -> {"ready", "reason"}     whether pods can be attached now                       root
 driver   {"address"}         -> {"driver"}    of a PCI function of the host; "" for none                        root
-bind     {"address", "driver"}  -> {}         it has that driver from now on; "" for none                      root
-function {"address"}         -> {"driver"}, of a network card's VF also {"card", "number", "settings"}    as it is now    root
-reset    {"address"}         -> {"reset"}     False if it has no way to be reset                               root
-usb      {"bus", "device"}   -> {"interfaces"}    of a USB device, those that got the driver which they lacked    root
+bind     {"address", "driver"}  -> {}         binds it to that driver; "" for none                             root
+function {"address"}         -> {"driver"}, for a network card's VF also the current {"card", "number", "settings"}    root
+reset    {"address"}         -> {"reset"}     False if it does not support a reset                             root
+usb      {"bus", "device"}   -> {"interfaces"}    the USB device's interfaces that got a missing driver        root
 plugins  {}                  -> {"bounds", "runs": [{"command", "plugin", "failures", "ms", "buckets"}]}    CNI's runs    root
 counters {"after"}           -> {"sandboxes": {id: {interface: [8 numbers]}}, "last"}   see `counters.Counters`   root
 """
@@ -47,13 +47,13 @@ from tapmanager.pod import MAX_QUEUES, Nic, NicFunction, Pod, sandbox_id
 from tapmanager.sriov.nic_functions import NicFunctions
 from tapmanager.tap_handover import OpenTap
 
-# The longest a caller may ask us to work on one request, in seconds.
+# The longest time that a caller may allow for one request, in seconds.
 _MAX_TIMEOUT = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`fds` are the server's to close after sending."""
+    """`fds`: the server closes them after sending."""
 
     ok: Json
     fds: list[int] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class HostResources:
-    """What tapmanager owns: all that verbs act on."""
+    """The objects that verbs act on."""
 
     attachments: Attachments
     groups: VmCgroups
@@ -72,7 +72,7 @@ class HostResources:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One request: its arguments, who sent it, and when its time is over (time.monotonic())."""
+    """One request: the arguments, the sender, and the end of its time (time.monotonic())."""
 
     args: Json
     peer: Peer
@@ -86,7 +86,7 @@ class _Verb:
 
 
 def seconds_of(request: Json) -> float:
-    """How long the caller waits. Raises TapmanagerError (invalid)."""
+    """Seconds that the caller waits. Raises TapmanagerError (invalid)."""
     value = request.get("timeout")
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
         raise invalid("timeout: must be a positive number of seconds")
@@ -126,7 +126,8 @@ def _network(entry: Entry) -> Json:
 
 
 def _interface(one: Nic | NicFunction) -> Json:
-    """`taken`: the function was the pod's by a link in its namespace. Of another one only kubelet's grant says whose it is."""
+    """`taken`: the function belongs to the pod, because its link was in the pod's namespace. For any other function, only
+    kubelet's grant says whose it is."""
     rules = {"rules": [dataclasses.asdict(rule) for rule in one.rules]} if one.rules else {}
     tables = {"table_routes": [dataclasses.asdict(route) for route in one.table_routes]} if one.table_routes else {}
     function = {"function": one.pci, "taken": bool(one.driver)} if isinstance(one, NicFunction) else {}
@@ -161,7 +162,7 @@ def _fetch(resources: HostResources, call: _Call) -> Answer:
 
 
 def _fetched(tap: OpenTap) -> Json:
-    """Of one queue without vhost-net as in earlier versions."""
+    """One queue without vhost-net has the same form as in earlier versions."""
     queues = {"queues": len(tap.fds)} if len(tap.fds) > 1 else {}
     return {"mac": tap.nic.mac, "mtu": tap.nic.guest_mtu, **queues, **({"vhost": True} if tap.vhost else {})}
 
@@ -170,7 +171,7 @@ def _group(resources: HostResources, call: _Call) -> Answer:
     names = ("sandbox", "uid", "container", "parent", "limits", "oom_score_adj", "queues")
     refuse_unknown(call.args, names, "args")
     sandbox, path = _sandbox(call.args), _path(call.args)
-    given = {"uid": 0, "queues": 0, **call.args}  # earlier versions of virtshim send none
+    given = {"uid": 0, "queues": 0, **call.args}  # missing in requests of earlier versions of virtshim
     uid, queues = number(given, "uid", "args", 0, MAX_UID), number(given, "queues", "args", 0, MAX_QUEUES)
     made = bool(path) and resources.groups.make(path, _limits(call.args))
     placement = Placement(path if made else "", _oom_score_adj(call.args), uid=uid, queues=queues)
@@ -185,7 +186,7 @@ def _disarm(resources: HostResources, call: _Call) -> Answer:
 
 
 def _counters(resources: HostResources, call: _Call) -> Answer:
-    """`after` "" begins; a `last` that is not "" is the next call's `after`."""
+    """An `after` of "" starts from the beginning. If `last` is not "", it is the next call's `after`."""
     refuse_unknown(call.args, ("after",), "args")
     after = text(call.args, "after", "args", "")
     found, last = resources.attachments.counters(after)
@@ -213,7 +214,7 @@ def _ungroup(resources: HostResources, call: _Call) -> Answer:
 
 
 def _path(args: Json) -> str:
-    """ "" for no parent: libvirt puts the VM where it belongs."""
+    """The cgroup's path; "" without a parent, where libvirt places the VM."""
     parent, container = text(args, "parent", "args"), text(args, "container", "args")
     return cgroup_path(parent, container, "args") if parent else ""
 

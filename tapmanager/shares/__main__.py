@@ -1,4 +1,4 @@
-"""The program that gives VMs their volumes: starts and ends virtiofsd, one a VM. They outlive this process."""
+"""The virtshim-shares program: starts and stops one virtiofsd per VM, which serves the VM's volumes and outlives this process."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _HEALTH_INTERVAL = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ShareSettings:
-    """The `[shares]` table. `virtiofsd` "": looked for where distributions have it."""
+    """The `[shares]` table. `virtiofsd`: "" means the distribution's path."""
 
     socket: str = "/run/virtshim/shares.sock"
     virtiofsd: str = ""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status: 0 after SIGTERM or SIGINT, 1 for what an operator must correct."""
-    parser = argparse.ArgumentParser("virtshim-shares", description="Gives virtual machines their pods' volumes.")
-    parser.add_argument("--config", metavar="FILE", help="TOML file; its [shares] table is read")
+    """Returns the exit status: 0 after SIGTERM or SIGINT, 1 for a fault that the operator must correct."""
+    parser = argparse.ArgumentParser("virtshim-shares", description="Serves pods' volumes to their virtual machines.")
+    parser.add_argument("--config", metavar="FILE", help="TOML file with a [shares] table")
     try:
         config = parser.parse_args(argv).config
         chosen = load(config)
         log_lines.set_up("info")
         if os.geteuid() != 0:
-            raise TapmanagerError("permission", "virtshim-shares must run as root")  # noqa: TRY301  told like all other trouble
+            raise TapmanagerError("permission", "virtshim-shares must run as root")  # noqa: TRY301  reported like all other errors
         os.umask(0o022)
         return _run(chosen, partial(load, config))
     except TapmanagerError as exc:
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def load(config: str | None) -> ShareSettings:
-    """The file, then its drop-ins. Raises TapmanagerError with all problems at once."""
+    """Reads the file and its drop-ins. Raises TapmanagerError with all problems at once."""
     layers = toml_files.read(config, must_be_there=config != toml_files.DEFAULT_FILE) if config else Layers()
     values, problems = settings.table_of(layers, "shares", [one.name for one in dataclasses.fields(ShareSettings)])
     for name, value in values.items():

@@ -1,7 +1,7 @@
-"""The share daemons of the VMs: started by way of `launcher`, found by their command lines, ended.
+"""The share daemons of the VMs: starts them through `launcher`, finds them by their command lines, and stops them.
 
-Nothing is remembered: which there are is read from the directory of shares, and which processes serve one from /proc. So a kill
-of this program at any step leaves what the next call finds.
+This program keeps no state. The directory of shares tells which shares exist, and /proc tells which processes serve them. So
+after a kill at any step, the next call finds everything.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ log = logging.getLogger(__name__)
 
 _LONGEST_ANSWER = 65536
 _FILE_MAX = "/proc/sys/fs/file-max"
-# Of a process, a cgroup or a file; the last two where the kernel hides a process that is another user's.
+# Errors that mean that a process, a cgroup or a file has gone. The last two occur if the kernel hides another user's process.
 _GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.EACCES, errno.EPERM)
 _VERSION_SECONDS = 10.0
-# Of the asker's time: who waits until its end has stopped listening when it is told which volume does not answer.
+# The part of the caller's time to use. If all were used, the caller would be gone before it learns which volume does not answer.
 _TO_TELL = 0.1
-# A process that was killed is gone a moment later, unless the kernel waits for a volume's server; seconds.
+# Seconds until a killed process has gone, unless the kernel waits for a volume's server.
 _END_WAIT, _END_POLL = 10.0, 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a share is: a directory of its own."""
+    """The directory of one share."""
 
     directory: str
 
@@ -63,10 +63,10 @@ class Place:
 
 
 class ShareDaemons:
-    """Thread-safe; one VM's never waits for another's. `until` is a point of time.monotonic()."""
+    """Thread-safe. Calls for different VMs never wait for each other. `until`: a point in time of time.monotonic()."""
 
     def __init__(self, groups: VmCgroups, program: str = "", open_files: int = 0) -> None:
-        """`open_files`: how many each daemon may have open; 0: a part of the node's."""
+        """`open_files`: how many files each daemon may have open; 0 means a share of the node's limit."""
         self._groups = groups
         self._program = program
         self._open_files = open_files
@@ -74,17 +74,17 @@ class ShareDaemons:
         self._children = _Children()
 
     def use_program(self, program: str) -> None:
-        """For the VMs that come; "" looks for one. Those that run keep theirs."""
+        """Sets the virtiofsd for future VMs; "" means the distribution's path. Running VMs keep theirs."""
         self._program = program
 
     def check(self, mounts: Sequence[SharedMount], until: float) -> None:
-        """Raises TapmanagerError for the first that cannot be shared, and if there is no virtiofsd here."""
+        """Raises TapmanagerError for the first volume that cannot be shared, or if virtiofsd is missing."""
         self._find_program()
         self._launch("check", "/", mounts, {}, until - _TO_TELL * max(0.0, until - time.monotonic()))
 
     def start(self, place: Place, uid: int, mounts: Sequence[SharedMount], until: float, group: str = "") -> None:
-        """When it returns, QEMU may call: only `uid` can. What was there of it before is ended. `group`: the path of a cgroup of
-        its own; "" for ours."""
+        """Starts the daemon of a share. When this returns, QEMU may connect, but only as user `uid`. An earlier daemon of the
+        share is stopped first. `group`: the path of the daemon's cgroup; "" for this program's own."""
         with self._locks.holding(place.directory, until):
             program, rust = self._find_program()
             self._end(place, until)
@@ -104,12 +104,12 @@ class ShareDaemons:
         log.info("share.started directory=%s volumes=%d", place.directory, len(mounts))
 
     def end(self, place: Place, until: float) -> None:
-        """No error if there is none. Afterwards no process holds a volume, and nothing of it is left."""
+        """Stops the daemon and removes the share. Afterwards no process holds a volume. No error if there is none."""
         with self._locks.holding(place.directory, until):
             self._end(place, until)
 
     def all(self, parent: str) -> Mapping[str, bool]:
-        """Name of each share that there is anything of -> whether it is served."""
+        """Name of each share of which anything exists -> whether it is served."""
         self._children.bury()
         names = [name for name in names_in(parent) if plan.is_name(name)]
         commands = [command for _, command in _processes()] if names else []
@@ -120,7 +120,7 @@ class ShareDaemons:
     # --- inside
 
     def _prepare(self, place: Place, uid: int, group: str) -> socket.socket:
-        """The cgroup is written down before it is made."""
+        """Prepares the directory. The file with the cgroup's path is written before the cgroup is made."""
         os.makedirs(os.path.dirname(place.directory), mode=0o711, exist_ok=True)
         os.mkdir(place.directory, 0o711)
         os.mkdir(place.root, 0o700)
@@ -129,7 +129,7 @@ class ShareDaemons:
         return _listen(place.socket, uid)
 
     def _enter(self, group: str) -> list[str]:
-        """The files by which a process gets into it; made if missing."""
+        """The cgroup.procs files through which a process enters the cgroup, which is made if missing."""
         if not group or not self._groups.make(group, RequestedLimits()):
             return []
         return [f"{directory}/cgroup.procs" for directory in self._groups.directories(group)]
@@ -143,7 +143,7 @@ class ShareDaemons:
         until: float,
         keep: int = -1,
     ) -> None:
-        """`orders`: more of them; see `launcher`."""
+        """`orders`: further orders for `launcher`."""
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", launcher.__file__, what, root],
             stdin=subprocess.PIPE,
@@ -162,20 +162,20 @@ class ShareDaemons:
                 child.stdin.close()
             lines, is_whole = _read_lines(child.stdout.fileno(), until)
         if not is_whole:
-            child.kill()  # and not waited for: the file system that holds it up may keep it a while still
+            child.kill()  # without waiting: the file system that blocks the process may block it for a while
             volume = mounts[int(lines[-2])].host_path if len(lines) > 1 else "a volume"
-            raise deadline(f"{volume} does not answer in time: the server behind it may be gone; see the node's mounts")
+            raise deadline(f"{volume} does not answer in time; its server may be gone, so check the node's mounts")
         if what == "check" or lines[-1]:
             self._raise_told(child, lines[-1])
 
     def _raise_told(self, child: subprocess.Popen[bytes], told: bytes) -> None:
-        """It has ended."""
+        """Raises the error of a launcher that has ended."""
         self._children.bury((child.pid,))
         if told:
             words = json.loads(told)
             raise TapmanagerError(words["kind"], words["message"])
         if child.returncode:
-            raise internal(f"looking at the volumes failed ({child.returncode})")
+            raise internal(f"checking the volumes failed ({child.returncode})")
 
     def _end(self, place: Place, until: float) -> None:
         until = min(until, time.monotonic() + _END_WAIT)
@@ -187,7 +187,7 @@ class ShareDaemons:
             if time.monotonic() >= until:
                 raise TapmanagerError(
                     "failed-precondition",
-                    f"process {found[0]}, which serves volumes to a VM, does not end: a volume's server may be gone",
+                    f"process {found[0]}, which serves volumes to a VM, does not end; a volume's server may be gone",
                 )
             threading.Event().wait(_END_POLL)
         self._children.bury(killed)
@@ -198,7 +198,7 @@ class ShareDaemons:
             log.info("share.ended directory=%s", place.directory)
 
     def _kill(self, pid: int, place: Place) -> None:
-        """If it is still one of the place's: its number may have gone to another process since it was read."""
+        """Kills the process if it still belongs to the share, because another process may have got its pid."""
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(pid)
             try:
@@ -215,12 +215,12 @@ class ShareDaemons:
         return [f"{one}/cgroup.procs" for one in self._groups.directories(group)] if group else []
 
     def _find_program(self) -> tuple[str, bool]:
-        """It, and whether it is the Rust one. Raises TapmanagerError."""
+        """The path of virtiofsd, and whether it is the Rust version. Raises TapmanagerError."""
         wanted = (self._program,) if self._program else plan.PROGRAMS
         path = next((one for one in wanted if os.access(one, os.X_OK)), "")
         if not path:
             remedy = "install it (Debian 12: qemu-system-common; elsewhere: virtiofsd), or set shares.virtiofsd"
-            raise unavailable(f"there is no virtiofsd at {', '.join(wanted)}; {remedy}")
+            raise unavailable(f"virtiofsd is missing at {', '.join(wanted)}; {remedy}")
         try:
             done = subprocess.run(
                 [path, "--version"], capture_output=True, text=True, timeout=_VERSION_SECONDS, check=False
@@ -231,7 +231,7 @@ class ShareDaemons:
 
 
 class _Children:
-    """Ours, to be buried when they have ended; those of an earlier life of this program are init's."""
+    """The children to reap when they have ended. init reaps the children of earlier runs of this program."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -243,7 +243,7 @@ class _Children:
         self.bury()
 
     def bury(self, killed: Collection[int] = ()) -> None:
-        """Those of `killed` are as good as dead; nobody else waits for one that is not."""
+        """Reaps ended children. Waits for those in `killed`, which will end soon."""
         with self._lock:
             dying = [child for child in self._all if child.pid in killed]
         for child in dying:
@@ -254,7 +254,7 @@ class _Children:
 
 
 def _listen(path: str, uid: int) -> socket.socket:
-    """Only `uid`, and root, may call."""
+    """A listening socket that only `uid` and root can connect to."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         listener.bind(path)
@@ -268,7 +268,7 @@ def _listen(path: str, uid: int) -> socket.socket:
 
 
 def _read_lines(fd: int, until: float) -> tuple[list[bytes], bool]:
-    """All that is told, and whether that came to an end in time. The last line is without an end: "" if there is none."""
+    """The lines from the descriptor, and whether it was closed in time. The last item is an unfinished line, or ""."""
     told = b""
     while len(told) < _LONGEST_ANSWER:
         left = until - time.monotonic()
@@ -282,7 +282,7 @@ def _read_lines(fd: int, until: float) -> tuple[list[bytes], bool]:
 
 
 def _processes() -> Iterator[tuple[int, list[str]]]:
-    """Root's: what another user calls his own process holds nobody up."""
+    """Root's processes only, because another user can give his process any command line."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             command = _text(f"/proc/{entry}/cmdline")
@@ -291,12 +291,13 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
 
 
 def _is_roots(entry: str) -> bool:
-    """By its real user: the owner of its directory in /proc is root's also for a process that hides from dumps."""
+    """Checks the real user: the directory in /proc also belongs to root if a process is not dumpable."""
     return re.search(r"^Uid:\t0\t", _text(f"/proc/{entry}/status"), re.MULTILINE) is not None
 
 
 def _remove(directory: str) -> None:
-    """What is made there is files, and one directory that is empty here. All else is a volume's, and stays. Raises OSError."""
+    """Removes the files and the one empty directory that this program makes. Anything else belongs to a volume and stays. Raises
+    OSError."""
     with contextlib.suppress(FileNotFoundError):
         with os.scandir(directory) as entries:
             for entry in entries:
@@ -305,7 +306,8 @@ def _remove(directory: str) -> None:
 
 
 def _text(path: str) -> str:
-    """ "" of what has gone. Raises OSError: what cannot be read may serve volumes still."""
+    """The file's text; "" if the process has gone. Raises OSError for a file that cannot be read: its process may serve
+    volumes."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()

@@ -1,10 +1,10 @@
-"""A process that binds a VM's volumes together in mounts of its own, and becomes virtiofsd there.
+"""A process that bind-mounts a VM's volumes in its own mount namespace, and then becomes virtiofsd.
 
     launcher.py check|serve ROOT < orders      as JSON, see `_Orders`
 
-What can hang (a volume of a server that is gone) hangs here, where whoever asked can end it. On standard output a line tells
-the number of each volume before it is looked at, and the last one, without an end, what fails: `{"kind", "message"}`; it ends
-with 1 then. Nothing of what is mounted here is seen elsewhere, and all of it goes with the last process in here.
+A volume whose server is gone may hang any access. It hangs only this process, which the caller can kill. On standard output, the
+process prints the number of each volume before it checks the volume. If it fails, it prints `{"kind", "message"}` without a line
+break, and exits with 1. Its mounts are not visible elsewhere, and they vanish with the last process in the namespace.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     class _Orders(TypedDict):
         mounts: list[_Mount]
-        # Of serve: what it becomes, the cgroup.procs files that it enters before it touches a volume, and how many files it may
-        # have open.
+        # For serve: the command to become, the cgroup.procs files to enter before touching a volume, and the limit of open files.
         command: list[str]
         groups: list[str]
         open_files: int
@@ -44,7 +43,7 @@ _PRIVATE, _SLAVE = 1 << 18, 1 << 19
 _NEWNS = 0x00020000
 _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# Users of the guest reach volumes at their places, and not past the directories above these.
+# Users of the guest can reach the volumes only at their paths, and cannot list the directory above them.
 _ROOT_OPTIONS = b"mode=0700,size=4m"
 
 _HUGETLBFS = 0x958458F6  # linux/magic.h
@@ -52,7 +51,7 @@ _HUGETLBFS = 0x958458F6  # linux/magic.h
 _KINDS = (
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISBLK, "a block device: ask for it by volumeDevices"),
+    (stat.S_ISBLK, "a block device; request it with volumeDevices"),
     (stat.S_ISCHR, "a device node"),
 )
 
@@ -69,14 +68,14 @@ class Refused(Exception):
 
 def main(argv: Sequence[str]) -> int:
     what, root = argv
-    told = os.dup(1)  # closed by exec: that is how it is known to have become virtiofsd
+    told = os.dup(1)  # exec closes it, which tells the caller that the process has become virtiofsd
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if what == "check":  # a volume may hang it; who would end it may be killed meanwhile
+    if what == "check":  # a volume may hang this process, and the caller that would kill it may die
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         orders: _Orders = json.load(sys.stdin)
         if what == "serve":
-            _write("/proc/self/oom_score_adj", b"0")  # who starts it is spared, it is not
+            _write("/proc/self/oom_score_adj", b"0")  # the caller is exempt from the OOM killer, this process is not
             for group in orders["groups"]:
                 _write(group, b"0")
             _limit_open_files(orders["open_files"])
@@ -94,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
         _tell(told, exc.kind, str(exc))
     except OSError as exc:
         _tell(told, "internal", f"{exc.filename or root}: {exc.strerror}")
-    except ValueError:  # who gives the orders was killed
+    except ValueError:  # the caller was killed
         pass
     return 1
 
@@ -102,43 +101,43 @@ def main(argv: Sequence[str]) -> int:
 def _limit_open_files(most: int) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    except ValueError:  # who starts it may have fewer, and may not raise that
+    except ValueError:  # the caller may have a lower limit and no right to raise it
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _own_mounts() -> None:
-    """The node's mounts as they are, and what becomes of them; nothing from here goes back."""
+    """Creates a mount namespace that follows later mounts of the node, but does not propagate its own mounts."""
     _call("unshare", _libc.unshare(_NEWNS))
     _mount(None, "/", None, _REC | _SLAVE)
 
 
 def _source(path: str) -> int:
-    """What is there, over links, held open: what is mounted is what was looked at."""
+    """Opens the path, following links. The descriptor stays open, so that the checked file is the one that gets mounted."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         mode = os.fstat(fd).st_mode
     except OSError as exc:
         if isinstance(exc, FileNotFoundError | NotADirectoryError):
-            raise Refused("not-found", f"{path} is not there on the node; make it, or correct the volume") from exc
+            raise Refused("not-found", f"{path} does not exist on the node; create it, or correct the volume") from exc
         raise Refused("unavailable", f"{path} cannot be reached: {exc.strerror}") from exc
     for is_it, words in _KINDS:
         if is_it(mode):
             raise Refused(
                 "invalid", f"{path} is {words}; only directories and regular files can be shared with a guest"
             )
-    if _file_system(fd) == _HUGETLBFS:  # its files are mapped, never written, as virtiofsd would
+    if _file_system(fd) == _HUGETLBFS:  # its files can be mapped, but not written, which virtiofsd needs
         raise Refused(
             "invalid",
-            f"{path} is a hugetlbfs (an emptyDir with medium: HugePages, or one of the node's), whose files cannot be written "
-            "by way of a share; remove the volume: resources.limits (hugepages-2Mi, hugepages-1Gi) have the guest's memory in "
-            "huge pages, and the guest can mount a hugetlbfs of its own",
+            f"{path} is a hugetlbfs (an emptyDir with medium: HugePages, or the node's own), whose files cannot be written "
+            "through a share; remove the volume. resources.limits (hugepages-2Mi, hugepages-1Gi) put the guest's memory into "
+            "huge pages, and the guest can mount its own hugetlbfs",
         )
     return fd
 
 
 def _file_system(fd: int) -> int:
-    """The magic number of the one that it is on: statfs(2), whose first field it is."""
+    """The magic number of the file system: the first field of statfs(2)."""
     found = ctypes.create_string_buffer(256)
     _call("statfs", _libc.fstatfs(fd, found))
     number: int = struct.unpack_from("=L", found)[0]
@@ -146,7 +145,7 @@ def _file_system(fd: int) -> int:
 
 
 def _assemble(root: str, mounts: list[_Mount], sources: list[int]) -> None:
-    """One bind a volume, by its number, in a tmpfs over `root`."""
+    """Bind-mounts each volume under its number, in a tmpfs over `root`."""
     _mount("virtshim", root, "tmpfs", _NOSUID | _NODEV | _NOEXEC, _ROOT_OPTIONS)
     for number, (mount, source) in enumerate(zip(mounts, sources, strict=True)):
         here = f"{root}/{number}"
@@ -164,8 +163,8 @@ def _assemble(root: str, mounts: list[_Mount], sources: list[int]) -> None:
 
 
 def _restrict(here: str, *, readonly: bool) -> None:
-    """With all that is mounted below it: nobody in here opens a device or runs a program of a volume, and virtiofsd never has to.
-    Touches none of these file systems (Linux 5.12)."""
+    """Sets nosuid, nodev and noexec on the mount and all mounts below, because virtiofsd never opens devices or runs programs
+    of a volume. Does not access these file systems (needs Linux 5.12)."""
     wanted = _NOSUID | _NODEV | _NOEXEC | (_RDONLY if readonly else 0)
     try:
         _set_attributes(here, wanted)

@@ -1,4 +1,4 @@
-"""What a VM's share daemon is given: requests read, and virtiofsd's command line, for its C and its Rust version. Pure."""
+"""Parses requests for share daemons, and builds virtiofsd's command line, for its C and its Rust version. Pure."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 
 from tapmanager.fields import BadField, Json, objects, refuse_unknown, text
 
-# Where distributions have virtiofsd: the Rust one, or QEMU's own of old.
+# Paths of virtiofsd in distributions: the Rust version, or the old C version of QEMU.
 PROGRAMS = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd", "/usr/lib/virtiofsd", "/usr/bin/virtiofsd")
 MOST_MOUNTS = 256
 _LONGEST_PATH = 4095
-# What virtiofsd itself takes where it may, and of the node's files in all: each file that a guest has looked up is one.
+# virtiofsd's own limit of open files, and the share of the node's limit. Each file that a guest has looked up counts.
 _MOST_OPEN, _SHARE_OF_NODES = 1_000_000, 8
-# In the directory of a share: the socket that QEMU calls; where, in the daemon's own mounts, the volumes are; the path of its
-# cgroup.
+# Names in the directory of a share: the socket for QEMU; the mount point of the volumes, in the daemon's namespace; the file with
+# the path of the daemon's cgroup.
 SOCKET, ROOT, GROUP = "fs.sock", "root", "group"
 _NAME = re.compile(r"[0-9a-f]{20}")
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMount:
-    """`follows`: what the node mounts below it later is seen by the guest."""
+    """A volume. `follows`: the guest sees mounts that the node makes below it later."""
 
     host_path: str
     readonly: bool = False
@@ -50,7 +50,7 @@ def mounts_of(args: Json) -> Sequence[SharedMount]:
 
 
 def parent_of(args: Json) -> str:
-    """The directory that has one for each share. Raises BadField."""
+    """The parent directory of all shares. Raises BadField."""
     path = text(args, "directory", "args")
     if not path.startswith("/") or os.path.normpath(path) != path or path == "/" or not path.isprintable():
         raise BadField(f"args.directory: not a plain absolute path: {path[:200]!r}")
@@ -70,14 +70,15 @@ def is_name(name: str) -> bool:
 
 
 def is_rust(version: str) -> bool:
-    """By what `virtiofsd --version` prints: `virtiofsd version 7.2.22 (...)` of QEMU's own, `virtiofsd 1.10.0` of the other."""
+    """Whether `virtiofsd --version` is that of the Rust version: `virtiofsd 1.10.0`. QEMU's prints `virtiofsd version 7.2.22
+    (...)`."""
     return re.match(r"virtiofsd \d", version) is not None
 
 
 def command_line(program: str, socket: int, root: str, *, rust: bool) -> Sequence[str]:
-    """It serves `root` to the first that calls `socket`, a listening one, and ends with that call. It runs as root, so that
-    chown, 0600 files and setgid directories mean in the guest what they mean in a container; the rest is taken away. It keeps the
-    limit of open files that it was started with."""
+    """The command line of virtiofsd. It serves `root` to the first client of the listening `socket`, and ends with that
+    connection. It runs as root, so that chown, 0600 files and setgid directories work in the guest as in a container; its
+    other rights are removed. It keeps its limit of open files."""
     if rust:
         return (
             program,
@@ -96,12 +97,12 @@ def command_line(program: str, socket: int, root: str, *, rust: bool) -> Sequenc
 
 
 def most_open_files(of_the_node: int) -> int:
-    """How many files a VM's volumes may keep open. `of_the_node`: how many all processes may."""
+    """How many files a VM's volumes may keep open. `of_the_node`: the limit of all processes together."""
     return min(_MOST_OPEN, of_the_node // _SHARE_OF_NODES)
 
 
 def serves(command: Sequence[str], root: str) -> bool:
-    """Whether a process with this command line is the daemon of the share with that root, or what becomes it."""
+    """Whether this command line is that of the share's daemon, or of the launcher that becomes it."""
     return any(word in (root, f"source={root}", f"--shared-dir={root}") for word in command)
 
 

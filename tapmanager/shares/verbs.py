@@ -1,8 +1,8 @@
-"""What the share program can be asked, by root alone:
+"""The requests to virtshim-shares. Only root may send them:
 
 check    {"mounts": [{"host_path", "readonly", "follows"}]}  -> {}       whether each can be shared
 share    {"directory", "container", "uid", "parent", "mounts"}  -> {}    starts the container's daemon, in a cgroup below `parent`
-unshare  {"directory", "name"}  -> {}                                     ends it; again is no error
+unshare  {"directory", "name"}  -> {}                                     stops the daemon; can be repeated
 list     {"directory"}  -> {"shares": {name: whether it is served}}       `name`: the first 20 digits of the container's id
 """
 
@@ -45,7 +45,7 @@ def _check(daemons: ShareDaemons, args: Json, until: float) -> Answer:
 def _share(daemons: ShareDaemons, args: Json, until: float) -> Answer:
     refuse_unknown(args, ("directory", "container", "uid", "parent", "mounts"), "args")
     parent, container = text(args, "parent", "args"), text(args, "container", "args")
-    group = f"{cgroup_path(parent or '/', container, 'args')}-volumes"  # also looks at the id
+    group = f"{cgroup_path(parent or '/', container, 'args')}-volumes"  # also checks the id
     place = Place(f"{plan.parent_of(args)}/{container[:20]}")
     uid = number(args, "uid", "args", 0, MAX_UID)
     daemons.start(place, uid, plan.mounts_of(args), until, group if parent else "")
@@ -60,7 +60,7 @@ def _unshare(daemons: ShareDaemons, args: Json, until: float) -> Answer:
 
 def _list(daemons: ShareDaemons, args: Json, until: float) -> Answer:
     del until
-    if not args:  # whether anybody is there
+    if not args:  # a ping
         return Answer({"shares": {}})
     refuse_unknown(args, ("directory",), "args")
     return Answer({"shares": dict(daemons.all(plan.parent_of(args)))})

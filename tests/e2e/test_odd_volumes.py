@@ -137,7 +137,7 @@ def test_what_cannot_be_shared_is_refused_by_its_name(
             ("socket", "INVALID_ARGUMENT", "is a socket; only directories and regular files can be shared"),
             ("fifo", "INVALID_ARGUMENT", "is a FIFO"),
             ("loop", "UNAVAILABLE", "cannot be reached: Too many levels of symbolic links"),
-            ("gone", "NOT_FOUND", "is not there on the node; make it, or correct the volume"),
+            ("gone", "NOT_FOUND", "does not exist on the node; create it, or correct the volume"),
         ):
             said = refused(f"{odd.directory}/{name}")
             assert said.startswith(kind)
@@ -157,7 +157,7 @@ def test_a_volume_that_vanishes_before_the_start_is_named_and_the_next_attempt_h
     wanted.mounts.add(container_path="/data", host_path=str(odd["late"]))
     made = cri.create(sandbox, wanted, config)
     (odd.directory / "late").rmdir()
-    with pytest.raises(grpc.RpcError, match="late is not there on the node"):
+    with pytest.raises(grpc.RpcError, match="late does not exist on the node"):
         cri.start(made)
     assert os.listdir(f"{node.directory}/run/shares") == []
     odd["late"]

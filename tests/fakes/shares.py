@@ -25,7 +25,7 @@ class FakeVmShares:
         self._reach()
         for volume in volumes:
             if volume.host in self.missing:
-                raise NotFound(f"{volume.host} is not there on the node; make it, or correct the volume")
+                raise NotFound(f"{volume.host} does not exist on the node; create it, or correct the volume")
             if volume.host in self.hugetlbfs:
                 raise InvalidRequest(
                     f"{volume.host} is a hugetlbfs; remove the volume: resources.limits has huge pages"

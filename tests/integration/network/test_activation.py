@@ -54,4 +54,6 @@ def test_another_socket_than_the_settings_is_refused_by_both_names(quiet_node: T
         sock.listen(16)
         process = activated(quiet_node, sock, f"{quiet_node.socket}2")
         assert process.wait(60) == 1
-    until(lambda: f"is {quiet_node.socket}, tapmanager.socket is {quiet_node.socket}2" in quiet_node.log.read_text())
+    until(
+        lambda: f"is {quiet_node.socket}, but tapmanager.socket is {quiet_node.socket}2" in quiet_node.log.read_text()
+    )

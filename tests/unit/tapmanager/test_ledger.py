@@ -205,7 +205,7 @@ def test_a_newer_versions_file_is_not_guessed_at_and_stays(ledger: Ledger) -> No
     """Whatever else is new in it."""
     raw = json.dumps({**to_json(ENTRY), "version": 99, "phase": "sleeping", "invented": {}})
     Path(ledger.path(SANDBOX)).write_text(raw)
-    with pytest.raises(TapmanagerError, match="version: 99, written by a newer tapmanager; this one knows 1"):
+    with pytest.raises(TapmanagerError, match="version: 99, written by a newer tapmanager; this one supports 1"):
         ledger.read(SANDBOX)
     assert ledger.sandboxes() == [SANDBOX]
     assert Path(ledger.path(SANDBOX)).read_text() == raw

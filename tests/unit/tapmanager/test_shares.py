@@ -134,7 +134,7 @@ def test_its_settings_are_virtshims_and_come_from_the_same_files(tmp_path: Path)
 
 def test_no_virtiofsd_is_told_with_the_remedy() -> None:
     missing = ShareDaemons(None, "/nowhere/virtiofsd")  # type: ignore[arg-type]  # not asked for
-    with pytest.raises(TapmanagerError, match="no virtiofsd at /nowhere/virtiofsd; install it") as refused:
+    with pytest.raises(TapmanagerError, match="virtiofsd is missing at /nowhere/virtiofsd; install it") as refused:
         missing.check([], time.monotonic() + 5)
     assert refused.value.kind == "unavailable"
 

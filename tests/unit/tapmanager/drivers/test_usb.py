@@ -44,7 +44,7 @@ def test_a_kernel_that_refuses_is_told_with_the_interface(bus: FakeUsbBus) -> No
     def refuse(path: str, text: str) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    with pytest.raises(TapmanagerError, match=r"drivers_probe does not take 1-4:1\.0: Invalid argument"):
+    with pytest.raises(TapmanagerError, match=r"writing 1-4:1\.0 to .*drivers_probe failed: Invalid argument"):
         UsbDrivers(str(bus.root), refuse).probe(1, 7)
 
 
