@@ -1,6 +1,6 @@
-"""A VM's cgroup: which hierarchies it is in, and which file gets which value, for cgroup v1, v2 and both at once. Pure.
+"""Plans a VM's cgroup: its hierarchies, and the value of each file, for cgroup v1, v2 and both together. Pure.
 
-Units on the wire are CRI's: `cpu_shares` as in cgroup v1, quota and period in microseconds, sizes in bytes.
+Requests use CRI's units: `cpu_shares` as in cgroup v1, quota and period in microseconds, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from tapmanager.errors import invalid
 from tapmanager.fields import HEX64, BadField, Json, as_object, as_text, number, objects, refuse_unknown, text
 
-# The parent of VMs whose pod names none. It is ours: removed when it is empty.
+# The parent of VMs whose pod names none. virtshim owns it and removes it when it is empty.
 OWN_PARENT = "/virtshim"
 
-# A VM is in the hierarchies that have these, and in all others that have its pod's cgroup.
+# A VM gets a cgroup in the hierarchies with these controllers, and in all others that have its pod's cgroup.
 _NEEDED = frozenset({"cpu", "cpuacct", "cpuset", "memory", "pids"})
 
 _LARGEST = 2**63 - 1
-# Threads: one a vCPU (255 at most), and some 64 for the disks' input and output. A QEMU that makes more is not one any more.
+# Threads: one per vCPU (at most 255), and about 64 for disk I/O. A process with more is no longer a normal QEMU.
 _MOST_THREADS = 1024
 _DEFAULT_PERIOD = 100_000
 _CPUS = re.compile(r"[0-9,-]{0,4096}")
@@ -28,8 +28,8 @@ _UNIFIED = re.compile(r"[a-z]+(?:\.[a-z]+)+")
 
 @dataclass(frozen=True, slots=True)
 class RequestedLimits:
-    """0 and "" mean: not set. `quota` 0 and `memory` 0: no limit. `swap`: swap alone, None: not limited. `hugepages`:
-    bytes by page size in bytes. `unified`: cgroup v2 files."""
+    """0 and "" mean not set; for `quota` and `memory`, no limit. `swap`: the limit of swap alone, None for no limit. `hugepages`:
+    bytes by page size in bytes. `unified`: cgroup v2 files and their values."""
 
     shares: int = 0
     quota: int = 0
@@ -85,7 +85,7 @@ def _value(value: object, where: str) -> str:
 
 
 def cgroup_path(parent: str, container: str, where: str) -> str:
-    """The group's path below each hierarchy's root. Raises BadField for what could lead elsewhere."""
+    """The group's path below each hierarchy's root. Raises BadField for a path that could lead elsewhere."""
     if not HEX64.fullmatch(container):
         raise BadField(f"{where}.container: not a container id: {container[:80]!r} (64 hex digits expected)")
     parts = parent.split("/")[1:] if parent != "/" else []
@@ -96,7 +96,7 @@ def cgroup_path(parent: str, container: str, where: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """`root` is where it is mounted; `controllers` of a v2 one are those its root offers."""
+    """`root`: the mount point. `controllers`: for v2, the controllers that the root offers."""
 
     root: str
     controllers: frozenset[str]
@@ -108,8 +108,8 @@ class Hierarchy:
 
 
 def parse_mountinfo(mountinfo: str) -> Sequence[tuple[str, frozenset[str], bool]]:
-    """proc_pid_mountinfo(5) -> (mount point, v1 controllers and names, is v2) of each cgroup mount; the last one wins
-    where several lie over each other."""
+    """Parses proc_pid_mountinfo(5) into (mount point, v1 controllers and names, is v2) for each cgroup mount. If mounts cover
+    each other, the last one wins."""
     found: dict[str, tuple[str, frozenset[str], bool]] = {}
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
@@ -123,8 +123,8 @@ def parse_mountinfo(mountinfo: str) -> Sequence[tuple[str, frozenset[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value for one file; `field` is the request's name of it, for messages; "": nobody asked, so it is left out where
-    there is no such file."""
+    """One value for one file. `field`: the request's name for it, for messages; "" means that no request asked for the value,
+    so it is skipped if the file does not exist."""
 
     controller: str
     file: str
@@ -133,8 +133,7 @@ class Setting:
 
 
 def settings(limits: RequestedLimits, hierarchies: Sequence[Hierarchy]) -> Sequence[tuple[Hierarchy, Setting]]:
-    """In the order in which they are to be written. Raises TapmanagerError (invalid) for a limit that this machine has no
-    controller for."""
+    """The settings in the order of writing. Raises TapmanagerError (invalid) for a limit without a controller on this machine."""
     planned: list[tuple[Hierarchy, Setting]] = []
     for controller, (v1, v2) in _by_controller(limits).items():
         home = next((one for one in hierarchies if controller in one.controllers), None)
@@ -159,12 +158,14 @@ def _by_controller(limits: RequestedLimits) -> Mapping[str, tuple[list[Setting],
     for key, value in sorted(limits.unified.items()):
         controller = key.partition(".")[0]
         by.setdefault(controller, ([], []))[1].append(Setting(controller, key, value, f"unified[{key}]"))
-        by[controller][0].append(Setting(controller, "", value, f"unified[{key}]"))  # no such file in v1: refused there
+        by[controller][0].append(
+            Setting(controller, "", value, f"unified[{key}]")
+        )  # v1 has no such file and refuses it
     return by
 
 
 def weight(shares: int) -> int:
-    """cgroup v1's shares as v2's weight, as kubelet converts them: VMs and containers keep their proportions."""
+    """Converts v1's shares to v2's weight in the same way as kubelet, so that VMs and containers keep their proportions."""
     return 1 + (min(max(shares, 2), 262_144) - 2) * 9999 // 262_142
 
 
@@ -172,7 +173,7 @@ def _cpu_v1(limits: RequestedLimits) -> list[Setting]:
     found = []
     if limits.shares:
         found.append(Setting("cpu", "cpu.shares", str(max(limits.shares, 2)), "cpu_shares"))
-    # Quota and period change one by one: without a quota between them, no pair in between exceeds the pod's.
+    # Quota and period are written separately. The quota is removed first, so that no intermediate pair exceeds the pod's.
     found.append(Setting("cpu", "cpu.cfs_quota_us", "-1", "cpu_quota"))
     if limits.quota:
         found.append(Setting("cpu", "cpu.cfs_period_us", str(limits.period or _DEFAULT_PERIOD), "cpu_period"))
@@ -196,7 +197,7 @@ def _memory_v1(limits: RequestedLimits) -> list[Setting]:
     memory = Setting("memory", "memory.limit_in_bytes", value, "memory")
     if limits.swap is None:
         return [memory]
-    both = "memory.memsw.limit_in_bytes"  # never below the other one, so it is out of the way meanwhile
+    both = "memory.memsw.limit_in_bytes"  # must not be below the other limit, so it is removed first
     total = str(limits.memory + limits.swap) if limits.memory else "-1"
     return [Setting("memory", both, "-1", "swap"), memory, Setting("memory", both, total, "swap")]
 

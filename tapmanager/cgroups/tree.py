@@ -1,7 +1,8 @@
-"""The VMs' cgroups in the kernel: made where virtshim says, limited, entered by QEMU before it starts, removed.
+"""The VMs' cgroups in the kernel: creates them at the requested path, limits them, moves QEMU into them before it starts, and
+removes them.
 
-A group's name is computed from the container's id, so its removal can be repeated from the id alone. A change of limits is
-all or nothing: what was written is written back if a later value is refused.
+A group's name is computed from the container's id, so its removal can be repeated with only the id. A change of limits is atomic:
+if the kernel refuses a value, the earlier values are restored.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from tapmanager.peer import Peer
 log = logging.getLogger(__name__)
 
 _MOUNTINFO = "/proc/self/mountinfo"
-# On groups that were made here. A parent that somebody else made is his to remove, also while it is empty.
+# Marks groups that were made here. Parents that somebody else made are not removed, even if they are empty.
 _OURS = "trusted.virtshim"
 
-# The value was wrong; the value does not fit what is there now.
+# Errors for a wrong value, and for a value that conflicts with the current state.
 _INVALID = frozenset({errno.EINVAL, errno.ERANGE, errno.EACCES, errno.EOVERFLOW})
 _NOT_NOW = frozenset({errno.EBUSY, errno.ENOSPC})
-# The file system of cgroups is not ours to write.
+# Errors that mean that this process may not write to the cgroup file system.
 _NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
-# A process that was killed leaves its cgroup a moment after its parent saw it end; seconds.
+# Seconds: a killed process leaves its cgroup a moment after its parent saw it end.
 _EMPTY_WAIT = 3.0
 _EMPTY_POLL = 0.01
 
 
 def hierarchies(mountinfo: str = _MOUNTINFO) -> Sequence[Hierarchy]:
-    """What is mounted here. Raises OSError."""
+    """The mounted hierarchies. Raises OSError."""
     with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
         found = parse_mountinfo(file.read())
     return [
@@ -52,18 +53,18 @@ def _available_controllers(root: str) -> frozenset[str]:
 
 
 class VmCgroups:
-    """Thread-safe. `path` is what `plan.cgroup_path` gave. Errors: TapmanagerError; OSError where the kernel refuses what
-    it should not."""
+    """Thread-safe. `path`: from `plan.cgroup_path`. Raises TapmanagerError; OSError if the kernel refuses unexpectedly."""
 
     def __init__(self, found: Sequence[Hierarchy]) -> None:
         self._found = found
-        self._lock = threading.Lock()  # two VMs of one pod, or removal of an empty parent beside a new child
+        self._lock = threading.Lock()  # for two VMs of one pod, or the removal of an empty parent while a child is made
         self._refused: set[int] = set()
 
     def make(self, path: str, limits: RequestedLimits) -> bool:
-        """The group with these limits; one that is there already is given them. False if cgroups cannot be written here
-        and no pod asked for the group: then the VM stays where libvirt starts it."""
-        # A pod's own cgroup says where it may have groups; of ours, limits do (cgroup v2 for huge pages alone, beside v1).
+        """Makes the group, if missing, and sets the limits. Returns False if cgroups cannot be written and no pod asked for the
+        group; the VM then stays where libvirt starts it."""
+        # A pod's cgroup determines the hierarchies. For virtshim's own parent the limits do: beside v1, v2 may have only huge
+        # pages.
         asked = (
             {one.root for one, setting in settings(limits, self._found) if setting.field} if _is_own(path) else set()
         )
@@ -85,7 +86,7 @@ class VmCgroups:
         return True
 
     def limit(self, path: str, limits: RequestedLimits, oom_score_adj: int) -> None:
-        """Raises TapmanagerError: not-found if there is no such group, failed-precondition if more is in use than that."""
+        """Raises TapmanagerError: not-found if the group does not exist, failed-precondition if usage exceeds the new limit."""
         with self._lock:
             places = self._places(path)
             if not places:
@@ -95,8 +96,8 @@ class VmCgroups:
                 self._adjust_oom_score(int(word), oom_score_adj)
 
     def admit(self, placement: Placement, peer: Peer) -> None:
-        """Before the peer becomes QEMU: what it allocates from now on is charged to its VM's group. Nothing is done for
-        who is no peer's process any more."""
+        """Moves the peer into its VM's group before it becomes QEMU, so that all of its memory is charged to the group. Refuses a
+        process that is no longer the peer."""
         _require_live_peer(peer)
         if placement.group:
             self._enter(placement.group, peer.pid)
@@ -104,15 +105,15 @@ class VmCgroups:
             self._adjust_oom_score(peer.pid, placement.oom_score_adj)
 
     def remove(self, path: str) -> None:
-        """No error if it is gone. TapmanagerError (failed-precondition) if processes are in it still."""
+        """Removes the group. No error if it is gone. Raises TapmanagerError (failed-precondition) if it still has processes."""
         with self._lock:
             for _, directory in self._places(path):
                 _remove(directory)
             self._remove_parents(path)
 
     def forget(self, path: str) -> None:
-        """For a sandbox that goes. virtshim removes its VMs' groups; one that is there still, and empty, is of a container
-        whose record was lost. One with a VM in it is not touched: it has a record. "" for no group."""
+        """Removes the group of a released sandbox if it is empty. virtshim removes its VMs' groups itself, so an empty one
+        belongs to a container whose record was lost. A group with a VM has a record and is left alone. "" means no group."""
         if not path:
             return
         with self._lock:
@@ -122,16 +123,16 @@ class VmCgroups:
             self._remove_parents(path)
 
     def directories(self, path: str) -> Sequence[str]:
-        """Where it is, in each hierarchy that has it."""
+        """The group's directories, in each hierarchy that has it."""
         return [directory for _, directory in self._places(path)]
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _remove_parents(self, path: str) -> None:
-        """Those that were made here; a pod's are kubelet's."""
+        """Removes empty parents that were made here. A pod's cgroups belong to kubelet."""
         for one in self._found:
             above = os.path.dirname(path)
-            with contextlib.suppress(OSError):  # others are in it, or it is gone
+            with contextlib.suppress(OSError):  # not empty, or already gone
                 while above != "/" and (_is_own(path) or os.getxattr(one.root + above, _OURS)):
                     os.rmdir(one.root + above)
                     above = os.path.dirname(above)
@@ -149,7 +150,8 @@ class VmCgroups:
                 raise internal(f"QEMU cannot be moved to {directory}: {exc.strerror}{_why(one, exc)}") from exc
 
     def _adjust_oom_score(self, pid: int, wanted: int) -> None:
-        """Lowering it needs CAP_SYS_RESOURCE, which containers and some virtual machines lack: then it stays as it is."""
+        """Sets oom_score_adj. Lowering it needs CAP_SYS_RESOURCE, which containers and some virtual machines lack; it then stays
+        unchanged."""
         path = f"/proc/{pid}/oom_score_adj"
         try:
             write_once(path, str(wanted))
@@ -158,12 +160,12 @@ class VmCgroups:
                 -1, "oom_score_adj.clamped pid=%d wanted=%d stays=%s error=%s", pid, wanted, _read(path), exc
             )
         except (FileNotFoundError, ProcessLookupError):
-            return  # it has ended
+            return  # the process has ended
         except OSError as exc:
             raise internal(f"oom_score_adj of process {pid} cannot be set to {wanted}: {exc.strerror}") from exc
 
     def _log_once(self, number: int, message: str, *args: object) -> None:
-        """Logs the first refusal of a kind: it is the machine's, and would come with each VM."""
+        """Logs only the first refusal of each kind, because the machine would refuse each VM in the same way."""
         if number not in self._refused:
             self._refused.add(number)
             log.warning(message, *args)
@@ -208,7 +210,7 @@ def _make_in(one: Hierarchy, path: str) -> None:
         here = f"{above}/{part}"
         with contextlib.suppress(FileExistsError):
             os.mkdir(here, 0o755)
-            with contextlib.suppress(OSError):  # then it stays when it is empty
+            with contextlib.suppress(OSError):  # without the mark, the group stays when it is empty
                 os.setxattr(here, _OURS, b"1")
         if "cpuset" in one.controllers and not one.is_v2:
             _inherit_cpuset(above, here)
@@ -220,27 +222,27 @@ def _is_own(path: str) -> bool:
 
 
 def _why(one: Hierarchy, exc: OSError) -> str:
-    """The one refusal that an operator can act on."""
+    """An explanation for the one refusal that an operator can fix."""
     if one.is_v2 and exc.errno == errno.EBUSY:
         return " (a cgroup v2 with controllers for groups below it cannot hold processes; correct cgroup_parent)"
     return ""
 
 
 def _require_live_peer(peer: Peer) -> None:
-    """The peer's number may belong to another process by now, if the peer is hostile and has ended."""
+    """Checks that the pid is still the peer's: if a hostile peer has ended, another process may have its pid."""
     try:
         status = _read(f"/proc/{peer.pid}/status")
     except (FileNotFoundError, ProcessLookupError) as exc:
         raise TapmanagerError("failed-precondition", f"process {peer.pid} has ended") from exc
     uids = next(line.split()[1:] for line in status.splitlines() if line.startswith("Uid:"))
     if str(peer.uid) not in uids:
-        raise TapmanagerError("permission", f"process {peer.pid} is not uid {peer.uid}'s any more")
+        raise TapmanagerError("permission", f"process {peer.pid} no longer belongs to uid {peer.uid}")
 
 
 def _enable_controllers(directory: str) -> None:
-    """cgroup v2: a controller works in a child only if the parent says so. Each by itself: one that cannot be had (no
-    such controller, processes in the way) must not keep the others from being had; a limit that needs it is refused
-    later, by name."""
+    """cgroup v2: a controller works in a child only if the parent enables it. Each controller is enabled separately, so that
+    a failure (controller missing, processes in the parent) does not affect the others. A limit that needs a missing
+    controller is refused later, by name."""
     offered = set(_read(f"{directory}/cgroup.controllers").split())
     on = set(_read(f"{directory}/cgroup.subtree_control").split())
     for controller in sorted(offered - on):
@@ -249,20 +251,22 @@ def _enable_controllers(directory: str) -> None:
 
 
 def _inherit_cpuset(above: str, here: str) -> None:
-    """cgroup v1: a new cpuset is empty, and takes no process until it has CPUs and memory nodes."""
+    """cgroup v1: a new cpuset is empty, and accepts no process until it has CPUs and memory nodes."""
     for file in ("cpuset.cpus", "cpuset.mems"):
         if not _read(f"{here}/{file}").strip():
             write_once(f"{here}/{file}", _read(f"{above}/{file}").strip())
 
 
 def _refuse_less_than_used(directory: str, wanted: int) -> None:
-    """cgroup v2 takes any limit and kills what it must; v1 refuses by itself. File pages can be dropped, so they do not
-    count."""
+    """Refuses a memory limit below the usage. v1 does that itself, but v2 accepts any limit and kills processes. File pages
+    can be dropped, so they do not count."""
     used = int(_read(f"{directory}/memory.current"))
     droppable = dict(line.split() for line in _read(f"{directory}/memory.stat").splitlines())
     used -= int(droppable.get("active_file", 0)) + int(droppable.get("inactive_file", 0))
     if used > wanted:
-        raise TapmanagerError("failed-precondition", f"memory: {used} bytes are in use, the limit cannot be {wanted}")
+        raise TapmanagerError(
+            "failed-precondition", f"memory: {used} bytes are in use, so the limit cannot be {wanted}"
+        )
 
 
 def _restore(path: str, value: str) -> None:
@@ -292,7 +296,7 @@ def _remove(directory: str) -> None:
 def _until(end: float) -> Iterator[None]:
     yield
     while time.monotonic() < end:
-        threading.Event().wait(_EMPTY_POLL)  # the kernel signals it by inotify, in v2 only
+        threading.Event().wait(_EMPTY_POLL)  # the kernel signals this by inotify only in v2
         yield
 
 

@@ -1,6 +1,6 @@
-"""CNI network configurations, and what a plugin is given: standard input and environment. Pure.
+"""CNI network configurations, and the standard input and environment of plugins. Pure.
 
-Follows the CNI specification 1.1.0, sections 1 (configuration) and 3 (execution); 0.3.0 to 1.1.0 are spoken.
+Follows the CNI specification 1.1.0, sections 1 (configuration) and 3 (execution). Supports versions 0.3.0 to 1.1.0.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from dataclasses import dataclass
 from tapmanager.fields import BadField, Json, as_object, objects, text, texts
 from tapmanager.pod import Bandwidth, Pod
 
-# CNI's versions: which one a configuration is spoken with, and results of one in the form of another. Pure.
+# CNI versions: the version that a configuration uses, and the conversion of results between versions.
 #
-# A chain is spoken with in one version, and its plugins read no other. But what one of them prints may be of another:
-# a meta plugin prints its delegate's result. Forms: until 0.2.0 one address of each family (`ip4`, `ip6`); then a
-# list (`ips`), of which each says its `version`, 4 or 6, until 0.4.0.
+# A chain uses one version, and its plugins read no other. But a plugin may print a result of another version: a meta plugin
+# prints the result of its delegate. Until 0.2.0 a result has one address of each family (`ip4`, `ip6`). Later ones have a list
+# (`ips`), whose items have a `version`, 4 or 6, until 0.4.0.
 
 _IN_ORDER = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 _FAMILY_BY_NAME = frozenset({"0.1.0", "0.2.0"})
 _FAMILY_IN_ADDRESS = frozenset({"0.3.0", "0.3.1", "0.4.0"})
-# What a file without any is of.
+# The version of a file that names none.
 _UNSAID = "0.2.0"
 
 _FAMILIES = (("ip4", "4"), ("ip6", "6"))
 
 
 def versions_chosen(raw: Json) -> str:
-    """The newest that both the network (`cniVersion`, and `cniVersions` of CNI 1.1) and we speak. Raises BadField."""
+    """The newest version that both the network (`cniVersion`, and `cniVersions` of CNI 1.1) and tapmanager support. Raises
+    BadField."""
     several = texts(raw, "cniVersions", "network")
     said = (*several, text(raw, "cniVersion", "network", "") or (None if several else _UNSAID))
     spoken = [version for version in _IN_ORDER if version in said]
@@ -41,17 +42,17 @@ def versions_chosen(raw: Json) -> str:
 
 
 def versions_has_status(version: str) -> bool:
-    """And GC."""
+    """Whether the version has STATUS and GC."""
     return version == _IN_ORDER[-1]
 
 
 def versions_has_result_at_del(version: str) -> bool:
-    """Only from 0.4.0 on is DEL given the result of ADD."""
+    """Whether DEL gets the result of ADD, which it does from 0.4.0 on."""
     return _IN_ORDER.index(version) >= _IN_ORDER.index("0.4.0")
 
 
 def versions_converted(result: Json, version: str) -> Json:
-    """The result as that version has it. What is of no form at all stays as it is: whoever reads it says what is wrong."""
+    """The result in the form of that version. An invalid result stays unchanged, so that its reader reports the fault."""
     if version in _FAMILY_BY_NAME:
         found = result if _is_by_family(result) else _by_family(result)
     else:
@@ -76,7 +77,7 @@ def _family(item: Mapping[str, object], key: str = "address") -> str:
 
 
 def _as_list(result: Json) -> Json:
-    """A route without a gateway was through that of its family's address."""
+    """Converts to a list. A route without a gateway used the gateway of its family's address."""
     ips: list[Json] = []
     routes: list[Json] = []
     for name, _ in _FAMILIES:
@@ -91,7 +92,7 @@ def _as_list(result: Json) -> Json:
 
 
 def _by_family(result: Json) -> Json:
-    """The first address of each family, and the routes."""
+    """Converts to the first address of each family, and the routes."""
     found = {key: value for key, value in result.items() if key not in ("ips", "routes", "interfaces")}
     for name, family in _FAMILIES:
         first = next((ip for ip in _objects(result.get("ips")) if _family(ip) == family), None)
@@ -107,7 +108,7 @@ def _objects(value: object) -> Sequence[Json]:
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-# A bare file name: it is looked up in the plugin directories, nowhere else.
+# A bare file name, because plugins are searched for only in the plugin directories.
 _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _LEAST_BURST = 64 * 1024 * 8
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -115,12 +116,12 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 IFNAME = "eth0"
 
 
-# IPAM that is a part of its plugin (azure-vnet), and no program of that name.
+# IPAM types that are part of their plugin (azure-vnet), not separate programs.
 _BUILT_IN_IPAM = frozenset({"azure-cns"})
 
 
 def ipam_program(plugin: Json) -> str:
-    """What a plugin with that configuration runs for addresses, "" for nothing."""
+    """The IPAM program that a plugin with this configuration runs; "" for none."""
     ipam = plugin.get("ipam")
     kind = ipam.get("type") if isinstance(ipam, dict) else None
     return kind if isinstance(kind, str) and kind not in _BUILT_IN_IPAM else ""
@@ -128,8 +129,8 @@ def ipam_program(plugin: Json) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NetworkConf:
-    """A chain of plugins; `plugins` are their configurations as they stand in the file. `without_gc`: the network's author wants
-    none."""
+    """A chain of plugins. `plugins`: their configurations, unchanged from the file. `without_gc`: the network's author disabled
+    GC."""
 
     name: str
     version: str
@@ -138,11 +139,11 @@ class NetworkConf:
 
     @property
     def has_status(self) -> bool:
-        """And GC: its plugins are of CNI 1.1."""
+        """Whether the plugins support STATUS and GC, as CNI 1.1 does."""
         return versions_has_status(self.version)
 
     def can(self, capability: str) -> bool:
-        """Whether a plugin of it wants to know that of pods."""
+        """Whether a plugin of the chain has this capability."""
         told = (plugin.get("capabilities") for plugin in self.plugins)
         return any(isinstance(one, dict) and one.get(capability) is True for one in told)
 
@@ -150,7 +151,7 @@ class NetworkConf:
         return tuple(str(plugin["type"]) for plugin in self.plugins)
 
     def ipam_types(self) -> tuple[str, ...]:
-        """The IPAM programs that the chain's plugins will run themselves."""
+        """The IPAM programs that the chain's plugins run."""
         return tuple(found for plugin in self.plugins if (found := ipam_program(plugin)))
 
     def to_json(self) -> Json:
@@ -158,7 +159,7 @@ class NetworkConf:
 
 
 def parse_conf(data: bytes | str) -> NetworkConf:
-    """A .conf (one plugin) or .conflist (a chain). Raises ValueError (BadField is one) saying what is wrong."""
+    """Parses a .conf (one plugin) or a .conflist (a chain). Raises ValueError, of which BadField is one, with the fault."""
     try:
         raw = as_object(json.loads(data), "the file")
     except RecursionError as exc:
@@ -184,7 +185,7 @@ def conf_from_json(raw: Json) -> NetworkConf:
 
 @dataclass(frozen=True, slots=True)
 class CniAttachment:
-    """What stays the same over all calls for one pod."""
+    """The values that are the same in all calls for one pod."""
 
     pod: Pod
     netns: str
@@ -192,7 +193,7 @@ class CniAttachment:
 
 
 def environment(command: str, attachment: CniAttachment) -> dict[str, str]:
-    """All of a plugin's environment: nothing is inherited, so that no setting of ours changes a plugin."""
+    """The complete environment of a plugin. Nothing is inherited, so tapmanager's environment cannot affect plugins."""
     pod = attachment.pod
     args = {
         "IgnoreUnknown": "1",
@@ -213,12 +214,12 @@ def environment(command: str, attachment: CniAttachment) -> dict[str, str]:
 
 
 def environment_of_all(command: str, bin_dirs: Sequence[str]) -> dict[str, str]:
-    """For what concerns no single attachment: STATUS and GC."""
+    """The environment of STATUS and GC, which concern no single attachment."""
     return {"PATH": _PATH, "CNI_COMMAND": command, "CNI_PATH": ":".join(bin_dirs)}
 
 
 def stdin_of_all(conf: NetworkConf, plugin: Json, sandboxes: Sequence[str] | None = None) -> bytes:
-    """For STATUS; with `sandboxes`, whose attachments are all that there are, for GC."""
+    """Standard input of STATUS; with `sandboxes`, which are all valid attachments, that of GC."""
     derived: dict[str, object] = {**plugin, "cniVersion": conf.version, "name": conf.name}
     if sandboxes is not None:
         derived["cni.dev/valid-attachments"] = [{"containerID": one, "ifname": IFNAME} for one in sandboxes]
@@ -226,7 +227,7 @@ def stdin_of_all(conf: NetworkConf, plugin: Json, sandboxes: Sequence[str] | Non
 
 
 def stdin(conf: NetworkConf, plugin: Json, pod: Pod, previous: Json | None) -> bytes:
-    """The plugin's configuration as the specification derives it from the list's."""
+    """The plugin's configuration, derived from the list's as in the specification."""
     derived: dict[str, object] = {**plugin, "cniVersion": conf.version, "name": conf.name}
     derived.pop("prevResult", None)
     if previous is not None:
@@ -238,7 +239,7 @@ def stdin(conf: NetworkConf, plugin: Json, pod: Pod, previous: Json | None) -> b
 
 
 def _runtime_config(plugin: Json, pod: Pod) -> dict[str, object]:
-    """Only what the plugin says it can do, and only what the pod asks for."""
+    """Only values that the plugin has capabilities for, and that the pod asks for."""
     capabilities = plugin.get("capabilities")
     if not isinstance(capabilities, dict):
         return {}
@@ -257,7 +258,7 @@ def _runtime_config(plugin: Json, pod: Pod) -> dict[str, object]:
 
 
 def _bandwidth(asked: Bandwidth) -> dict[str, int]:
-    """Bits a second, and bits that may come at once: a tenth of a second's, but never less than one large segment."""
+    """Rates in bits per second, and bursts in bits: a tenth of a second's amount, but at least one large segment."""
     found: dict[str, int] = {}
     for direction, rate in (("ingress", asked.ingress), ("egress", asked.egress)):
         if rate:
@@ -266,20 +267,20 @@ def _bandwidth(asked: Bandwidth) -> dict[str, int]:
 
 
 def result_for_del(conf: NetworkConf, result: Json | None) -> Json | None:
-    """What DEL is told of ADD, None for nothing."""
+    """The result of ADD for DEL, in the network's version; None if DEL gets none."""
     return result if versions_has_result_at_del(conf.version) else None
 
 
 @dataclass(frozen=True, slots=True)
 class PluginFailure:
-    """A plugin's own error message; `code` is 0 if it gave none."""
+    """A plugin's error message. `code` is 0 if the plugin gave none."""
 
     code: int
     text: str
 
 
 def failure(stdout: bytes, stderr: bytes, status: int) -> PluginFailure:
-    """The error of a plugin that ended with `status` (negative: a signal), whatever it wrote."""
+    """The error of a plugin that ended with `status` (negative: a signal), from any output."""
     fallback = stderr.decode(errors="replace").strip()[-2000:] or stdout.decode(errors="replace").strip()[-2000:]
     ended = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
     try:

@@ -1,11 +1,11 @@
-"""What a meta plugin keeps of the networks it attached to a pod.
+"""Reads the records of a meta plugin about the networks that it attached to a pod.
 
-Multus runs the plugins of several networks in one namespace, and returns the first network's result alone. It runs them by
-libcni, which keeps `<cniDir>/results/<network>-<container id>-<interface>` from ADD to DEL: the result, and the configuration,
-into which Multus has put the device that kubelet granted (`deviceID`).
+Multus runs the plugins of several networks in one namespace, but returns only the first network's result. It runs them through
+libcni, which keeps the file `<cniDir>/results/<network>-<container id>-<interface>` from ADD to DEL. The file holds the
+result and the configuration, in which Multus has stored the device that kubelet granted (`deviceID`).
 
-The files are root's. What in them a pod's author may have chosen is used for nothing that is not the author's own: the
-interface's name (checked as any) and addresses. `capabilityArgs`, where the annotation's own `deviceID` ends up, are not read.
+Only root can write the files. A pod's author may have chosen some values: the interface's name, which is checked, and addresses.
+They affect only the author's own pod. `capabilityArgs`, which may hold a `deviceID` from an annotation, are not read.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from tapmanager.pod import link_name
 
 log = logging.getLogger(__name__)
 
-# Multus's own default. Its daemon's thin end (multus-shim) is given no `cniDir`, and the daemon has this path of the host's.
+# Multus's default. The client of its daemon (multus-shim) gets no `cniDir`, and the daemon uses this path on the host.
 _MULTUS_DIR = "/var/lib/cni/multus"
 _KIND = "cniCacheV1"
-# Bytes of a record: a result and a configuration are a few thousand.
+# Most bytes of a record. A result and a configuration have a few thousand.
 _MAX_BYTES = 1 << 20
-# Records of one pod: more networks than a machine has slots for their cards.
+# Most records of one pod: more networks than a machine has slots for cards.
 _MAX_RECORDS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Delegate:
-    """One network of a pod: `interface` is the name that its plugin was given, `device` the one its configuration names, as the
-    device plugin calls it (a PCI address, mostly), "" for none. `kinds`: its chain of plugins."""
+    """One network of a pod. `interface`: the name that its plugin got. `device`: the device in its configuration, under the
+    device plugin's name (mostly a PCI address), "" for none. `kinds`: its chain of plugins."""
 
     network: str
     interface: str
@@ -48,8 +48,8 @@ class Delegate:
 
 
 def read(conf: NetworkConf, sandbox: str) -> tuple[Delegate, ...]:
-    """All that the plugins of `conf` keep of the sandbox (a checked id), by interface. What cannot be used is logged and left
-    out: the kernel knows most of it too, and other pods' networks must not depend on one file."""
+    """The records of the plugins of `conf` about the sandbox (a checked id), by interface. An unusable record is logged and
+    skipped, because the kernel knows most of its content too, and other pods' networks must not depend on one file."""
     found: dict[str, Delegate] = {}
     for folder in dict.fromkeys(filter(None, map(_directory, conf.plugins))):
         for name in _names(folder, sandbox):
@@ -61,14 +61,14 @@ def read(conf: NetworkConf, sandbox: str) -> tuple[Delegate, ...]:
             first = found.setdefault(delegate.interface, delegate)
             if first.network != delegate.network:
                 log.warning(
-                    "record.not_used sandbox=%s file=%s error=interface %s is that of network %s, too",
+                    "record.not_used sandbox=%s file=%s error=interface %s also belongs to network %s",
                     *(sandbox, os.path.join(folder, name), delegate.interface, first.network),
                 )
     return tuple(found.values())
 
 
 def kinds(conf: NetworkConf, sandbox: str) -> frozenset[str]:
-    """The plugins that work in the sandbox's namespace: those of `conf`, and for a meta plugin those that it runs."""
+    """The plugins that work in the sandbox's namespace: those of `conf`, and those that a meta plugin runs."""
     delegates = read(conf, sandbox)
     if not delegates:
         return frozenset(conf.types())
@@ -77,7 +77,7 @@ def kinds(conf: NetworkConf, sandbox: str) -> frozenset[str]:
 
 
 def _directory(plugin: Json) -> str:
-    """Where the plugin keeps its records, "" if it keeps none."""
+    """The directory of the plugin's records; "" if it keeps none."""
     folder = plugin.get("cniDir")
     if isinstance(folder, str) and folder.startswith("/") and "\0" not in folder:
         return os.path.join(folder, "results")
@@ -99,14 +99,14 @@ def _names(folder: str, sandbox: str) -> Sequence[str]:
 
 
 def _content(path: str) -> bytes:
-    """Root's own regular file, no link. Raises OSError, BadField."""
+    """The content of a regular file that only root can write; not a link. Raises OSError, BadField."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise BadField("not a regular file")
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise BadField("writable by others than root")
+            raise BadField("writable by users other than root")
         data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise BadField(f"more than {_MAX_BYTES} bytes")
@@ -114,14 +114,14 @@ def _content(path: str) -> bytes:
 
 
 def parse(data: bytes, name: str, sandbox: str) -> Delegate:
-    """`name`: the file's, which must say what is in it. Raises BadField."""
+    """`name`: the file's name, which must match the content. Raises BadField."""
     raw = as_object(_json(data, "record"), "record")
     kind = text(raw, "kind", "record", "")
     if kind != _KIND:
         raise BadField(f"record.kind: {kind[:40]!r}, must be {_KIND}")
     network, interface = text(raw, "networkName", "record"), link_name(text(raw, "ifName", "record"), "record.ifName")
     if text(raw, "containerId", "record") != sandbox or name != f"{network}-{sandbox}-{interface}":
-        raise BadField("record: not the attachment that the file's name says")
+        raise BadField("record: the attachment does not match the file's name")
     plugins = _plugins(text(raw, "config", "record", ""))
     result = {} if raw.get("result") is None else as_object(raw["result"], "record.result")
     return Delegate(
@@ -134,7 +134,8 @@ def parse(data: bytes, name: str, sandbox: str) -> Delegate:
 
 
 def _whole(result: Json) -> Json:
-    """host-device, for a device at VFIO, names no interface, and says of its addresses that they are the first one's."""
+    """Completes the result of host-device: for a device at VFIO it names no interface, but says that its addresses belong to the
+    first one."""
     if result.get("interfaces") or not result.get("ips"):
         return result
     ips = [{key: value for key, value in ip.items() if key != "interface"} for ip in objects(result, "ips", "result")]
@@ -142,7 +143,7 @@ def _whole(result: Json) -> Json:
 
 
 def _plugins(config: str) -> Sequence[Json]:
-    """Of the delegate's configuration: one plugin's, or a chain's. Go writes bytes as base64."""
+    """The plugins in the delegate's configuration, which is one plugin or a chain. Go encodes bytes as base64."""
     try:
         decoded = base64.b64decode(config, validate=True)
     except (binascii.Error, ValueError) as exc:
@@ -154,7 +155,7 @@ def _plugins(config: str) -> Sequence[Json]:
 
 
 def _device(plugin: Json) -> str:
-    """`deviceID` is the name that Multus and the specification for device plugins agreed on; `pciBusID` its older one."""
+    """`deviceID` is the key that Multus and the device plugin specification use; `pciBusID` is the older key."""
     names: Iterable[str] = (text(plugin, name, "record.config", "") for name in ("deviceID", "pciBusID"))
     return next((name.lower() for name in names if name), "")
 

@@ -1,7 +1,7 @@
-"""Runs CNI plugins: the only place in tapmanager that starts other programs.
+"""Runs CNI plugins. No other module of tapmanager starts programs.
 
-A plugin gets an argument list of one, an environment made from nothing, a process group of its own and a time limit; at the
-limit the group is killed. Plugins run in the host's namespaces, as the specification wants.
+A plugin gets no arguments, a complete new environment, its own process group and a time limit, after which the group is killed.
+Plugins run in the host's namespaces, as the specification requires.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tapmanager.cni.conf import CniAttachment, NetworkConf
 from tapmanager.errors import TapmanagerError, deadline, internal, unavailable
 from tapmanager.fields import Json
 
-# How long CNI plugins ran and how often they failed, counted since this process was started.
+# Statistics of plugin runs: durations and failures since this process started.
 
-# Seconds: upper bounds of the histogram's buckets, behind which comes one without a bound.
+# Upper bounds of the histogram's buckets in seconds. One more bucket without a bound follows.
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
-# Commands and plugins: operators have a few, and change them now and then.
+# Most pairs of command and plugin. Operators use a few, and change them now and then.
 _MOST = 256
 
 
@@ -58,7 +58,7 @@ class PluginRuns:
             runs.buckets[bisect.bisect_left(BOUNDS, seconds)] += 1
 
     def as_json(self) -> Json:
-        """Counts of each bucket alone, not of those below it too."""
+        """The counts are those of each bucket alone, not cumulative."""
         with self._lock:
             return {
                 "bounds": list(BOUNDS),
@@ -78,7 +78,7 @@ class PluginRuns:
 log = logging.getLogger(__name__)
 
 _PIECE = 1 << 16
-# Bytes of a plugin's output that are kept; a result is a few hundred.
+# Most bytes of a plugin's output that are kept. A result has a few hundred.
 _MAX_OUTPUT = 1 << 20
 # "Try again later", CNI specification, section 5 (error codes).
 _TRY_AGAIN = 11
@@ -86,7 +86,7 @@ _TRY_AGAIN = 11
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """`sandbox` "" for one that concerns no single attachment."""
+    """`sandbox`: "" for a call that concerns no single attachment."""
 
     command: str
     plugin: str
@@ -96,7 +96,7 @@ class _Call:
 
 
 class CniPlugins:
-    """`plugin_timeout` is the longest one plugin may take, in seconds. All points in time are of time.monotonic()."""
+    """`plugin_timeout`: the longest run time of one plugin, in seconds. All points in time are of time.monotonic()."""
 
     def __init__(self, conf_dir: str, bin_dirs: Sequence[str], plugin_timeout: float) -> None:
         self._conf_dir = conf_dir
@@ -105,14 +105,14 @@ class CniPlugins:
         self.runs = PluginRuns()
 
     def limit(self, plugin_timeout: float) -> None:
-        """From the next plugin on."""
+        """Changes the time limit, from the next plugin on."""
         self._plugin_timeout = plugin_timeout
 
     def load(self) -> NetworkConf:
-        """The first configuration by file name, read anew: operators and network add-ons replace these files at any time.
+        """Reads the first configuration by file name. It is read each time, because operators and network add-ons replace it.
 
-        Raises TapmanagerError (unavailable) with the remedy. A broken first file is an error, not a reason to take the second:
-        pods would land on another network.
+        Raises TapmanagerError (unavailable) with the remedy. If the first file is broken, the second is not used, because pods
+        would get another network.
         """
         path = self._first_file()
         try:
@@ -121,7 +121,9 @@ class CniPlugins:
         except OSError as exc:
             raise unavailable(f"CNI config {path} cannot be read: {exc.strerror}") from exc
         except ValueError as exc:
-            raise unavailable(f"CNI config {path} is not valid: {exc}; correct the file, it is read each time") from exc
+            raise unavailable(
+                f"CNI config {path} is not valid: {exc}; correct the file, which is read for each pod"
+            ) from exc
 
     def _first_file(self) -> str:
         remedy = "install a network add-on, or put a .conflist file there"
@@ -135,7 +137,7 @@ class CniPlugins:
         raise unavailable(f"no CNI config: no .conf, .conflist or .json file in {self._conf_dir}; {remedy}")
 
     def trouble(self) -> str:
-        """Why no pod can be attached now, as a message for users; "" if one can."""
+        """Why no pod can be attached now, as a message for users; "" if pods can be attached."""
         try:
             self.require_plugins(self.load(), self._bin_dirs)
         except TapmanagerError as exc:
@@ -143,13 +145,13 @@ class CniPlugins:
         return ""
 
     def require_plugins(self, conf: NetworkConf, bin_dirs: Sequence[str]) -> None:
-        """Raises TapmanagerError naming the first plugin that is not installed. Asked before anything is made: a chain that
-        cannot run to its end could not be taken down again either."""
+        """Raises TapmanagerError, which names the first plugin that is not installed. Called before anything is made, because a
+        chain that cannot run completely could not be undone completely either."""
         for kind in (*conf.types(), *conf.ipam_types()):
             _find(kind, bin_dirs)
 
     def add(self, conf: NetworkConf, attachment: CniAttachment, until: float) -> Json:
-        """The chain's last result. Raises TapmanagerError; whatever it raises, `delete` must follow."""
+        """Runs the chain and returns its last result. Raises TapmanagerError. After any exception, `delete` must follow."""
         result: Json | None = None
         for plugin in conf.plugins:
             out = self._run("ADD", conf, plugin, attachment, result, until)
@@ -159,7 +161,7 @@ class CniPlugins:
         return result
 
     def delete(self, conf: NetworkConf, attachment: CniAttachment, result: Json | None, until: float) -> None:
-        """The chain backwards. All plugins are run even if one fails; then the first failure is raised."""
+        """Runs the chain backwards. All plugins run even if one fails; then the first failure is raised."""
         first: TapmanagerError | None = None
         for plugin in reversed(conf.plugins):
             try:
@@ -201,12 +203,12 @@ class CniPlugins:
         started = time.monotonic()
         limit = min(self._plugin_timeout, until - started)
         if limit <= 0:
-            raise deadline(f"no time was left to run {what} ({call.command})")
+            raise deadline(f"the time limit expired before {what} could run ({call.command})")
         status = -1
         try:
             status, out, err = _spawn(path, env, data, limit)
         except OSError as exc:
-            raise internal(f"{what}: {path} cannot be run: {exc.strerror}") from exc
+            raise internal(f"{what}: cannot run {path}: {exc.strerror}") from exc
         except subprocess.TimeoutExpired as exc:
             raise deadline(f"{what} did not finish {call.command} within {limit:.1f} s and was killed") from exc
         finally:
@@ -223,7 +225,7 @@ class CniPlugins:
         return out
 
     def status(self, conf: NetworkConf) -> str:
-        """Why its plugins could not attach a pod now; "" if they could. For configurations with `has_status`."""
+        """Why the plugins cannot attach pods now; "" if they can. For configurations with `has_status`."""
         try:
             self._ask_all("STATUS", conf, None)
         except TapmanagerError as exc:
@@ -231,7 +233,7 @@ class CniPlugins:
         return ""
 
     def collect(self, conf: NetworkConf, sandboxes: Sequence[str]) -> None:
-        """GC: its plugins free what they hold for others than these. For configurations with `has_status`. Raises
+        """GC: the plugins free their resources of all other sandboxes. For configurations with `has_status`. Raises
         TapmanagerError."""
         self._ask_all("GC", conf, sandboxes)
 
@@ -244,8 +246,8 @@ class CniPlugins:
 
 
 def _spawn(path: str, env: dict[str, str], data: bytes, limit: float) -> tuple[int, bytes, bytes]:
-    """Exit status (negative: a signal), and the beginnings of standard output and error. Raises TimeoutExpired after killing
-    the process group."""
+    """Returns the exit status (negative: a signal), and the beginnings of standard output and error. Raises TimeoutExpired
+    after it has killed the process group."""
     with (
         _stdin_file(data) as given,
         subprocess.Popen(
@@ -261,7 +263,7 @@ def _spawn(path: str, env: dict[str, str], data: bytes, limit: float) -> tuple[i
         try:
             out, err = _read_output(plugin, limit)
         except subprocess.TimeoutExpired:
-            # The group, not just the plugin: an IPAM plugin it started may be the one that hangs and holds our pipes.
+            # The whole group, because an IPAM plugin that the plugin started may hang and keep the pipes open.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(plugin.pid, signal.SIGKILL)
             raise
@@ -269,7 +271,7 @@ def _spawn(path: str, env: dict[str, str], data: bytes, limit: float) -> tuple[i
 
 
 def _stdin_file(data: bytes) -> IO[bytes]:
-    """A file in memory, at its beginning."""
+    """A file in memory with the data, positioned at its beginning."""
     file = open(os.memfd_create("cni-stdin"), "w+b")  # noqa: SIM115  the caller closes it
     file.write(data)
     file.seek(0)
@@ -277,7 +279,7 @@ def _stdin_file(data: bytes) -> IO[bytes]:
 
 
 def _read_output(plugin: subprocess.Popen[bytes], limit: float) -> tuple[bytes, bytes]:
-    """Its output until it has closed its pipes and ended. Output beyond the limit is read and dropped."""
+    """Reads the output until the plugin has closed its pipes and ended. Output beyond the limit is dropped."""
     assert plugin.stdout is not None
     assert plugin.stderr is not None
     until = time.monotonic() + limit

@@ -1,6 +1,6 @@
-"""CNI results, read strictly: what a plugin's standard output says about the pod's network. Pure.
+"""Parses CNI results strictly: the description of the pod's network on a plugin's standard output. Pure.
 
-Covers the results of CNI 0.3.0 to 1.1.0, and the ip4/ip6 form of older plugins, which names no interfaces.
+Supports CNI 0.3.0 to 1.1.0, and the ip4/ip6 form of older plugins, which names no interfaces.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from tapmanager.pod import Dns, address, cidr, link_name, network
 
 @dataclass(frozen=True, slots=True)
 class CniInterface:
-    """`sandbox` is "" for one that is not in the pod. `mac`, `pci` (CNI 1.1's pciID) and `mtu` "" or 0 if not said."""
+    """`sandbox` is "" for an interface that is not in the pod. `mac`, `pci` (CNI 1.1's pciID) and `mtu` are "" or 0 if
+    missing."""
 
     name: str
     sandbox: str
@@ -24,7 +25,7 @@ class CniInterface:
 
 @dataclass(frozen=True, slots=True)
 class CniAddress:
-    """`interface` is an index into the result's interfaces, None if the plugin names none."""
+    """`interface`: an index into the result's interfaces; None if the plugin names none."""
 
     address: str
     gateway: str | None
@@ -46,7 +47,7 @@ class CniResult:
 
 
 def parse_result(raw: Json) -> CniResult:
-    """Raises BadField naming the field that is wrong."""
+    """Raises BadField, which names the wrong field."""
     interfaces = tuple(
         _interface(item, f"interfaces[{at}]") for at, item in enumerate(objects(raw, "interfaces", "result"))
     )
@@ -66,7 +67,7 @@ def _interface(item: Json, where: str) -> CniInterface:
         link_name(text(item, "name", where), f"{where}.name"),
         ""
         if sandbox.isdecimal()
-        else sandbox,  # AWS's plugin keeps a number for its DEL there, with an interface it never made
+        else sandbox,  # AWS's plugin stores a number for its DEL here, with an interface that does not exist
         text(item, "mac", where, "").lower(),
         text(item, "pciID", where, "").lower(),
         mtu if isinstance(mtu, int) and 68 <= mtu <= 65535 else 0,
@@ -103,7 +104,7 @@ def _gateway(item: Json, name: str, where: str) -> str | None:
 
 
 def _dns(item: Json) -> Dns:
-    """A name server that is no address can be told to no guest: left out. The plugin's own domain comes first."""
+    """A name server that is not an address is skipped, because guests can only get addresses. The plugin's domain comes first."""
     servers = tuple(found for one in texts(item, "nameservers", "dns") for found in _addresses(one))
     searches = texts(item, "search", "dns")
     domain = text(item, "domain", "dns", "")

@@ -1,4 +1,5 @@
-"""What a network's plugins say of themselves (CNI 1.1's STATUS), asked in the background: who reads it waits for no plugin."""
+"""Runs CNI 1.1's STATUS of a network's plugins in the background, so that readers need not wait for plugins. Also checks that
+no two pods get the same address."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from tapmanager.links import netns
 
 log = logging.getLogger(__name__)
 
-_INTERVAL = 30.0  # seconds between two answers to one question
+_INTERVAL = 30.0  # seconds between two runs of STATUS
 
 
 class PluginStatus:
-    """Thread-safe. `start` once; `stop` waits for no plugin."""
+    """Thread-safe. Call `start` once. `stop` does not wait for plugins."""
 
     def __init__(self, cni: CniPlugins, interval: float = _INTERVAL) -> None:
         self._cni = cni
@@ -37,7 +38,7 @@ class PluginStatus:
         self._wake.set()
 
     def trouble(self) -> str:
-        """The last answer of the plugins of today's configuration; "" if all is well, or they have not answered yet."""
+        """The last problem that plugins of the current configuration reported; "" if there is none, or no answer yet."""
         try:
             conf = self._cni.load()
         except TapmanagerError as exc:
@@ -59,35 +60,35 @@ class PluginStatus:
     def _ask(self) -> None:
         try:
             conf = self._asking = self._cni.load()
-        except TapmanagerError as exc:  # which `CniPlugins.trouble` tells
+        except TapmanagerError as exc:  # `CniPlugins.trouble` reports this
             log.debug("cni.status.not_asked error=%s", exc)
             return
         finally:
-            self._wake.clear()  # what woke us until here is about to be asked
+            self._wake.clear()  # wake-ups before this point are covered by the run that follows
         trouble = self._cni.status(conf) if conf.has_status else ""
         if trouble != self._trouble:
-            log.warning("cni.status network=%s trouble=%s", conf.name, trouble or "none any more")
+            log.warning("cni.status network=%s trouble=%s", conf.name, trouble or "resolved")
         self._asked, self._trouble = conf, trouble
 
 
-# Which attached pod has which address: none has another's.
+# The addresses of attached pods. No two pods may have the same address.
 
 
 class PodAddresses:
-    """Thread-safe; in memory, of what the ledger says."""
+    """Thread-safe. Kept in memory, from the ledger's content."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owners: dict[str, Entry] = {}
 
     def remember(self, entry: Entry) -> None:
-        """It has them, whoever else may."""
+        """Adds the pod's addresses without a check."""
         with self._lock:
             self._owners |= dict.fromkeys(entry.ips, entry)
 
     def take(self, entry: Entry) -> None:
-        """From now on they are that pod's. Raises TapmanagerError (already-exists) if one is another's, whose namespace is
-        there."""
+        """Reserves the pod's addresses. Raises TapmanagerError (already-exists) if another pod has one, and its namespace
+        exists."""
         with self._lock:
             for ip in entry.ips:
                 owner = self._owners.get(ip)
@@ -96,8 +97,8 @@ class PodAddresses:
                     raise TapmanagerError(
                         "already-exists",
                         f'CNI network "{entry.conf.name}" gave the pod {ip}, which pod {pod.namespace}/{pod.name} '
-                        f"(sandbox {pod.sandbox[:20]}) has: its leases were lost, or two networks share a range; correct that, "
-                        "or remove the other pod",
+                        f"(sandbox {pod.sandbox[:20]}) already has: leases were lost, or two networks share a range; "
+                        "correct that, or remove the other pod",
                     )
             self._owners |= dict.fromkeys(entry.ips, entry)
 

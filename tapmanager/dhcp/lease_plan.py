@@ -1,6 +1,6 @@
-"""Which answer, if any, a guest's DHCP message gets. Pure: request and lease in, reply out.
+"""Decides the answer, if any, to a guest's DHCP message. Pure: takes request and lease, returns the reply.
 
-There is one client and one address a tap, so nothing is stored: the CNI plugin leased the address, this only tells the
+Each tap has one client and one address, so nothing is stored. The CNI plugin leased the address; this module only tells the
 guest.
 """
 
@@ -29,9 +29,9 @@ from tapmanager.pod import Dns, Nic, Route
 _LEASE_SECONDS = 86400
 _T1_SECONDS = _LEASE_SECONDS // 2
 _T2_SECONDS = _LEASE_SECONDS * 7 // 8  # RFC 2131, 4.4.5
-# If no gateway can lend its address. Renewals to it cross the tap too, where they are answered.
+# The server's address if no gateway can lend its own. Renewals to it also cross the tap, where they are answered.
 _LINK_LOCAL_SERVER = IPv4Address("169.254.169.67")
-# RFC 2131, 2: what a client must accept that names no size (option 57): 576 bytes of IP datagram.
+# RFC 2131, 2: a client that names no size (option 57) must accept an IP datagram of 576 bytes.
 _DEFAULT_SIZE = 576
 _IP_UDP = 28
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
@@ -39,7 +39,7 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What one guest NIC is told. `server_mac` is only a source address of frames, `mac` the guest's."""
+    """What DHCP tells one guest NIC. `server_mac`: only the source address of frames. `mac`: the guest's."""
 
     mac: bytes
     server_mac: bytes
@@ -53,7 +53,7 @@ class Lease:
 
 
 def lease_for(nic: Nic, dns: Dns, name: str) -> Lease | None:
-    """None for a NIC without an IPv4 address; its first one counts. `name`: the pod's hostname, or its own name."""
+    """The lease of the NIC's first IPv4 address; None without one. `name`: the pod's hostname, or its name."""
     found = [ipaddress.IPv4Interface(address) for address in nic.addresses if ":" not in address]
     if not found:
         return None
@@ -80,13 +80,14 @@ def _route(route: Route) -> tuple[ipaddress.IPv4Network, IPv4Address]:
 
 
 def hostname_of(name: str) -> str:
-    """As kubelet makes it from a pod's name: 63 characters, no dot or hyphen at the end; "" if none is left."""
+    """Derives the hostname from a pod's name in the same way as kubelet: 63 characters, no dot or hyphen at the end; "" if
+    nothing is left."""
     name = name[:63].rstrip("-.")
     return name if name and all(_LABEL.fullmatch(label) for label in name.split(".")) else ""
 
 
 def answer(data: bytes, lease: Lease) -> bytes | None:
-    """The Ethernet frame to send for the one that came, None to stay silent. Never raises for what is in `data`."""
+    """The Ethernet frame that answers `data`; None for no answer. Never raises because of the content of `data`."""
     try:
         datagram = frame_parse(data)
         if datagram.target_port != FRAME_SERVER_PORT:
@@ -99,7 +100,7 @@ def answer(data: bytes, lease: Lease) -> bytes | None:
 
 
 def reply_to(request: Message, lease: Lease) -> Message | None:
-    """None for what is not ours to answer: another client's, a relayed one, a choice of another server."""
+    """The reply; None for a message of another client, a relayed one, or one that chooses another server."""
     if request.op != packet.BOOTREQUEST or request.chaddr != lease.mac or request.giaddr != packet.ANY:
         return None
     if request.kind == packet.DISCOVER:
@@ -112,7 +113,7 @@ def reply_to(request: Message, lease: Lease) -> Message | None:
 
 
 def _to_request(request: Message, lease: Lease) -> Message | None:
-    """RFC 2131, 4.3.2: SELECTING names the server; INIT-REBOOT names the address only; RENEWING and REBINDING use it."""
+    """RFC 2131, 4.3.2: SELECTING names the server, INIT-REBOOT only the address; RENEWING and REBINDING use the address."""
     server = request.address(packet.OPT_SERVER_ID)
     if server is not None and server != lease.server:
         return None
@@ -171,11 +172,11 @@ def _echo(request: Message) -> dict[int, bytes]:
 
 
 def _configuration(lease: Lease) -> dict[int, bytes]:
-    """The most needed first."""
+    """The options, the most important first."""
     options = {packet.OPT_MASK: lease.interface.netmask.packed, packet.OPT_MTU: lease.mtu.to_bytes(2, "big")}
     default = [router for to, router in lease.routes if to.prefixlen == 0 and router != packet.ANY]
     if default:
-        # RFC 3442: who understands 121 ignores 3, so the default route is in both.
+        # RFC 3442: a client that supports option 121 ignores option 3, so the default route is in both.
         options[packet.OPT_ROUTER] = default[0].packed
     if lease.routes:
         options[packet.OPT_CLASSLESS_ROUTES] = packet.encode_routes(list(lease.routes))
@@ -187,7 +188,7 @@ def _configuration(lease: Lease) -> dict[int, bytes]:
         options[packet.OPT_HOSTNAME] = lease.hostname.encode("ascii")
     search = packet.encode_search(lease.searches)
     if search:
-        # Clients that do not know 119 (busybox) make their search list of 15.
+        # Clients without support of option 119 (busybox) use option 15 as search list.
         first = next(domain for domain in lease.searches if packet.encode_search((domain,)))
         options[packet.OPT_DOMAIN] = first.rstrip(".").encode("ascii")
         options[packet.OPT_SEARCH] = search
@@ -195,7 +196,7 @@ def _configuration(lease: Lease) -> dict[int, bytes]:
 
 
 def _fitting(request: Message, must: Mapping[int, bytes], may: Mapping[int, bytes]) -> dict[int, bytes]:
-    """`must`, then of `may` what fits into the client's size limit: first what it asked for, then the rest."""
+    """`must`, then those of `may` that fit into the client's size limit: first the requested ones, then the others."""
     limit = request.options.get(packet.OPT_MAX_SIZE, b"")
     size = max(int.from_bytes(limit, "big"), _DEFAULT_SIZE) if len(limit) == 2 else _DEFAULT_SIZE
     room = min(size, 1500) - _IP_UDP - 240 - 1

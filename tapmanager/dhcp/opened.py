@@ -1,4 +1,4 @@
-"""What is answered on the taps of one pod, opened and ready for the server."""
+"""The open sockets of one pod's guest NICs and the answers on them, and background work for the DHCP server's thread."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from tapmanager.ledger import Entry
 from tapmanager.links import netns, pod_links
 from tapmanager.pod import Nic
 
-# Work for one guest that the kernel may take its time for, beside the thread that answers all guests.
+# Background work: calls for one guest that may be slow in the kernel. They must not block the thread that answers all guests.
 
 log = logging.getLogger(__name__)
 
-# Each piece is some netlink messages; where one hangs, those of other guests have the other threads.
+# Each call is a few netlink messages. If one hangs, the other threads serve other guests.
 _AT_ONCE = 4
 
 
 class Beside:
-    """`begin` and `finish` are called by the answering thread alone; `wake`, by any, when there is something to finish."""
+    """Only the answering thread calls `begin` and `finish`. Any thread calls `wake` when there is something to finish."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -43,32 +43,33 @@ class Beside:
         self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def begin(self, work: Callable[[], bool], then: Callable[[bool], None]) -> None:
-        """`then` is called with what `work` said (False if it failed, or could not be begun) by a later `finish`."""
+        """Runs `work` in the background. A later `finish` calls `then` with its result, or False if it failed or could not
+        begin."""
         once = threading.Lock()
         try:
             self._threads.submit(self._run, once, work, then)
-        except RuntimeError as exc:  # no thread can be started now; other guests are answered without
-            # It may have been put into the queue all the same, for the next thread that comes.
+        except RuntimeError as exc:  # no thread can be started; other guests do not need one
+            # The call may still be in the queue, for the next thread.
             if once.acquire(blocking=False):
                 log.warning("dhcp.work_not_begun error=%s", exc)
                 self._end(then, succeeded=False)
 
     def finish(self) -> None:
-        for _ in range(self._done.qsize()):  # nobody else takes from it; what comes meanwhile wakes again
+        for _ in range(self._done.qsize()):  # no other thread reads the queue; later results wake again
             self._done.get_nowait()()
 
     def close(self) -> None:
-        """Waits for what runs; what has not begun is left out."""
+        """Waits for running calls, and drops calls that have not begun."""
         self._threads.shutdown(cancel_futures=True)
 
     def _run(self, once: threading.Lock, work: Callable[[], bool], then: Callable[[bool], None]) -> None:
-        """`once`: is taken by who does it, or says that it was not done."""
+        """`once`: the first to take it either runs the work or reports it as not begun."""
         if not once.acquire(blocking=False):
             return
         succeeded = False
         try:
             succeeded = work()
-        except Exception:  # whatever it is, the guest must be told without it
+        except Exception:  # after any error, the guest must get its answer
             log.exception("dhcp.work_failed")
         self._end(then, succeeded=succeeded)
 
@@ -77,8 +78,8 @@ class Beside:
         self._wake()
 
 
-# Raw packet sockets, made in a pod's namespace and bound to one of its links: answers leave by that link only, and
-# what comes is seen before the bridge sees it.
+# Raw packet sockets, made in a pod's namespace and bound to one of its links. Answers leave only through that link, and frames
+# arrive at the socket before they reach the bridge.
 
 RECEIVE_BUFFER = 64 * 1024
 
@@ -124,29 +125,29 @@ _FROM_NETWORK: Program = (
 
 
 def sockets_on_tap(tap: str) -> socket.socket:
-    """Hears what a guest asks DHCP, DHCPv6 and routers. Must run in the pod's namespace. Raises OSError."""
+    """A socket for the guest's DHCP, DHCPv6 and router requests. Must run in the pod's namespace. Raises OSError."""
     return _sockets_open(tap, _FROM_GUEST)
 
 
 def sockets_on_link(link: str) -> socket.socket:
-    """Hears neighbour advertisements of the network behind a CNI interface. As `on_tap`."""
+    """A socket for neighbour advertisements from the network behind a CNI interface. Like `sockets_on_tap`."""
     return _sockets_open(link, _FROM_NETWORK)
 
 
 def _sockets_open(link: str, program: Program) -> socket.socket:
-    # Protocol 0 receives nothing, so that nothing slips in before the filter is there. ETH_P_ALL, for a bridge takes the
-    # frames of its ports before sockets of one protocol see them.
+    # With protocol 0 the socket receives nothing before the filter is attached. Then ETH_P_ALL, because a bridge takes the frames
+    # of its ports before sockets for a single protocol get them.
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0)
     try:
         code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
         sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", len(program), ctypes.addressof(code)))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
-        # When QEMU opens the tap, the kernel puts the tap's queue in place a moment later and drops what is sent until then:
-        # the answer to a guest that asks at once. So the queue is bypassed.
+        # After QEMU opens the tap, the kernel installs the tap's queue a moment later, and drops frames until then, such as the
+        # answer to a guest that asks at once. So this socket bypasses the queue.
         sock.setsockopt(_SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
         with contextlib.suppress(
             OSError
-        ):  # since Linux 4.20; else each frame that is sent would be copied to be looked at
+        ):  # since Linux 4.20; otherwise each outgoing frame would be copied to this socket
             sock.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
         sock.bind((link, _ETH_P_ALL))
     except BaseException:
@@ -155,12 +156,12 @@ def _sockets_open(link: str, program: Program) -> socket.socket:
     return sock
 
 
-# One guest NIC's sockets, and who answers on them. Its methods are called by the server's thread alone.
+# The sockets of one guest NIC and what answers on them. Only the server's thread calls the methods.
 
 
 class GuestNic:
-    """`tap` is of `sockets.on_tap`, `link` of `sockets.on_link` if gateways are to be looked for. Each address family may be
-    without."""
+    """`tap`: from `sockets_on_tap`. `link`: from `sockets_on_link`, if gateways must be found. Each address family is
+    optional."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class GuestNic:
         self._lease, self._ipv6, self._announcer = lease, ipv6, announcer
 
     def take(self, sock: socket.socket, data: bytes, now: float) -> None:
-        """A frame that came by `sock`. Raises OSError if the answer cannot be sent."""
+        """Handles a frame that arrived on `sock`. Raises OSError if the answer cannot be sent."""
         if sock is not self.tap:
             if self._announcer is not None:
                 self._announcer.from_network(data)
@@ -189,12 +190,12 @@ class GuestNic:
             self._announcer.from_guest(data, now)
 
     def tick(self, now: float) -> float:
-        """Does what is due; when it wants to be called again, which may be never."""
+        """Does the work that is due. Returns the time of the next call, which may be never."""
         return math.inf if self._announcer is None else self._announcer.tick(now)
 
 
 def send_or_lose(sock: socket.socket, data: bytes) -> None:
-    """A guest that is not there yet, or whose queue is full, does not hear it; it is said again."""
+    """Sends the frame. It is lost if the guest is not there yet or its queue is full; it will be repeated."""
     with contextlib.suppress(OSError):
         sock.send(data)
 
@@ -203,7 +204,7 @@ log = logging.getLogger(__name__)
 
 
 def open_nics(entry: Entry, beside: Beside) -> Sequence[GuestNic]:
-    """Those of its NICs that have an address to tell. `beside` is that of the server that is to serve them. Must run in the pod's
+    """Opens the pod's NICs that have an address. `beside`: that of the server that will serve them. Must run in the pod's
     namespace. Raises OSError; then none is open."""
     with contextlib.ExitStack() as undo:
         opened = [found for nic in entry.nics if (found := _opened_open(entry, nic, beside, undo))]
@@ -234,7 +235,7 @@ def _ends(entry: Entry, nic: Nic, tap: socket.socket, link: socket.socket | None
 
     def make(address: IPv6Address, mac: bytes) -> bool:
         if tap.fileno() < 0:
-            return False  # the pod was released meanwhile
+            return False  # the pod has been released
         try:
             netns.run_inside(entry.netns, functools.partial(pod_links.stand_in_for, nic, address, mac))
         except (TapmanagerError, OSError) as exc:

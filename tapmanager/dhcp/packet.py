@@ -1,4 +1,4 @@
-"""DHCPv4 messages (RFC 2131, 2132, 3396) as values and bytes. Pure: any bytes give a Message or BadPacket."""
+"""Parses and builds DHCPv4 messages (RFC 2131, 2132, 3396) and their frames. Pure: any bytes give a value or BadPacket."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ _PAD, _END = 0, 255
 _FIXED = struct.Struct("!BBBBIHH4s4s4s4s16s64s128s4s")
 _COOKIE = b"\x63\x82\x53\x63"
 BROADCAST_FLAG = 0x8000
-# BOOTP's message is 300 bytes at least, and some relays and clients still drop shorter ones (RFC 1542, 2.1).
+# A BOOTP message has at least 300 bytes, and some relays and clients still drop shorter ones (RFC 1542, 2.1).
 _SHORTEST = 300
 
 ANY = IPv4Address(0)
 
 
 class BadPacket(ValueError):
-    """These bytes are not a message of the kind wanted."""
+    """The bytes are not a message of the expected kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`chaddr` is the client's MAC; `options` has no pad, end, overload; long ones are whole; order of first appearance."""
+    """`chaddr`: the client's MAC. `options`: without pad, end and overload, with long ones joined, in order of first
+    appearance."""
 
     op: int
     xid: int
@@ -53,7 +54,7 @@ class Message:
         return value[0] if len(value) == 1 else 0
 
     def address(self, option: int) -> IPv4Address | None:
-        """The option's value if it is one address."""
+        """The option's value if it is a single address."""
         value = self.options.get(option, b"")
         return IPv4Address(value) if len(value) == 4 else None
 
@@ -81,7 +82,7 @@ def parse(data: bytes) -> Message:
 
 
 def _read_options(area: bytes, options: dict[int, bytes]) -> None:
-    """Adds to `options`; the parts of an option that appears again are joined (RFC 3396). A missing end is forgiven."""
+    """Adds to `options`. Parts of a repeated option are joined (RFC 3396). A missing end is accepted."""
     at = 0
     while at < len(area) and area[at] != _END:
         code = area[at]
@@ -96,7 +97,7 @@ def _read_options(area: bytes, options: dict[int, bytes]) -> None:
 
 
 def build(message: Message) -> bytes:
-    """At least 300 bytes; options in the mapping's order, long ones split (RFC 3396)."""
+    """At least 300 bytes, with options in the mapping's order and long ones split (RFC 3396)."""
     fixed = _FIXED.pack(
         message.op,
         1,
@@ -119,14 +120,14 @@ def build(message: Message) -> bytes:
 
 
 def encode_option(code: int, value: bytes) -> bytes:
-    """In pieces of at most 255 bytes; an empty value is one empty piece."""
+    """The option in pieces of at most 255 bytes. An empty value is one empty piece."""
     pieces = [value[at : at + 255] for at in range(0, len(value), 255)] or [b""]
     return b"".join(bytes([code, len(piece)]) + piece for piece in pieces)
 
 
 def encode_search(domains: tuple[str, ...]) -> bytes:
-    """Option 119 (RFC 3397): DNS names one after the other, each closed by its root label. Names that DNS does not allow are
-    left out. No compression: RFC 3397 allows it, not all clients read it."""
+    """Option 119 (RFC 3397): DNS names, each ended by the root label. Names that DNS does not allow are skipped. No compression,
+    because not all clients support it."""
     return b"".join(encoded for domain in domains if (encoded := _dns_name(domain)))
 
 
@@ -150,7 +151,7 @@ def encode_routes(routes: list[tuple[ipaddress.IPv4Network, IPv4Address]]) -> by
     return bytes(out)
 
 
-# UDP over IPv4 over Ethernet, just enough for DHCP. Pure: any bytes give a Datagram or BadPacket.
+# UDP over IPv4 over Ethernet, as far as DHCP needs it. Pure: any bytes give a Datagram or BadPacket.
 
 FRAME_BROADCAST_MAC = b"\xff" * 6
 FRAME_BROADCAST_IP = IPv4Address("255.255.255.255")
@@ -171,8 +172,8 @@ class Datagram:
 
 
 def frame_parse(data: bytes) -> Datagram:
-    """Raises BadPacket. Checksums are not checked: a guest with checksum offload leaves UDP's to the host, which for a frame
-    that never leaves the host means that nobody fills it in."""
+    """Raises BadPacket. Does not check checksums: a guest with checksum offload leaves UDP's to the host, and for a frame
+    that never leaves the host nobody fills it in."""
     if len(data) < 14 + 20 or struct.unpack_from("!H", data, 12)[0] != _ETHERTYPE_IPV4:
         raise BadPacket("not IPv4 over Ethernet")
     first, _, total, _, fragment, _, protocol, _, source, target = struct.unpack_from("!BBHHHBBH4s4s", data, 14)
@@ -193,7 +194,7 @@ def frame_build(datagram: Datagram) -> bytes:
     length = 8 + len(datagram.payload)
     udp = struct.pack("!HHHH", datagram.source_port, datagram.target_port, length, 0) + datagram.payload
     pseudo = datagram.source.packed + datagram.target.packed + struct.pack("!BBH", 0, _UDP, length)
-    total = checksum(pseudo + udp) or 0xFFFF  # 0 would say "no checksum"
+    total = checksum(pseudo + udp) or 0xFFFF  # 0 would mean "no checksum"
     udp = udp[:6] + struct.pack("!H", total) + udp[8:]
     ip = (
         struct.pack("!BBHHHBBH", 0x45, 0, 20 + length, 0, 0, 64, _UDP, 0)

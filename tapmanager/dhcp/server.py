@@ -1,7 +1,7 @@
-"""Serves DHCP, DHCPv6 and router advertisements on every pod's taps from one thread.
+"""Serves DHCP, DHCPv6 and router advertisements on the taps of all pods, from one thread.
 
-No failure of one tap reaches another: a socket that fails is closed, one that is flooded is not read for the rest of its second,
-and what waits for more than a frame is done `beside`.
+A failure of one tap does not affect others: a failed socket is closed, a flooded one is not read for the rest of the second, and
+slow work runs in the background (`beside`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tapmanager.dhcp.opened import RECEIVE_BUFFER, Beside, GuestNic
 log = logging.getLogger(__name__)
 
 _PACKET_OUTGOING = 4
-# More frames than the buffer holds: the kernel counts at least 256 bytes for each.
+# More frames than the buffer can hold: the kernel counts at least 256 bytes for each.
 _BACKLOG = 2 * RECEIVE_BUFFER // 256
-# Requests of one guest served in a second; a boot takes two to four.
+# Requests per second that one guest may send. A boot needs two to four.
 _PER_SECOND = 32
-# Errors after which the socket still works: ENETDOWN comes once when the tap goes down; the others concern one frame.
+# Errors after which the socket still works: ENETDOWN occurs once when the tap goes down, the others concern one frame.
 _TRANSIENT = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.EMSGSIZE, errno.EINTR})
 
 
@@ -40,7 +40,8 @@ class _Served:
 
 
 class DhcpServer:
-    """Thread-safe. `start` once; `stop` closes all sockets and leaves the taps alone. `beside`: for who answers on its thread."""
+    """Thread-safe. Call `start` once. `stop` closes all sockets and leaves the taps alone. `beside`: runs background work for
+    this server's thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +64,7 @@ class DhcpServer:
         self._stopping = True
         self._wake()
         self._thread.join(timeout=5.0)
-        self.beside.close()  # it wakes us by what is closed next
+        self.beside.close()  # it uses the descriptors that are closed next
         with self._lock:
             for served in self._served.values():
                 served.sock.close()
@@ -74,7 +75,7 @@ class DhcpServer:
         os.close(self._wake_write)
 
     def serve(self, owner: str, nic: GuestNic) -> None:
-        """Takes over its sockets, and answers on them until `forget(owner)`."""
+        """Takes over the NIC's sockets, and answers on them until `forget(owner)`."""
         with self._lock:
             for sock in nic.sockets:
                 self._served[sock.fileno()] = _Served(owner, sock, nic)
@@ -83,7 +84,7 @@ class DhcpServer:
         self._wake()
 
     def forget(self, owner: str) -> None:
-        """Closes the owner's sockets: an open one would keep the pod's namespace alive. No error if there are none."""
+        """Closes the owner's sockets, because an open one would keep the pod's namespace alive. No error if there are none."""
         with self._lock:
             for fd in [fd for fd, served in self._served.items() if served.owner == owner]:
                 self._drop(fd)
@@ -93,12 +94,12 @@ class DhcpServer:
             return frozenset(served.owner for served in self._served.values())
 
     def flooded(self) -> frozenset[str]:
-        """Owners of whom a socket is not read at the moment."""
+        """Owners with a socket that is currently not read."""
         with self._lock:
             return frozenset(served.owner for served in self._served.values() if served.paused)
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # then it is full, and wakes
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the thread wakes anyway
             os.write(self._wake_write, b".")
 
     def _drop(self, fd: int) -> None:
@@ -127,7 +128,7 @@ class DhcpServer:
                     self._due[nic] = nic.tick(now)
 
     def _sleep(self, refill_at: float) -> float | None:
-        """Seconds until something is due."""
+        """Seconds until work is due."""
         with self._lock:
             due = [one for one in self._due.values() if one < math.inf]
             if any(served.paused for served in self._served.values()):
@@ -143,14 +144,14 @@ class DhcpServer:
                 self._selector.register(served.sock, selectors.EVENT_READ)
 
     def _handle_frame(self, fd: int) -> None:
-        """One frame of one tap: the selector is level-triggered, so the others have their turn before the next."""
+        """Handles one frame of one tap. The selector is level-triggered, so the other taps come before this tap's next frame."""
         served = self._served[fd]
         try:
             data, address = served.sock.recvfrom(2048)
             if address[2] != _PACKET_OUTGOING:
                 served.nic.take(served.sock, data, time.monotonic())
                 if served.nic in self._due:
-                    self._due[served.nic] = 0.0  # what came may have changed what is to be done
+                    self._due[served.nic] = 0.0  # the frame may have changed the work that is due
         except BlockingIOError:
             pass
         except OSError as exc:
@@ -166,7 +167,7 @@ class DhcpServer:
 
 
 def _discard_backlog(sock: socket.socket) -> None:
-    """What a flood left in the buffer is stale: the guest's next request shall not wait behind it."""
+    """Drops the frames that a flood left in the buffer, so that the guest's next request need not wait behind them."""
     with contextlib.suppress(OSError):
         for _ in range(_BACKLOG):
             sock.recv(1)

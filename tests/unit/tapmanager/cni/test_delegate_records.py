@@ -98,9 +98,9 @@ def test_addresses_of_an_interface_that_is_not_named_are_the_records_own() -> No
     [
         ({"kind": "other"}, "kind"),
         ({"kind": None}, "kind"),
-        ({"containerId": OTHER}, "not the attachment"),
-        ({"networkName": "slow"}, "not the attachment"),
-        ({"ifName": "net2"}, "not the attachment"),
+        ({"containerId": OTHER}, "attachment does not match"),
+        ({"networkName": "slow"}, "attachment does not match"),
+        ({"ifName": "net2"}, "attachment does not match"),
         ({"ifName": "../net1"}, "interface name"),
         ({"ifName": ""}, "interface name"),
         ({"conf": "%%%"}, "base64"),
@@ -189,7 +189,7 @@ def test_one_interface_of_two_networks_is_the_firsts(node: Node, caplog: pytest.
     node.keep("green")
     (found,) = delegate_records.read(node.conf, SANDBOX)
     assert found.network == "blue"
-    assert "interface net1 is that of network blue, too" in caplog.text
+    assert "interface net1 also belongs to network blue" in caplog.text
 
 
 @pytest.mark.parametrize("plugin", [{"type": "bridge"}, {"type": "multus", "cniDir": "relative"}])
