@@ -1,5 +1,5 @@
-"""Tells one guest its routers: answers its solicitations, repeats what was told, and finds out the MACs of gateways for which an
-address of ours stands. Not thread-safe: one thread uses it."""
+"""Announces its routers to one guest: answers solicitations, repeats the advertisements, and finds the MACs of gateways that
+have a stand-in address. Not thread-safe: one thread uses it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ipaddress import IPv6Address
 from tapmanager.ipv6 import discovery, frame, routers
 from tapmanager.ipv6.routers import Router, Told
 
-# How often all is said again, and gateways are looked for again. In seconds, as all here.
+# Seconds between two repetitions of advertisements, and of the search for gateways.
 _EVERY = 600.0
-# A gateway that does not answer is asked after 1, 2, 4 ... seconds, and for so long nobody is told that it is not there: it has
-# just been made, or we have just been started.
+# A gateway that does not answer is asked again after 1, 2, 4 ... seconds. During that time it is not reported missing,
+# because the gateway or tapmanager may have just started.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _PATIENCE = 3.5
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """`to_guest` and `to_network` send a frame by the tap and by the CNI interface. `stand_in` has an address stand for a gateway
-    with that MAC: later, when the announcer's thread calls what it was given, with False if that could not be."""
+    """`to_guest` and `to_network` send a frame through the tap and through the CNI interface. `stand_in` makes an address
+    stand for a gateway with a MAC. The announcer's thread later calls the given function, with False if that failed."""
 
     to_guest: Callable[[bytes], None]
     to_network: Callable[[bytes], None]
@@ -30,12 +30,12 @@ class Ends:
 
 
 class Announcer:
-    """`known`: addresses that stand for a gateway already, since an earlier process."""
+    """`known`: stand-in addresses that an earlier process made."""
 
     def __init__(self, told: Told, ends: Ends, known: Collection[IPv6Address], now: float) -> None:
         self._told, self._ends = told, ends
-        # Of gateways for which an address stands, b"" where an earlier process knew it; what they were last heard to have; and
-        # for which of them one is just being made to stand.
+        # The MACs of gateways with a stand-in, b"" if an earlier process made it; the MACs that were last heard; and the gateways
+        # whose stand-in is being made.
         self._macs: dict[Router, bytes] = dict.fromkeys((one for one in told.routers if one.address in known), b"")
         self._heard: dict[Router, bytes] = {}
         self._making: set[Router] = set()
@@ -46,7 +46,7 @@ class Announcer:
         self._looked_at = now - _FIRST_PAUSE
 
     def tick(self, now: float) -> float:
-        """Does what is due; when it wants to be called again."""
+        """Does the work that is due. Returns the time of the next call."""
         if now >= self._look_at:
             self._look(now)
         if now >= self._announce_at:
@@ -58,7 +58,7 @@ class Announcer:
         return min(self._look_at, self._announce_at, *([self._patient_until] if self._asked else []))
 
     def _look(self, now: float) -> None:
-        """For gateways not known yet, and from time to time for the others: they may have another card."""
+        """Looks for unknown gateways, and from time to time for the others, whose MAC may have changed."""
         all_again = not self._missing()
         for router in self._told.routers:
             if router.gateway is not None and (all_again or router not in self._macs):
@@ -71,7 +71,7 @@ class Announcer:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def from_guest(self, data: bytes, now: float) -> None:
-        """A frame of its tap. What is no router solicitation of the guest's own stays without an answer."""
+        """Handles a frame from the tap. Answers only the guest's own router solicitations."""
         packet = discovery.parse(data)
         if packet is None or packet.source_mac != self._told.mac or not discovery.is_router_solicitation(packet):
             return
@@ -85,7 +85,7 @@ class Announcer:
             self._announce(packet.source, packet.source_mac, whole=True)
 
     def from_network(self, data: bytes) -> None:
-        """A frame of the CNI interface: perhaps a gateway's answer."""
+        """Handles a frame from the CNI interface, which may be a gateway's answer."""
         packet = discovery.parse(data)
         found = None if packet is None else discovery.advertised(packet)
         if found is None:
@@ -95,7 +95,7 @@ class Announcer:
                 self._stand_in(router, found[1])
 
     def _stand_in(self, router: Router, mac: bytes) -> None:
-        """One after another of each router: what was heard meanwhile is done thereafter."""
+        """Makes a stand-in, one at a time for each router. A MAC that is heard meanwhile is handled afterwards."""
         self._heard[router] = mac
         if router not in self._making and self._macs.get(router) != mac:
             self._making.add(router)
@@ -106,18 +106,19 @@ class Announcer:
         is_new = done and router not in self._macs
         if done:
             self._macs[router] = mac
-        if is_new:  # of another MAC of the gateway's the guest sees nothing
+        if is_new:  # the guest does not see a change of the gateway's MAC
             self._announce(frame.ALL_NODES, frame.group_mac(frame.ALL_NODES))
             self._asked = self._asked and bool(self._missing())
         if self._heard[router] != mac:
             self._stand_in(router, self._heard[router])
 
     def _missing(self) -> list[Router]:
-        """Those for which an address would stand, had they a MAC."""
+        """Routers that need a stand-in, but whose MAC is unknown."""
         return [one for one in self._told.routers if one.gateway is not None and one not in self._macs]
 
     def _announce(self, target: IPv6Address, target_mac: bytes, *, whole: bool = False) -> None:
-        """Nothing without a router, unless `whole`: the guest gets its addresses then, and the routers when they are found."""
+        """Sends the advertisements. Sends none without a router, unless `whole`: then the guest gets its addresses now, and the
+        routers when they are found."""
         missing = self._missing()
         there = [router for router in self._told.routers if router not in missing]
         if not there and self._told.routers and not whole:

@@ -1,4 +1,5 @@
-"""Neighbour discovery (RFC 4861, 4191, 8106): router advertisements built, solicitations and answers to ours read. Pure."""
+"""Neighbour discovery (RFC 4861, 4191, 8106): builds router advertisements and solicitations, and parses solicitations and
+answers. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from tapmanager.ipv6.frame import Packet
 _ROUTER_SOLICITATION, _ROUTER_ADVERTISEMENT, _SOLICITATION, _ADVERTISEMENT = 133, 134, 135, 136
 _SOURCE_MAC, _TARGET_MAC, _PREFIX, _MTU, _ROUTE, _DNS, _SEARCH = 1, 2, 3, 5, 24, 25, 31
 _ON_LINK = 0x80
-_MANAGED, _OTHER = 0x80, 0x40  # addresses, and the rest, are to be had by DHCPv6
+_MANAGED, _OTHER = 0x80, 0x40  # DHCPv6 provides addresses, and other configuration
 _HOP_LIMIT = 64
 _HEAD = 16  # of a router advertisement
-# Each byte of an option's length counts eight.
+# An option's length is in units of eight bytes.
 _MOST_SERVERS = 8
 
 
 def is_router_solicitation(packet: Packet) -> bool:
-    """RFC 4861, 6.1.1. A packet of `frame.parse`."""
+    """RFC 4861, 6.1.1. `packet`: from `frame.parse`."""
     if not _is_discovery(packet, _ROUTER_SOLICITATION, 8):
         return False
     options = _options(packet.payload[8:])
@@ -29,7 +30,7 @@ def is_router_solicitation(packet: Packet) -> bool:
 
 
 def advertised(packet: Packet) -> tuple[IPv6Address, bytes] | None:
-    """Who says that it has which address, and its MAC (RFC 4861, 7.1.2)."""
+    """(address, MAC) of a neighbour advertisement (RFC 4861, 7.1.2); None for other packets."""
     if not _is_discovery(packet, _ADVERTISEMENT, 24) or packet.source == frame.NOBODY:
         return None
     options = _options(packet.payload[24:])
@@ -46,7 +47,7 @@ def _is_discovery(packet: Packet, kind: int, shortest: int) -> bool:
 
 
 def _options(area: bytes) -> dict[int, bytes] | None:
-    """By number, without number and length; None if one is of no length, or cut."""
+    """The options by number, without number and length; None if one has length zero or is truncated."""
     found: dict[int, bytes] = {}
     at = 0
     while at < len(area):
@@ -59,21 +60,21 @@ def _options(area: bytes) -> dict[int, bytes] | None:
 
 
 def solicitation(target: IPv6Address, source: IPv6Address, mac: bytes) -> bytes:
-    """The frame that asks who has `target`."""
+    """The frame that asks for the MAC of `target`."""
     group = IPv6Address(b"\xff\2" + bytes(9) + b"\1\xff" + target.packed[13:])
     body = struct.pack("!BBHI", _SOLICITATION, 0, 0, 0) + target.packed + _option(_SOURCE_MAC, mac)
     return frame.build(Packet(mac, frame.group_mac(group), source, group, frame.ICMP, body))
 
 
 def advertisement(lifetime: int, options: Sequence[bytes]) -> bytes:
-    """The ICMPv6 message. `lifetime`: how long the sender is a default router, in seconds; 0: it is none."""
+    """The ICMPv6 message. `lifetime`: seconds for which the sender is a default router; 0 if it is not one."""
     flags = _MANAGED | _OTHER
     head = struct.pack("!BBHBBHII", _ROUTER_ADVERTISEMENT, 0, 0, _HOP_LIMIT, flags, lifetime, 0, 0)
     return head + b"".join(options)
 
 
 def in_packets(options: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """As many to an advertisement as fit on every link (RFC 4861, 6.2.3), one advertisement at least."""
+    """Groups the options into advertisements that fit on every link (RFC 4861, 6.2.3); at least one group."""
     most = frame.LEAST_MTU - frame.HEADER - _HEAD
     part: list[bytes] = []
     for option in options:
@@ -85,7 +86,7 @@ def in_packets(options: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def _option(kind: int, body: bytes) -> bytes:
-    """Filled up to eights."""
+    """An option, padded to a multiple of eight bytes."""
     words = (2 + len(body) + 7) // 8
     return bytes([kind, words]) + body.ljust(words * 8 - 2, b"\0")
 
@@ -99,13 +100,13 @@ def mtu(size: int) -> bytes:
 
 
 def on_link(prefix: IPv6Network, seconds: int) -> bytes:
-    """Who is in it is on this link. Not for addresses of the guest's own making: only the plugin's are the pod's."""
+    """Says that the prefix is on this link. Guests must not make addresses from it, because only the plugin's are the pod's."""
     head = struct.pack("!BBIII", prefix.prefixlen, _ON_LINK, seconds, seconds, 0)
     return _option(_PREFIX, head + prefix.network_address.packed)
 
 
 def route(to: IPv6Network, seconds: int) -> bytes:
-    """By the sender (RFC 4191, 2.3): as many bytes of the network as its length needs."""
+    """A route through the sender (RFC 4191, 2.3), with as many bytes of the network as its length needs."""
     length = 0 if to.prefixlen == 0 else 8 if to.prefixlen <= 64 else 16
     return _option(_ROUTE, struct.pack("!BBI", to.prefixlen, 0, seconds) + to.network_address.packed[:length])
 
@@ -117,7 +118,7 @@ def dns(servers: Sequence[IPv6Address], seconds: int) -> bytes:
 
 
 def search(domains: Sequence[str], seconds: int) -> bytes:
-    """RFC 8106, 5.2; as many as fit into one option of one packet. b"" without any."""
+    """RFC 8106, 5.2: as many domains as fit into one option of one packet; b"" without domains."""
     room = frame.LEAST_MTU - frame.HEADER - _HEAD - 8
     body = b""
     for domain in domains:
@@ -127,7 +128,7 @@ def search(domains: Sequence[str], seconds: int) -> bytes:
 
 
 def parse(data: bytes) -> Packet | None:
-    """As `frame.parse`, None for what is not a packet."""
+    """Like `frame.parse`, but None for other frames."""
     try:
         return frame.parse(data)
     except BadPacket:

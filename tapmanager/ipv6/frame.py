@@ -1,4 +1,5 @@
-"""IPv6 over Ethernet, just enough for neighbour discovery and DHCPv6. Pure: any bytes give a Packet or BadPacket."""
+"""IPv6 over Ethernet, as far as neighbour discovery and DHCPv6 need it, and stand-in addresses for routers. Pure: any bytes
+give a Packet or BadPacket."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ UDP, ICMP = 17, 58
 ALL_NODES, DHCP_SERVERS = IPv6Address("ff02::1"), IPv6Address("ff02::1:2")
 NOBODY = IPv6Address(0)
 CLIENT_PORT, SERVER_PORT = 546, 547
-# Of neighbour discovery: a packet that came through a router has less.
+# The hop limit of neighbour discovery. A packet that crossed a router has a lower one.
 OWN_LINK = 255
-# What each link carries whole (RFC 8200, 5).
+# The packet size that every link carries without fragmentation (RFC 8200, 5).
 LEAST_MTU = 1280
 HEADER = 40
 _ETHERTYPE = 0x86DD
@@ -25,7 +26,7 @@ _SHORTEST = {UDP: 8, ICMP: 4}
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """`payload` is the UDP datagram with its header, or the ICMPv6 message; its checksum is `build`'s."""
+    """`payload`: the UDP datagram with its header, or the ICMPv6 message. `build` sets its checksum."""
 
     source_mac: bytes
     target_mac: bytes
@@ -37,7 +38,7 @@ class Packet:
 
 
 def parse(data: bytes) -> Packet:
-    """Raises BadPacket, for extension headers too. Of UDP the checksum is not checked (see `dhcp.frame.parse`)."""
+    """Raises BadPacket, also for extension headers. Does not check UDP's checksum (see `dhcp.packet.frame_parse`)."""
     start = _ETHERNET + HEADER
     if len(data) < start or struct.unpack_from("!H", data, 12)[0] != _ETHERTYPE:
         raise BadPacket("not IPv6 over Ethernet")
@@ -56,7 +57,7 @@ def parse(data: bytes) -> Packet:
 def build(packet: Packet) -> bytes:
     at = CHECKSUM_AT[packet.protocol]
     bare = packet.payload[:at] + b"\0\0" + packet.payload[at + 2 :]
-    total = checksum(_pseudo_header(packet) + bare) or 0xFFFF  # 0 would say "no checksum"
+    total = checksum(_pseudo_header(packet) + bare) or 0xFFFF  # 0 would mean "no checksum"
     head = struct.pack("!IHBB", 6 << 28, len(bare), packet.protocol, packet.hop_limit)
     return (
         packet.target_mac
@@ -92,30 +93,29 @@ def from_udp(payload: bytes) -> tuple[int, bytes]:
     return port, payload[8:length]
 
 
-# Link-local addresses on guests' taps that are nobody's on the network.
+# Stand-ins: link-local addresses that exist only on guests' taps, not on the network.
 #
-# A router advertisement has to come from a link-local address, to which the guest then sends: it is the router. Where
-# the plugin's gateway has such an address, that is it. Most plugins' have a global one alone (`fd00::1`), and what
-# link-local address is behind it cannot be asked. So an address of ours stands for it: the bridge answers for it with
-# a MAC that is ours too, and what comes for that goes to the gateway's (`links.neighbours`, `links.gateway_rewrite`);
-# the guard (`links.dhcp_guard`) keeps everybody else from using the address. It is the same in all pods: no VM can
-# take another's.
+# A router advertisement must come from a link-local address, which the guest then uses as its router. Some plugins' gateways have
+# one. Most have only a global address (`fd00::1`), and their link-local address cannot be found out. Then a stand-in address
+# represents the gateway: the bridge answers for it with a stand-in MAC, and frames to that MAC are rewritten to the gateway's
+# (`links.kernel_links`, `links.filters`). The guard (`links.filters`) keeps all others from using the address. The addresses are
+# the same in all pods, so no VM can take another one's.
 
-# "virt", then which. /120: one byte is free.
+# "virt", then the number. /120: one byte for the number.
 _FIRST = IPv6Address("fe80::7669:7274:0:0")
 STAND_IN_PREFIX = _FIRST.packed[:15]
-# The DHCPv6 server, and who advertises where there is no router; then the routers.
+# The number of the DHCPv6 server, which also advertises if there is no router. The routers' numbers follow.
 STAND_IN_SERVER = 0
 STAND_IN_MOST = 255
 
 
 def stand_in_mac(number: int) -> bytes:
-    """A router's. Locally administered."""
+    """The MAC of a stand-in. Locally administered."""
     return b"\x02virt" + bytes([number])
 
 
 def stand_in_number_of(address: IPv6Address) -> int:
-    """The other way round."""
+    """The number of a stand-in address."""
     return address.packed[15]
 
 

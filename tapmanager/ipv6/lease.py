@@ -1,7 +1,8 @@
-"""Which answer, if any, a guest's DHCPv6 message gets (RFC 8415 and 9915, section 18.3). Pure: request and lease in, reply out.
+"""Decides the answer, if any, to a guest's DHCPv6 message (RFC 8415 and 9915, section 18.3). Pure: takes request and lease,
+returns the reply.
 
-There is one client and one set of addresses a tap, so nothing is stored: the CNI plugin leased them, this only tells the guest.
-They are those of the message's first IA_NA.
+Each tap has one client and one set of addresses, so nothing is stored. The CNI plugin leased the addresses; this module only
+tells the guest. The message's first IA_NA gets them.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ MESSAGE_STATUS, MESSAGE_RAPID_COMMIT, MESSAGE_DNS, MESSAGE_SEARCH, MESSAGE_IA_PD
 )
 MESSAGE_SUCCESS, _, MESSAGE_NO_ADDRESSES, MESSAGE_NO_BINDING, MESSAGE_NOT_ON_LINK, _, MESSAGE_NO_PREFIXES = range(7)
 
-# Those that are read here, and can mean two things if they come twice.
+# Options that are used here, and that would be ambiguous if they occurred twice.
 _SINGLE = frozenset({MESSAGE_CLIENT_ID, MESSAGE_SERVER_ID, ASKED, MESSAGE_ELAPSED, MESSAGE_RAPID_COMMIT})
 MESSAGE_HEADS = {MESSAGE_IA_NA: 12, MESSAGE_IA_TA: 4, MESSAGE_IA_PD: 12}  # bytes before the options within
-_ADDRESS = 24  # bytes of one before the options within
+_ADDRESS = 24  # bytes of an address before the options within
 _DUID = range(3, 131)  # RFC 8415, 11.1: two of its type, and 1 to 128
-# Of one client with one address all of these are few; more would not fit into an answer either.
+# Limits: one client with one address has few of these, and more would not fit into an answer.
 _MOST_ASSOCIATIONS, _MESSAGE_MOST_ADDRESSES = 8, 16
 
 Option = tuple[int, bytes]
@@ -66,7 +67,8 @@ Option = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Association:
-    """An identity association of a client: `kind` is IA_NA, IA_TA or IA_PD; what it says it has (none of IA_PD's prefixes)."""
+    """An identity association of a client: its `kind` (IA_NA, IA_TA or IA_PD) and the addresses that the client claims, without
+    prefixes of IA_PD."""
 
     kind: int
     iaid: bytes
@@ -75,7 +77,7 @@ class Association:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`transaction`: three bytes. `options` has all, in order; identity associations are read too."""
+    """`transaction`: three bytes. `options`: all options in order. Identity associations are parsed too."""
 
     kind: int
     transaction: bytes
@@ -88,7 +90,7 @@ class Message:
 
 
 def message_parse(data: bytes) -> Message:
-    """Raises BadPacket, for relayed messages (which are of another form) too."""
+    """Raises BadPacket, also for relayed messages, which have another form."""
     if len(data) < 4 or not MESSAGE_SOLICIT <= data[0] <= MESSAGE_INFORMATION_REQUEST:
         raise BadPacket("not a message between a DHCPv6 client and a server")
     options = tuple(message_parse_options(data[4:]))
@@ -136,7 +138,7 @@ def message_encode(options: Sequence[Option]) -> bytes:
 
 
 def message_address_option(address: IPv6Address, seconds: int) -> Option:
-    """Preferred and valid for as long; 0: not any more."""
+    """`seconds`: both preferred and valid lifetime; 0 withdraws the address."""
     return MESSAGE_IA_ADDRESS, address.packed + struct.pack("!II", seconds, seconds)
 
 
@@ -145,17 +147,17 @@ def message_status(code: int, words: str = "") -> Option:
 
 
 def message_association_option(asked: Association, times: tuple[int, int], options: Sequence[Option]) -> Option:
-    """`times`: T1 and T2, which IA_TA has none of."""
+    """`times`: T1 and T2, which IA_TA does not have."""
     head = asked.iaid if asked.kind == MESSAGE_IA_TA else asked.iaid + struct.pack("!II", *times)
     return asked.kind, head + message_encode(options)
 
 
-# As for DHCPv4: an address never changes while the guest lives; a day keeps renewals rare.
+# As for DHCPv4: an address never changes while the guest lives, so a day keeps renewals rare.
 _LEASE_SECONDS = 86400
 _TIMES = _LEASE_SECONDS // 2, _LEASE_SECONDS * 7 // 8
-# A UUID (RFC 6355), the same on each tap and each node: a guest may wake up on another.
+# A UUID (RFC 6355), the same on each tap and node, because a guest may resume on another one.
 SERVER_ID = b"\0\4" + uuid.UUID("a7c0a6a2-91f0-5f5b-9d3b-6b1ad1c2f0a4").bytes
-# There is no other server to wait for.
+# The highest preference: clients need not wait for other servers, because there are none.
 _FIRST_CHOICE = MESSAGE_PREFERENCE, b"\xff"
 _LEASE_MOST_ADDRESSES = 8
 _ROOM = frame.LEAST_MTU - frame.HEADER - 8
@@ -163,7 +165,7 @@ _ROOM = frame.LEAST_MTU - frame.HEADER - 8
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What one guest NIC is told by DHCPv6. `server_mac` is only a source address of frames, `mac` the guest's."""
+    """What DHCPv6 tells one guest NIC. `server_mac`: only the source address of frames. `mac`: the guest's."""
 
     mac: bytes
     server_mac: bytes
@@ -187,7 +189,7 @@ def lease_for(nic: Nic, dns: Dns) -> Lease | None:
 
 
 def answer(data: bytes, lease: Lease) -> bytes | None:
-    """The Ethernet frame to send for the one that came, None to stay silent. Never raises for what is in `data`."""
+    """The Ethernet frame that answers `data`; None for no answer. Never raises because of the content of `data`."""
     try:
         packet = frame.parse(data)
         if not _is_to_us(packet, lease):
@@ -205,13 +207,14 @@ def answer(data: bytes, lease: Lease) -> bytes | None:
 
 
 def _is_to_us(packet: Packet, lease: Lease) -> bool:
-    """A client on this link speaks to the servers' group, from its link-local address; one behind the guest is not ours."""
+    """Whether a client on this link sent it: from its link-local address to the servers' group. Clients behind the guest get no
+    answer."""
     is_here = packet.source_mac == lease.mac and packet.source.is_link_local
     return packet.protocol == frame.UDP and packet.target == frame.DHCP_SERVERS and is_here
 
 
 def reply_to(request: Message, lease: Lease) -> bytes | None:
-    """None for what is not ours to answer (section 16)."""
+    """The reply; None for a message that must not be answered (section 16)."""
     by_kind: dict[int, Callable[[Message, Lease], bytes | None]] = {
         MESSAGE_SOLICIT: _to_solicit,
         MESSAGE_REQUEST: _to_request,
@@ -234,7 +237,7 @@ def _is_valid(request: Message) -> bool:
 
 
 def _to_solicit(request: Message, lease: Lease) -> bytes:
-    """Rapid commit where the client asks for it: there is no other server whose address would be kept for nothing."""
+    """Uses rapid commit if the client asks for it, because no other server would reserve an address in vain."""
     granted = [_granted(asked, request, lease) for asked in request.associations]
     if request.get(MESSAGE_RAPID_COMMIT) is not None:
         return _reply(request, MESSAGE_REPLY, [(MESSAGE_RAPID_COMMIT, b""), *granted], _configuration(lease))
@@ -242,7 +245,7 @@ def _to_solicit(request: Message, lease: Lease) -> bytes:
 
 
 def _to_request(request: Message, lease: Lease) -> bytes:
-    """A client that wants another address, from an earlier life, is told that this is another link."""
+    """A client that requests an address from an earlier lease is told that this is another link."""
     given = [
         _refused(asked, MESSAGE_NOT_ON_LINK)
         if set(asked.addresses) - set(lease.addresses)
@@ -253,7 +256,7 @@ def _to_request(request: Message, lease: Lease) -> bytes:
 
 
 def _to_renewal(request: Message, lease: Lease) -> bytes:
-    """What it has and is not its own any more is called back."""
+    """Withdraws addresses that no longer belong to the client."""
     given = [_granted(asked, request, lease, stale=True) for asked in request.associations]
     return _reply(request, MESSAGE_REPLY, given, _configuration(lease))
 
@@ -267,7 +270,7 @@ def _to_confirm(request: Message, lease: Lease) -> bytes | None:
 
 
 def _to_release(request: Message, lease: Lease) -> bytes:
-    """The address stays the pod's whatever the guest says."""
+    """The address stays the pod's, even if the guest releases it."""
     unknown = [
         _refused(asked, MESSAGE_NO_BINDING)
         for asked in request.associations
@@ -282,7 +285,7 @@ def _to_information_request(request: Message, lease: Lease) -> bytes:
 
 
 def _granted(asked: Association, request: Message, lease: Lease, *, stale: bool = False) -> Option:
-    """`stale`: with what the client has besides, for no longer."""
+    """`stale`: also withdraw other addresses of the client."""
     first = next((one for one in request.associations if one.kind == MESSAGE_IA_NA), None)
     gone = [one for one in asked.addresses if one not in lease.addresses] if stale else []
     options = [message_address_option(address, 0) for address in gone]
@@ -298,13 +301,13 @@ def _refused(asked: Association, code: int) -> Option:
 
 
 def _configuration(lease: Lease) -> Sequence[Option]:
-    """The most needed first."""
+    """The options, the most important first."""
     found = [(MESSAGE_DNS, b"".join(server.packed for server in lease.dns))] if lease.dns else []
     return [*found, *((MESSAGE_SEARCH, name) for domain in lease.searches if (name := encode_search((domain,))))]
 
 
 def _reply(request: Message, kind: int, must: Sequence[Option], may: Sequence[Option] = ()) -> bytes:
-    """`must`, and of `may` what fits into a packet that every link carries; domains become one option."""
+    """`must`, and those of `may` that fit into a packet that every link carries. Domains become one option."""
     client = request.get(MESSAGE_CLIENT_ID)
     head = [] if client is None else [(MESSAGE_CLIENT_ID, client)]
     options = [*head, (MESSAGE_SERVER_ID, SERVER_ID), *must]

@@ -1,6 +1,6 @@
-"""Which routers a guest is told of, and what each says. Pure.
+"""The routers that are announced to a guest, and the advertisements of each. Pure.
 
-The next hop of whatever a router advertisement tells is its sender. So there is one for each gateway of the NIC's routes.
+The next hop of every route in a router advertisement is its sender. So each gateway of the NIC's routes gets its own router.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tapmanager.ipv6.frame import (
 )
 from tapmanager.pod import Dns, Nic
 
-# The most that the field has (RFC 8319): while tapmanager is down nobody repeats what was told.
+# The maximum of the field (RFC 8319), because nothing repeats the advertisements while tapmanager is down.
 _SECONDS = 65535
 _EVERYWHERE = IPv6Network("::/0")
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """`address`: what its advertisements come from. `gateway`: the plugin's, if `address` only stands for it. `mac`: the
-    gateway's, if the plugin told it. `routes`: besides the default one, if `is_default`."""
+    """`address`: the source of the advertisements. `gateway`: the plugin's gateway, if `address` is a stand-in for it. `mac`: the
+    gateway's, if the plugin reported it. `routes`: in addition to the default route, if `is_default`."""
 
     address: IPv6Address
     gateway: IPv6Address | None
@@ -40,8 +40,8 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one guest NIC is told. `own`: one of its addresses. `on_link`: networks without a gateway. `left_out`: routes that no
-    advertisement can tell, with the reason."""
+    """What is announced to one guest NIC. `own`: one of its addresses. `on_link`: networks without a gateway. `left_out`:
+    routes that cannot be advertised, with the reason."""
 
     mac: bytes
     server_mac: bytes
@@ -55,7 +55,7 @@ class Told:
 
     @property
     def looks_for_gateways(self) -> bool:
-        """Whether there are some whose MAC nobody told."""
+        """Whether the MAC of a gateway is unknown."""
         return any(router.gateway is not None and router.mac is None for router in self.routers)
 
 
@@ -108,7 +108,7 @@ def _router(gateway: IPv6Address, number: int, networks: Sequence[IPv6Network], 
 
 
 def _mac_of(router: Router) -> bytes | None:
-    """What the guest is told of it. One that is nobody's stand-in it may ask itself."""
+    """The router's MAC for the guest; None for a router that is not a stand-in, which the guest can ask itself."""
     return router.mac if router.gateway is None else stand_in_mac(stand_in_number_of(router.address))
 
 
@@ -117,7 +117,7 @@ def _mac(text: str) -> bytes:
 
 
 def frames(told: Told, router: Router | None, target: IPv6Address, target_mac: bytes) -> list[bytes]:
-    """The advertisements of one router; without a router, what there is to tell beside."""
+    """The advertisements of one router; without a router, those of the remaining information."""
     source = stand_in_address(STAND_IN_SERVER) if router is None else router.address
     lifetime = _SECONDS if router is not None and router.is_default else 0
     options = [

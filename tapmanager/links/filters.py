@@ -1,7 +1,8 @@
-"""What a guest may send by its tap: its own MAC and addresses, and nothing that makes others take it for a router. Pure.
+"""The nftables rules in a pod's namespace: four tables of the bridge family. Pure.
 
-In a container who drops NET_RAW cannot forge anybody's packets. In a VM the guest's kernel is the guest's, so its tap does it.
-The rules for a NIC, in nft's language; "mac" has the first two, "mac+ip" all:
+1. The filter of a guest's frames: a guest may send only from its own MAC and addresses, and must not pose as a router. A
+container without NET_RAW cannot forge packets. In a VM the guest controls its kernel, so the filter is at its tap. The rules
+for a NIC, in nft's language; "mac" has the first two, "mac+ip" all:
 
     table bridge virtshim-filter {
       chain from-guests { type filter hook prerouting priority -300; policy accept;
@@ -20,12 +21,10 @@ The rules for a NIC, in nft's language; "mac" has the first two, "mac+ip" all:
       }
     }
 
-A guest chooses its link-local address itself, so of these only the gateways' are kept from it. Servers of ours on the tap hear
-what is dropped here: they listen before the bridge does.
+A guest chooses its link-local address itself, so only the gateways' link-local addresses are forbidden. tapmanager's servers
+on the tap also receive the dropped frames, because they listen before the bridge.
 
-The guard between the guest's DHCP, DHCPv6 and routers' advertisements, which are ours, and the network's. Pure.
-
-The rules, in nft's language:
+2. The DHCP guard. It separates tapmanager's DHCP, DHCPv6 and router advertisements to the guest from those of the network:
 
     table bridge virtshim-dhcp {
       chain forward { type filter hook forward priority 0; policy accept;
@@ -40,11 +39,10 @@ The rules, in nft's language:
       }
     }
 
-Our own server talks on the tap directly, and is not forwarded.
+tapmanager's own server uses the tap directly, so its frames are not forwarded.
 
-What a guest sends to a router that is none goes to the gateway behind it (`ipv6.stand_in`). Pure.
-
-The rule, in nft's language, a table for each router of each NIC:
+3. The gateway rewrite. It sends frames for a stand-in router to the gateway behind it (`ipv6.frame`). One table for each
+router of each NIC:
 
     table bridge virtshim-tap0-1 {
       chain to-gateway { type filter hook prerouting priority -200; policy accept;
@@ -52,13 +50,11 @@ The rule, in nft's language, a table for each router of each NIC:
       }
     }
 
-What a guest hears of itself. Pure.
-
-A bridge in hairpin mode (Flannel's, Weave's) sends back what came, so that a pod reaches itself by a Service. It sends back
-what was for everybody, too: a guest that asks whether its IPv6 address is somebody's (duplicate address detection) hears its
-own question, and gives the address up. Linux marks its questions since 4.10, others do not; for containers the CNI plugin
-switches the question off, which nobody can in a guest. Nobody else sends from its MAC; what is for it alone passes. In nft's
-language:
+4. The filter of reflections. A bridge in hairpin mode (Flannel's, Weave's) sends frames back to their sender, so that a pod can
+reach itself through a Service. It also sends back multicast: a guest that checks its IPv6 address (duplicate address detection)
+receives its own question, and gives up the address. Linux marks its questions since 4.10, other systems do not. For
+containers the CNI plugin turns the check off, which is impossible in a guest. Only the guest sends from its MAC, so its own
+multicast is dropped; unicast passes:
 
     table bridge virtshim-reflections {
       chain from-outside { type filter hook prerouting priority -300; policy accept;
@@ -86,7 +82,7 @@ _ROUTER_SOLICITATION, _DHCP_GUARD_ROUTER_ADVERTISEMENT, _DHCP_GUARD_NEIGHBOUR_AD
 
 
 def dhcp_guard() -> Sequence[bytes]:
-    """Messages for `nft.batch`, which put this in the place of what an earlier version made, without `exceptions`."""
+    """Messages for `nft.batch`, which replace the guard of an earlier version. Add `dhcp_guard_exceptions` afterwards."""
     tests = [_is_udp(nft.is_at(nft.TRANSPORT, port, _SERVER)) for port in (_TARGET_PORT, _SOURCE_PORT)]
     tests += [_is_ipv6(socket.IPPROTO_UDP, nft.is_at(nft.TRANSPORT, _TARGET_PORT, port)) for port in _IPV6_PORTS]
     tests += [
@@ -108,7 +104,7 @@ def dhcp_guard() -> Sequence[bytes]:
 
 
 def dhcp_guard_exceptions(unguarded: Sequence[str]) -> Sequence[bytes]:
-    """As `dhcp_guard`, once that is there: ports of bridges between which DHCP passes."""
+    """Messages for `nft.batch`, after `dhcp_guard`. `unguarded`: bridge ports between which DHCP passes."""
     return [nft.rule(_DHCP_GUARD_CHAIN, nft.came_by(name) + nft.verdict(nft.ACCEPT), first=True) for name in unguarded]
 
 
@@ -121,8 +117,7 @@ def _is_ipv6(protocol: int, then: bytes) -> bytes:
 
 
 def gateway_rewrite_rules(tap: str, number: int, mac: bytes, gateway: bytes) -> Sequence[bytes]:
-    """Messages for `nft.batch`, which put this in the place of what was there: the chain stays, and no frame passes without a
-    rule."""
+    """Messages for `nft.batch`, which replace the rule. The chain stays, so no frame passes without a rule meanwhile."""
     chain = nft.Chain(f"virtshim-{tap}-{number}", "to-gateway", nft.PREROUTING, -200)
     rewrite = nft.came_by(tap) + nft.is_at(nft.LINK, 0, mac) + nft.put_at(nft.LINK, 0, gateway)
     return [*nft.table_of(chain), nft.emptied(chain), nft.rule(chain, rewrite)]
@@ -178,7 +173,7 @@ def _tests_of_ipv4(own: Sequence[bytes]) -> Iterator[bytes]:
     yield (
         _is(_SPOOF_FILTER_IPV4) + asks_for_address + nft.is_at(nft.TRANSPORT, 2, _DHCP_SERVER) + nft.verdict(nft.ACCEPT)
     )
-    # Without an address of its own nothing is its.
+    # Without an address of its own, the guest may send from none.
     yield _is(_SPOOF_FILTER_IPV4) + (nft.is_none_of(nft.NETWORK, 12, own) if own else b"") + _DROP
 
 
@@ -200,7 +195,7 @@ def _tests_of_ipv6(own: Sequence[bytes], gateways: Sequence[bytes]) -> Iterator[
 
 
 def _gateways(nic: Nic) -> Sequence[bytes]:
-    """The link-local ones; others are none of its addresses anyway."""
+    """The link-local gateways. Other gateways are excluded anyway, because they are not the guest's addresses."""
     named = [*(route.gateway for route in nic.routes), *(neighbour.address for neighbour in nic.neighbours)]
     found = {ipaddress.ip_address(one) for one in named if one}
     return sorted(one.packed for one in found if one.version == 6 and one.is_link_local)

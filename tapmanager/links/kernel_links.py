@@ -1,5 +1,5 @@
-"""What the kernel shows in a pod's namespace, read after CNI ADD while the pod waits: five lists, by netlink itself, for pyroute2
-takes ten times as long to make objects of them. Must run inside the namespace.
+"""Reads the links, addresses, routes, neighbours and rules of a pod's namespace after CNI ADD, and makes a bridge answer for
+neighbours. Reads by raw netlink, because the pod waits and pyroute2 takes ten times as long. Must run inside the namespace.
 
 Numbers and structures are from linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h and linux/neighbour.h.
 """
@@ -19,11 +19,10 @@ from tapmanager.links.nic_plan import KernelLink, KernelRoute
 from tapmanager.links.policy_routes import kernel_policies_of_link, kernel_policies_read
 from tapmanager.pod import Neighbour, Nic
 
-# Neighbours that a plugin wrote down in the pod's namespace, and that nobody answers for on the wire: AWS's VPC CNI
-# and Azure's have the gateway's MAC there. The guest asks for it, so its bridge answers: the kernel's, which needs
-# nobody to run.
+# Permanent neighbours that a plugin made in the pod's namespace, and that nothing answers for on the network: AWS's VPC CNI and
+# Azure's plugin store the gateway's MAC there. The guest asks for it, so the kernel's bridge answers, without any process.
 #
-# Functions must run inside the pod's namespace; pyroute2 has no types, so its `Any` is theirs.
+# pyroute2 has no types, so these functions use `Any`.
 
 _NEIGHBOURS_NUD_PERMANENT = 0x80
 _NUD_NOARP = 0x40
@@ -31,14 +30,14 @@ _NTF_ROUTER = 0x80
 
 
 def neighbours_answer_for(ipr: Any, nic: Nic, neighbours: Sequence[Neighbour]) -> None:
-    """A bridge answers for what it knows both as its own neighbour and as somebody behind a port."""
+    """Makes the bridge answer. It answers for addresses that are its own neighbours, and whose MAC is known behind a port."""
     bridge, guest, outside = (socket.if_nametoindex(name) for name in (nic.bridge, nic.tap, nic.link))
     if any(":" not in neighbour.address for neighbour in neighbours):
         ipr.brport("set", index=guest, proxyarp=1)
     if neighbours_any_ipv6(neighbours):
         ipr.brport("set", index=outside, neigh_suppress=1)
     for neighbour in neighbours:
-        # A guest forgets the router of whom it is told that he is none.
+        # A guest drops its router if an answer says that it is not one.
         flags = _NTF_ROUTER if ":" in neighbour.address else 0
         ipr.neigh(
             "replace",
@@ -52,11 +51,11 @@ def neighbours_answer_for(ipr: Any, nic: Nic, neighbours: Sequence[Neighbour]) -
 
 
 def neighbours_stand_in(ipr: Any, nic: Nic, neighbour: Neighbour, port: str) -> None:
-    """As `answer_for`, for one that is behind `port`, another than the network's: a port with neigh_suppress is sent nothing of
-    what the guest advertises unasked."""
+    """Like `neighbours_answer_for`, for a neighbour behind `port`. This is not the network's port, because a port with
+    neigh_suppress does not get the guest's unsolicited advertisements."""
     bridge, nowhere = socket.if_nametoindex(nic.bridge), socket.if_nametoindex(port)
     ipr.link("set", index=nowhere, mtu=nic.mtu, master=bridge)
-    # Frames of the other two ports, which the bridge sends to all, are not copied for it.
+    # The bridge does not flood frames of the other two ports to it.
     ipr.brport("set", index=nowhere, neigh_suppress=1, unicast_flood=0, mcast_flood=0, bcast_flood=0)
     ipr.link("set", index=nowhere, state="up")
     ipr.fdb("replace", ifindex=nowhere, lladdr=neighbour.mac, state=_NUD_NOARP)
@@ -110,7 +109,7 @@ class _Route:
 
 
 def read(ours: Sequence[str] = ()) -> list[KernelLink]:
-    """All links here, with their addresses and routes; not loopback, nor other devices' than Ethernet cards, nor
+    """All links of this namespace with their addresses and routes, without loopback, devices other than Ethernet cards, and
     `ours`. Raises OSError."""
     addresses, routes = list(_addresses()), list(_routes())
     neighbours, policies = list(_permanent_neighbours()), kernel_policies_read()
@@ -123,7 +122,8 @@ def read(ours: Sequence[str] = ()) -> list[KernelLink]:
             addresses=tuple(address for link, address in addresses if link == index),
             routes=tuple(one.route for one in routes if one.link == index and _is_the_guests(one)),
             parent=_text(of, _IFLA_PARENT_DEV_NAME) if _is_pci(of) else "",
-            # A veth's other end, or what a VLAN is on, is in the namespace with that number; a device is of the machine.
+            # The other end of a veth, or the base of a VLAN, is in the namespace with that number; a device belongs to the
+            # machine.
             leads_out=_IFLA_LINK_NETNSID in of or _IFLA_PARENT_DEV_NAME in of,
             alias=_text(of, _IFLA_IFALIAS),
             frames=_carries_frames(kind, flags, of),
@@ -142,17 +142,18 @@ def _links() -> Iterator[tuple[int, int, int, Attributes]]:
 
 
 def _counts(kind: int, of: Attributes) -> bool:
-    """InfiniBand's are not the guest's as links, but as what kubelet granted."""
+    """Whether the link counts. InfiniBand links do not: the guest gets them as devices that kubelet granted."""
     return kind == _ARPHRD_ETHER or (kind != _ARPHRD_LOOPBACK and not _is_pci(of))
 
 
 def _is_pci(of: Attributes) -> bool:
-    """Linux 5.14 and newer tell."""
+    """Whether a PCI device is behind the link. Linux reports that since 5.14."""
     return _text(of, _IFLA_PARENT_DEV_BUS_NAME) == "pci"
 
 
 def _carries_frames(kind: int, flags: int, of: Attributes) -> bool:
-    """netkit is an Ethernet link by its type also where it takes packets alone, which is its default; then it has no ARP."""
+    """Whether the link carries Ethernet frames. netkit has the type Ethernet even in its default mode, which carries only
+    packets; it then has no ARP."""
     mute = _kind(of) == "netkit" and flags & _IFF_NOARP
     return kind == _ARPHRD_ETHER and not mute
 
@@ -188,13 +189,13 @@ def _routes() -> Iterator[_Route]:
 
 
 def _is_the_guests(one: _Route) -> bool:
-    """fe80::/64 is on every link by itself."""
+    """Whether the route matters to the guest. fe80::/64 exists on every link anyway."""
     on_every_link = one.family == socket.AF_INET6 and ipaddress.ip_network(one.route.destination).is_link_local
     return one.table == _TABLE_MAIN and one.is_unicast and not on_every_link
 
 
 def permanent_neighbours(index: int) -> Collection[str]:
-    """The addresses of a link's. Raises OSError."""
+    """The addresses of the link's permanent neighbours. Raises OSError."""
     return {neighbour.address for link, neighbour in _permanent_neighbours() if link == index}
 
 

@@ -1,5 +1,5 @@
-"""What `pod_links` asks of the kernel on the way from CNI ADD to the answer, as rtnetlink messages for one batch: pods wait for
-it, and pyroute2 takes longer to write one of them than the kernel to carry out all. Pure.
+"""Builds the rtnetlink messages of `pod_links` between CNI ADD and the answer, as one batch. Pods wait for it, and pyroute2 takes
+longer to build one message than the kernel to process all. Pure.
 
 Numbers and structures are from linux/rtnetlink.h, linux/if_link.h and linux/if_addr.h.
 """
@@ -21,15 +21,15 @@ _IFA_LOCAL = 2
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
 _IFF_UP = 1
 _TABLE_MAIN = 254
-_SCOPE_NOWHERE = 255  # of a route to be removed: whatever scope it has
+_SCOPE_NOWHERE = 255  # removes a route of any scope
 
-# What has gone by itself, or with what went before it.
+# Errors for objects that have already gone, maybe with an earlier change.
 GONE = frozenset({errno.ENODEV, errno.ENOENT, errno.ESRCH, errno.EADDRNOTAVAIL, errno.ENXIO})
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`kind` and `payload` of one message; `doing` is for errors; answers in `fine` are as good as done."""
+    """`kind` and `payload` of one message. `doing`: a description for errors. Errors in `fine` count as success."""
 
     doing: str
     kind: int
@@ -39,7 +39,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """What is "" or 0 stays as it is."""
+    """A value of "" or 0 means no change."""
 
     name: str = ""
     mac: str = ""
@@ -48,7 +48,7 @@ class LinkSettings:
 
 
 def set_link(doing: str, index: int, wanted: LinkSettings) -> Change:
-    """And up. The kernel sets address, MTU and name before the master, and brings it up last."""
+    """Changes the link and brings it up. The kernel sets address, MTU and name before the master, and brings it up last."""
     parts = [struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, _IFF_UP, _IFF_UP)]
     if wanted.mac:
         parts.append(attribute(_IFLA_ADDRESS, bytes.fromhex(wanted.mac.replace(":", ""))))
@@ -79,6 +79,6 @@ def remove_route(doing: str, index: int, destination: str, gateway: str | None) 
 
 
 def batch(changes: Sequence[Change]) -> bytes:
-    """The kernel carries out all, whatever becomes of one, and acknowledges each in turn."""
+    """The bytes of all messages. The kernel processes all of them even if one fails, and acknowledges each in turn."""
     numbered = enumerate(changes, start=1)
     return b"".join(message(change.kind, REQUEST | ACK, number, change.payload) for number, change in numbered)

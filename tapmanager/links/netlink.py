@@ -1,4 +1,4 @@
-"""Netlink by hand, for messages that pyroute2 has no words for: attributes, and one exchange with the kernel."""
+"""Raw netlink, for messages that pyroute2 does not support or is too slow for: attributes, and exchanges with the kernel."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Attributes = Mapping[int, bytes]
 NESTED = 0x8000
 REQUEST, ACK = 1, 4
 _DUMP = 0x300
-_INTERRUPTED = 0x10  # the list changed while it was told
+_INTERRUPTED = 0x10  # the list changed during the dump
 _ERROR, _DONE = 2, 3
 _KIND = 0x3FFF  # of an attribute, without its flags
 _TRIES = 5
-_TIMEOUT = 5.0  # seconds; the kernel answers while it is asked
+_TIMEOUT = 5.0  # seconds; the kernel normally answers at once
 
 
 def attribute(kind: int, data: bytes) -> bytes:
@@ -33,7 +33,7 @@ def message(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
 
 
 def errors_in(data: bytes) -> list[int]:
-    """The errno (0: acknowledged) of each NLMSG_ERROR message in what the kernel answered."""
+    """The errno (0: acknowledged) of each NLMSG_ERROR message in the kernel's answer."""
     return [
         -struct.unpack_from("=i", payload)[0]
         for kind, _, payload in _messages(data)
@@ -42,8 +42,8 @@ def errors_in(data: bytes) -> list[int]:
 
 
 def exchange(protocol: int, batch: bytes, acknowledgements: int) -> Iterator[int]:
-    """Sends it; the errno of each of so many acknowledgements as it comes, 0 for done. The first that is not may be the last to
-    come. In the namespace of the thread. Raises OSError."""
+    """Sends the batch, in the thread's namespace. Yields the errno of each acknowledgement, 0 for success. After an error
+    there may be no further acknowledgements. Raises OSError."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as sock:
         sock.settimeout(_TIMEOUT)
         sock.bind((0, 0))
@@ -56,7 +56,7 @@ def exchange(protocol: int, batch: bytes, acknowledgements: int) -> Iterator[int
 
 
 def attributes(data: bytes, at: int) -> Attributes:
-    """Those from `at` on, by kind; of several of one kind the last."""
+    """The attributes from `at` on, by kind; of several of the same kind, the last."""
     found = {}
     while at + 4 <= len(data):
         length, kind = struct.unpack_from("=HH", data, at)
@@ -68,7 +68,7 @@ def attributes(data: bytes, at: int) -> Attributes:
 
 
 def dump(kind: int, head: bytes, protocol: int = socket.NETLINK_ROUTE) -> Sequence[bytes]:
-    """Payloads of all that the kernel tells to a request for a list. In the namespace of the thread. Raises OSError."""
+    """The payloads of the kernel's answer to a dump request, in the thread's namespace. Raises OSError."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as sock:
         sock.settimeout(_TIMEOUT)
         sock.bind((0, 0))
@@ -77,11 +77,11 @@ def dump(kind: int, head: bytes, protocol: int = socket.NETLINK_ROUTE) -> Sequen
             told = _until_done(sock)
             if told is not None:
                 return told
-    raise InterruptedError("the list changed each time it was read")
+    raise InterruptedError("the list changed during each attempt to read it")
 
 
 def _until_done(sock: socket.socket) -> Sequence[bytes] | None:
-    """None if it is to be asked for again."""
+    """Reads until the end; None if the dump must be repeated."""
     found: list[bytes] = []
     interrupted = False
     while True:

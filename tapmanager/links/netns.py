@@ -1,8 +1,8 @@
-"""Network namespaces with a name: make, remove, run a function inside. Knows nothing of what is in them.
+"""Named network namespaces: makes them, removes them, and runs functions inside. Does not know their content.
 
-unshare(2) and setns(2) change the calling thread only, and a thread that failed to come back would do later work in the
-wrong namespace; so both happen in a thread that ends right after. Sockets, taps and netlink handles stay in the namespace
-they were made in and may be used from any thread. (`IPRoute(netns=...)` forks, which is unsafe in a process with threads.)
+unshare(2) and setns(2) change only the calling thread, and a thread that failed to return would do later work in the wrong
+namespace. So both happen in a thread that ends right afterwards. Sockets, taps and netlink handles stay in the namespace
+where they were made, and any thread may use them. (`IPRoute(netns=...)` forks, which is unsafe in a process with threads.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ PREFIX = "virtshim-"
 
 
 def path_of(netns_dir: str, sandbox: str) -> str:
-    """Computed from the id alone, so that clean-up needs no record. `sandbox` is a checked id: 64 hex digits."""
+    """The namespace's path. It depends only on the id, so that clean-up needs no record. `sandbox`: a checked id, 64 hex
+    digits."""
     return os.path.join(netns_dir, PREFIX + sandbox[:20])
 
 
@@ -83,7 +84,7 @@ def prepare_dir(netns_dir: str) -> None:
 
 
 def exists(path: str) -> bool:
-    """True if a network namespace is mounted there; a bare file left by a crash is not one."""
+    """Whether a network namespace is mounted at the path. A plain file that a crash left is not one."""
     try:
         return os.stat(path).st_dev == os.stat("/proc/self/ns/net").st_dev
     except FileNotFoundError:
@@ -91,12 +92,12 @@ def exists(path: str) -> bool:
 
 
 def create(path: str) -> None:
-    """A new namespace at `path`, with lo up. Raises TapmanagerError if something is there already, OSError."""
+    """Makes a new namespace at `path`, with lo up. Raises TapmanagerError if the path exists, and OSError."""
     _in_thread(lambda: create_and_enter(path))
 
 
 def create_and_enter(path: str) -> None:
-    """As `create`, and the calling thread, which must end thereafter (`Worker`), is in it from then on."""
+    """Like `create`, but the calling thread stays in the namespace, so it must end afterwards (see `Worker`)."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
     except FileExistsError as exc:
@@ -123,12 +124,12 @@ def _bring_lo_up() -> None:
 
 
 def delete(path: str) -> None:
-    """Makes sure that neither mount nor file is there. The namespace itself lives on while a process or descriptor uses it.
+    """Removes the mount and the file, if they exist. The namespace itself lives on while a process or descriptor uses it.
 
     Raises OSError.
     """
     while _libc().umount2(path.encode(), _MNT_DETACH) == 0:
-        pass  # two mounts may be stacked if two programs used the same name
+        pass  # there may be two mounts on top of each other if two programs used the same name
     code = ctypes.get_errno()
     if code not in (errno.EINVAL, errno.ENOENT):
         raise OSError(code, f"umount {path}: {os.strerror(code)}")
@@ -137,8 +138,8 @@ def delete(path: str) -> None:
 
 
 def run_inside(path: str, work: Callable[[], T]) -> T:
-    """`work()` in the namespace at `path`; its result or exception. Raises TapmanagerError if there is no namespace, or no thread
-    to be had."""
+    """Runs `work()` in the namespace at `path`. Returns its result or raises its exception. Raises TapmanagerError if the
+    namespace is gone, or no thread can be started."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as exc:
@@ -157,8 +158,8 @@ def run_inside(path: str, work: Callable[[], T]) -> T:
 
 
 def run_in_each(work: Mapping[str, Callable[[], T]]) -> Mapping[str, T]:
-    """`work` by namespace path: each runs in its namespace, all in one thread, one after another (a thread for each would
-    cost more than what is done in it). Namespaces that are gone, or whose work fails with OSError, are left out."""
+    """`work`: by namespace path. Each function runs in its namespace, all in one thread, because a thread for each would cost
+    more than the work. Results of namespaces that are gone, or whose work raises OSError, are missing."""
 
     def visit_all() -> Mapping[str, T]:
         found = {}
@@ -176,8 +177,8 @@ def run_in_each(work: Mapping[str, Callable[[], T]]) -> Mapping[str, T]:
 
 
 class Worker:
-    """A thread that does what it is given, in turn, until the end of the `with` block: for several pieces of work in one
-    namespace, the first of which enters it (`create_and_enter`)."""
+    """A thread that runs functions in turn until the end of the `with` block. For several functions in one namespace, of
+    which the first enters it (`create_and_enter`)."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "in-netns")
@@ -191,7 +192,7 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """When it has done all that it was given its thread ends, which keeps its namespace alive. May be repeated."""
+        """Ends the thread after its remaining functions. Until then the thread keeps its namespace alive. May be repeated."""
         self._thread.shutdown()
 
     def begin(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
@@ -216,7 +217,7 @@ def _in_thread(work: Callable[[], T]) -> T:
         thread.start()
     except RuntimeError as exc:
         raise unavailable(
-            f"the kernel gives no thread: {exc}; the node, or the service, has too many, or no memory"
+            f"cannot start a thread: {exc}; the node or the service has too many threads, or no memory"
         ) from exc
     thread.join()
     if failed:

@@ -1,8 +1,8 @@
-"""Which of a pod's interfaces belongs to which of its networks, and what the guest gets for each. Pure.
+"""Assigns a pod's interfaces to its networks, and decides what the guest gets for each. Pure.
 
-A meta plugin returns the first network's result alone. The others are known by the records it keeps (`delegate_records`), and
-where there is none by the links themselves: each that leads out of the namespace is a way into or out of the pod, and the guest
-is the pod. What leads nowhere (dummy, bridge, a tunnel that the kernel makes in each namespace) is a plugin's own matter.
+A meta plugin returns only the first network's result. The other networks are known from its records (`delegate_records`), or else
+from the links: each link that leads out of the namespace connects the pod, so the guest gets it. Links that lead nowhere (dummy,
+bridge, a tunnel that the kernel makes in each namespace) are a plugin's internals.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tapmanager.links import nic_plan
 from tapmanager.links.nic_plan import KernelLink
 from tapmanager.pod import Dns, Nic, NicFunction, Route
 
-# These answer to one MAC only, the device's own: frames for a guest behind a bridge would not arrive.
+# Kinds that receive only frames for their own MAC, so frames for a guest behind a bridge would not arrive.
 _ONE_MAC_KINDS = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap"})
 _NOTHING = CniResult((), (), (), Dns())
 _ALL_FAMILIES = frozenset({4, 6})
@@ -30,8 +30,8 @@ _ALL_FAMILIES = frozenset({4, 6})
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """`name` "" if unknown. `interfaces`: those it has in the pod, made or only mentioned. `device`, `kinds`: see
-    `Delegate`. `defaults`: the address families (4, 6) in which its default route counts."""
+    """`name`: "" if unknown. `interfaces`: its interfaces in the pod, made or only mentioned. `device`, `kinds`: see `Delegate`.
+    `defaults`: the address families (4, 6) in which its default route is used."""
 
     name: str
     result: CniResult
@@ -41,7 +41,7 @@ class Network:
     defaults: frozenset[int] = _ALL_FAMILIES
 
     def pci_of(self, interface: str) -> str:
-        """The PCI address that is said to be behind that interface, "" if none is."""
+        """The PCI address that the result names for the interface; "" for none."""
         said = (one.pci for one in self.result.interfaces if one.sandbox and one.name == interface)
         return next(said, "") or self.device
 
@@ -116,7 +116,7 @@ def nics_of(
     random_mac: Callable[[], str],
     functions: Collection[str] = (),
 ) -> tuple[Nic, ...]:
-    """One NIC for each interface but those that are `functions` of a card. Raises TapmanagerError."""
+    """One NIC for each interface that is not one of the cards' `functions`. Raises TapmanagerError."""
     by_name = {link.name: link for link in links}
     taken = set(by_name)
     nics: list[Nic] = []
@@ -145,7 +145,7 @@ def nics_of(
 
 
 def not_given(networks: Sequence[Network], given: Sequence[Nic | NicFunction]) -> Iterator[str]:
-    """Interfaces for which the guest has no NIC, as messages."""
+    """Messages about interfaces for which the guest gets no NIC."""
     links = {one.link for one in given}
     for network in networks:
         for name in network.interfaces:
@@ -179,7 +179,7 @@ def _refuse_unfit(network: Network, link: KernelLink) -> None:
 
 
 def refuse_packet_rules(network: str, found: str) -> None:
-    """`found`: one that its plugins have left in the pod's namespace, "" if they left none. Raises TapmanagerError."""
+    """`found`: a rule that plugins left in the pod's namespace, "" for none. Raises TapmanagerError."""
     if found:
         message = (
             f"CNI network \"{network}\" has rules for packets in the pod's namespace ({found}), where a virtual machine's are "
@@ -190,7 +190,8 @@ def refuse_packet_rules(network: str, found: str) -> None:
 
 
 def _refuse_policies(network: Network, link: KernelLink, not_ours: Sequence[KernelLink]) -> None:
-    """`not_ours`: links that the guest has nothing of; of a table that leads to one of these it would have a part."""
+    """`not_ours`: links that the guest does not get. A table with routes to one of them could be given to the guest only in
+    part."""
     wrong = link.policies.refused
     for rule in link.policies.rules:
         beside = [other.name for other in not_ours if rule in other.policies.rules]
@@ -202,7 +203,7 @@ def _refuse_policies(network: Network, link: KernelLink, not_ours: Sequence[Kern
 
 
 def refuse_policies(given: Sequence[Nic | NicFunction]) -> None:
-    """For a caller that gives them to no guest. Raises TapmanagerError."""
+    """Refuses policy routes, for a caller that does not give them to the guest. Raises TapmanagerError."""
     for one in given:
         for rule in one.rules:
             label, what = f'CNI interface "{one.link}"', f"{rule.priority}: lookup {rule.table}"
@@ -259,11 +260,11 @@ def _is_default(route: Route | CniRoute) -> bool:
 
 
 def in_guest_order(result: Json, names: Sequence[str]) -> Sequence[str]:
-    """The first network's interfaces, in its `result`'s order, then the others'. Old results name none."""
+    """The first network's interfaces in the order of its `result`, then the others. Old results name no interfaces."""
     first = [one.get("name") for one in objects(result, "interfaces", "result") if one.get("sandbox")] or [IFNAME]
     return sorted(names, key=lambda name: (first.index(name) if name in first else len(first), _by_number(name)))
 
 
 def _by_number(name: str) -> tuple[tuple[int, str], ...]:
-    """net2 before net10."""
+    """A sort key that puts net2 before net10."""
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name) if part)

@@ -31,7 +31,7 @@ _FIRST, _SECOND = 1, 2  # registers of 16 bytes; 0 is the verdict
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Of a table that is made with it, by its hook and priority (lower ones come first)."""
+    """A chain with its own table, hook and priority. Lower priorities come first."""
 
     table: str
     name: str
@@ -65,18 +65,18 @@ def _payload(base: int, offset: int, length: int) -> bytes:
 
 
 def is_at(base: int, offset: int, value: bytes) -> bytes:
-    """Goes on if these bytes are there."""
+    """Matches if these bytes are at the offset."""
     return _payload(base, offset, len(value)) + _compare(_EQUAL, value)
 
 
 def is_none_of(base: int, offset: int, values: Sequence[bytes], mask: bytes = b"", masked: bytes = b"") -> bytes:
-    """Goes on if none of these, which are equally long, is there; nor `masked`, once `mask` is laid over what is there."""
+    """Matches if none of the values, which have equal lengths, is at the offset, and the bytes under `mask` are not `masked`."""
     found = _payload(base, offset, len(values[0])) + b"".join(_compare(_OTHER, value) for value in values)
     return found + _masked(mask) + _compare(_OTHER, masked, _SECOND) if mask else found
 
 
 def has_bits(base: int, offset: int, bits: bytes) -> bytes:
-    """Goes on if one of these is set there."""
+    """Matches if one of these bits is set."""
     return _payload(base, offset, len(bits)) + _masked(bits) + _compare(_OTHER, bytes(len(bits)), _SECOND)
 
 
@@ -86,13 +86,13 @@ def _masked(mask: bytes) -> bytes:
 
 
 def came_by(interface: str) -> bytes:
-    """Goes on if the frame came in by that interface; the kernel keeps names in 16 bytes."""
+    """Matches if the frame arrived on that interface. The kernel stores names in 16 bytes."""
     load = _expression("meta", _u32(1, _FIRST), _u32(2, _IIFNAME))
     return load + _compare(_EQUAL, interface.encode().ljust(16, b"\0"))
 
 
 def has_protocol(number: int) -> bytes:
-    """Goes on if that is what the packet carries, behind IPv6's extension headers too."""
+    """Matches the packet's protocol, also behind IPv6's extension headers."""
     return _expression("meta", _u32(1, _FIRST), _u32(2, _L4PROTO)) + _compare(_EQUAL, bytes([number]))
 
 
@@ -101,18 +101,18 @@ def lacks_protocol(number: int) -> bytes:
 
 
 def put_at(base: int, offset: int, value: bytes) -> bytes:
-    """Writes these bytes there; of headers without a checksum."""
+    """Writes these bytes at the offset, in headers without a checksum."""
     load = _expression("immediate", _u32(1, _FIRST), nested(2, attribute(1, value)))
     return load + _expression("payload", _u32(5, _FIRST), _u32(2, base), _u32(3, offset), _u32(4, len(value)))
 
 
 def verdict(code: int) -> bytes:
-    # Register 0 is the verdict; the kernel keeps it as a signed number.
+    # Register 0 holds the verdict as a signed number.
     return _expression("immediate", _u32(1, 0), nested(2, nested(2, _u32(1, code))))
 
 
 def table_of(chain: Chain) -> tuple[bytes, bytes]:
-    """Both, made unless they are there."""
+    """Messages that make the table and the chain, unless they exist."""
     body = (
         _text(1, chain.table)
         + _text(3, chain.name)
@@ -124,13 +124,13 @@ def table_of(chain: Chain) -> tuple[bytes, bytes]:
 
 
 def emptied(chain: Chain) -> bytes:
-    """Without any of its rules; it must be there."""
+    """A message that removes all rules of the chain, which must exist."""
     body = _text(1, chain.table) + _text(2, chain.name)
     return _message(_NFNL_SUBSYS_NFTABLES << 8 | _DELRULE, REQUEST | ACK, 0, _NFPROTO_BRIDGE, 0, body)
 
 
 def rule(chain: Chain, expressions: bytes, *, first: bool = False) -> bytes:
-    """The chain's last, or its first."""
+    """A message that adds a rule at the end of the chain, or at its beginning."""
     body = _text(1, chain.table) + _text(2, chain.name) + nested(4, expressions)
     return _new(_NEWRULE, body, 0 if first else _APPEND)
 
@@ -141,7 +141,7 @@ def _new(kind: int, body: bytes, more: int = 0) -> bytes:
 
 
 def batch(messages: Sequence[bytes]) -> tuple[bytes, int]:
-    """All of them or none, and how many acknowledgements the kernel sends for it if all is well."""
+    """The bytes of an atomic batch, and the number of acknowledgements on success."""
     begin = _message(_NFNL_MSG_BATCH_BEGIN, REQUEST, 0, socket.AF_UNSPEC, _NFNL_SUBSYS_NFTABLES, b"")
     end = _message(_NFNL_MSG_BATCH_END, REQUEST, 0, socket.AF_UNSPEC, _NFNL_SUBSYS_NFTABLES, b"")
     return begin + b"".join(messages) + end, len(messages)
