@@ -65,10 +65,10 @@ def _mount(source: str, target: str, flags: int) -> None:
 
 
 def prepare_dir(netns_dir: str) -> None:
-    """Makes the directory a shared mount, as `ip netns add` does: what is mounted below is then seen by programs in other
-    mount namespaces, and `ip netns exec` works. Raises OSError."""
+    """Makes the directory a shared mount, as `ip netns add` does, so that programs in other mount namespaces see the mounts
+    below it, and `ip netns exec` works. Raises OSError."""
     os.makedirs(netns_dir, mode=0o755, exist_ok=True)
-    # iproute2 takes the same lock on the same directory, so that two do not stack two mounts.
+    # iproute2 takes the same lock on the directory, which prevents two mounts on top of each other.
     lock = os.open(netns_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
-"""From one network's CNI result and what the kernel shows in the pod's namespace to the guest's NICs. Pure.
+"""Derives the guest's NICs from a network's CNI result and the kernel's state in the pod's namespace. Pure.
 
-The kernel is the truth about addresses and routes (Calico, ptp and Weave set up more than their results say); the result
-decides which interfaces count, their order, and gateways the kernel does not know.
+The kernel is authoritative for addresses and routes, because Calico, ptp and Weave set up more than their results say. The result
+decides which interfaces count, their order, and gateways that the kernel does not know.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tapmanager.pod import Dns, Neighbour, Nic, NicFunction, Route
 
 @dataclass(frozen=True, slots=True)
 class KernelRoute:
-    """Of the main table, unicast; `gateway` None means on-link, `mtu` 0 the link's."""
+    """A unicast route of the main table. `gateway`: None means on-link. `mtu`: 0 means the link's."""
 
     destination: str
     gateway: str | None
@@ -49,12 +49,12 @@ class KernelLink:
 
 
 def ips_of(result: CniResult) -> tuple[str, ...]:
-    """Bare addresses, primary first."""
+    """The addresses without prefix lengths, the primary one first."""
     return tuple(dict.fromkeys(ip.address.partition("/")[0] for ip in result.ips))
 
 
 def dns_of(asked: Dns, result: CniResult) -> Dns:
-    """The pod's own DNS settings, field by field, laid over the plugin's."""
+    """The DNS settings: each field from the pod if set, else from the plugin."""
     return Dns(
         asked.servers or result.dns.servers,
         asked.searches or result.dns.searches,
@@ -63,7 +63,7 @@ def dns_of(asked: Dns, result: CniResult) -> Dns:
 
 
 def wanted(result: CniResult, links: Sequence[KernelLink]) -> tuple[str, ...]:
-    """Interface names: those in the pod, in the result's order. Old results name none: then by address."""
+    """The names of interfaces in the pod, in the result's order. Old results name none, so addresses decide."""
     named = [interface.name for interface in result.interfaces if interface.sandbox]
     if named:
         return tuple(dict.fromkeys(named))
@@ -72,7 +72,7 @@ def wanted(result: CniResult, links: Sequence[KernelLink]) -> tuple[str, ...]:
 
 
 def nic_of(result: CniResult, link: KernelLink, number: int, random_mac: Callable[[], str]) -> Nic:
-    """The guest's NIC for that link, of the network with that result; `number` makes the names of its bridge and tap."""
+    """The guest's NIC for the link, from the network's result. `number` is used in the names of its bridge and tap."""
     addresses = _addresses(result, link)
     on_link = tuple(_as_on_link(address, link) for address in addresses)
     return Nic(
@@ -95,15 +95,15 @@ def nic_of(result: CniResult, link: KernelLink, number: int, random_mac: Callabl
 
 
 def _route_mtu(link: KernelLink) -> int:
-    """The smallest of its routes', where one is smaller than the link's (Cilium's tunnels); else 0. The guest has it for all of
-    its NIC: neither DHCP nor most renderers of cloud-init know an MTU of a route. IPv6 ends below 1280."""
+    """The smallest MTU of the routes if it is smaller than the link's (Cilium's tunnels); else 0. The guest uses it for the
+    whole NIC, because neither DHCP nor most renderers of cloud-init support an MTU per route. IPv6 does not work below 1280."""
     least = 1280 if any(":" in address for address in link.addresses) else 68
     found = min((route.mtu for route in link.routes if route.mtu), default=link.mtu)
     return max(found, least) if found < link.mtu else 0
 
 
 def function_of(result: CniResult, link: KernelLink, pci: str, driver: str) -> NicFunction:
-    """The function of a network card whose link that is, which goes into the VM itself."""
+    """The network card's function behind the link, which the VM gets directly."""
     addresses = _addresses(result, link)
     if link.routes:
         addresses = tuple(_as_on_link(address, link) for address in addresses)
@@ -123,8 +123,8 @@ def function_of(result: CniResult, link: KernelLink, pci: str, driver: str) -> N
 
 
 def link_from_result(result: CniResult, name: str) -> KernelLink:
-    """What the kernel would show if the plugin had made its interface: one that finds its function at VFIO runs IPAM, and puts
-    the addresses nowhere. `mac` "" and `mtu` 0 if the result does not tell. See CNI's `ipam.ConfigureIface`."""
+    """The link as the kernel would show it if the plugin had made an interface. A plugin that finds its function at VFIO runs
+    IPAM, but sets the addresses nowhere. `mac` is "" and `mtu` 0 if the result lacks them. See CNI's `ipam.ConfigureIface`."""
     said = next((one for one in result.interfaces if one.sandbox and one.name == name), CniInterface(name, "pod"))
     mine = [ip for ip in result.ips if _interface_of(ip.interface, result) in (None, name)]
     gateways: dict[int, str] = {}
@@ -140,7 +140,7 @@ def link_from_result(result: CniResult, name: str) -> KernelLink:
 
 
 def _addresses(result: CniResult, link: KernelLink) -> tuple[str, ...]:
-    """The link's addresses with the result's first, in its order; the result's if the kernel shows none."""
+    """The link's addresses, those of the result first and in its order; only the result's if the kernel shows none."""
     order = {ip.address.partition("/")[0]: at for at, ip in enumerate(result.ips)}
     if link.addresses:
         return tuple(sorted(link.addresses, key=lambda address: order.get(address.partition("/")[0], len(order))))
@@ -153,8 +153,8 @@ def _interface_of(index: int | None, result: CniResult) -> str | None:
 
 
 def _as_on_link(address: str, link: KernelLink) -> str:
-    """The prefix becomes a host's (/32, /128) if the namespace had no on-link route for the subnet: ptp and Calico route
-    even neighbours through a gateway, and a guest that asked for them by ARP would get no answer."""
+    """Changes the prefix to /32 or /128 if the namespace has no on-link route for the subnet: ptp and Calico route even
+    neighbours through a gateway, so a guest would get no answer to ARP for them."""
     interface = ipaddress.ip_interface(address)
     connected = any(route.gateway is None and route.destination == str(interface.network) for route in link.routes)
     if connected or not link.addresses:
@@ -163,8 +163,8 @@ def _as_on_link(address: str, link: KernelLink) -> str:
 
 
 def _routes(result: CniResult, link: KernelLink, addresses: Sequence[str]) -> tuple[Route, ...]:
-    """The link's routes without what the addresses imply, then what only the result knows; a gateway that would not be
-    on-link gets a host route before it. Sorted: on-link first, so that each gateway is reachable when it is used."""
+    """The link's routes except those that the addresses imply, then routes that only the result has. A gateway that is not
+    on-link gets a host route. On-link routes come first, so that each gateway is reachable when it is used."""
     subnets = [ipaddress.ip_interface(address).network for address in addresses]
     families = {subnet.version for subnet in subnets}
     implied = {str(subnet) for subnet in subnets}
@@ -182,7 +182,7 @@ def _routes(result: CniResult, link: KernelLink, addresses: Sequence[str]) -> tu
 
 
 def _extra(result: CniResult, link: KernelLink) -> list[KernelRoute]:
-    """Routes of the result that the kernel has in no table, if one of this link's addresses has a gateway for them."""
+    """Routes of the result that are in none of the kernel's tables, if one of this link's addresses has a gateway for them."""
     have = {route.destination for route in link.routes} | {route.destination for route in link.policies.routes}
     mine = {address.partition("/")[0] for address in link.addresses}
     gateways: dict[int, str] = {}
@@ -199,17 +199,17 @@ def _extra(result: CniResult, link: KernelLink) -> list[KernelRoute]:
 
 
 def _sorted(routes: Sequence[KernelRoute]) -> list[KernelRoute]:
-    """On-link before gateway routes, the better metric first."""
+    """On-link routes before gateway routes, and better metrics first."""
     return sorted(routes, key=lambda route: (route.gateway is not None, route.metric))
 
 
 def _route_order(item: tuple[str, str | None]) -> tuple[bool, int, str]:
-    """On-link first, then the longest prefix; so a default route is last."""
+    """On-link routes first, then the longest prefix, so default routes come last."""
     destination, gateway = item
     return gateway is not None, -ipaddress.ip_network(destination).prefixlen, destination
 
 
 def _reachable(gateway: str, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
     address = ipaddress.ip_address(gateway)
-    # fe80::/10 is on-link by definition; routers announce themselves with it.
+    # fe80::/10 is always on-link, and routers announce themselves with such addresses.
     return (address.is_link_local and address.version == 6) or any(address in network for network in networks)

@@ -1,5 +1,5 @@
-"""Rules for packets that plugins put into a pod's namespace: a service mesh redirects there, others filter. A virtual machine's
-packets pass there as frames, which no such rule sees. Read after CNI ADD, inside the namespace. Raises OSError.
+"""Finds packet rules that plugins made in a pod's namespace, e.g. redirections of a service mesh, or filters. A VM's packets pass
+the namespace as frames, which such rules do not see. Also reads the counters of NICs. Runs inside the namespace. Raises OSError.
 
 Numbers are from linux/netfilter/nf_tables.h and linux/netfilter_ipv4/ip_tables.h, which ip6_tables.h repeats.
 """
@@ -19,14 +19,13 @@ from tapmanager.pod import Nic
 _NETLINK_NETFILTER = 12
 _GETRULE = 10 << 8 | 7  # of NFNL_SUBSYS_NFTABLES
 _TABLE, _CHAIN = 1, 2
-# What sees packets; a bridge's rules and a device's see frames.
+# The families whose rules see packets. Rules of bridges and devices see frames.
 _FAMILIES = {1: "inet", 2: "ip", 10: "ip6"}
 _OF_THE_OLD_KIND = (
     ("ip_tables", socket.AF_INET, socket.IPPROTO_IP),
     ("ip6_tables", socket.AF_INET6, socket.IPPROTO_IPV6),
 )
-# Tables are named though no packets are: without IPv6 (`ipv6.disable=1`) there is no socket to ask for its tables by, or nobody
-# who answers.
+# The kernel may list tables whose rules cannot be asked for: without IPv6 (`ipv6.disable=1`) there is no socket, or no answer.
 _NOT_IN_THIS_KERNEL = frozenset({errno.EAFNOSUPPORT, errno.ENOPROTOOPT})
 _GET_INFO = 64  # IPT_SO_GET_INFO
 # struct ipt_getinfo: name, valid_hooks, hook_entry, underflow, num_entries, size.
@@ -35,8 +34,8 @@ _VALID_HOOKS, _ENTRIES = 1, 12
 
 
 def first() -> str:
-    """One of them, as `nft` would name its chain: "ip nat OUTPUT"; or the old iptables' table that it is in: "ip_tables nat".
-    "" if there are none."""
+    """The first rule found, as nft's name of its chain, "ip nat OUTPUT", or as the table of the old iptables, "ip_tables nat"; ""
+    if there is none."""
     return _of_nftables() or of_the_old_kind()
 
 
@@ -51,7 +50,7 @@ def _of_nftables() -> str:
 
 
 def with_rules(tables: Sequence[str], family: int, level: int) -> str:
-    """The first that has some, "" if none has."""
+    """The first table with rules; "" if none has any."""
     with socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW) as sock:
         return next((table for table in tables if _has_rules(sock, level, table)), "")
 
@@ -67,7 +66,7 @@ def table_names(kind: str) -> Sequence[str]:
 def of_the_old_kind(
     names: Callable[[str], Sequence[str]] = table_names, find: Callable[[Sequence[str], int, int], str] = with_rules
 ) -> str:
-    """Kernels before 5.15 have the tables in each namespace as soon as the node uses them: it is the rules that count."""
+    """Checks for rules, because kernels before 5.15 have the tables in each namespace as soon as the node uses them."""
     for kind, family, level in _OF_THE_OLD_KIND:
         try:
             if (tables := names(kind)) and (found := find(tables, family, level)):
@@ -90,16 +89,16 @@ def _has_rules(sock: socket.socket, level: int, table: str) -> bool:
     return bool(found[_ENTRIES] > found[_VALID_HOOKS].bit_count() + 1)
 
 
-# What the guests' NICs have carried, read off their taps: a tap's rx is what the guest sent. Taps live as long as the
-# attachment, so the counters do too, whatever QEMU does.
+# Traffic counters of the guests' NICs, read from their taps, whose rx is what the guest sent. A tap lives as long as the
+# attachment, so the counters do not depend on QEMU.
 
-# Bytes, packets, errors and drops received by the guest, then the same four of what it sent.
+# Bytes, packets, errors and drops that the guest received, then the same four for what it sent.
 Counters = tuple[int, int, int, int, int, int, int, int]
 
 
 def counters_read(nics: Sequence[Nic]) -> Mapping[str, Counters]:
-    """By the NICs' interface names. Must run inside the pod's namespace (netns.run_in_each). Raises OSError."""
-    # Not /proc/net: that is the namespace of the process's first thread.
+    """The counters by the NICs' interface names. Must run inside the pod's namespace (netns.run_in_each). Raises OSError."""
+    # Not /proc/net, which shows the namespace of the process's first thread.
     with open("/proc/thread-self/net/dev", encoding="ascii", errors="replace") as file:
         taps = counters_parsed(file.read())
     return {nic.link: taps[nic.tap] for nic in nics if nic.tap in taps}

@@ -1,4 +1,4 @@
-"""Bridges, taps and what hangs on them, in one pod's namespace. Each public function must run inside it (netns.run_inside).
+"""Bridges, taps and their filters in one pod's namespace. Each public function must run inside the namespace (netns.run_inside).
 
 pyroute2 has no types: its `Any` stays here and in `host_links`. All of `build` can be undone by `restore` from the
 plan alone, from any half-made state.
@@ -44,12 +44,12 @@ from tapmanager.pod import Neighbour, Nic, Route
 _TABLE_MAIN = 254
 _SCOPE_LINK = 253
 _NETLINK_ROUTE, _NETLINK_NETFILTER = 0, 12
-# Before they are a NIC's.
+# Names of the bridge and the tap before a NIC uses them.
 _BRIDGE, _TAP = "virtshim-bridge", "virtshim-tap"
 
 
 def random_mac() -> str:
-    """Locally administered, unicast."""
+    """A random MAC: locally administered, unicast."""
     octets = bytearray(secrets.token_bytes(6))
     octets[0] = octets[0] & 0xFC | 0x02
     return ":".join(f"{octet:02x}" for octet in octets)
@@ -64,7 +64,7 @@ def netlink_errors(doing: str) -> Iterator[None]:
 
 
 def read() -> list[KernelLink]:
-    """All links here that `prepare` did not make; see `kernel_links.read`. Raises TapmanagerError."""
+    """All links of the namespace that `prepare` did not make; see `kernel_links.read`. Raises TapmanagerError."""
     try:
         return kernel_links.read(ours=(_BRIDGE, _TAP))
     except OSError as exc:
@@ -72,16 +72,17 @@ def read() -> list[KernelLink]:
 
 
 def prepare(tap_owner: int, *, multi_queue: bool) -> None:
-    """What a pod's first NIC needs whatever CNI says: a bridge, a tap and the guard against foreign DHCP. Under names that no
-    plugin takes, and down: plugins are at work here. `build` uses them; a pod without such a NIC leaves them unused. Raises
-    TapmanagerError, OSError."""
+    """Makes the parts of a pod's first NIC that do not depend on CNI's result: a bridge, a tap and the DHCP guard. They have
+    names that no plugin uses, and are down, because plugins run at the same time. `build` uses them; a pod without such a NIC
+    leaves them unused. Raises TapmanagerError, OSError."""
     _filter(dhcp_guard())
     with IPRoute() as ipr:
         _make_pair(ipr, tap_owner, multi_queue=multi_queue)
 
 
 def renew_guard(nics: Sequence[Nic]) -> None:
-    """An earlier version's guards against less: whom it let through would be heard beside us. Raises TapmanagerError."""
+    """Replaces the guard of an earlier version, which let more through, so that no other server reaches the guest. Raises
+    TapmanagerError."""
     _filter([*dhcp_guard(), *_dhcp_exceptions(nics)])
 
 
@@ -93,15 +94,15 @@ def _make_pair(ipr: Any, tap_owner: int, *, multi_queue: bool) -> None:
             kind="bridge",
             br_stp_state=0,
             br_forward_delay=0,
-            br_ageing_time=0,  # two ports: what comes in at one leaves at the other, whatever MAC it claims to have
-            br_mcast_snooping=0,  # there is no querier; snooping would swallow neighbour discovery
+            br_ageing_time=0,  # two ports: each frame leaves at the other port, whatever its MAC
+            br_mcast_snooping=0,  # there is no querier, so snooping would drop neighbour discovery
         )
     tap.create(_TAP, tap_owner, multi_queue=multi_queue)
 
 
 def build(nics: Sequence[Nic], tap_owner: int) -> None:
-    """Each CNI interface's MAC and addresses become the guest's: a bridge leads from it to a tap. The first of these `prepare`
-    has made. Raises TapmanagerError, OSError."""
+    """Gives each CNI interface's MAC and addresses to the guest, and bridges the interface to a tap. `prepare` has made the first
+    bridge and tap. Raises TapmanagerError, OSError."""
     _filter([*_dhcp_exceptions(nics), *spoof_filter_rules(nics), *reflections_rules(nics)])
     _quiet_namespace()
     for nic in nics:
@@ -118,7 +119,7 @@ def _build_one(nic: Nic) -> None:
     if bridge is None or guest is None:
         raise internal(f"{_BRIDGE} and {_TAP} vanished while {nic.link} was being bridged")
     doing = f"bridging {nic.link} to {nic.tap}"
-    # Addresses go, and the kernel takes their routes along; device routes without an address behind them too.
+    # Removes the addresses, with which the kernel removes their routes, and then device routes that do not depend on an address.
     routes = [remove_route(doing, link, route.destination, route.gateway) for route in reversed(nic.link_routes)]
     addresses = [remove_address(doing, link, address) for address in nic.link_addresses]
     joins = LinkSettings(mac=nic.link_mac, master=bridge)
@@ -138,7 +139,7 @@ def _build_one(nic: Nic) -> None:
 
 
 def answer_for(nic: Nic, wanted: Sequence[Neighbour]) -> None:
-    """The NIC's bridge answers the guest for these, whoever else does not. Raises TapmanagerError, OSError."""
+    """Makes the NIC's bridge answer the guest for these neighbours. Raises TapmanagerError, OSError."""
     if neighbours_any_ipv6(wanted):
         _let_know_ipv6(nic.bridge)
     with netlink_errors(f"answering for {', '.join(one.address for one in wanted)}"), IPRoute() as ipr:
@@ -146,18 +147,18 @@ def answer_for(nic: Nic, wanted: Sequence[Neighbour]) -> None:
 
 
 def _let_know_ipv6(bridge: str) -> None:
-    """A bridge without IPv6 knows no neighbours of it; without an address it is not heard."""
+    """Turns on IPv6 on the bridge, because it needs IPv6 to have IPv6 neighbours. It gets no address, so it sends nothing."""
     for name, value in (("accept_ra", "0"), ("addr_gen_mode", "1"), ("disable_ipv6", "0")):
         _write_sysctl(f"net/ipv6/conf/{bridge}/{name}", value)
 
 
 def stand_in_for(nic: Nic, router: IPv6Address, gateway: bytes) -> None:
-    """For the NIC's guest, `router` (of `ipv6.stand_in`) has a MAC from now on, behind which is the gateway's. If it has one
-    already, the gateway's is all that is changed: frames pass meanwhile. Raises TapmanagerError, OSError."""
+    """Makes `router` (see `ipv6.frame`) stand for the gateway with this MAC, for the NIC's guest. If the stand-in exists,
+    only the gateway's MAC changes, and frames pass meanwhile. Raises TapmanagerError, OSError."""
     number = stand_in_number_of(router)
     mac = stand_in_mac(number)
     _filter(gateway_rewrite_rules(nic.tap, number, mac, gateway))
-    if str(router) in answered_for(nic):  # what is done last, below
+    if str(router) in answered_for(nic):  # the last step below is done
         return
     port = f"virtshim-{nic.tap}"
     if _index(port) is None:
@@ -168,16 +169,16 @@ def stand_in_for(nic: Nic, router: IPv6Address, gateway: bytes) -> None:
 
 
 def answered_for(nic: Nic) -> Collection[str]:
-    """Whom the NIC's bridge answers for. Raises OSError."""
+    """The addresses that the NIC's bridge answers for. Raises OSError."""
     return kernel_links.permanent_neighbours(socket.if_nametoindex(nic.bridge))
 
 
 def _carry_out(*changes: Change) -> list[int]:
-    """What the kernel answered to each, if all of that is fine."""
+    """Sends the changes. Returns the kernel's answer to each; raises for an answer that is not fine."""
     try:
         codes = list(netlink.exchange(_NETLINK_ROUTE, batch(changes), len(changes)))
     except OSError as exc:
-        raise internal(f"{changes[-1].doing}: the kernel does not answer: {exc}") from exc
+        raise internal(f"{changes[-1].doing}: no answer from the kernel: {exc}") from exc
     for change, code in zip(changes, codes, strict=True):
         if code and code not in change.fine:
             raise internal(f"{change.doing}: the kernel refused: {os.strerror(code)}")
@@ -186,7 +187,7 @@ def _carry_out(*changes: Change) -> list[int]:
 
 @contextlib.contextmanager
 def _ignore_missing(*more: int) -> Iterator[None]:
-    """`more`: other errors that are fine as well."""
+    """Ignores errors for objects that have gone. `more`: other errors to ignore."""
     try:
         yield
     except NetlinkError as exc:
@@ -203,7 +204,7 @@ def _route_change(ipr: Any, command: str, route: Route, link: int) -> None:
 
 
 def _set_mac(ipr: Any, link: int, mac: str) -> None:
-    """Some drivers change the address of a link that is down only."""
+    """Sets the MAC, with the link down, because some drivers require that."""
     try:
         ipr.link("set", index=link, address=mac)
     except NetlinkError as exc:
@@ -215,10 +216,9 @@ def _set_mac(ipr: Any, link: int, mac: str) -> None:
 
 
 def restore(nics: Sequence[Nic]) -> list[str]:
-    """Puts the CNI interfaces back as the plugins left them: DEL of bridge and ptp reads the addresses off the interface to
-    know which masquerading rules to remove. What could not be put back is told, not raised: DEL must be tried anyway. Bridge
-    and tap go with the namespace, without anybody waiting for it: to remove them here takes the kernel longer than all the
-    rest."""
+    """Restores the CNI interfaces as the plugins left them, because DEL of bridge and ptp reads the addresses from the
+    interface to find the masquerading rules to remove. Returns failures instead of raising, because DEL must be tried anyway.
+    Bridge and tap vanish with the namespace: removing them here would take the kernel longer than everything else."""
     trouble: list[str] = []
     with IPRoute() as ipr:
         for nic in nics:
@@ -227,7 +227,8 @@ def restore(nics: Sequence[Nic]) -> list[str]:
 
 
 def make_substitutes(nics: Sequence[Nic]) -> list[str]:
-    """In an empty namespace: interfaces with the names and addresses of the lost ones, nothing behind them. As `restore`."""
+    """In an empty namespace, makes interfaces with the names and addresses of the lost ones, but without a network. Returns
+    failures like `restore`."""
     trouble: list[str] = []
     with IPRoute() as ipr:
         for nic in nics:
@@ -259,21 +260,23 @@ def _restore_one(ipr: Any, nic: Nic, link: int) -> None:
     ipr.link("set", index=link, master=0)
     bridge = _index(nic.bridge) if nic.neighbours else None
     if bridge is not None:
-        ipr.link("set", index=bridge, state="down")  # it forgets them
+        ipr.link("set", index=bridge, state="down")  # it then forgets its neighbours
     _set_mac(ipr, link, nic.mac)
     ipr.link("set", index=link, state="up")
     put_addresses(ipr, link, nic.link, nic.link_addresses)
     for subnet in {str(ipaddress.ip_interface(address).network) for address in nic.link_addresses}:
-        if Route(subnet) not in nic.link_routes:  # the plugin had taken away what the kernel makes with an address
+        if (
+            Route(subnet) not in nic.link_routes
+        ):  # the plugin had removed the route that the kernel makes with an address
             _route_change(ipr, "del", Route(subnet), link)
     for route in nic.link_routes:
-        # Beside those of other links: several networks' plugins set a default route each.
+        # Adds the route beside those of other links, because each network's plugin may set a default route.
         _route_change(ipr, "append" if route.gateway else "replace", route, link)
     neighbours_put_back(ipr, nic, link)
 
 
 def put_addresses(ipr: Any, index: int, name: str, addresses: Sequence[str]) -> None:
-    """On a link of the pod's namespace, where new ones have no IPv6 since `build`."""
+    """Adds addresses to a link of the pod's namespace, where `build` has turned off IPv6 for new links."""
     if any(":" in address for address in addresses):
         _write_sysctl(f"net/ipv6/conf/{name}/disable_ipv6", "0")
     for address in addresses:
@@ -287,10 +290,10 @@ def _index(name: str) -> int | None:
 
 
 def _quiet_namespace() -> None:
-    """The namespace itself must be neither seen nor heard: the guest is the pod.
+    """Makes the namespace itself silent, because only the guest may appear as the pod.
 
-    No IPv6 (no link-local address, no MLD, no router solicitation from bridge and ports), no ARP answers, and bridged frames
-    do not pass the namespace's own iptables: where br_netfilter is loaded each new namespace starts with that on.
+    No IPv6 (no link-local address, no MLD, no router solicitations of bridge and ports), and no ARP answers. Bridged frames
+    do not pass the namespace's own iptables, which is on in each new namespace if br_netfilter is loaded.
     """
     for name in ("all", "default"):
         _write_sysctl(f"net/ipv6/conf/{name}/disable_ipv6", "1")
@@ -300,7 +303,7 @@ def _quiet_namespace() -> None:
 
 
 def _write_sysctl(name: str, value: str) -> None:
-    """A kernel without the feature has no such file. /proc/sys/net shows the namespace of the thread that opens it."""
+    """Writes a sysctl, unless the kernel lacks it. /proc/sys/net shows the namespace of the thread that opens the file."""
     try:
         with open(f"/proc/sys/{name}", "w", encoding="ascii") as file:
             file.write(value)
@@ -311,7 +314,7 @@ def _write_sysctl(name: str, value: str) -> None:
 
 
 def _dhcp_exceptions(nics: Sequence[Nic]) -> Sequence[bytes]:
-    """On a network without IPAM addresses are the network's own matter, and those of its DHCP server."""
+    """Lets DHCP pass for NICs without IPAM, whose addresses come from the network's own DHCP server."""
     return dhcp_guard_exceptions([port for nic in nics if not nic.addresses for port in (nic.link, nic.tap)])
 
 

@@ -1,5 +1,5 @@
-"""Rules that have packets follow other tables than the main one, and these tables' routes, as far as a guest can be given them.
-Pure; JSON in and out as `tapmanager.pod`'s.
+"""Policy routing: rules that select other routing tables than the main one, and the routes of these tables, as far as a guest can
+get them. Converts from and to JSON like `tapmanager.pod`, and reads them from the kernel.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tapmanager.fields import BadField, Json, number, refuse_unknown, text
 from tapmanager.links import netlink
 from tapmanager.links.netlink import Attributes
 
-# unspecified, default, main, local: each system has its own.
+# unspecified, default, main, local: tables that every system has itself.
 RESERVED_TABLES = frozenset({0, 253, 254, 255})
 _MOST = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRule:
-    """Packets of that `family` (4, 6) from `source` to `target`, networks or "" for all, follow `table`. Rules are asked by
+    """Packets of `family` (4, 6) from `source` to `target` (networks, "" for all) use `table`. Rules apply in the order of
     `priority`, the lowest first."""
 
     family: int
@@ -49,8 +49,8 @@ class PolicyRule:
 
 @dataclass(frozen=True, slots=True)
 class TableRoute:
-    """A route of `table` by the NIC that has it. `gateway` "": on-link; `source`: the sender's address where it has not chosen
-    one, "" for any; `metric` and `mtu` 0: the guest's choice."""
+    """A route of `table` through its NIC. `gateway`: "" means on-link. `source`: the preferred source address, "" for any.
+    `metric`, `mtu`: 0 means the guest's choice."""
 
     table: int
     destination: str
@@ -77,8 +77,8 @@ class TableRoute:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Of one link. `refused`: the rules that lead to it and that no guest can be given, in `ip rule`'s words, with what of it no
-    guest can be given."""
+    """The policy routing of one link. `refused`: rules for it that a guest cannot get, in the notation of `ip rule`, with the
+    reason."""
 
     rules: tuple[PolicyRule, ...] = ()
     routes: tuple[TableRoute, ...] = ()
@@ -88,7 +88,7 @@ class Policies:
 def _table(obj: Json, where: str) -> int:
     found = number(obj, "table", where, 1, _MOST)
     if found in RESERVED_TABLES:
-        raise BadField(f"{where}.table: {found} is the guest's own")
+        raise BadField(f"{where}.table: table {found} is reserved for the guest's own routes")
     return found
 
 
@@ -98,7 +98,7 @@ def _subnet(value: str, family: int, where: str) -> str:
     except ValueError as exc:
         raise BadField(f"{where}: not a network: {value[:60]!r}") from exc
     if found.version != family:
-        raise BadField(f"{where}: not of IPv{family}: {value[:60]!r}")
+        raise BadField(f"{where}: not an IPv{family} network: {value[:60]!r}")
     return str(found)
 
 
@@ -108,19 +108,18 @@ def _policy_routes_address(value: str, family: int, where: str) -> str:
     except ValueError as exc:
         raise BadField(f"{where}: not an IP address: {value[:60]!r}") from exc
     if found.version != family or "%" in value:
-        raise BadField(f"{where}: not an address of IPv{family}: {value[:60]!r}")
+        raise BadField(f"{where}: not an IPv{family} address: {value[:60]!r}")
     return str(found)
 
 
-# What the kernel knows of policy routing in a pod's namespace (source-based routing: CNI's sbr), by rtnetlink. Must
-# run inside the namespace.
+# Reads policy routing of a pod's namespace through rtnetlink, e.g. the source-based routing of CNI's sbr. Must run inside the
+# namespace.
 #
-# A rule is said to a guest by its priority, where packets come from and go to, and a table; a route by destination,
-# gateway, source, metric and MTU. Whatever has more to it is refused by the name that `ip rule` and `ip route` have
-# for it: without that it would be another one. Numbers and structures are from linux/fib_rules.h and
-# linux/rtnetlink.h.
+# A guest gets a rule's priority, source, target and table, and a route's destination, gateway, source, metric and MTU. A rule or
+# route with any other attribute is refused, because it would mean something else without the attribute. Messages use the names of
+# `ip rule` and `ip route`. Numbers and structures are from linux/fib_rules.h and linux/rtnetlink.h.
 
-# Payloads of all that the kernel tells to a request for a list: of a kind, with a head.
+# A function that returns the payloads of a dump: (kind, head).
 Dump = Callable[[int, bytes], Sequence[bytes]]
 
 _GETROUTE, _GETRULE = 26, 34
@@ -157,16 +156,16 @@ _TYPES = {
 }  # fmt: skip
 _CLONED = 0x200
 
-# (family, priority, table) of the rules that each namespace has by itself.
+# (family, priority, table) of the rules that every namespace has.
 _OWN = frozenset({(4, 0, 255), (4, 32766, 254), (4, 32767, 253), (6, 0, 255), (6, 32766, 254)})
 
-# The key of what concerns all links alike.
+# The key for rules that concern all links.
 ALL_LINKS = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """`wrong`: what of it no guest can be given, "" if there is nothing."""
+    """`wrong`: the part of the rule that a guest cannot get; "" for none."""
 
     rule: PolicyRule
     wrong: str
@@ -181,7 +180,7 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """`link`: ALL_LINKS for one that leads to none alone."""
+    """`link`: ALL_LINKS for a route without a single link."""
 
     family: int
     link: int
@@ -190,7 +189,7 @@ class _Route:
 
 
 def kernel_policies_read(dump: Dump = netlink.dump) -> Mapping[int, Policies]:
-    """By the links' numbers. Raises OSError."""
+    """The policies by the links' numbers. Raises OSError."""
     rules = list(_rules(dump))
     if not rules:
         return {}
@@ -215,7 +214,7 @@ def _by_link(rules: Sequence[_Rule], routes: Sequence[_Route]) -> Mapping[int, P
 
     for rule in rules:
         table = [one for one in routes if (one.family, one.route.table) == (rule.rule.family, rule.rule.table)]
-        if rule.is_l3mdev:  # the table is the one of whatever device it is about
+        if rule.is_l3mdev:  # the table depends on the device
             table = [one for one in routes if one.family == rule.rule.family]
         elif not rule.follows_table:
             add(ALL_LINKS, rule, (), rule.wrong)
@@ -230,7 +229,7 @@ def _by_link(rules: Sequence[_Rule], routes: Sequence[_Route]) -> Mapping[int, P
             and rule.rule.table in RESERVED_TABLES
             and not rule.is_l3mdev
         ):
-            add(ALL_LINKS, rule, (), "a rule of one's own for a table that each system has")
+            add(ALL_LINKS, rule, (), "an additional rule for a table that every system has")
     return found
 
 
@@ -245,10 +244,10 @@ def _first_wrong(table: Sequence[_Route]) -> str:
 
 
 def _rules(dump: Dump) -> Iterator[_Rule]:
-    """Without those that each namespace has."""
+    """The rules, without those that every namespace has."""
     for data in dump(_GETRULE, struct.pack("=12x")):
         family, target_length, source_length, tos, table, action, flags = struct.unpack_from("=BBBBB2xBI", data)
-        if family not in _FAMILIES:  # multicast routing's
+        if family not in _FAMILIES:  # rules of multicast routing
             continue
         of = netlink.attributes(data, 12)
         rule = PolicyRule(
@@ -279,7 +278,7 @@ def _wrong_with_rule(of: Attributes, tos: int, action: int, flags: int) -> str:
 
 
 def _routes(dump: Dump) -> Iterator[_Route]:
-    """Of all tables but those that each system has."""
+    """The routes of all tables except those that every system has."""
     for data in dump(_GETROUTE, struct.pack("=12x")):
         family, length, source_length, tos, table, kind, flags = struct.unpack_from("=BBBBB2xBI", data)
         of = netlink.attributes(data, 12)
@@ -289,7 +288,7 @@ def _routes(dump: Dump) -> Iterator[_Route]:
         version = _FAMILIES[family]
         destination = _network(of.get(_RTA_DST, bytes(_BYTES[version])), length)
         if version == 6 and kind == _UNICAST and ipaddress.ip_network(destination).is_link_local:
-            continue  # on every link by itself
+            continue  # exists on every link
         route = TableRoute(
             table,
             destination,
@@ -310,7 +309,7 @@ def _wrong_with_route(of: Attributes, source_length: int, tos: int, kind: int) -
     if tos:
         return "tos"
     more = set(of) - _ROUTES_SAID
-    if not any(of.get(_RTA_PREF, b"")):  # medium, as all that nobody has advertised
+    if not any(of.get(_RTA_PREF, b"")):  # medium, the default of routes that were not advertised
         more.discard(_RTA_PREF)
     found = {_ROUTES_MORE.get(one, f"attribute {one}") for one in more}
     if set(netlink.attributes(of.get(_RTA_METRICS, b""), 0)) - {_RTAX_MTU}:
@@ -333,5 +332,5 @@ def _kernel_policies_address(packed: bytes | None) -> str:
 
 
 def _short(network: str) -> str:
-    """As `ip` shows it: a host without its prefix length."""
+    """In the notation of `ip`: a host without its prefix length."""
     return network.removesuffix("/128" if ":" in network else "/32")

@@ -1,4 +1,5 @@
-"""Persistent tap devices by name: create, open. Must run inside the pod's namespace (netns.run_inside)."""
+"""Creates and opens persistent tap devices, and opens vhost-net. Tap functions must run inside the pod's namespace
+(netns.run_inside)."""
 
 from __future__ import annotations
 
@@ -29,13 +30,13 @@ _IFF_TAP = 0x0002
 _IFF_MULTI_QUEUE = 0x0100
 _IFF_NO_PI = 0x1000
 _IFF_VNET_HDR = 0x4000
-# VNET_HDR lets checksums and large frames pass unfinished between guest and host: most of the throughput.
+# VNET_HDR passes partial checksums and large frames between guest and host, which gives most of the throughput.
 _FLAGS = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A tap to be opened: with so many queues. One that is not `multi_queue`, as it was made, has one."""
+    """A tap to open, and the number of queues. A tap that was made without `multi_queue` has one."""
 
     name: str
     multi_queue: bool = False
@@ -43,10 +44,10 @@ class Wanted:
 
 
 def create(name: str, owner: int, *, multi_queue: bool = False) -> None:
-    """A tap that outlives its descriptor, so that it can be opened again after any of our restarts. Raises OSError.
+    """Creates a tap that outlives its descriptor, so that it can be opened again after a restart of tapmanager. Raises OSError.
 
-    `owner` is the uid that may open it besides root; QEMU gets an open descriptor and needs no more. With `multi_queue` it can be
-    opened several times at once: 200 KiB of the kernel's memory, and no time worth telling.
+    `owner`: the uid that may open the tap besides root. QEMU gets an open descriptor and needs no such right. With `multi_queue`,
+    the tap can be opened several times at once; this costs 200 KiB of kernel memory, and hardly any time.
     """
     fd = _attach(name, multi_queue=multi_queue)
     try:
@@ -57,21 +58,21 @@ def create(name: str, owner: int, *, multi_queue: bool = False) -> None:
 
 
 def open_tap(wanted: Wanted) -> list[int]:
-    """A descriptor (close-on-exec) for each queue, which the caller owns. Raises TapmanagerError: failed-precondition while
-    another process has the tap, not-found if it is gone."""
+    """Opens a descriptor (close-on-exec) for each queue, which the caller owns. Raises TapmanagerError: failed-precondition while
+    another process has the tap open, not-found if the tap is gone."""
     name = wanted.name
     try:
-        socket.if_nametoindex(name)  # TUNSETIFF would silently make a new tap
+        socket.if_nametoindex(name)  # TUNSETIFF would silently create a new tap
     except OSError as exc:
         raise TapmanagerError("not-found", f"the tap {name} is gone; delete the pod to recreate it") from exc
-    # One with a single queue cannot be opened twice; of one with several only this tells that nobody has any.
+    # A tap with a single queue cannot be opened twice. For one with several queues, only this check shows that it is not in use.
     if wanted.multi_queue and _is_open(name):
         raise _in_use(name)
     fds: list[int] = []
     try:
         for _ in range(wanted.queues if wanted.multi_queue else 1):
             fds.append(_attach(name, multi_queue=wanted.multi_queue))  # noqa: PERF401  those before a failure are closed
-        # A tap remembers what its last user negotiated; the next one starts from the kernel's defaults.
+        # A tap keeps the offloads that its last user negotiated. Reset them to the kernel's defaults for the next user.
         fcntl.ioctl(fds[0], _TUNSETOFFLOAD, 0)
         fcntl.ioctl(fds[0], _TUNSETVNETHDRSZ, struct.pack("i", 10))
     except OSError as exc:
@@ -83,7 +84,7 @@ def open_tap(wanted: Wanted) -> list[int]:
 
 
 def open_taps(taps: Iterable[Wanted]) -> list[list[int]]:
-    """All, or none."""
+    """Opens all taps or none."""
     opened: list[list[int]] = []
     try:
         opened.extend(open_tap(one) for one in taps)
@@ -95,12 +96,12 @@ def open_taps(taps: Iterable[Wanted]) -> list[list[int]]:
 
 
 def _in_use(name: str) -> TapmanagerError:
-    message = f"the tap {name} is in use by another process: this pod's virtual machine is already running"
+    message = f"the tap {name} is in use by another process, because this pod's virtual machine is already running"
     return TapmanagerError("failed-precondition", message)
 
 
 def _is_open(name: str) -> bool:
-    """A tap has a carrier as long as somebody has a queue of it, of one that is switched off, too."""
+    """Whether the tap is open. A tap has a carrier as long as a process holds one of its queues, even a disabled one."""
     answer = array.array("I", (_ETHTOOL_GLINK, 0))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         fcntl.ioctl(sock, _SIOCETHTOOL, struct.pack("16sQ16x", name.encode(), answer.buffer_info()[0]))
@@ -118,11 +119,10 @@ def _attach(name: str, *, multi_queue: bool) -> int:
     return fd
 
 
-# vhost-net: the kernel itself moves the frames between a tap's queue and the guest's memory, where that works.
+# vhost-net: the kernel itself transfers frames between a tap's queue and the guest's memory.
 #
-# A QEMU cannot open /dev/vhost-net and need not: it gets a descriptor for each queue, as it gets the tap's. That the
-# device is there proves nothing (a kernel without the module has its node, a container may have it without the right
-# to use it): it is tried.
+# QEMU may not open /dev/vhost-net. Instead it gets a descriptor for each queue, as for the tap. The device node may exist
+# although the kernel lacks the module, or a container lacks the right to use it, so tapmanager tests the device.
 
 log = logging.getLogger(__name__)
 
@@ -130,29 +130,29 @@ VHOST_DEVICE = "/dev/vhost-net"
 
 _GET_FEATURES = 0x8008AF00
 _SET_OWNER = 0xAF01
-# What every guest since 2014 negotiates.
+# A feature that every guest since 2014 negotiates.
 _VERSION_1 = 1 << 32
 
 
 def vhost_trouble(device: str = VHOST_DEVICE) -> str:
-    """Why it does not work on this machine, "" if it does."""
+    """Why vhost-net does not work on this machine; "" if it does."""
     try:
         fd = _open(device)
     except OSError as exc:
         return f"{device}: {exc.strerror}"
     try:
-        # The second makes this process its user: the rest needs a guest's memory.
+        # The second call makes this process the owner. All further calls would need a guest's memory.
         features = struct.unpack("Q", fcntl.ioctl(fd, _GET_FEATURES, bytes(8)))[0]
         fcntl.ioctl(fd, _SET_OWNER)
     except OSError as exc:
         return f"{device} does not answer as vhost-net: {exc.strerror}"
     finally:
         os.close(fd)
-    return "" if features & _VERSION_1 else f"{device} knows no virtio 1.0"
+    return "" if features & _VERSION_1 else f"{device} does not support virtio 1.0"
 
 
 class VhostNet:
-    """Thread-safe. `wanted`: whether VMs are to have it. `trouble`: why the device does not work."""
+    """Thread-safe. `wanted`: whether VMs should use it. `trouble`: why the device does not work."""
 
     def __init__(
         self, *, wanted: bool = True, device: str = VHOST_DEVICE, trouble: Callable[[str], str] = vhost_trouble
@@ -165,7 +165,8 @@ class VhostNet:
         self._lock = threading.Lock()
 
     def open(self, count: int) -> list[int]:
-        """That many descriptors (close-on-exec), which the caller owns; none where it does not work, which is logged once."""
+        """Opens `count` descriptors (close-on-exec), which the caller owns. Returns none if vhost-net does not work, which is
+        logged once."""
         if not self.wanted:
             return []
         fds: list[int] = []
@@ -183,7 +184,7 @@ class VhostNet:
         return fds
 
     def _why_not(self) -> str:
-        """Tried until it has worked once: a module may be loaded later."""
+        """Tests the device until it has worked once, because the module may be loaded later."""
         if self._works:
             return ""
         why = self._trouble(self._device)
@@ -194,7 +195,7 @@ class VhostNet:
         with self._lock:
             if why != self._told:
                 self._told = why
-                log.info("vhost_net.not_used why=%s; QEMU moves the guests' frames itself", why)
+                log.info("vhost_net.not_used why=%s; QEMU transfers guests' frames", why)
 
 
 def _open(device: str) -> int:

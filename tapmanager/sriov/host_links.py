@@ -1,4 +1,4 @@
-"""Links of the host that belong to pods' network functions, by netlink: implements `nic_functions.HostLinks`."""
+"""Changes the host's links of pods' network functions through netlink. Implements `nic_functions.HostLinks`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tapmanager.sriov.vf_settings import LINK_STATES, PROTOCOLS, VfSettings
 # Numbers and structures are from linux/if_link.h. The request is made here, not by pyroute2: its IFLA_VF_VLAN_INFO
 # ends before the structure's padding, and the kernel refuses it as too short.
 
-# RTEXT_FILTER_VF: only then are functions told. RTEXT_FILTER_SKIP_STATS: with counters, those of a card with very many do not
-# fit into one attribute.
+# RTEXT_FILTER_VF: needed to get the functions at all. RTEXT_FILTER_SKIP_STATS: with counters, the functions of a card with very
+# many of them do not fit into one attribute.
 VF_MESSAGES_EXT_MASK = 1 | 8
 
 _RTM_SETLINK = 19
@@ -35,7 +35,7 @@ _UNKNOWN = 0xFFFFFFFF  # what the kernel reports for drivers that report nothing
 
 
 def vf_messages_settings_of(link: Any, number: int) -> VfSettings | None:
-    """From pyroute2's link message, asked for with EXT_MASK. None if it does not report that function."""
+    """Reads the settings from pyroute2's link message, requested with EXT_MASK. None if it does not report the function."""
     known = link.get_attr("IFLA_VFINFO_LIST")
     for info in known.get_attrs("IFLA_VF_INFO") if known is not None else ():
         mac = info.get_attr("IFLA_VF_MAC")
@@ -63,7 +63,7 @@ def _settings(mac: str, info: Any) -> VfSettings:
 
 
 def _vlan(info: Any) -> tuple[int | None, int | None, str | None]:
-    """The list has one member at most, and the protocol; kernels before 4.9 have no list, and 802.1Q alone."""
+    """The list has at most one member, which includes the protocol. Kernels before 4.9 have no list, and only 802.1Q."""
     listed = info.get_attr("IFLA_VF_VLAN_LIST")
     found = listed.get_attr("IFLA_VF_VLAN_INFO") if listed is not None else info.get_attr("IFLA_VF_VLAN")
     if found is None:
@@ -84,7 +84,7 @@ def _switch(info: Any, kind: str, name: str) -> bool | None:
 
 
 def vf_messages_request(index: int, number: int, change: VfSettings) -> bytes:
-    """One message that sets all that `change` says for VF `number` of the link `index`. The kernel sets one after the other and
+    """One message with all settings of `change` for VF `number` of the link `index`. The kernel applies them in turn, and
     stops at the first that the card refuses."""
     head = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, 0, 0)
     info = nested(_VF_INFO, *_attributes(number, change))
@@ -116,7 +116,7 @@ def _protocol(change: VfSettings) -> int:
     return numbers[name] if name in numbers else int(name, 16)
 
 
-# Cards refuse changes to a function while it is reset, as it is when its driver changes; in seconds.
+# Seconds to wait: a card refuses changes of a function during its reset, which a change of its driver causes.
 _RESETS = 3.0
 _POLL = 0.05
 _BUSY = (errno.EAGAIN, errno.EBUSY)
@@ -143,7 +143,7 @@ class NetlinkHostLinks:
             raise internal(f"setting {change} for VF {number} of {physical}: the kernel refused: {os.strerror(code)}")
 
     def move_in(self, name: str, function: NicFunction, netns_path: str) -> None:
-        """See the protocol. By a name that neither side has: the one it had in the pod is often taken on the host."""
+        """See the protocol. Uses a temporary name, because the name in the pod is often in use on the host."""
         temporary_name = f"vs{secrets.token_hex(6)}"
         with pod_links.netlink_errors(f"moving {name} to the pod as {function.link}"), IPRoute() as ipr:
             index = self._index(ipr, name)

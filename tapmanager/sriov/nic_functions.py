@@ -1,11 +1,11 @@
-"""Virtual functions of network cards that are guests' NICs: taken from their kernel driver, and brought back before CNI DEL.
+"""Virtual functions of network cards as guests' NICs: takes them from their kernel driver, and returns them before CNI DEL.
 
-A plugin (sriov) has moved the function's interface into the pod's namespace. Once the function is VFIO's that interface is gone;
-bound to its driver again, a new one appears in the host's namespace, under a name of the kernel's choice. DEL looks for it in the
-pod's namespace under the old name, so it is put there first.
+A plugin (sriov) has moved the function's interface into the pod's namespace. When the function is bound to VFIO, that interface
+vanishes. When it is bound to its driver again, a new interface appears in the host's namespace, under a name that the kernel
+chooses. DEL looks for the interface in the pod's namespace under the old name, so it is moved there first.
 
-What the plugin, or the operator, has set for it on the physical function (VLAN, trust, spoof-check ...) holds for the guest as
-well, and is theirs to undo. Some cards drop it when the function loses its driver: what differs then is set again, each way.
+The plugin's or the operator's settings on the physical function (VLAN, trust, spoof-check and so on) also apply to the guest, and
+they remove them. Some cards drop settings when the function changes its driver, so differing settings are set again each time.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tapmanager.sriov.vf_settings import NO_MAC, SettingMismatch, VfSettings, wi
 
 log = logging.getLogger(__name__)
 
-# Drivers register their interface a moment after they took the function, in seconds.
+# Seconds to wait: drivers register their interface a moment after they bind the function.
 _LINK_TIMEOUT = 10.0
 _POLL = 0.02
-# The plugin that configures a card's functions from the card's side, and has made sure that this one is nobody else's.
+# The plugin that configures functions on the card's side, and makes sure that no other pod uses them.
 _CARDS_PLUGIN = "sriov"
 _NO_MACS = frozenset({"", NO_MAC})
 _USUAL_MTU = 1500
@@ -45,7 +45,7 @@ class HostLinks(PhysicalFunctionLinks, Protocol):
     """Changes of links by netlink, from the host's namespace. Raise TapmanagerError, OSError."""
 
     def move_in(self, name: str, function: NicFunction, netns_path: str) -> None:
-        """The host's link `name` becomes the function's link in that namespace, with its MAC and MTU."""
+        """Moves the host's link `name` into the namespace as the function's link, with its MAC and MTU."""
 
     def is_in(self, name: str, netns_path: str) -> bool: ...
 
@@ -58,11 +58,11 @@ class NicFunctions:
         self._devices = os.path.join(sysfs, "bus/pci/devices")
 
     def virtual_functions(self, links: Sequence[KernelLink]) -> Mapping[str, str]:
-        """Names of those links that are virtual functions -> PCI address."""
+        """Name -> PCI address, for the links that are virtual functions."""
         return {link.name: link.parent for link in links if link.parent and self._card.has(link.parent)}
 
     def planned(self, networks: Sequence[Network], links: Sequence[KernelLink]) -> tuple[NicFunction, ...]:
-        """The pod's functions, with all that bringing them back needs. Nothing is changed. Raises TapmanagerError."""
+        """The pod's functions, with all data that returning them needs. Changes nothing. Raises TapmanagerError."""
         functions = self.virtual_functions(links)
         said = {network.pci_of(name) for network in networks for name in network.interfaces}
         drivers = {address: self._driver(address) for address in (*functions.values(), *sorted(said))}
@@ -72,16 +72,17 @@ class NicFunctions:
         return tuple(function for function in completed if function is not None)
 
     def _driver(self, address: str) -> str:
-        """Empty also for what is no PCI device of this node: device plugins call other devices by other names."""
+        """Also empty if the address is not a PCI device of this node, because device plugins use other names for other
+        devices."""
         try:
             return self._drivers.driver(address)
         except TapmanagerError:
             return ""
 
     def _completed(self, function: NicFunction, network: Network) -> NicFunction | None:
-        """One that the plugin found at VFIO has the MAC that its result tells, or the card has for it. A card that has none lets
-        the guest's driver choose, and the guest could not find the NIC by it: then one is set, if it was the card's own plugin
-        that was here. None: no MAC, but no address either that the guest would need it for."""
+        """Adds the MAC of a function that the plugin found at VFIO, from the result or from the card. If the card has none, the
+        guest's driver would choose one, and the guest could not find the NIC by its MAC. Then a MAC is set, if the card's own
+        plugin configured the function. None: no MAC, but no address that would need it either."""
         if function.driver:
             return dataclasses.replace(function, settings=self._card.settings(self._card.place(function.pci)))
         function = dataclasses.replace(function, mtu=function.mtu or self._card.mtu(function.pci) or _USUAL_MTU)
@@ -95,12 +96,12 @@ class NicFunctions:
         if not function.addresses:
             return None
         raise internal(
-            f"{network.label(function.link)} is PCI device {function.pci} at VFIO, whose MAC is not known: its guest could not "
+            f"{network.label(function.link)} is PCI device {function.pci} at VFIO, whose MAC is unknown, so the guest could not "
             "find it. Give the pod's attachment a `mac`, or set the VF's on the card (ip link set CARD vf NUMBER mac MAC)"
         )
 
     def _mac_at_the_card(self, address: str) -> str:
-        """Empty if the card does not tell: for one, because it has no network driver itself."""
+        """Empty if the card does not report it, e.g. because the card itself has no network driver."""
         try:
             settings = self._card.settings(self._card.place(address))
         except TapmanagerError:
@@ -108,8 +109,7 @@ class NicFunctions:
         return (settings.mac if settings else "") or ""
 
     def describe(self, address: str) -> Json:
-        """For users: the function's driver, and if it is a card's VF its number and what is set for it now. Raises
-        TapmanagerError."""
+        """For users: the function's driver, and for a card's VF also its number and current settings. Raises TapmanagerError."""
         driver = {"driver": self._drivers.driver(address)}
         place, settings = self._location_and_settings(address)
         if place is None:
@@ -118,15 +118,15 @@ class NicFunctions:
         return {**driver, "card": place.physical, "number": place.number, "settings": told}
 
     def bind(self, address: str, driver: str) -> None:
-        """`PciDrivers.bind` for a function that is nobody's NIC by CNI: what is set for a card's VF stays, but for the MAC, which
-        may be the function's own. Raises TapmanagerError."""
+        """Like `PciDrivers.bind`, for a function that is not a CNI NIC. Keeps the settings of a card's VF, except the MAC,
+        which may be the function's own. Raises TapmanagerError."""
         place, before = self._location_and_settings(address)
         self._drivers.bind(address, driver)
         if place is not None and before is not None:
             self._reapply(address, place, dataclasses.replace(before, mac=None), guest=driver == VFIO)
 
     def _location_and_settings(self, address: str) -> tuple[VfLocation | None, VfSettings | None]:
-        """Where it is on its card, and what is set for it there. (None, None) for what is no network card's VF."""
+        """The function's place and settings on its card; (None, None) if it is not a VF of a network card."""
         if not self._card.has(address):
             return None, None
         try:
@@ -136,25 +136,26 @@ class NicFunctions:
         return place, self._card.current_settings(place)
 
     def take(self, function: NicFunction) -> None:
-        """From now on it is VFIO's. Its MAC is set from the card's side: the guest's driver can have no other. Raises
-        TapmanagerError if the card does not keep the guest where its owner put it."""
+        """Binds the function to VFIO. The MAC is set on the card, so that the guest's driver cannot use another. Raises
+        TapmanagerError if the card does not keep settings that confine the guest."""
         if not function.driver and function.settings is None:  # the plugin has done so
             return
         place = self._card.place(function.pci)
         recorded = function.settings or VfSettings()
-        # Always: cards also tell of a MAC that the function gave itself, and would forget it.
+        # Always set it: cards may report a MAC that the function chose itself, and that they forget later.
         self._card.set(place, VfSettings(mac=function.mac))
         if not function.driver:
             return
         self._drivers.bind(function.pci, VFIO)
         wanted = dataclasses.replace(recorded, mac=function.mac)
-        if function.settings is not None:  # else the card says nothing of its functions
+        if function.settings is not None:  # otherwise the card does not report its functions
             self._reapply(function.pci, place, wanted, guest=True)
         log.info("function.taken pci=%s driver=%s at=%s %s", function.pci, function.driver, place, wanted)
 
     def give_back(self, function: NicFunction, netns_path: str) -> None:
-        """Its driver and its link as the plugin left them; `netns_path` "": there is no namespace any more. May be repeated."""
-        if not function.driver:  # it was VFIO's when the plugin configured it; only its MAC may be ours
+        """Restores the driver and the link as the plugin left them. `netns_path`: "" if the namespace is gone. May be
+        repeated."""
+        if not function.driver:  # it was at VFIO when the plugin configured it, so at most its MAC was changed here
             if function.settings is not None:
                 self._reapply(function.pci, None, function.settings, guest=False)
             return
@@ -167,7 +168,7 @@ class NicFunctions:
             self._links.move_in(self._new_link(function.pci), function, netns_path)
 
     def _settings_to_restore(self, function: NicFunction) -> VfSettings | None:
-        """Asked before the driver changes: what the card does not allow any more by then was taken away by somebody else."""
+        """Read before the driver changes. Rights that the card no longer grants by then were removed by somebody else."""
         if function.settings is None:
             return None
         before = None
@@ -178,8 +179,9 @@ class NicFunctions:
         return without_new_privileges(function.settings, before or VfSettings())
 
     def _reapply(self, address: str, place: VfLocation | None, wanted: VfSettings, *, guest: bool) -> None:
-        """`place` None: still to be found. For a guest what is not safe raises TapmanagerError. Else all trouble is logged: a
-        link is brought back anyway, for the plugin undoes what it has set itself."""
+        """Sets lost settings again. `place`: None if it must still be found. For a guest, raises TapmanagerError if the
+        result is not safe. Otherwise only logs problems, because the link must be returned anyway, and the plugin undoes its
+        own settings."""
         try:
             place = place or self._card.place(address)
             for one in self._card.reapply(place, wanted):
@@ -205,13 +207,14 @@ class NicFunctions:
 def _unsafe(address: str, place: VfLocation, lost: SettingMismatch) -> TapmanagerError:
     return TapmanagerError(
         "failed-precondition",
-        f"no guest is let onto the network by {place} ({address}), which at {VFIO} did not keep its {lost}. Update the driver "
-        "and firmware of the card, or take the setting out of the network's configuration",
+        f"guests may not use {place} ({address}), because it did not keep its {lost} when bound to {VFIO}. Update the driver "
+        "and firmware of the card, or remove the setting from the network's configuration",
     )
 
 
 def give_all_back(functions: NicFunctions, wanted: Sequence[NicFunction], netns_path: str) -> tuple[NicFunction, ...]:
-    """All of them, with `is_back` where that is done. What cannot be brought back is logged: DEL must be tried anyway."""
+    """Returns all functions, with `is_back` set for those that were returned. Failures are logged, because DEL must be tried
+    anyway."""
     return tuple(_freed_to(functions, function, netns_path) for function in wanted)
 
 

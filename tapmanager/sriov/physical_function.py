@@ -1,6 +1,6 @@
-"""The card's side of its virtual functions: which interface of the host stands for them, and what is set for them there.
+"""The card's side of virtual functions: the card's interface on the host, and the settings of its functions.
 
-/sys/class/net shows the namespace that sysfs was mounted in, wherever a thread is: all is found by PCI address.
+Everything is found by PCI address, because /sys/class/net shows the namespace that sysfs was mounted in, not the thread's.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tapmanager.sriov.vf_settings import SettingMismatch, VfSettings, mismatched
 
 log = logging.getLogger(__name__)
 
-# A function that was just reset is not told of by its card for a moment; in seconds.
+# Seconds to wait: a card does not report a function for a moment after its reset.
 SETTLES = 2.0
 _POLL = 0.05
-# Some settings reset the function, and others may go with that: once more, then it is judged.
+# Attempts: some settings reset the function, which may drop others. They are set once more before the result counts.
 _ROUNDS = 2
-# Interfaces that stand for functions of the card (switchdev) hang on its PCI device as well: pf0vf3, c1pf0sf8.
+# Representors of the card's functions (switchdev) belong to the same PCI device: pf0vf3, c1pf0sf8.
 _REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
 
 
@@ -33,14 +33,14 @@ class PhysicalFunctionLinks(Protocol):
     """The host's links of network cards, by netlink. Raise TapmanagerError, OSError."""
 
     def vf_settings(self, physical: str, number: int) -> VfSettings | None:
-        """None if the card says nothing of that function."""
+        """None if the card does not report the function."""
 
     def set_vf(self, physical: str, number: int, change: VfSettings) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class VfLocation:
-    """`physical`: the name of the card's own interface; `number`: of the VF on it."""
+    """`physical`: the name of the card's interface. `number`: the number of the VF on it."""
 
     physical: str
     number: int
@@ -50,7 +50,7 @@ class VfLocation:
 
 
 class PhysicalFunctions:
-    """`settles`: seconds that a function has to be told of again."""
+    """`settles`: seconds within which a card must report a function again."""
 
     def __init__(self, links: PhysicalFunctionLinks, sysfs: str = "/sys", settles: float = SETTLES) -> None:
         self._links = links
@@ -67,8 +67,8 @@ class PhysicalFunctions:
         if not physical:
             raise TapmanagerError(
                 "failed-precondition",
-                f"the physical function of {address} has no network interface on the host: its MAC and VLAN cannot be set. Bind "
-                "the card itself to its network driver",
+                f"the physical function of {address} has no network interface on the host, so its MAC and VLAN cannot be set. "
+                "Bind the card itself to its network driver",
             )
         owner = os.path.realpath(os.path.join(self._devices, address, "physfn"))
         for name in names_in(os.path.join(self._devices, address, "physfn")):
@@ -80,7 +80,7 @@ class PhysicalFunctions:
         raise internal(f"PCI device {address} is not one of the virtual functions of {os.path.basename(owner)}")
 
     def mtu(self, address: str) -> int:
-        """Of the card's own interface, which bounds its functions'; 0 if it has none."""
+        """The MTU of the card's interface, which limits that of its functions; 0 if the card has no interface."""
         for name in self._own_interfaces(address):
             value = value_in(os.path.join(self._devices, address, "physfn/net", name, "mtu"))
             if value.isdecimal():
@@ -88,7 +88,7 @@ class PhysicalFunctions:
         return 0
 
     def settings(self, place: VfLocation) -> VfSettings | None:
-        """None if the card does not tell within the time that it has. Raises TapmanagerError, OSError."""
+        """None if the card does not report the function in time. Raises TapmanagerError, OSError."""
         until = time.monotonic() + self._settles
         while (found := self.current_settings(place)) is None and time.monotonic() < until:
             threading.Event().wait(_POLL)
@@ -101,8 +101,8 @@ class PhysicalFunctions:
         self._links.set_vf(place.physical, place.number, change)
 
     def reapply(self, place: VfLocation, wanted: VfSettings) -> tuple[SettingMismatch, ...]:
-        """Sets what differs on the card, and nothing else; returns what differs even then. Raises TapmanagerError if the settings
-        cannot be read, OSError."""
+        """Sets only settings that differ on the card. Returns those that still differ. Raises TapmanagerError if the settings
+        cannot be read, and OSError."""
         said: dict[str, str] = {}
         for _ in range(_ROUNDS):
             lost = self._lost(place, wanted)
@@ -124,5 +124,5 @@ class PhysicalFunctions:
         return [name for name in found if not _REPRESENTOR.fullmatch(self._port_name(address, name))]
 
     def _port_name(self, address: str, interface: str) -> str:
-        """ "" for a driver that gives its ports no names."""
+        """The port's name; "" if the driver does not name its ports."""
         return value_in(os.path.join(self._devices, address, "physfn/net", interface, "phys_port_name"))

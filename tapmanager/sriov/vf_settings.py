@@ -1,6 +1,6 @@
-"""What the owner of a network card (an operator, a CNI plugin) has set for one of its virtual functions. Pure.
+"""The settings of a virtual function, which the owner of the network card (an operator, a CNI plugin) has made. Pure.
 
-The card's driver keeps it on the physical function, out of the guest's reach.
+The card's driver keeps them on the physical function, where the guest cannot change them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MAX = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class VfSettings:
-    """None: the card does not say, or (as a change) leave it. `mac`: NO_MAC if nobody has set one. `vlan` 0: none. `protocol`:
-    802.1Q, 802.1ad, or an ethertype as 0x9100. Rates in Mbit/s, 0 for no limit. `rss_query`: the function may ask for the card's
-    RSS table and key."""
+    """None: the card does not report the value, or (as a change) leave it. `mac`: NO_MAC if none is set. `vlan`: 0 for none.
+    `protocol`: 802.1Q, 802.1ad, or an ethertype such as 0x9100. Rates in Mbit/s, 0 for no limit. `rss_query`: the function may
+    read the card's RSS table and key."""
 
     mac: str | None = None
     vlan: int | None = None
@@ -42,7 +42,7 @@ class VfSettings:
         return " ".join(f"{name}={_word(value)}" for name, value in told if value is not None)
 
     def to_json(self) -> Json:
-        """Without what the card does not say."""
+        """Omits values that the card does not report."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     @classmethod
@@ -68,8 +68,8 @@ class VfSettings:
 
 @dataclass(frozen=True, slots=True)
 class SettingMismatch:
-    """A setting that differs on the card. `wanted` and `now` hold its fields alone; `why`: what the kernel said when it was
-    to be set, "" for nothing."""
+    """A setting that differs on the card. `wanted` and `now` hold only its fields. `why`: the kernel's error when it was set,
+    "" for none."""
 
     name: str
     wanted: VfSettings
@@ -82,7 +82,7 @@ class SettingMismatch:
 
     @property
     def is_unsafe(self) -> bool:
-        """With it the guest would be on another network than its owner decided, or could do more there."""
+        """Whether the guest would be on another network than the owner intended, or could do more there."""
         if self.name in ("MAC", "VLAN"):
             return True
         return (self.name == "spoof-check" and self.wanted.spoof_check is True) or (
@@ -90,7 +90,7 @@ class SettingMismatch:
         )
 
 
-# What the kernel sets by one attribute, in the order in which it is set: trust comes last, when the guest is held by all else.
+# The settings by kernel attribute, in the order of setting. Trust comes last, when all other settings confine the guest.
 _TOGETHER: Mapping[str, tuple[str, ...]] = {
     "MAC": ("mac",),
     "VLAN": ("vlan", "qos", "protocol"),
@@ -103,7 +103,7 @@ _TOGETHER: Mapping[str, tuple[str, ...]] = {
 
 
 def mismatched_settings(wanted: VfSettings, now: VfSettings) -> tuple[SettingMismatch, ...]:
-    """What differs in `now`, or is not known there."""
+    """The settings that differ in `now`, or are unknown there."""
     return tuple(
         SettingMismatch(name, _only(wanted, fields), _only(now, fields))
         for name, fields in _TOGETHER.items()
@@ -112,7 +112,7 @@ def mismatched_settings(wanted: VfSettings, now: VfSettings) -> tuple[SettingMis
 
 
 def without_new_privileges(wanted: VfSettings, before: VfSettings) -> VfSettings:
-    """Without what would let the function do more than it could `before`: whoever took that away meant it."""
+    """`wanted`, without rights that the function did not have in `before`, because somebody removed them on purpose."""
     return dataclasses.replace(
         wanted,
         trust=None if wanted.trust and not before.trust else wanted.trust,

@@ -131,7 +131,7 @@ def test_rules_and_tables_are_read_with_all_that_guests_are_told(inside: str) ->
         ("rule add from 10.1.0.9 prohibit", "prohibit"),
         ("rule add from 10.1.0.9 goto 32766", "goto"),
         ("rule add priority 0 from 10.1.0.9 table 100", "priority 0"),
-        ("rule add priority 3 from 10.1.0.9 table main", "each system has"),
+        ("rule add priority 3 from 10.1.0.9 table main", "every system has"),
         (
             "route add 10.5.0.0/16 table 100 nexthop via 10.1.0.1 dev eth0 nexthop via 10.1.0.3 dev eth0",
             "10.5.0.0/16: nexthop",

@@ -390,7 +390,7 @@ def test_one_that_nobody_gave_a_mac_gets_one_while_it_is_the_pods(functions: Nic
 
 def test_only_a_function_that_the_cards_plugin_was_at_gets_a_mac(functions: NicFunctions, card: FakeNetCard) -> None:
     """Any other plugin's configuration may name any function, another pod's too."""
-    with pytest.raises(TapmanagerError, match=r'"net1" of network "fast" is PCI device .* whose MAC is not known'):
+    with pytest.raises(TapmanagerError, match=r'"net1" of network "fast" is PCI device .* whose MAC is unknown'):
         at_vfio(functions, card, kind="host-device")
 
 
