@@ -95,7 +95,7 @@ def test_what_cannot_be_is_refused_with_the_mount(
 def test_a_volume_that_does_not_answer_is_found_by_the_share_program(world: World) -> None:
     """It has a time limit, and ends what hangs."""
     world.outside.shares.missing.add(HOST)
-    with pytest.raises(NotFound, match=f"{HOST} is not there on the node"):
+    with pytest.raises(NotFound, match=f"{HOST} does not exist on the node"):
         created(world)
 
 
