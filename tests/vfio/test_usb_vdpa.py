@@ -93,7 +93,7 @@ def test_also_a_qemu_that_was_killed_leaves_the_stick_to_the_nodes_driver(step):
     [
         ("usb: forged", "INVALID_ARGUMENT", VARIABLE),
         ("usb: a hub", "FAILED_PRECONDITION", "is a USB hub"),
-        ("usb: not there", "INVALID_ARGUMENT", "/dev/bus/usb/001/127: it is not there"),
+        ("usb: not there", "INVALID_ARGUMENT", "/dev/bus/usb/001/127: it does not exist"),
         ("usb: used by the node", "FAILED_PRECONDITION", "the node's swap space is on it"),
         ("usb: claimed twice", "FAILED_PRECONDITION", "of pod default/one"),
         ("vdpa: claimed twice", "FAILED_PRECONDITION", "of pod default/one"),
@@ -110,8 +110,8 @@ def test_devices_that_went_after_the_container_was_created_are_named_when_it_is_
     gone = step("usb and vdpa: gone")
     assert (gone["of"], gone["code"]) == ("start", "FAILED_PRECONDITION")
     bus, device = gone["usb"].split("/")[-2:]
-    assert f"USB device {bus}/{device} is not there: it was unplugged" in gone["message"]
-    assert f"{gone['vdpa']} is not there" in gone["message"]
+    assert f"USB device {bus}/{device} does not exist: it was unplugged" in gone["message"]
+    assert f"{gone['vdpa']} does not exist" in gone["message"]
 
 
 @pytest.mark.full

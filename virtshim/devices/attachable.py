@@ -1,5 +1,5 @@
-"""Whether devices can be given to a VM now. Every fault says what is wrong and what to do, for libvirt's and QEMU's own errors
-come late and say little: `group 5 is not viable`, `failed to open /dev/vfio/9`."""
+"""Checks whether devices can be given to a VM now. Every fault says what is wrong and what to do, because libvirt's and
+QEMU's own errors come late and say little: `group 5 is not viable`, `failed to open /dev/vfio/9`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from virtshim.devices.values import (
     VdpaDevice,
 )
 
-# How much memory QEMU may lock: VFIO and vDPA pin all of a guest's memory. libvirt raises the limit for each VM, if
-# it may.
+# How much memory QEMU may lock: VFIO and vDPA pin all of a guest's memory. libvirt raises the limit for each VM, if it
+# may.
 
-# libvirt on x86 asks for the guest's memory and this, for the devices' own.
+# On x86 libvirt asks for this in addition to the guest's memory, for the devices themselves.
 EXTRA: Final = 1 << 30
 
 _SYS_RESOURCE: Final = 1 << 24
@@ -36,19 +36,19 @@ _DAEMONS: Final = ("/run/virtqemud.pid", "/run/libvirtd.pid")
 
 
 def times_locked(devices: Sequence[Passthrough]) -> int:
-    """How often the kernel counts a guest's memory against the limit, and libvirt asks for it: once for VFIO, and once for each
-    vDPA device. USB devices do not reach it. Pure."""
+    """How often the guest's memory counts against the limit: once for VFIO, and once for each vDPA device. libvirt asks
+    for as much. USB devices do not pin memory. Pure."""
     alone = sum(isinstance(device, VdpaDevice) for device in devices)
     return alone + any(isinstance(device, PciFunction | MediatedDevice) for device in devices)
 
 
 def lockable(files: HostFiles, uri: str) -> int | None:
-    """Bytes that a QEMU of this libvirt may be allowed to lock; None for no limit, and where nobody can tell."""
+    """How many bytes a QEMU of this libvirt may lock; None for no limit, or if it cannot be found out."""
     return next((_of(files, pid) for pid in _processes(files, uri)), None)
 
 
 def _processes(files: HostFiles, uri: str) -> Sequence[str]:
-    """The process that starts QEMU: libvirt's daemon, or ourselves with the embedded driver."""
+    """The process that starts QEMU: libvirt's daemon, or virtshim itself with the embedded driver."""
     if uri.startswith("qemu:///embed"):
         return ["self"]
     found = (files.text(path) for path in _DAEMONS)
@@ -65,15 +65,15 @@ def _of(files: HostFiles, pid: str) -> int | None:
 _USB: Final = "/sys/bus/usb/devices"
 _HUB: Final = "09"
 IOMMU_ON: Final = (
-    "switch VT-d or AMD-Vi on in the BIOS, boot the kernel with intel_iommu=on (AMD needs no option), and look for DMAR or "
+    "enable VT-d or AMD-Vi in the BIOS, boot the kernel with intel_iommu=on (AMD needs no option), and look for DMAR or "
     "AMD-Vi in dmesg"
 )
-_SELECTION: Final = "take it out of the device plugin's selection"
+_SELECTION: Final = "remove it from the device plugin's selection"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`brief`: two words for a table. `text` goes on after the device's name; `remedy` is what to do."""
+    """`brief`: two words for a table. `text`: follows the device's name. `remedy`: what to do."""
 
     brief: str
     text: str
@@ -85,8 +85,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class AttachRules:
-    """`bind`: whoever attaches binds a function of another driver first. `keep`: functions that no VM gets. `lockable`:
-    bytes of memory that QEMU may lock, asked for only when needed; None for no limit."""
+    """`bind`: whether a function of another driver is bound to VFIO before it is attached. `keep`: functions that no VM
+    gets. `lockable`: bytes of memory that QEMU may lock, read only when needed; None for no limit."""
 
     bind: bool
     keep: Collection[PciAddress]
@@ -100,7 +100,7 @@ class AttachChecker:
         self._rules = rules
 
     def faults(self, devices: Sequence[Passthrough], guest_memory: int) -> list[str]:
-        """[] if all can be attached together."""
+        """The faults of attaching these devices together; [] if there are none."""
         faults: list[str] = []
         together = {device.address for device in devices if isinstance(device, PciFunction)}
         used = used_by_host(self._files) if together else {}
@@ -112,7 +112,8 @@ class AttachChecker:
     def function_faults(
         self, facts: PciFacts, used: Mapping[PciAddress, str], together: Collection[PciAddress] = ()
     ) -> Iterator[Fault]:
-        """Of one function. `used`: by the node itself. `together`: functions that go into the VM with it."""
+        """The faults of one function. `used`: functions that the node uses. `together`: functions that the same VM
+        gets."""
         where = f"{FUNCTIONS}/{facts.address}"
         if facts.is_bridge:
             yield Fault("a bridge", "is a PCI bridge, which cannot be passed to a VM", "grant what is behind it")
@@ -121,14 +122,14 @@ class AttachChecker:
             yield Fault("no answer", UNRESPONSIVE, UNRESPONSIVE_REMEDY.format(address=facts.address))
             return
         if facts.address in self._rules.keep:
-            yield Fault("kept", "is kept for the node (devices.keep)", _SELECTION)
+            yield Fault("kept", "is reserved for the node (devices.keep)", _SELECTION)
         if facts.address in used:
-            yield Fault("in use", f"is the node's own: {used[facts.address]}", _SELECTION)
+            yield Fault("in use", f"is used by the node: {used[facts.address]}", _SELECTION)
         if facts.virtual:
-            text = f"has VFs ({len(facts.virtual)}), which would go with it"
+            text = f"has VFs ({len(facts.virtual)}), which the VM would get too"
             yield Fault("has VFs", text, f"grant VFs, or remove them: echo 0 > {where}/sriov_numvfs")
         if facts.parts:
-            text = f"has {', '.join(facts.parts)} created from it, which would go with it"
+            text = f"has {', '.join(facts.parts)} created from it, which the VM would get too"
             yield Fault("in parts", text, "grant those, or remove them")
         if facts.group is None:
             yield self._no_group()
@@ -145,7 +146,7 @@ class AttachChecker:
         if isinstance(device, PciFunction):
             facts = self._bus.function(device.address)
             if facts is None:
-                text = "is not there: it was unplugged, or its VFs were removed"
+                text = "does not exist: it was unplugged, or its VFs were removed"
                 yield Fault("gone", text, "bring it back, or delete the pod")
             else:
                 yield from self.function_faults(facts, used, together)
@@ -163,7 +164,7 @@ class AttachChecker:
         return Fault("no IOMMU", text, "grant a device in another slot")
 
     def _neighbours(self, facts: PciFacts, group: int, together: Collection[PciAddress]) -> Iterator[Fault]:
-        """VFIO gives a group whole: its other members must be idle, at VFIO, or in the same VM."""
+        """VFIO gives a group as a whole: each other member must be idle, bound to VFIO, or in the same VM."""
         for address in addresses_of(self._bus.members(group)):
             if address == facts.address or (address in together and self._rules.bind):
                 continue
@@ -183,13 +184,15 @@ class AttachChecker:
         for path in ("/dev/vfio/vfio", f"/dev/vfio/{group}"):
             if self._files.node(path).kind is not NodeKind.CHARACTER:
                 yield Fault(
-                    "no node", f"cannot be opened: {path} is not there", "modprobe vfio-pci, and check that udev runs"
+                    "no node", f"cannot be opened: {path} does not exist", "modprobe vfio-pci, and check that udev runs"
                 )
 
     def _mdev(self, uuid: str) -> Iterator[Fault]:
         if not self._bus.mdev_exists(uuid):
             yield Fault(
-                "gone", "is not there", "check whether the node was rebooted after it was created, then delete the pod"
+                "gone",
+                "does not exist",
+                "check whether the node was rebooted after it was created, then delete the pod",
             )
             return
         group = self._bus.mdev_group(uuid)
@@ -200,7 +203,7 @@ class AttachChecker:
 
     def _usb(self, device: UsbDevice) -> Iterator[Fault]:
         if self._files.node(f"/dev/bus/usb/{device.bus:03}/{device.device:03}").kind is not NodeKind.CHARACTER:
-            text = "is not there: it was unplugged, and gets another number when it returns"
+            text = "does not exist: it was unplugged, and gets another number when it returns"
             yield Fault("gone", text, "delete the pod")
         for name in self._files.names(_USB):
             place = tuple(self._files.text(f"{_USB}/{name}/{number}") for number in ("busnum", "devnum"))
@@ -209,24 +212,25 @@ class AttachChecker:
                 yield Fault("a hub", "is a USB hub, which cannot be passed to a VM", "grant a device behind it")
         used = usb_used_by_host(self._files).get((device.bus, device.device))
         if used is not None:
-            yield Fault("in use", f"is the node's own: {used}", _SELECTION)
+            yield Fault("in use", f"is used by the node: {used}", _SELECTION)
 
     def _vdpa(self, device: VdpaDevice) -> Iterator[Fault]:
         if self._files.node(device.path).kind is not NodeKind.CHARACTER:
-            yield Fault("gone", "is not there", "modprobe vhost_vdpa, or delete the pod if the device was removed")
+            yield Fault("gone", "does not exist", "modprobe vhost_vdpa, or delete the pod if the device was removed")
 
     def _memory(self, locked: int) -> Iterator[str]:
         limit = self._rules.lockable() if locked else None
         if limit is not None and locked + EXTRA > limit:
             yield (
-                f"QEMU has to lock the guest's memory, {_mib(locked)} MiB and {_mib(EXTRA)} more, and may lock "
+                f"QEMU has to lock the guest's memory, {_mib(locked)} MiB and {_mib(EXTRA)} more, but may lock only "
                 f"{_mib(limit)} MiB; set LimitMEMLOCK=infinity in the unit of libvirt's daemon (the embedded driver: of "
                 "virtshim)"
             )
 
 
 def condition_faults(condition: DeviceCondition | None) -> Iterator[Fault]:
-    """What resets have shown of a function. Not among `function_faults`: who gives it to a VM tries a reset first."""
+    """A failed reset, if there was one. It is not among `function_faults`, because giving the function to a VM resets
+    it first."""
     if condition is not None and condition.fault:
         yield Fault("reset failed", condition.fault, condition.remedy)
 

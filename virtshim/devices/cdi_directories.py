@@ -1,4 +1,4 @@
-"""The CDI specifications of this node: which device is meant by a name."""
+"""The CDI specifications of this node: finds the device that a name means."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from virtshim.model.errors import InvalidRequest
 
 log = structlog.get_logger(__name__)
 
-# Of one directory; the rest is not looked at.
+# In one directory; further files are ignored.
 _MAX_FILES: Final = 1000
-# Bytes of all specifications together: to understand as many takes up to ten seconds.
+# Bytes of all specifications together. Parsing that many takes up to ten seconds.
 _MAX_IN_ALL: Final = 16 * MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class CdiGrant:
-    """What the names of one request stand for, together. `envs`: (variable, value, path of the specification). `not_given`: as in
-    GrantedDevices."""
+    """What the names of one request mean together. `envs`: (variable, value, path of the specification). `not_given`:
+    as in GrantedDevices."""
 
     nodes: tuple[CriDevice, ...] = ()
     envs: tuple[tuple[str, str, str], ...] = ()
@@ -52,16 +52,17 @@ class _Read:
         self._left = _MAX_IN_ALL
 
     def within(self, text: bytes) -> bytes:
-        """InvalidRequest if it is too much."""
+        """Returns `text`, or raises InvalidRequest if all specifications together are too large."""
         self._left -= len(text)
         if self._left < 0:
             raise InvalidRequest(
-                f"beyond the {_MAX_IN_ALL} bytes allowed for all specifications together; remove those of devices that are gone"
+                f"beyond the {_MAX_IN_ALL} bytes allowed for all specifications together; remove those of missing devices"
             )
         return text
 
     def add(self, path: str, priority: int, spec: CdiSpec) -> None:
-        """A later directory wins; two in one directory are nobody's device, as containerd and CRI-O have it."""
+        """Adds a specification. A later directory overrides an earlier one. If one directory has a device twice, nobody
+        gets it, as in containerd and CRI-O."""
         self.valid += 1
         for device in spec.devices:
             name = f"{spec.kind}={device.name}"
@@ -72,32 +73,33 @@ class _Read:
 
 
 def _refuse_unfit(name: str, found: _Found) -> None:
-    """InvalidRequest for a device of which a VM would get nothing, or not what it is for. Of others the rest is left out, and
-    told: specifications of GPUs always have their drivers' libraries and hooks beside the device's nodes."""
+    """Raises InvalidRequest for a device of which a VM would get nothing, or nothing useful. Other devices lose only
+    what a VM cannot have, and the status says so: specifications of GPUs always have driver libraries and hooks for
+    containers."""
     own, shared = found.device.edits, found.spec.edits
     left_out = own.left_out | shared.left_out
     if "netDevices" in left_out:
         raise InvalidRequest(
-            f"{name} is a network interface of the node (netDevices in {found.path}), which no virtual machine can have; bind "
+            f"{name} is a network interface of the node (netDevices in {found.path}), which a virtual machine cannot have; bind "
             "its function to vfio-pci and let the device plugin grant that, or attach it by a CNI plugin such as sriov"
         )
     usable = found.device.address is not None or own.nodes or own.envs or shared.nodes or shared.envs
     if left_out and not usable:
         raise InvalidRequest(
-            f"{name} has nothing that a virtual machine can have: only {' and '.join(sorted(left_out))} ({found.path}); mount "
+            f"{name} has nothing that a virtual machine can use: only {' and '.join(sorted(left_out))} ({found.path}); mount "
             "files as a volume of the pod, or put them into the image"
         )
 
 
 class CdiDirectories:
-    """Reads them at each request that has names: plugins write specifications while pods come and go."""
+    """Reads the directories for each request with names, because plugins write specifications at any time."""
 
     def __init__(self, directories: Sequence[str], files: HostFiles) -> None:
         self._directories = directories
         self._files = files
 
     def find(self, names: Sequence[str]) -> CdiGrant:
-        """Never raises: what is wrong with a name is a fault of the answer."""
+        """Never raises: the answer contains the faults of names."""
         if not names:
             return CdiGrant()
         read = self._read()
@@ -113,7 +115,7 @@ class CdiDirectories:
         origins = [one.path for one in found]
         for path, spec in {
             one.path: one.spec for one in found
-        }.items():  # once, however many of its devices are asked for
+        }.items():  # once for each specification, however many of its devices are requested
             edits.append(spec.edits)
             origins.append(path)
         left_out: dict[str, set[str]] = {}
@@ -129,7 +131,7 @@ class CdiDirectories:
         )
 
     def survey(self) -> tuple[int, tuple[str, ...]]:
-        """How many specifications can be used, and what is wrong: with others, and with devices that are there twice."""
+        """How many specifications are usable, and the faults of the others and of devices that exist twice."""
         read = self._read()
         twice = (f"{name} is in {' and '.join(paths)}" for name, paths in sorted(read.conflicts.items()))
         return read.valid, (*read.invalid, *twice)

@@ -1,7 +1,7 @@
-"""A CDI specification (Container Device Interface, up to 1.1.0): its text -> values. No I/O.
+"""Parses a CDI specification (Container Device Interface, up to 1.1.0). No I/O.
 
-What a VM can use of it are device nodes and, as hints, environment variables, and a device's annotation `bdf`. An unknown
-field makes the specification invalid, as the standard has it: it may be what matters.
+A VM can use its device nodes and, as hints, its environment variables and a device's annotation `bdf`. As the standard
+demands, an unknown field makes the specification invalid, because it may matter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _MAX_FAULTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class CdiEdits:
-    """What of containerEdits concerns a VM. `left_out`: names of fields that are there and mean nothing to one."""
+    """The part of containerEdits that concerns a VM. `left_out`: names of fields that are set but mean nothing to a
+    VM."""
 
     nodes: tuple[CriDevice, ...] = ()
     envs: tuple[tuple[str, str], ...] = ()
@@ -37,7 +38,7 @@ class CdiEdits:
 
 @dataclass(frozen=True, slots=True)
 class CdiDevice:
-    """`address`: the function that the annotation `bdf` names."""
+    """`address`: the PCI function that the annotation `bdf` names."""
 
     name: str
     edits: CdiEdits
@@ -46,7 +47,7 @@ class CdiDevice:
 
 @dataclass(frozen=True, slots=True)
 class CdiSpec:
-    """`edits` come with every device of it, once."""
+    """`edits`: apply once, whichever of its devices is requested."""
 
     kind: str
     devices: tuple[CdiDevice, ...]
@@ -54,7 +55,7 @@ class CdiSpec:
 
 
 def check_name(name: str) -> None:
-    """InvalidRequest if it is not `vendor.tld/class=device`."""
+    """Raises InvalidRequest if the name is not `vendor.tld/class=device`."""
     if _QUALIFIED.fullmatch(name) is None:
         raise InvalidRequest(
             f"{name[:120]!r} is not a CDI device name (vendor.tld/class=device); correct the device plugin"
@@ -62,7 +63,7 @@ def check_name(name: str) -> None:
 
 
 def parse_spec(data: bytes) -> CdiSpec:
-    """JSON or YAML. InvalidRequest says what is wrong."""
+    """Parses JSON or YAML. Raises InvalidRequest with the faults."""
     try:
         text = data.decode()
     except UnicodeDecodeError as exc:
@@ -83,7 +84,7 @@ def parse_spec(data: bytes) -> CdiSpec:
     return CdiSpec(spec.kind, devices, _edits(spec.containerEdits))
 
 
-# --- the shape of the text. Fields are named as in the standard; those that mean nothing to a VM are checked loosely.
+# --- The shape of the text. Fields have the standard's names; those that mean nothing to a VM are checked loosely.
 
 _Text = Annotated[str, Field(min_length=1)]
 _Env = Annotated[str, Field(pattern=r"^[^=]+=")]

@@ -1,4 +1,4 @@
-"""Which container has which device of the host: granted, checked, taken under a key that only one can have."""
+"""Which container has which device of the host. Each device has a claim key that only one container can hold."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from virtshim.model.vm import VmSize
 from virtshim.store.ports import Records
 from virtshim.vm.ports import Hypervisor
 
-# PCI functions that are taken from their drivers for a VM, and given back when no container holds them.
+# PCI functions that virtshim takes from their drivers for a VM, and gives back when no container holds them.
 
 log = structlog.get_logger(__name__)
 
 
 class BorrowedDevices:
-    """`binds`: whether devices are taken at all; elsewhere a device plugin, or libvirt, does it. `timeout`: seconds for each call
-    to tapmanager. Taking and giving back one device exclude each other; a device whose driver hangs delays no other."""
+    """`binds`: whether virtshim takes devices at all; otherwise a device plugin or libvirt does. `timeout`: seconds for
+    each call to tapmanager. Each device has a lock, so that a device whose driver hangs delays no other."""
 
     def __init__(
         self, records: Records, table: BorrowedTable, drivers: DeviceDrivers, timeout: float, *, binds: bool
@@ -44,8 +44,8 @@ class BorrowedDevices:
         self._locks: dict[str, threading.Lock] = {}
 
     def take(self, granted: GrantedDevices) -> None:
-        """The caller's container holds the claims already. The row is written before the driver changes, so that after a crash
-        the device finds its way back."""
+        """Takes the devices; the caller's container already holds their claims. The row is written before the driver
+        changes, so that the device finds its way back after a crash."""
         if not self._binds:
             return
         for device in granted.passthrough:
@@ -57,7 +57,7 @@ class BorrowedDevices:
         address = device.address
         if self._table.get(device.claim) is None:
             driver = self._drivers.driver(address, self._timeout)
-            # A plugin, or the machine's own set-up, has bound it: maybe to a variant of its vendor's.
+            # A plugin, or the machine's set-up, has bound it, maybe to a vendor's VFIO driver.
             if is_vfio_driver(driver):
                 return
             self._table.add(BorrowedDevice(address, driver))
@@ -65,13 +65,13 @@ class BorrowedDevices:
         log.info("device.taken", device=str(address))
 
     def idle(self) -> Sequence[BorrowedDevice]:
-        """Those that no container holds, and that are still to be given back."""
+        """The devices that no container holds and that must still be given back."""
         held = {claim for container in self._records.containers.all() for claim in container.claims}
         return [device for device in self._table.all() if device.claim not in held]
 
     def give_back_of(self, container: Container) -> None:
-        """What that container had, which is gone. What cannot be given back now is left to the reconciler, and to the next start;
-        so are all that follow one whose driver hangs."""
+        """Gives back the devices of a container that is gone. What cannot be given back now, including everything after
+        a device whose driver hangs, is left to the reconciler and the next start."""
         had = {*container.granted.claims, *container.claims}
         for device in self.idle():
             if device.claim in had:
@@ -79,16 +79,16 @@ class BorrowedDevices:
                     self.give_back(device)
                 except DeadlineExceeded:
                     return
-                except ShimError:  # told
+                except ShimError:  # logged by give_back
                     continue
 
     def give_back(self, device: BorrowedDevice) -> None:
-        """Nothing happens if a container holds it now. Raises ShimError."""
+        """Gives the device back, unless a container holds it now. Raises ShimError."""
         with self._lock(device.claim):
             if all(device.claim != idle.claim for idle in self.idle()):
                 return
             try:
-                with contextlib.suppress(NotFound):  # unplugged
+                with contextlib.suppress(NotFound):  # the device was unplugged
                     self._drivers.bind(device.address, device.driver, self._timeout)
                 self._table.delete(device.claim)
             except ShimError as exc:
@@ -101,7 +101,7 @@ class BorrowedDevices:
 
 
 class NotYetFree(WrongState):
-    """Of an ended VM, and about to be free."""
+    """An ended VM has the device, which will soon be free."""
 
     def __init__(self, message: str, container: ContainerId) -> None:
         super().__init__(message)
@@ -110,9 +110,9 @@ class NotYetFree(WrongState):
 
 @dataclass(frozen=True, slots=True)
 class DeviceClaims:
-    """A claim is held from CreateContainer until the VM is off for good: an ended container keeps its record, often for as
-    long as its pod, while kubelet has given its devices to others. A container that was never started holds its claims too,
-    until its sandbox is stopped, but not against a later one of that sandbox."""
+    """A claim is held from CreateContainer until the VM is off for good. An ended container keeps its record, often as
+    long as its pod, but not its claims, because kubelet grants its devices to others. A container that never started
+    holds its claims until its sandbox is stopped, but not against a later container of that sandbox."""
 
     records: Records
     hypervisor: Hypervisor
@@ -121,7 +121,7 @@ class DeviceClaims:
     releases: DeviceReleases
 
     def resolve(self, sandbox: Sandbox, name: ContainerName, config: ContainerConfig) -> GrantedDevices:
-        """What is behind the request. Raises InvalidRequest, Unavailable."""
+        """The devices behind the request. Raises InvalidRequest, Unavailable."""
         request = DeviceRequest(
             namespace=sandbox.key.namespace,
             pod=sandbox.key.name,
@@ -135,7 +135,7 @@ class DeviceClaims:
         return granted
 
     def check(self, granted: GrantedDevices, size: VmSize) -> None:
-        """WrongState if one of them cannot be attached now; NotYetFree for one that waits for its reset."""
+        """Raises WrongState if a device cannot be attached now, NotYetFree if it waits for its reset."""
         if granted.passthrough:
             for other in self.records.containers.all():
                 if other.owes_devices and (shared := set(other.claims).intersection(granted.claims)):
@@ -144,16 +144,16 @@ class DeviceClaims:
             self.resets.refuse_broken(granted)
 
     def end_earlier(self, granted: GrantedDevices, sandbox: Sandbox) -> frozenset[ContainerId]:
-        """VMs of this sandbox's other containers that hold some of them, and are not started any more, are off; or this raises.
-        It waits for libvirt. Which containers those are."""
+        """Ends the VMs of this sandbox's other containers that hold some of the devices and can no longer start.
+        Returns those containers. Waits for libvirt; raises if a VM stays on."""
         earlier = [other for other, _ in self._holders(granted.claims) if _may_give_way(other, sandbox)]
         for other in earlier:
             self.hypervisor.destroy(other.domain_uuid, other.id)
         return frozenset(other.id for other in earlier)
 
     def add(self, container: Container, ended: frozenset[ContainerId]) -> None:
-        """Writes the new container's record, and its claims with it, which are taken from those that have `ended`. WrongState,
-        naming who has it, for a device that is another one's."""
+        """Writes the new container's record with its claims, and takes these claims from the `ended` containers. Raises
+        WrongState, naming the holder, if another container has a device."""
         for other, shared in self._holders(container.claims):
             if other.id not in ended:
                 raise self._held(other, shared)
@@ -161,15 +161,15 @@ class DeviceClaims:
         self.records.containers.add(container)
 
     def await_free(self, held: NotYetFree, left: float) -> None:
-        """Returns when what is held is free, or raises that it is not within `left` seconds. Not to be called with the lock of
-        its pod held."""
+        """Returns when the devices are free; raises `held` if they are not within `left` seconds. The caller must not
+        hold the pod's lock."""
         try:
             self.releases.finish(held.container, timeout=left)
         except ShimError as exc:
             raise WrongState(f"{held} ({exc})") from exc
 
     def _holders(self, claims: Collection[str]) -> Iterator[tuple[Container, list[str]]]:
-        """Containers that hold some of them, with which."""
+        """The containers that hold some of these claims, each with those it holds."""
         for other in self.records.containers.all():
             if shared := set(other.claims).intersection(claims):
                 yield other, sorted(shared)
@@ -181,21 +181,22 @@ class DeviceClaims:
         pod = f"{owner.key.namespace}/{owner.key.name}" if owner else f"of sandbox {other.sandbox_id}"
         when = "It is being reset" if other.owes_devices else "It becomes free when that container ends or is removed"
         message = (
-            f"{held} is held by container {other.name.name} ({other.id}, {other.phase.value}) of pod {pod}: one "
-            f"device, one virtual machine. {when}"
+            f"{held} is held by container {other.name.name} ({other.id}, {other.phase.value}) of pod {pod}: only one "
+            f"virtual machine can have a device. {when}"
         )
         return NotYetFree(message, other.id) if other.owes_devices else WrongState(message)
 
 
 def _may_give_way(other: Container, sandbox: Sandbox) -> bool:
-    """kubelet makes the next attempt of one that was never started, or whose failed start could not be undone, and leaves the
-    row for later. Asked with the sandbox's lock held. Pure."""
+    """kubelet makes the next attempt of a container that never started, or whose failed start could not be undone, and
+    removes the old record later. The caller holds the sandbox's lock. Pure."""
     at_rest = other.phase in (ContainerPhase.CREATED, ContainerPhase.EXITED)
     return other.sandbox_id == sandbox.id and at_rest and not other.owes_devices
 
 
 def _joined(envs: Sequence[tuple[str, bytes]]) -> dict[str, str]:
-    """By name; of one that is there twice both values: kubelet appends a pod author's to a device plugin's."""
+    """Name -> value. A variable that occurs twice gets both values, because kubelet appends a pod author's to a device
+    plugin's."""
     values: dict[str, list[str]] = {}
     for name, value in envs:
         values.setdefault(name, []).append(value.decode(errors="replace"))
@@ -203,7 +204,7 @@ def _joined(envs: Sequence[tuple[str, bytes]]) -> dict[str, str]:
 
 
 def _with_nics(granted: GrantedDevices, network: PodNetwork | None) -> GrantedDevices:
-    """The pod's NICs that are functions of the host's cards, behind the others; kubelet may have granted them too. Pure."""
+    """Adds the pod's NICs that are functions of the host's cards, unless kubelet has granted them too. Pure."""
     nics = [passed_through(nic) for nic in nics_of(network, granted) if nic.function]
     new = [nic for nic in nics if nic.claim not in granted.claims]
     return dataclasses.replace(granted, passthrough=(*granted.passthrough, *new))

@@ -1,4 +1,5 @@
-"""Drivers of PCI functions and USB devices by way of tapmanager: implements `virtshim.devices.ports.DeviceDrivers`."""
+"""Drivers of PCI functions and USB devices, changed by tapmanager. Implements
+`virtshim.devices.ports.DeviceDrivers`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from tapmanager.fields import Json, as_object, number, require, text, texts
 from virtshim.devices.values import CardFunction, PciAddress, UsbDevice
 from virtshim.pods.tapmanager_connection import TapmanagerConnection
 
-_MOST_FUNCTIONS = 1 << 16  # what a card's TotalVFs can say
+_MOST_FUNCTIONS = 1 << 16  # the most that a card's TotalVFs can say
 
 
 class DeviceDriverClient:
@@ -41,7 +42,7 @@ def _driver(answer: Json) -> str:
 
 
 def _function(answer: Json) -> CardFunction:
-    """Of the settings whatever there is, also what a newer tapmanager knows: they are for people."""
+    """Accepts whatever settings there are, including those of a newer tapmanager, because only people read them."""
     settings = as_object(answer.get("settings", {}), "answer.settings")
     return CardFunction(
         _driver(answer),

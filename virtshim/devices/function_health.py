@@ -1,4 +1,4 @@
-"""Which PCI functions are unhealthy although they could be attached: polled by the device plugin that offers them."""
+"""Which PCI functions are unhealthy although they could be attached. The device plugin that offers them polls this."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ log = structlog.get_logger(__name__)
 
 
 class FunctionHealth:
-    """`conditions`: by claim, what the daemon has found out with its resets; may raise ShimError, then the last known hold."""
+    """`conditions`: what the daemon's resets have shown, by claim. If it raises ShimError, the last known conditions
+    hold."""
 
     def __init__(self, counts: DeviceErrorCounts, conditions: Callable[[], Mapping[str, DeviceCondition]]) -> None:
         self._counts = counts
@@ -26,7 +27,7 @@ class FunctionHealth:
         self._complaint = ""
 
     def look(self, functions: Iterable[PciFacts]) -> Mapping[PciAddress, str]:
-        """The unhealthy functions and why, worded to follow the address. Called by one thread."""
+        """The unhealthy functions with the reason, worded to follow the address. Called by one thread."""
         self._read_again()
         first: dict[PciAddress, int] = {}
         trouble: dict[PciAddress, str] = {}
@@ -35,7 +36,7 @@ class FunctionHealth:
             known = self._conditions.get(PciFunction(address).claim, DeviceCondition(address))
             errors = self._counts.errors(address)
             if errors is not None:
-                # What was there when we came, or is less than before: counts begin anew when the kernel finds a device again.
+                # The first count seen, or a smaller one: the kernel counts from 0 when it finds a device again.
                 first[address] = min(self._first.get(address, errors.fatal), errors.fatal)
             new = _new_errors(first.get(address, 0), errors.fatal if errors else 0, known.fatal)
             if not facts.answers:
@@ -61,11 +62,12 @@ class FunctionHealth:
 
 
 def _new_errors(first: int, now: int, forgiven: int) -> int:
-    """`forgiven`: those counted at its last reset; more than there are now are of an earlier life of the device. Pure."""
+    """`forgiven`: errors counted at the last reset. If there are fewer now, those belonged to an earlier life of the
+    device. Pure."""
     return now - max(first, forgiven if forgiven <= now else 0)
 
 
-# What the kernel has counted of a PCI function's errors (AER): implements `virtshim.devices.ports.DeviceErrorCounts`.
+# The kernel's error counts of a PCI function (AER). Implements `virtshim.devices.ports.DeviceErrorCounts`.
 
 
 class AerCounts:
@@ -75,8 +77,9 @@ class AerCounts:
     def errors(self, address: PciAddress) -> DeviceErrors | None:
         """Virtual functions have no counts of their own on most cards: theirs are with the physical one.
 
-        After a fatal error the kernel does not read the device, which may not answer (aer_get_device_error_info): its own count
-        stays as it was. The root port has heard of the error, and counts for all that is behind it.
+        After a fatal error the kernel does not read the device, which may not answer (aer_get_device_error_info), so
+        the device's own count stays as it was. The root port has received the error, and counts for all devices behind
+        it.
         """
         fatal = _total(self._files.text(f"{FUNCTIONS}/{address}/aer_dev_fatal"), "TOTAL_ERR_FATAL")
         nonfatal = _total(self._files.text(f"{FUNCTIONS}/{address}/aer_dev_nonfatal"), "TOTAL_ERR_NONFATAL")
@@ -91,7 +94,7 @@ class AerCounts:
 
 
 def _total(text: str, name: str) -> int | None:
-    """Of lines `NAME count`."""
+    """Finds `name` in lines of the form `NAME count`."""
     for line in text.splitlines():
         word, _, count = line.partition(" ")
         if word == name and count.strip().isdecimal():

@@ -1,5 +1,5 @@
-"""What a device node that kubelet granted means to a VM, by what stat says and where it is. Names of resources decide nothing:
-a pod with a VF and a block volume gets both right."""
+"""What a granted device node means to a VM, judged by stat and its path. Names of resources do not matter, so that a
+pod with a VF and a block volume gets both."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from virtshim.devices.values import (
 )
 from virtshim.model.errors import InvalidRequest
 
-# Environment variables in which device plugins name what they granted. Hints: a pod's author can write them as well.
-# Pure.
+# Environment variables in which device plugins name what they granted. They are only hints, because a pod's author can
+# write them too. Pure.
 
-# sriov-network-device-plugin, whose *_INFO holds JSON for programs; KubeVirt's and NVIDIA's plugins; Intel's QAT plugin, whose
-# numbers mean nothing.
+# The variables of sriov-network-device-plugin (its *_INFO holds JSON for programs), of KubeVirt's and NVIDIA's plugins,
+# and of Intel's QAT plugin, whose numbers mean nothing.
 _PCI: Final = re.compile(r"PCIDEVICE_(?!.*_INFO$).+|PCI_RESOURCE_.+|QAT[0-9]+", re.DOTALL)
 _MDEV: Final = re.compile(r"MDEV_PCI_RESOURCE_.+", re.DOTALL)
 _USB: Final = re.compile(r"USB_RESOURCE_.+", re.DOTALL)
 _USB_PLACE: Final = re.compile(r"([0-9]{1,3}):([0-9]{1,3})", re.ASCII)
 
-# Of a variable's name, which may be as long as a pod is: it goes into the log and into messages.
+# Of a variable's name in logs and messages; a name may be as long as a pod.
 _LONGEST_NAME: Final = 200
 
 Hinted: TypeAlias = PciFunction | MediatedDevice | UsbDevice
@@ -42,8 +42,8 @@ Hinted: TypeAlias = PciFunction | MediatedDevice | UsbDevice
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """`text` is what the variable says of this one device. `spec`: path of the CDI specification that sets the variable; ""
-    for the container's own, which may be its author's."""
+    """`text`: what the variable says about this device. `spec`: path of the CDI specification that sets the variable;
+    "" if the container sets it, so that the pod's author may have written it."""
 
     variable: str
     text: str
@@ -52,8 +52,8 @@ class Hint:
 
 
 def hints(variables: Iterable[tuple[str, str, str]]) -> list[Hint]:
-    """(name, value, specification) each. Of comma lists, each device once; what is no address (such as the number of a
-    subfunction) is left out."""
+    """`variables`: (name, value, specification). A comma-separated list gives one hint for each device. Values that are
+    not addresses, such as the number of a subfunction, are left out."""
     return list(dict.fromkeys(hint for name, value, spec in variables for hint in _hints(name, value, spec)))
 
 
@@ -83,17 +83,15 @@ def _hints_usb(text: str) -> UsbDevice | None:
     return UsbDevice(int(match[1]), int(match[2])) if match else None
 
 
-# What was granted, by whichever source, and what of it a VM gets. Pure.
-#
-# Hints choose within the grant; they never add to it.
+# What kubelet granted, and what the VM gets of it. Hints choose among the granted devices; they never add one. Pure.
 
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """`groups`: IOMMU groups behind granted nodes, with those of their functions that can be passed. Functions
-    named without a node, bound to a kernel driver: `unconditional` those that the VM always gets, `if_hinted` those that it gets
-    only where a hint names them too. `named`: functions that kubelet or CDI name one by one, which choose in their group.
-    `used`: functions that the VM gets in another form, as a vDPA device."""
+    """`groups`: IOMMU groups of granted nodes, with their functions that can be passed to a VM. Functions that are
+    named without a node and bound to a kernel driver: `unconditional` ones the VM always gets, `if_hinted` ones only if
+    a hint names them too. `named`: functions that kubelet or CDI name one by one, which choose in their group. `used`:
+    functions that the VM gets in another form, as a vDPA device."""
 
     groups: Mapping[int, tuple[PciAddress, ...]] = field(default_factory=dict)
     named: frozenset[PciAddress] = frozenset()
@@ -113,8 +111,8 @@ class Authority:
 
 
 def chosen(authority: Authority, hinted: Sequence[Hint]) -> list[Passthrough]:
-    """Of a group with several functions those that kubelet, CDI or a hint names, else all. No hint adds anything to the
-    grant."""
+    """In a group with several functions: those that kubelet, CDI or a hint names, otherwise all. A hint adds nothing to
+    the grant."""
     asked = {hint.device.address for hint in hinted if isinstance(hint.device, PciFunction)}
     addresses = set(authority.unconditional | (authority.if_hinted & asked))
     for functions in authority.groups.values():
@@ -126,12 +124,12 @@ def chosen(authority: Authority, hinted: Sequence[Hint]) -> list[Passthrough]:
 
 
 def forged(authority: Authority, hinted: Iterable[Hint]) -> list[Hint]:
-    """Hints at what was not granted."""
+    """The hints that name devices without a grant."""
     return [hint for hint in hinted if not authority.grants(hint.device)]
 
 
 def in_order(devices: Iterable[Passthrough]) -> tuple[Passthrough, ...]:
-    """By resource, then by place on the host: a pod that is made anew with the same devices has them at the same places."""
+    """Sorted by resource, then by address: a recreated pod with the same devices has them at the same places."""
 
     def key(device: Passthrough) -> tuple[str, str, PciAddress, str]:
         address = device.address if isinstance(device, PciFunction) else PciAddress(0, 0, 0, 0)
@@ -142,38 +140,38 @@ def in_order(devices: Iterable[Passthrough]) -> tuple[Passthrough, ...]:
 
 @dataclass(frozen=True, slots=True)
 class NoDevice:
-    """No device by itself: the VFIO container, or what every VM has anyway."""
+    """Not a device of its own: the VFIO container, or what every VM has anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class VfioGroup:
-    """All of an IOMMU group."""
+    """A whole IOMMU group."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class VfioFunction:
-    """The one function behind a /dev/vfio/devices node."""
+    """The function behind a /dev/vfio/devices node."""
 
     address: PciAddress
 
 
 @dataclass(frozen=True, slots=True)
 class VfioMdev:
-    """The one mediated device behind such a node."""
+    """The mediated device behind a /dev/vfio/devices node."""
 
     uuid: str
 
 
 @dataclass(frozen=True, slots=True)
 class VfioDirectory:
-    """All of /dev/vfio, as NVIDIA's plugin for vGPUs grants it: which mediated device is meant, kubelet's list says."""
+    """All of /dev/vfio, as NVIDIA's plugin for vGPUs grants it. kubelet's list says which mediated device is meant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """It cannot be passed to a VM. `why` ends with the remedy."""
+    """A node that cannot be passed to a VM. `why` ends with the remedy."""
 
     why: str
 
@@ -191,16 +189,16 @@ def classify(device: CriDevice, files: HostFiles) -> Meaning:
     wanted = "r" if isinstance(meaning, BlockDevice) else "rw"
     if isinstance(meaning, NoDevice | Unusable) or (rights != "none" and set(wanted) <= set(rights)):
         return meaning
-    return Unusable(f"it is granted with permissions {rights}, and a VM needs {wanted}; correct the device plugin")
+    return Unusable(f"it is granted with permissions {rights}, but a VM needs {wanted}; correct the device plugin")
 
 
 def _meaning(device: CriDevice, files: HostFiles) -> Meaning:
     path = os.path.normpath(device.host_path) if device.host_path.startswith("/") else device.host_path
     found = files.node(path)
     if found.kind is NodeKind.MISSING:
-        return Unusable("it is not there; check that the device's driver still runs, then delete the pod")
+        return Unusable("it does not exist; check that the device's driver still runs, then delete the pod")
     if found.kind is NodeKind.BLOCK:
-        # kubelet names it by a link of the pod's own; another pod has another link to the same device.
+        # The path is a link of this pod's own; another pod has another link to the same device.
         readonly = "w" not in (device.permissions or "rwm")
         number = f"{found.major}:{found.minor}"
         block = BlockDevice(files.target(path) or path, device.container_path or path, readonly, number)
@@ -223,8 +221,8 @@ _UNKNOWN: Final = (
     "vhost-vdpa and block volumes: set the device plugin to one of these, or run the pod as a container"
 )
 _REFUSALS: Final = {
-    r"/dev/vfio/noiommu-\d+": "without an IOMMU the guest could reach all of the node's memory, so no VM gets it; turn the "
-    "IOMMU on (BIOS: VT-d or AMD-Vi; kernel: intel_iommu=on)",
+    r"/dev/vfio/noiommu-\d+": "without an IOMMU the guest could reach all of the node's memory, so no VM gets it; enable the "
+    "IOMMU (BIOS: VT-d or AMD-Vi; kernel: intel_iommu=on)",
     r"/dev/uio\d+": "no VM can use UIO; set the device plugin to bind vfio-pci (`dpdkDriver: vfio-pci` for QAT)",
     r"/dev/infiniband/.+": "a VM gets the whole VF, not the node's RDMA device; bind the VF to vfio-pci and set the device "
     "plugin's isRdma to false",
@@ -240,7 +238,8 @@ def _refusal(why: str) -> _Read:
 
 
 def _cdev(match: re.Match[str], device: CriDevice, files: HostFiles) -> Meaning:
-    """Through the class, else through the node's number: a plugin may show it by another name."""
+    """Finds the function by the node's class, otherwise by its number, because a plugin may use another name for the
+    node."""
     node = files.node(device.host_path)
     for link in (f"/sys/class/vfio-dev/{match[1]}/device", f"/sys/dev/char/{node.major}:{node.minor}"):
         real = files.target(link)

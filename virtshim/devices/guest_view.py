@@ -1,7 +1,8 @@
-"""Where a pod expects its block volumes in the guest: links to the disks, which are known by their serials. Pure.
+"""Where the guest finds its host devices and block volumes. Pure.
 
-The script is run by cloud-init at each boot of a guest that has it, and by way of the guest agent before anything is run for the
-container. It asks the kernel, and so needs no udev: a POSIX shell, mkdir and ln.
+The script that links block volumes to their paths runs at each boot, by cloud-init where the guest has it; the guest
+agent runs it before anything else of the container. It asks the kernel for disks' serials, so it needs no udev, only a
+POSIX shell, mkdir and ln.
 """
 
 from __future__ import annotations
@@ -17,18 +18,16 @@ from typing import Any, Final
 from virtshim.devices.values import BlockDevice, GrantedDevices, Passthrough, PciAddress, PciFunction, UsbDevice
 from virtshim.model.errors import InvalidRequest
 
-# Where the guest finds the host devices that it was given. Pure.
-#
-# Each device on PCI has a root port of its own, made before all others: firmware and kernel number buses in the order
-# of the ports, so the k-th device is `0000:0k:00.0`, known before the VM is there. What tells the guest of addresses
-# can be written in its own ones.
+# PCI addresses. Each PCI device has its own root port, made before all others. Firmware and kernel number buses in the
+# order of the ports, so the k-th device is `0000:0k:00.0`, known before the VM exists. Variables with host addresses
+# can therefore be translated to the guest's addresses.
 
-# Root ports for them, eight to a slot of the root bus, leave room for the other ports before the slots of the NICs.
+# Eight root ports share a slot of the root bus. This many leave room for the other ports before the slots of the NICs.
 GUEST_VIEW_MAX_PCI_DEVICES: Final = 48
 GUEST_VIEW_MAX_USB_DEVICES: Final = 15
 GUEST_VIEW_MAX_BLOCK_DEVICES: Final = 24
 
-# What device plugins call the variables that hold addresses (see virtshim.devices.ports for who may be believed).
+# Names of device plugins' variables with addresses (virtshim.devices.ports says which sources are trusted).
 _OF_PLUGINS: Final = re.compile(r"(?:PCIDEVICE|PCI_RESOURCE)_.+|QAT[0-9]+", re.DOTALL)
 _OF_USB: Final = re.compile(r"USB_RESOURCE_.+", re.DOTALL)
 _NOT_IN_SERIALS: Final = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -53,12 +52,12 @@ def guest_view_refuse_too_many(granted: GrantedDevices) -> None:
 
 
 def guest_view_buses(passthrough: Sequence[Passthrough]) -> Sequence[tuple[int, Passthrough]]:
-    """The guest's bus for each device that is on PCI there, from 1 up."""
+    """Number from 1 of the guest's bus for each PCI device."""
     return list(enumerate((device for device in passthrough if not isinstance(device, UsbDevice)), start=1))
 
 
 def guest_view_addresses(passthrough: Sequence[Passthrough]) -> Mapping[PciAddress, PciAddress]:
-    """Host address -> the guest's."""
+    """Host address -> guest address."""
     return {
         device.address: PciAddress(0, bus, 0, 0)
         for bus, device in guest_view_buses(passthrough)
@@ -67,9 +66,9 @@ def guest_view_addresses(passthrough: Sequence[Passthrough]) -> Mapping[PciAddre
 
 
 def guest_view_environment(envs: Sequence[tuple[str, bytes]], granted: GrantedDevices) -> tuple[tuple[str, bytes], ...]:
-    """The variables for the guest: in those of device plugins the host's PCI addresses become the guest's. One with an address
-    that is no device of this guest is left out, and so are the host's numbers of USB devices: they would name something else
-    there."""
+    """The guest's variables: in those of device plugins, host PCI addresses become guest addresses. A variable is left
+    out if it has an address of another device, or the host's numbers of USB devices: both would mean something else in
+    the guest."""
     known = guest_view_addresses(granted.passthrough)
     found = []
     for name, value in envs:
@@ -84,7 +83,7 @@ def guest_view_environment(envs: Sequence[tuple[str, bytes]], granted: GrantedDe
 
 
 def _translated(value: str, known: Mapping[PciAddress, PciAddress]) -> str:
-    """A comma list, or what the SR-IOV plugin says beside it: JSON by address."""
+    """A comma-separated list, or JSON by address, which the SR-IOV plugin adds."""
     if not value.lstrip().startswith("{"):
         return ",".join(_word(word, known) for word in value.split(","))
     try:
@@ -97,7 +96,7 @@ def _word(word: str, known: Mapping[PciAddress, PciAddress]) -> str:
     try:
         address = PciAddress.parse(word.strip())
     except InvalidRequest:
-        return word  # a number of something else, such as a subfunction's
+        return word  # not an address, such as the number of a subfunction
     if address not in known:
         raise _UnknownAddress
     return str(known[address])
@@ -116,8 +115,9 @@ def _json(value: Any, known: Mapping[PciAddress, PciAddress]) -> Any:
 
 
 def guest_view_serials(blocks: Sequence[BlockDevice]) -> Sequence[str]:
-    """What the guest finds each by, as /dev/disk/by-id/virtio-SERIAL: the path without its first slash, others and odd characters
-    as dashes (`/dev/xvda` is `dev-xvda`); where that is too long or not unique, its beginning and eight digits of a hash."""
+    """The disks' serials, which the guest shows as /dev/disk/by-id/virtio-SERIAL: the path without its first slash,
+    with a dash for each other slash and odd character (`/dev/xvda` is `dev-xvda`). If that is too long or not unique,
+    it is its beginning and eight digits of a hash."""
     plain = [_NOT_IN_SERIALS.sub("-", block.container_path.lstrip("/")) for block in blocks]
     often = Counter(plain)
     return [
@@ -133,15 +133,15 @@ def _with_hash(serial: str, path: str) -> str:
     return f"{serial[: _LONGEST_SERIAL - 9]}-{digits}"
 
 
-# What the script ends with if a link cannot be made; which, and why, is told on standard error.
+# The script's exit code if a link cannot be made; standard error says which and why.
 GUEST_LINKS_NOT_LINKED: Final = 83
 
 _LONGEST_PATH: Final = 4095
-# Of the guest's own.
+# The guest's own directories.
 _NEVER: Final = ("/dev", "/proc", "/sys", "/run")
 _NEVER_BELOW: Final = ("/proc/", "/sys/")
 
-# Arguments: a disk's serial, the path; of each.
+# Arguments: serial and path of each disk.
 LINK: Final = rf"""
 code=0
 while [ $# -ge 2 ]; do
@@ -167,7 +167,7 @@ exit $code
 
 
 def guest_links_command(volumes: Sequence[BlockDevice]) -> tuple[str, ...]:
-    """`volumes`: all that the VM has as disks beside its own."""
+    """`volumes`: all block volumes, which the VM has as disks."""
     words = [
         word
         for volume, serial in zip(volumes, guest_view_serials(volumes), strict=True)
@@ -177,7 +177,7 @@ def guest_links_command(volumes: Sequence[BlockDevice]) -> tuple[str, ...]:
 
 
 def guest_links_udev_names(volumes: Sequence[BlockDevice]) -> dict[str, str]:
-    """Their paths -> what udev calls them by their serials, which a guest's /etc/fstab may name."""
+    """Path in the pod -> udev's name by serial, which a guest's /etc/fstab may use."""
     return {
         _path(one): f"/dev/disk/by-id/virtio-{serial}"
         for one, serial in zip(volumes, guest_view_serials(volumes), strict=True)
@@ -197,14 +197,14 @@ def guest_links_refuse_odd(volumes: Iterable[BlockDevice]) -> None:
                 f"correct {name}"
             )
         if path in _NEVER or path.startswith(_NEVER_BELOW):
-            raise InvalidRequest(f"{where}: is the guest's own; use another {name}, such as /dev/data")
+            raise InvalidRequest(f"{where}: belongs to the guest itself; use another {name}, such as /dev/data")
         if path in seen:
             raise InvalidRequest(f"{where}: is requested twice; use another {name}")
         seen.add(path)
 
 
 def guest_links_normal(path: str) -> str:
-    """Two slashes at the beginning mean one here."""
+    """The normalized path; two slashes at the beginning become one."""
     path = posixpath.normpath(path)
     return "/" + path.lstrip("/") if path.startswith("/") else path
 

@@ -1,4 +1,5 @@
-"""What `crictl inspect` and `inspectp` show of PCI functions that VMs have."""
+"""Health of host devices in VMs: logs errors that the kernel counts, and shows functions in `crictl inspect` and
+`inspectp`."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ from virtshim.model.sandbox import Sandbox
 from virtshim.model.troubles import Trouble, TroubleKind
 from virtshim.store.ports import Records
 
-# Devices of the host in VMs: errors that the kernel counts are told.
+# Errors.
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """A function that a container's VM has or had, in numbers: `resets` by result, since virtshim started; `errors` None if the
-    kernel counts none; `broken`: no VM gets it."""
+    """A function that a container's VM has or had. `resets`: numbers by result, since virtshim started. `errors`: None
+    if the kernel counts none. `broken`: no VM gets the function."""
 
     resets: Mapping[str, int] = field(default_factory=dict)
     errors: DeviceErrors | None = None
@@ -43,7 +44,7 @@ class DeviceHealth:
         self._first: Mapping[ContainerId, Mapping[PciAddress, DeviceErrors]] = {}
 
     def statuses(self, container: Container) -> Mapping[PciAddress, DeviceStatus]:
-        """Its functions."""
+        """The status of the container's functions."""
         broken = self._resetting.broken() if container.granted.passthrough else {}
         return {
             address: DeviceStatus(self._resetting.counts(address), self._counts.errors(address), address in broken)
@@ -51,7 +52,7 @@ class DeviceHealth:
         }
 
     def look(self) -> None:
-        """One round: logs errors that were counted since the last one. Called by one thread."""
+        """Logs the errors since the last call. Called by one thread."""
         now: dict[PciAddress, DeviceErrors] = {}
         first: dict[ContainerId, Mapping[PciAddress, DeviceErrors]] = {}
         for container in self._records.containers.all():
@@ -74,7 +75,8 @@ class DeviceHealth:
         self._seen, self._first = now, first
 
     def troubles(self, container: Container) -> tuple[Trouble, ...]:
-        """Fatal errors of its devices since it was started. Counts begin anew when virtshim does, so what is recorded stays."""
+        """Fatal errors of its devices since the container started. virtshim's restart resets the counts, so a recorded
+        trouble stays."""
         first = self._first.get(container.id, {})
         told = "; ".join(
             f"device {address} has had {_words(new.fatal)} since the container was started"
@@ -86,13 +88,13 @@ class DeviceHealth:
         return tuple(one for one in container.status.troubles if one.kind is TroubleKind.DEVICE_ERRORS)
 
     def _counted(self, container: Container) -> Mapping[PciAddress, DeviceErrors]:
-        """Of its functions those for which the kernel counts."""
+        """Error counts of those of its functions that the kernel counts."""
         found = ((address, self._counts.errors(address)) for address in _functions(container))
         return {address: errors for address, errors in found if errors is not None}
 
 
 def with_devices(message: str, wrong: Iterable[str]) -> str:
-    """A container's message, and what is wrong with its devices. Pure."""
+    """A container's message with the faults of its devices appended. Pure."""
     return "; ".join(filter(None, (message, *wrong)))
 
 
@@ -101,7 +103,7 @@ def _functions(container: Container) -> Iterator[PciAddress]:
 
 
 def _since(before: DeviceErrors, now: DeviceErrors) -> DeviceErrors:
-    """Counts begin anew when the kernel finds a device again."""
+    """The new errors: the kernel counts from 0 when it finds a device again."""
     return DeviceErrors(max(0, now.fatal - before.fatal), max(0, now.nonfatal - before.nonfatal))
 
 
@@ -109,18 +111,18 @@ def _words(fatal: int) -> str:
     return f"{fatal} fatal PCI Express error{'s' if fatal > 1 else ''}"
 
 
-# Seconds for each; whoever inspects a pod waits for it.
+# Seconds for each function; whoever inspects a pod waits for it.
 _LIMIT: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionInspection:
-    """As they are now: what the card says, not what was once set."""
+    """Shows functions as they are now: the card's current settings, not what was once set."""
 
     drivers: DeviceDrivers
 
     def of_sandbox(self, sandbox: Sandbox) -> Sequence[Mapping[str, object]]:
-        """The guest's NICs; what is a function of a network card says so."""
+        """The guest's NICs, with the function for those that are functions of a network card."""
         interfaces = sandbox.network.interfaces if sandbox.network else ()
         told = dict(self._told(PciAddress.parse(i.function) for i in interfaces if i.function))
         return [
@@ -135,7 +137,7 @@ class FunctionInspection:
         ]
 
     def of_container(self, container: Container) -> Sequence[Mapping[str, object]]:
-        """The devices that are its own."""
+        """The devices of the container."""
         held = [device for device in container.granted.passthrough if device.claim in container.claims]
         told = dict(self._told(device.address for device in held if isinstance(device, PciFunction)))
         return [
@@ -148,7 +150,7 @@ class FunctionInspection:
         ]
 
     def _told(self, addresses: Iterator[PciAddress]) -> Iterator[tuple[str, Mapping[str, object]]]:
-        """By address. Once tapmanager could not be reached, it is not asked again."""
+        """Facts by address. If tapmanager cannot be reached once, it is not asked again."""
         trouble = ""
         for address in addresses:
             facts: dict[str, object] = {"pci": str(address)}

@@ -1,4 +1,4 @@
-"""The host's files as device code sees them: sysfs, procfs and /dev below a root that tests choose. Reads only."""
+"""The host's sysfs, procfs and /dev for device code, below a root that tests choose. Read-only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NodeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeStat:
-    """What stat(2) says, links followed. `major`, `minor`: of devices."""
+    """The result of stat(2), links followed. `major`, `minor`: of devices."""
 
     kind: NodeKind
     major: int = 0
@@ -41,7 +41,7 @@ _KINDS: Final = {
 
 
 def node_stat(path: str) -> NodeStat:
-    """MISSING too for what cannot be reached."""
+    """MISSING also for a path that cannot be reached."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -51,14 +51,15 @@ def node_stat(path: str) -> NodeStat:
 
 
 def _require_absent(path: str, exc: Exception) -> None:
-    """A driver may refuse to be read, too; of such an attribute nothing is known. Raises Unavailable."""
+    """Raises Unavailable if the read failed for lack of resources. Any other failure counts as absent, because a driver
+    may refuse to be read."""
     if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise Unavailable(f"{path} cannot be read now: {exc.strerror}") from exc
 
 
 class HostFiles:
-    """Paths are the host's, absolute; what is not there reads as empty. What cannot be read for want of descriptors or memory
-    raises Unavailable: a device whose neighbours are not seen is not one without any."""
+    """Paths are absolute host paths. Missing files read as empty. A read that fails for lack of descriptors or memory
+    raises Unavailable, because a device must not look as if it had no neighbours."""
 
     def __init__(self, root: str = "/", node: Callable[[str], NodeStat] = node_stat) -> None:
         self._root = os.path.realpath(root)
@@ -68,7 +69,7 @@ class HostFiles:
         return self._node(self._below(path))
 
     def text(self, path: str) -> str:
-        """Without surrounding white space."""
+        """The content without surrounding white space."""
         try:
             with open(self._below(path), encoding="utf-8", errors="replace") as file:
                 return file.read(_MAX_TEXT).strip()
@@ -77,7 +78,7 @@ class HostFiles:
         return ""
 
     def head(self, path: str, size: int) -> bytes:
-        """Its first bytes; fewer if it has no more."""
+        """Its first `size` bytes, or all of a shorter file."""
         try:
             with open(self._below(path), "rb", buffering=0) as file:
                 return file.read(size)
@@ -86,9 +87,9 @@ class HostFiles:
         return b""
 
     def content(self, path: str, most: int) -> bytes:
-        """Of a regular file. InvalidRequest says why there is none, or that it is longer than `most` bytes."""
+        """The content of a regular file. Raises InvalidRequest if it cannot be read, or is longer than `most` bytes."""
         try:
-            # A fifo would keep the reader waiting.
+            # Without O_NONBLOCK a FIFO would block the reader.
             fd = os.open(self._below(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             with open(fd, "rb") as file:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -101,7 +102,7 @@ class HostFiles:
         return data
 
     def names(self, path: str) -> list[str]:
-        """Of a directory, sorted."""
+        """The names in a directory, sorted."""
         try:
             return sorted(os.listdir(self._below(path)))
         except (OSError, ValueError) as exc:
@@ -112,7 +113,7 @@ class HostFiles:
         return os.path.exists(self._below(path))
 
     def target(self, path: str) -> str:
-        """Where all links of `path` lead, as a path of the host; "" if that is not there."""
+        """The host path that `path` leads to, all links followed; "" if it does not exist."""
         real = os.path.realpath(self._below(path))
         if not os.path.exists(real):
             return ""

@@ -1,5 +1,5 @@
-"""Which PCI functions and USB devices the node itself cannot do without: network cards that its default routes use, and disks
-that are mounted or used as swap. Passing one to a VM would take it away from the node."""
+"""Which PCI functions and USB devices the node itself needs: network cards of its default routes, and disks that are
+mounted or swap. Passing one to a VM would take it from the node."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import last_address
 from virtshim.devices.values import PciAddress
 
-# A stack of bonds, VLANs, device-mapper and RAID devices is never this high.
+# No stack of bonds, VLANs, device-mapper and RAID devices is this high.
 _DEEPEST: Final = 16
 _NVME_SUBSYSTEM: Final = re.compile(r"(.*/nvme-subsystem/[^/]+)/")
 _NVME_CONTROLLER: Final = re.compile(r"nvme[0-9]+")
-# Up to the directory of a device, which is named by the ports on the way to it; hubs come before it.
+# Matches up to the directory of a USB device. Its name lists the ports on the way to it; hubs come before it.
 _USB_DEVICE: Final = re.compile(r".*/usb[0-9]+/(?:.*/)?[0-9]+-[0-9.]+(?=/|$)")
 
 
 def used_by_host(files: HostFiles) -> dict[PciAddress, str]:
-    """Function -> what the node uses it for, in words."""
+    """Function -> what the node uses it for."""
     used: dict[PciAddress, str] = {}
     for path, what in _used(files):
         address = last_address(path)
@@ -30,7 +30,7 @@ def used_by_host(files: HostFiles) -> dict[PciAddress, str]:
 
 
 def usb_used_by_host(files: HostFiles) -> dict[tuple[int, int], str]:
-    """(bus, device) -> what the node uses it for, in words."""
+    """(bus, device) -> what the node uses it for."""
     used: dict[tuple[int, int], str] = {}
     for path, what in _used(files):
         behind = _USB_DEVICE.match(path)
@@ -41,8 +41,8 @@ def usb_used_by_host(files: HostFiles) -> dict[tuple[int, int], str]:
 
 
 def use_of_block(files: HostFiles, major: int, minor: int) -> str:
-    """What the node uses a block device for, in words: it, a partition of it, or what is stacked on it, is mounted. "" for
-    nothing."""
+    """What the node uses a block device for, "" for nothing. It is used if the device, a partition, or a device stacked
+    on it is mounted."""
     own = files.target(f"/sys/dev/block/{major}:{minor}")
     for device, path in _mounted(files) if own else ():
         if any(real == own or real.startswith(f"{own}/") for real in _stack(files, path, _DEEPEST)):
@@ -51,7 +51,7 @@ def use_of_block(files: HostFiles, major: int, minor: int) -> str:
 
 
 def _used(files: HostFiles) -> Iterator[tuple[str, str]]:
-    """(place below /sys/devices, what for) of hardware."""
+    """(path below /sys/devices, use) of the hardware that the node uses."""
     for device, path in _mounted(files):
         yield from ((real, f"the node's {device} is on it") for real in _behind_block(files, path, _DEEPEST))
     for interface in _default_routes(files):
@@ -74,7 +74,7 @@ def _default_routes(files: HostFiles) -> list[str]:
 
 
 def _behind_interface(files: HostFiles, name: str, depth: int) -> Iterator[str]:
-    """Through bridges, bonds and VLANs down to cards."""
+    """Follows bridges, bonds and VLANs down to cards."""
     directory = f"/sys/class/net/{name}"
     real = files.target(f"{directory}/device")
     if real:
@@ -93,7 +93,7 @@ def _mounted(files: HostFiles) -> Iterator[tuple[str, str]]:
             continue
         number, where = fields[2], fields[4]
         source = fields[fields.index("-", 6) + 2] if len(fields) > fields.index("-", 6) + 2 else ""
-        # A file system over several devices (btrfs) has a number of its own, with major 0.
+        # A file system over several devices (btrfs) has a device number with major 0.
         path = _block_class(source) if number.startswith("0:") else f"/sys/dev/block/{number}"
         if path and path not in seen:
             seen.add(path)
@@ -111,7 +111,7 @@ def _block_class(source: str) -> str:
 
 
 def _behind_block(files: HostFiles, path: str, depth: int) -> Iterator[str]:
-    """Through partitions, device-mapper, RAID and NVMe multipath down to controllers."""
+    """Follows partitions, device-mapper, RAID and NVMe multipath down to controllers."""
     real = files.target(path)
     if last_address(real) is not None or _USB_DEVICE.match(real):
         yield real
@@ -126,7 +126,7 @@ def _behind_block(files: HostFiles, path: str, depth: int) -> Iterator[str]:
 
 
 def _stack(files: HostFiles, path: str, depth: int) -> Iterator[str]:
-    """The block device and all below it, as directories of sysfs."""
+    """The sysfs directories of the block device and all devices below it."""
     real = files.target(path)
     yield from [real] if real else []
     for below in _slaves(files, real) if depth else ():
@@ -134,7 +134,7 @@ def _stack(files: HostFiles, path: str, depth: int) -> Iterator[str]:
 
 
 def _slaves(files: HostFiles, real: str) -> Iterator[str]:
-    """A partition has its parts where the whole device does."""
+    """The devices that it is made of; a partition has those of the whole device."""
     for slaves in (f"{real}/slaves", f"{real.rpartition('/')[0]}/slaves") if real else ():
         for below in files.names(slaves):
             yield f"{slaves}/{below}"

@@ -1,7 +1,7 @@
 """PCI functions and IOMMU groups, read from sysfs.
 
-A group is what an IOMMU can tell apart: VFIO gives a VM all of a group or nothing, so every other member has to be idle or at
-a VFIO driver as well.
+A group is the smallest unit that an IOMMU can isolate. VFIO gives a VM a whole group or nothing, so every other member has to be
+idle or bound to a VFIO driver too.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ FUNCTIONS: Final = "/sys/bus/pci/devices"
 GROUPS: Final = "/sys/kernel/iommu_groups"
 MDEVS: Final = "/sys/bus/mdev/devices"
 
-# Host bridges and PCI-to-PCI bridges: parts of the way to a function, never something to pass. 0x0680, which NVSwitch has, is
-# an endpoint.
+# Host bridges and PCI-to-PCI bridges lead to functions and are never passed. 0x0680, which NVSwitch has, is an
+# endpoint.
 _BRIDGES: Final = frozenset({0x0600, 0x0604})
-# These may hold other members of a group: they let no device do DMA.
+# Other members of a group may have these drivers, because these let no device do DMA.
 _IDLE_DRIVERS: Final = frozenset({"", "pci-stub", "pcieport", "shpchp"})
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _VDPA: Final = re.compile(r"vdpa[0-9]+")
-# Bytes of a function's configuration space that all have, and that everybody may read.
+# The bytes of configuration space that all functions have and everybody may read.
 _HEADER: Final = 64
 _ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 
 
 @dataclass(frozen=True, slots=True)
 class PciFacts:
-    """One function. `class_code`: 24 bits. `driver`: "" for none. `group`: None without an IOMMU. `node`: NUMA, None if the
-    machine does not say. `physical`: of which function this is a VF. `virtual`: its VFs. `parts`: mediated and vDPA devices
-    that were made of it. `answers`: false if what reads its registers gets nothing but ones, as from a device that has fallen
-    off the bus."""
+    """One function. `class_code`: 24 bits. `driver`: "" for none. `group`: None without an IOMMU. `node`: NUMA node,
+    None if unknown. `physical`: the function that this is a VF of. `virtual`: its VFs. `parts`: mediated and vDPA
+    devices made from it. `answers`: False if its registers read as all ones, as those of a device that has fallen off
+    the bus."""
 
     address: PciAddress
     vendor: int
@@ -61,18 +61,18 @@ class PciFacts:
 
     @property
     def is_idle(self) -> bool:
-        """No driver lets it do DMA: as another member of a group it does no harm."""
+        """Whether no driver lets it do DMA, so that it is harmless as another member of a group."""
         return self.driver in _IDLE_DRIVERS or self.is_bridge
 
 
 class PciBus:
-    """Reads anew at each call."""
+    """Reads sysfs at each call."""
 
     def __init__(self, files: HostFiles) -> None:
         self._files = files
 
     def functions(self) -> list[PciFacts]:
-        """All, by address."""
+        """All functions, by address."""
         found = (self.function(address) for address in addresses_of(self._files.names(FUNCTIONS)))
         return sorted((facts for facts in found if facts is not None), key=lambda facts: facts.address)
 
@@ -105,11 +105,11 @@ class PciBus:
         )
 
     def place(self, facts: PciFacts) -> str:
-        """`VF 3 of ens1f0`, as `ip link` and the card's owner call it; "" for what is no network card's VF."""
+        """`VF 3 of ens1f0`, as `ip link` and the card's owner name it; "" for anything but a VF of a network card."""
         if facts.physical is None:
             return ""
         card, files = f"{FUNCTIONS}/{facts.physical}", self._files
-        # In switchdev mode the interfaces that stand for the functions (pf0vf3, pf0sf8) hang on the card, too.
+        # In switchdev mode the card also has the interfaces that represent functions (pf0vf3, pf0sf8).
         own = [
             name
             for name in files.names(f"{card}/net")
@@ -125,7 +125,7 @@ class PciBus:
         return self._files.names(f"{GROUPS}/{group}/devices")
 
     def groups(self) -> int:
-        """How many an IOMMU keeps apart: 0 if none is in use. VFIO without IOMMU makes groups that keep nothing apart."""
+        """How many groups an IOMMU isolates, 0 if none is in use. Groups of VFIO without an IOMMU are not isolated."""
         return sum(not self.is_unguarded(name) for name in self._files.names(GROUPS))
 
     def is_unguarded(self, group: int | str) -> bool:
@@ -139,18 +139,18 @@ class PciBus:
         return int(group) if group.isdecimal() else None
 
     def _answers(self, directory: str) -> bool:
-        """All of the header is looked at: the vendor of a VF reads as ones by the specification of SR-IOV."""
+        """Checks the whole header, because SR-IOV specifies that the vendor of a VF reads as ones."""
         head = self._files.head(f"{directory}/config", _HEADER)
         return len(head) < _HEADER or head.strip(b"\xff") != b""
 
 
 def is_uuid(text: str) -> bool:
-    """As the kernel writes a mediated device's."""
+    """Whether it looks like a mediated device's UUID, as the kernel writes it."""
     return _UUID.fullmatch(text) is not None
 
 
 def addresses_of(names: Sequence[str]) -> list[PciAddress]:
-    """Those of the names that are PCI addresses."""
+    """The names that are PCI addresses."""
     found = []
     for name in names:
         with contextlib.suppress(InvalidRequest):
@@ -159,13 +159,13 @@ def addresses_of(names: Sequence[str]) -> list[PciAddress]:
 
 
 def last_address(path: str) -> PciAddress | None:
-    """The function that a path below /sys/devices ends in or passes last: before it come the bridges on its way."""
+    """The last function in a path below /sys/devices; the bridges on the way come before it."""
     found = _addresses(path)
     return found[-1] if found else None
 
 
 def first_address(path: str) -> PciAddress | None:
-    """The function on the root bus that such a path begins with: the root port, if it goes on."""
+    """The first function in such a path, on the root bus: the root port, if the path goes on."""
     found = _addresses(path)
     return found[0] if found else None
 

@@ -1,4 +1,4 @@
-"""Which PCI functions of a node are offered to kubelet as which resource, and in which order they are best allocated. Pure."""
+"""Which PCI functions kubelet is offered as which resource, and in which order they are best allocated. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from virtshim.devices.values import PciAddress
 
 @dataclass(frozen=True, slots=True)
 class HostFunction:
-    """A function as sysfs shows it. `vendor` and `device`: four hex digits in lower case. `driver` "": none bound; `is_vfio`: it
-    hands the function to user space; `is_busy`: it uses the function for the node, so that VFIO gives away nothing of the group.
-    `group` None: no IOMMU. `numa` None: not said. `physfn`: the PF that a VF is of. `has_vfio_node`: /dev/vfio/<group> is there.
-    `is_reserved`: no VM gets it. `trouble`: what is wrong with the device itself, "" if nothing is known."""
+    """A function as sysfs shows it. `vendor` and `device`: four hex digits in lower case. `driver`: "" for none.
+    `is_vfio`: the driver hands the function to user space. `is_busy`: the driver uses the function for the node, so
+    that VFIO gives away nothing of the group. `group`: None without an IOMMU. `numa`: None if unknown. `physfn`: the PF
+    of a VF. `has_vfio_node`: /dev/vfio/<group> exists. `is_reserved`: no VM gets it. `trouble`: a fault of the device,
+    "" if none is known."""
 
     address: PciAddress
     vendor: str
@@ -34,10 +35,11 @@ class HostFunction:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A resource of this node and what belongs to it: the functions that match all criteria that are set.
+    """A resource of this node: the functions that match all criteria that are set.
 
-    `resource`: domain/name, as pods ask for it. `devices`: device ids of the `vendor`. `drivers`: those that a function may
-    be bound to now, empty for VFIO's; what matches except for its driver is offered as unhealthy, so that it is noticed.
+    `resource`: domain/name, as pods request it. `devices`: device ids of the `vendor`. `drivers`: the drivers that a
+    function may be bound to, empty for VFIO's. A function that fails only this criterion is offered as unhealthy, so
+    that it is noticed.
     """
 
     resource: str
@@ -59,7 +61,7 @@ class Pool:
 
     @property
     def variable(self) -> str:
-        """The environment variable with the addresses: as the SR-IOV network device plugin writes it, dashes kept."""
+        """The environment variable with the addresses, named as by the SR-IOV network device plugin, dashes kept."""
         return variable_of(self.resource)
 
 
@@ -68,14 +70,14 @@ def variable_of(resource: str) -> str:
 
 
 def socket_of(resource: str) -> str:
-    """Its socket's name in kubelet's directory."""
+    """The name of its socket in kubelet's directory."""
     return f"virtshim-{resource.replace('/', '_')}.sock"
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One device of a resource: an IOMMU group, since a group cannot be split. `functions`: those of the group that
-    the pool wants, in order. `fault`: why it cannot be allocated now, "" if it can."""
+    """One device of a resource: an IOMMU group, because a group cannot be split. `functions`: the functions of the
+    group that match the pool, in order. `fault`: why it cannot be allocated now, "" if it can."""
 
     functions: tuple[PciAddress, ...]
     group: int | None
@@ -84,7 +86,7 @@ class Offer:
 
     @property
     def id(self) -> str:
-        """What kubelet calls it."""
+        """The device's id for kubelet."""
         return str(self.functions[0])
 
     @property
@@ -93,7 +95,7 @@ class Offer:
 
 
 def offers(pool: Pool, node: Iterable[HostFunction]) -> tuple[Offer, ...]:
-    """What the pool offers of the node's functions, by address. A function without a group is one by itself."""
+    """What the pool offers, by address. A function without a group is offered alone."""
     grouped: dict[object, list[HostFunction]] = {}
     busy: dict[int | None, list[HostFunction]] = {}
     for facts in sorted(node, key=lambda facts: facts.address):
@@ -105,10 +107,10 @@ def offers(pool: Pool, node: Iterable[HostFunction]) -> tuple[Offer, ...]:
 
 
 def _offer(pool: Pool, members: Sequence[HostFunction], busy: Sequence[HostFunction]) -> Offer:
-    """`busy`: others of the group."""
+    """`busy`: other functions of the group."""
     faults = [fault for fault in (_fault(pool, facts) for facts in members) if fault]
     faults += (
-        f"IOMMU group {facts.group} has {facts.address} too, which is bound to {facts.driver}: bind it to vfio-pci or unbind it"
+        f"IOMMU group {facts.group} also has {facts.address}, which is bound to {facts.driver}: bind it to vfio-pci or unbind it"
         for facts in busy
     )
     first = members[0]
@@ -117,7 +119,7 @@ def _offer(pool: Pool, members: Sequence[HostFunction], busy: Sequence[HostFunct
 
 def _fault(pool: Pool, facts: HostFunction) -> str:
     if facts.is_reserved:
-        return f"{facts.address} is kept for the node (devices.keep)"
+        return f"{facts.address} is reserved for the node (devices.keep)"
     if facts.trouble:
         return f"{facts.address} {facts.trouble}"
     if facts.group is None:
@@ -131,8 +133,8 @@ def _fault(pool: Pool, facts: HostFunction) -> str:
 
 
 def overlap(pools: Mapping[str, Sequence[Offer]]) -> Mapping[str, str]:
-    """Groups that two resources offer, as text "0000:3b:00.1": "a/x and b/y". kubelet counts each resource by itself, and
-    would allocate the same device twice."""
+    """Groups that two resources offer, such as "0000:3b:00.1": "a/x and b/y". kubelet counts each resource by itself,
+    and would allocate such a device twice."""
     by_group: dict[str, list[str]] = {}
     for resource, offered in pools.items():
         for offer in offered:
@@ -141,8 +143,9 @@ def overlap(pools: Mapping[str, Sequence[Offer]]) -> Mapping[str, str]:
 
 
 def preferred(offered: Sequence[Offer], available: Sequence[str], must: Sequence[str], size: int) -> tuple[str, ...]:
-    """Ids that are best allocated together: the required ones, then all of one NUMA node if it has that many, of the
-    node with the fewest left over, so that the big nodes stay whole; by address within."""
+    """The ids that are best allocated together: the required ones, then, if possible, all from one NUMA node. Of those
+    nodes the one with the fewest devices left is best, so that large nodes stay whole. Sorted by address within a
+    node."""
     chosen = list(dict.fromkeys(must))
     numa = {offer.id: offer.numa for offer in offered}
     free = set(available) - set(chosen)

@@ -1,4 +1,4 @@
-"""Devices that kubelet granted."""
+"""Ports to the host's devices: kubelet's grants, drivers, and the tables that record devices."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ class PodResources(Protocol):
     """kubelet's own list of what it granted."""
 
     def granted(self, namespace: str, pod: str, container: str) -> tuple[KubeletGrant, ...]:
-        """() if kubelet knows of none. kubelet lists no init containers, whose devices the others get after them: for one
-        that it does not list, what all of the pod got. Raises Unavailable if kubelet cannot be asked."""
+        """() if kubelet lists nothing. kubelet lists no init containers; their devices pass on to the pod's other
+        containers. For a container that is not listed this returns what all of the pod got. Raises Unavailable if
+        kubelet cannot be asked."""
 
     def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
-        """Names of the pod's regular containers and native sidecars, with devices or without. kubelet lists them before it makes
-        the pod's sandbox, and never lists init containers that end, or ephemeral containers. None: kubelet knows no such pod, or
-        there is no kubelet. Raises Unavailable if kubelet does not answer."""
+        """Names of the pod's regular containers and native sidecars, with devices or without. kubelet lists them before
+        it makes the pod's sandbox, and never lists init containers that end, or ephemeral containers. None if kubelet
+        does not know the pod, or there is no kubelet. Raises Unavailable if kubelet does not answer."""
 
 
 class Devices(Protocol):
-    """The devices behind granted nodes and names, and whether a VM can have them."""
+    """The devices behind granted nodes and names, and whether a VM can have them now."""
 
     def resolve(self, request: DeviceRequest) -> GrantedDevices:
-        """Raises InvalidRequest, with every fault in one message, for what no VM can have and for a hint at a device that
-        was not granted; Unavailable if kubelet had to be asked and could not be."""
+        """Raises InvalidRequest, with every fault in one message, for devices that no VM can have and for a hint at a
+        device without a grant; Unavailable if kubelet must be asked and cannot be."""
 
     def own_containers(self, namespace: str, pod: str) -> tuple[str, ...] | None:
-        """As `PodResources.own_containers`; None also if kubelet is not asked, or does not answer."""
+        """Like `PodResources.own_containers`; None also if kubelet is not asked, or does not answer."""
 
     def check(self, devices: Sequence[Passthrough], *, guest_memory: int = 0) -> None:
-        """Whether each can be attached now: IOMMU, driver, group, node, memory that QEMU may lock. Raises WrongState, with
-        every fault and its remedy in one message.
+        """Raises WrongState, with every fault and remedy in one message, if a device cannot be attached now: checks
+        IOMMU, driver, group, node, and the memory that QEMU may lock.
 
-        `guest_memory`: bytes, the most that the VM can grow to; 0 leaves that out. A function at a driver that is not VFIO's is
-        no fault where `devices.bind` is set: whoever attaches it binds it first."""
+        `guest_memory`: the most bytes that the VM can grow to; 0 skips the check. With `devices.bind` a function may
+        have a driver that is not VFIO's, because it is bound to VFIO before it is attached."""
 
 
 class DeviceDrivers(Protocol):
@@ -55,24 +56,24 @@ class DeviceDrivers(Protocol):
     Unavailable, InternalError (a driver did not take the device), DeadlineExceeded."""
 
     def driver(self, address: PciAddress, timeout: float) -> str:
-        """Its name, "" if it has none."""
+        """The driver's name, "" for none."""
 
     def function(self, address: PciAddress, timeout: float) -> CardFunction:
-        """With what is set for it on its network card, if it is a VF of one."""
+        """The function, with the settings that its network card has for it, if it is a VF of a card."""
 
     def bind(self, address: PciAddress, driver: str, timeout: float) -> None:
-        """From now on it has that driver; "" for none. Nothing changes if it has it."""
+        """Gives it that driver, "" for none. Nothing changes if it has the driver already."""
 
     def reset(self, address: PciAddress, timeout: float) -> bool:
-        """False if it has no way to be reset."""
+        """False if the function cannot be reset."""
 
     def probe_usb(self, device: UsbDevice, timeout: float) -> Sequence[str]:
-        """As if it had just been plugged in: each of its interfaces without a driver gets the one that wants it. Which got
-        one."""
+        """Gives each interface without a driver the one that wants it, as if the device had just been plugged in.
+        Returns the interfaces that got one."""
 
 
 class BorrowedTable(Protocol):
-    """Devices that were taken from their drivers, by claim; kept as `virtshim.store.ports.Table` keeps records."""
+    """Devices that were taken from their drivers, by claim. Kept like the records of `virtshim.store.ports.Table`."""
 
     def add(self, record: BorrowedDevice) -> None: ...
 
@@ -84,7 +85,7 @@ class BorrowedTable(Protocol):
 
 
 class ConditionTable(Protocol):
-    """What is known against functions, by claim; kept as `virtshim.store.ports.Table` keeps records."""
+    """Known faults of functions, by claim. Kept like the records of `virtshim.store.ports.Table`."""
 
     def put(self, record: DeviceCondition) -> None: ...
 
@@ -96,7 +97,7 @@ class ConditionTable(Protocol):
 
 
 class DeviceErrorCounts(Protocol):
-    """What the kernel counts of PCI functions' errors."""
+    """The kernel's error counts of PCI functions."""
 
     def errors(self, address: PciAddress) -> DeviceErrors | None:
-        """None if it counts nothing for that one, as for virtual functions. Raises nothing."""
+        """None if the kernel does not count for that function, such as a virtual one. Raises nothing."""

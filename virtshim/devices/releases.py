@@ -1,7 +1,8 @@
-"""What an ended VM had of the host is made fit for the next one: outside its pod's lock, and on threads that record no ends.
+"""Makes the host devices of an ended VM fit for the next one. Runs outside the pod's lock, on threads that record no
+ends.
 
-The claims are the journal. An ended container keeps them until its devices are clean, or are written down as broken; so nobody
-else gets one before, whoever dies meanwhile, and what was not finished is begun again.
+The claims are the journal. An ended container keeps them until its devices are clean, or recorded as broken, so that
+nobody else gets a device before, even after a crash. Unfinished releases start again.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from virtshim.system.threads import started
 
 log = structlog.get_logger(__name__)
 
-# Releases at once that nobody waits for. Each is of another container; who waits for one that has no thread yet makes it himself.
+# Releases in the background at once, each of another container. A caller that waits for a queued release makes it
+# itself.
 _MAX: Final = 8
-# Seconds that those under way get when the daemon stops. What is left then is begun again at the next start.
+# Seconds that running releases get when the daemon stops. The next start repeats the unfinished ones.
 _CLOSE: Final = 5.0
 
 
 class DeviceReleases:
-    """`resets`: whether functions are reset by us. `timeout`: seconds for each call to tapmanager. Thread-safe."""
+    """`resets`: whether virtshim resets functions. `timeout`: seconds for each call to tapmanager. Thread-safe."""
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class DeviceReleases:
         self._closing = False
 
     def begin(self, container: ContainerId) -> None:
-        """Returns at once. Nothing happens if its release is due already, or under way."""
+        """Queues the release and returns at once. Does nothing if it is queued or running."""
         with self._lock:
             if self._closing or container in self._waiting or self._running.is_running(_key(container)):
                 return
@@ -66,7 +68,8 @@ class DeviceReleases:
             self._waiting[container] = None
 
     def _has_another_thread(self) -> bool:
-        """The lock is held. If the system has none to give, the release is begun with the next look at all pods."""
+        """Starts a thread; the caller holds the lock. If the system has no thread, the next look at all pods starts the
+        release."""
         try:
             self._threads.add(started(threading.Thread(target=self._work, name="device-release", daemon=True)))
         except RuntimeError as exc:
@@ -75,29 +78,29 @@ class DeviceReleases:
         return True
 
     def begin_all(self) -> None:
-        """Those that were not finished: virtshim was killed, or a record could not be written."""
+        """Queues all unfinished releases: virtshim was killed, or a record could not be written."""
         for container in self._records.containers.all():
             if container.owes_devices:
                 self.begin(container.id)
 
     def finish(self, container: ContainerId, timeout: float | None = None) -> None:
-        """Returns when its devices are free, those that did not come out of their reset written down. Makes the release, or
-        waits for the one under way: `timeout` seconds, as long as it can take if that is not said. Must not be called with
-        the pod's lock held, which the last step takes. Raises ShimError; then the claims stay."""
+        """Returns when the devices are free; those whose reset failed are recorded. Makes the release, or waits for a
+        running one: `timeout` seconds, None for as long as it can take. The caller must not hold the pod's lock, which
+        the last step takes. Raises ShimError; the claims then stay."""
         found = self._records.containers.get(container)
         if found is not None and _is_due(found):
             longest = self._timeout * (1 + len(found.claims)) if timeout is None else timeout
             self._running.run(_key(container), None, lambda: self._release(container), longest)
 
     def try_to_finish(self, container: ContainerId) -> None:
-        """As `finish`, but a failure is only logged: it is tried again soon, and the claims keep the devices until then."""
+        """Like `finish`, but only logs a failure: it is repeated soon, and until then the claims keep the devices."""
         try:
             self.finish(container)
         except ShimError as exc:
             log.warning("devices.unreleased", container=container.short, error=str(exc))
 
     def close(self) -> None:
-        """Begins nothing more, and waits a little for what is under way."""
+        """Starts no more releases, and waits briefly for running ones."""
         with self._lock:
             self._closing = True
             self._waiting.clear()
@@ -109,10 +112,10 @@ class DeviceReleases:
     def _work(self) -> None:
         while (container := self._next()) is not None:
             if self._running.is_running(_key(container)):
-                continue  # by somebody who waits for it
+                continue  # a caller that waits for it has made it
             try:
                 self.try_to_finish(container)
-            except BaseException:  # the edge of a thread: others wait for their turn
+            except BaseException:  # any error: the thread must serve the other containers
                 log.exception("devices.release_broken", container=container.short)
 
     def _next(self) -> ContainerId | None:
@@ -142,13 +145,13 @@ def _key(container: ContainerId) -> str:
 
 
 def _is_due(container: Container) -> bool:
-    """RemoveContainer asks when it has ended the VM. Pure."""
+    """Whether devices wait for release. RemoveContainer asks after it has ended the VM. Pure."""
     removed = container.phase is ContainerPhase.REMOVING and container.status.started_at > 0 and container.claims != ()
     return container.owes_devices or removed
 
 
 def _without_devices(container: Container, wrong: list[str]) -> Container:
-    """Its exit says what is wrong with what it had. Pure."""
+    """The record without claims; its exit's message lists the faults of its devices. Pure."""
     how = container.exit
     told = how and dataclasses.replace(how, message=with_devices(how.message, wrong))
     return Container(container.spec, dataclasses.replace(container.status, exit=told, claims=()))

@@ -1,4 +1,4 @@
-"""Resets PCI functions between two VMs, and withholds one that could not be reset from the next VM."""
+"""Resets PCI functions between two VMs, and keeps a function that could not be reset from the next VM."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ IMPOSSIBLE: Final = "impossible"
 
 
 class DeviceResets:
-    """`timeout`: seconds for each call to tapmanager. Thread-safe: retrying a broken device and allocating it exclude
-    each other; a device that was a VM's is kept from both by its claim. One whose reset hangs delays no other."""
+    """`timeout`: seconds for each call to tapmanager. Thread-safe. Each device has a lock, which excludes a retry of a
+    broken device while it is allocated; its claim keeps both from a device that a VM had. A device whose reset hangs
+    delays no other."""
 
     def __init__(
         self,
@@ -48,8 +49,8 @@ class DeviceResets:
         self._counts: Counter[tuple[PciAddress, str]] = Counter()
 
     def after(self, container: Container) -> list[str]:
-        """Resets what was its VM's, and nobody else's yet. What is wrong with which, for people; that is on disk then, or this
-        raises ShimError."""
+        """Resets the functions that the container's VM had and nobody has yet. Returns their faults, for people. The
+        faults are on disk by then, or this raises ShimError."""
         wrong = []
         for device in container.granted.passthrough:
             if isinstance(device, PciFunction) and device.claim in container.claims:
@@ -57,7 +58,7 @@ class DeviceResets:
         return wrong
 
     def refuse_broken(self, granted: GrantedDevices) -> None:
-        """WrongState for a function whose last reset failed, and fails again now."""
+        """Raises WrongState for a function whose last reset failed, if it fails again now."""
         wrong = []
         for device in granted.passthrough:
             if isinstance(device, PciFunction):
@@ -69,7 +70,7 @@ class DeviceResets:
             raise WrongState("; ".join(wrong))
 
     def try_again(self) -> None:
-        """Those that could not be reset, and that no container holds."""
+        """Retries functions that could not be reset and that no container holds."""
         for condition in self._table.all():
             with self._lock(condition.claim):
                 held = any(condition.claim in container.claims for container in self._records.containers.all())
@@ -77,21 +78,21 @@ class DeviceResets:
                     self._tried_again(condition.claim)
 
     def forget(self) -> None:
-        """The node was restarted, and with it all devices."""
+        """Forgets all faults, because the node was restarted, and its devices with it."""
         for condition in self._table.all():
             self._table.delete(condition.claim)
 
     def counts(self, address: PciAddress) -> Mapping[str, int]:
-        """How often it was reset since virtshim started, by result."""
+        """How often the function was reset since virtshim started, by result."""
         with self._counting:
             return {result: self._counts[address, result] for result in (DONE, FAILED, IMPOSSIBLE)}
 
     def broken(self) -> Mapping[PciAddress, str]:
-        """Functions that no VM gets, and why."""
+        """The functions that no VM gets, with the reason."""
         return {condition.address: condition.fault for condition in self._table.all() if condition.fault}
 
     def _tried_again(self, claim: str) -> DeviceCondition | None:
-        """What is against it still. Its lock is held."""
+        """Resets it again; the caller holds its lock. Returns the remaining fault."""
         condition = self._table.get(claim)
         if condition is None or not condition.fault:
             return None
@@ -101,11 +102,11 @@ class DeviceResets:
         return after if after is not None and after.fault else None
 
     def _reset(self, address: PciAddress) -> list[str]:
-        """What is wrong with it after that, for people."""
+        """Resets it. Returns its faults, for people."""
         before = self._table.get(PciFunction(address).claim) or DeviceCondition(address)
         try:
             result = DONE if self._drivers.reset(address, self._timeout) else IMPOSSIBLE
-        except NotFound:  # unplugged: what comes back in its place is another
+        except NotFound:  # it was unplugged; a device that appears in its place is another one
             self._note(before, DeviceCondition(address))
             return [f"device {address} is gone"]
         except ShimError as exc:
@@ -135,7 +136,7 @@ class DeviceResets:
                 self._table.put(after)
             else:
                 self._table.delete(after.claim)
-        except ShimError as exc:  # a full disk
+        except ShimError as exc:  # the disk may be full
             if after.fault and not before.fault:
-                raise  # nothing else would keep it from the next VM
+                raise  # only the record keeps the function from the next VM
             log.warning("device.condition_not_written", device=str(after.address), error=str(exc))

@@ -1,7 +1,8 @@
-"""A container's granted devices -> what its VM gets.
+"""Finds the devices that a VM gets for its container's grants.
 
-Nodes, CDI names and kubelet's list say what the container was granted; environment variables only choose in it. A variable
-that names more is refused and told as a security event: that is a pod whose author asks for another's hardware.
+Device nodes, CDI names and kubelet's list say what the container was granted. Environment variables only choose among
+them. A variable that names more is refused and logged as a security event: the pod's author asks for somebody else's
+hardware.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ from virtshim.devices.values import (
 )
 from virtshim.model.errors import InvalidRequest, Unavailable, WrongState
 
-# Granted nodes, CDI addresses and kubelet's list -> authority. Reads sysfs; reports only missing devices.
+# Collects the granted devices from nodes, CDI addresses and kubelet's list. Reads sysfs.
 
 
 @dataclass(slots=True)
 class GrantCollector:
-    """Fills up source by source; `authority` is what came together. `faults`: (node or name, why it is of no use)."""
+    """Collects source by source; `authority` is the result. `faults`: (node or name, why it cannot be used)."""
 
     files: HostFiles
     faults: list[tuple[str, str]] = field(default_factory=list)
@@ -68,7 +69,7 @@ class GrantCollector:
     _others: set[UsbDevice | VdpaDevice] = field(default_factory=set)
 
     def node(self, path: str, meaning: Meaning) -> None:
-        """What has nothing to do with passing devices is left to the caller."""
+        """Adds a granted node. The caller handles nodes that are not devices to pass."""
         if isinstance(meaning, VfioGroup):
             self._group(path, meaning.number)
         elif isinstance(meaning, VfioFunction):
@@ -93,8 +94,8 @@ class GrantCollector:
             self._unconditional.add(address)
 
     def kubelet(self, grants: Iterable[KubeletGrant]) -> None:
-        """A VF without a node is at a kernel driver: the VM gets it. Another function might have been granted for what its
-        driver does, so it takes a hint as well."""
+        """A VF without a node has a kernel driver, and the VM gets it. Another function might have been granted for its
+        driver's sake, so it also needs a hint."""
         bus = PciBus(self.files)
         for grant in grants:
             for address in addresses_of(grant.ids):
@@ -109,7 +110,7 @@ class GrantCollector:
 
     @property
     def lacks_mdev(self) -> bool:
-        """A node grants some mediated device, and nothing says which."""
+        """Whether a node grants some mediated device, but nothing says which."""
         return self._wants_mdev and not self._mdevs
 
     def authority(self) -> Authority:
@@ -149,8 +150,8 @@ class GrantCollector:
 
 
 def resources(grants: Sequence[KubeletGrant], authority: Authority) -> dict[str, str]:
-    """Claim -> kubelet's name of the resource, as far as its list says. Plugins that count in IOMMU groups come last: small
-    numbers may mean anything."""
+    """Claim -> kubelet's name of the resource, as far as its list says. Plugins that use numbers of IOMMU groups come
+    last, because small numbers may mean anything."""
     names: dict[str, str] = {}
     for grant in grants:
         for address in addresses_of(grant.ids):
@@ -167,13 +168,13 @@ def resources(grants: Sequence[KubeletGrant], authority: Authority) -> dict[str,
 
 log = structlog.get_logger(__name__)
 
-# Hints at what was not granted: a pod's author may write any number of them.
+# How many hints without a grant are reported; a pod's author may write any number of them.
 _MAX_REPORTED: Final = 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Answer:
-    """kubelet's. `trouble` is why there is none; `is_to_come` if asking again may help."""
+    """kubelet's answer. `trouble`: why there is none. `is_to_come`: whether asking again may help."""
 
     grants: tuple[KubeletGrant, ...] = ()
     trouble: str = ""
@@ -181,13 +182,13 @@ class _Answer:
 
     @property
     def resources(self) -> str:
-        """The resources in brackets, for behind a node's name."""
+        """The resources in brackets, to follow a node's name."""
         names = sorted({grant.resource for grant in self.grants})
         return f" ({' or '.join(names)})" if names else ""
 
 
 class Resolver:
-    """`kubelet`: None if it is not to be asked."""
+    """`kubelet`: None if kubelet is not asked."""
 
     def __init__(self, files: HostFiles, cdi: CdiDirectories, kubelet: PodResources | None) -> None:
         self._files = files
@@ -205,12 +206,12 @@ class Resolver:
         collector.cdi(cdi.addresses)
         collector.kubelet(answer.grants)
         authority = collector.authority()
-        # Variables are judged when all nodes and names are understood: what one of them names may be behind what is not.
+        # Variables are judged after all nodes and names: one that is not understood yet may be what a variable names.
         outside = forged(authority, hinted)
         faults = [*cdi.faults, *_unusable(nodes, collector, answer)]
         if not faults:
             if (outside or collector.lacks_mdev) and answer.is_to_come:
-                raise Unavailable(f"it is not known which devices the container was granted: {answer.trouble}")
+                raise Unavailable(f"the devices that the container was granted are unknown: {answer.trouble}")
             faults = _not_granted(request, outside, answer)
         if faults:
             raise InvalidRequest(f"devices of {request.namespace}/{request.pod}: {'; '.join(faults)}")
@@ -245,7 +246,7 @@ class Resolver:
     def _ask(
         self, request: DeviceRequest, nodes: Sequence[tuple[CriDevice, Meaning]], hinted: Sequence[Hint]
     ) -> _Answer:
-        """Not for a pod without any sign of a device: an ordinary pod waits for nobody."""
+        """Asks kubelet, unless nothing about the pod hints at a device: an ordinary pod must not wait."""
         if not (hinted or request.cdi or any(not isinstance(meaning, BlockDevice | NoDevice) for _, meaning in nodes)):
             return _Answer()
         if self._kubelet is None:
@@ -273,7 +274,7 @@ def _unusable(nodes: Sequence[tuple[CriDevice, Meaning]], collector: GrantCollec
 
 
 def _not_granted(request: DeviceRequest, outside: Sequence[Hint], answer: _Answer) -> list[str]:
-    """Faults of variables; those of the container's own are told as security events, too."""
+    """Faults of variables. Those that the container sets itself are also logged as security events."""
     faults = []
     because = f" ({answer.trouble})" if answer.trouble else ""
     for hint in outside[:_MAX_REPORTED]:
@@ -291,13 +292,13 @@ def _not_granted(request: DeviceRequest, outside: Sequence[Hint], answer: _Answe
         )
         faults.append(
             f"the variable {hint.variable} names {hint.text}, which this container was not granted{because}; remove it from "
-            "the pod's spec, and ask for devices by resources.limits"
+            "the pod's spec, and request devices by resources.limits"
         )
     return faults
 
 
 def _blocks(nodes: Sequence[tuple[CriDevice, Meaning]]) -> tuple[BlockDevice, ...]:
-    """Each place in the pod once; the first node wins, as kubelet has it."""
+    """Each path in the pod once. The first node wins, as in kubelet."""
     blocks: dict[str, BlockDevice] = {}
     for _, meaning in nodes:
         if isinstance(meaning, BlockDevice):
@@ -324,7 +325,7 @@ class NodeDevices(Resolver):
         for device in devices:
             facts = PciBus(self._files).function(device.address) if isinstance(device, PciFunction) else None
             if facts is not None and not facts.has_reset:
-                # It works, but the next VM finds the device as this one leaves it.
+                # It works, but the next VM gets the device in the state in which this VM leaves it.
                 log.warning("devices.no_reset", device=str(facts.address))
 
 

@@ -1,4 +1,4 @@
-"""Wires the services that handle host devices before, while and after a VM has them."""
+"""Wires the services for host devices: before, while and after a VM has them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from virtshim.vm.ports import Hypervisor, VmUnplugging
 
 @dataclass(frozen=True, slots=True)
 class DeviceRules:
-    """As [devices] in the settings. `timeout`: seconds for each call to tapmanager."""
+    """[devices] of the settings. `timeout`: seconds for each call to tapmanager."""
 
     bind: bool
     reset: bool

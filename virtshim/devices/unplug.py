@@ -1,4 +1,5 @@
-"""Rebinds USB devices to the node's drivers when their VM has ended: QEMU does it itself, unless it was killed."""
+"""Takes host devices from a guest before its VM is killed, and gives USB devices back to the node's drivers
+afterwards."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from virtshim.system.clock import Clock
 from virtshim.system.locks import PodLocks
 from virtshim.vm.ports import VmUnplugging
 
-# Before a VM is ended by force, its guest is asked to release the host devices: a driver that is told can finish what
-# it has under way; one whose VM just ends cannot.
+# Before a VM is ended by force, its guest is asked to release the host devices. Its drivers can then finish their work,
+# which they cannot if the VM just ends.
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class UnplugDevices:
-    """`seconds` that a guest gets for it; 0: it is not asked. What a guest keeps, the VM's end takes."""
+    """`seconds`: how long a guest gets, 0 to not ask it. Devices that the guest keeps are taken when the VM ends."""
 
     records: Records
     unplugging: VmUnplugging
@@ -32,19 +33,19 @@ class UnplugDevices:
     seconds: float
 
     def before_kill(self, container: Container, message: str) -> None:
-        """The end is written down first: a VM without its devices must not run on because we died in between. Never raises:
-        the VM is to end."""
+        """Records the end first: if virtshim dies in between, a VM without its devices must not keep running. Never
+        raises, because the VM is to end."""
         if not self._wanted(container):
             return
         try:
             if self._written_down(container, message):
                 log.info("vm.unplug.asked", container=container.id.short)
                 self._unplug(container)
-        except ShimError as exc:  # what cannot be written is not begun
+        except ShimError as exc:  # without a record nothing is unplugged
             log.warning("vm.unplug.failed", container=container.id.short, error=str(exc))
 
     def before_removal(self, container: Container) -> None:
-        """Its row says already that it goes. Never raises."""
+        """For a container whose record already says that it is being removed. Never raises."""
         if self._wanted(container):
             try:
                 self._unplug(container)
@@ -56,7 +57,7 @@ class UnplugDevices:
         return self.seconds > 0 and on_pci and container.is_running
 
     def _written_down(self, container: Container, message: str) -> bool:
-        """False if it has ended meanwhile, or another call keeps its pod."""
+        """False if the container has ended meanwhile, or another call holds its pod's lock."""
         with self.locks.held_soon(container.sandbox_id, self.seconds) as held:
             if not held:
                 return False
@@ -86,13 +87,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UsbReprobe:
-    """`timeout`: seconds for each call to tapmanager."""
+    """QEMU gives USB devices back by itself, unless it was killed. `timeout`: seconds for each call to tapmanager."""
 
     drivers: DeviceDrivers
     timeout: float
 
     def after(self, container: Container) -> None:
-        """Its VM is off, and the devices are still its own: nobody else's VM loses one."""
+        """Called when the VM is off and still has its claims, so that no other VM loses a device."""
         for device in container.granted.passthrough:
             if isinstance(device, UsbDevice) and device.claim in container.claims:
                 self._give_back(device)
@@ -101,9 +102,9 @@ class UsbReprobe:
         name = f"{device.bus:03}/{device.device:03}"
         try:
             interfaces = self.drivers.probe_usb(device, self.timeout)
-        except NotFound:  # unplugged
+        except NotFound:  # it was unplugged
             return
-        except ShimError as exc:  # the next VM can have it all the same
+        except ShimError as exc:  # the next VM can have the device anyway
             log.warning("usb.not_given_back", device=name, error=str(exc))
             return
         if interfaces:

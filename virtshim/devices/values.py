@@ -1,4 +1,4 @@
-"""Drivers with which VFIO takes a PCI function. Pure."""
+"""Values about devices: what kubelet granted, what the VM gets, and known faults of PCI functions. No I/O."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Final, TypeAlias
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.text import escaped
 
-# Devices that kubelet granted to a container, and what of them reaches the VM. Values only; no I/O.
+# Granted devices.
 #
-# A device node, a CDI name and a pod-resources entry are authoritative: kubelet, or the device plugin it asked, wrote
-# them. An environment variable is a hint: a pod's author can write `PCIDEVICE_X` as well as a plugin can.
+# Device nodes, CDI names and pod-resources entries are authoritative, because kubelet or its device plugin wrote them.
+# An environment variable is a hint: a pod's author can write `PCIDEVICE_X` as well as a plugin can.
 
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([01][0-9a-f])\.([0-7])", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PciAddress:
-    """Where a PCI function is. `domain` is 0 on most machines, and above 0xffff behind some bridges (VMD)."""
+    """The address of a PCI function. `domain`: 0 on most machines, above 0xffff behind some bridges (VMD)."""
 
     domain: int
     bus: int
@@ -31,7 +31,7 @@ class PciAddress:
 
     @classmethod
     def parse(cls, text: str) -> PciAddress:
-        """`0000:3b:00.1`, also without the domain, which is 0 then. InvalidRequest for anything else."""
+        """Reads `0000:3b:00.1`; without a domain it is 0. Raises InvalidRequest for anything else."""
         match = _PCI.fullmatch(text)
         if match is None:
             raise InvalidRequest(f"not a PCI address (DDDD:BB:SS.F, like 0000:3b:00.1): {text[:80]!r}")
@@ -44,7 +44,7 @@ class PciAddress:
 
 @dataclass(frozen=True, slots=True)
 class CriDevice:
-    """A device node of ContainerConfig.devices. `permissions`: of the letters r, w, m."""
+    """A device node of ContainerConfig.devices. `permissions`: some of the letters r, w, m."""
 
     host_path: str
     container_path: str
@@ -53,9 +53,9 @@ class CriDevice:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """What CreateContainer says about devices. `cdi`: fully qualified names, from the field and from the container's own
-    annotations (never the pod's, which its author writes). `envs`: hints about order, nothing more; the values
-    of a variable that is there twice are joined by a comma."""
+    """What CreateContainer says about devices. `cdi`: fully qualified names from the field and from the container's own
+    annotations, never from the pod's, which its author writes. `envs`: hints only; a variable that occurs twice has
+    both values, joined by a comma."""
 
     namespace: str
     pod: str
@@ -67,9 +67,9 @@ class DeviceRequest:
 
 @dataclass(frozen=True, slots=True)
 class KubeletGrant:
-    """What kubelet gave a container of one resource. `ids`: as the device plugin calls its devices, such as PCI addresses,
-    numbers of IOMMU groups, or UUIDs. `of_pod`: it is what all of the pod's containers got, because kubelet does not list
-    this one, an init container."""
+    """What kubelet gave a container of one resource. `ids`: the device plugin's ids, such as PCI addresses, numbers of
+    IOMMU groups, or UUIDs. `of_pod`: whether this is what all of the pod's containers got, because kubelet does not
+    list this one, an init container."""
 
     resource: str
     ids: tuple[str, ...]
@@ -78,8 +78,8 @@ class KubeletGrant:
 
 @dataclass(frozen=True, slots=True)
 class PciFunction:
-    """A PCI function for the VM. `resource`: kubelet's name for what it was granted as, "" if nobody said. `place`: which VF of
-    which network card it is, for people; "" for others."""
+    """A PCI function for the VM. `resource`: kubelet's name for its resource, "" if unknown. `place`: for people, which
+    VF of which network card it is; "" for others."""
 
     address: PciAddress
     resource: str = ""
@@ -132,33 +132,34 @@ Passthrough: TypeAlias = PciFunction | MediatedDevice | UsbDevice | VdpaDevice
 
 @dataclass(frozen=True, slots=True)
 class BlockDevice:
-    """A raw block volume for the VM, or a file in one that is a disk. `container_path` is where the pod expects it, which becomes
-    its name in the guest."""
+    """A raw block volume for the VM, or a file in a volume that is a disk. `container_path`: its path in the pod, which
+    becomes its name in the guest."""
 
     host_path: str
     container_path: str
     readonly: bool = False
-    # The same for all names that the node has for it; "" in records of the time when it was not asked for.
+    # The same for all its paths on the node; "" in records of versions that did not have it.
     identity: str = field(default="", compare=False)
-    # A file that holds a raw disk.
+    # Whether it is a file with a raw disk.
     is_file: bool = False
 
     @property
     def field_name(self) -> str:
-        """What it is asked for by."""
+        """The name of the field that asks for it."""
         path = escaped(self.container_path, 200)
         return f"config.mounts[{path}]" if self.is_file else f"config.devices[container_path {path}]"
 
     @property
     def is_root(self) -> bool:
-        """The VM boots from it."""
+        """Whether the VM boots from it."""
         return posixpath.normpath(self.container_path).strip("/") in ("", ".")
 
 
 @dataclass(frozen=True, slots=True)
 class GrantedDevices:
-    """What a container gets. `passthrough` in the order of its guest addresses: by resource, then by host address. `not_given`:
-    what its CDI specifications have beside devices, which a container would get and a VM does not, for people."""
+    """What a container gets. `passthrough`: in the order of guest addresses, by resource, then by host address.
+    `not_given`: for people, what its CDI specifications have besides devices, which a container would get and a VM does
+    not."""
 
     passthrough: tuple[Passthrough, ...] = ()
     blocks: tuple[BlockDevice, ...] = ()
@@ -166,7 +167,7 @@ class GrantedDevices:
 
     @property
     def root_volume(self) -> BlockDevice | None:
-        """What the VM boots from, in place of a disk of its own."""
+        """The volume that the VM boots from instead of a disk of its own."""
         return next((block for block in self.blocks if block.is_root), None)
 
     @property
@@ -175,12 +176,12 @@ class GrantedDevices:
 
     @property
     def notice(self) -> str:
-        """For the container's status; "" if it has all that was granted."""
+        """For the container's status; "" if the guest has all that was granted."""
         if not self.not_given:
             return ""
         return (
             f"the guest does not have {', '.join(self.not_given)}: they are made for containers; what the device needs, such as "
-            "drivers, has to be in the image"
+            "drivers, must be in the image"
         )
 
     @property
@@ -189,13 +190,14 @@ class GrantedDevices:
 
     @property
     def pins_memory(self) -> bool:
-        """Whether a device reaches the guest's memory by DMA: then all of it is pinned from the start, and none can be
-        taken back."""
+        """Whether a device reaches the guest's memory by DMA: all of it is then pinned from the start, and the guest
+        cannot give any back."""
         return any(not isinstance(device, UsbDevice) for device in self.passthrough)
 
 
 def volume_of_both(one: GrantedDevices, other: GrantedDevices) -> BlockDevice | None:
-    """The first volume of `one` that the other has, too, and that no two VMs may have at once: at least one of them writes it."""
+    """The first volume of `one` that the other has too, and that two VMs may not have at once because one of them
+    writes it."""
     return next(
         (
             block
@@ -213,7 +215,8 @@ def _is_same(one: BlockDevice, other: BlockDevice) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BorrowedDevice:
-    """A PCI function that was taken from its driver (`driver`, "" for none), which gets it back when no container holds it."""
+    """A PCI function that was taken from its driver. The `driver` ("" for none) gets it back when no container holds
+    it."""
 
     address: PciAddress
     driver: str
@@ -233,14 +236,14 @@ class DeviceErrors:
 
 @dataclass(frozen=True, slots=True)
 class CardFunction:
-    """A PCI function of the host as it is now, for display: its driver, and the settings that its network card has for it."""
+    """A PCI function of the host as it is now, for display: its driver, and its network card's settings for it."""
 
     # "" for none.
     driver: str
-    # The interface of the network card whose VF `number` it is, "" if it is none.
+    # The interface of the network card that this is VF `number` of, "" if it is not a VF of a card.
     card: str = ""
     number: int = 0
-    # What the card says of it, by tapmanager's names (vlan, trust ...).
+    # The card's settings, by tapmanager's names (vlan, trust ...).
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
 
     @property
@@ -250,13 +253,13 @@ class CardFunction:
         return f"{number}" + (f" ({protocol})" if protocol not in (None, "802.1Q") else "") if number else ""
 
 
-# Known faults of a PCI function of the host, between the VM that had it and the next one. Values only; no I/O.
+# Faults of a PCI function of the host between two VMs.
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCondition:
-    """`reset_failed_at`: nanoseconds since the epoch; 0: its last reset worked. `error`: that failure's message. `fatal`: the
-    fatal errors that were counted when it was last reset, which are over since."""
+    """`reset_failed_at`: nanoseconds since the epoch; 0 if the last reset worked. `error`: the failure's message.
+    `fatal`: the fatal errors counted at the last reset, which no longer matter."""
 
     address: PciAddress
     reset_failed_at: int = 0
@@ -273,7 +276,7 @@ class DeviceCondition:
 
     @property
     def fault(self) -> str:
-        """Why no VM gets it, as the predicate of a sentence about the device; "" if no fault is known."""
+        """Why no VM gets it, worded to follow the device's name; "" if no fault is known."""
         if not self.reset_failed_at:
             return ""
         at = dt.datetime.fromtimestamp(self.reset_failed_at // 10**9, dt.UTC)
@@ -282,8 +285,8 @@ class DeviceCondition:
     @property
     def remedy(self) -> str:
         return (
-            f"reset it by hand (echo 1 > /sys/bus/pci/devices/{self.address}/reset), or power-cycle the node; virtshim tries "
-            "again every few minutes, and when a container is granted it"
+            f"reset it by hand (echo 1 > /sys/bus/pci/devices/{self.address}/reset), or power-cycle the node; virtshim retries "
+            "every few minutes, and when a container is granted it"
         )
 
 
@@ -294,11 +297,11 @@ UNRESPONSIVE_REMEDY = (
 )
 
 
-# The one that takes any function.
+# The driver that takes any function.
 VFIO_PCI: Final = "vfio-pci"
 
 
 def is_vfio_driver(driver: str) -> bool:
-    """vfio-pci, and the drivers of one vendor each that add what its devices need: mlx5_vfio_pci, hisi-acc-vfio-pci. tapmanager,
-    which is a program of its own, decides in the same way."""
+    """vfio-pci, and vendor drivers that extend it: mlx5_vfio_pci, hisi-acc-vfio-pci. tapmanager, which is a separate
+    program, decides in the same way."""
     return "vfio" in driver.replace("-", "_").split("_")

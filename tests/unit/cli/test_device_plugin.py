@@ -73,7 +73,7 @@ def test_what_is_kept_for_the_node_is_not_offered_as_healthy(tmp_path: Path) -> 
     found = candidates(sysfs.files(), health_of(sysfs), {PciAddress.parse("0000:65:02.0")})
     assert [offer.fault for offer in offers(Pool("a.b/nvme", vendor="1b36"), found)] == [
         "",
-        "0000:65:02.0 is kept for the node (devices.keep)",
+        "0000:65:02.0 is reserved for the node (devices.keep)",
     ]
 
 

@@ -44,14 +44,14 @@ def test_a_function_at_vfio_with_its_own_group_and_node_can_be_had(host: FakeSys
 def test_a_function_that_is_gone_says_so_with_its_resource(host: FakeSysfs) -> None:
     found = only(faults(host, function(BDF, "intel.com/vfs")))
     assert found.startswith(
-        f"PCI function {BDF} (intel.com/vfs) is not there: it was unplugged, or its VFs were removed"
+        f"PCI function {BDF} (intel.com/vfs) does not exist: it was unplugged, or its VFs were removed"
     )
 
 
 def test_without_an_iommu_the_remedy_is_in_the_bios_and_on_the_kernels_command_line(host: FakeSysfs) -> None:
     host.pci(BDF, driver="vfio-pci")
     found = only(faults(host))
-    assert "the IOMMU is off; switch VT-d or AMD-Vi on in the BIOS" in found
+    assert "the IOMMU is off; enable VT-d or AMD-Vi in the BIOS" in found
     assert "intel_iommu=on" in found
 
 
@@ -97,7 +97,7 @@ def test_neighbours_that_go_into_the_same_vm_are_bound_together(host: FakeSysfs)
 def test_a_missing_node_says_which_and_why(host: FakeSysfs) -> None:
     host.pci(BDF, 9, driver="vfio-pci", vfio_node=False)
     host.vfio()
-    assert "cannot be opened: /dev/vfio/9 is not there; modprobe vfio-pci" in only(faults(host))
+    assert "cannot be opened: /dev/vfio/9 does not exist; modprobe vfio-pci" in only(faults(host))
 
 
 def test_vfio_without_an_iommu_is_refused(host: FakeSysfs) -> None:
@@ -111,7 +111,7 @@ def test_a_physical_function_with_vfs_in_use_is_refused(host: FakeSysfs) -> None
     host.pci("0000:3b:02.0", 10, vf_of=BDF)
     found = only(faults(host))
     assert (
-        f"has VFs (1), which would go with it; grant VFs, or remove them: echo 0 > /sys/bus/pci/devices/{BDF}/sriov_numvfs"
+        f"has VFs (1), which the VM would get too; grant VFs, or remove them: echo 0 > /sys/bus/pci/devices/{BDF}/sriov_numvfs"
         in found
     )
 
@@ -123,13 +123,13 @@ def test_the_nodes_own_network_card_and_disk_are_refused(host: FakeSysfs) -> Non
     host.block("nvme0n1p1", f"{home}/nvme/nvme0/nvme0n1/nvme0n1p1", "259:1")
     host.mounted(("259:1", "/", "/dev/nvme0n1p1"))
     card, disk = faults(host, function(BDF), function(SIBLING), bind=True)
-    assert f"PCI function {BDF} is the node's own: the node's default route goes through it (eth0)" in card
+    assert f"PCI function {BDF} is used by the node: the node's default route goes through it (eth0)" in card
     assert "the node's file system / is on it" in disk
 
 
 def test_a_function_that_the_operator_keeps_is_refused(host: FakeSysfs) -> None:
     host.pci(BDF, 9, driver="vfio-pci")
-    assert "is kept for the node (devices.keep); take it out" in only(faults(host, keep=(BDF,)))
+    assert "is reserved for the node (devices.keep); remove it" in only(faults(host, keep=(BDF,)))
 
 
 @pytest.mark.parametrize("part", [UUID, "vdpa0"])
@@ -150,7 +150,7 @@ def test_memory_that_qemu_may_not_lock_is_told_in_figures(host: FakeSysfs) -> No
     host.pci(BDF, 9, driver="vfio-pci")
     assert faults(host, memory=3 * GIB, limit=4 * GIB) == []
     found = only(faults(host, memory=3 * GIB + 1, limit=4 * GIB))
-    assert "3072 MiB and 1024 more, and may lock 4096 MiB; set LimitMEMLOCK=infinity" in found
+    assert "3072 MiB and 1024 more, but may lock only 4096 MiB; set LimitMEMLOCK=infinity" in found
     assert faults(host, memory=3 * GIB + 1, limit=None) == []
     assert faults(host, memory=0, limit=1) == []
 
@@ -167,7 +167,7 @@ def test_each_vdpa_device_locks_all_memory_for_itself(host: FakeSysfs) -> None:
     for card in cards:
         host.node(card.path)
     assert faults(host, *cards, memory=GIB, limit=3 * GIB) == []
-    assert "2048 MiB and 1024 more, and may lock 2048 MiB" in only(faults(host, *cards, memory=GIB, limit=2 * GIB))
+    assert "2048 MiB and 1024 more, but may lock only 2048 MiB" in only(faults(host, *cards, memory=GIB, limit=2 * GIB))
     functions = [PciFunction(PciAddress.parse(address)) for address in (BDF, SIBLING)]
     assert faults(host, *cards, *functions, memory=GIB, limit=4 * GIB) == []
     assert "3072 MiB and 1024 more" in only(faults(host, *cards, *functions, memory=GIB, limit=3 * GIB))
@@ -175,7 +175,7 @@ def test_each_vdpa_device_locks_all_memory_for_itself(host: FakeSysfs) -> None:
 
 def test_mediated_devices_are_looked_for_with_group_and_node(host: FakeSysfs) -> None:
     device = MediatedDevice(UUID, "nvidia.com/GRID")
-    assert f"mediated device {UUID} (nvidia.com/GRID) is not there" in only(faults(host, device))
+    assert f"mediated device {UUID} (nvidia.com/GRID) does not exist" in only(faults(host, device))
     home = "/sys/devices/pci0000:00/0000:65:00.0"
     host.path(f"{home}/{UUID}").mkdir(parents=True)
     host.link(f"/sys/bus/mdev/devices/{UUID}", f"{home}/{UUID}")
@@ -187,7 +187,7 @@ def test_mediated_devices_are_looked_for_with_group_and_node(host: FakeSysfs) ->
 
 
 def test_usb_devices_are_looked_for_and_hubs_refused(host: FakeSysfs) -> None:
-    assert "USB device 001/004 is not there: it was unplugged" in only(faults(host, UsbDevice(1, 4)))
+    assert "USB device 001/004 does not exist: it was unplugged" in only(faults(host, UsbDevice(1, 4)))
     host.node("/dev/bus/usb/001/004")
     for name, text in (("busnum", "1"), ("devnum", "4"), ("bDeviceClass", "09")):
         host.write(f"/sys/bus/usb/devices/1-1/{name}", text)
@@ -205,12 +205,12 @@ def test_a_usb_stick_that_the_node_has_mounted_stays_the_nodes(host: FakeSysfs) 
     assert faults(host, UsbDevice(1, 4)) == []
     host.mounted(("8:32", "/", "/dev/sdc"))
     fault = only(faults(host, UsbDevice(1, 4)))
-    assert "USB device 001/004 is the node's own: the node's file system / is on it" in fault
+    assert "USB device 001/004 is used by the node: the node's file system / is on it" in fault
 
 
 def test_vdpa_devices_are_looked_for(host: FakeSysfs) -> None:
     assert only(faults(host, VdpaDevice("/dev/vhost-vdpa-0"))).startswith(
-        "/dev/vhost-vdpa-0 is not there; modprobe vhost_vdpa"
+        "/dev/vhost-vdpa-0 does not exist; modprobe vhost_vdpa"
     )
     host.node("/dev/vhost-vdpa-0")
     assert faults(host, VdpaDevice("/dev/vhost-vdpa-0")) == []
@@ -226,7 +226,7 @@ def node_devices(host: FakeSysfs) -> NodeDevices:
 
 
 def test_all_faults_are_one_error(host: FakeSysfs) -> None:
-    with pytest.raises(WrongState, match=rf"{BDF} is not there.*; PCI function {SIBLING} is not there"):
+    with pytest.raises(WrongState, match=rf"{BDF} does not exist.*; PCI function {SIBLING} does not exist"):
         node_devices(host).check([function(), function(SIBLING)])
 
 

@@ -286,7 +286,7 @@ def test_a_device_of_which_a_vm_would_get_nothing_is_refused_by_name(node: Node,
     devices = [{"name": "x", "containerEdits": {field: FOR_CONTAINERS[field]}}]
     node.write("/etc/cdi/a.json", spec("x", devices=devices, cdiVersion="1.1.0"))
     (fault,) = node.find("intel.com/net-pci=x").faults
-    assert f"intel.com/net-pci=x has nothing that a virtual machine can have: only {field} (/etc/cdi/a.json)" in fault
+    assert f"intel.com/net-pci=x has nothing that a virtual machine can use: only {field} (/etc/cdi/a.json)" in fault
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -101,10 +101,10 @@ def test_what_no_vm_can_have_is_refused_with_what_to_do(host: FakeSysfs, path: s
 def test_what_is_missing_or_no_device_is_refused(host: FakeSysfs) -> None:
     host.write("/dev/shm/x", "")
     host.path("/dev/mapper").mkdir()
-    assert "not there" in refused(host, "/dev/vfio/5")
+    assert "does not exist" in refused(host, "/dev/vfio/5")
     assert "it is a file, not a device node" in refused(host, "/dev/shm/x")
     assert "it is a directory, not a device node" in refused(host, "/dev/mapper")
-    assert "not there" in refused(host, "no/absolute/path")
+    assert "does not exist" in refused(host, "no/absolute/path")
 
 
 def refused(host: FakeSysfs, path: str, permissions: str = "rwm") -> str:
@@ -119,7 +119,7 @@ def test_a_device_that_may_not_be_read_and_written_is_not_given(host: FakeSysfs,
     host.vfio(17)
     for node in ("/dev/bus/usb/001/002", "/dev/vhost-vdpa-0"):
         host.node(node)
-    assert f"granted with permissions {permissions}, and a VM needs rw" in refused(host, path, permissions)
+    assert f"granted with permissions {permissions}, but a VM needs rw" in refused(host, path, permissions)
 
 
 @pytest.mark.parametrize("permissions", ["w", "m", "wm", "none"])

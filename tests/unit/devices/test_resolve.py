@@ -326,7 +326,7 @@ def test_a_forged_vgpu_beside_a_granted_one_is_refused(host: FakeSysfs) -> None:
 
 def test_without_kubelet_a_function_without_a_node_can_be_told_later(host: FakeSysfs) -> None:
     host.pci(VF1, 41, driver="iavf")
-    with capture_logs() as logs, pytest.raises(Unavailable, match="was granted: kubelet is away"):
+    with capture_logs() as logs, pytest.raises(Unavailable, match="was granted are unknown: kubelet is away"):
         resolve(host, kubelet=Kubelet(trouble="kubelet is away"), envs={"PCIDEVICE_X": VF1})
     assert [entry["event"] for entry in logs] == ["devices.kubelet_not_asked"]
 
@@ -412,7 +412,7 @@ def test_every_fault_is_in_one_message_with_the_resource(host: FakeSysfs) -> Non
     assert "/dev/vfio/9 (qat.intel.com/generic): IOMMU group 9 is not there" in message
 
 
-@pytest.mark.parametrize(("node", "says"), [("/dev/vfio/9", "it is not there"), ("/dev/uio0", "no VM can use UIO")])
+@pytest.mark.parametrize(("node", "says"), [("/dev/vfio/9", "it does not exist"), ("/dev/uio0", "no VM can use UIO")])
 def test_a_variable_is_not_called_forged_when_its_device_may_be_behind_a_bad_node(
     host: FakeSysfs, node: str, says: str
 ) -> None:

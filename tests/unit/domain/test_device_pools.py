@@ -71,7 +71,7 @@ def test_a_group_that_the_node_uses_another_function_of_cannot_be_given_away() -
     elsewhere = dataclasses.replace(nic, address=PciAddress.parse("0000:3b:03.0"), group=8)
     (offer,) = offers(Pool("a.b/c", vendor="8086"), [vf("0000:3b:01.1", 7), nic, elsewhere])
     assert offer.fault == (
-        "IOMMU group 7 has 0000:3b:02.0 too, which is bound to virtio-pci: bind it to vfio-pci or unbind it"
+        "IOMMU group 7 also has 0000:3b:02.0, which is bound to virtio-pci: bind it to vfio-pci or unbind it"
     )
 
 
