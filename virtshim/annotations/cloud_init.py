@@ -1,4 +1,4 @@
-"""Annotations for Ignition. Pure."""
+"""Annotations for cloud-init and Ignition. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from virtshim.model.errors import InvalidRequest
 from virtshim.model.yaml_text import parse_mapping
 from virtshim.seed.sources import checked, data_source_parse_encoding, data_source_parse_key, data_source_parse_source
 
-# Annotations for what cloud-init tells the guest. Pure.
+# What cloud-init tells the guest.
 
 _USER_DATA_SOURCE: Final = "VirtletCloudInitUserDataSource"
 _SOURCE_KEY: Final = f"{_USER_DATA_SOURCE}Key"
@@ -21,12 +21,12 @@ _SOURCE_ENCODING: Final = f"{_USER_DATA_SOURCE}Encoding"
 
 
 def without_source(annotations: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with annotations for a source, or for a key of it, that none names."""
+    """Faults of annotations that belong to a source, or to its key, if the pod names no source."""
     for key in (_SOURCE_KEY, _SOURCE_ENCODING):
         if annotations.get(key) and not annotations.get(_USER_DATA_SOURCE):
-            yield f"annotation {key}: is for {_USER_DATA_SOURCE}, which is missing; write that, or remove this one"
+            yield f"annotation {key}: belongs to {_USER_DATA_SOURCE}, which is missing; write that, or remove this one"
     if annotations.get(_SOURCE_ENCODING) == "base64" and not annotations.get(_SOURCE_KEY):
-        yield f"annotation {_SOURCE_ENCODING}: is for the text of a {_SOURCE_KEY}, which is missing; name one, or remove this one"
+        yield f"annotation {_SOURCE_ENCODING}: belongs to a {_SOURCE_KEY}, which is missing; name one, or remove this one"
 
 
 def _seed_type(options: VmOptions, text: str) -> VmOptions:
@@ -68,7 +68,7 @@ def _ssh_keys(options: VmOptions, text: str) -> VmOptions:
 
 
 def _user_data_source(options: VmOptions, text: str) -> VmOptions:
-    """Read before its key."""
+    """Read before the annotation of its key."""
     source = data_source_parse_source(text, with_key=False) if text else None
     return dataclasses.replace(options, user_data_source=source)
 
@@ -122,9 +122,9 @@ def _source(options: VmOptions, text: str) -> VmOptions:
 
 
 def ignition_of_two_places(annotations: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with a pod that has both."""
+    """The fault of a pod that has both Ignition annotations."""
     if annotations.get(OWN) and annotations.get(IGNITION_SOURCE):
-        yield f"annotation {IGNITION_SOURCE}: {OWN} is there as well, and a guest has one configuration; remove one"
+        yield f"annotation {IGNITION_SOURCE}: {OWN} is set too, but a guest has one configuration; remove one"
 
 
 IGNITION_READERS: Final[Mapping[str, Reader]] = {OWN: _own, IGNITION_SOURCE: _source}

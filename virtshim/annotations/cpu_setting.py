@@ -1,7 +1,7 @@
-"""VirtletLibvirtCPUSetting: what Virtlet took of libvirt's CPU definition, in YAML. Pure.
+"""VirtletLibvirtCPUSetting: the part of libvirt's CPU definition that Virtlet accepted, in YAML. Pure.
 
-Virtlet handed it on as it was. What is read here is what says which CPU the guest sees; how many there are, and how they lie, is
-the vCPU count's.
+Virtlet passed it on unchanged. virtshim reads what says which CPU the guest sees. The number of CPUs and their topology
+follow from the number of vCPUs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_FEATURES: Final = 64
 
 
 def parse_cpu_setting(text: str) -> tuple[CpuModel, CpuDetails]:
-    """Raises InvalidRequest. Keys are Go's field names, which Virtlet took in any case of letters."""
+    """Raises InvalidRequest. Keys are Go's field names, and Virtlet ignored their case."""
     setting = _lower(parse_mapping(text))
     if other := sorted(set(setting) - set(_KEYS)):
         raise InvalidRequest(
@@ -35,7 +35,7 @@ def parse_cpu_setting(text: str) -> tuple[CpuModel, CpuDetails]:
         raise InvalidRequest(f"mode {str(mode)[:40]!r} is not one of {', '.join(_MODES)}; write one of them")
     if (mode == CpuModel.CUSTOM.value) != bool(name):
         raise InvalidRequest(
-            "mode custom goes with a model, and no other does; write model: {value: NAME}, or remove it"
+            "mode custom needs a model, and no other mode has one; write model: {value: NAME}, or remove it"
         )
     return _MODES[mode], CpuDetails(name, fallback, _features(setting.get("features")))
 
@@ -45,7 +45,7 @@ def _lower(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model(value: Any) -> tuple[str, bool]:
-    """A model's name, and whether libvirt may take one that is like it."""
+    """A model's name, and whether libvirt may use a similar model."""
     if value is None:
         return "", True
     fields = _lower(value) if isinstance(value, dict) else {"value": value}

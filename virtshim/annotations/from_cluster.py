@@ -1,4 +1,4 @@
-"""What a pod's annotations ask for by the name of a Secret or ConfigMap, in its place. Pure."""
+"""Replaces names of Secrets and ConfigMaps in a pod's annotations by their data. Pure."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _FILES = "VirtletFilesFromDataSource"
 
 
 def with_data(options: VmOptions, namespace: str, read: Callable[[DataSource], Data]) -> VmOptions:
-    """`read`: of the pod's own namespace. Raises ShimError, with the annotation and the object. Nothing is read that is not
-    asked for."""
+    """`read`: reads an object of the pod's namespace; only objects that annotations name are read. Raises ShimError
+    with the annotation and the object."""
     if (source := options.user_data_source) is not None:
         with _named(source, _USER_DATA, namespace):
             options = _user_data(options, source, read)
@@ -46,13 +46,13 @@ def with_data(options: VmOptions, namespace: str, read: Callable[[DataSource], D
 
 
 def sources(options: VmOptions) -> list[DataSource]:
-    """All that is named."""
+    """All sources that the annotations name."""
     named = (options.user_data_source, options.ssh_key_source, options.files_source, options.ignition_source)
     return [source for source in named if source is not None]
 
 
 def _user_data(options: VmOptions, source: DataSource, read: Callable[[DataSource], Data]) -> VmOptions:
-    """With a key its text is the whole user-data, before a script of the pod's."""
+    """With a key, the text is the whole user-data, unless the pod has a script of its own."""
     if source.key:
         text = text_of(read(source), source.key, options.user_data_encoding)
         return dataclasses.replace(options, user_data_script=text)
@@ -62,7 +62,7 @@ def _user_data(options: VmOptions, source: DataSource, read: Callable[[DataSourc
 
 
 def _ssh_keys(options: VmOptions, source: DataSource, read: Callable[[DataSource], Data]) -> VmOptions:
-    """Before the pod's own."""
+    """The source's keys come before the pod's own."""
     if options.user_data_overwrite and options.ssh_keys:
         return options
     key = source.key or AUTHORIZED_KEYS

@@ -28,9 +28,9 @@ INITRD: Final = "virtshim.io/initrd"
 KERNEL_ARGS: Final = "virtshim.io/kernel-args"
 
 _MOST_OF_A_TOPOLOGY: Final = 255
-# What a pull keeps of an image (`virtshim.images.confined.frames`).
+# The files of an image that a pull keeps (`virtshim.images.confined.frames`).
 _BOOT_PATH: Final = re.compile("/boot/[A-Za-z0-9_+][A-Za-z0-9._+-]{0,199}")
-# Linux's own limit on x86, less its closing zero byte.
+# Linux's limit on x86 without the final zero byte.
 _MOST_ARGS: Final = 2047
 _TOPOLOGY: Final = re.compile(r"([1-9][0-9]{0,2})x([1-9][0-9]{0,2})x([1-9][0-9]{0,2})")
 
@@ -39,7 +39,7 @@ Reader = Callable[[HardwareOptions, str], HardwareOptions]
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """`values`, `default` and `meaning`: for people, in Markdown. `example`: one that is taken, and not the default."""
+    """`values`, `default` and `meaning`: for people, in Markdown. `example`: a valid value other than the default."""
 
     name: str
     values: str
@@ -50,7 +50,7 @@ class Annotation:
 
 
 def _choice(name: str, field: str, kind: type[Enum], default: Enum, meaning: str) -> Annotation:
-    """One of the words of an Enum. An empty text is the default."""
+    """A reader of an Enum's words. An empty text means the default."""
     words = [str(one.value) for one in kind]
 
     def read(options: HardwareOptions, text: str) -> HardwareOptions:
@@ -89,7 +89,7 @@ def _topology(options: HardwareOptions, text: str) -> HardwareOptions:
 def _watchdog(options: HardwareOptions, text: str) -> HardwareOptions:
     if text not in ("", "reset"):
         raise InvalidRequest(
-            f"{text[:80]!r} is not what a watchdog may do; write reset, or remove it (an end of the VM would look like its own)"
+            f"{text[:80]!r} is not a watchdog action; write reset, or remove it (ending the VM would look like the guest's end)"
         )
     return _with(options, "watchdog", text == "reset")
 
@@ -97,17 +97,17 @@ def _watchdog(options: HardwareOptions, text: str) -> HardwareOptions:
 def _boot_file(field: str, example: str) -> Reader:
     def read(options: HardwareOptions, text: str) -> HardwareOptions:
         if text and not _BOOT_PATH.fullmatch(text):
-            raise InvalidRequest(f"{text[:80]!r} is no file of the image's /boot; write one like {example}")
+            raise InvalidRequest(f"{text[:80]!r} is not a file of the image's /boot; write one like {example}")
         return _with(options, field, text)
 
     return read
 
 
 def _kernel_args(options: HardwareOptions, text: str) -> HardwareOptions:
-    """They are a word of QEMU's command line, which vmwrapper reads."""
+    """The arguments are a word of QEMU's command line, which vmwrapper reads."""
     if not (text.isascii() and (text == "" or text.isprintable())) or len(text) > _MOST_ARGS or text.startswith("-"):
         raise InvalidRequest(
-            f"{text[:80]!r} is no command line of a kernel; write printable ASCII, at most {_MOST_ARGS} characters, not "
+            f"{text[:80]!r} is not a kernel command line; write printable ASCII, at most {_MOST_ARGS} characters, not "
             "beginning with -"
         )
     return _with(options, "kernel_args", text)
@@ -214,14 +214,15 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
 def annotations_refuse_unfit(
     options: HardwareOptions, *, on_volume: bool, vcpus: int, screen: bool, queues: int
 ) -> None:
-    """InvalidRequest for what cannot go together. `on_volume`: the VM boots from a block volume, which has no room for what a
-    firmware and a TPM remember: it would not follow the volume to another node. `vcpus`: all that it can ever have. `screen`: it
-    has one. `queues` of each NIC that the pod asks for; 0: it does not say."""
+    """Raises InvalidRequest for options that cannot go together. `on_volume`: whether the VM boots from a block volume,
+    which has no room for what firmware and TPM remember, so that their state would not follow the volume to another
+    node. `vcpus`: the most that it can ever have. `screen`: whether it has one. `queues`: requested for each NIC, 0 if
+    the pod does not say."""
     if options.io is DiskIo.NATIVE and not options.cache.is_direct:
         raise InvalidRequest(f"annotation {IO}: native needs {CACHE} none or directsync; write it, or remove this one")
     if options.topology is not None and options.topology.count != vcpus:
         raise InvalidRequest(
-            f"annotation {TOPOLOGY}: it has {options.topology.count} vCPUs, and the VM can have {vcpus}; "
+            f"annotation {TOPOLOGY}: it has {options.topology.count} vCPUs, but the VM can have {vcpus}; "
             "make the product the same, or remove it"
         )
     if options.video is not Video.VGA and not screen:
@@ -244,7 +245,7 @@ def _refuse_kernel(options: HardwareOptions) -> None:
             raise InvalidRequest(f"annotation {name}: there is no kernel for it; write {KERNEL}, or remove it")
     if options.kernel and options.firmware is Firmware.SECURE:
         raise InvalidRequest(
-            f"annotation {KERNEL}: with secure boot the firmware starts what is signed and on a disk, and no kernel beside it; "
+            f"annotation {KERNEL}: with secure boot the firmware only starts signed programs on a disk, no separate kernel; "
             f"write {FIRMWARE} uefi, or remove it"
         )
 
@@ -264,6 +265,6 @@ def _refuse_state(options: HardwareOptions) -> None:
 
 
 def table() -> str:
-    """Markdown, as it is in the page."""
+    """The Markdown table of the page."""
     rows = [f"| `{one.name}` | {one.values} | {one.default} | {one.meaning} |" for one in ANNOTATIONS]
     return "\n".join(["| annotation | values | default | meaning |", "|---|---|---|---|", *rows])

@@ -1,7 +1,8 @@
-"""Pod annotations -> VmOptions, all errors at once. Virtlet's names keep Virtlet's meaning. No I/O.
+"""Reads pod annotations into VmOptions and reports all errors at once. Virtlet's annotations keep Virtlet's meaning. No
+I/O.
 
-A value that cannot be honoured is an error, never ignored: wrong text, a name of ours that does not exist, or a feature
-that is not there yet. Names outside `Virtlet...` and `virtshim.io/...` belong to others.
+A value that cannot be applied is an error and is never ignored: a wrong text, an unknown name of virtshim's, or a
+missing feature. Names outside `Virtlet...` and `virtshim.io/...` belong to others.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from virtshim.volumes.disk_images import DISK_IMAGES_ANNOTATION, disk_images_par
 from virtshim.volumes.root_volume import ON_CHANGE
 from virtshim.volumes.sysprep import SYSPREP_ANNOTATION, sysprep_parse
 
-# Port 5900 of a pod with it is its VM's VNC server.
+# With this annotation, port 5900 of the pod is its VM's VNC server.
 VNC_ANNOTATION: Final = "virtshim.io/vnc"
 FORWARD_ANNOTATION: Final = "virtshim.io/forward"
 
@@ -37,13 +38,14 @@ _OWN_PREFIX: Final = "virtshim.io/"
 _VIRTLET_PREFIX: Final = "virtlet"
 
 _MAX_VCPUS: Final = 255
-# More than any file system or qcow2 with usual cluster sizes can hold; a typing error is found here, not by qemu-img.
+# More than any file system, or qcow2 with usual cluster sizes, can hold. It finds a typing error here, before qemu-img
+# does.
 _MAX_ROOT_BYTES: Final = 2**50
 _MAX_MEMORY_BYTES: Final = 2**46
-# Bits a second, as Kubernetes allows them.
+# Bits a second, within Kubernetes' limits.
 _MIN_BANDWIDTH, _MAX_BANDWIDTH = 10**3, 10**15
 
-# An error travels in the trailers of the reply, which gRPC limits to 8 KiB.
+# How many errors are listed: an error travels in the reply's trailers, which gRPC limits to 8 KiB.
 _MAX_PROBLEMS: Final = 12
 _MAX_PROBLEM_CHARS: Final = 400
 
@@ -52,7 +54,7 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def parse_vm_options(annotations: Mapping[str, str]) -> VmOptions:
-    """What the pod's annotations ask for. One InvalidRequest lists every problem."""
+    """The options that the pod's annotations ask for. One InvalidRequest lists every problem."""
     options = VmOptions()
     problems: list[str] = []
     for key in sorted(annotations):
@@ -183,7 +185,7 @@ def _bandwidth(direction: str) -> Reader:
 
 
 def _forward(options: VmOptions, text: str) -> VmOptions:
-    """Read again when a port is forwarded; nothing of the VM depends on it."""
+    """Only checked here: it is read when a port is forwarded, and the VM does not depend on it."""
     if text not in ("address", "agent"):
         raise InvalidRequest(f"{shown(text)} is neither address nor agent; write one of them")
     return options
@@ -212,7 +214,7 @@ def _cpu_model(options: VmOptions, text: str) -> VmOptions:
 
 
 def _cpu_setting(options: VmOptions, text: str) -> VmOptions:
-    """It is read after VirtletCPUModel, and beats it."""
+    """Read after VirtletCPUModel, which it overrides."""
     if not text:
         return options
     model, details = parse_cpu_setting(text)
@@ -235,8 +237,8 @@ def _root_disk(options: VmOptions, text: str) -> VmOptions:
 def _on_image_change(options: VmOptions, text: str) -> VmOptions:
     if text not in ("", "refuse", "replace"):
         raise InvalidRequest(
-            f"{shown(text)} is neither refuse nor replace; write replace to have a volume at devicePath / written anew, and "
-            "all lost that is on it"
+            f"{shown(text)} is neither refuse nor replace; write replace to overwrite the root disk on a volume at devicePath /, "
+            "which loses all its data"
         )
     return dataclasses.replace(options, replace_root_disk=text == "replace")
 
@@ -281,7 +283,7 @@ def _not_yet(feature: str, remedy: str) -> InvalidRequest:
 
 
 def _refused(syntax: Callable[[str], object], feature: str, remedy: str) -> Reader:
-    """`syntax` raises InvalidRequest for malformed text and is true if the text asks for the feature."""
+    """`syntax` raises InvalidRequest for a malformed text, and returns whether the text asks for the feature."""
 
     def read(options: VmOptions, text: str) -> VmOptions:
         if text and syntax(text):
@@ -296,9 +298,9 @@ def _ignored(options: VmOptions, _text: str) -> VmOptions:
 
 
 _READERS: Final[Mapping[str, Reader]] = {
-    # Says which runtime the pod is for; a CRI proxy reads it.
+    # Names the runtime that the pod is for. A CRI proxy reads it.
     "kubernetes.io/target-runtime": _ignored,
-    # Read when the pod comes (`annotations.profiles`).
+    # Read when the pod is made (`annotations.profiles`).
     PROFILE_ANNOTATION: _ignored,
     "virtshim.io/command": _command,
     "virtshim.io/exec-ports": _exec_ports,

@@ -1,4 +1,4 @@
-"""Annotations that the node's operator has put together under a name, for pods that are alike. Pure."""
+"""Profiles: annotations that the node's operator has put together under a name. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ PROFILE_ANNOTATION: Final = "virtshim.io/profile"
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`handlers`: of RuntimeClasses whose pods have it without asking."""
+    """`handlers`: the RuntimeClass handlers whose pods have the profile without naming it."""
 
     name: str
     annotations: Mapping[str, str] = field(repr=False)
     handlers: tuple[str, ...] = ()
 
 
-# Every node has it; an operator's of the same name is in its place. For a Windows as it comes, without virtio drivers: which
-# firmware starts it, its disk alone knows.
+# The profiles of every node; an operator's profile with the same name replaces one. This one is for an unmodified
+# Windows without virtio drivers. It does not set the firmware, because only the disk knows which one it needs.
 BUILT_IN: Final = (
     Profile(
         "windows",
@@ -39,8 +39,8 @@ BUILT_IN: Final = (
 
 
 def of_pod(profiles: Sequence[Profile], annotations: Mapping[str, str], handler: str) -> Mapping[str, str]:
-    """The annotations of the profile that a pod names, or else of its handler's; the pod's own count before these. Raises
-    InvalidRequest for one that this node does not have."""
+    """The annotations of the profile that the pod names, or else of its handler's profile; the pod's own annotations
+    override them. Raises InvalidRequest for a profile that this node does not have."""
     profiles = [*profiles, *(one for one in BUILT_IN if all(one.name != own.name for own in profiles))]
     name = annotations.get(PROFILE_ANNOTATION, "")
     if not name:

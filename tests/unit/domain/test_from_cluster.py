@@ -141,9 +141,9 @@ def test_no_error_shows_what_is_in_a_secret() -> None:
         ({"VirtletSSHKeySource": "secret/a/"}, "secret/NAME[/KEY]"),
         ({SOURCE: "secret/a", KEY: "a/b"}, "write a key"),
         ({SOURCE: "secret/a", ENCODING: "gzip"}, "write plain or base64"),
-        ({KEY: "a"}, f"is for {SOURCE}, which is missing"),
-        ({ENCODING: "base64"}, f"is for {SOURCE}, which is missing"),
-        ({SOURCE: "secret/a", ENCODING: "base64"}, f"is for the text of a {KEY}, which is missing"),
+        ({KEY: "a"}, f"belongs to {SOURCE}, which is missing"),
+        ({ENCODING: "base64"}, f"belongs to {SOURCE}, which is missing"),
+        ({SOURCE: "secret/a", ENCODING: "base64"}, f"belongs to a {KEY}, which is missing"),
     ],
 )
 def test_malformed_sources_are_refused_when_the_pod_comes(annotations: dict[str, str], said: str) -> None:

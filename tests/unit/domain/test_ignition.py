@@ -84,7 +84,7 @@ def test_one_of_a_secret_is_checked_as_well_and_shown_in_no_error() -> None:
 
 
 def test_a_guest_has_one_configuration() -> None:
-    with pytest.raises(InvalidRequest, match=r"virtshim.io/ignition is there as well"):
+    with pytest.raises(InvalidRequest, match=r"virtshim.io/ignition is set too"):
         parse_vm_options({OWN: json.dumps(GOOD[0]), SOURCE: "secret/x"})
     assert parse_vm_options({OWN: "", SOURCE: ""}).ignition == ""
 
