@@ -1,7 +1,7 @@
-"""A VM's cgroup: its path, computed from the pod's cgroup_parent and the container's id, and the limits on it. No I/O.
+"""A VM's cgroup: its path, computed from the pod's cgroup_parent and the container's id, and its limits. No I/O.
 
-Paths here are below the root of each hierarchy (`/kubepods/pod1/virtshim-ID`); where hierarchies are mounted is known to
-`virtshim.pods.cgroups` and to tapmanager, which makes and removes the groups.
+Paths are relative to the root of each hierarchy (`/kubepods/pod1/virtshim-ID`). `virtshim.pods.cgroups` and tapmanager,
+which makes and removes the groups, know where hierarchies are mounted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.ids import ContainerId, SandboxId
 
-# Where VMs of pods without a cgroup_parent go: limits and accounts work for them, too.
+# The parent for VMs of pods without a cgroup_parent, so that limits and accounting work for them too.
 DEFAULT_PARENT = "/virtshim"
 
 _MAX_PATH = 2048
@@ -21,14 +21,14 @@ _MAX_NAME = 255  # bytes: the kernel's NAME_MAX
 _SLICE = ".slice"
 _SLICE_NAME = re.compile(r"[A-Za-z0-9:_.\\@]+(?:-[A-Za-z0-9:_.\\@]+)*\.slice")
 _FIELD = "config.linux.cgroup_parent"
-# What kubelet's names of pods' cgroups begin with, before the pod's UID. It takes what else has this in its name, below a
-# QoS class, for the cgroup of a pod that is gone, and kills what is in it.
+# The prefix of kubelet's names of pods' cgroups, before the pod's UID. kubelet takes any other group with this in its
+# name, below a QoS class, for the cgroup of a pod that is gone, and kills what is in it.
 _POD = "pod"
 
 
 def parent_path(cgroup_parent: str) -> str:
-    """The absolute path that a pod's `cgroup_parent` means: a path as it is (`/kubepods/burstable/pod1`), or a systemd
-    slice (`kubepods-pod1.slice`) below the slices that its name says; "" for none. InvalidRequest names the field."""
+    """The absolute path of a pod's `cgroup_parent`: a path as it is (`/kubepods/burstable/pod1`), or a systemd slice
+    (`kubepods-pod1.slice`) below the slices that its name implies; "" for none. InvalidRequest names the field."""
     if not cgroup_parent:
         return ""
     if len(cgroup_parent) > _MAX_PATH or not cgroup_parent.isprintable():
@@ -42,7 +42,7 @@ def parent_path(cgroup_parent: str) -> str:
         raise InvalidRequest(f"{_FIELD} {cgroup_parent[:200]!r} has a part that is empty, . or ..; write a plain path")
     if any(len(part.encode()) > _MAX_NAME for part in parts):
         raise InvalidRequest(f"{_FIELD} {cgroup_parent[:80]!r}... has a part longer than {_MAX_NAME} bytes; shorten it")
-    # kubelet gives slices as a whole path, others the last one alone with a slash: both mean the slice.
+    # kubelet gives the whole path of a slice, others only its last part with a slash. Both mean the slice.
     return expanded_slice(parts[-1]) if parts[-1].endswith(_SLICE) else "/" + "/".join(parts)
 
 
@@ -57,8 +57,9 @@ def expanded_slice(name: str) -> str:
 
 
 def libvirt_partition(cgroup_parent: str) -> str:
-    """libvirt's `<partition>` for a slice: it writes dashes for slashes and adds `.slice`. "" for none (then libvirt uses
-    machine.slice). InvalidRequest for a path that is not a slice: systemd would not find it."""
+    """libvirt's `<partition>` for a slice, which libvirt turns back into a name by writing dashes for slashes and
+    adding `.slice`. "" for none: libvirt then uses machine.slice. Raises InvalidRequest for a path that is not a slice,
+    because systemd would not find it."""
     path = parent_path(cgroup_parent)
     if path in ("", "/"):
         return path
@@ -72,15 +73,15 @@ def libvirt_partition(cgroup_parent: str) -> str:
 
 
 def is_pods_own(cgroup_parent: str) -> bool:
-    """Whether it is a cgroup that kubelet made for one pod, with that pod's limits: `.../podUID`, or the slice
-    `...-podUID.slice`. Any other is an operator's: what lies in it was put there on purpose."""
+    """Whether kubelet made this cgroup for one pod, with the pod's limits: `.../podUID`, or the slice
+    `...-podUID.slice`. Any other is an operator's, who put VMs into it on purpose."""
     last = parent_path(cgroup_parent).rpartition("/")[2]
     name = last.removesuffix(_SLICE).rpartition("-")[2] if last.endswith(_SLICE) else last
     return name.startswith(_POD) and name != _POD
 
 
 def beside(cgroup_parent: str) -> str:
-    """The cgroup that a pod's own is in: that of its QoS class."""
+    """The cgroup above a pod's own: that of its QoS class."""
     return parent_path(cgroup_parent).rpartition("/")[0] or "/"
 
 
@@ -92,9 +93,9 @@ def vm_cgroup_path(cgroup_parent: str, container: ContainerId) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
-    """The limits of a VM's cgroup. CRI units: shares as in cgroup v1, quota and period in microseconds (quota 0: none),
-    cpusets as lists ("": the parent's), bytes. `memory` 0: no limit. `swap` is swap alone, None: not limited.
-    `hugepages`: bytes by page size in bytes. `unified`: cgroup v2 files, values checked."""
+    """Limits of a VM's cgroup, in CRI units: shares as in cgroup v1; quota and period in microseconds (quota 0: none);
+    cpusets as lists ("": the parent's); sizes in bytes. `memory`: 0 for no limit. `swap`: swap alone, None for no
+    limit. `hugepages`: bytes by page size in bytes. `unified`: cgroup v2 files with checked values."""
 
     cpu_shares: int = 0
     cpu_quota: int = 0
@@ -109,14 +110,14 @@ class CgroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class VmCgroup:
-    """A container's cgroup (`vm_cgroup_path`), below `cgroup_parent` as the container's record holds it."""
+    """A container's cgroup (`vm_cgroup_path`). `cgroup_parent`: as in the container's record."""
 
     sandbox: SandboxId
     container: ContainerId
     cgroup_parent: str
     limits: CgroupLimits
     oom_score_adj: int
-    # The user id of its QEMU; 0: the one that libvirt runs all as.
+    # The user id of its QEMU, 0 for libvirt's single user.
     uid: int = 0
-    # Of each of the VM's NICs.
+    # For each of the VM's NICs.
     nic_queues: int = 1

@@ -24,8 +24,8 @@ from virtshim.volumes.shares import SharedVolume
 
 
 class ContainerPhase(enum.Enum):
-    """CREATING rows are a journal: written before disk, seed or domain exist, never shown to callers. UNKNOWN: the record
-    cannot be read. Its VM is left alone except for what a caller asks for."""
+    """A CREATING row is a journal entry: it is written before disk, seed or domain exist, and callers never see it.
+    UNKNOWN: the record cannot be read. Its VM is left alone unless a caller asks for something."""
 
     CREATING = "creating"
     CREATED = "created"
@@ -46,7 +46,7 @@ _NEXT: Mapping[ContainerPhase, frozenset[ContainerPhase]] = {
 
 
 class ExitReason(enum.Enum):
-    """containerd's reason texts, which kubelet and users know."""
+    """containerd's reasons, which kubelet and users know."""
 
     COMPLETED = "Completed"
     ERROR = "Error"
@@ -87,26 +87,26 @@ class Mount:
     container_path: str
     host_path: str
     readonly: bool = False
-    # What the node mounts below it later is seen, too.
+    # Whether the guest sees what the node mounts below it later.
     follows: bool = False
-    # For the status: what is read-only is so with all that is mounted below it, asked for or not.
+    # For the status: a read-only volume is always read-only with everything mounted below it, requested or not.
     recursive_read_only: bool = False
-    image: str = ""  # a reference, in place of a host path
+    image: str = ""  # a reference, instead of a host path
     image_sub_path: str = ""  # which directory of it, "" for all
 
 
 @dataclass(frozen=True, slots=True)
 class RunAs:
-    """Who commands run as in the guest."""
+    """The user of commands in the guest."""
 
-    # A number or a name; "" for the agent's own, root.
+    # A number or a name; "" for the agent's own user, root.
     user: str = ""
-    # None: the user's own.
+    # None: the user's primary group.
     group: int | None = None
     supplementary: tuple[int, ...] = ()
-    # Whether the groups that the guest's /etc/group gives the user come beside the `supplementary` ones.
+    # Whether the groups that the guest's /etc/group lists for the user are added to the `supplementary` ones.
     own_groups: bool = True
-    # Capabilities, in lower case and without "cap_", or "all": what commands must not have, and what is left of "all".
+    # Capabilities that commands must not have, in lower case and without "cap_", or "all"; and those to keep of "all".
     dropped: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     no_new_privs: bool = False
@@ -114,7 +114,7 @@ class RunAs:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUser:
-    """Who a process in the guest is, in the guest's own numbers. The groups begin with the group: a process is in it, too."""
+    """The user and groups of a process in the guest, as the guest's numbers. The primary group is among the groups."""
 
     uid: int
     gid: int
@@ -123,11 +123,11 @@ class ProcessUser:
 
 @dataclass(frozen=True, slots=True)
 class ContainerConfig:
-    """ContainerConfig as kubelet sent it, without what the other records hold."""
+    """ContainerConfig as kubelet sent it, without what other records hold."""
 
-    # The reference in the request.
+    # The image reference in the request.
     image: str
-    # The text of the pod spec, shown in status.
+    # The image as the pod's spec writes it, shown in the status.
     user_image: str = ""
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
@@ -141,11 +141,11 @@ class ContainerConfig:
     stdin: bool = False
     stdin_once: bool = False
     tty: bool = False
-    # CRI's number for it, 0 if unset. It is for the command; a guest without one gets its power button.
+    # CRI's number of the signal, 0 if unset. It is for the command; a guest without a command gets its power button.
     stop_signal: int = 0
     resources: Resources = Resources()
     user: RunAs = RunAs()
-    # For the command.
+    # Applies to the command.
     readonly_root: bool = False
     devices: tuple[CriDevice, ...] = ()
     # Qualified CDI names, from the field and from the annotations that device plugins made.
@@ -154,7 +154,7 @@ class ContainerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ContainerName:
-    """What kubelet repeats when it repeats CreateContainer."""
+    """The identity of a container that kubelet keeps when it repeats CreateContainer."""
 
     name: str
     attempt: int  # the restart count
@@ -165,13 +165,13 @@ class ContainerName:
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """What was asked for, and what that came to on this node: decided by CreateContainer, and never changed after it."""
+    """The request, and what CreateContainer made of it on this node. It never changes afterwards."""
 
     id: ContainerId
     sandbox_id: SandboxId
     name: ContainerName
     config: ContainerConfig
-    # Names the disk that must stay while this record is there.
+    # The digest of the disk that must stay while this record exists.
     image: ImageDigest
     # What CRI shows as image_ref: the repo digest, or the image's id.
     image_ref: str
@@ -179,81 +179,81 @@ class ContainerSpec:
     domain_uuid: str
     # Nanoseconds since the epoch.
     created_at: int
-    # Absolute path of the CRI log, "" if none is wanted.
+    # Absolute path of the CRI log, "" for none.
     log_file: str = ""
-    # What its VM's cgroup is made in: the sandbox's, or the one that this is in.
+    # The parent of its VM's cgroup: the sandbox's cgroup, or the one above.
     cgroup_parent: str = ""
-    # The name of its root disk, if that is the pod's and not its own.
+    # The name of its root disk, if the disk stays with the pod; "" if the disk is the container's.
     pod_disk: str = ""
-    # What runs in the guest as the container's own, () if nothing does.
+    # The container's command in the guest, () if there is none.
     command: tuple[str, ...] = ()
-    # The devices that its VM is defined with.
+    # The devices in its VM's definition.
     granted: GrantedDevices = GrantedDevices()
-    # The user id that its QEMU runs as, and no other VM's; 0: the one that libvirt runs all as.
+    # The user id of its QEMU, which no other VM has; 0 for libvirt's single user.
     uid: int = 0
-    # The volumes that its guest has, as they are numbered there.
+    # Shared volumes, in the order of their numbers in the guest.
     volumes: tuple[SharedVolume, ...] = ()
-    # Those that it has copies of.
+    # Volumes that the guest has copies of.
     copies: tuple[CopiedVolume, ...] = ()
-    # Those that are in the guest's own memory.
+    # Volumes in the guest's own memory.
     memory_volumes: tuple[MemoryVolume, ...] = ()
-    # Those that are empty disks, and the others that it asks for, as they are mounted.
+    # Empty disks, those of volumes included, in the order of their mounts.
     empty_disks: tuple[EmptyDisk, ...] = ()
-    # What its image says and the pod may leave out; nothing if the pod does not want it.
+    # Defaults from the image that the pod may override; empty if the pod does not want them.
     image_config: ImageConfig = ImageConfig()
-    # Its VM's cgroup lies beside the pod's own, where kubelet looks at names.
+    # Whether its VM's cgroup is beside the pod's own, where kubelet looks at names.
     beside_pod: bool = False
-    # The image it was made of; None in records of the time when that was known by its disk.
+    # The image of the container; None in records of versions that only stored the image's disk.
     image_id: ImageId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerStatus:
-    """What became of it."""
+    """What has become of the container."""
 
     phase: ContainerPhase = ContainerPhase.CREATING
-    # Nanoseconds since the epoch, 0 while it has not been started.
+    # Nanoseconds since the epoch, 0 until it is started.
     started_at: int = 0
     exit: Exit | None = None
     # What the VM has now.
     size: VmSize = VmSize()
-    # What UpdateContainerResources made of the config's resources.
+    # The resources after UpdateContainerResources.
     changed: Resources | None = None
-    # A change of them that has begun: all of it or nothing of it is made before this goes.
+    # A change of resources that has begun. It is made or undone completely before this is cleared.
     resizing: Resources | None = None
-    # What is wrong with a running one, for display: the texts of `troubles`. Of a record that cannot be read: why.
+    # For display: what is wrong with a running container (the texts of `troubles`), or why a record cannot be read.
     trouble: str = ""
-    # The file that a checkpoint is being written to; meanwhile we may have paused the VM.
+    # The file of a checkpoint that is under way, during which virtshim may have paused the VM.
     checkpointing: str = ""
-    # The guest agent was told to run the command.
+    # Whether the guest agent was told to run the command.
     command_begun: bool = False
-    # Who the command began as; None while that is not known.
+    # The user that the command started as, None while unknown.
     user: ProcessUser | None = None
-    # A caller wants it stopped, and gave its guest time to end by itself.
+    # Whether a caller wants it stopped, and gave its guest time to end by itself.
     stop_asked: bool = False
-    # Written before its VM is ended because its command has ended, or before its devices are taken from it, or when the VM has
-    # ended and others are still to be through with it: that is how the container ended then, and the VM ends whatever happens.
+    # How the container ends. Written when its command has ended, before its devices are taken from it, or when the VM
+    # has ended and other programs still have work to do. The VM ends in any case after that.
     ending: Exit | None = None
-    # The guest was asked, or is about to be asked, to freeze its file systems, and has not confirmed the thaw.
+    # Whether the guest was asked (or is about to be) to freeze its file systems, and has not confirmed the thaw.
     frozen: bool = False
-    # An operator has paused its VM; it stands still until it is resumed, or stopped.
+    # Whether an operator has paused its VM, which then waits until it is resumed or stopped.
     paused: bool = False
-    # The devices that it holds now: no other VM may have them.
+    # The claims of the devices that it holds now. No other VM may have them.
     claims: tuple[str, ...] = ()
-    # The paths of those copied volumes that its guest has said it has.
+    # The paths of copied volumes that its guest has confirmed.
     copied: tuple[str, ...] = ()
-    # Its guest has said that it could not mount the volumes.
+    # Whether its guest has reported that it could not mount the volumes.
     unmounted: bool = False
-    # Its guest has said, at least once, that all volumes and empty disks are mounted.
+    # Whether its guest has reported, at least once, that all volumes and empty disks are mounted.
     mounts_confirmed: bool = False
-    # What is wrong with it while it runs, each kind once; each was told in its log before it was written here.
+    # What is wrong while it runs, each kind once. Each was reported in its log before it was recorded here.
     troubles: tuple[Trouble, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """Both, and what follows from them. In the state database, and in the metadata of its VM, the fields of both lie side by side
-    in one flat document."""
+    """Specification and status, and what follows from them. The state database and the metadata of the VM have the
+    fields of both side by side in one flat document."""
 
     spec: ContainerSpec
     status: ContainerStatus = ContainerStatus()
@@ -296,8 +296,8 @@ class Container:
 
     @property
     def domain_name(self) -> str:
-        """libvirt's name of the VM: for people first; unique by the id in it. systemd's scopes have it in theirs: beside the
-        pods' cgroups it must not read like one of a pod (see `virtshim.model.cgroup`)."""
+        """libvirt's name of the VM, readable and unique by the id in it. systemd's scopes contain it, so it must not
+        look like a pod's cgroup (see `virtshim.model.cgroup`)."""
         readable = re.sub(r"[^A-Za-z0-9_.-]", "-", self.name.name)[:30]
         if self.spec.beside_pod and "pod" in readable:
             return f"virtshim-{self.id.value[:12]}"
@@ -322,7 +322,8 @@ class Container:
 
     @property
     def resources(self) -> Resources:
-        """What holds now. The config stays as kubelet sent it: it is compared when kubelet repeats itself."""
+        """The resources that apply now. The config stays as kubelet sent it, because a repeated call is compared with
+        it."""
         return self.status.changed or self.config.resources
 
     @property
@@ -335,7 +336,7 @@ class Container:
 
     @property
     def was_never_created(self) -> bool:
-        """Its creation, or the rollback of it, was not finished. No VM has run for it."""
+        """Whether its creation, or the rollback of it, is unfinished. No VM has run for it."""
         undone = self.phase is ContainerPhase.REMOVING and not self.status.started_at and self.exit is None
         return self.phase is ContainerPhase.CREATING or undone
 
@@ -352,7 +353,8 @@ class Container:
 
     @property
     def owes_devices(self) -> bool:
-        """Its VM has ended, and the devices that it had are not fit for others yet: they are its own until then."""
+        """Whether its VM has ended, but its devices are not ready for others. Until then they belong to this
+        container."""
         return self.claims != () and self.phase is ContainerPhase.EXITED and not self.may_be_running
 
     def _with(self, **changes: Any) -> Container:
@@ -367,15 +369,15 @@ class Container:
         return self._to(ContainerPhase.CREATED)
 
     def running(self, started_at: int) -> Container:
-        """Times stay in order, also when the wall clock was set back."""
+        """Keeps times in order even if the wall clock was set back."""
         return self._to(ContainerPhase.RUNNING, started_at=max(started_at, self.created_at))
 
     def exited(self, how: Exit) -> Container:
-        """Its claims stay until its devices are fit for others."""
+        """Keeps the claims until the devices are ready for others."""
         return self._to(ContainerPhase.EXITED, exit=self._in_order(how), paused=False)
 
     def removing(self, how: Exit | None = None) -> Container:
-        """`how` it ended, if it ran when its removal began."""
+        """`how`: how it ended, if it ran when its removal began."""
         return self._to(ContainerPhase.REMOVING, exit=self._in_order(how) if how else self.exit)
 
     def _in_order(self, how: Exit) -> Exit:
@@ -385,7 +387,7 @@ class Container:
         return self._with(troubles=troubles, trouble=told_together(troubles))
 
     def with_checkpoint(self, location: str) -> Container:
-        """ "" ends it."""
+        """Notes a checkpoint that writes to `location`; "" ends it."""
         return self._with(checkpointing=location)
 
     def with_command_begun(self) -> Container:
@@ -398,7 +400,7 @@ class Container:
         return self._with(changed=resources, size=size, resizing=None)
 
     def with_claims(self, claims: tuple[str, ...]) -> Container:
-        """A VM that lacks one of those it was granted is off, and is not started."""
+        """Whether it holds all devices that it was granted. If not, its VM is off and must not start."""
         return self._with(claims=claims)
 
 

@@ -1,4 +1,4 @@
-"""How long a call may still take: a point in time that is passed down; each step asks how much time is left."""
+"""A deadline of a call: a point in time that is passed down, so that each step can ask how much time is left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from virtshim.model.errors import DeadlineExceeded
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """`at` is in seconds of the monotonic clock that made it."""
+    """`at`: seconds of the monotonic clock."""
 
     at: float
 
@@ -22,6 +22,6 @@ class Deadline:
         return max(0.0, self.at - now)
 
     def check(self, now: float, doing: str) -> None:
-        """Raises DeadlineExceeded naming what was about to be done."""
+        """Raises DeadlineExceeded, naming the step that was about to run, if the deadline has passed."""
         if now >= self.at:
             raise DeadlineExceeded(f"the caller's deadline passed before {doing}")

@@ -1,8 +1,9 @@
-"""Where a guest found its disks and NICs when its root disk was first started, and on which machine type. Pure.
+"""A VM's hardware: what a pod asks for, and which addresses its devices have. Pure.
 
-A guest calls devices by their addresses: a NIC is `enp0s16`, Windows takes a disk elsewhere for another one, and a licence may
-go by all of them. So they are written down beside a root disk that outlives its container; what comes later gets a place that is
-free. For a disk that goes with its container the VM's only definition says all of it.
+A guest identifies devices by their addresses: a NIC is `enp0s16`, Windows takes a disk at another address for another
+disk, and a licence may depend on all of them. The addresses of the first start are therefore stored beside a root disk
+that outlives its container, and a device that is added later gets a free one. If the disk is removed with its
+container, the VM is defined only once and its definition has the addresses.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-# What a pod asks of its VM's hardware, beside processors, memory and disks.
+# What a pod asks for, besides processors, memory and disks.
 
 
 class Firmware(enum.Enum):
-    """SECURE: UEFI that starts only what is signed, with Microsoft's keys and those of the distribution's package."""
+    """SECURE: UEFI that only starts signed programs, with the keys of Microsoft and of the distribution's package."""
 
     BIOS = "bios"
     UEFI = "uefi"
@@ -31,14 +32,15 @@ class Firmware(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FirmwareFiles:
-    """Of a UEFI, both raw: its program, and what a VM's variables begin as."""
+    """The files of a UEFI, both raw: its program, and the template of a VM's variables."""
 
     code: str
     variables: str
 
 
 class Cache(enum.Enum):
-    """How files that are disks are written. What may lose what the guest was told is safe (QEMU's `unsafe`) is not among them."""
+    """How QEMU writes files that are disks. QEMU's `unsafe` is missing, because it loses data that the guest believes
+    written."""
 
     WRITEBACK = "writeback"
     NONE = "none"
@@ -47,7 +49,7 @@ class Cache(enum.Enum):
 
     @property
     def is_direct(self) -> bool:
-        """Past the host's page cache: the file system must have O_DIRECT."""
+        """Whether it bypasses the host's page cache, for which the file system needs O_DIRECT."""
         return self in (Cache.NONE, Cache.DIRECTSYNC)
 
 
@@ -69,7 +71,7 @@ class Video(enum.Enum):
 
 
 class Clock(enum.Enum):
-    """libvirt's words for what the hardware clock counts in."""
+    """libvirt's name of the hardware clock's base."""
 
     UTC = "utc"
     LOCALTIME = "localtime"
@@ -89,21 +91,21 @@ class Topology:
 @dataclass(frozen=True, slots=True)
 class HardwareOptions:
     firmware: Firmware = Firmware.BIOS
-    # A TPM 2.0, by swtpm.
+    # Whether it has a TPM 2.0, by swtpm.
     tpm: bool = False
     cache: Cache = Cache.WRITEBACK
     io: DiskIo = DiskIo.THREADS
     nic_model: NicModel = NicModel.VIRTIO
     video: Video = Video.VGA
-    # It resets the guest.
+    # Whether it has a watchdog, which resets the guest.
     watchdog: bool = False
-    # None: one socket, and a core for each vCPU.
+    # None: one socket with a core for each vCPU.
     topology: Topology | None = None
-    # Hyper-V's enlightenments, under KVM.
+    # Whether it has Hyper-V's enlightenments under KVM.
     hyperv: bool = False
     clock: Clock = Clock.UTC
     tablet: bool = False
-    # What starts in place of a boot loader: paths in the image, "" for none, and the kernel's command line.
+    # Direct kernel boot: paths in the image, "" for none, and the kernel's command line.
     kernel: str = ""
     initrd: str = ""
     kernel_args: str = ""
@@ -111,25 +113,25 @@ class HardwareOptions:
 
 _MAGIC: Final = b"vmplaces"
 _LONGEST_MACHINE: Final = 32
-# A letter for what is numbered, three bytes of a hash of the name, the number.
+# An entry: a letter for the kind, three bytes of a hash of the name, and the number.
 _ENTRY_BYTES: Final = 5
-# All the disks and NICs that a VM can have.
+# The most disks and NICs of a VM.
 MOST: Final = 74
-# What it is written in.
+# The size of the stored form.
 BYTES: Final = len(_MAGIC) + 1 + _LONGEST_MACHINE + 1 + MOST * _ENTRY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """`machine`: "" is not known. `numbers`: by `_key`."""
+    """`machine`: "" if unknown. `numbers`: by `_key`."""
 
     machine: str = ""
     numbers: Mapping[bytes, int] = field(default_factory=dict)
 
     def numbered(self, kind: str, names: Sequence[str], room: int) -> tuple[Places, tuple[int, ...]]:
-        """The number of each, less than `room` if they fit; with what was not there yet. `kind`, a letter: what is numbered
-        together. A number of something that is gone stays its own, as long as there is room beside it; one that there is no room
-        for is none."""
+        """Returns these places with new names added, and the number of each name. Names of one `kind` (a letter) share
+        numbers. Numbers are below `room` as far as they fit. A removed device keeps its number while there is room for
+        others; it loses the number when there is not."""
         keys = [_key(kind, name) for name in names]
         there = {self.numbers[key] for key in keys if key in self.numbers}
         gone = {number for key, number in self.numbers.items() if key[:1] == kind.encode()} - there
@@ -147,14 +149,14 @@ class Places:
         return dataclasses.replace(self, numbers=numbers), tuple(found)
 
     def to_bytes(self) -> bytes:
-        """BYTES at most."""
+        """At most BYTES long."""
         machine = self.machine.encode("ascii", "replace")[:_LONGEST_MACHINE]
         entries = b"".join(key + bytes([number]) for key, number in list(self.numbers.items())[:MOST])
         return _MAGIC + bytes([len(machine)]) + machine + bytes([len(entries) // _ENTRY_BYTES]) + entries
 
 
 def places_from_bytes(text: bytes) -> Places:
-    """What `to_bytes` wrote at the beginning of `text`; nothing if that is not there whole."""
+    """Reads what `to_bytes` wrote at the beginning of `text`; empty if it is incomplete."""
     if not text.startswith(_MAGIC):
         return Places()
     at = len(_MAGIC)

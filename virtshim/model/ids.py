@@ -1,4 +1,4 @@
-"""Identifiers: parsed once at the edge, opaque inside. Outside names (netns, domain, files) are computed from them."""
+"""Identifiers: parsed once at the edge and opaque inside. Names of netns, domains and files are computed from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from virtshim.model.errors import InvalidRequest
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 
-# The namespace of our UUIDv5 names; any fixed value serves, it must never change.
+# The namespace of virtshim's UUIDv5 names. Its value is arbitrary, but must never change.
 _DOMAIN_NAMESPACE = uuid.UUID("6f3f3d0e-6f0a-5d5c-9a43-7b2b6a1f5c11")
 
 
@@ -50,7 +50,7 @@ class ContainerId:
         return self.value[:20]
 
     def domain_uuid(self) -> uuid.UUID:
-        """The libvirt domain's UUID unless the pod asks for another one."""
+        """The libvirt domain's UUID, unless the pod asks for another one."""
         return uuid.uuid5(_DOMAIN_NAMESPACE, self.value)
 
     def __str__(self) -> str:
@@ -59,8 +59,8 @@ class ContainerId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ImageId:
-    """`sha256:` and 64 lower-case hex digits: the digest of an OCI image's config (of that and the disk's path in it, if an
-    operator names one), or of a plain disk. CRI's image id."""
+    """CRI's image id: `sha256:` and 64 lower-case hex digits. It is the digest of an OCI image's config (with the
+    disk's path, if an operator names one), or of a plain disk."""
 
     value: str
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from virtshim.model.ids import ImageDigest, ImageId
 
-# Of a container whose record cannot be read. No content has it.
+# For a container whose record cannot be read. No content has this digest.
 UNKNOWN_IMAGE = ImageDigest(f"sha256:{'0' * 64}")
 
 
@@ -20,7 +20,7 @@ class DiskFormat(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """A download: bytes as the source sends them, `total` 0 while that is not known; `began_at` in nanoseconds since the
+    """A running download: bytes as the source sends them. `total`: 0 while unknown. `began_at`: nanoseconds since the
     epoch."""
 
     image: str
@@ -31,16 +31,16 @@ class PullProgress:
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """What an OCI image says of the containers made of it. A plain disk image says nothing."""
+    """The OCI image's defaults for containers. A plain disk image has none."""
 
-    # As in the Dockerfile: a name or a number, and maybe a group behind a colon.
+    # As in the Dockerfile: a name or a number, optionally with a group after a colon.
     user: str = ""
-    # NAME=VALUE each.
+    # Each is NAME=VALUE.
     env: tuple[str, ...] = field(default=(), repr=False)
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
     working_dir: str = ""
-    # `SIGTERM`, `SIGRTMIN+3`; "" if it does not say.
+    # `SIGTERM`, `SIGRTMIN+3`; "" if unset.
     stop_signal: str = ""
 
     @property
@@ -58,25 +58,25 @@ class ImageConfig:
 
 @dataclass(frozen=True, slots=True)
 class BootFile:
-    """A kernel, or what one is started with: `path` in the image, digest and bytes of what is there."""
+    """A kernel, or a file that it is started with: `path` in the image, digest and size."""
 
     path: str
     digest: ImageDigest
     size: int
 
 
-# The disk of an image that has kernels and none of its own: all zeros.
+# The disk of an image that has kernels but no disk of its own: all zeros.
 NO_DISK_BYTES: Final = 1 << 20
 NO_DISK: Final = ImageDigest(f"sha256:{hashlib.sha256(bytes(NO_DISK_BYTES)).hexdigest()}")
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """`id` is the image id in all CRI fields; `digest` names the stored disk, which several images may share; `tags` are the
-    names by which it was pulled, `repo_digests` the `name@sha256:...` forms; `size` is bytes of the file as published,
-    `virtual_size` the guest-visible bytes; `config` what it says of containers; `boot` what it has below /boot; `tree` its files,
-    if a volume can have them. Of an image that is no VM's they are all there is: `digest` names them, too. `taken`: bytes on disk
-    of all of it, 0 if nobody has counted them."""
+    """`id`: the image id in all CRI fields. `digest`: of the stored disk, which several images may share. `tags`: the
+    names by which it was pulled. `repo_digests`: the `name@sha256:...` forms. `size`: bytes of the file as published.
+    `virtual_size`: the bytes that the guest sees. `config`: the image's defaults for containers. `boot`: its files
+    below /boot. `tree`: its files, if it can be a volume. An image that is not a VM's has only a tree, and `digest`
+    names that. `taken`: bytes on disk of all its parts, 0 if they were not counted."""
 
     id: ImageId
     digest: ImageDigest
@@ -99,7 +99,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What kubelet passes with PullImage; used for that one pull, never stored, never logged."""
+    """The credentials that kubelet passes with PullImage. Used for that pull only, never stored, never logged."""
 
     username: str = ""
     password: str = ""
@@ -114,25 +114,25 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class FilesystemSpace:
-    """Bytes of a file system, and what of them everybody may still write."""
+    """A file system's size in bytes, and how much of it unprivileged users may still write."""
 
     capacity: int
     available: int
 
     @property
     def used_percent(self) -> int:
-        """As kubelet counts it: rounded up; what is kept for root counts as used."""
+        """The used percentage as kubelet counts it: rounded up, and space reserved for root counts as used."""
         return 100 - min(self.available, self.capacity) * 100 // self.capacity if self.capacity else 0
 
     def over(self, percent: int) -> int:
-        """Bytes to be freed until no more than this is used; 0 or less if nothing is."""
+        """Bytes to free until usage is at most this percentage; 0 or less if nothing needs to be freed."""
         return self.capacity * (100 - percent) // 100 - self.available
 
 
 @dataclass(frozen=True, slots=True)
 class FilesystemUsage:
-    """Bytes and inodes that our files take on the file system mounted at `mountpoint`; `timestamp` in ns. `space`: of that file
-    system, where it was asked for."""
+    """Bytes and inodes that virtshim's files take on the file system mounted at `mountpoint`. `timestamp`: nanoseconds.
+    `space`: of that file system, if it was read."""
 
     mountpoint: str
     used_bytes: int

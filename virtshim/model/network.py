@@ -17,8 +17,8 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRule:
-    """Packets of that `family` (4, 6) from `source` to `target`, networks or "" for all, follow the routing table `table`. Rules
-    are asked by `priority`, the lowest first."""
+    """Packets of that `family` (4, 6) from `source` to `target` (networks, "" for all) use the routing table `table`.
+    The rule with the lowest `priority` is tried first."""
 
     family: int
     priority: int
@@ -29,8 +29,8 @@ class PolicyRule:
 
 @dataclass(frozen=True, slots=True)
 class TableRoute:
-    """A route of another table than the main one, by the NIC that has it. `gateway` "": on-link; `source`: the sender's address,
-    "" for any; `metric` and `mtu` 0: the guest's choice."""
+    """A route of a table other than main, by the NIC that has it. `gateway`: "" for on-link. `source`: the sender's
+    address, "" for any. `metric` and `mtu`: 0 lets the guest choose."""
 
     table: int
     destination: str
@@ -42,11 +42,11 @@ class TableRoute:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One guest NIC. `name` is the CNI interface's name in the netns, `mac` the one the guest must use,
-    `addresses` CIDRs (`10.88.0.5/16`) the guest must carry. `function`: the host's PCI address (`0000:3b:00.1`) of the network
-    card's function that is this NIC, at VFIO; "" for a NIC that vmwrapper makes. `taken`: tapmanager took the function from the
-    pod's namespace, so it is the pod's; of one that was at VFIO before, a network's configuration says so and no more.
-    `rules` choose other tables than the main one, of which `table_routes` lead to this NIC."""
+    """One guest NIC. `name`: of the CNI interface in the netns. `mac`: the guest must use it. `addresses`: CIDRs
+    (`10.88.0.5/16`) that the guest must have. `function`: the host's PCI address (`0000:3b:00.1`) of the network card's
+    function that is this NIC, bound to VFIO; "" for a NIC that vmwrapper makes. `taken`: tapmanager took the function
+    from the pod's namespace, so it is the pod's. A function that was bound to VFIO before is only named by a network's
+    configuration. `rules`: choose tables other than main. `table_routes`: the routes of those tables to this NIC."""
 
     name: str
     mac: str
@@ -61,7 +61,7 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Bits a second, into the pod and out of it; 0 for no limit."""
+    """Bits a second into the pod and out of it, 0 for no limit."""
 
     ingress: int = 0
     egress: int = 0
@@ -76,8 +76,8 @@ class Dns:
 
 @dataclass(frozen=True, slots=True)
 class PluginRuns:
-    """A CNI plugin's runs of one command since tapmanager was started, `seconds` long in all. `buckets`: an upper bound in
-    seconds, the last one infinite, and how many were not longer, shorter ones included."""
+    """The runs of one command of a CNI plugin since tapmanager started; `seconds`: their total time. `buckets`: upper
+    bounds in seconds, the last one infinite, each with the number of runs up to it, shorter ones included."""
 
     command: str
     plugin: str
@@ -88,8 +88,8 @@ class PluginRuns:
 
 @dataclass(frozen=True, slots=True)
 class PodNetwork:
-    """The result of attaching a pod. `ips` are bare addresses, primary first; `fetch_key` is the secret with which
-    this pod's vmwrapper, and nobody else, gets the tap descriptors."""
+    """The result of attaching a pod. `ips`: bare addresses, primary first. `fetch_key`: the secret with which only this
+    pod's vmwrapper gets the tap descriptors."""
 
     netns: str
     interfaces: tuple[Interface, ...]
@@ -102,8 +102,8 @@ class PodNetwork:
 
 
 def nics_of(network: PodNetwork | None, granted: GrantedDevices) -> tuple[Interface, ...]:
-    """The pod's NICs that a container's VM has. A function that was at VFIO before the network was made is a NIC of those
-    containers alone that kubelet granted it to: any network's configuration could name it. Pure."""
+    """The pod's NICs that a container's VM has. A function that was bound to VFIO before the network was made only
+    counts for containers that kubelet granted it to, because any network's configuration could name it. Pure."""
     interfaces = network.interfaces if network else ()
     return tuple(
         nic for nic in interfaces if nic.taken or not nic.function or passed_through(nic).claim in granted.claims

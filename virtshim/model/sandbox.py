@@ -1,4 +1,5 @@
-"""The name of a root disk that stays for a pod's life: computed from the pod and the container's name alone. No I/O."""
+"""The pod sandbox: its record, its phases, its RuntimeClass handler, and the names of its lasting root disks. No
+I/O."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from virtshim.model.ids import ImageDigest, SandboxId
 from virtshim.model.network import Dns, PodNetwork
 from virtshim.model.vm import DiskBus
 
-# The pod sandbox: its record, and which phase may follow which. No I/O.
+# The record, and which phase may follow which.
 
 
 def check_handler(asked: str, known: Collection[str]) -> None:
-    """`asked`: a RuntimeClass's handler, "" for the default one. Raises InvalidRequest."""
+    """The handler's name. `asked`: of the RuntimeClass, "" for the default. Raises InvalidRequest."""
     if asked and asked not in known:
         raise InvalidRequest(
             f"runtime_handler {asked[:300]!r} is not known on this node (known: {', '.join(sorted(known)) or 'none'}); "
@@ -30,23 +31,24 @@ def check_handler(asked: str, known: Collection[str]) -> None:
 
 
 def vms_lie_beside(config: SandboxConfig) -> bool:
-    """Whether the VMs' cgroups lie beside the pod's own: without an overhead, kubelet gives that what the guest may use and
-    nothing for QEMU, and the kernel would kill the VM as soon as its guest uses what it may."""
+    """Whether the VMs' cgroups are beside the pod's own. Without an overhead, kubelet limits the pod's cgroup to what
+    the guest may use, with nothing for QEMU, and the kernel would kill the VM as soon as its guest uses all its
+    memory."""
     return not config.overhead.memory_limit_bytes and is_pods_own(config.cgroup_parent)
 
 
 def refuse_without_overhead(config: SandboxConfig) -> None:
-    """Raises InvalidRequest for a pod whose VMs would lie beside its cgroup."""
+    """Raises InvalidRequest for a pod whose VMs would be beside its cgroup."""
     if vms_lie_beside(config):
         raise InvalidRequest(
-            "the pod has no overhead of memory, which this node requires (vm.require_overhead): its virtual machine would lie "
-            "beside the pod's cgroup, and under memory pressure kubelet would evict other pods first; give it a "
+            "the pod has no memory overhead, which this node requires (vm.require_overhead): its virtual machine would be "
+            "outside the pod's cgroup, and under memory pressure kubelet would evict other pods first; give it a "
             "runtimeClassName whose RuntimeClass has overhead.podFixed.memory, such as virtshim"
         )
 
 
 class SandboxPhase(enum.Enum):
-    """CREATING rows are a journal: written before the network is touched, never shown to callers.
+    """A CREATING row is a journal entry: it is written before the network is touched, and callers never see it.
 
     CRI shows READY as SANDBOX_READY and everything later as SANDBOX_NOTREADY.
     """
@@ -67,7 +69,7 @@ _NEXT: Mapping[SandboxPhase, frozenset[SandboxPhase]] = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class PodKey:
-    """What kubelet repeats when it repeats RunPodSandbox: at most one live sandbox has it."""
+    """The identity of a pod that kubelet keeps when it repeats RunPodSandbox. At most one live sandbox has it."""
 
     namespace: str
     name: str
@@ -75,12 +77,12 @@ class PodKey:
     attempt: int
 
     def is_same_pod(self, other: PodKey) -> bool:
-        """Whatever the attempt."""
+        """Whether it is the same pod, in any attempt."""
         return (self.namespace, self.name, self.uid) == (other.namespace, other.name, other.uid)
 
     @property
     def readable(self) -> str:
-        """As kubectl's users know it."""
+        """The name that users of kubectl know."""
         return f"{self.namespace}/{self.name}"
 
     def __str__(self) -> str:
@@ -89,7 +91,7 @@ class PodKey:
 
 @dataclass(frozen=True, slots=True)
 class PortMapping:
-    """`protocol` is tcp, udp or sctp; `host_port` 0 means that no host port is wanted."""
+    """`protocol`: tcp, udp or sctp. `host_port`: 0 for no host port."""
 
     protocol: str
     container_port: int
@@ -98,7 +100,7 @@ class PortMapping:
 
 
 class NamespaceScope(enum.Enum):
-    """What shares a namespace."""
+    """Who shares a namespace."""
 
     POD = "pod"
     CONTAINER = "container"
@@ -106,7 +108,7 @@ class NamespaceScope(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Namespaces:
-    """As requested by the pod. A guest shares them all regardless; kubelet compares what is reported."""
+    """As the pod requested. A guest shares all of them anyway, but kubelet compares what is reported."""
 
     network: NamespaceScope = NamespaceScope.POD
     pid: NamespaceScope = NamespaceScope.CONTAINER
@@ -115,8 +117,8 @@ class Namespaces:
 
 @dataclass(frozen=True, slots=True)
 class SandboxConfig:
-    """PodSandboxConfig as kubelet sent it. Labels and annotations must come back byte for byte: kubelet finds its pods by
-    them. `overhead` is the RuntimeClass's, for QEMU; `resources` the sum of the containers'."""
+    """PodSandboxConfig as kubelet sent it. Labels and annotations must come back byte for byte, because kubelet finds
+    its pods by them. `overhead`: of the RuntimeClass, for QEMU. `resources`: the sum of the containers'."""
 
     hostname: str = ""
     log_directory: str = ""
@@ -129,18 +131,18 @@ class SandboxConfig:
     overhead: Resources = Resources()
     resources: Resources = Resources()
     namespaces: Namespaces = Namespaces()
-    # Of the guest's kernel.
+    # For the guest's kernel.
     sysctls: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """`created_at` is in nanoseconds since the epoch, constant and strictly increasing over sandboxes. `root_disks`: of the
-    disks that stay for the pod's life, container name -> the image that the disk is a copy-on-write of. Each sandbox of
-    the pod has it, so the last one knows what to remove. `changed_*` is what UpdatePodSandboxResources made of
-    the config's. `disk_bus`: what disks are on if no annotation says it; records of earlier versions do not have it, and
-    guests of those pods may know their disks by SCSI's names. `profile`: its profile's annotations, as they were when it was
-    made. A record may have `sole_container`, which an earlier version wrote, and which is ignored."""
+    """`created_at`: nanoseconds since the epoch, constant, and strictly increasing over sandboxes. `root_disks`: for
+    disks that stay for the pod's life, container name -> the image under the disk. Each sandbox of the pod has them, so
+    that the last one knows what to remove. `changed_*`: the config's values after UpdatePodSandboxResources.
+    `disk_bus`: the default bus of disks; records of earlier versions lack it, and guests of those pods may know their
+    disks by SCSI's names. `profile`: the annotations of its profile when it was made. A record of an earlier version
+    may have `sole_container`, which is ignored."""
 
     id: SandboxId
     key: PodKey
@@ -158,7 +160,7 @@ class Sandbox:
 
     @property
     def vm_annotations(self) -> Mapping[str, str]:
-        """What is asked of its VMs: the pod's own annotations, and those of its profile that it does not have."""
+        """The annotations for its VMs: the pod's own, and those of its profile that the pod does not have."""
         return {**self.profile, **self.config.annotations}
 
     def _to(self, phase: SandboxPhase) -> Sandbox:
@@ -170,7 +172,7 @@ class Sandbox:
         return dataclasses.replace(self._to(SandboxPhase.READY), network=network)
 
     def not_ready(self, reason: str) -> Sandbox:
-        """The first reason is kept: it is the one that explains what happened."""
+        """Keeps the first reason, because it explains what happened."""
         return dataclasses.replace(self._to(SandboxPhase.NOT_READY), reason=self.reason or reason)
 
     def with_root_disk(self, container: str, image: ImageDigest) -> Sandbox:
@@ -202,7 +204,7 @@ class Sandbox:
 
     @property
     def vm_cgroup_parent(self) -> str:
-        """Where new VMs' cgroups are made."""
+        """The parent of new VMs' cgroups."""
         return beside(self.config.cgroup_parent) if self.vms_lie_beside else self.config.cgroup_parent
 
     @property
@@ -211,7 +213,8 @@ class Sandbox:
 
     @property
     def is_visible(self) -> bool:
-        """Sandboxes being created are not listed: a list shows only ids that a caller has, or may still receive."""
+        """Whether lists show it. A sandbox that is being created is hidden, because its caller does not have its id
+        yet."""
         return self.phase is not SandboxPhase.CREATING
 
 
@@ -219,7 +222,7 @@ _NAMESPACE: Final = uuid.UUID("6d0a4d6e-0a3f-5b3c-9a55-7669727470ee")
 
 
 def pod_hash(pod: PodKey) -> str:
-    """64 hex digits, the same for all sandboxes of one pod. Names are hashed: a CRI client may send any text."""
+    """64 hex digits, equal for all sandboxes of one pod. Names are hashed, because a CRI client may send any text."""
     return _digest(f"{pod.namespace}\0{pod.name}\0{pod.uid}")
 
 
@@ -229,12 +232,12 @@ def disk_name(pod: PodKey, container: str) -> str:
 
 
 def identity(disk: str) -> str:
-    """Who the disk of that name is: 20 hex digits."""
+    """The identity of the disk with that name: 20 hex digits."""
     return _digest(disk)[:20]
 
 
 def vm_uuid(disk: str) -> uuid.UUID:
-    """Of all VMs that run on that disk, one after another, where what is kept beside it goes by their UUID."""
+    """The UUID of all VMs that run on that disk, because a TPM beside the disk belongs to a UUID."""
     return uuid.uuid5(_NAMESPACE, disk)
 
 

@@ -1,4 +1,5 @@
-"""What of a VM's hardware the node brings: asked for each new one, as packages and CPUs come and go."""
+"""How big a VM is, and what its cgroup may use: from a container's resources, the pod's overhead and the node's
+settings. Pure."""
 
 from __future__ import annotations
 
@@ -17,53 +18,50 @@ from virtshim.model.hardware import Firmware, FirmwareFiles, NicModel, Topology
 from virtshim.model.sandbox import Sandbox
 from virtshim.model.vm import NumaCell, VmSize
 
-# How big a VM is and what its cgroup may use, from a container's resources, the pod's overhead and the node's
-# settings.
-#
-# Also validates resources, and merges a change into them. Pure.
+# Validates resources, and merges a change into them.
 
 DEFAULT_PERIOD = 100_000
 
 # The kernel's bounds of CFS periods and quotas, microseconds.
 _PERIODS = (1000, 1_000_000)
 _SMALLEST_QUOTA = 1000
-# kubelet's, of cgroup v1.
+# kubelet's factor, of cgroup v1.
 _SHARES_OF_A_CPU = 1024
 _LARGEST = 2**63 - 1
-# kubelet's, of a container that requests no CPU.
+# kubelet's value for a container that requests no CPU.
 _LEAST_SHARES = 2
 
-# Of `sized_by`.
+# What `sized_by` returns.
 CPU_REQUEST: Final = "resources.requests.cpu"
 MEMORY_REQUEST: Final = "resources.requests.memory"
 DEFAULT_MEMORY: Final = "vm.default_memory: no limit, and no request that CRI shows"
 
-# QEMU beside the guest's memory: measured 25 MiB of device models, up to 100 MiB with TCG, which keeps translated code that
-# libvirt is told to bound. The daemon that serves volumes lies in the pod's cgroup, too.
+# QEMU's memory besides the guest's: 25 MiB of device models (measured), and up to 100 MiB with TCG for translated code,
+# which libvirt is told to limit. The daemon that serves volumes is in the pod's cgroup, too.
 LEAST_OVERHEAD = 128 << 20
-# Page tables grow with the guest: each that maps it takes 1/512 of its memory (measured). There are four at most: QEMU's, the
-# processor's, the IOMMU's and the volumes' daemon's.
+# Page tables grow with the guest: each of them takes 1/512 of its memory (measured). There are at most four: of QEMU,
+# the processor, the IOMMU and the daemon that serves volumes.
 _GROWING_PART = 128
 _MIB = 1 << 20
 
 _LIST = re.compile(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*")
 _PAGE_SIZE = re.compile(r"([1-9][0-9]{0,5})(KB|MB|GB)")
 _PAGE_UNITS = {"KB": 10, "MB": 20, "GB": 30}
-# Of `unified`, what kubelet sends and what means something for a VM; `memory.max` and the like come from the other fields.
+# The `unified` files that kubelet sends and that matter for a VM. `memory.max` and the like come from other fields.
 _SIZES = frozenset({"memory.min", "memory.low", "memory.high", "memory.swap.max", "memory.swap.high"})
 _FLAGS = frozenset({"memory.oom.group"})
 _UNIFIED = _SIZES | _FLAGS
 _NUMBER = re.compile(r"[0-9]{1,19}")
 
 
-# Bytes that x86-64's 46 bits of physical address reach, as most of its processors have them.
+# The bytes that 46 bits of physical address reach, as most x86-64 processors have.
 _MAX_MEMORY: Final = 1 << 46
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLimits:
-    """Node limits: bytes and counts. `room_*`: what a VM can be resized to if its pod does not say, 0: as it starts.
-    `overhead`: bytes for QEMU where the pod has no overhead. `max_root_volume`: 0 if there is no such limit."""
+    """The node's limits: bytes and counts. `room_*`: how far a VM can be resized if its pod does not say, 0: not at
+    all. `overhead`: bytes for QEMU if the pod has no overhead. `max_root_volume`: 0 for no limit."""
 
     default_memory: int
     min_memory: int
@@ -74,7 +72,7 @@ class NodeLimits:
     max_root_volume: int = 0
 
 
-# --- what is wrong ---------------------------------------------------------------------------------------------------
+# --- faults ----------------------------------------------------------------------------------------------------------
 
 
 def faults(resources: Resources, where: str, *, cpus: int, mems: int) -> Iterable[str]:
@@ -157,12 +155,12 @@ def hugepages(resources: Resources) -> tuple[int, int]:
 
 
 def size_for(options: VmOptions, resources: Resources, node: NodeLimits, *, pins_memory: bool = False) -> VmSize:
-    """What the VM boots with and can grow to. InvalidRequest for what this node, or a guest, cannot have. `pins_memory`: a
-    host device will: what a balloon holds back would be in use anyway."""
+    """What the VM boots with and can grow to. Raises InvalidRequest for a size that this node or a guest cannot have.
+    `pins_memory`: whether a host device pins all memory, also what a balloon would hold back."""
     vcpus = vcpus_for(options, resources, node)
     memory = memory_for(resources, node)
     page, _ = hugepages(resources)
-    # A topology says all that there ever are, and its pod does not know which node it comes to.
+    # A topology lists all vCPUs that there ever are, and its author does not know the node's settings.
     room_vcpus = 0 if options.hardware.topology else node.room_vcpus
     max_vcpus = options.max_vcpus if options.max_vcpus is not None else room_vcpus
     if max_vcpus > node.max_vcpus:
@@ -183,7 +181,7 @@ def size_for(options: VmOptions, resources: Resources, node: NodeLimits, *, pins
 
 
 def memory_for(resources: Resources, node: NodeLimits) -> int:
-    """Guest memory in bytes, see `sized_by`. A limit that is too small is refused, a request is at least the node's minimum."""
+    """Guest memory in bytes, see `sized_by`. A limit below the node's minimum is refused, a request is raised to it."""
     wanted, source = _memory_asked(resources)
     if source == DEFAULT_MEMORY:
         return node.default_memory
@@ -191,16 +189,17 @@ def memory_for(resources: Resources, node: NodeLimits) -> int:
         wanted = max(wanted, node.min_memory)
     if wanted < node.min_memory:
         raise InvalidRequest(
-            f"{source} is {wanted} bytes; a virtual machine needs {node.min_memory} at least "
+            f"{source} is {wanted} bytes, but a virtual machine needs at least {node.min_memory} "
             "(vm.min_memory in the node's configuration)"
         )
     if wanted > _MAX_MEMORY:
-        raise InvalidRequest(f"{source} is {wanted} bytes; a virtual machine has at most {_MAX_MEMORY}")
+        raise InvalidRequest(f"{source} is {wanted} bytes, but a virtual machine can have at most {_MAX_MEMORY}")
     return wanted
 
 
 def vcpus_for(options: VmOptions, resources: Resources, node: NodeLimits) -> int:
-    """vCPUs, see `sized_by`. Raises InvalidRequest for more than the node allows; a request is cut to that, as it is no limit."""
+    """vCPUs, see `sized_by`. Raises InvalidRequest for more than the node allows. A request is cut, because it is not a
+    limit."""
     wanted, source = _vcpus_asked(options, resources)
     if source == CPU_REQUEST:
         return min(wanted, node.max_vcpus)
@@ -210,13 +209,13 @@ def vcpus_for(options: VmOptions, resources: Resources, node: NodeLimits) -> int
 
 
 def sized_by(options: VmOptions, resources: Resources) -> tuple[str, str]:
-    """What decides over the number of vCPUs, and over the guest's memory: the fields' names for people."""
+    """Which fields decide the number of vCPUs and the guest's memory, for people."""
     return _vcpus_asked(options, resources)[1], _memory_asked(resources)[1]
 
 
 def _vcpus_asked(options: VmOptions, resources: Resources) -> tuple[int, str]:
-    """The annotation, else the CPU limit rounded up, else the exclusive CPUs that the container has, else its CPU request,
-    which CRI has as shares, rounded up."""
+    """The number of vCPUs and its source: the annotation; otherwise the CPU limit rounded up; otherwise the container's
+    exclusive CPUs; otherwise its CPU request, which CRI passes as shares, rounded up."""
     if options.vcpus is not None:
         return options.vcpus, "annotation VirtletVCPUCount"
     if resources.cpu_quota > 0:
@@ -229,8 +228,8 @@ def _vcpus_asked(options: VmOptions, resources: Resources) -> tuple[int, str]:
 
 
 def _memory_asked(resources: Resources) -> tuple[int, str]:
-    """Huge pages if there are any, else the limit, else the request. CRI has no field for the last: kubelet tells it where its
-    memory QoS protects it (`memory.min`, or `memory.low`; "0" is none), and nowhere else."""
+    """The memory and its source: huge pages; otherwise the limit; otherwise the request. CRI has no field for the
+    request; kubelet only passes it if its memory QoS protects it (`memory.min` or `memory.low`; "0" is none)."""
     if pages := hugepages(resources)[1]:
         return pages, "resources.limits.hugepages"
     if resources.memory_limit_bytes > 0:
@@ -242,21 +241,21 @@ def _memory_asked(resources: Resources) -> tuple[int, str]:
 
 
 def nic_queues(options: VmOptions, size: VmSize) -> int:
-    """Of each NIC: one a vCPU that the VM starts with. A guest cannot use more than it has vCPUs."""
+    """Queues of each NIC: one for each vCPU at the start, because a guest cannot use more."""
     if options.hardware.nic_model is not NicModel.VIRTIO:
         return 1
     return options.nic_queues or min(size.vcpus, MAX_NIC_QUEUES)
 
 
 def may_want_queues(options: VmOptions, pod: Resources) -> bool:
-    """Whether a VM of the pod may want more than one queue a NIC, when its network is made: True also where nobody has said what
-    its containers may use."""
+    """Whether a VM of the pod may use several queues for each NIC, as known when its network is made. True if it is
+    unknown what its containers may use."""
     if options.hardware.nic_model is not NicModel.VIRTIO:
         return False
     asked = options.nic_queues or options.vcpus
     if asked:
         return asked > 1
-    if pod.cpu_shares > _SHARES_OF_A_CPU:  # a request, of a container that may have no limit
+    if pod.cpu_shares > _SHARES_OF_A_CPU:  # a container may have this request and no limit
         return True
     if pod.cpu_quota > 0:
         return pod.cpu_quota > (pod.cpu_period or DEFAULT_PERIOD)
@@ -264,13 +263,15 @@ def may_want_queues(options: VmOptions, pod: Resources) -> bool:
 
 
 def _has_no_quotas(resources: Resources) -> bool:
-    """kubelet sets none at all (`cpuCFSQuota: false`): a container without a limit has a period elsewhere."""
+    """Whether kubelet sets no quotas at all (`cpuCFSQuota: false`): otherwise a container without a limit has a
+    period."""
     return not resources.cpu_quota and not resources.cpu_period
 
 
 def are_exclusive(resources: Resources) -> bool:
-    """Whether the CPUs of its cpuset are the container's alone, by all that a CRI server is told: kubelet gives such no quota,
-    or, before 1.33, one for as many; the CPUs that are left for all others have neither, but by chance."""
+    """Whether the CPUs in its cpuset are exclusive, as far as a CRI server can tell. kubelet sets no quota for such a
+    container, or, before 1.33, a quota for as many CPUs. Containers on the shared CPUs have neither, except by
+    chance."""
     if not resources.cpuset_cpus:
         return False
     count = len(numbers_in(resources.cpuset_cpus))
@@ -278,16 +279,16 @@ def are_exclusive(resources: Resources) -> bool:
 
 
 def numbers_in(cpuset: str) -> frozenset[int]:
-    """Of a list like 0-3,7; the text was checked by `faults`."""
+    """The numbers in a list like 0-3,7. `faults` has checked the text."""
     ends = [part.partition("-") for part in cpuset.split(",") if part]
     return frozenset(number for low, _, high in ends for number in range(int(low), int(high or low) + 1))
 
 
 def limits_for(resources: Resources, overhead: Resources, size: VmSize, node: NodeLimits) -> CgroupLimits:
-    """What the VM's cgroup is set to: the container's limits are the guest's, the pod's overhead is QEMU's on top."""
+    """The VM's cgroup: the container's limits are the guest's, and the pod's overhead is added for QEMU."""
     extra = overhead_bytes(overhead, size, node)
     _, pages = hugepages(resources)
-    # The guest's memory of huge pages is not charged as memory; what is left of the limit is QEMU's, too.
+    # Huge pages are not charged as memory, so QEMU also gets what is left of the limit.
     memory = resources.memory_limit_bytes + extra if pages else size.memory_bytes + extra
     period = resources.cpu_period or DEFAULT_PERIOD
     quota = max(resources.cpu_quota, 0)
@@ -315,28 +316,28 @@ def overhead_bytes(overhead: Resources, size: VmSize, node: NodeLimits) -> int:
 
 
 def _needed(size: VmSize) -> int:
-    """The memory that a VM takes beside its guest's, bytes. Huge pages need hardly any page tables."""
+    """The memory in bytes that a VM takes besides its guest's. Huge pages need hardly any page tables."""
     return LEAST_OVERHEAD + (0 if size.page_bytes else size.memory_bytes // _GROWING_PART)
 
 
 def overhead_missing(sandbox: Sandbox, resources: Resources, size: VmSize) -> int:
-    """How many bytes too small its pod's cgroup, which has the limit and the overhead, is for the VM; 0: it fits, or nothing
-    limits it there."""
+    """By how many bytes its pod's cgroup, with limit and overhead, is too small for the VM; 0 if it fits, or is not
+    limited."""
     if not is_pods_own(sandbox.config.cgroup_parent) or sandbox.vms_lie_beside or not resources.memory_limit_bytes:
         return 0
-    # The guest's memory of huge pages is not charged as memory.
+    # Huge pages are not charged as memory.
     room = sandbox.overhead.memory_limit_bytes + (resources.memory_limit_bytes if size.page_bytes else 0)
     return max(_needed(size) - room, 0)
 
 
 def refuse_little_overhead(sandbox: Sandbox, resources: Resources, size: VmSize, *, missing: int = 0) -> None:
-    """Raises InvalidRequest for a VM that the kernel would end once its guest has filled its memory. `missing`: what its cgroup
-    lacks already."""
+    """Raises InvalidRequest for a VM that the kernel would kill once its guest has filled its memory. `missing`: by how
+    much its cgroup was too small before."""
     if (lacks := overhead_missing(sandbox, resources, size)) > missing:
         has = sandbox.overhead.memory_limit_bytes
         raise InvalidRequest(
-            f"the pod's overhead of memory is {_mib(has)}Mi: for a virtual machine of {_mib(size.memory_bytes)}Mi it has to be "
-            f"{_mib(has + lacks)}Mi or more, else the kernel ends the machine when its guest has filled its memory; use a "
+            f"the pod's memory overhead is {_mib(has)}Mi, but a virtual machine of {_mib(size.memory_bytes)}Mi needs "
+            f"{_mib(has + lacks)}Mi or more: otherwise the kernel kills the machine when its guest has filled its memory; use a "
             "RuntimeClass with such an overhead.podFixed.memory (/etc/virtshim/runtimeclass.yaml has three), or lower "
             "resources.limits.memory"
         )
@@ -347,8 +348,8 @@ def _mib(count: int) -> int:
 
 
 def _with_overhead(key: str, value: str, extra: int, memory: int) -> str:
-    """kubelet computes `memory.high` between request and limit, which for a guest, whose memory fills up by and by, would
-    stall it: here it acts at the limit. The protected amounts get QEMU's share."""
+    """kubelet computes a `memory.high` between request and limit. A guest's memory fills up over time, so this would
+    stall it; here the value becomes the limit. Protected amounts get QEMU's share."""
     if key not in ("memory.min", "memory.low", "memory.high") or value in ("max", "0"):
         return value
     return str(memory if key == "memory.high" else min(int(value) + extra, memory))
@@ -358,8 +359,8 @@ def _with_overhead(key: str, value: str, extra: int, memory: int) -> str:
 
 
 def changes_in(update: Resources) -> Resources:
-    """What an update of kubelet's is to change. It reads the pod's present limits of its cgroup, where none is -1 or a very large
-    number, and takes the overhead away from that; and it knows no huge pages, so that each of their limits is 0."""
+    """The change that kubelet means with an update. kubelet reads the pod's limits from its cgroup, where -1 or a very
+    large number means none, and subtracts the overhead. It ignores huge pages, so each of their limits is 0."""
 
     return dataclasses.replace(
         update,
@@ -370,8 +371,8 @@ def changes_in(update: Resources) -> Resources:
 
 
 def merged(old: Resources, new: Resources) -> Resources:
-    """`new` laid over `old`: 0, "" and empty maps leave a value alone, as the CPU manager sends cpusets only. Quota -1
-    takes the limit away."""
+    """`new` laid over `old`: 0, "" and empty maps leave a value alone, because the CPU manager only sends cpusets.
+    Quota -1 removes the limit."""
     changes = {
         field.name: getattr(new, field.name) for field in dataclasses.fields(Resources) if getattr(new, field.name)
     }
@@ -382,28 +383,28 @@ def merged(old: Resources, new: Resources) -> Resources:
 
 
 def resized(size: VmSize, options: VmOptions, resources: Resources, node: NodeLimits) -> VmSize:
-    """What a VM that booted with `size` is changed to. vCPUs are never taken away: the quota bounds them, and few guests
-    let go of one. WrongState for more than can be had without a restart, InvalidRequest for what can never be."""
+    """The new size of a VM that booted with `size`. vCPUs are never removed: the quota limits them, and few guests
+    release one. Raises WrongState for what needs a restart, InvalidRequest for what is never possible."""
     page, pages = hugepages(resources)
     if (page, pages if page else 0) != (size.page_bytes, size.memory_bytes if size.page_bytes else 0):
         raise WrongState("memory of huge pages cannot change while the virtual machine exists; restart the pod")
     vcpus = max(_grown_vcpus(size, options, resources, node), size.vcpus)
     if vcpus > size.max_vcpus:
         raise WrongState(
-            f"resources.limits.cpu wants {vcpus} vCPUs, the virtual machine can have {size.max_vcpus} without a restart; "
+            f"resources.limits.cpu asks for {vcpus} vCPUs, but the machine can have {size.max_vcpus} without a restart; "
             "annotate the pod with virtshim.io/max-vcpus, or set vm.room_vcpus on the node, and recreate it"
         )
     memory = size.memory_bytes if page else _changed_memory(size, resources, node)
     if memory > size.max_memory_bytes:
         raise WrongState(
-            f"resources.limits.memory wants {memory} bytes, the virtual machine can have {size.max_memory_bytes} without a "
+            f"resources.limits.memory asks for {memory} bytes, but the machine can have {size.max_memory_bytes} without a "
             "restart; annotate the pod with virtshim.io/max-memory, or set vm.room_memory on the node, and recreate it"
         )
     return dataclasses.replace(size, vcpus=vcpus, memory_bytes=memory)
 
 
 def _changed_memory(size: VmSize, resources: Resources, node: NodeLimits) -> int:
-    """A request that changes gives as much as there is room for, and takes nothing away."""
+    """A changed request adds as much as there is room for, and removes nothing."""
     source = _memory_asked(resources)[1]
     if source == DEFAULT_MEMORY:
         return size.memory_bytes
@@ -412,8 +413,8 @@ def _changed_memory(size: VmSize, resources: Resources, node: NodeLimits) -> int
 
 
 def _grown_vcpus(size: VmSize, options: VmOptions, resources: Resources, node: NodeLimits) -> int:
-    """Where a limit is taken away no number is asked for: what a cpuset names may be all CPUs that others leave. A request that
-    changes gives as many as there is room for."""
+    """Removing a limit asks for no particular number, because a cpuset may name all CPUs that others leave. A changed
+    request adds as many as there is room for."""
     if resources.cpu_quota < 0:
         return size.vcpus
     wanted = vcpus_for(options, resources, node)
@@ -429,21 +430,21 @@ def cgroup_of(
     return VmCgroup(sandbox.id, container.id, spec.cgroup_parent, limits, resources.oom_score_adj, spec.uid)
 
 
-# A guest's NUMA nodes: those of the host that its exclusive CPUs are on. Pure.
+# A guest's NUMA nodes mirror the host nodes of its exclusive CPUs. Pure.
 #
-# A guest that does not know them puts threads on one node and their memory on another. CPUs that it shares with
-# others may change at any time, so nothing is said of them.
+# A guest that does not know them puts threads on one node and their memory on another. Shared CPUs may change at any
+# time, so the guest is told nothing about them.
 
 # The CPUs of each node of the host that has memory.
 HostNodes = Mapping[int, frozenset[int]]
 
-# Cells of other memory than huge pages are of whole pages of that size, so that the kernel can give them such.
+# Unless its memory is huge pages, a cell is a multiple of this size, so that the kernel can use transparent huge pages.
 _UNIT = 2 << 20
 
 
 def cells_for(resources: Resources, size: VmSize, nodes: Callable[[], HostNodes]) -> tuple[NumaCell, ...]:
-    """vCPUs and memory as the CPUs are spread, and room for more of both likewise. () if they are all on one node; if the memory
-    is to be on other nodes than they; if there is less than a vCPU or a page for each."""
+    """vCPUs and memory, and the room to grow, in proportion to the CPUs on each node. () if all CPUs are on one node,
+    if memory must come from other nodes, or if a node would have less than a vCPU or a page."""
     if not are_exclusive(resources):
         return ()
     cpus, mems = numbers_in(resources.cpuset_cpus), numbers_in(resources.cpuset_mems)
@@ -467,8 +468,8 @@ def cells_for(resources: Resources, size: VmSize, nodes: Callable[[], HostNodes]
 
 
 def topology_of(cells: Sequence[NumaCell]) -> Topology | None:
-    """One with no socket on two of them, as a kernel expects: as many cores a socket as go into each row of vCPUs. None without
-    cells."""
+    """A topology without a socket on two nodes, as a kernel expects: the cores of a socket divide each row of vCPUs.
+    None without cells."""
     rows = [length for cell in cells for length in _rows(cell.vcpus)]
     if not rows:
         return None
@@ -477,7 +478,7 @@ def topology_of(cells: Sequence[NumaCell]) -> Topology | None:
 
 
 def _split(whole: int, weights: Sequence[int]) -> list[int]:
-    """By largest remainder; the first of those that are equal gets more."""
+    """By largest remainder; of equal ones the first gets more."""
     total = sum(weights)
     parts = [whole * weight // total for weight in weights]
     by_rest = sorted(range(len(weights)), key=lambda index: -(whole * weights[index] % total))
@@ -502,8 +503,9 @@ def _rows(numbers: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class NodeHardware:
-    # The machine type of a new VM, with its version; "" while it is not known.
+    # What the node provides for a VM, read for each new VM, because packages and CPUs change. The versioned machine
+    # type, "" while unknown.
     machine_type: Callable[[], str]
-    # None if libvirt is to choose it at each start.
+    # None if libvirt chooses it at each start.
     firmware_of: Callable[[Firmware], FirmwareFiles | None]
     host_nodes: Callable[[], HostNodes]

@@ -1,4 +1,4 @@
-"""Kubernetes quantities (`4Gi`, `500M`, `1e9`, `1.5Gi`, `100m`) as whole bytes. No I/O."""
+"""Texts of others, paths, addresses and quantities: checked, shortened and parsed. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from virtshim.model.errors import InvalidRequest
 
-# Text of others (a guest, a program, a pod) for messages and terminals, which must not obey it.
+# Text of others (a guest, a program, a pod) for messages and terminals, which must not interpret it.
 
 
 def printable_text(text: str) -> str:
@@ -18,7 +18,7 @@ def printable_text(text: str) -> str:
 
 
 def escaped(text: str, longest: int) -> str:
-    """At most about `longest` characters of it, with an escape for each that is not printable; says if it is cut."""
+    """About `longest` characters at most, with escapes for unprintable ones. Says if it was cut."""
     cut = text[:longest]
     shown = cut if cut.isprintable() else "".join(char if char.isprintable() else _escape(char) for char in cut)
     return shown if len(text) <= longest else f"{shown} ... ({len(text)} characters)"
@@ -36,7 +36,7 @@ _LONGEST_NAME: Final = 255
 
 
 def check_path(path: str, field: str) -> None:
-    """Raises InvalidRequest, which names `field`, for a path that no file can have."""
+    """Raises InvalidRequest, naming `field`, for a path that the kernel refuses."""
     if "\0" in path:
         raise InvalidRequest(f"{field} contains a NUL byte: {path[:80]!r}")
     if len(path.encode()) > _LONGEST_PATH or any(len(name.encode()) > _LONGEST_NAME for name in path.split("/")):
@@ -46,7 +46,7 @@ def check_path(path: str, field: str) -> None:
         )
 
 
-# Where something listens: an IP address and a TCP port, or the path of a Unix socket.
+# A listening address: an IP address and a TCP port, or the path of a Unix socket.
 
 _UNIX = "unix:"
 
@@ -68,16 +68,17 @@ class ListenAddress:
         try:
             found = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
             if not (port.isascii() and port.isdecimal() and int(port) < 1 << 16):
-                raise ValueError  # noqa: TRY301  told like a wrong host
+                raise ValueError  # noqa: TRY301  reported like a wrong host
         except ValueError:
             raise InvalidRequest(
-                f"{text!r} is no address: write an IP address and a port, such as 127.0.0.1:10011 or [::1]:10011, or "
+                f"{text!r} is not an address: write an IP address and a port, such as 127.0.0.1:10011 or [::1]:10011, or "
                 "unix:/a/path"
             ) from None
         return cls(str(found), int(port))
 
 
-# <sign><number><suffix>; the suffix is binary, decimal or an exponent, never two of them. `1E` is exa, `1E3` an exponent.
+# Kubernetes quantities (`4Gi`, `500M`, `1e9`, `1.5Gi`, `100m`) are <sign><number><suffix>. The suffix is binary,
+# decimal or an exponent, never two of them. `1E` is exa, `1E3` an exponent.
 _QUANTITY = re.compile(
     r"(?P<sign>[+-]?)"
     r"(?:(?P<whole>[0-9]+)(?:\.(?P<fraction>[0-9]*))?|\.(?P<bare>[0-9]+))"
@@ -93,7 +94,8 @@ _EXPONENT_RANGE = 100
 
 
 def parse_bytes(text: str, largest: int = _LARGEST) -> int:
-    """Bytes, a fraction of a byte rounded up. InvalidRequest if it is no quantity, negative, or more than `largest`."""
+    """Bytes; a fraction of a byte is rounded up. Raises InvalidRequest if it is not a quantity, negative, or above
+    `largest`."""
     match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         raise InvalidRequest(f"{text[:_LONGEST]!r} is not a quantity; write one like 4Gi, 500M or 1.5Gi")

@@ -1,6 +1,6 @@
-"""What can be wrong with a VM that runs, and how its pod's owner is told. No I/O.
+"""What can be wrong with a running VM, and how its pod's owner learns of it. No I/O.
 
-This is the one list of kinds. Metrics, Events and log lines name them, so a kind keeps its name.
+This is the only list of kinds. Metrics, Events and log lines name them, so a kind must keep its name.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Final
 
 from virtshim.model.text import escaped
 
-# Characters of a trouble's text in a log line or an Event, which the API server takes 1024 of.
+# Characters of a trouble's text in a log line or an Event. The API server accepts 1024.
 _LONGEST: Final = 800
-# What every line of virtshim's own in a container's log begins with.
+# The beginning of virtshim's own lines in a container's log.
 PREFIX: Final = "virtshim: "
 
 
 class TroubleKind(enum.Enum):
-    """Names of labels and in log lines; an Event's reason is the same name in CamelCase."""
+    """The names in labels and log lines; an Event's reason is the same name in CamelCase."""
 
-    # The VM stands still.
+    # The VM does not run.
     DISK_FULL = "disk_full"
     PAUSED = "paused"
     PAUSED_EXTERNALLY = "paused_externally"
     SUSPENDED = "suspended"
-    # Something of the node that it uses has failed, or is missing.
+    # Something on the node that the VM uses has failed or is missing.
     DEVICE_ERRORS = "device_errors"
     CDI_LEFT_OUT = "cdi_left_out"
     VOLUMES_GONE = "volumes_gone"
@@ -41,17 +41,17 @@ class TroubleKind(enum.Enum):
 
     @property
     def reason(self) -> str:
-        """Of an Event."""
+        """The reason of an Event."""
         return "".join(word.capitalize() for word in self.value.split("_"))
 
     @property
     def stops_the_vm(self) -> bool:
-        """The guest does not run, so it cannot answer either."""
+        """Whether the guest does not run, so that it cannot answer either."""
         return self in _STANDS_STILL
 
     @property
     def is_of_set_up(self) -> bool:
-        """Known by what the guest has said when it was set up, which a virtshim that was just started has not heard."""
+        """Whether only the guest's set-up shows it, so that a virtshim that has just started does not know."""
         return self in _OF_SET_UP
 
 
@@ -73,7 +73,7 @@ _OF_SET_UP: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """`text`: what is wrong and what to do about it, for people."""
+    """`text`: for people, what is wrong and what to do about it."""
 
     kind: TroubleKind
     text: str
@@ -81,36 +81,36 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class TroubleChange:
-    """A trouble that has begun (or whose text has changed), or one that is over."""
+    """A trouble that has begun, whose text has changed, or that is over."""
 
     trouble: Trouble
     is_over: bool = False
 
     @property
     def text(self) -> str:
-        """Printable, and of bounded length: a guest may have worded a part of it."""
+        """The text, printable and of bounded length, because a guest may have written a part of it."""
         return escaped(self.trouble.text, _LONGEST)
 
     @property
     def line(self) -> str:
-        """For the container's log: one line, without its end."""
+        """A line for the container's log, without its line end."""
         name = self.trouble.kind.value
         return f"{PREFIX}{name} is over" if self.is_over else f"{PREFIX}{name}: {self.text}"
 
 
 def changes(before: Sequence[Trouble], now: Sequence[Trouble]) -> list[TroubleChange]:
-    """Ends first, then what is new or says something else."""
+    """Ended troubles first, then new ones and those with a new text."""
     present = {one.kind for one in now}
     over = [TroubleChange(one, is_over=True) for one in before if one.kind not in present]
     return over + [TroubleChange(one) for one in now if one not in before]
 
 
 def told_together(troubles: Iterable[Trouble]) -> str:
-    """For the container's message; "" for none."""
+    """All troubles in one text for the container's message, "" for none."""
     return "; ".join(one.text for one in troubles)
 
 
 def merged(before: Sequence[Trouble], new: Sequence[Trouble]) -> tuple[Trouble, ...]:
-    """`new` in place of those of the same kinds."""
+    """`before`, with troubles of the same kinds replaced by `new`."""
     kinds = {one.kind for one in new}
     return (*(one for one in before if one.kind not in kinds), *new)

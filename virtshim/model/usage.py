@@ -1,6 +1,6 @@
 """What VMs use: raw readings, and CRI's numbers computed from them. No I/O.
 
-None means that a number is not known; it is never a 0. Times are nanoseconds, sizes bytes, unless said otherwise.
+None means that a number is unknown; it is never a 0. Times are nanoseconds, sizes bytes, unless said otherwise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from virtshim.model.ids import ContainerId
 
 @dataclass(frozen=True, slots=True)
 class VcpuUsage:
-    """`time` on a CPU, `wait` for I/O or a lock of QEMU's, `delay` ready but without a CPU."""
+    """`time`: on a CPU. `wait`: for I/O or a lock in QEMU. `delay`: ready, but without a CPU."""
 
     number: int
     time: int
@@ -23,7 +23,7 @@ class VcpuUsage:
 
 @dataclass(frozen=True, slots=True)
 class BlockUsage:
-    """One disk as the guest uses it, counted since the VM was started. `device` is libvirt's target name."""
+    """One disk as the guest uses it, counted since the VM started. `device`: libvirt's target name."""
 
     device: str
     reads: int = 0
@@ -38,8 +38,8 @@ class BlockUsage:
 
 @dataclass(frozen=True, slots=True)
 class GuestMemory:
-    """`maximum` is what the VM was given, `current` what the balloon leaves it. The others come from the guest's balloon
-    driver, every 10 s: None if it has not reported. Faults and swap are counts and bytes since the guest booted."""
+    """`maximum`: what the VM was given. `current`: what the balloon leaves it. The others come from the guest's balloon
+    driver every 10 s, None if it has not reported. Faults and swap are counts and bytes since the guest booted."""
 
     maximum: int
     current: int
@@ -91,7 +91,8 @@ class ProcessUsage:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Time in which some, or all, of a cgroup's tasks waited: total, and averages over 10, 60 and 300 s in percent."""
+    """Time during which some, or all, tasks of a cgroup waited: total, and averages over 10, 60 and 300 s in
+    percent."""
 
     some_total: int
     some_averages: tuple[float, float, float]
@@ -101,7 +102,7 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True)
 class HugepageUsage:
-    """`page_size` as kubelet spells it ("2MB"); `most` the record."""
+    """`page_size`: as kubelet spells it ("2MB"). `most`: the highest value so far."""
 
     page_size: str
     usage: int
@@ -110,8 +111,8 @@ class HugepageUsage:
 
 @dataclass(frozen=True, slots=True)
 class CgroupUsage:
-    """The cgroup that holds this VM's QEMU and nobody else. What the kernel does not account is None. `limit` None: there
-    is none. `limit_hits` and `oom_kills` are counts; CPU periods are those of its quota, 0 without one."""
+    """The cgroup of this VM's QEMU alone. None for what the kernel does not account. `limit`: None if there is none.
+    `limit_hits` and `oom_kills`: counts. CPU periods are those of its quota, 0 without one."""
 
     memory: int
     inactive_file: int
@@ -135,7 +136,7 @@ class CgroupUsage:
 
 @dataclass(frozen=True, slots=True)
 class DomainUsage:
-    """One running VM. Each part is None if it could not be read; `cgroup` also if QEMU has none of its own."""
+    """One running VM. A part is None if it could not be read; `cgroup` also if QEMU has none of its own."""
 
     counters: VmCounters | None = None
     process: ProcessUsage | None = None
@@ -144,7 +145,7 @@ class DomainUsage:
 
 @dataclass(frozen=True, slots=True)
 class InterfaceUsage:
-    """One guest NIC as the guest sees it: what it received is `rx`. `name` is the pod's interface name."""
+    """One guest NIC as the guest sees it: `rx` is what it received. `name`: the pod's interface name."""
 
     name: str
     rx_bytes: int = 0
@@ -159,8 +160,8 @@ class InterfaceUsage:
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """What a container's own files take on the file system that holds `directory` (holes not counted), and how large that
-    file system is. `taken_at` since the epoch."""
+    """What a container's files take on the file system of `directory` (holes not counted), and how large that file
+    system is. `taken_at`: since the epoch."""
 
     taken_at: int
     directory: str
@@ -173,7 +174,7 @@ class DiskUsage:
 
 @dataclass(frozen=True, slots=True)
 class CpuUsage:
-    """`total` since the VM was started; `nano_cores` over the last second or more, None before a second sample."""
+    """`total`: since the VM started. `nano_cores`: over the last second or more, None before a second sample."""
 
     taken_at: int
     total: int
@@ -182,7 +183,7 @@ class CpuUsage:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """`available` is None without a limit."""
+    """`available`: None without a limit."""
 
     usage: int
     working_set: int

@@ -222,10 +222,10 @@ OVERHEAD = Resources(memory_limit_bytes=256 << 20)
 
 def test_a_node_that_requires_overhead_refuses_a_pod_without_it_before_anything_is_made(tmp_path: Path) -> None:
     world = World(tmp_path, vm=Vm(require_overhead=True))
-    with pytest.raises(InvalidRequest, match=r"no overhead of memory.*vm\.require_overhead.*runtimeClassName"):
+    with pytest.raises(InvalidRequest, match=r"no memory overhead.*vm\.require_overhead.*runtimeClassName"):
         world.run(config=sandbox_config(cgroup_parent=OWN_GROUP))
     assert world.journal.calls == []
-    with pytest.raises(InvalidRequest, match="no overhead of memory"):  # a CPU's alone leaves no room for QEMU
+    with pytest.raises(InvalidRequest, match="no memory overhead"):  # a CPU's alone leaves no room for QEMU
         world.run(config=sandbox_config(cgroup_parent=OWN_GROUP, overhead=Resources(cpu_quota=10_000)))
 
 
@@ -245,5 +245,5 @@ def test_a_node_that_does_not_require_overhead_takes_every_pod_until_a_reload_sa
     world = World(tmp_path)
     world.run(config=sandbox_config(cgroup_parent=OWN_GROUP))
     world.app.live.use(Settings(vm=Vm(require_overhead=True)))
-    with pytest.raises(InvalidRequest, match="no overhead of memory"):
+    with pytest.raises(InvalidRequest, match="no memory overhead"):
         world.run("other", config=sandbox_config(cgroup_parent=OWN_GROUP))

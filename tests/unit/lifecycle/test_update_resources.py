@@ -386,7 +386,7 @@ def of_overhead(world: World, overhead: int, memory: int, **changes: Any) -> Con
 
 
 def test_a_vm_that_does_not_fit_its_pods_cgroup_is_refused_with_the_overhead_that_it_needs(world: World) -> None:
-    says = r"overhead of memory is 256Mi: for a virtual machine of 65536Mi it has to be 640Mi or more.*RuntimeClass"
+    says = r"memory overhead is 256Mi, but a virtual machine of 65536Mi needs 640Mi or more.*RuntimeClass"
     with pytest.raises(InvalidRequest, match=says):
         of_overhead(world, 256 * MIB, 64 * GIB)
     assert not world.records.containers.all()
@@ -399,7 +399,7 @@ def test_each_overhead_that_is_shipped_is_enough_for_the_memory_that_is_said_of_
 ) -> None:
     container = of_overhead(world, overhead, most)
     assert world.outside.cgroups.group(container).limits.memory == most + overhead  # kubelet's limit of the pod
-    with pytest.raises(InvalidRequest, match="overhead of memory"):
+    with pytest.raises(InvalidRequest, match="memory overhead"):
         world.create(
             world.run("more", config=world.sandbox(world.container(container).sandbox_id).config),
             config=container_config(resources=Resources(memory_limit_bytes=most + GIB)),
@@ -422,9 +422,9 @@ def test_memory_for_which_the_overhead_has_no_room_is_refused_before_anything_ch
     container = of_overhead(world, 256 * MIB, GIB)
     before, sandbox = picture(world, container), world.container(container).sandbox_id
     more = Resources(memory_limit_bytes=64 * GIB)
-    with pytest.raises(InvalidRequest, match="has to be 640Mi or more"):
+    with pytest.raises(InvalidRequest, match="needs 640Mi or more"):
         world.do.update_sandbox_resources.resize(sandbox, Resources(), more)
-    with pytest.raises(InvalidRequest, match="has to be 640Mi or more"):
+    with pytest.raises(InvalidRequest, match="needs 640Mi or more"):
         resize(world, container, memory_limit_bytes=64 * GIB)
     assert picture(world, container) == before
     assert world.sandbox(sandbox).resources.memory_limit_bytes == GIB
@@ -434,7 +434,7 @@ def test_memory_for_which_the_overhead_has_no_room_is_refused_before_anything_ch
 def test_an_overhead_that_shrinks_below_what_its_running_vm_needs_is_refused(world: World) -> None:
     container = of_overhead(world, 256 * MIB, 16 * GIB)
     sandbox = world.container(container).sandbox_id
-    with pytest.raises(InvalidRequest, match="has to be 256Mi or more"):
+    with pytest.raises(InvalidRequest, match="needs 256Mi or more"):
         world.do.update_sandbox_resources.resize(sandbox, Resources(memory_limit_bytes=200 * MIB), Resources())
     assert world.sandbox(sandbox).overhead.memory_limit_bytes == 256 * MIB
 
