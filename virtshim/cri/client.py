@@ -1,7 +1,4 @@
-"""Clients of a node's own sockets: CRI with our Admin service beside it, and the admin socket, which is root's.
-
-For virtshim's commands and the dashboard. Calls raise ShimError, with the kind and message that the node sent.
-"""
+"""The CRI client of virtshim's command line: lists a node's pods and VMs, and gets URLs of their streams."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from virtshim.model.errors import InvalidRequest, NotFound, PermissionRefused, S
 from virtshim.streaming.ports import Streams
 
 _SECONDS: Final = 30.0
-# What the node gives a guest's agent to answer.
+# Seconds that the node gives a guest agent to answer.
 _AGENT_SECONDS: Final = 30.0
 _ADMIN_SECONDS: Final = 60.0
 # A pull has its own limits on the node.
@@ -166,7 +163,7 @@ class Pull:
 
 
 class NodeClient:
-    """Pods, VMs, images, usage and events; URLs of streams; VMs made and removed by hand."""
+    """Calls raise ShimError with the kind and message that the node sent."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._runtime = api_pb2_grpc.RuntimeServiceStub(channel)
@@ -196,7 +193,7 @@ class NodeClient:
         return sorted(map(vm_summary, items), key=lambda vm: vm.created, reverse=True)
 
     def addresses(self, pod: str) -> list[str]:
-        """None for a pod that has gone meanwhile, or has no network any more."""
+        """The pod's IP addresses; none for a pod that is gone or has no network any more."""
         try:
             with as_shim_errors():
                 request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
@@ -218,7 +215,7 @@ class NodeClient:
             return self._runtime.Exec(request, timeout=_SECONDS).url
 
     def has_vnc(self, pod: str) -> bool:
-        """Whether its port 5900 is its VM's screen."""
+        """Whether the pod's port 5900 is its VM's screen."""
         with as_shim_errors():
             request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
             status = self._runtime.PodSandboxStatus(request, timeout=_SECONDS).status
@@ -363,8 +360,8 @@ def _usage(one: pb.PodSandboxStats) -> PodUsage:
 
 @contextlib.contextmanager
 def connected(socket: str) -> Iterator[NodeClient]:
-    """A client of the node that serves CRI on this Unix socket; an unreachable one shows at the first call. Raises
-    PermissionRefused for one that is somebody else's."""
+    """Yields a client of the node that serves CRI on this Unix socket. An unreachable node shows at the first call.
+    Raises PermissionRefused for a socket that this user may not use."""
     refuse_others_socket(socket)
     with open_channel(socket) as channel:
         yield NodeClient(channel)
@@ -463,14 +460,15 @@ def operating(path: str) -> Iterator[OperatorClient]:
 
 
 def refuse_others_socket(path: str) -> None:
-    """Who may not write a socket may not connect to it, unix(7); gRPC calls that unreachable. Raises PermissionRefused."""
+    """Raises PermissionRefused: connecting needs write permission, unix(7), and gRPC would only say that it is
+    unreachable."""
     if os.path.exists(path) and not os.access(path, os.W_OK):
-        raise PermissionRefused(f"{path} may not be asked by this user; run it as root, with sudo")
+        raise PermissionRefused(f"this user has no access to {path}; run the command as root, with sudo")
 
 
 @contextlib.contextmanager
 def as_shim_errors() -> Iterator[None]:
-    """What a call raises becomes the kind and the words that the node sent."""
+    """Turns a call's gRPC error into a ShimError with the kind and message that the node sent."""
     try:
         yield
     except grpc.RpcError as error:

@@ -113,7 +113,7 @@ class ContainerCalls(ServicerPart):
         if request.timeout < 0:
             raise InvalidRequest(f"CheckpointContainer: timeout {request.timeout} is negative")
         container = get_container(self._services.records, request.container_id)
-        # kubelet's own deadline for this call is the longer of its usual one and this timeout.
+        # kubelet's deadline for this call is the longer of its usual deadline and this timeout.
         seconds = float(request.timeout) or seconds_left(context)
         deadline = Deadline.after(self._services.clock.monotonic(), seconds)
         self._services.checkpoint_container.checkpoint(container, request.location, deadline)
@@ -129,8 +129,8 @@ class ContainerCalls(ServicerPart):
         return items
 
     def _container_info(self, container: Container) -> Mapping[str, str]:
-        """What `crictl inspect` shows beside the status; no secrets. Not `pid`, where other runtimes have a process in the
-        pod's network: tools enter its namespaces, and QEMU is in the node's own."""
+        """What `crictl inspect` shows beside the status; no secrets. There is no `pid`: with other runtimes it is a
+        process in the pod's network, whose namespaces tools enter, but QEMU is in the node's own."""
         facts = {
             **self._services.node.container_facts(container),
             "qemuPid": self._services.usage.process_id(container) or 0,

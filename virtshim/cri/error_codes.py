@@ -1,4 +1,4 @@
-"""The one table from kinds of errors to gRPC codes, and back; how long a message may be on the wire."""
+"""The one table that maps kinds of errors to gRPC codes and back, and the limit on messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import grpc
 from virtshim.model.errors import Kind
 from virtshim.model.text import escaped
 
-# Bytes of an error message on the wire.
+# Bytes of an encoded error message.
 _MESSAGE_ROOM = 6000
 
 GRPC_CODES: Mapping[Kind, grpc.StatusCode] = {
@@ -20,7 +20,7 @@ GRPC_CODES: Mapping[Kind, grpc.StatusCode] = {
     Kind.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
     Kind.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
     Kind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    # kubelet looks for a known beginning of the message only where there is no code.
+    # kubelet looks for known words at the beginning of a message only if its code is UNKNOWN.
     Kind.REGISTRY: grpc.StatusCode.UNKNOWN,
     Kind.SIGNATURE: grpc.StatusCode.UNKNOWN,
     Kind.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -35,15 +35,15 @@ _BEGINNINGS: Final = {"RegistryUnavailable:": Kind.REGISTRY, "SignatureValidatio
 
 
 def kind_of(code: grpc.StatusCode, message: str) -> Kind:
-    """What a node meant by them; INTERNAL for what virtshim never sends."""
+    """The kind that the node meant; INTERNAL for codes that virtshim never sends."""
     if code is grpc.StatusCode.UNKNOWN:
         return next((kind for words, kind in _BEGINNINGS.items() if message.startswith(words)), Kind.INTERNAL)
     return _KINDS.get(code, Kind.INTERNAL)
 
 
 def on_the_wire(message: str) -> str:
-    """Trailers above 8 KiB never arrive, and gRPC writes every byte outside printable ASCII as three. A request's own words are
-    in it, which its caller prints."""
+    """Shortens a message so that it arrives: gRPC drops trailers above 8 KiB, and encodes every byte outside printable
+    ASCII as three. A message may quote the request, so it may have any length."""
     message = escaped(message.encode(errors="replace").decode(), _MESSAGE_ROOM)
     room = _MESSAGE_ROOM
     for place, char in enumerate(message):

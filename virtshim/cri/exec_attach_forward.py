@@ -1,4 +1,4 @@
-"""ExecSync; and Exec, Attach, PortForward, which hand out URLs of the streaming server."""
+"""ExecSync, and Exec, Attach and PortForward, which return URLs of the streaming server."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from virtshim.model.sandbox import Sandbox
 from virtshim.pods.lookup import get_container, get_sandbox, pod_of, require_running
 from virtshim.streaming.ports import AttachStreams, ExecRequest, ForwardRequest, Streams
 
-# A client's limit is 16 MiB for the message: both streams and the little around them.
+# Clients accept messages of 16 MiB: both streams and a little around them.
 _OUTPUT_ROOM = (16 << 20) - 1024
 
 
 class ExecAttachForwardCalls(ServicerPart):
     def ExecSync(self, request: pb.ExecSyncRequest, context: grpc.ServicerContext) -> pb.ExecSyncResponse:
-        """Output that does not fit into the answer is left out."""
+        """Cuts off output that does not fit into the answer."""
         if request.timeout < 0:
             raise InvalidRequest(f"timeout {request.timeout} is negative; 0 means no limit")
         container = get_container(self._services.records, request.container_id)
@@ -51,7 +51,7 @@ class ExecAttachForwardCalls(ServicerPart):
         require_running(container)
         if wanted.streams.stdin and not container.config.stdin:
             raise WrongState(
-                f"container {container.id.short} was created without stdin; attach without it, or set stdin in its spec"
+                f"container {container.id.short} was created without stdin; attach without stdin, or set stdin in the pod's spec"
             )
         return pb.AttachResponse(url=self._services.streaming.offer(wanted))
 
@@ -66,13 +66,13 @@ class ExecAttachForwardCalls(ServicerPart):
         return pb.PortForwardResponse(url=self._services.streaming.offer(wanted))
 
     def _screen_of(self, sandbox: Sandbox) -> ContainerId | None:
-        """What runs in it; None if nothing does, or the pod did not ask for a screen."""
+        """The sandbox's running container; None if nothing runs, or if the pod did not ask for a screen."""
         if sandbox.config.annotations.get(VNC_ANNOTATION) != "true":
             return None
         return self._running_in(sandbox)
 
     def _dialing_guest(self, sandbox: Sandbox) -> ContainerId | None:
-        """In which ports are dialed; None: from the node. Raises WrongState if it does not run."""
+        """The container whose guest dials the ports; None if the node dials. Raises WrongState if it does not run."""
         if sandbox.config.annotations.get(FORWARD_ANNOTATION) != "agent":
             return None
         running = self._running_in(sandbox)
@@ -93,7 +93,7 @@ def _streams(request: pb.ExecRequest | pb.AttachRequest) -> Streams:
 
 
 def fitting(result: CommandResult, room: int) -> tuple[bytes, bytes]:
-    """The beginnings of both streams, `room` bytes together at most: each may have what the other leaves, and half in any
-    case."""
+    """The beginnings of both streams, at most `room` bytes together. Each gets at least half of the room, and what the
+    other leaves."""
     stderr = result.stderr[: max(room // 2, room - len(result.stdout))]
     return result.stdout[: room - len(stderr)], stderr

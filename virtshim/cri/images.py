@@ -1,4 +1,4 @@
-"""ImageService: convert, call one service, convert."""
+"""ImageService. Each call converts the request, calls the image service and converts the answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from virtshim.system.pod_places import PodPlaces
 
 
 class ImageServicer(api_pb2_grpc.ImageServiceServicer):
-    """What is not defined here answers UNIMPLEMENTED."""
+    """Calls that are not defined here answer UNIMPLEMENTED."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
         handlers: Collection[str],
         pulls: PodPlaces,
     ) -> None:
-        """`pulls`: places of namespaces."""
+        """`pulls`: limits concurrent pulls by namespace."""
         self._images = images
         self._pulls = pulls
         self._container_filesystem_usage = container_filesystem_usage
@@ -53,7 +53,7 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
         return [to_proto.image_item(image) for image in self._images.all()]
 
     def ImageStatus(self, request: pb.ImageStatusRequest, context: grpc.ServicerContext) -> pb.ImageStatusResponse:
-        """A missing image is an answer without `image`, never NotFound."""
+        """For a missing image, the answer has no `image`; it is never NotFound."""
         del context
         found = self._images.find(_reference(request.image))
         if found is None:
@@ -62,7 +62,7 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
         return pb.ImageStatusResponse(image=to_proto.image_item(found), info=info)
 
     def PullImage(self, request: pb.PullImageRequest, context: grpc.ServicerContext) -> pb.PullImageResponse:
-        """All handlers take the same images."""
+        """All handlers accept the same images."""
         check_handler(request.image.runtime_handler, self._handlers)
         reference = _reference(request.image)
         credentials = to_domain.credentials(request.auth) if request.HasField("auth") else None
@@ -70,7 +70,7 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
             with self._pulls.held(request.sandbox_config.metadata.namespace):
                 image = self._images.pull(reference, credentials, set_when_cancelled(context))
         except SignatureRefused as exc:
-            # kubelet tells the pod's owner by these words.
+            # kubelet recognizes this word and tells the pod's owner.
             raise SignatureRefused(f"SignatureValidationFailed: {exc}") from exc
         except Unavailable as exc:
             raise RegistryUnavailable(f"RegistryUnavailable: {exc}") from exc

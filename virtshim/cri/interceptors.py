@@ -1,4 +1,4 @@
-"""Around every call: on whose threads it runs, log context, timing, and the mapping of errors to gRPC codes."""
+"""Wraps every call: chooses its threads, sets the log context, measures it, and maps errors to gRPC codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.store.ports import Records
 
 if TYPE_CHECKING:
-    # The stubs make the handler generic for the checker only.
+    # Only the type stubs make the handler generic.
     _Handler = grpc.RpcMethodHandler[Any, Any]
 else:
     _Handler = grpc.RpcMethodHandler
@@ -28,8 +28,9 @@ log = structlog.get_logger(__name__)
 _Call = Callable[[Any, grpc.ServicerContext], Any]
 _About = Callable[[Any], dict[str, str]]
 
-# kubelet asks these every second or so, and they are answered from memory. A line for each would drown the log; and a node whose
-# Status has to wait for stops, hooks or pulls to end is taken for dead, so they have threads of their own.
+# kubelet makes these calls about every second, and they are answered from memory. A log line for each would drown the
+# log. They have threads of their own, because kubelet takes a node for dead whose Status waits for stops, hooks or
+# pulls.
 _FREQUENT: Final = frozenset(
     {
         "Version",
@@ -48,11 +49,11 @@ _FREQUENT: Final = frozenset(
 
 
 class CallInterceptor(grpc.ServerInterceptor):
-    """Requests are never logged: they hold secrets."""
+    """Never logs requests, because they hold secrets."""
 
     def __init__(self, frequent: ThreadPoolExecutor, about: _About = lambda _request: {}) -> None:
-        """`frequent`: the threads of the calls that kubelet repeats all the time. `about`: whom a request is about, for the
-        log."""
+        """`frequent`: the threads for calls that kubelet repeats all the time. `about`: names the subject of a request,
+        for the log."""
         self._frequent = frequent
         self._about = about
 
@@ -66,7 +67,7 @@ class CallInterceptor(grpc.ServerInterceptor):
             return None
         method = handler_call_details.method.rpartition("/")[2]
         if handler.unary_unary is None:
-            assert handler.unary_stream is not None  # CRI has no streams towards the server
+            assert handler.unary_stream is not None  # CRI has no client streams
             return grpc.unary_stream_rpc_method_handler(
                 self._placed(method, _guarded_stream(method, handler.unary_stream)),
                 request_deserializer=handler.request_deserializer,
@@ -79,7 +80,8 @@ class CallInterceptor(grpc.ServerInterceptor):
         )
 
     def _placed(self, method: str, call: _Call) -> _Call:
-        """The attribute is gRPC's way to say where a method runs; without it that is the server's own pool."""
+        """Sets the attribute by which gRPC chooses a method's threads; without it the server's own pool runs the
+        method."""
         if method in _FREQUENT:
             call.experimental_thread_pool = self._frequent  # type: ignore[attr-defined]
         return call
@@ -111,7 +113,8 @@ def _guarded_stream(
 def _watched(
     method: str, context: grpc.ServicerContext, traced: observed.Call, about: Callable[[], dict[str, str]]
 ) -> Iterator[None]:
-    """`about`: whom the call is about. Of those that kubelet repeats all the time that is looked for only if they fail."""
+    """`about`: names the subject of the call. For calls that kubelet repeats all the time it is only used if they
+    fail."""
     bound = about() if method not in _FREQUENT else {}
     if traced.trace:
         bound["trace"] = traced.trace
@@ -129,7 +132,7 @@ def _watched(
             code = grpc.StatusCode.UNIMPLEMENTED
             log.info("rpc.failed", code=code.name, ms=_ms(started))
             _abort(context, code, f"virtshim does not implement {method} yet")
-        except GeneratorExit:  # the client of a stream has left
+        except GeneratorExit:  # the client of a stream has disconnected
             code = grpc.StatusCode.CANCELLED
             raise
         except Exception:
@@ -152,15 +155,15 @@ def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -
     context.abort(code, on_the_wire(message))
 
 
-# Whom a call is about, for the log: never more of a request than names and ids.
+# The subject of a call, for the log: only names and ids, nothing else of the request.
 
-# Characters of ids in the log.
+# Length of ids in the log.
 _SHORT = 20
 _LONGEST = 256
 
 
 def subject_of(records: Records, request: Any) -> dict[str, str]:
-    """`pod`, `sandbox`, `container` and `image`, as far as they are known. `request`: a message of CRI's, whatever is in it."""
+    """`pod`, `sandbox`, `container` and `image`, as far as they are known. `request`: any CRI message."""
     container_id, sandbox_id = _text(request, "container_id"), _text(request, "pod_sandbox_id")
     found = {"container": container_id[:_SHORT], "sandbox": sandbox_id[:_SHORT], "image": _image(request)}
     container = _known(records.containers, ContainerId, container_id)
@@ -185,7 +188,7 @@ def _parsed(kind: Any, text: str) -> Any:
 
 
 def _asked_for(request: Any) -> str:
-    """A pod that is not there yet."""
+    """The pod that a request asks for, which does not exist yet."""
     metadata = getattr(getattr(request, "config", None), "metadata", None)
     namespace = getattr(metadata, "namespace", "")
     return f"{namespace}/{metadata.name}" if metadata is not None and namespace else ""

@@ -1,4 +1,4 @@
-"""Version, Status, RuntimeConfig, UpdateRuntimeConfig."""
+"""Version, Status, RuntimeConfig, UpdateRuntimeConfig; GetContainerEvents."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ log = structlog.get_logger(__name__)
 
 
 class NodeCalls(ServicerPart):
-    """What kubelet asks of the runtime itself."""
+    """Calls about the runtime itself."""
 
     def Version(self, request: pb.VersionRequest, context: grpc.ServicerContext) -> pb.VersionResponse:
         del request, context
-        # kubelet wants exactly this `version`, whatever it sends.
+        # kubelet expects exactly this `version`, whatever version it sends.
         return pb.VersionResponse(
             version="0.1.0",
             runtime_name="virtshim",
@@ -58,13 +58,13 @@ class NodeCalls(ServicerPart):
     def UpdateRuntimeConfig(
         self, request: pb.UpdateRuntimeConfigRequest, context: grpc.ServicerContext
     ) -> pb.UpdateRuntimeConfigResponse:
-        """kubelet sends the pod CIDR of the node; the CNI configuration decides, so it is only logged."""
+        """kubelet sends the node's pod CIDR. It is only logged, because the CNI configuration decides."""
         del context
         log.info("node.pod_cidr", cidr=request.runtime_config.network_config.pod_cidr[:200])
         return pb.UpdateRuntimeConfigResponse()
 
 
-# GetContainerEvents: one stream for each client that follows.
+# GetContainerEvents: one stream for each client.
 
 
 class EventCalls(ServicerPart):
@@ -75,15 +75,15 @@ class EventCalls(ServicerPart):
     def GetContainerEvents(
         self, request: pb.GetEventsRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.ContainerEventResponse]:
-        """The initial metadata says that from here on nothing is missed. A client that fell behind and reads nothing at all is
-        cut off after its grace: until it reads, its thread waits in the middle of a message."""
+        """The initial metadata says that the client misses nothing from now on. A client that fell behind and reads
+        nothing at all is disconnected after its grace: until then its thread waits in the middle of a message."""
         del request
         cut = threading.Timer(self._broadcaster.grace, context.cancel)
         cut.daemon = True
         subscription = self._broadcaster.subscribe(on_drop=cut.start)
         try:
             if not context.add_callback(subscription.close):
-                return  # the client has gone already
+                return  # the client has disconnected
             context.send_initial_metadata(())
             while (change := subscription.next()) is not None:
                 yield to_proto.event(change)
@@ -92,5 +92,5 @@ class EventCalls(ServicerPart):
             subscription.close()
 
     def end_streams(self) -> None:
-        """The server stops: nobody waits for streams that never end by themselves."""
+        """Ends all streams, because the server stops and they never end by themselves."""
         self._broadcaster.close()

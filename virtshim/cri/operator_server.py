@@ -32,17 +32,17 @@ from virtshim.vm.ports import Screenshots, VmControl
 
 # The service: convert, ask one use case, convert.
 
-# Seconds for a QEMU to show its screen.
+# Seconds for a QEMU to deliver a screenshot.
 _SCREENSHOT: Final = 15.0
 _NO_SCREEN: Final = (
-    "the VM of container {0} has no video card: its pod was made without the annotation virtshim.io/vnc. Make it anew with "
-    '`virtshim.io/vnc: "true"`; its console is there in any case (`virtshim console`)'
+    "the VM of container {0} has no video card: its pod was made without the annotation virtshim.io/vnc. Recreate the pod with "
+    '`virtshim.io/vnc: "true"`; its console is available anyway (`virtshim console`)'
 )
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorServices:
-    """What the calls are handed to."""
+    """The use cases that the calls use."""
 
     records: Records
     clock: Clock
@@ -89,7 +89,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         return pb.InspectResponse(json=json.dumps(facts))
 
     def FollowActions(self, request: pb.FollowActionsRequest, context: grpc.ServicerContext) -> Iterator[pb.Action]:
-        """The initial metadata says that from here on nothing is missed."""
+        """The initial metadata says that the client misses nothing from now on."""
         since = request.since or self.services.clock.now_ns()
         if request.remembered_only:
             yield from map(_action, self.services.action_log.since(since))
@@ -101,7 +101,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
             self.services.action_log.wake()
 
         if not context.add_callback(leave):
-            return  # the client has gone already
+            return  # the client has disconnected
         context.send_initial_metadata(())
         yield from map(_action, self.services.action_log.follow(since, left))
 
@@ -115,8 +115,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         return pb.ScreenshotResponse(png=self.services.screenshots.take(container.id, _SCREENSHOT))
 
     def OpenScreen(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.OpenScreenResponse:
-        """Whoever is here is root of the node, and needs no word of the pod's author: the annotation gives the VM its video card,
-        and lets those in who may forward the pod's ports."""
+        """Needs no consent of the pod's author, because the caller is root on the node. The annotation only gives the
+        VM its video card, and admits those who may forward the pod's ports."""
         del context
         container = self._with_screen(request.id)
         sandbox = existing_sandbox(self.services.records, container.sandbox_id)
@@ -125,7 +125,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         return pb.OpenScreenResponse(url=self.services.streaming.offer(wanted))
 
     def end_streams(self) -> None:
-        """The server stops: nobody waits for streams that never end by themselves."""
+        """Ends all streams, because the server stops and they never end by themselves."""
         self.services.action_log.close()
 
     # --- doing
@@ -154,10 +154,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         del context
         return _outcome(self.services.actions.thaw(self._vm(request.id)))
 
-    # --- which is meant
+    # --- finding the VM
 
     def _pod(self, text: str) -> tuple[Sandbox, Container | None]:
-        """The pod and, of its containers, the one that is meant: the one that was named, that runs, or that is the newest."""
+        """The pod, and the container of it that was named, or that runs, or that is the newest."""
         container = find_container(self.services.records, text)
         if container is not None:
             return existing_sandbox(self.services.records, container.sandbox_id), container

@@ -1,4 +1,4 @@
-"""The CRI socket: who may serve it, its mode, the threads."""
+"""The CRI socket: its services, its threads and its mode."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from virtshim.cri.stats import StatsCalls
 from virtshim.system.grpc_socket import listen
 from virtshim.system.threads import Workers
 
-# The service for virtshim's own commands, beside CRI on the same socket.
+# The service for virtshim's own commands, on the CRI socket.
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +71,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         return admin_pb2.AttachConsoleResponse(url=self._streaming.offer(wanted))
 
 
-# RuntimeService, put together: each call is in the part that its subject names.
+# RuntimeService: all parts together. The file of a call is named after its subject.
 
 
 class RuntimeServicer(
@@ -83,20 +83,21 @@ class RuntimeServicer(
     EventCalls,
     api_pb2_grpc.RuntimeServiceServicer,
 ):
-    """Each call converts, asks one use case, converts. What no part defines answers UNIMPLEMENTED."""
+    """Each call converts the request, calls one use case and converts the answer. Calls that no part defines answer
+    UNIMPLEMENTED."""
 
 
 log = structlog.get_logger(__name__)
 
-# kubelet's and containerd's limit; gRPC's default of 4 MiB is too small for the lists of a big node.
+# The limit of kubelet and containerd. gRPC's default of 4 MiB is too small for the lists of a big node.
 _MESSAGE_BYTES: Final = 16 << 20
-# Of the calls that kubelet repeats all the time, answered in milliseconds.
+# Threads for the calls that kubelet repeats all the time; each takes milliseconds.
 _FREQUENT_CALLS: Final = 32
 
 
 class CriServer:
-    """Serves CRI's services, and that of our own commands, on one Unix socket. Start it only after recovery: an empty list
-    means to kubelet that all pods died."""
+    """Serves CRI and virtshim's own commands on one Unix socket. It must start after recovery, because kubelet takes an
+    empty list to mean that all pods have died."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class CriServer:
         admin: AdminServicer,
         about: Callable[[Any], dict[str, str]],
     ) -> None:
-        """`about`: whom a request is about, for the log."""
+        """`about`: names the subject of a request, for the log."""
         self._path = socket_path
         self._pool = Workers(max_calls, "cri")
         self._frequent = Workers(_FREQUENT_CALLS, "cri-frequent")
@@ -126,13 +127,13 @@ class CriServer:
         admin_pb2_grpc.add_AdminServicer_to_server(admin, self._server)
 
     def start(self) -> None:
-        """The caller holds the path's `SocketLock`. The socket is 0600 from its first moment."""
+        """The caller holds the path's `SocketLock`. The socket has mode 0600 from the start."""
         listen(self._server, self._path)
         self._server.start()
         log.info("cri.serving", socket=self._path)
 
     def stop(self, grace: float) -> None:
-        """New calls are refused and event streams ended at once; other calls under way get `grace` seconds."""
+        """Refuses new calls and ends event streams at once; other running calls get `grace` seconds."""
         stopped = self._server.stop(grace)
         self._runtime.end_streams()
         stopped.wait()

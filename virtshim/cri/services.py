@@ -1,4 +1,4 @@
-"""The use cases behind RuntimeService, and what every part of its servicer starts from."""
+"""The use cases behind RuntimeService, and the base of the servicer's parts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from virtshim.store.ports import Records
 from virtshim.streaming.ports import Streaming
 from virtshim.system.clock import Clock
 
-# A caller without a deadline gets kubelet's own (runtimeRequestTimeout); no step may wait for ever.
+# For a caller without a deadline: kubelet's default (runtimeRequestTimeout), because no step may wait for ever.
 _DEFAULT_SECONDS = 240.0
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The use cases that the servicer's parts hand calls to."""
+    """The use cases that the servicer's parts call."""
 
     records: Records
     clock: Clock
@@ -57,7 +57,7 @@ class Services:
 
 
 class ServicerPart:
-    """Some of RuntimeService's calls; `RuntimeServicer` is all parts together."""
+    """A part of RuntimeService's calls; `RuntimeServicer` combines all parts."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -67,12 +67,12 @@ class ServicerPart:
 
 
 def seconds_left(context: grpc.ServicerContext) -> float:
-    return min(context.time_remaining(), _DEFAULT_SECONDS)  # about 9e18 when the client set none
+    return min(context.time_remaining(), _DEFAULT_SECONDS)  # about 9e18 without a deadline
 
 
 def set_when_cancelled(context: grpc.ServicerContext) -> threading.Event:
-    """Set when the call is over for its client: cancelled, past its deadline, or the client is gone."""
+    """An event that is set when the call has ended for its client: cancelled, past its deadline, or disconnected."""
     cancelled = threading.Event()
-    if not context.add_callback(cancelled.set):  # it is over already
+    if not context.add_callback(cancelled.set):  # the call has ended already
         cancelled.set()
     return cancelled

@@ -1,4 +1,4 @@
-"""What containers and pods use: kubelet's statistics, and its metrics."""
+"""Statistics and metrics of containers and pods, as kubelet asks for them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from virtshim.metrics.vm_metrics import DEVICE_METRICS_CONTAINER, DEVICE_METRICS
 from virtshim.model.usage import CpuUsage, DiskUsage, InterfaceUsage, MemoryUsage, Pressure
 from virtshim.pods.lookup import Filter, get_container, get_sandbox, list_containers, list_sandboxes
 
-# What containers and pods use -> CRI messages. Pure. A number that is not known stays unset: unset is not 0.
+# Conversion to CRI messages. Pure. An unknown number stays unset, because unset is not 0.
 #
-# kubelet does not survive stats without attributes, their metadata, `linux`, or a network without its default
-# interface.
+# kubelet crashes on stats without attributes, their metadata, `linux`, or a network without its default interface.
 
 
 def container_stats(use: ContainerUsage) -> pb.ContainerStats:
@@ -88,7 +87,7 @@ def _memory(use: MemoryUsage, taken_at: int, pressure: Mapping[str, Pressure]) -
 
 
 def _swap(use: MemoryUsage, taken_at: int) -> pb.SwapUsage | None:
-    """What is available is not known: no limit on swap is kept."""
+    """The available swap is unknown, because virtshim sets no limit on swap."""
     return None if use.swap is None else pb.SwapUsage(timestamp=taken_at, swap_usage_bytes=_number(use.swap))
 
 
@@ -228,8 +227,8 @@ def _of_one(use: SandboxUsage) -> pb.PodSandboxMetrics:
 
 
 def _messages(measured: Iterable[LabelledSample]) -> list[pb.Metric]:
-    """Whole numbers, as CRI carries no others: seconds are whole seconds. Without timestamps: they were read just now, and
-    Prometheus knows better when a series ends."""
+    """Converts samples. CRI carries whole numbers only, so seconds are whole seconds. There are no timestamps: the
+    values were read just now, and without timestamps Prometheus knows better when a series ends."""
     return [
         pb.Metric(
             name=one.name,

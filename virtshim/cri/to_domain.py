@@ -1,4 +1,4 @@
-"""CRI messages -> domain values. Pure. All faults of one message are reported in one InvalidRequest."""
+"""Converts CRI messages to domain values. Pure. One InvalidRequest reports all faults of a message."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from virtshim.model.text import check_path
 from virtshim.system import machine
 
 _PROTOCOLS = {pb.TCP: "tcp", pb.UDP: "udp", pb.SCTP: "sctp"}
-_SCOPES = {pb.POD: NamespaceScope.POD, pb.CONTAINER: NamespaceScope.CONTAINER}  # the others are refused
+_SCOPES = {pb.POD: NamespaceScope.POD, pb.CONTAINER: NamespaceScope.CONTAINER}  # other scopes are refused
 _MAX_TEXT = 4096
-# Bytes of labels and annotations together. Kubernetes allows 256 KiB of annotations; lists, which hold them of all pods, must
-# fit into one answer, so that one pod must not take a list from all others.
+# Bytes of labels and annotations together. Kubernetes allows 256 KiB of annotations. A list must fit into one answer,
+# so one pod with more could break the list for all others.
 _MAX_METADATA = 512 << 10
 _CDI_ANNOTATIONS = "cdi.k8s.io/"
 _SECCOMP_PROFILES = ("", "unconfined", "runtime/default", "docker/default")
 
 
 class _Faults:
-    """Collects what is wrong, then raises it all."""
+    """Collects faults and raises them together."""
 
     def __init__(self, call: str) -> None:
         self._call = call
@@ -64,7 +64,7 @@ def sandbox_key(config: pb.PodSandboxConfig) -> PodKey:
 
 
 def sandbox_config(config: pb.PodSandboxConfig, runtime_handler: str) -> SandboxConfig:
-    """Raises InvalidRequest for what a virtual machine cannot honour."""
+    """Raises InvalidRequest for what a virtual machine cannot do."""
     faults = _Faults("RunPodSandbox")
     faults.add_all(validation.sandbox_faults(config))
     faults.add_all(validation.dns_faults(config))
@@ -117,12 +117,12 @@ def _check_metadata_size(config: pb.PodSandboxConfig | pb.ContainerConfig, fault
     )
     faults.require(
         size <= _MAX_METADATA,
-        f"config.labels and config.annotations hold {size} bytes, more than the {_MAX_METADATA} that are allowed; shorten them",
+        f"config.labels and config.annotations hold {size} bytes, but only {_MAX_METADATA} are allowed; shorten them",
     )
 
 
 def _check_seccomp(context: pb.LinuxContainerSecurityContext, faults: _Faults) -> None:
-    """No profile reaches the guest, but an invalid one is rejected as other runtimes do."""
+    """Refuses an invalid profile, as other runtimes do, although no profile reaches the guest."""
     profile = context.seccomp_profile_path
     faults.require(
         profile in _SECCOMP_PROFILES or profile.startswith("localhost/"),
@@ -152,7 +152,7 @@ def container_name(config: pb.ContainerConfig) -> ContainerName:
 
 
 def container_config(config: pb.ContainerConfig) -> ContainerConfig:
-    """Raises InvalidRequest for what cannot be honoured (see `virtshim.cri.validation`)."""
+    """Raises InvalidRequest for what a virtual machine cannot do (see `virtshim.cri.validation`)."""
     faults = _Faults("CreateContainer")
     faults.require(config.image.image, "config.image.image is empty")
     faults.add_all(validation.container_faults(config))
@@ -199,8 +199,9 @@ def _device(device: pb.Device, faults: _Faults) -> CriDevice:
 
 
 def _cdi(config: pb.ContainerConfig) -> tuple[str, ...]:
-    """The field's first, then those of the container's own annotations (older kubelets and plugins); each once. A pod's author
-    writes the sandbox's annotations, kubelet and device plugins a container's."""
+    """CDI names, each once: first the field's, then those in the container's annotations (older kubelets and plugins).
+    The sandbox's annotations do not count: a pod's author writes them, but only kubelet and device plugins write a
+    container's."""
     names = [device.name for device in config.CDI_devices]
     for key in sorted(config.annotations):
         if key.startswith(_CDI_ANNOTATIONS):
@@ -260,7 +261,7 @@ def _mount(mount: pb.Mount, faults: _Faults) -> Mount:
 
 
 def resources(message: pb.LinuxContainerResources, call: str, where: str) -> Resources:
-    """Of an update. Raises InvalidRequest that begins with the call's name."""
+    """Reads the resources of an update. Raises InvalidRequest, starting with the call's name."""
     faults = _Faults(call)
     changes = changes_in(_read_resources(message))
     faults.add_all(_faults_of(changes, where))

@@ -1,4 +1,4 @@
-"""Domain values -> CRI messages. Pure. Fields whose absence kubelet does not survive are always filled."""
+"""Converts domain values to CRI messages. Pure. Always fills fields without which kubelet would crash."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def sandbox_state(sandbox: Sandbox) -> pb.PodSandboxState.ValueType:
 
 
 def container_state(container: Container) -> pb.ContainerState.ValueType:
-    """A container under removal shows what it was: it had an end, or it never ran."""
+    """The state for callers. A container that is being removed shows its last state: it has an exit, or it never
+    ran."""
     if container.phase is ContainerPhase.REMOVING:
         return pb.CONTAINER_EXITED if container.exit else pb.CONTAINER_UNKNOWN
     return _CONTAINER_STATE[container.phase]
@@ -129,7 +130,7 @@ def container_status(container: Container) -> pb.ContainerStatus:
 
 
 def _mount(container: Container, mount: Mount) -> pb.Mount:
-    """kubelet's image GC spares the images whose ids it finds there."""
+    """kubelet's image GC keeps the images whose ids it finds in mounts."""
     found = next((v.image for v in container.spec.volumes if v.image and v.guest == normal(mount.container_path)), None)
     is_image = mount.image != "" and found is not None
     return pb.Mount(
@@ -144,7 +145,7 @@ def _mount(container: Container, mount: Mount) -> pb.Mount:
 
 
 def _user(container: Container) -> pb.ContainerUser | None:
-    """Absent for a guest without a command: which users its own system has nobody outside knows."""
+    """None for a guest without a command: nobody outside knows the users of its own system."""
     user = container.status.user
     if user is None:
         return None
@@ -187,8 +188,8 @@ def event(change: ContainerEvent) -> pb.ContainerEventResponse:
 
 
 def image_item(image: Image) -> pb.Image:
-    """kubelet refuses runAsNonRoot by the user in it, and takes its size for what is free when the image is gone; CRI wants that
-    to be more than 0."""
+    """kubelet checks runAsNonRoot against the user in it. It takes `size` for the bytes that removing the image frees,
+    and CRI requires a size above 0."""
     config = image.config
     return pb.Image(
         id=image.id.value,
@@ -203,7 +204,7 @@ def image_item(image: Image) -> pb.Image:
 
 
 def image_facts(image: Image) -> Mapping[str, object]:
-    """What `crictl inspecti` shows beside the status; the config in OCI's words."""
+    """What `crictl inspecti` shows beside the status; the config has OCI's names."""
     config = image.config
     said = {
         "User": config.user,

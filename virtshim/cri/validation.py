@@ -1,7 +1,7 @@
-"""What a pod is refused for: fields that a virtual machine cannot honour, and names that are not what they must be. Pure.
+"""What a pod is refused for, and which fields have no effect. Pure.
 
-A field is refused that changes the pod's meaning: its author would get something else than asked for. What is accepted
-without effect is in `virtshim.cri.validation`.
+A field is refused if ignoring it would change the pod's meaning: its author would get something else than requested.
+Invalid names are refused too.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.guest.set_up_scripts import sysctls_wrong_with
 from virtshim.model.text import escaped
 
-# Which of a pod's fields are accepted without effect, and the log of them.
-#
-# They are what ordinary pods carry (kubelet fills most of it in) and what speaks of processes on the host: the guest
-# has a kernel and users of its own, and what stands between it and the node is QEMU's own confinement.
+# Fields without effect, and the log of them. Ordinary pods carry these fields (kubelet fills in most of them), and they
+# concern processes on the host. A guest has its own kernel and users, and QEMU's confinement protects the node from the
+# guest.
 
 log = structlog.get_logger(__name__)
 
 
 def without_effect_of_sandbox(config: pb.PodSandboxConfig) -> Mapping[str, str]:
-    """What is taken without effect: kind -> why that does no harm, or what it means."""
+    """The fields without effect: kind -> why that does no harm, or what it means."""
     context = config.linux.security_context
     found = {
         "privileged": context.privileged,
@@ -40,7 +39,7 @@ def without_effect_of_sandbox(config: pb.PodSandboxConfig) -> Mapping[str, str]:
 
 
 def without_effect_of_container(config: pb.ContainerConfig) -> Mapping[str, str]:
-    """As `of_sandbox`."""
+    """Like `without_effect_of_sandbox`, for a container."""
     context = config.linux.security_context
     found = {
         "privileged": context.privileged,
@@ -70,7 +69,7 @@ _WHY: Final[Mapping[str, str]] = {
 
 
 class LogOnce:
-    """Each kind once for the life of the process; a line for each pod would help nobody. Thread-safe."""
+    """Logs each kind once for the life of the process, because a line for each pod would be noise. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -89,10 +88,10 @@ class LogOnce:
 _CONTEXT: Final = "config.linux.security_context"
 _SHARED: Final = {"network": "hostNetwork", "pid": "hostPID", "ipc": "hostIPC"}
 
-# Bytes of their names and values: they are words of one command in the guest.
+# Bytes of names and values, which are words of one command in the guest.
 _MOST_SYSCTLS: Final = 64 << 10
 
-# What tapmanager may put into CNI_ARGS, whose separators are ";" and "=". Kubernetes' own names are narrower than this.
+# Names that tapmanager may put into CNI_ARGS, which separates by ";" and "=". Kubernetes allows even fewer names.
 _POD_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,252}")
 _DOMAIN: Final = re.compile(r"\.|[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_.])?")
 _HOSTNAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -101,7 +100,7 @@ _OPTION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}(:[A-Za-z0-9._-]{1,6
 
 
 def sandbox_faults(config: pb.PodSandboxConfig) -> Sequence[str]:
-    """What to refuse a sandbox for: each names its field and the remedy."""
+    """Why a sandbox is refused; each fault names its field and the remedy."""
     linux = config.linux
     context = linux.security_context
     return [
@@ -125,7 +124,7 @@ def _too_many(sysctls: Mapping[str, str]) -> Iterator[str]:
 
 
 def container_faults(config: pb.ContainerConfig) -> Sequence[str]:
-    """As `sandbox_faults`."""
+    """Like `sandbox_faults`, for a container."""
     context = config.linux.security_context
     has_user = context.HasField("run_as_user") or context.run_as_username != ""
     return [
@@ -142,7 +141,7 @@ def container_faults(config: pb.ContainerConfig) -> Sequence[str]:
         *_group_alone(context.HasField("run_as_group"), has_user),
         *(fault for mount in config.mounts for fault in _mount(mount)),
         *(
-            f"config.{name} has a NUL character, which no program can be given; remove it"
+            f"config.{name} has a NUL character, which no program can receive; remove it"
             for name, words in (
                 ("command", config.command),
                 ("args", config.args),
@@ -155,14 +154,14 @@ def container_faults(config: pb.ContainerConfig) -> Sequence[str]:
 
 def _windows(config: pb.PodSandboxConfig | pb.ContainerConfig) -> Iterator[str]:
     if config.HasField("windows"):
-        yield "config.windows is for nodes that run Windows; remove it (a guest may run Windows all the same)"
+        yield "config.windows is for nodes that run Windows; remove it (a guest may run Windows without it)"
 
 
 def _ambient(capabilities: pb.Capability) -> Iterator[str]:
     if capabilities.add_ambient_capabilities:
         yield (
-            f"{_CONTEXT}.capabilities.add_ambient_capabilities: commands in a guest keep what their user has; remove them, or "
-            "run as root and drop what is not needed"
+            f"{_CONTEXT}.capabilities.add_ambient_capabilities: commands in a guest have their user's capabilities; remove them, "
+            "or run as root and drop what is not needed"
         )
 
 
@@ -192,7 +191,7 @@ def _profiles(
     apparmor: pb.SecurityProfile,
     path: str,
 ) -> Iterator[str]:
-    """None holds for what is privileged (CRI, `privileged` of both security contexts)."""
+    """Profiles do not apply to a privileged container (CRI, `privileged` of both security contexts)."""
     if privileged:
         return
     for kind, profile, old in (("seccomp", seccomp, seccomp_path), ("apparmor", apparmor, path)):
@@ -219,7 +218,7 @@ def _mount(mount: pb.Mount) -> Iterator[str]:
         yield f"{where}.recursive_read_only is set without readonly; set readOnly: true, or remove recursiveReadOnly"
     if mount.recursive_read_only and mount.propagation != pb.PROPAGATION_PRIVATE:
         yield (
-            f"{where}.recursive_read_only: what the node mounts there later could be written; remove mountPropagation, "
+            f"{where}.recursive_read_only: the guest could write to what the node mounts there later; remove mountPropagation, "
             "or recursiveReadOnly"
         )
     yield from _image(mount)
@@ -228,13 +227,13 @@ def _mount(mount: pb.Mount) -> Iterator[str]:
 
 
 def _image(mount: pb.Mount) -> Iterator[str]:
-    """An image in place of a path of the node: for reading only, as everywhere."""
+    """A mount of an image instead of a node's path, which is always read-only."""
     where = f"config.mounts[{escaped(mount.container_path, 200)}]"
     if not mount.image.image:
         if mount.image_sub_path:
             yield f"{where}.image_sub_path is set without image; name an image, or remove it"
         elif not mount.host_path:
-            yield f"{where}.host_path is empty, and so is image; name one of them"
+            yield f"{where}.host_path and image are both empty; set one of them"
         return
     if mount.host_path:
         yield f"{where}.host_path is set beside image; remove one"
@@ -242,11 +241,11 @@ def _image(mount: pb.Mount) -> Iterator[str]:
         yield f"{where}.readonly is false: an image volume cannot be written; set readOnly: true"
     below = mount.image_sub_path
     if below.startswith("/") or ".." in below.split("/") or "\0" in below:
-        yield f"{where}.image_sub_path {escaped(below, 200)} is no path inside of the image; use one without .. and / before it"
+        yield f"{where}.image_sub_path {escaped(below, 200)} is not a path inside the image; use one without .. and leading /"
 
 
 def metadata_faults(meta: pb.PodSandboxMetadata) -> Iterator[str]:
-    """Of the names that end up in CNI's arguments."""
+    """Faults of the names that become CNI arguments."""
     for field in ("name", "namespace", "uid"):
         value = getattr(meta, field)
         if not value:
@@ -256,7 +255,7 @@ def metadata_faults(meta: pb.PodSandboxMetadata) -> Iterator[str]:
 
 
 def host_address_faults(host_ip: str) -> Iterator[str]:
-    """Of where a pod's port is to be reached on the node; "" for everywhere."""
+    """Faults of the node address that a pod's port is reached at; "" for all addresses."""
     if host_ip and not _is_address(host_ip):
         yield f"config.port_mappings.host_ip {host_ip[:80]!r} is not an IP address"
 
@@ -270,7 +269,7 @@ def _is_address(text: str) -> bool:
 
 
 def dns_faults(config: pb.PodSandboxConfig) -> Iterator[str]:
-    """Of the hostname and the resolver's settings: they become lines of files in the guest."""
+    """Faults of the hostname and the resolver's settings, which become lines of files in the guest."""
     if config.hostname and not _HOSTNAME.fullmatch(config.hostname):
         yield f"config.hostname {config.hostname[:80]!r} is not a host name: use letters, digits, '-' and '.'"
     dns = config.dns_config
@@ -282,4 +281,4 @@ def dns_faults(config: pb.PodSandboxConfig) -> Iterator[str]:
             yield f"config.dns_config.searches[{at}] {search[:80]!r} is not a domain name"
     for at, option in enumerate(dns.options):
         if not _OPTION.fullmatch(option):
-            yield f"config.dns_config.options[{at}] {option[:80]!r} is no resolver option; use NAME or NAME:VALUE"
+            yield f"config.dns_config.options[{at}] {option[:80]!r} is not a resolver option; use NAME or NAME:VALUE"

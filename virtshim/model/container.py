@@ -400,7 +400,8 @@ class Container:
         return self._with(changed=resources, size=size, resizing=None)
 
     def with_claims(self, claims: tuple[str, ...]) -> Container:
-        """Whether it holds all devices that it was granted. If not, its VM is off and must not start."""
+        """`claims`: the devices that it holds now. If some of its granted devices are missing, its VM is off and must not
+        start."""
         return self._with(claims=claims)
 
 

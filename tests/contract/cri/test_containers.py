@@ -218,7 +218,7 @@ def test_a_volume_that_the_guest_would_not_have_is_refused_and_nothing_is_made(c
     status = client.PodSandboxStatus(pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox)).status
     uid = status.metadata.uid
     texts = pb.Mount(container_path="/t", host_path=f"/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~configmap/c")
-    with refused(Code.NOT_FOUND, "kubernetes.io~configmap/c is not there"):
+    with refused(Code.NOT_FOUND, "kubernetes.io~configmap/c does not exist"):
         client.create(sandbox, mounts=[texts])
     world.outside.shares.missing.add("/srv/gone")
     with refused(Code.NOT_FOUND, "/srv/gone is not there"):
@@ -256,7 +256,7 @@ def test_status_shows_no_mount_that_the_guest_does_not_have(client: Client) -> N
         ({"memory_limit_in_bytes": -1}, "memory_limit_in_bytes is negative"),
         ({"cpu_period": -1}, "cpu_period is negative"),
         ({"memory_limit_in_bytes": 1}, "virtual machine needs"),
-        ({"memory_limit_in_bytes": 2**62}, "a virtual machine has at most"),
+        ({"memory_limit_in_bytes": 2**62}, "a virtual machine can have at most"),
         ({"cpu_quota": 2**62}, "vCPUs; this node allows"),
     ],
 )

@@ -110,7 +110,11 @@ def test_an_image_that_is_no_vms_is_told_as_such_when_a_vm_is_made_of_it(
 @pytest.mark.parametrize(
     ("mount", "code", "says"),
     [
-        (volume("registry.test/none:1"), Code.NOT_FOUND, "registry.test/none:1: it is not on this node; pull it first"),
+        (
+            volume("registry.test/none:1"),
+            Code.NOT_FOUND,
+            "registry.test/none:1: the image is not on this node; pull it first",
+        ),
         (volume(IMAGE), Code.FAILED_PRECONDITION, "has no files here: it is a plain disk"),
         (volume(FILES, image_sub_path="no/such"), Code.NOT_FOUND, "has no directory no/such"),
     ],

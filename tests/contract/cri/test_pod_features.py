@@ -208,9 +208,9 @@ REFUSALS: list[Refusal] = [
     (
         "container",
         {"linux": {"security_context": {"capabilities": {"add_ambient_capabilities": ["CHOWN"]}}}},
-        "commands in a guest keep what their user has",
+        "commands in a guest have their user's capabilities",
     ),
-    ("container", {"command": ["a\0"]}, "has a NUL character, which no program can be given; remove it"),
+    ("container", {"command": ["a\0"]}, "has a NUL character, which no program can receive; remove it"),
     ("container", {"linux": {"resources": {"memory_limit_in_bytes": 4096}}}, "a virtual machine needs"),
     (
         "container",

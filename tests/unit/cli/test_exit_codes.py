@@ -139,7 +139,7 @@ def test_every_command_that_asks_the_node_ends_with_77_where_the_socket_is_roots
     path.touch(0o400)
     with as_another_user():
         assert ended(monkeypatch, *words, *required(words), "--socket", str(path)) == 77
-    assert f"virtshim: {path} may not be asked by this user; run it as root" in capsys.readouterr().err
+    assert f"virtshim: this user has no access to {path}; run the command as root" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("up", "--dir"), ("down", "--dir"), ("diag",), ("setup", "--root")], ids=" ".join)
