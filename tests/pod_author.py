@@ -113,7 +113,7 @@ REFUSED_PODS = [
     Attempt("the host's processes", shares(pid=NODE), "hostPID"),
     Attempt("the host's IPC", shares(ipc=NODE), "hostIPC"),
     Attempt("another container's processes", shares(pid=TARGET), "pid is TARGET"),
-    Attempt("a sysctl above its directory", pod_linux(sysctls={"net.../../etc/passwd": "x"}), "no name of a sysctl"),
+    Attempt("a sysctl above its directory", pod_linux(sysctls={"net.../../etc/passwd": "x"}), "not a sysctl name"),
     Attempt("a seccomp profile above its directory", pod_context(seccomp_profile_path="localhost/../../x"), "seccomp"),
     Attempt(
         "a host port that is none",

@@ -1,4 +1,4 @@
-"""The connection to one VM's guest agent: one command at a time, every wait bounded, no answer trusted."""
+"""The connection to one VM's guest agent. It carries one command at a time, limits every wait, and trusts no answer."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from virtshim.model.errors import DeadlineExceeded, InternalError, ShimError, Un
 
 log = structlog.get_logger(__name__)
 
-# The commands asked here are answered at once by an agent that lives.
+# A working agent answers these commands at once.
 _ANSWER_SECONDS = 10.0
 _ID_RANGE = 1 << 30
 _RECEIVE = 65536
-# What the agent says of commands that it does not run in between freeze and thaw.
+# The agent's answer to commands that it does not run between freeze and thaw.
 _FROZEN = "the agent is in frozen state"
 
 ABSENT = (
-    "the guest agent: the guest is still booting, or has none. Commands in a virtual machine need the QEMU guest agent: "
+    "the guest agent: the guest is still booting, or has no agent. Commands in a virtual machine need the QEMU guest agent: "
     "install the package qemu-guest-agent in the image and enable its service"
 )
 _FLOODED = (
-    "the guest agent: the guest floods its channel with data that it was not asked for, and is left alone for a while. Look "
-    "for what writes to the port org.qemu.guest_agent.0 in the guest, and restart its agent"
+    "the guest agent: the guest floods the agent's channel with data that nobody asked for, so virtshim ignores it for a "
+    "while. Find what writes to the port org.qemu.guest_agent.0 in the guest, and restart its agent"
 )
 
 
 class AgentRefused(ShimError):
-    """The agent answered with an error of its own. `agent_kind` is its class, such as `GenericError`."""
+    """The agent answered with an error. `agent_kind`: its class, such as `GenericError`."""
 
     def __init__(self, command: str, refusal: ErrorReply) -> None:
         super().__init__(f"the guest agent refused {command}: {refusal.message or refusal.kind}")
@@ -54,11 +54,11 @@ class AgentRefused(ShimError):
 
 
 class VmEnded(Unavailable):
-    """There is no QEMU at the other end."""
+    """No QEMU is at the other end."""
 
 
 class CommandDisabled(WrongState):
-    """The agent is not allowed to do that."""
+    """The agent is configured to refuse the command."""
 
 
 class AgentChannel:
@@ -69,9 +69,9 @@ class AgentChannel:
         answers: Callable[[], None] = lambda: None,
         sync_again: float = 5.0,
     ) -> None:
-        """`monotonic`: the clock of the guest's allowance for what it says unasked. `answers` is called whenever an agent has
-        answered on a new connection; it does not wait. `sync_again`: an agent that was restarted while it read the request to
-        start anew gets another one after so many seconds."""
+        """`monotonic`: the clock for the guest's allowance of unrequested data. `answers`: called whenever an agent has
+        answered on a new connection; it must not wait. `sync_again`: seconds after which a sync request is repeated,
+        because an agent that restarts may lose one."""
         self._answers = answers
         self._sync_again = sync_again
         self._path = path
@@ -81,10 +81,10 @@ class AgentChannel:
         self._reader = ReplyReader()
 
     def ask(self, command: str, arguments: Mapping[str, Any] | None, deadline: CancellableDeadline) -> Any:
-        """The agent's answer, any JSON value. Waits for the agent to come up, and while the guest's file systems are frozen:
-        then an agent does nothing that could write. Errors: DeadlineExceeded (no agent within the caller's time),
-        Unavailable (the VM is gone, or the agent breaks off), CommandDisabled, AgentRefused. A guest that floods the channel
-        is not heard until its allowance has grown again, however many ask."""
+        """Returns the agent's answer, any JSON value. Waits for the agent to come up, and while the guest's file
+        systems are frozen, because the agent then does nothing that could write. Errors: DeadlineExceeded (no agent
+        within the caller's time), Unavailable (the VM is gone, or the agent closes the connection), CommandDisabled,
+        AgentRefused. A guest that floods the channel is ignored until its allowance has grown again."""
         while True:
             answer = self._answer(command, arguments, deadline)
             if isinstance(answer, Returned):
@@ -101,16 +101,16 @@ class AgentChannel:
             try:
                 return self._exchange(connected, command, arguments, deadline)
             except BaseException as exc:
-                self._drop()  # the answer may still come
+                self._drop()  # the answer may still arrive
                 if isinstance(exc, ConnectionError):
                     raise VmEnded(f"the virtual machine ended during {command}") from exc
                 if isinstance(exc, OSError | BadReply | DeadlineExceeded):
-                    deadline.slice(f"the guest agent's answer to {command}")  # the caller's own time is over?
+                    deadline.slice(f"the guest agent's answer to {command}")  # raises if the caller's time is over
                     raise Unavailable(f"the connection to the guest agent broke during {command}: {exc}") from exc
                 raise
 
     def close(self) -> None:
-        """May be called by any thread, at any time; a later `ask` connects anew."""
+        """Closes the connection. Any thread may call it at any time; a later `ask` connects again."""
         connected = self._socket
         if connected is not None:
             with suppress(OSError):
@@ -140,13 +140,14 @@ class AgentChannel:
         return connected
 
     def _sync(self, connected: socket.socket, deadline: CancellableDeadline) -> None:
-        """Returns when the agent has answered the newest request to start anew; answers to older ones are thrown away."""
+        """Returns when the agent has answered the newest sync request. Answers to older ones are thrown away."""
         number, again = 0, 0.0
         while True:
             now = time.monotonic()
             if now >= again:
                 again = now + self._sync_again
-                # QEMU reads nothing before the guest has opened the port: after some minutes of asking the socket is full.
+                # QEMU reads nothing before the guest opens the port, so the socket is full after some minutes of
+                # requests.
                 if _has_room(connected):
                     number = secrets.randbelow(_ID_RANGE)
                     connected.settimeout(1.0)
@@ -176,7 +177,7 @@ class AgentChannel:
         return replies[0]
 
     def _received(self, connected: socket.socket, deadline: CancellableDeadline, what: str) -> bytes:
-        """What has come; nothing if it is time to look at the deadline again."""
+        """What has arrived; nothing if it is time to check the deadline again."""
         connected.settimeout(deadline.slice(what))
         try:
             data = connected.recv(_RECEIVE)
@@ -199,7 +200,7 @@ def _has_room(connected: socket.socket) -> bool:
 
 
 def _refusal(command: str, refusal: ErrorReply) -> ShimError:
-    """`CommandNotFound` is what a command that is switched off answers too."""
+    """`CommandNotFound` is also the answer for a disabled command."""
     if refusal.kind == "CommandNotFound" or "has been disabled" in refusal.message:
         return CommandDisabled(
             f"the guest agent does not allow {command}; allow it in the guest (on Red Hat's distributions in "
@@ -209,13 +210,13 @@ def _refusal(command: str, refusal: ErrorReply) -> ShimError:
 
 
 def whole_number(value: object, what: str, most: int = 1 << 31) -> int:
-    """`value`, if it is such a number. Raises InternalError: the guest may say anything."""
+    """`value`, if it is a number up to `most`. Raises InternalError, because the guest may send anything."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise InternalError(f"the guest agent gives no usable {what}")
+        raise InternalError(f"the guest agent returned no usable {what}")
     return value
 
 
 def mapping(value: object, what: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise InternalError(f"the guest agent gives no usable {what}")
+        raise InternalError(f"the guest agent returned no usable {what}")
     return value

@@ -1,7 +1,7 @@
-"""What a guest's agent is asked beside commands: freezing file systems, its clock, SSH keys, files, the console size.
+"""Requests to a guest's agent other than commands: freezing file systems, clock, SSH keys, files, console size.
 Implements `virtshim.guest.ports.GuestOperations`.
 
-Questions and answers: docs.qemu.org, "QEMU Guest Agent Protocol Reference".
+The protocol: docs.qemu.org, "QEMU Guest Agent Protocol Reference".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from virtshim.model.errors import DeadlineExceeded, InternalError, NotFound, Shi
 from virtshim.model.ids import ContainerId
 from virtshim.model.text import printable_text
 
-# What a guest reports about itself, bounded in size. Parsing is pure: any JSON in, a bounded document out.
+# What a guest reports about itself, bounded in size. Parsing is pure: it turns any JSON into a bounded document.
 
 ASK_FILESYSTEMS = "guest-get-fsinfo"
 
@@ -32,7 +32,7 @@ _GUEST_INFO_MAX_NUMBER = 1 << 63
 
 
 class Asked(Protocol):
-    """What is wanted of an `AgentChannel`."""
+    """The part of an `AgentChannel` that is used here."""
 
     def ask(self, command: str, arguments: Mapping[str, Any] | None, deadline: CancellableDeadline) -> Any: ...
 
@@ -135,7 +135,7 @@ _QUESTIONS: Mapping[str, tuple[str, Callable[[object], object]]] = {
 
 # Files in the guest, read through its agent.
 
-# Of file handles and positions that an agent may give.
+# The largest file handle and position that an agent may return.
 _AGENT_FILES_MAX_NUMBER = 1 << 62
 
 
@@ -149,14 +149,14 @@ def agent_files_open_file(channel: AgentChannel, path: str, mode: str, deadline:
 
 
 def agent_files_close_file(channel: AgentChannel, handle: int, deadline: CancellableDeadline) -> None:
-    with suppress(ShimError):  # an agent that was restarted has closed it
+    with suppress(ShimError):  # an agent that was restarted has closed the file
         channel.ask("guest-file-close", {"handle": handle}, deadline)
 
 
 def agent_files_seek(
     channel: AgentChannel, handle: int, offset: int, whence: str, deadline: CancellableDeadline
 ) -> int:
-    """Where it stands then."""
+    """Returns the new position."""
     request = {"handle": handle, "offset": offset, "whence": whence}
     answer = mapping(channel.ask("guest-file-seek", request, deadline), "file position")
     return whole_number(answer.get("position"), "file position", most=_AGENT_FILES_MAX_NUMBER)
@@ -168,7 +168,7 @@ def agent_files_read_on(channel: AgentChannel, handle: int, most: int, deadline:
 
 
 def read_tail(channel: AgentChannel, path: str, most: int, deadline: CancellableDeadline) -> bytes:
-    """The last bytes of a file, at most `most`; none if there is no such file."""
+    """The last `most` bytes of a file, or fewer; none if the file does not exist."""
     handle = agent_files_open_file(channel, path, "r", deadline)
     if handle is None:
         return b""
@@ -190,11 +190,11 @@ def _decoded(text: object, most: int) -> bytes:
     return data
 
 
-# An agent that is there answers a ping at once; a checkpoint does not wait for one that is not.
+# A present agent answers a ping at once. A checkpoint does not wait for an absent one.
 _PING: Final = 2.0
-# Seconds that a guest's clock may be off without being set: one that is disciplined must not be pushed about.
+# A smaller deviation in seconds is left alone, so that a clock that NTP disciplines is not disturbed.
 _OFF: Final = 0.5
-# Seconds in which an agent that cannot restart its guest says so.
+# An agent that cannot restart its guest says so within these seconds.
 _GOES_DOWN: Final = 3.0
 _MAX_NS: Final = 1 << 63
 _CONSOLE: Final = "/dev/ttyS0"
@@ -217,8 +217,8 @@ class AgentOperations:
         self._vm(container).channel.ask("guest-fsfreeze-thaw", None, CancellableDeadline.after(timeout))
 
     def reboot(self, container: ContainerId, timeout: float) -> None:
-        """An agent that does it says nothing more, or breaks off; one that says anything has not done it. What it runs,
-        `/sbin/shutdown`, some guests do not have."""
+        """Success shows as silence or a broken connection, and any answer means failure: the agent runs
+        `/sbin/shutdown`, which some guests do not have."""
         deadline = CancellableDeadline.after(timeout)
         channel = self._vm(container).channel
         try:
@@ -239,11 +239,11 @@ class AgentOperations:
     def _rebooted_by_script(self, container: ContainerId, deadline: CancellableDeadline) -> int:
         try:
             return self._vm(container).run_script(exec_scripts.REBOOT, (), deadline)
-        except Unavailable:  # it goes down already
+        except Unavailable:  # the guest is shutting down
             return 0
 
     def set_clock(self, container: ContainerId, timeout: float) -> None:
-        """An agent that may not be told the time may still take it from the clock chip."""
+        """If the agent may not take the time from virtshim, it may still read it from the hardware clock."""
         channel = self._vm(container).channel
         deadline = CancellableDeadline.after(timeout)
         shown = whole_number(channel.ask("guest-get-time", None, deadline), "time", most=_MAX_NS)

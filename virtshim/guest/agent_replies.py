@@ -1,4 +1,4 @@
-"""What a guest says on its agent's channel without having been asked: how much of it is read, and when again."""
+"""Reads an agent's replies as bytes arrive, and limits how much unrequested data is read."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import structlog
 from virtshim.model.text import printable_text
 from virtshim.system.rate_limits import TokenBucket
 
-# The guest agent's side of the wire, as bytes come in: JSON lines, with 0xFF before the answer to a
-# `guest-sync-delimited`. Pure. Nothing the guest sends is trusted: lines are bounded, and what is no reply is an
-# error.
+# The wire format: JSON lines, with 0xFF before the answer to a `guest-sync-delimited`. Pure. Nothing that the guest
+# sends is trusted: lines are bounded, and anything but a reply is an error.
 #
 # Protocol: docs.qemu.org, "QEMU Guest Agent Protocol Reference".
 
-# The longest replies that are asked for are lists of file systems and interfaces.
+# The longest replies are lists of file systems and interfaces.
 MAX_LINE = 1 << 20
-# Nobody asks for more than one at a time; after a request to start anew an older answer may come with its own.
+# Requests are made one at a time, but after a sync request an older answer may arrive with its own.
 _MAX_REPLIES = 8
-# Bytes that the answer to a command may have: what is longer costs more to read than to say.
+# The longest answer to a command in bytes, because reading a long answer costs more than sending it.
 _ROOM: Mapping[str, int] = {
     "guest-file-read": 256 << 10,
     "guest-get-fsinfo": MAX_LINE,
@@ -32,14 +31,14 @@ _ROOM: Mapping[str, int] = {
     "guest-network-get-interfaces": MAX_LINE,
 }
 _USUAL_ROOM = 16 << 10
-# How much an agent may have left over from earlier talk before it answers a sync.
+# How many bytes of earlier answers an agent may send before it answers a sync.
 MAX_SKIPPED = 8 << 20
 
 _SYNC = b"\xff"
 
 
 class BadReply(Exception):
-    """What came cannot be the agent's answer; the connection is of no use any more."""
+    """The data cannot be the agent's answer. The connection is useless from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """The agent's own error. `kind` is a word for programs (`CommandNotFound`, `GenericError`), `message` is for people."""
+    """The agent's error. `kind`: a word for programs (`CommandNotFound`, `GenericError`). `message`: for people."""
 
     kind: str
     message: str
@@ -61,23 +60,23 @@ Reply = Returned | ErrorReply
 
 
 def command_line(name: str, arguments: Mapping[str, Any] | None = None) -> bytes:
-    """One request."""
+    """The bytes of one request."""
     request = {"execute": name, **({"arguments": arguments} if arguments else {})}
     return json.dumps(request).encode() + b"\n"
 
 
 def sync_line(number: int) -> bytes:
-    """A request to start anew: 0xFF ends whatever half line the agent still holds."""
+    """The bytes of a sync request; its 0xFF ends any half line that the agent still holds."""
     return _SYNC + command_line("guest-sync-delimited", {"id": number})
 
 
 def room_for_answer(command: str) -> int:
-    """The bytes of a line that can be the answer to it."""
+    """The longest line that can be an answer to the command, in bytes."""
     return _ROOM.get(command, _USUAL_ROOM)
 
 
 class ReplyReader:
-    """Starts out of step: all is skipped up to 0xFF. `room`: the bytes of a line."""
+    """Skips everything up to the first 0xFF. `room`: the longest line in bytes."""
 
     def __init__(self) -> None:
         self._skipping = True
@@ -86,10 +85,10 @@ class ReplyReader:
         self.room = MAX_LINE
 
     def feed(self, data: bytes) -> list[Reply]:
-        """The replies completed by these bytes; what came before a 0xFF is to older requests, and is not looked at. Raises
+        """The replies that these bytes complete. Data before a 0xFF answers older requests and is ignored. Raises
         BadReply."""
         _, mark, data = data.rpartition(_SYNC)
-        if mark:  # never part of JSON text: what stood before it was cut off
+        if mark:  # 0xFF is never part of JSON, so the text before it was cut off
             self._line.clear()
             self._skipping = False
         elif self._skipping:
@@ -133,28 +132,29 @@ def _reply(line: bytes, room: int) -> Reply:
 
 
 def _text(value: object) -> str:
-    """One short printable line of what the guest wrote."""
+    """A short printable line of what the guest wrote."""
     words = value if isinstance(value, str) else ""
     return printable_text(words[:300])
 
 
 log = structlog.get_logger(__name__)
 
-# Bytes: a second, and at once. An agent that virtshim left in the middle of its answer still has that to say.
+# Bytes a second, and how many at once. An agent may still have to send the rest of an interrupted answer.
 RATE: Final = 64 << 10
 BURST: Final = 2 << 20
-# A few bytes are as much work as this many.
+# A read of few bytes counts as this many, because it costs as much.
 CRUMB: Final = 4 << 10
-# Reads that the shortest answer may take, and bytes that each further one must bring. The guest's kernel passes on 32 KiB at
-# a time, an answer that fits is one read.
+# The reads of the shortest answer, and the bytes that each further read must bring. The guest's kernel passes on 32 KiB
+# at a time; an answer that fits is one read.
 _FREE_READS: Final = 16
 _PIECE: Final = 1 << 10
-# Seconds between two lines of the log about one guest.
+# Seconds between two log lines about the same guest.
 _TELL_AGAIN: Final = 300.0
 
 
 class JunkBudget:
-    """Of one VM, whatever becomes of its connections: a guest that has used it up is left alone until there is some again."""
+    """The allowance of one VM for all its connections. A guest that has used it up is ignored until it has grown
+    again."""
 
     def __init__(self, channel: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._channel = channel
@@ -163,7 +163,7 @@ class JunkBudget:
         self._told_at = -_TELL_AGAIN
 
     def spend(self, size: int) -> None:
-        """Raises BadReply when that was too much."""
+        """Raises BadReply if this is too much."""
         now = self._now()
         self._bucket.spend(max(size, CRUMB), now)
         if self._bucket.wait(now):
@@ -173,12 +173,12 @@ class JunkBudget:
             raise BadReply("it keeps sending data that it was not asked for")
 
     def wait(self) -> float:
-        """Seconds until its channel may be read again; 0 for now."""
+        """Seconds until the channel may be read again, 0 for now."""
         return self._bucket.wait(self._now())
 
 
 class AnswerMeter:
-    """Of one answer: `most` bytes, in pieces of a fair size."""
+    """The allowance of one answer: `most` bytes, in pieces of reasonable size."""
 
     def __init__(self, budget: JunkBudget, most: int) -> None:
         self._budget = budget

@@ -1,4 +1,4 @@
-"""Commands and questions to guests, VM by VM. Implements `virtshim.guest.ports.GuestAgents`."""
+"""Commands and requests to the guests of all VMs. Implements `virtshim.guest.ports.GuestAgents`."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ from virtshim.model.layout import Layout
 from virtshim.streaming.ports import Streams, StreamSession
 from virtshim.system.threads import Workers
 
-# Threads for what waits for guests on behalf of sessions: a few for each VM, so that a silent one keeps nobody else
-# waiting.
+# Threads that wait for guests on behalf of sessions. Each VM gets a few, so that a silent guest delays no other.
 
 R = TypeVar("R")
 
-# Of one VM at the same time, which speaks with one caller at a time anyway; what waits for them; of all VMs together.
+# Concurrent threads of one VM (its agent serves one caller at a time anyway); waiting requests; threads of all VMs.
 OF_VM: Final = 8
 WAITING: Final = 256
 _OF_NODE: Final = 4096
 
 
 class VmWorkers:
-    """Threads are made as they are needed, and used again."""
+    """Threads are made on demand and reused."""
 
     def __init__(self) -> None:
         self._executor = Workers(_OF_NODE, "guest-exec")
@@ -47,14 +46,14 @@ class VmWorkers:
         self._waiting: dict[ContainerId, deque[Callable[[], None]]] = {}
 
     def submit(self, container: ContainerId, call: Callable[..., R], *args: Any) -> Future[R]:
-        """In their order, one VM's. Raises ResourceExhausted if too many wait."""
+        """Runs the calls of one VM in order. Raises ResourceExhausted if too many wait."""
         future: Future[R] = Future()
 
         def work() -> None:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call(*args))
-                except BaseException as exc:  # noqa: BLE001  the one who waits for it is told
+                except BaseException as exc:  # noqa: BLE001  passed on to the caller that waits
                     future.set_exception(exc)
 
         with self._lock:
@@ -62,7 +61,7 @@ class VmWorkers:
                 waiting = self._waiting.setdefault(container, deque())
                 if len(waiting) >= WAITING:
                     raise ResourceExhausted(
-                        f"{WAITING} requests wait for the guest of container {container.short}; wait for some to end, and see "
+                        f"{WAITING} requests wait for the guest of container {container.short}; wait for some to end, and check "
                         "whether its guest agent answers"
                     )
                 waiting.append(work)
@@ -75,7 +74,7 @@ class VmWorkers:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, container: ContainerId, work: Callable[[], None]) -> None:
-        """Until nothing of this VM waits."""
+        """Runs calls of this VM until none waits."""
         while True:
             work()
             with self._lock:
@@ -89,16 +88,16 @@ class VmWorkers:
                 work = waiting.popleft()
 
 
-# kubectl and critest run a command right after the start: the guest gets this long to boot.
+# Seconds that the guest gets to boot, because kubectl and critest run a command right after the start.
 _BOOT_SECONDS = 60.0
-# For an agent that has its port open, and may have something else to do.
+# For an agent that has its port open but may be busy.
 _BUSY_SECONDS = 10.0
 _FOR_EVER = 10 * 365 * 86400.0
 # Commands of all VMs that are being ended. Those of guests that do not answer take minutes.
 _SETTLED_AT_ONCE = 4096
 # Bytes of each stream, as other runtimes keep: an endless output must not end the node.
 OUTPUT_LIMIT = 16 << 20
-# Bytes of all commands' output together, while they run.
+# Bytes of all running commands' output together.
 _OUTPUT_MEMORY = 256 << 20
 _KILL_SECONDS = 5.0
 
@@ -112,8 +111,8 @@ class AgentClients:
         answers: Callable[[ContainerId], None] = lambda _container: None,
         limits: ExecLimits = USUAL,
     ) -> None:
-        """`plug` brings one more serial port, by its number, into a running VM. Raises ShimError. `listens`: whether the guest
-        has the agent's port open. `answers` is called, and does not wait, when an agent has answered on a new connection."""
+        """`plug` adds a serial port, by number, to a running VM, and raises ShimError. `listens`: whether the guest has
+        the agent's port open. `answers`: called when an agent has answered on a new connection; it must not wait."""
         self._answers = answers
         self._limits = limits
         self._layout = layout
@@ -168,7 +167,7 @@ class AgentClients:
         return result
 
     async def open(self, container: ContainerId, command: GuestCommand, streams: Streams) -> StreamSession:
-        """A terminal always has an input: without one its programs would read the end of it at once."""
+        """A terminal always gets an input: without one its programs would read end of file at once."""
         vm = self._vm(container)
         wanted = CommandStreams(stdin=streams.stdin or streams.tty, tty=streams.tty)
         cancelled = threading.Event()
@@ -233,7 +232,7 @@ class AgentClients:
 def _started(
     vm: GuestVm, command: GuestCommand, wanted: CommandStreams, deadline: CancellableDeadline
 ) -> RunningCommand:
-    """For callers without a time limit. Raises WrongState if the guest has had time to boot and there is no agent."""
+    """For callers without a time limit. Raises WrongState if the guest has had time to boot and no agent answers."""
     try:
         return vm.start(command, wanted, deadline)
     except DeadlineExceeded as exc:

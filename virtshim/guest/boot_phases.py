@@ -1,4 +1,4 @@
-"""Whether a guest has come so far that there is something in it to shut down."""
+"""How far guests have booted, and whether there is something in a guest to shut down."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.vm.ports import VmReadings
 
-# How far a guest has booted, by what its console shows and by its agent: firmware, kernel, user space, cloud-init,
-# agent.
+# The phases, as the console and the agent show them: firmware, kernel, user space, cloud-init, agent.
 #
-# A guest that shows nothing (`quiet`, no serial console) has phases that are seen late, or not at all; nothing
-# depends on them.
+# A guest that shows nothing (`quiet`, no serial console) has late phases or none; nothing depends on them.
 
 FIRMWARE: Final = "firmware"
 KERNEL: Final = "kernel"
@@ -29,8 +27,9 @@ USER_SPACE: Final = "user-space"
 CLOUD_INIT: Final = "cloud-init"
 AGENT: Final = "agent"
 
-# What a console shows when a phase begins: a kernel's first words; those of the first process; of cloud-init's first stage. The
-# guest writes what they search, so none may take more than a few steps for each byte, whatever it is.
+# Console text that marks the beginning of a phase: the kernel's first words, the first process's, and those of
+# cloud-init's first stage. The guest writes the searched text, so each pattern must take only a few steps for each
+# byte, whatever the text is.
 _BEGINNINGS: Final = (
     (
         KERNEL,
@@ -44,18 +43,18 @@ _BEGINNINGS: Final = (
 _ORDER: Final = (FIRMWARE, KERNEL, USER_SPACE, CLOUD_INIT)
 _CLOUD_INIT_OVER: Final = re.compile(rb"Cloud-init v\. \S+ finished at")
 _LOGIN: Final = re.compile(rb"^\S* ?login: ", re.MULTILINE)
-# Bytes of a console that are looked at: a boot writes less, and what writes more is no boot.
+# Bytes of a console that are searched. A boot writes fewer.
 _MOST: Final = 1 << 20
-# The beginning of a line that is cut may be that of a mark.
+# A line that is cut off may end with the beginning of a mark.
 _OVERLAP: Final = 200
-# What is read at once.
+# Bytes of one read.
 _PIECE: Final = 64 << 10
 
 
 @dataclass(slots=True)
 class _Boot:
-    """`read_to`: bytes of its console that were looked at; `last`: the last of them; both the reader's alone. `now`: the phase
-    that goes on, of those that come one after the other."""
+    """`read_to`: bytes of the console that were searched. `last`: the last of them. Only the reader uses both. `now`:
+    the current one of the phases that follow each other."""
 
     sandbox: SandboxId
     domain: uuid.UUID
@@ -68,7 +67,7 @@ class _Boot:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What marks a piece of a console has; `begun` in their order."""
+    """The marks in a piece of a console; `begun`: phases in order."""
 
     begun: tuple[str, ...]
     is_cloud_init_over: bool
@@ -81,7 +80,7 @@ class _Shown:
 
 
 class BootPhases:
-    """Thread-safe; each call does a bounded amount of work."""
+    """Thread-safe. Each call does a bounded amount of work."""
 
     def __init__(self, records: Records, output: BootOutput, start_ups: StartUps) -> None:
         self._records = records
@@ -91,7 +90,7 @@ class BootPhases:
         self._boots: dict[ContainerId, _Boot] = {}
 
     def began(self, container: Container) -> None:
-        """Its QEMU runs since just now."""
+        """Its QEMU has just started."""
         with self._lock:
             self._boots = {known: boot for known, boot in self._boots.items() if self._runs(known)}
             self._boots[container.id] = _Boot(container.sandbox_id, container.domain_uuid)
@@ -99,8 +98,8 @@ class BootPhases:
         self._start_ups.begin(AGENT, container.sandbox_id, container.id)
 
     def console_changed(self, container: ContainerId) -> None:
-        """There may be more on its console. One call at a time. It is read and searched without the lock, which others take
-        while they write a record."""
+        """Called when its console may have more, one call at a time. It reads and searches without the lock, because
+        other threads take the lock while they write a record."""
         with self._lock:
             boot = self._boots.get(container)
             if boot is None or boot.is_through:
@@ -122,7 +121,7 @@ class BootPhases:
                 boot.is_through = True
 
     def agent_answers(self, domain: uuid.UUID) -> None:
-        """Somebody in the guest has opened the agent's port."""
+        """Called when the guest has opened the agent's port."""
         with self._lock:
             for container, boot in self._boots.items():
                 if boot.domain == domain and not boot.has_agent:
@@ -131,7 +130,7 @@ class BootPhases:
                     self._over(container, boot, FIRMWARE, KERNEL)  # a console that shows nothing
 
     def record_changed(self, _before: Container | None, after: Container | None) -> None:
-        """A VM that has ended does not boot."""
+        """Called when the VM has ended, and ends all its phases."""
         if after is None or after.exit is None:
             return
         with self._lock:
@@ -140,10 +139,10 @@ class BootPhases:
             self._start_ups.end_all(boot.sandbox, after.id, "the VM ended")
 
     def _look(self, container: ContainerId, boot: _Boot, shown: _Shown) -> None:
-        """The lock is held."""
+        """The caller holds the lock."""
         for name in shown.begun:
             if _ORDER.index(name) > _ORDER.index(boot.now):
-                if name is not CLOUD_INIT:  # it is a part of user space, which goes on
+                if name is not CLOUD_INIT:  # cloud-init is a part of user space, which continues
                     self._start_ups.end(boot.now, boot.sandbox, container)
                 boot.now = name
                 self._start_ups.begin(name, boot.sandbox, container)
@@ -170,7 +169,7 @@ class Starts:
     boots: BootPhases
 
 
-# Nanoseconds. A guest that runs for longer may be one that writes to no disk and shows nothing.
+# Nanoseconds. A guest that has run for longer may be one that shows nothing and writes to no disk.
 _BOOTING: Final = 120 * 10**9
 
 
@@ -181,9 +180,9 @@ class BootProgress:
     clock: Clock
 
     def is_before_kernel(self, container: Container) -> bool:
-        """True if only firmware or a boot loader has run in it: it was started just now, its console shows no kernel, and it has
-        written to none of its disks. Such a guest does not hear its power button, and has nothing to lose. False in doubt: also
-        with devices of the host, whose state nobody sees here."""
+        """True if only firmware or a boot loader has run: it started recently, its console shows no kernel, and it has
+        written to none of its disks. Such a guest ignores its power button and has nothing to lose. False in doubt, and
+        for a VM with host devices, whose state is not visible here."""
         if container.status.command_begun or container.granted.passthrough:
             return False
         age = self.clock.now_ns() - container.status.started_at

@@ -1,4 +1,5 @@
-"""The signal that a container's own command gets when the container is stopped. Pure."""
+"""Commands in guests: how they are made from a container's config, their results, stop signals and termination
+messages. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from virtshim.model.errors import InvalidRequest
 from virtshim.model.image import ImageConfig
 from virtshim.streaming.ports import Output
 
-# A container's termination message: the file that kubelet shows in the pod's status. No I/O.
+# The termination message, which kubelet shows in the pod's status.
 
 PATH_ANNOTATION: Final = "io.kubernetes.container.terminationMessagePath"
-# kubelet reads so many of its last bytes.
+# kubelet reads this many bytes from the file's end.
 MAX_MESSAGE_BYTES: Final = 4096
 
 
@@ -35,15 +36,16 @@ class _Mount(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TerminationFile:
-    """`guest`: where the container's command writes it. `host`: kubelet's file, which is there before the container is."""
+    """`guest`: the path to which the container's command writes. `host`: kubelet's file, which exists before the
+    container."""
 
     guest: str
     host: str
 
 
 def termination_file(annotations: Mapping[str, str], mounts: Iterable[_Mount]) -> TerminationFile | None:
-    """kubelet names the path in an annotation, and mounts a file of its own there: after the pod's volumes, of which one may be
-    at that path, too."""
+    """kubelet names the path in an annotation, and mounts its own file there. That mount comes after the pod's volumes,
+    one of which may have the same path."""
     path = annotations.get(PATH_ANNOTATION, "")
     if not posixpath.isabs(path) or not path.isprintable():
         return None
@@ -55,23 +57,23 @@ def termination_file(annotations: Mapping[str, str], mounts: Iterable[_Mount]) -
     return TerminationFile(path, host) if posixpath.isabs(host) and "\0" not in host else None
 
 
-# A command to run inside a container's guest, and its result. No I/O.
+# A command in a container's guest, and its result.
 
-# What a shell without any setting would search; images of virtual machines do not say.
+# The PATH of a shell without settings, because images of virtual machines do not define one.
 _PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def exec_port(number: int) -> str:
-    """The name of the virtio-serial port in the guest; `Layout.exec_socket` is its other end."""
+    """The name of the virtio-serial port in the guest. `Layout.exec_socket` is its other end."""
     return f"virtshim.exec.{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class GuestCommand:
-    """`argv` is not given to a shell. `envs` is the whole environment. `working_dir` "": the agent's own. For a container's own
-    command: `termination_path` is a file made for its termination message ("" for none); `stdin` and `tty` say
-    whether it has an input, which stays open, and a terminal; `readonly_root`, that it cannot write the guest's root.
-    `input`: all that a command reads that is only waited for."""
+    """`argv`: not passed to a shell. `envs`: the whole environment. `working_dir`: "" for the agent's. For a
+    container's own command: `termination_path`: the file made for its termination message, "" for none; `stdin` and
+    `tty`: whether it has an input, which stays open, and a terminal; `readonly_root`: whether it cannot write to the
+    guest's root. `input`: the whole input of a command that somebody waits for."""
 
     argv: tuple[str, ...]
     envs: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
@@ -95,7 +97,7 @@ class GuestCommand:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """Output beyond the limit is left out. `code` is 0 to 255; 128 + n for a command that signal n ended."""
+    """Output beyond the limit is left out. `code`: 0 to 255; 128 + n for a command that signal n ended."""
 
     code: int
     stdout: bytes
@@ -116,8 +118,8 @@ def entrypoint_command(container: Container) -> GuestCommand:
 
 
 def in_container(container: Container, argv: tuple[str, ...], *, tty: bool = False) -> GuestCommand:
-    """The command with the container's configured environment (with the devices' addresses in the guest), working directory and
-    user; what the pod leaves out is as its image says."""
+    """The command with the container's environment (device addresses are the guest's), working directory and user. The
+    image provides what the pod leaves out."""
     config, image = container.config, container.spec.image_config
     user = _user(config.user, image)
     envs = {"PATH": _PATH}
@@ -133,7 +135,7 @@ def in_container(container: Container, argv: tuple[str, ...], *, tty: bool = Fal
 
 
 def _user(asked: RunAs, image: ImageConfig) -> RunAs:
-    """kubelet tells the image's user as the pod's own; others leave it to the runtime."""
+    """kubelet sends the image's user as the pod's own; other clients leave it to the runtime."""
     if asked.user or not image.user:
         return asked
     name, _, group = image.user.partition(":")
@@ -141,17 +143,18 @@ def _user(asked: RunAs, image: ImageConfig) -> RunAs:
 
 
 def too_late(timeout: float, waited: float) -> str:
-    """What is said of a command that did not end in time. `waited`: seconds of `timeout` that were over when it began."""
+    """The message about a command that did not end in time. `waited`: seconds of `timeout` that had passed when it
+    started."""
     left = max(0.0, timeout - waited)
     if waited < left:
         return f"the command did not end within {timeout:g} s; it was killed"
     return (
-        f"the command was killed after {left:.1f} s: {waited:.1f} of its {timeout:g} s went by until the agent was there; "
+        f"the command was killed after {left:.1f} s: {waited:.1f} of its {timeout:g} s had passed when the agent came up; "
         "give it more time, or run it when the guest has booted"
     )
 
 
-# Linux' capabilities, as pods name them. No I/O.
+# Linux capabilities, as pods name them.
 
 ALL: Final = "all"
 
@@ -166,21 +169,23 @@ _KNOWN: Final = frozenset(_CAPABILITIES_NAMES.split())
 
 
 def capability(text: str) -> str:
-    """Its name as setpriv knows it; `ALL` for all of them. Raises InvalidRequest."""
+    """The name that setpriv knows; `ALL` for all capabilities. Raises InvalidRequest."""
     name = text.lower().removeprefix("cap_")
     if name != ALL and name not in _KNOWN:
-        raise InvalidRequest(f"{text[:80]!r} is no capability; write one of capabilities(7), such as NET_ADMIN, or ALL")
+        raise InvalidRequest(
+            f"{text[:80]!r} is not a capability; write one of capabilities(7), such as NET_ADMIN, or ALL"
+        )
     return name
 
 
-# kubelet's hooks: ExecSync does not say that it is one. Pure.
+# kubelet's hooks. ExecSync does not say that it runs one. Pure.
 
-# kubelet's, with the handler as JSON, for a pod whose object is gone when its hook is run.
+# kubelet stores the handler as JSON in it, for a pod whose object is gone when its hook runs.
 PRE_STOP_ANNOTATION: Final = "io.kubernetes.container.preStopHandler"
 
 
 def pre_stop_command(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """() for a container without one, or with one of another kind."""
+    """The command of the preStop hook; () if there is none, or one of another kind."""
     try:
         handler = json.loads(annotations.get(PRE_STOP_ANNOTATION, "null"))
         words = handler["exec"]["command"]
@@ -190,18 +195,18 @@ def pre_stop_command(annotations: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def agent_may_take(annotations: Mapping[str, str], command: tuple[str, ...], age: float, boot: float) -> float:
-    """Seconds for which a command without a time limit of its own, in a container of that age, waits for the guest's agent to
-    come up: guests have `boot` seconds from their start. A preStop hook waits for none: its time is taken from the grace period.
-    (One with the same command as the postStart hook cannot be told from that.)"""
+    """How many seconds a command without a time limit, in a container of this age, waits for the guest agent to come
+    up. Guests have `boot` seconds from their start. A preStop hook does not wait, because its time is part of the grace
+    period. A preStop hook with the same command as the postStart hook looks the same."""
     return 0.0 if command == pre_stop_command(annotations) else max(0.0, boot - max(0.0, age))
 
 
-# A container's entrypoint in its guest: its output since the last poll, and its exit. No I/O.
+# A container's entrypoint in its guest: its output since the last poll, and its exit.
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """How far one stream has been read. The guest keeps it in numbered pieces; `over`: it is at its end."""
+    """How far one stream has been read. The guest keeps it in numbered pieces. `over`: the end is reached."""
 
     piece: int = 0
     offset: int = 0
@@ -220,8 +225,8 @@ class OutputPosition:
 
 @dataclass(frozen=True, slots=True)
 class EntrypointProgress:
-    """`code`: the command itself has ended with it (128 + n if signal n ended it); others may still hold its streams. `failure`:
-    why it could not start. Both are repeated in each answer."""
+    """`code`: the command itself has ended with it (128 + n if signal n ended it), while others may still hold its
+    streams. `failure`: why it could not start. Each answer repeats both."""
 
     output: tuple[Output, ...]
     read_to: OutputPosition
@@ -234,7 +239,7 @@ class EntrypointProgress:
 
 
 def exit_of_entrypoint(progress: EntrypointProgress, at: int) -> Exit:
-    """For a command that has ended."""
+    """The exit of a command that has ended."""
     if progress.code is None:
         return failed_start(progress.failure, at)
     reason = ExitReason.ERROR if progress.code else ExitReason.COMPLETED
@@ -242,7 +247,7 @@ def exit_of_entrypoint(progress: EntrypointProgress, at: int) -> Exit:
 
 
 def failed_start(why: str, at: int) -> Exit:
-    """As containerd reports a command that it could not start."""
+    """Like containerd's report of a command that could not start."""
     return Exit(128, ExitReason.START_ERROR, at, f"the container's command could not be started: {why}")
 
 
@@ -255,12 +260,13 @@ def lost(at: int) -> Exit:
     )
 
 
-# Those with numbers that depend on the machine are x86-64's, as all guests are; real-time ones begin where glibc's do.
+# Signal numbers that depend on the machine are those of x86-64, which all guests are. Real-time signals start as in
+# glibc.
 _FIRST_REALTIME: Final = 34
 _LAST_REALTIME: Final = 64
 _REALTIME: Final = {"SIGRTMIN": _FIRST_REALTIME, "SIGRTMAX": _LAST_REALTIME}
 
-# By CRI's numbers (its enum Signal), from 1. Up to SIGXFSZ they are in the order of their names.
+# By CRI's numbers (its enum Signal), from 1. Up to SIGXFSZ they are in alphabetical order.
 _STOP_SIGNAL_NAMES: Final = (
     *("SIGABRT", "SIGALRM", "SIGBUS", "SIGCHLD", "SIGCLD", "SIGCONT", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGIO"),
     *("SIGIOT", "SIGKILL", "SIGPIPE", "SIGPOLL", "SIGPROF", "SIGPWR", "SIGQUIT", "SIGSEGV", "SIGSTKFLT", "SIGSTOP"),
@@ -270,7 +276,7 @@ _STOP_SIGNAL_NAMES: Final = (
 
 
 def stop_signal_of(container: Container) -> int:
-    """Linux's number of what the container asks for, else its image, else SIGTERM."""
+    """Linux's number of the signal that the container asks for, otherwise its image, otherwise SIGTERM."""
     return (
         _of_cri(container.config.stop_signal)
         or _by_name(container.spec.image_config.stop_signal)
@@ -279,7 +285,7 @@ def stop_signal_of(container: Container) -> int:
 
 
 def _of_cri(number: int) -> int:
-    """0 for none, and for numbers that CRI does not have."""
+    """0 for no signal, and for numbers that CRI does not define."""
     if 1 <= number <= len(_STOP_SIGNAL_NAMES):
         return int(signal.Signals[_STOP_SIGNAL_NAMES[number - 1]])
     realtime = _FIRST_REALTIME + number - len(_STOP_SIGNAL_NAMES) - 1
@@ -287,7 +293,7 @@ def _of_cri(number: int) -> int:
 
 
 def _by_name(name: str) -> int:
-    """Of an image's config, as `SIGTERM`, `SIGRTMIN+3` or `SIGRTMAX-2`; 0 for none."""
+    """The signal of an image's config, such as `SIGTERM`, `SIGRTMIN+3` or `SIGRTMAX-2`; 0 for none."""
     if name in signal.Signals.__members__:
         return int(signal.Signals[name])
     base, sign, distance = name.partition("+") if "+" in name else name.partition("-")

@@ -1,4 +1,4 @@
-"""What a command's ports bring, put together: output, exit code, why it could not start. Pure."""
+"""Reads a command's ports: output, exit code, and why it could not start. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from virtshim.model.errors import InternalError, InvalidRequest, ShimError, Wron
 from virtshim.model.text import printable_text
 from virtshim.streaming.ports import Output, OutStream
 
-# One port's bytes, as the run script writes them (see `exec_scripts`): data with records between. Pure.
+# One port's bytes, as the run script writes them (see `exec_scripts`): data with records in between.
 
-# Token, a space, the words, a semicolon. A directory's name is the longest value.
+# A record is the token, a space, the words and a semicolon. The longest value is a directory's name.
 MAX_RECORD = 4300
-# What an earlier session may have left in the port.
+# An earlier session may have left this much in the port.
 _MAX_STALE = 4 << 20
-# The run script writes three records at most, and nothing after the last.
+# The run script writes at most three records.
 MAX_RECORDS = 16
 MAX_AFTER_END = 64 << 10
 
 
 class BadStream(Exception):
-    """The guest does not keep to the form."""
+    """The guest breaks the format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Record:
 
 
 class SessionStream:
-    """Takes raw bytes, gives data and records in their order. What came before the `start` record is thrown away, and so is
-    what comes after `end`. The token is random: no output holds it by accident; a command that prints it on purpose only
+    """Takes raw bytes, and returns data and records in order. Data before the `start` record and after `end` is thrown
+    away. The token is random, so that no output contains it by accident. A command that prints it on purpose only
     spoils its own output."""
 
     def __init__(self, token: str) -> None:
@@ -77,7 +77,7 @@ class SessionStream:
         return out
 
     def _emit(self, out: list[bytes | Record], count: int) -> None:
-        """Data up to there, if any."""
+        """The data up to this position."""
         if not count:
             return
         if self.started:
@@ -89,7 +89,7 @@ class SessionStream:
         del self._held[:count]
 
     def _partial(self) -> int:
-        """How many bytes at the end may be the beginning of the mark."""
+        """How many bytes at the end may be the beginning of a mark."""
         for size in range(min(len(self._mark) - 1, len(self._held)), 0, -1):
             if self._mark.startswith(self._held[-size:]):
                 return size
@@ -118,8 +118,8 @@ class CommandOutput:
         self.tty = ""
 
     def feed(self, stream: OutStream, data: bytes) -> list[Output]:
-        """The output in these bytes. Raises ShimError: what the guest says of why there is no command, or InternalError if it
-        does not keep to the form."""
+        """The output in these bytes. Raises ShimError: the guest's reason why there is no command, or InternalError if
+        it breaks the format."""
         out: list[Output] = []
         try:
             for item in self._streams[stream].feed(data):
@@ -137,7 +137,7 @@ class CommandOutput:
 
     @property
     def exited(self) -> bool:
-        """The command itself has; others may hold its streams open."""
+        """Whether the command itself has ended; others may still hold its streams open."""
         return self.code is not None
 
     @property
@@ -155,11 +155,11 @@ class CommandOutput:
             case "tty":
                 self.tty = record.value if record.value.startswith("/dev/") and record.value.isprintable() else ""
             case _:
-                pass  # start and end are the stream's own
+                pass  # the stream handles start and end
 
 
 def failure(words: str) -> ShimError:
-    """What a script in the guest says of why there is no command: `WORD VALUE`."""
+    """The error for a script's reason why there is no command: `WORD VALUE`."""
     what, _, value = words.partition(" ")
     shown = printable_text(value[:200])
     match what:

@@ -1,4 +1,5 @@
-"""The input of containers' entrypoints, and the size of their terminals. Implements `virtshim.guest.ports.EntrypointInputs`."""
+"""A container's entrypoint in its guest: start, output, input and terminal. Implements
+`virtshim.guest.ports.EntrypointInputs`."""
 
 from __future__ import annotations
 
@@ -25,23 +26,21 @@ from virtshim.model.errors import InternalError
 from virtshim.model.ids import ContainerId
 from virtshim.streaming.ports import Output, OutStream, Streams, StreamSession
 
-# A container's entrypoint, started and polled through the guest agent alone: it takes no serial ports.
-#
-# What it writes is read from files (see `entrypoint_scripts`): a restarted virtshim continues where the previous one
-# stopped.
+# Started and polled through the guest agent alone, without serial ports. Its output is read from files (see
+# `entrypoint_scripts`), so that a restarted virtshim continues where the previous one stopped.
 
-# Bytes at a time; as base64 in JSON they fit into one of the agent's lines.
+# Bytes of one read, which fit as base64 in JSON into one line of the agent.
 _PIECE: Final = 1 << 17
 _RESULT: Final = 4096
-# Seconds for one look at the files, which are a few questions.
+# Seconds for one poll of the files, which takes a few requests.
 _LOOK_SECONDS: Final = 30.0
 _SCRIPT_SECONDS: Final = 10.0
-# Of a terminal, until a client tells its own.
+# The size of a terminal until a client sends its own.
 _SIZE: Final = "24 80"
-# Bytes: more than a thousand groups.
+# Bytes, enough for more than a thousand groups.
 _USER_MOST: Final = 1 << 14
 _HIGHEST_ID: Final = (1 << 32) - 1
-# Of user and group the second, effective one of four.
+# The second of the four user and group ids is the effective one.
 _USER = re.compile(
     rb"Uid:\s+[0-9]+\s+([0-9]{1,10})[\s0-9]*;Gid:\s+[0-9]+\s+([0-9]{1,10})[\s0-9]*;Groups:((?:\s+[0-9]{1,10})*)\s*\n"
 )
@@ -54,16 +53,16 @@ class Entrypoint:
         self._vm = vm
 
     def start_entrypoint(self, command: GuestCommand, deadline: CancellableDeadline) -> None:
-        """See `virtshim.guest.ports.GuestAgents.start_entrypoint`. The agent does not wait for the script, so
-        neither does this."""
+        """Implements `virtshim.guest.ports.GuestAgents.start_entrypoint`. Does not wait for the script, because the
+        agent does not either."""
         channel = self._vm.channel
         user = command.user
         envs, odd = environment(command.envs)
-        # An agent that may not read files must be found out before the command runs.
+        # An agent that may not read files must be noticed before the command runs.
         with suppress(AgentRefused):
             handle = channel.ask("guest-file-open", {"path": f"{self._directory}/pid", "mode": "r"}, deadline)
             channel.ask("guest-file-close", {"handle": handle}, deadline)
-            return  # it was begun before
+            return  # an earlier call has started it
         words = [self._directory, command.working_dir, user.user, "" if user.group is None else str(user.group)]
         words += [
             ",".join(str(one) for one in user.supplementary),
@@ -94,12 +93,12 @@ class Entrypoint:
 
     def progress(self, read_to: OutputPosition) -> EntrypointProgress:
         files = _Files(self._vm.channel, self._directory, CancellableDeadline.after(_LOOK_SECONDS))
-        code, why = _result(files.read("exit", 0, _RESULT))  # first: what was written before the end is seen after it
+        code, why = _result(files.read("exit", 0, _RESULT))  # read first, so that all output before the exit is seen
         ended = code is not None or bool(why)
         out, out_data = files.stream("stdout", read_to.out, ended=ended)
         err, err_data = files.stream("stderr", read_to.err, ended=ended)
         output = ((OutStream.STDOUT, out_data), (OutStream.STDERR, err_data))
-        if why:  # there are no streams
+        if why:  # a command that could not start has no streams
             out, err = StreamPosition(over=True), StreamPosition(over=True)
         return EntrypointProgress(
             tuple(Output(stream, data) for stream, data in output if data), OutputPosition(out, err), code, why
@@ -115,8 +114,8 @@ class _Files:
         self._deadline = deadline
 
     def stream(self, name: str, place: StreamPosition, *, ended: bool) -> tuple[StreamPosition, bytes]:
-        """At most one piece of what is behind `place`, and the place behind that. The piece before `place` was read and is
-        written down wherever its reader keeps it, so its room is given back."""
+        """Reads up to one piece after `place`, and returns it with the next place. The piece before `place` has been
+        stored by its reader, so its room in the guest is freed."""
         if place.over:
             return place, b""
         if place.piece and not place.offset:
@@ -127,7 +126,7 @@ class _Files:
         if not data:
             next_there = self._is_there(f"{name}.{place.piece + 1}")
             over = ended and not next_there and self._is_there(f"{name}.end")
-            if next_there or over:  # only now is it sure that the piece grows no more
+            if next_there or over:  # otherwise the piece may still grow
                 data = self.read(piece, place.offset, _PIECE)
         if data:
             return StreamPosition(place.piece, place.offset + len(data)), data
@@ -136,7 +135,7 @@ class _Files:
         return (StreamPosition(place.piece, place.offset, over=True) if over else place), b""
 
     def read(self, name: str, offset: int, most: int) -> bytes:
-        """Nothing from a file that is not there."""
+        """Nothing if the file does not exist."""
         handle = self._open(name, "r")
         if handle is None:
             return b""
@@ -166,7 +165,7 @@ class _Files:
 
 
 def _process_user(text: bytes) -> ProcessUser | None:
-    """Of the lines of /proc/PID/status; None if they are not (all) there."""
+    """The user in the lines of /proc/PID/status; None if lines are missing."""
     found = _USER.fullmatch(text)
     if found is None:
         return None
@@ -196,7 +195,7 @@ class _Opener(Protocol):
 
 
 class EntrypointInput:
-    """What is typed goes over serial ports, as a command's input does, to a program in the guest that writes it into the pipe
+    """Input goes over serial ports, as a command's input does, to a program in the guest that writes it into the pipe
     that the container's command reads."""
 
     def __init__(self, opened: _Opener, vm: Callable[[ContainerId], GuestVm]) -> None:

@@ -1,19 +1,19 @@
-"""The scripts around a container's entrypoint (see `exec_scripts` for what they need of the guest; and `dd`). Pure.
+"""The scripts around a container's entrypoint. They need `dd`, and what `exec_scripts` needs of the guest. Pure.
 
-The command outlives virtshim and the agent's memory of it, so all that is to be known of it lies in files in the guest, in a
-directory that is gone after a reboot of the guest:
+The command outlives virtshim and the agent's memory of it. Everything about it is therefore in files in the guest, in a
+directory that a reboot of the guest removes:
 
     pid                   of the shell that waits for the command
-    command               its own pid
-    user                  who it begins as: three lines of its /proc/PID/status, as one
-    stdout.N, stderr.N    pieces of output, at most 256 KiB each, numbered from 0; a piece is complete when the next is there
-    stdout.end ...        there will be no more pieces
-    stdin, over           pipes: its input, and what ends it, for a command that has one
+    command               the command's own pid
+    user                  its user at the start: three lines of its /proc/PID/status, as one
+    stdout.N, stderr.N    pieces of output, at most 256 KiB each, numbered from 0; a piece is complete when the next exists
+    stdout.end ...        no more pieces follow
+    stdin, over           pipes: its input, and what ends the input, for a command that has one
     tty                   the path of its terminal
     exit                  `exit CODE`, or `fail WORD VALUE` (see `command_output.failure`)
 
-Whoever has read a piece empties it. With eight that are not empty the output waits, and so does the command: a guest's memory
-is not filled by a command whose output nobody reads.
+Whoever has read a piece empties it. When eight pieces are not empty, the output waits, and so does the command, so that
+unread output does not fill a guest's memory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from typing import Final
 from virtshim.guest.exec_scripts import AS_USER, QUOTED
 from virtshim.model.ids import ContainerId
 
-# The directory must not be there: making it is what lets a command run once only. It lies on a tmpfs.
+# On a tmpfs. Making the directory fails if it exists, which lets a command run only once.
 DIRECTORY: Final = "/run/virtshim-command"
 
-# The command, "$@", becomes one that first writes into descriptor 8 who it is. A root's file stays open for another user.
+# Turns the command, "$@", into one that first writes its user into descriptor 8. A file that root opened stays open for
+# another user.
 _TELL_USER: Final = r"""
 set -- /bin/sh -c '
   {
@@ -41,8 +42,9 @@ set -- /bin/sh -c '
   exec "$@" 8>&-' sh "$@"
 """
 
-# The command, "$@", becomes one that sees the guest's root read-only, in mounts of its own, before it becomes another user's;
-# what is mounted below it (volumes, /run, /dev) stays as it is, and so does the file for its termination message.
+# Turns the command, "$@", into one that sees the guest's root read-only, in its own mount namespace. This happens
+# before it changes its user. What is mounted below (volumes, /run, /dev) stays writable, and so does the file for its
+# termination message.
 _SEALED: Final = r"""
 if [ -n "$sealed" ]; then
   has unshare || fail "tool unshare"
@@ -52,10 +54,10 @@ if [ -n "$sealed" ]; then
 fi
 """
 
-# Arguments: directory, working directory, user, group, supplementary groups (commas), whether the user's own groups are added
-# (1), the file for its termination message ("" for none), whether it has an input (1), the size of its terminal ("ROWS COLUMNS",
-# "" for none), limits, whether the root is read-only for it (1), then the command. It leaves the agent's cgroup, for a restart
-# of the agent's service kills all that is in there.
+# Arguments: directory, working directory, user, group, supplementary groups (commas), whether the user's own groups are
+# added (1), the file for its termination message ("" for none), whether it has an input (1), the size of its terminal
+# ("ROWS COLUMNS", "" for none), limits, whether the root is read-only for it (1), then the command. The script leaves
+# the agent's cgroup, because a restart of the agent's service kills everything in that.
 START: Final = (
     r"""
 base=$1 dir=$2 user=$3 group=$4 groups=$5 own=$6 report=$7 feed=$8 size=$9
@@ -140,13 +142,13 @@ keep() {
 """
 )
 
-# Argument: directory. 0: it runs or has ended, else it is lost.
+# Argument: directory. Exit code 0: the command runs or has ended; otherwise it is lost.
 IS_KNOWN: Final = r"""
 [ ! -e "$1/exit" ] || exit 0
 read -r pid <"$1/pid" && kill -0 "$pid" 2>/dev/null
 """
 
-# Arguments: directory, number of a signal, or 0. 0: the command runs, and has got it.
+# Arguments: directory, number of a signal, or 0. Exit code 0: the command runs and has received the signal.
 SIGNAL: Final = r"""
 until [ -s "$1/command" ]; do
   [ -e "$1/pid" ] && [ ! -e "$1/exit" ] || exit 1
@@ -156,7 +158,7 @@ done
 read -r pid <"$1/command" && kill -"$2" "$pid" 2>/dev/null
 """
 
-# Argument: directory. What comes in goes to the command's input, which others may write to, too.
+# Argument: directory. Passes its input on to the command's input, which others may write to as well.
 RELAY: Final = r"""
 until [ -p "$1/stdin" ]; do
   [ ! -e "$1/exit" ] || exit 0
@@ -165,7 +167,7 @@ done
 exec cat >"$1/stdin"
 """
 
-# Argument: directory. Opened both ways, so that it waits for nobody.
+# Argument: directory. Opens the pipe for reading and writing, so that it waits for nobody.
 END_INPUT: Final = r"""
 until [ -p "$1/over" ]; do
   [ ! -e "$1/exit" ] || exit 0

@@ -1,4 +1,5 @@
-"""The containers' entrypoints: started when the guest's agent is up, followed until they exit, which ends their VM."""
+"""Starts the containers' entrypoints when the guest agent is up, and follows them until they exit, which ends their
+VM."""
 
 from __future__ import annotations
 
@@ -27,32 +28,33 @@ from virtshim.system.threads import ContainerThreads
 
 log = structlog.get_logger(__name__)
 
-# All in seconds. A silent command is looked at ever more seldom: its output is this late at most. A look costs 0.4 ms of
-# processor time, so twenty silent commands take a hundredth of a core.
+# All in seconds. A silent command is polled less and less often, so its output is at most this late. A poll takes 0.4
+# ms of processor time, so twenty silent commands take a hundredth of a core.
 _SOONEST, _LATEST = 0.1, 1.0
-# Looks that find little, a second and at once: a command that never falls silent, line by line, is no reason to spin.
+# Polls that find little output: how many a second, and how many at once. They limit the cost of a command that writes
+# line by line.
 _LOOKS, _LOOKS_AT_ONCE = 20.0, 100.0
-# A guest that does not answer is asked again.
+# Pause before a guest that does not answer is asked again.
 _AGAIN = 2.0
-# One wait for the agent; between two it is seen whether the VM still runs.
+# One wait for the agent, after which the VM is checked.
 _AGENT_SLICE = 10.0
-# The same, with the scripts that set sysctls, load a module and mount the volumes.
+# The same, for the scripts that set sysctls, load a module and mount the volumes.
 _SET_UP_SLICE = 60.0
-# After so much silence the guest is asked whether the command is there at all.
+# After this long without output, the guest is asked whether the command still exists.
 _SILENCE = 30.0
-# Processes that the command left behind may hold its streams: what was written before its end has come by then.
+# Processes that the command left behind may hold its streams. Output from before its end has arrived after this long.
 _QUIET_AFTER_EXIT = 2.0
 _LONGEST_AFTER_EXIT = 30.0
-# The same for one that is being stopped: its exit is to be recorded before its grace is over.
+# The same for a command that is being stopped, whose exit must be recorded before its grace is over.
 _QUIET_WHEN_STOPPED, _LONGEST_WHEN_STOPPED = 0.5, 2.0
-# A VM whose command has ended has nothing more to do than to shut down.
+# A VM whose command has ended only has to shut down.
 _GRACE = 10.0
 
 
 @dataclass(slots=True)
 class _FollowState:
-    """What one thread remembers of its command; points of the monotonic clock. `since`: the agent is waited for from then
-    on; after a restart of virtshim anew, for the wall clock that the record has may have been set meanwhile."""
+    """One thread's view of its command; times are of the monotonic clock. `since`: when waiting for the agent began. A
+    restart of virtshim begins again, because the wall clock in the record may have been set since."""
 
     since: float
     heard: float
@@ -60,7 +62,7 @@ class _FollowState:
     pace: ReadPace
     exited: float | None = None
     pause: float = _SOONEST
-    # The last look at it. While an operator has paused its VM, nothing that is waited for comes nearer.
+    # The last poll. Timeouts do not advance while an operator has paused the VM.
     looked: float = 0.0
 
     def stand_still(self, now: float) -> None:
@@ -69,7 +71,7 @@ class _FollowState:
 
 
 class EntrypointRunner:
-    """`agent_timeout`: seconds from the container's start to the agent's first word. One thread a command."""
+    """`agent_timeout`: seconds from the container's start to the agent's first answer. One thread for each command."""
 
     def __init__(
         self,
@@ -98,17 +100,17 @@ class EntrypointRunner:
         self._threads = ContainerThreads("command")
 
     def follow(self, container: Container) -> None:
-        """From now on the entrypoint of this running container, if it has one, is followed; or its end, if that is recorded
-        already. Returns at once."""
+        """Follows the entrypoint of this running container, if it has one, or finishes its recorded end. Returns at
+        once."""
         if not container.spec.command and container.status.ending is None:
             return
         self._threads.start(container.id, lambda: self._follow(container.id), beside_earlier=True)
 
     def close(self) -> None:
-        """Commands run on; the next process follows them."""
+        """Stops following. The commands keep running, and the next process follows them."""
         self._threads.close()
 
-    # --- below: a thread of each command
+    # --- below: the thread of one command
 
     def _follow(self, wanted: ContainerId) -> None:
         now = self._clock.monotonic()
@@ -124,9 +126,7 @@ class EntrypointRunner:
                     pause = _AGAIN
                     if str(exc) != last_error and self._running(wanted) is not None:
                         last_error = str(exc)
-                        expected = isinstance(
-                            exc, DeadlineExceeded | Aborted
-                        )  # a guest that boots, a daemon that stops
+                        expected = isinstance(exc, DeadlineExceeded | Aborted)  # the guest boots, or the daemon stops
                         (log.info if expected else log.warning)(
                             "command.waiting", container=wanted.short, error=last_error
                         )
@@ -140,10 +140,10 @@ class EntrypointRunner:
             if self._running(wanted) is None:
                 self._listeners.forget(wanted)
             if self._records.containers.get(wanted) is None:
-                self._guests.forget(wanted)  # a question may have been under way when it was removed
+                self._guests.forget(wanted)  # a request may have been under way when it was removed
 
     def _step(self, container: Container, state: _FollowState) -> float:
-        """Seconds to wait before the next."""
+        """Returns the seconds to wait before the next poll."""
         now = self._clock.monotonic()
         if container.status.paused:
             state.stand_still(now)
@@ -154,7 +154,7 @@ class EntrypointRunner:
             self._stop.after_command(container, _GRACE)
             return _AGAIN
         if not container.status.command_begun:
-            if container.status.stop_asked:  # what is to end is not begun
+            if container.status.stop_asked:  # a container that is to end does not start its command
                 return _AGAIN
             self._begin(container, state)
             return 0.0
@@ -180,7 +180,7 @@ class EntrypointRunner:
         except ShimError as exc:
             self._end(container, failed_start(str(exc), self._clock.now_ns()))
         else:
-            state.heard = self._clock.monotonic()  # while the guest booted there was nothing to be heard
+            state.heard = self._clock.monotonic()  # there was no output while the guest booted
             log.info("command.begun", container=container.id.short)
             self._write(container.id, Container.with_command_begun)
 
@@ -206,7 +206,7 @@ class EntrypointRunner:
                 self._end(container, lost(self._clock.now_ns()))
                 return 0.0
             state.heard = now
-        if progress.output:  # a command that writes more than its log may grow is made to wait
+        if progress.output:  # a command whose log is full must wait
             found = sum(len(piece.data) for piece in progress.output)
             return max(state.allowance.wait(now), state.pace.pause_after(found, now))
         soon = container.status.stop_asked or self._listeners.has_clients(container.id)
@@ -251,7 +251,7 @@ def _began_as(container: Container, user: ProcessUser) -> Container:
 
 
 def _is_quiet(container: Container, silent: float, exited: float) -> bool:
-    """Whether a command that has ended has said all it had to say. Seconds since its last word, and since its exit. Pure."""
+    """Whether a command that has ended has no more output. Seconds since its last output, and since its exit. Pure."""
     if container.status.stop_asked:
         return silent >= _QUIET_WHEN_STOPPED or exited >= _LONGEST_WHEN_STOPPED
     return silent >= _QUIET_AFTER_EXIT or exited >= _LONGEST_AFTER_EXIT

@@ -1,4 +1,4 @@
-"""A command's whole output, for a caller that waits for its end."""
+"""Collects a command's whole output for a caller that waits for its end."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from virtshim.model.errors import ShimError, Unavailable
 from virtshim.streaming.ports import OutStream
 from virtshim.system.rate_limits import ReadPace, TokenBucket
 
-# When to stop reading a command's output, and when to ask whether it still runs. Pure; times are monotonic seconds.
+# When to stop reading the output, and when to ask whether the command still runs. Pure; times are monotonic seconds.
 
-# A process that the command left behind holds its streams open: what was written before the command ended has long come, unless
-# the guest is so busy that its relays do not get to run. So another process must have had its turn there in between.
+# A process that the command left behind holds its streams open. Output from before the command's end has arrived after
+# this time, unless the guest is too busy to run the relays. Another process must therefore have run in the guest since.
 _QUIET_AFTER_EXIT = 0.5
 _LONGEST_AFTER_EXIT = 5.0
 _AFTER_TURN = 0.1
-# Silence after which the agent is asked whether the command has started, which takes milliseconds.
+# After this silence the agent is asked whether the command has started, which takes milliseconds.
 _CHECK_START = 1.0
-# What was on its way when the command was found gone has arrived by then.
+# Output that was under way when the command was found gone has arrived after this time.
 _LAST_BYTES = 0.5
 
 
 class SilenceTracker:
     def __init__(self, now: float, check_after: float) -> None:
-        """The agent is asked after so many seconds of silence."""
+        """`check_after`: the silence in seconds after which the agent is asked."""
         self._check_after = check_after
         self._heard = now
         self._checked = now
@@ -40,18 +40,18 @@ class SilenceTracker:
         self._gone: float | None = None
 
     def heard(self, now: float, *, exited: bool) -> None:
-        """Something came; `exited`: the command's exit was in it, or before."""
+        """Called when data has arrived. `exited`: whether the command's exit was in it, or before."""
         self._heard = now
         if exited and self._exited is None:
             self._exited = now
 
     def gone(self, now: float) -> None:
-        """The agent says that nothing of the command runs any more."""
+        """Called when the agent says that nothing of the command runs any more."""
         if self._gone is None:
             self._gone = now
 
     def turn_due(self, now: float) -> bool:
-        """True while the end depends on whether the guest has scheduled other processes since the last output."""
+        """Whether the end depends on the guest having run another process since the last output."""
         if self._exited is None:
             return False
         if now - self._exited >= _LONGEST_AFTER_EXIT:
@@ -59,11 +59,11 @@ class SilenceTracker:
         return now - self._heard >= _QUIET_AFTER_EXIT and (self._turned is None or self._turned < self._heard)
 
     def turned(self, now: float) -> None:
-        """A process that was started when the turn was due has ended, or the guest does not answer."""
+        """Called when a process that was started for this purpose has ended, or the guest does not answer."""
         self._turned = now
 
     def check_due(self, now: float, *, started: bool) -> bool:
-        """True once for each time that the agent should be asked."""
+        """True once each time that the agent should be asked."""
         limit = self._check_after if started else _CHECK_START
         if self._gone is not None or now - max(self._heard, self._checked) < limit:
             return False
@@ -71,7 +71,7 @@ class SilenceTracker:
         return True
 
     def over(self, now: float) -> bool:
-        """Nothing more is to be expected."""
+        """Whether no more output is expected."""
         quiet = now - self._heard
         if self._gone is not None and now - self._gone >= _LAST_BYTES and quiet >= _LAST_BYTES:
             return True
@@ -83,24 +83,24 @@ class SilenceTracker:
 
 
 _PIECE = 1 << 18
-# Bytes a second of output that nobody will see: the command goes on, and takes no processor for it.
+# Bytes a second of output that nobody will see. The command keeps running, but takes little processor time.
 _UNSEEN = 16 << 20
-# Asking whether a command still runs must not hold up its output for long.
+# The check whether a command still runs must not delay its output for long.
 _CHECK_SECONDS = 2.0
 
 VM_ENDED = "the virtual machine ended while the command ran"
 
 
 class OutputMemory:
-    """What the outputs of all commands that are being collected hold together. Each may grow up to half of what is left then:
-    however many hold all they can, the next has room. Any thread."""
+    """The memory for the output of all commands that are being collected. Each may grow up to half of what is left, so
+    the next one always has room. Any thread may use it."""
 
     def __init__(self, most: int) -> None:
         self._left = most
         self._lock = threading.Lock()
 
     def take(self, wanted: int, mine: int) -> int:
-        """How many of `wanted` bytes may be kept by a command that keeps `mine`."""
+        """How many of `wanted` bytes a command that holds `mine` may keep."""
         with self._lock:
             granted = max(0, min(wanted, (self._left - 2 * mine) // 3))
             self._left -= granted
@@ -112,8 +112,8 @@ class OutputMemory:
 
 
 class Collector:
-    """Keeps `limit` bytes of each stream, or what there is `memory` for; what comes after them is read and thrown away, so that
-    the command goes on. Use it in a `with` block: at its end the memory is free."""
+    """Keeps up to `limit` bytes of each stream, as far as there is `memory`. Further output is read and thrown away, so
+    that the command continues. The end of its `with` block frees the memory."""
 
     def __init__(self, vm: GuestVm, running: RunningCommand, limit: int, memory: OutputMemory) -> None:
         self._vm = vm
@@ -158,7 +158,7 @@ class Collector:
         return CommandResult(output.code, bytes(self._kept[OutStream.STDOUT]), bytes(self._kept[OutStream.STDERR]))
 
     def _keep(self, stream: OutStream, data: bytes) -> float:
-        """Seconds to wait before more is read."""
+        """Stores the data. Returns the seconds to wait before the next read."""
         now = time.monotonic()
         for piece in self._running.output.feed(stream, data):
             kept = self._kept[piece.stream]
@@ -173,7 +173,7 @@ class Collector:
     def _over(self) -> bool:
         now = time.monotonic()
         if self._silence.check_due(now, started=self._running.output.started):
-            with suppress(ShimError):  # a busy guest; the command's own end will be heard
+            with suppress(ShimError):  # the guest may be busy; the command's own end will arrive
                 if self._vm.is_gone(self._running, CancellableDeadline.after(_CHECK_SECONDS)):
                     self._silence.gone(time.monotonic())
         if self._silence.turn_due(now):

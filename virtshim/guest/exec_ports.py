@@ -1,4 +1,4 @@
-"""The serial ports of one VM that commands use, and which are leased."""
+"""The serial ports of one VM for commands, and which of them are in use."""
 
 from __future__ import annotations
 
@@ -22,27 +22,29 @@ from virtshim.system.threads import started
 
 log = structlog.get_logger(__name__)
 
-# Ports of one command, its output and its errors; a VM with fewer ports than two sessions take keeps none.
+# Ports that sessions leave free: output and errors of one command. A VM with too few ports for two sessions keeps none
+# free.
 _KEPT = 2
 _KEPT_FROM = 6
-# While more are being plugged in: seconds since the last, which take milliseconds on an idle machine.
+# Seconds since the last port was plugged in, which takes milliseconds on an idle machine.
 _PLUG_WAIT = 30.0
-# Seconds without another try after a port could not be plugged in.
+# Seconds before the next try if a port could not be plugged in.
 _RETRY_PAUSE = 2.0
-# QEMU tells the guest of a new port by two messages, and forgets what does not fit into a queue of 32.
+# QEMU sends the guest two messages for each new port, and drops messages that do not fit into a queue of 32.
 _MAX_BATCH = 8
 _SOCKET = re.compile(r"exec-([0-9]{1,3})\.sock")
 
 
 @dataclass(frozen=True, slots=True)
 class ExecPort:
-    """`name` in the guest, `path` of the socket here."""
+    """`name`: in the guest. `path`: of the socket on the node."""
 
     name: str
     path: str
 
     def connect(self) -> socket.socket:
-        """QEMU serves one client at a time; data for the guest waits in the socket until the guest opens the port."""
+        """Connects. QEMU serves one client at a time; data for the guest waits in the socket until the guest opens the
+        port."""
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             connected.connect(self.path)
@@ -60,9 +62,9 @@ class ExecPorts:
         await_ports: Callable[[Sequence[int]], Collection[int]],
         lease_seconds: float,
     ) -> None:
-        """The ports are those whose sockets are there. When they do not suffice, `plug` brings more into the VM, by number, and
-        they stay; a VM without any was made so on purpose, and gets none. `await_ports` waits for some to show up in the guest,
-        and tells which did. Both raise ShimError."""
+        """The VM has the ports whose sockets exist. If they do not suffice, `plug` adds more, by number, and they stay.
+        A VM without any port was made so on purpose and gets none. `await_ports` waits for ports to appear in the
+        guest, and returns those that did. Both raise ShimError."""
         self._lease_seconds = lease_seconds
         self._directory = directory
         self._plug = plug
@@ -72,9 +74,9 @@ class ExecPorts:
             numbers = sorted(int(found[1]) for entry in os.listdir(directory) if (found := _SOCKET.fullmatch(entry)))
         self.count = len(numbers)
         self._next = max(numbers, default=0) + 1
-        # The one that rested longest is taken first.
+        # The port that was free for longest is taken first.
         self._free = deque(self._port(number) for number in numbers)
-        self._wanted = 0  # by those who wait in `lease`
+        self._wanted = 0  # by callers that wait in `lease`
         self._plugging = False
         self._plugging_until = 0.0
         self._refused_at = -_RETRY_PAUSE
@@ -82,8 +84,9 @@ class ExecPorts:
         self._changed = threading.Condition()
 
     def lease(self, count: int, deadline: CancellableDeadline) -> Sequence[ExecPort]:
-        """All or none. Raises ResourceExhausted if they are not free within a few seconds, and no more can be had. The patient
-        leave enough for a command of somebody else: probes and hooks must not wait for the sessions of users."""
+        """Leases all ports or none. Raises ResourceExhausted if they do not become free within a few seconds and no
+        more can be added. Patient callers leave enough for another command, so that users' sessions do not block probes
+        and hooks."""
         if not self.count:
             raise WrongState(
                 "this virtual machine has no ports for commands; set the pod's annotation virtshim.io/exec-ports "
@@ -116,13 +119,13 @@ class ExecPorts:
         return ExecPort(exec_port(number), f"{self._directory}/exec-{number}.sock")
 
     def _plug_more(self) -> None:
-        """On a thread of its own: callers may leave when their time is over, however long libvirt takes."""
+        """Plugs in ports on a thread of its own, because callers may leave while libvirt still works."""
         if not self._plugging and self._numbers():
             started(threading.Thread(target=self._plug_wanted, name="exec-ports", daemon=True))
-            self._plugging = True  # it takes the lock first, which is held here
+            self._plugging = True  # the new thread first takes the lock, which is held here
 
     def _numbers(self) -> range:
-        """Of the next ports to plug in: those that are wanted and to be had."""
+        """The numbers of the next ports to plug in."""
         if time.monotonic() < self._refused_at + _RETRY_PAUSE:
             return range(0)
         last = min(self._next + self._wanted - len(self._free), self._next + _MAX_BATCH, MAX_EXEC_PORTS)
@@ -155,7 +158,7 @@ class ExecPorts:
                 self._changed.notify_all()
 
     def _plugged(self, numbers: Sequence[int]) -> tuple[Sequence[int], str]:
-        """Those that are in the VM now, the first of `numbers`, and why not all."""
+        """Returns the ports that are in the VM now, the first of `numbers`, and why some are not."""
         for index, number in enumerate(numbers):
             try:
                 self._plug(number)
@@ -163,7 +166,7 @@ class ExecPorts:
                 path = self._port(number).path
                 log.warning("exec.plug.failed", port=path, error=str(exc))
                 with suppress(FileNotFoundError):
-                    os.unlink(path)  # what has a socket counts as plugged in
+                    os.unlink(path)  # a port with a socket counts as plugged in
                 return numbers[:index], str(exc)
         return numbers, ""
 
@@ -171,4 +174,4 @@ class ExecPorts:
         try:
             return self._await_ports(numbers)
         except ShimError:
-            return numbers  # a guest too busy to say
+            return numbers  # the guest is too busy to answer

@@ -1,21 +1,23 @@
-"""What runs in the guest: POSIX shell scripts, handed to `/bin/sh -c` as arguments; nothing of ours is installed there. Pure.
+"""POSIX shell scripts that run in the guest, passed to `/bin/sh -c` as arguments. virtshim installs nothing in the
+guest. Pure.
 
 They need what every Linux image with the agent has: sh, cat, grep, printf, setsid (util-linux or busybox), /proc and
 /sys/class/virtio-ports. A terminal needs util-linux's `script`, or python3. Another user needs util-linux's `setpriv`,
 coreutils' `chroot`, python3, or, with limits, busybox's `start-stop-daemon` or `setuidgid`, or `su`.
 
-RUN relays the command's streams between pipes and virtio-serial ports. The command never holds a port itself: a
-daemon that it leaves behind would keep the port, and a port can be open once. Records, `\\1TOKEN WORD [VALUE];`, are written
-between the data (see `session_stream`). The byte 1 tells them from the token in command lines, which `ps` shows.
+RUN relays the command's streams between pipes and virtio-serial ports. The command never holds a port itself, because a
+daemon that it leaves behind would keep the port, and a port can be open only once. Records, `\\1TOKEN WORD [VALUE];`,
+are written between the data (see `command_output`). The byte 1 distinguishes them from the token in command lines,
+which `ps` shows.
 
-    start       all ports are open: what came before is from an earlier session
+    start       all ports are open: earlier data is from an earlier session
     tty PATH    the command's terminal
-    fail WORD VALUE  it cannot be started, and why
-    exit CODE   the command itself has ended; processes it left may still write
+    fail WORD VALUE  the command cannot be started, and why
+    exit CODE   the command itself has ended; processes that it left may still write
     end         no more data on this port
 
-Every shell of RUN has the tag in its command line, which is how KILL finds it. The tag is a line of its own within the
-script: busybox's grep sees no more of a line than its first NUL.
+KILL finds every shell of RUN by the tag in its command line. The tag is a line of its own within the script, because
+busybox's grep only sees the part of a line up to its first NUL.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from typing import Final
 
 from virtshim.model.container import RunAs
 
-# Turns the command, "$@", into one that runs as `user`, `group`, `groups`, `own` say, and within `limits` (the function's words)
-# where the guest has setpriv. Needs a function `fail`. The tools from the one that can do everything down: busybox's know only
-# users of /etc/passwd, and give them the groups that they have there, or none.
+# Turns the command, "$@", into one that runs as `user`, `group`, `groups` and `own` say, and within `limits` (the
+# function's words) if the guest has setpriv. Needs a function `fail`. It tries the most capable tool first: busybox's
+# tools only know users of /etc/passwd, and give them the groups listed there, or none.
 AS_USER: Final = r"""become() {
   name= home= primary= mine= extra=$groups
   while IFS=: read -r n _ id gid _ h _; do
@@ -198,8 +200,9 @@ tell end >&8
 """
 )
 
-# Arguments: what to kill, and the tag to find in command lines. "all": everything that the run scripts with that tag started,
-# also what went into sessions of its own. "relays": the scripts and their cats alone; what the command left behind lives on.
+# Arguments: what to kill, and the tag to find in command lines. "all": everything that the run scripts with that tag
+# started, also in other sessions. "relays": only the scripts and their cats; processes that the command left behind
+# survive.
 KILL: Final = r"""
 what=$1 tag=$2 self=$$
 read -r line </proc/$$/stat
@@ -236,8 +239,8 @@ kill -9 $doomed 2>/dev/null
 exit 0
 """
 
-# Arguments: numbers of ports that were just plugged in, eight at most. Waits for them; the exit code has a bit for each that did
-# not come (the guest has no memory for it, say).
+# Arguments: numbers of up to eight ports that were just plugged in. Waits for them. The exit code has a bit for each
+# port that did not appear, for example because the guest has no memory for it.
 WAIT_FOR_PORTS: Final = r"""
 for try in 1 2 3 4 5 6 7 8 9; do
   missing=0 bit=1
@@ -258,16 +261,16 @@ exit $missing
 # Arguments: terminal, rows, columns.
 RESIZE: Final = 'stty rows "$2" cols "$3" <"$1"'
 
-# The same for the console, which is nobody's terminal: opening it must wait for no carrier.
+# The same for the console, which is nobody's terminal; opening it must not wait for a carrier.
 RESIZE_CONSOLE: Final = 'stty -F "$1" rows "$2" cols "$3"'
 
-# The first of them that a guest has.
+# Runs the first of these that the guest has.
 REBOOT: Final = 'for way in "systemctl reboot" "shutdown -r now" reboot; do $way 2>/dev/null && exit 0; done; exit 1'
 
 
 def limits(user: RunAs) -> str:
-    """setpriv's words for what the command must not be able to gain. Guests' root has every capability, so adding one means
-    that it is not taken away."""
+    """setpriv's arguments for what the command must not be able to gain. Root in a guest has every capability, so
+    adding one means not removing it."""
     words = ["--no-new-privs"] if user.no_new_privs else []
     single = [name for name in user.dropped if name != "all"]
     taken = [f"-{name}" for name in single]
@@ -279,7 +282,7 @@ def limits(user: RunAs) -> str:
 
 
 def tag(token: str = "") -> str:
-    """What marks the shells of that session; of all sessions without a token."""
+    """The mark in the command lines of that session's shells; without a token, of all sessions' shells."""
     return f"virtshim-exec {token}"
 
 

@@ -1,7 +1,7 @@
-"""What a guest is asked for around a pause of its VM: to freeze its file systems before; to thaw them and set its clock after.
-An operator may have them frozen for a while, too.
+"""Freezes a guest's file systems before its VM is paused, and afterwards thaws them and sets the guest's clock. An
+operator may freeze them for a while, too.
 
-A guest need not have an agent: then none of this happens, and nobody waits for it.
+A guest without an agent is not frozen, and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from virtshim.system.threads import ContainerThreads
 
 log = structlog.get_logger(__name__)
 
-# All in seconds. Programs of the guest wait while its file systems come to rest.
+# All in seconds. The guest's programs wait while its file systems come to rest.
 _FREEZE: Final = 10.0
 _ANSWER: Final = 5.0
-# Pauses between two attempts to thaw: a guest must not stay frozen.
+# Pauses between two attempts to thaw, because a guest must not stay frozen.
 _SOONEST, _LATEST = 0.5, 30.0
 
 
 @dataclass(slots=True)
 class _Hold:
-    """`until`: of the monotonic clock."""
+    """`until`: a time of the monotonic clock."""
 
     until: float
     over: threading.Event = field(default_factory=threading.Event)
 
 
 class GuestFreezer:
-    """A thread for each guest that was let go on, until it has answered."""
+    """Each resumed guest has a thread until it has answered."""
 
     def __init__(self, records: Records, guests: GuestOperations, clock: Clock, locks: PodLocks) -> None:
         self._records = records
@@ -53,8 +53,9 @@ class GuestFreezer:
         self._held: dict[ContainerId, _Hold] = {}
 
     def freeze(self, container: Container) -> int:
-        """How many of its file systems are frozen now; 0 if none could be, and the log says why. `after_resume` must
-        follow. The record tells of it first, so that the guest is thawed whoever dies in between."""
+        """Returns how many of its file systems are frozen; 0 if none could be, with the reason in the log.
+        `after_resume` must follow. The record notes the freeze first, so that the guest is thawed even after a
+        crash."""
         try:
             return self._freeze(container)
         except WrongState as exc:
@@ -64,7 +65,7 @@ class GuestFreezer:
         return 0
 
     def _freeze(self, container: Container) -> int:
-        """Raises what `GuestOperations.freeze` raises, and Aborted."""
+        """Raises the errors of `GuestOperations.freeze`, and Aborted."""
         earlier = self._threads.thread(container.id)
         if earlier is not None:
             earlier.join(_ANSWER)
@@ -80,8 +81,8 @@ class GuestFreezer:
         return count
 
     def hold(self, container: Container, seconds: float) -> int:
-        """As `freeze`, until `thaw_now`, a stop, or that many seconds are over. Raises ShimError; then it is thawed, if it may
-        be frozen. What this process does not thaw the next one does."""
+        """Like `freeze`, until `thaw_now`, a stop, or the end of `seconds`. Raises ShimError; a guest that may be
+        frozen is then thawed. If this process does not thaw it, the next one does."""
         hold = _Hold(self._clock.monotonic() + seconds)
         with self._lock:
             if container.id in self._held:
@@ -112,7 +113,7 @@ class GuestFreezer:
             hold.over.set()
 
     def thaw_now(self, container: ContainerId) -> None:
-        """Raises ShimError if the guest does not answer at once; it is asked again until it does."""
+        """Raises ShimError if the guest does not answer at once; it is then asked again until it does."""
         self.forget_hold(container)
         try:
             self._guests.thaw(container, _ANSWER)
@@ -123,16 +124,16 @@ class GuestFreezer:
         log.info("guest.thawed", container=container.short)
 
     def after_resume(self, container: ContainerId, *, was_paused: bool = True) -> None:
-        """Its VM goes on: its file systems shall, too, and if it stood still its clock is set. Returns at once. If that
-        is under way it is looked at again after it: what is under way may have found it held."""
+        """Thaws the file systems of a resumed VM and, if it was paused, sets its clock. Returns at once. If this is
+        under way, it is repeated afterwards, because the running one may have seen an operator's freeze."""
         self._threads.start(container, lambda: self._run(container, was_paused), again=True)
 
     def is_thawing(self, container: ContainerId) -> bool:
-        """Whether that is under way, or its guest has not answered yet."""
+        """Whether a thaw is under way, or its guest has not answered yet."""
         return self._threads.thread(container) is not None
 
     def close(self) -> None:
-        """What is not done the next process does."""
+        """Stops all threads. The next process finishes their work."""
         with self._lock:
             holds = tuple(self._held.values())
         self._limits.closing.set()
@@ -141,7 +142,7 @@ class GuestFreezer:
         self._limits.close()
         self._threads.close()
 
-    # --- below: a thread of each guest
+    # --- below: the thread of one guest
 
     def _await_limit(self, container: ContainerId, hold: _Hold) -> None:
         while (left := hold.until - self._clock.monotonic()) > 0:
@@ -160,7 +161,7 @@ class GuestFreezer:
                 self._guests.set_clock(container, _ANSWER)
         except ShimError as exc:
             log.info("guest.clock.not_set", container=container.short, why=str(exc))
-        except Exception:  # the edge of the thread
+        except Exception:  # any error: the thread must leave a trace
             log.exception("guest.thaw.crashed", container=container.short)
 
     def _thaw(self, wanted: ContainerId) -> None:

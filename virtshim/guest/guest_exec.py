@@ -1,4 +1,4 @@
-"""Commands in one VM: started, asked after and ended through its agent."""
+"""Commands in one VM: starts, checks and ends them through its agent."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from virtshim.streaming.ports import OutStream
 log = structlog.get_logger(__name__)
 
 _SHELL = "/bin/sh"
-# Seconds that a script which kills, or the like, gets under load.
+# Seconds for a short script, such as one that kills, under load.
 _SCRIPT_SECONDS = 10.0
 _POLL = 0.02
-# Between its last word and its end a run script closes its ports; asking meanwhile would take the guest's time for nothing.
+# A run script closes its ports between its last output and its end. Asking before that would waste the guest's time.
 _LAST_STEPS = 0.05
-# How long a command that has sent its last word may take to be gone.
+# How long a command may exist after its last output.
 _GONE_SECONDS = 3.0
-# A guest that does not answer is asked again, ever more seldom, and then left alone.
+# Pauses before a guest that does not answer is asked again, and finally left alone.
 _SETTLE_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 _NO_PORT = 81
@@ -43,7 +43,7 @@ _SCRIPTS_WORDS: Final = frozenset(re.findall(r"\b[a-z_]+\b", exec_scripts.run_sc
 
 @dataclass(frozen=True, slots=True)
 class CommandStreams:
-    """Which streams a command gets. `size`: rows and columns of its terminal."""
+    """The streams of a command. `size`: rows and columns of its terminal."""
 
     stdin: bool = False
     tty: bool = False
@@ -52,8 +52,8 @@ class CommandStreams:
 
 @dataclass(slots=True)
 class RunningCommand:
-    """`pid` is the agent's, None before the start and after the end. The sockets are this side's ends of the ports. `patient`: a
-    session's, see `CancellableDeadline`."""
+    """`pid`: the agent's, None before the start and after the end. The sockets are the node's ends of the ports.
+    `patient`: whether it is a session's, see `CancellableDeadline`."""
 
     token: str
     ports: Sequence[ExecPort]
@@ -65,13 +65,15 @@ class RunningCommand:
     patient: bool = False
 
     def end_input(self) -> None:
-        """End of file for the command. QEMU passes on what it has before it closes its side; then the guest reads the end."""
+        """Sends end of file to the command. QEMU passes on what it has before it closes its side, and the guest then
+        reads the end."""
         if self.stdin is not None:
             with suppress(OSError):
                 self.stdin.shutdown(socket.SHUT_WR)
 
     def feed(self, data: bytes) -> None:
-        """All of its input, on a thread of its own: the guest takes it when it likes, and not after the command's end."""
+        """Sends all input on a thread of its own, because the guest reads it when it likes, and not after the command's
+        end."""
 
         def send() -> None:
             with suppress(OSError):
@@ -83,7 +85,7 @@ class RunningCommand:
             threading.Thread(target=send, name="exec-input", daemon=True).start()
 
     def lost(self) -> InternalError:
-        """Why it is gone without an exit code."""
+        """Why the command is gone without an exit code."""
         if self.no_port:
             port = self.ports[0].name
             return InternalError(f"the guest has no serial port {port}; its kernel needs the module virtio_console")
@@ -96,7 +98,7 @@ class RunningCommand:
     def close(self) -> None:
         if self.stdin is not None:
             with suppress(OSError):
-                self.stdin.shutdown(socket.SHUT_RDWR)  # whoever feeds it may wait for a guest that never reads
+                self.stdin.shutdown(socket.SHUT_RDWR)  # a writer may wait for a guest that never reads
         for end in (*self.outputs.values(), *([self.stdin] if self.stdin else [])):
             end.close()
 
@@ -111,8 +113,7 @@ class GuestVm:
         answers: Callable[[], None] = lambda: None,
         limits: ExecLimits = USUAL,
     ) -> None:
-        """`plug` brings one more serial port into the VM, by its number. Raises ShimError. `settling` ends commands, which may
-        take minutes each, and refuses none. `answers`: as that of the channel."""
+        """`plug` adds a serial port, by number, to the VM, and raises ShimError. `answers`: as for the channel."""
         self.limits = limits
         self._settling = settling
         self.channel = AgentChannel(agent_socket, answers=answers)
@@ -122,26 +123,27 @@ class GuestVm:
         self._ended = threading.Event()
 
     def close(self) -> None:
-        """The VM has ended."""
+        """Called when the VM has ended."""
         self._ended.set()
         self.channel.close()
 
     def start(self, command: GuestCommand, wanted: CommandStreams, deadline: CancellableDeadline) -> RunningCommand:
-        """The command is being started; its output tells of it. Must be given to `reap`. Errors: those of
-        `AgentChannel.ask`, ResourceExhausted."""
+        """Starts the command; its output shows whether that worked. The result must be passed to `reap`. Errors: those
+        of `AgentChannel.ask`, ResourceExhausted."""
         self._end_earlier_sessions(deadline)
         token = secrets.token_hex(16)
         ports = self._ports.lease(1 + (not wanted.tty) + wanted.stdin, deadline)
         output = CommandOutput(token, stderr=not wanted.tty)
         running = RunningCommand(token, ports, output, patient=deadline.patient)
         try:
-            # QEMU tells the guest of each connection to a port, and forgets to when more than thirty such messages wait: a port
-            # would stay closed for ever. A start asks the agent something, by which time the guest has read them.
+            # QEMU sends the guest a message for each connection to a port, and drops messages when more than thirty
+            # wait, which would leave a port closed for ever. Each start asks the agent something, by which time the
+            # guest has read them.
             with self._starting.mine(deadline, "earlier commands to be started"):
                 self._connect(running, wanted)
                 self._spawn(running, command, wanted, deadline)
         except (AgentRefused, CommandDisabled):
-            self._free(running)  # surely nothing runs
+            self._free(running)  # nothing can run
             raise
         except BaseException:
             self.reap(running, kill="all")
@@ -156,7 +158,7 @@ class GuestVm:
 
         def run() -> None:
             self._settle(running, kill)
-            with suppress(RuntimeError):  # the loop of who waits for it is closed
+            with suppress(RuntimeError):  # the event loop of the waiting caller is closed
                 settled()
 
         return self._settling.submit(run)
@@ -171,12 +173,12 @@ class GuestVm:
             return True  # the guest, or its agent, was restarted
         if status.get("exited") is not True:
             return False
-        running.pid = None  # the agent forgets it with this answer
+        running.pid = None  # the agent forgets it after this answer
         running.no_port = status.get("exitcode") == _NO_PORT
         return True
 
     def run_script(self, script: str, arguments: Sequence[str], deadline: CancellableDeadline) -> int:
-        """Exit code of a short script without output; -1 for one that a signal ended."""
+        """Exit code of a short script without output; -1 if a signal ended it."""
         request = {"path": _SHELL, "arg": ["-c", script, "virtshim", *arguments]}
         pid = whole_number(
             mapping(self.channel.ask("guest-exec", request, deadline), "process").get("pid"), "process id"
@@ -189,18 +191,18 @@ class GuestVm:
             deadline.cancelled.wait(min(_POLL, deadline.slice("a script in the guest")))
 
     def run_noop(self) -> None:
-        """Returns when a process has run in the guest, or waiting is of no use. Never raises."""
+        """Returns when another process has run in the guest, or when waiting is useless. Never raises."""
         with suppress(ShimError):
             self.run_script(":", (), CancellableDeadline.after(_SCRIPT_SECONDS, self._ended))
 
     def _end_earlier_sessions(self, deadline: CancellableDeadline) -> None:
-        """Once: what a virtshim before this one left running holds ports, and nobody reads its output."""
+        """Runs once: commands that an earlier virtshim left running hold ports, and nobody reads their output."""
         if not self._swept:
             self.run_script(exec_scripts.KILL, ("all", exec_scripts.tag()), deadline)
             self._swept = True
 
     def _await_ports(self, numbers: Sequence[int]) -> Collection[int]:
-        """Those of these new ports that the guest has. Errors: those of `AgentChannel.ask`."""
+        """The new ports that have appeared in the guest. Errors: those of `AgentChannel.ask`."""
         deadline = CancellableDeadline.after(_SCRIPT_SECONDS, self._ended)
         missing = self.run_script(exec_scripts.WAIT_FOR_PORTS, [str(number) for number in numbers], deadline)
         return [number for index, number in enumerate(numbers) if not missing & (1 << index)]
@@ -257,7 +259,7 @@ class GuestVm:
                     break
             else:
                 log.error("exec.abandoned", ports=[port.path for port in running.ports])
-                return  # its ports are of no use until the VM ends
+                return  # its ports stay unusable until the VM ends
             self._free(running)
         finally:
             running.close()

@@ -1,4 +1,4 @@
-"""A command whose output is read, and whose input is written, while it runs. Implements
+"""A command that streams: its output is read, and its input written, while it runs. Implements
 `virtshim.streaming.ports.StreamSession`."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CLOSE_SECONDS = 3.0
 
 class LiveSession:
     def __init__(self, vm: GuestVm, running: RunningCommand, submit: Callable[..., Future[Any]]) -> None:
-        """`submit` has a call run on a thread that may wait for this guest. Raises ResourceExhausted."""
+        """`submit` runs a call on a thread that may wait for this guest. Raises ResourceExhausted."""
         self._vm = vm
         self._running = running
         self._submit = submit
@@ -71,7 +71,7 @@ class LiveSession:
             try:
                 self._receive()
             except ShimError as exc:
-                self._broken = exc  # told after the output that came before
+                self._broken = exc  # reported after the output that arrived before
             await self._check()
         return self._pending.popleft()
 
@@ -115,7 +115,7 @@ class LiveSession:
         return self._running.outputs.values()
 
     def _receive(self) -> None:
-        """What is there, one piece of each stream."""
+        """The available output, up to one piece of each stream."""
         output = self._running.output
         for stream in tuple(self._running.outputs):
             data = self._received(stream)
@@ -135,7 +135,7 @@ class LiveSession:
 
     def _received(self, stream: OutStream) -> bytes | None:
         try:
-            # What was held back of the last piece comes on top.
+            # Held-back bytes of the last piece are added.
             return self._running.outputs[stream].recv(_PIECE - MAX_RECORD)
         except BlockingIOError:
             return None
@@ -143,7 +143,7 @@ class LiveSession:
             raise Unavailable(VM_ENDED) from exc
 
     async def _check(self) -> None:
-        with suppress(ResourceExhausted):  # its guest has more questions to answer than it can; later
+        with suppress(ResourceExhausted):  # the guest has too many requests already; ask later
             due = self._silence.check_due(time.monotonic(), started=self._running.output.started)
             if due and await self._in_thread(self._is_gone):
                 self._silence.gone(time.monotonic())
@@ -155,14 +155,14 @@ class LiveSession:
         try:
             return self._vm.is_gone(self._running, CancellableDeadline.after(_CHECK_SECONDS, patient=True))
         except ShimError:
-            return False  # a busy guest; the command's own end will be heard
+            return False  # the guest may be busy; the command's own end will arrive
 
     def _start_resizing(self) -> None:
         if self._running.output.tty and (self._resizing is None or self._resizing.done()):
             self._resizing = asyncio.get_running_loop().create_task(self._resize())
 
     async def _resize(self) -> None:
-        """The newest size wins; those that came while one was being set are left out."""
+        """Sets the newest size; sizes that arrive while one is being set are skipped."""
         while self._size is not None:
             (rows, columns), self._size = self._size, None
             words = (self._running.output.tty, str(rows), str(columns))
@@ -178,7 +178,7 @@ class LiveSession:
 
 
 async def _ready(readers: Iterable[socket.socket], writers: Iterable[socket.socket], seconds: float) -> None:
-    """Returns when one of them is, or after that time."""
+    """Returns when one of them is done, or after that time."""
     loop = asyncio.get_running_loop()
     wake = asyncio.Event()
     readers, writers = tuple(readers), tuple(writers)

@@ -10,7 +10,7 @@ from typing import Final
 
 from virtshim.model.errors import InvalidRequest
 
-# As useradd(8) takes them, and dots, which directories of users allow.
+# The names that useradd(8) accepts, and dots, which directory services allow.
 _USER_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 
 _KEY_TYPE = re.compile(

@@ -1,4 +1,4 @@
-"""What operators do to VMs by hand: the actions, and what came of one. No I/O."""
+"""Operators' actions on VMs, and their results. No I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`changed` False: it was so already. `message` is for people."""
+    """`changed`: False if nothing had to change. `message`: for people."""
 
     changed: bool
     message: str
@@ -29,7 +29,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class ActionTaken:
-    """`at` in nanoseconds since the epoch."""
+    """`at`: nanoseconds since the epoch."""
 
     at: int
     action: Action
@@ -41,5 +41,5 @@ class ActionTaken:
 
 
 def paused_by_operator(container: Container, *, paused: bool) -> Container:
-    """Its record; what the VM does is another's to see to."""
+    """Changes the record only; the caller pauses or resumes the VM."""
     return dataclasses.replace(container, status=dataclasses.replace(container.status, paused=paused))

@@ -1,8 +1,8 @@
-"""What is set up in a guest before anything runs in it for its container: the pod's sysctls, its volumes in their places, and
-policy routes.
+"""Sets up a guest before anything of its container runs in it: the pod's sysctls, its disks and volumes, and policy
+routes.
 
-cloud-init does it while the guest boots; by way of the guest agent it is done where cloud-init has not, and copies of volumes
-become what kubelet has written last. Policy routes are for the agent alone.
+cloud-init does most of it while the guest boots. The guest agent does what cloud-init has not done, and renews copies
+of volumes that kubelet has changed. Only the agent sets policy routes.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from virtshim.volumes.pod_volumes import PodVolumes
 
 log = structlog.get_logger(__name__)
 
-# Seconds: one wait for the agent and the scripts; the pause before the next.
+# Seconds: one wait for the agent and the scripts, and the pause before the next.
 _SLICE: Final = 60.0
 _AGAIN: Final = 2.0
 _MOST_TOLD: Final = 500
 
 _COPIED: Final = "its configMap, secret, downwardAPI and projected volumes, the service account token among them,"
 _REFUSED: Final = (
-    f"{_COPIED} are as they were when its VM was made, if cloud-init has put them there, and are not renewed (the annotation "
-    f"{SHARED_ANNOTATION}: shared has them by virtiofs)"
+    f"{_COPIED} are as they were when its VM was made, if cloud-init has put them there, and are not renewed (annotation "
+    f"{SHARED_ANNOTATION}: shared provides them by virtiofs)"
 )
 _UNHEARD: Final = (
     "no guest agent has answered: {what} in the guest only if its image has cloud-init{renewed}; install qemu-guest-agent in the "
@@ -69,8 +69,8 @@ _UNROUTED: Final = (
 
 
 class NotSetUp(WrongState):
-    """The guest cannot have it, and says why. `lost`: a writable volume or an empty disk is not mounted, so what the guest writes
-    to its path goes to the root disk. `doubtful`: whether that is so is not known."""
+    """The guest cannot have a part, and says why. `lost`: a writable volume or an empty disk is not mounted, so the
+    guest's writes to its path go to the root disk. `doubtful`: it is unknown whether that is so."""
 
     def __init__(self, troubles: tuple[Trouble, ...], *, lost: bool = False, doubtful: bool = False) -> None:
         super().__init__(told_together(troubles))
@@ -80,7 +80,7 @@ class NotSetUp(WrongState):
 
 
 class _NotYet(Unavailable):
-    """The guest's own network is not there yet; all else is set up."""
+    """The guest's network is not ready; everything else is set up."""
 
     def __init__(self, trouble: Trouble) -> None:
         super().__init__(trouble.text)
@@ -89,9 +89,9 @@ class _NotYet(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """`kind` of trouble, if it fails. `remedies`: by the code that its script ends with, for causes that it knows. `copies`: it
-    tells which it has found. `optional`: if it fails, the guest is as good without. `mounts`: it is the volumes. `not_yet`: the
-    code that says that it is to be tried again later."""
+    """`kind`: of the trouble if the part fails. `remedies`: by the script's exit code, for known causes. `copies`:
+    whether the script lists the copies it found. `optional`: whether the guest works as well without it. `mounts`:
+    whether it mounts the volumes. `not_yet`: the exit code that asks for another try later."""
 
     kind: TroubleKind
     what: str
@@ -105,7 +105,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Outcome:
-    """Of the parts that were run. `confirmed`: each mount has succeeded."""
+    """The result of the parts that were run. `confirmed`: whether each mount has succeeded."""
 
     faults: list[Trouble] = field(default_factory=list)
     waiting: Trouble | None = None
@@ -118,7 +118,7 @@ class _Outcome:
 
 @dataclass(slots=True)
 class GuestSetUp:
-    """`agent_timeout`: seconds that a guest may take until its agent answers. `must_confirm`: a container ends if its guest has
+    """`agent_timeout`: seconds until the guest's agent must answer. `must_confirm`: a container ends if its guest has
     not confirmed by then that the writable volumes are mounted."""
 
     records: Records
@@ -140,9 +140,9 @@ class GuestSetUp:
     _owed: set[ContainerId] = field(default_factory=set)
 
     def make(self, container: Container, timeout: float, cancelled: threading.Event, within: float = 60.0) -> None:
-        """All of it is there, copies as they are on the node now; what is known to be there, and does not change, is not made
-        again. `timeout` and `within` as those of `GuestAgents.run`. DeadlineExceeded, Unavailable and Aborted: to be tried
-        again; NotSetUp; another ShimError: it cannot be known."""
+        """Sets up everything, with copies as they are on the node now; skips what is known to be done and does not
+        change. `timeout` and `within` are those of `GuestAgents.run`. DeadlineExceeded, Unavailable and Aborted ask for
+        another try; NotSetUp is final; any other ShimError means that the result is unknown."""
         outcome = _Outcome()
         with self._lock:
             is_made, restarts = container.id in self._made, self._restarts.get(container.id, 0)
@@ -170,17 +170,17 @@ class GuestSetUp:
         self._made_all(container, restarts)
 
     def _made_all(self, container: Container, restarts: int) -> None:
-        """`restarts`: how often its guest had been restarted when that began."""
+        """`restarts`: how often its guest had restarted when the set-up began."""
         self.volumes.note(container, ())
         running = {one.id for one in self.records.containers.all() if one.is_running}
         with self._lock:
-            if restarts == self._restarts.get(container.id, 0):  # else it was another boot, or may have been
+            if restarts == self._restarts.get(container.id, 0):  # otherwise it may have been another boot
                 self._made.add(container.id)
             self._made &= running
             self._restarts = {one: count for one, count in self._restarts.items() if one in running}
 
     def _copied(self, container: Container, run: Callable[[GuestCommand], CommandResult], part: _Part) -> CommandResult:
-        """What the guest does not have is given to it."""
+        """Gives the guest the copies that it lacks."""
         boot, now = self.volumes.copies.boot(container.id), self.volumes.copies.now(container)
         known = self.volumes.copies.known(container.id)
         # Of a guest of which nothing is known the seed may have brought what is mounted.
@@ -198,22 +198,22 @@ class GuestSetUp:
         return done
 
     def before_command(self, container: Container, timeout: float, cancelled: threading.Event, within: float) -> float:
-        """So that a command of somebody else's finds what is to be there, if the guest can have it. What is left of `timeout`,
-        which is as that of `GuestAgents.run`."""
+        """Sets up the guest, as far as it can, before a command runs. Returns what is left of `timeout`, which is that
+        of `GuestAgents.run`."""
         if container.id in self._made or not self._parts(container):
             return timeout
         began = self.clock.monotonic()
-        with contextlib.suppress(_NotYet):  # told where the container's state is, and commands may look into it
+        with contextlib.suppress(_NotYet):  # the status reports it, and the command may be there to find the cause
             try:
                 self.make(container, timeout, cancelled, within)
             except NotSetUp as exc:
-                if not container.spec.command:  # whose own thread hears of it
+                if not container.spec.command:  # otherwise the command's own thread reports it
                     self._not_set_up(container, exc)
         return max(0.001, timeout - (self.clock.monotonic() - began)) if timeout else timeout
 
     def before_session(self, container: Container) -> Future[ShimError | None]:
-        """As `before_command`, for one that somebody streams: returns at once, and one run serves all that wait.
-        The error: why no command can be run now."""
+        """Like `before_command`, for a command that streams. Returns at once, and one run serves all callers that wait.
+        The result is the error that prevents commands now, or None."""
         going: Future[ShimError | None] = Future()
         if container.id in self._made or not self._parts(container):
             going.set_result(None)
@@ -224,7 +224,7 @@ class GuestSetUp:
             self._awaited[container.id] = going
         try:
             self._session_threads.start(container.id, lambda: self._for_sessions(container, going), beside_earlier=True)
-        except BaseException as exc:  # those that have joined meanwhile are told, and the next one begins anew
+        except BaseException as exc:  # all waiting callers get the error, and the next one starts again
             with self._lock:
                 self._awaited.pop(container.id, None)
             going.set_result(Unavailable(f"the guest cannot be set up now: {exc}"))
@@ -232,22 +232,22 @@ class GuestSetUp:
         return going
 
     def follow(self, container: Container, *, again: bool = False) -> None:
-        """It is set up as soon as the guest can do it. `again`: also if that is being done, and has not seen a restart of the
-        guest. Returns at once. A container whose command has not begun is left to whoever begins that."""
+        """Sets up the guest as soon as it can be. `again`: also if a set-up is running, which has not seen a restart of
+        the guest. Returns at once. If the container's command has not started, the thread that starts it does this."""
         renewed = container.status.command_begun and container.spec.copies
         if (not container.spec.command or renewed) and self._parts(container):
             self._threads.start(container.id, lambda: self._follow(container.id), again=again)
 
     def renew(self, container: Container) -> bool:
-        """The copies are as they are on the node now, and nothing more is to be done; otherwise that is begun, and to be asked
-        for again."""
+        """Whether the copies are as on the node now and nothing is left to do. If not, starts the set-up; the caller
+        asks again later."""
         if self.volumes.copies.is_settled(container, self.volumes.copies.now(container)):
             return True
         self.follow(container)
         return False
 
     def changed(self, domain: uuid.UUID) -> None:
-        """Something has happened to this domain: its guest may have been restarted, or ended."""
+        """Called after an event of this domain: its guest may have restarted or ended."""
         for container in self.records.containers.all():
             if container.domain_uuid == domain:
                 with self._lock:
@@ -316,7 +316,7 @@ class GuestSetUp:
                 not mounted and not _mounted_copies(container),
                 mounts=True,
             )
-        # Last: it may have to wait for the guest's network, for which nothing else waits.
+        # Last, because it may wait for the guest's network, and nothing else does.
         if sandbox is not None and (routes := policy_routes_command(nics_of(sandbox.network, container.granted))):
             unfit = "use an image with iproute2, whose kernel has policy routing"
             yield _Part(
@@ -331,7 +331,7 @@ class GuestSetUp:
                 not_yet=POLICY_ROUTES_NOT_YET,
             )
 
-    # --- below: a thread of each container
+    # --- below: the thread of one container
 
     def _for_sessions(self, container: Container, going: Future[ShimError | None]) -> None:
         why: ShimError | None = None
@@ -378,19 +378,19 @@ class GuestSetUp:
                 return
 
     def _rest(self) -> float:
-        """Seconds that were waited."""
+        """Waits; returns for how many seconds."""
         began = self.clock.monotonic()
         self.clock.wait(self._threads.closing, _AGAIN)
         return self.clock.monotonic() - began
 
     def _not_set_up(self, container: Container, why: NotSetUp) -> None:
-        """A container that lacks a writable volume does not run on: its data would be lost with its root disk."""
+        """Ends a container that lacks a writable volume, because its data would be lost with its root disk."""
         self.volumes.note(container, why.troubles)
         if why.lost or (why.doubtful and self.must_confirm.now):
             self._end(container, why.troubles)
 
     def _unheard(self, container: Container, why: ShimError) -> None:
-        """cloud-init may have done it; of a guest that says nothing nothing is known."""
+        """Handles a guest that does not answer. cloud-init may have done the set-up, but nothing is known."""
         if container.id in self._made:
             text = f"{_COPIED} are in the guest, and are not renewed: {why}"
             self.volumes.note(container, (Trouble(TroubleKind.COPIES_NOT_RENEWED, text),))
@@ -407,7 +407,7 @@ class GuestSetUp:
         self._end(container, unconfirmed)
 
     def _end(self, container: Container, why: tuple[Trouble, ...]) -> None:
-        """Its VM is shut down, unless it is going to end anyway. kubelet's next attempt gets a new VM."""
+        """Shuts down its VM, unless it is ending anyway. kubelet's next attempt gets a new VM."""
         found = self._running(container.id)
         if found is None or found.status.stop_asked or found.status.ending is not None:
             return
@@ -417,18 +417,18 @@ class GuestSetUp:
             self._on_end(ending)
 
     def on_end(self, callback: Callable[[Container], None]) -> None:
-        """`callback` gets each container whose record says from now on how it ends, and sees to it that its VM does."""
+        """`callback` gets each container whose record says from now on how it ends, and must end its VM."""
         self._on_end = callback
 
     def _is_set_up(self, wanted: ContainerId) -> bool:
-        """Whoever ran before this has seen the restart, too."""
+        """Whether the set-up is done and the copies are up to date."""
         container = self._running(wanted)
         if container is None or wanted not in self._made:
             return False
         return self.volumes.copies.is_settled(container, self.volumes.copies.now(container))
 
     def _unconfirmed(self, container: Container, why: ShimError) -> tuple[Trouble, ...]:
-        """What nobody knows to be in the guest; none if it is as good as there."""
+        """Troubles for the parts that may be missing in the guest; none if all are as good as done."""
         if isinstance(why, _NotYet):
             return (why.trouble,)
         routes = any(part.not_yet for part in self._parts(container))
@@ -436,7 +436,7 @@ class GuestSetUp:
         return (*_unconfirmed(container, why), *unrouted)
 
     def _give_up(self, container: Container) -> None:
-        """On copies, until kubelet has written anew or the guest was restarted."""
+        """Stops sending the copies until kubelet changes them or the guest restarts."""
         self.volumes.copies.settle(
             container.id, self.volumes.copies.now(container), self.volumes.copies.boot(container.id)
         )
@@ -444,7 +444,7 @@ class GuestSetUp:
     def _tell(
         self, wanted: ContainerId, copied: tuple[str, ...], *, unmounted: bool = False, confirmed: bool = False
     ) -> None:
-        """What the status says that the guest has; written on change only."""
+        """Records what the guest has for the status; written on change only."""
 
         def told(container: Container) -> Container:
             return with_told(container, copied, unmounted=unmounted, confirmed=confirmed)
@@ -468,7 +468,7 @@ def _told(part: _Part, done: CommandResult) -> str:
 
 
 def _note(outcome: _Outcome, container: Container, part: _Part, done: CommandResult) -> None:
-    """What one part's script has said."""
+    """Adds the result of one part's script to the outcome."""
     if part.copies and not done.code:
         outcome.copied = paths_of(container.spec.copies, mount_script.had(done.stdout))
     if not done.code:
@@ -493,15 +493,15 @@ def _note(outcome: _Outcome, container: Container, part: _Part, done: CommandRes
 
 
 def _stands_still(container: Container) -> bool:
-    """Its guest cannot answer, whether or not it has an agent."""
+    """Whether its guest cannot answer, with or without an agent."""
     return container.status.paused or any(one.kind.stops_the_vm for one in container.status.troubles)
 
 
 def _unconfirmed(container: Container, why: ShimError) -> tuple[Trouble, ...]:
-    """Of its volumes; none if they are as good as there."""
+    """The troubles with its volumes; none if they are as good as mounted."""
     spec = container.spec
     copies = _mounted_copies(container)
-    if isinstance(why, WrongState):  # an agent that refuses: of what does not change, cloud-init's word is enough
+    if isinstance(why, WrongState):  # the agent refuses: cloud-init is trusted for volumes that do not change
         return (Trouble(TroubleKind.COPIES_NOT_RENEWED, f"{_REFUSED}: {why}"),) if copies else ()
     unconfirmed = TroubleKind.VOLUMES_UNCONFIRMED
     if copies:
@@ -512,12 +512,12 @@ def _unconfirmed(container: Container, why: ShimError) -> tuple[Trouble, ...]:
 
 
 def _mounted_copies(container: Container) -> bool:
-    """Whether there are others than the hosts file."""
+    """Whether there are copies other than the hosts file."""
     return any(not volume.written for volume in container.spec.copies)
 
 
 def _copying(container: Container, stale: Sequence[Packed]) -> GuestCommand:
-    """The script that puts the volumes in their places, and these copies, if there are any."""
+    """The script that mounts the volumes and unpacks these copies, if there are any."""
     source = mount_script.Copies.INPUT if stale else mount_script.Copies.AS_THEY_ARE
     spec = container.spec
     script = mount_script.command(spec.volumes, spec.copies, source, spec.memory_volumes)

@@ -1,9 +1,9 @@
-"""Rules for a pod's packets that choose other routing tables than the main one (source-based routing: CNI's sbr), and the script
-that sets them in the guest. Pure.
+"""Scripts that set sysctls and policy routes in the guest. Pure.
 
-DHCP has no words for them, and of cloud-init's renderers most drop the rules and take such routes for the main table's. So they
-are set by way of the guest agent, once the guest's addresses are there, with the `ip` of its image. It may be done again at any
-time: what is there already is left as it is.
+Policy routes are rules that choose routing tables other than main (source-based routing: CNI's sbr). DHCP cannot
+transmit them, and most renderers of cloud-init drop the rules and put such routes into the main table. The guest agent
+therefore sets them with the `ip` of the image, once the guest has its addresses. This may be repeated at any time:
+existing routes and rules stay.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Final
 
 from virtshim.model.network import Interface, PolicyRule, TableRoute
 
-# A pod's sysctls: their names, and the script that sets them in the guest. Pure.
+# A pod's sysctls: their names, and the script that sets them in the guest.
 #
-# A guest has a kernel of its own, so none of them reaches the node, whatever it is called. The script is run by
-# cloud-init at each boot of a guest that has it, and by way of the guest agent before anything is run for the
-# container; once all are set, it leaves them alone until the next boot, for the guest may have set them otherwise.
+# A guest has its own kernel, so no sysctl reaches the node, whatever its name is. cloud-init, where the guest has it,
+# runs the script at each boot, and the guest agent runs it before anything else of the container. Once all are set, the
+# script leaves them alone until the next boot, because the guest may have changed them.
 
-# What the script ends with if the guest does not take one; which, and why, is told on standard error.
+# The script's exit code if the guest refuses a sysctl; standard error says which and why.
 SYSCTLS_NOT_SET: Final = 82
 
 _MOST_NAME: Final = 253
@@ -29,7 +29,7 @@ _MOST_VALUE: Final = 4000  # the kernel reads a page
 # A file below /proc/sys; a name of an interface may have dots.
 _PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 
-# Arguments: name, file below /proc/sys, value; of each.
+# Arguments: name, file below /proc/sys, and value of each.
 SYSCTLS_SET: Final = rf"""
 read -r boot </proc/sys/kernel/random/boot_id
 state=/run/virtshim-sysctls.$boot
@@ -51,9 +51,9 @@ exit $code
 
 
 def sysctls_wrong_with(name: str, value: str) -> str:
-    """What is wrong with that sysctl, and the remedy; "" if nothing is."""
+    """The fault of that sysctl with its remedy, "" if there is none."""
     if len(name) > _MOST_NAME or not _file(name):
-        return "is no name of a sysctl; write it as sysctl(8) does: net.core.somaxconn"
+        return "is not a sysctl name; write it as sysctl(8) does: net.core.somaxconn"
     if len(value) > _MOST_VALUE or not value.replace("\t", " ").isprintable():
         return "has a value that no sysctl can have (a control character, or too long); correct it"
     return ""
@@ -65,24 +65,24 @@ def sysctls_command(sysctls: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _file(name: str) -> str:
-    """Below /proc/sys; "" for what is no name. As sysctl(8): of dot and slash the first one that is there parts, and the other
-    stands for a dot (net.ipv4.conf.eth0/100.forwarding)."""
+    """The path below /proc/sys, "" if it is not a name. As in sysctl(8), the first dot or slash in the name is the
+    separator, and the other character stands for a dot (net.ipv4.conf.eth0/100.forwarding)."""
     dotted = name.find("/") == -1 or -1 < name.find(".") < name.find("/")
     parts = [part.replace("/", ".") for part in name.split(".")] if dotted else name.split("/")
     return "/".join(parts) if len(parts) > 1 and all(_PART.fullmatch(part) for part in parts) else ""
 
 
-# What the script ends with; which, and why, is told on standard error. NOT_YET: the guest's network is not as it is to be.
+# The script's exit codes; standard error says which and why. NOT_YET: the guest's network is not ready.
 POLICY_ROUTES_NO_COMMAND: Final = 85
 POLICY_ROUTES_NOT_YET: Final = 86
 POLICY_ROUTES_NOT_SET: Final = 87
 
-# unspecified, default, main, local: the guest's own.
+# unspecified, default, main, local: the guest's own tables.
 _RESERVED: Final = frozenset({0, 253, 254, 255})
 
-# Arguments, in pairs: `nic` and a MAC, whose interface the next are about; `has` and an address that it is to have first; `route`
-# and its words, the family's option first; at last `rule` and its words. What is the kernel's by its protocol is left alone by
-# systemd-networkd, which removes other foreign routes and rules; busybox has no such word for rules.
+# Arguments, in pairs: `nic` and a MAC, whose interface the next ones are about; `has` and an address that it must have
+# first; `route` and its words, the family's option first; finally `rule` and its words. systemd-networkd removes
+# foreign routes and rules unless their protocol is the kernel's. busybox has no option for the protocol of rules.
 POLICY_ROUTES_SET: Final = rf"""
 export LC_ALL=C PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 command -v ip >/dev/null 2>&1 || {{ echo "the image has no command ip" >&2; exit {POLICY_ROUTES_NO_COMMAND}; }}

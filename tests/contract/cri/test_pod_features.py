@@ -188,7 +188,7 @@ REFUSALS: list[Refusal] = [
         {"linux": {"security_context": {"run_as_group": {"value": 1}}}},
         "set without run_as_user; set runAsUser too, or remove runAsGroup",
     ),
-    ("sandbox", {"linux": {"sysctls": {"a b": "1"}}}, "is no name of a sysctl"),
+    ("sandbox", {"linux": {"sysctls": {"a b": "1"}}}, "is not a sysctl name"),
     *(
         (
             kind,
@@ -203,7 +203,7 @@ REFUSALS: list[Refusal] = [
     (
         "container",
         {"linux": {"security_context": {"capabilities": {"drop_capabilities": ["FLY"]}}}},
-        "is no capability; write one of capabilities(7)",
+        "is not a capability; write one of capabilities(7)",
     ),
     (
         "container",

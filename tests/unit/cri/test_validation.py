@@ -127,7 +127,7 @@ def test_each_sysctl_that_is_none_is_named() -> None:
     names = ("../../etc/passwd", "a", "net..ipv4", "net.-x", "net.ipv4.\n")
     faults = validation.sandbox_faults(pod(linux=pb.LinuxPodSandboxConfig(sysctls=dict.fromkeys(names, "1"))))
     assert len(faults) == len(names)
-    assert all("securityContext.sysctls" in fault and "is no name of a sysctl" in fault for fault in faults)
+    assert all("securityContext.sysctls" in fault and "is not a sysctl name" in fault for fault in faults)
     (fault,) = validation.sandbox_faults(pod(linux=pb.LinuxPodSandboxConfig(sysctls={"net.core.somaxconn": "1\n2"})))
     assert fault.startswith("config.linux.sysctls[net.core.somaxconn]")
     assert "a value that no sysctl can have" in fault
