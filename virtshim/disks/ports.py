@@ -1,4 +1,4 @@
-"""VMs' root disks."""
+"""Ports to VMs' disks: root disks, what is kept beside them, empty disks, and block volumes that VMs boot from."""
 
 from __future__ import annotations
 
@@ -19,104 +19,108 @@ class RootDisks(Protocol):
     `virtshim.model.sandbox`)."""
 
     def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
-        """A qcow2 on top of the image, guest-visible size max(image, size_bytes). Replaces a half-made one."""
+        """Makes a qcow2 over the image; the guest sees max(image, size_bytes) bytes. Replaces a half-made one."""
 
     def delete(self, container: ContainerId, *, disk_alone: bool = False) -> None:
-        """Removes the container's whole state directory: disk, seed, raw console log; or its root disk alone, of a VM that is
-        off. No disk of the pod."""
+        """Removes the container's whole state directory (disk, seed, raw console log), or only the root disk of a VM
+        that is off. Never removes a pod's disk."""
 
     def make_directory(self, container: ContainerId) -> None:
-        """The container's directories, for one whose root disk is the pod's. `create` makes them too."""
+        """Makes the container's directories, if its root disk is the pod's. `create` makes them too."""
 
     def create_pod_disk(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
-        """As `create`, for the pod: it is there whole or not at all, and one that is there is never replaced."""
+        """Like `create`, for the pod: the disk exists completely or not at all, and an existing one is never
+        replaced."""
 
     def pod_disk(self, name: str) -> Disk | None:
-        """The pod's disk of that name, if it is there."""
+        """The pod's disk with that name, if it exists."""
 
     def delete_pod_disks(self, pod: str) -> None:
         """All disks of that pod (`pod_disk.pod_hash`)."""
 
     def pods_with_disks(self) -> frozenset[str]:
-        """The pods that something is there of."""
+        """The pods that have anything on disk."""
 
     def existing(self) -> frozenset[ContainerId]:
         """Containers that have a state directory."""
 
     def use(self, container: ContainerId, pod_disk: str = "") -> DiskUsage | None:
-        """What the container's state directory takes, its root disk above all; and `pod_disk`, the pod's disk, if it has one.
-        None if there is no directory."""
+        """What the container's state directory takes, mostly its root disk; and `pod_disk`, the pod's disk, if it has
+        one. None if there is no directory."""
 
     def free_bytes(self) -> int:
-        """Bytes that disks may still grow by."""
+        """How many bytes disks may still grow."""
 
 
 class DiskPlaces(Protocol):
-    """What belongs to pods' disks (see `RootDisks`), as long as they are there: what their guests know their devices by,
-    their firmware, and their TPMs."""
+    """What belongs to pods' disks (see `RootDisks`) while they exist: device addresses that their guests know,
+    firmware, and TPMs."""
 
     def read(self, disk: str) -> Places:
-        """Nothing if nothing is there, or it cannot be read."""
+        """Empty if nothing is stored, or if it cannot be read."""
 
     def keep(self, disk: str, places: Places) -> None:
-        """On disk when it returns."""
+        """The places are on disk on return."""
 
     def firmware(self, disk: str, kind: Firmware) -> FirmwareFiles | None:
-        """The files whose variables are beside the disk; None if none are there yet, whatever was noted, or it cannot be read."""
+        """The firmware of the variables beside the disk. None if there are no variables yet, whatever was noted, or if
+        it cannot be read."""
 
     def keep_firmware(self, disk: str, kind: Firmware, files: FirmwareFiles) -> None:
-        """On disk when it returns. Before there are variables: which are theirs nobody could tell later."""
+        """On disk on return. Called before the variables exist, because nobody could tell their firmware later."""
 
     def keep_tpm(self, disk: str, domain: uuid.UUID) -> None:
-        """What the TPM of that VM remembers goes with the disk, too."""
+        """Notes that the state of that VM's TPM is removed with the disk."""
 
     def tpm_owners(self, domain: uuid.UUID) -> frozenset[str]:
-        """The pods (`pod_disk.pod_hash`) for whose disks that was said."""
+        """The pods (`pod_disk.pod_hash`) whose disks have that TPM."""
 
 
 class KernelFiles(Protocol):
-    """Files of images that VMs are started with, as each VM has its own of them."""
+    """Files of images that VMs are started with. Each VM has copies of its own."""
 
     def is_there(self, path: str) -> bool:
-        """Whether it is, which means whole."""
+        """Whether the complete file exists."""
 
     def copy(self, source: str, path: str) -> None:
-        """Whole and on disk when it returns; anew if it is there. Its directory is. NotFound if `source` is gone,
-        ResourceExhausted if it does not fit."""
+        """Copies the file; it is complete and on disk on return. Replaces an existing one. The directory must exist.
+        NotFound if `source` is gone, ResourceExhausted if it does not fit."""
 
 
 class EmptyDiskFiles(Protocol):
-    """Beside a container's root disk, with which they go."""
+    """Empty disks beside a container's root disk, removed together with it."""
 
     def create(self, container: ContainerId, wanted: EmptyDisk) -> Disk:
-        """In the container's directory, which is there; anew if it is there. ResourceExhausted if it does not fit."""
+        """Makes the disk in the container's directory, which must exist. Replaces an existing one. ResourceExhausted if
+        it does not fit."""
 
 
 class ContainersRoom(Protocol):
     def filesystem_usage(self) -> FilesystemUsage:
-        """What the directories of all containers and the disks of all pods take."""
+        """What all containers' directories and all pods' disks take."""
 
 
 class RootVolumes(Protocol):
-    """Block volumes that VMs boot from, by the path of the device. They outlive pods: nothing of them is ever removed. `begin`,
-    `copy` and `seal` make a root disk, in that order, and each may be repeated; until `seal` has returned, or after a kill at any
-    moment before that, the volume has none."""
+    """Block volumes that VMs boot from, by device path. They outlive pods, and nothing on them is ever removed.
+    `begin`, `copy` and `seal`, in that order, make a root disk, and each may be repeated. Until `seal` has returned,
+    the volume has no root disk, also after a kill."""
 
     def look(self, device: str) -> RootVolume:
         """What is on it."""
 
     def begin(self, device: str, container: ContainerId) -> None:
-        """Whatever was on it is no root disk any more. WrongState if somebody else writes it."""
+        """Whatever is on the volume is no root disk from now on. WrongState if somebody else writes it."""
 
     def copy(self, device: str, container: ContainerId, image: Image, image_path: str) -> None:
-        """The image is on it, and on disk. WrongState if `begin` was not called for this container last."""
+        """Copies the image to the volume; it is on disk on return. WrongState if the last `begin` was for another
+        container."""
 
     def seal(self, device: str, container: ContainerId, image: ImageDigest) -> None:
-        """From now on it is a root disk. WrongState as `copy`."""
+        """Makes it a root disk. WrongState as for `copy`."""
 
     def keep_places(self, device: str, places: Places) -> None:
-        """What the guest of that root disk knows its devices by, for `look`. On one that Virtlet has made nothing is written.
-        WrongState if somebody else writes it."""
+        """Stores the device addresses that the guest of that root disk knows, for `look`. Writes nothing on a disk that
+        Virtlet has made. WrongState if somebody else writes it."""
 
     def disk(self, device: str) -> Disk:
         """Of a root disk."""

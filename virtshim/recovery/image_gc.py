@@ -1,4 +1,4 @@
-"""Unused images go when the file system that they are on fills up, where kubelet does not see to it itself."""
+"""Removes unused images when their file system fills up, on nodes where kubelet does not do it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from virtshim.system.rate_limits import TroubleLog
 log = structlog.get_logger(__name__)
 
 _NEVER: Final = 100
-# A pod whose image was just pulled is about to be made. In nanoseconds.
+# Nanoseconds. An image that was pulled this recently is about to be used by a pod.
 _YOUNG: Final = 300 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """In percent of the file system: from `high` on images are removed, until no more than `low` is used. `high` 100: never."""
+    """Percentages of the file system: from `high` on images are removed, until at most `low` is used. `high` 100 turns
+    it off."""
 
     high: int = _NEVER
     low: int = 80
@@ -36,7 +37,7 @@ class Watermarks:
 
 @dataclass(slots=True)
 class ImageGc:
-    """When images were last used is known from the looks of this process alone; before, the pull counts."""
+    """Remembers in this process when images were last used; before that, the time of the pull counts."""
 
     images: ImageService
     records: StateRecords
@@ -46,7 +47,7 @@ class ImageGc:
     _trouble: TroubleLog = field(default_factory=lambda: TroubleLog(log, over="image_gc.enough"))
 
     def look(self) -> None:
-        """Called every few minutes, on one thread. Raises what the image store raises."""
+        """Called every few minutes on one thread. Raises the image store's errors."""
         now, unused = self.clock.now_ns(), self._unused()
         limits, space = self.watermarks.now, self.images.files.filesystem_usage().space
         if limits.high >= _NEVER or space.used_percent < limits.high:
@@ -73,7 +74,7 @@ class ImageGc:
             self._trouble.over()
 
     def _unused(self) -> list[Image]:
-        """And notes of the others that they are used now."""
+        """Returns the unused images, and notes that the others are in use now."""
         now, is_used, unused = self.clock.now_ns(), self._used(), []
         before, self._used_at = self._used_at, {}
         for image in self.images.all():
@@ -85,12 +86,13 @@ class ImageGc:
         return unused
 
     def _stays(self, image: Image) -> bool:
-        """With what has changed since the look; nobody changes images meanwhile."""
+        """Checks again before a removal, because something may have changed since the look. Nobody changes images
+        meanwhile."""
         return self.clock.now_ns() - image.pulled_at < _YOUNG or self._used()(image)
 
     def _used(self) -> Callable[[Image], bool]:
-        """As things are now: whether an image is pinned, or a container, a pod's disk, a volume or a pull under way needs it. Any
-        may be needed while there is a record that does not tell its image."""
+        """Whether an image is pinned, or needed by a container, a pod's disk, a volume or a running pull. While a
+        record does not tell its image, any image may be needed."""
         containers = self.records.containers.all()
         files = {digest for container in containers for digest in stored_images(container)}
         files |= {digest for sandbox in self.records.sandboxes.all() for digest in sandbox.root_disks.values()}

@@ -1,4 +1,4 @@
-"""What to do at start: records and what exists -> actions. Pure; deletes only on positive evidence."""
+"""Plans the repairs at start-up from the records and from what exists. Pure. It deletes only on positive evidence."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from virtshim.model.vm import OwnedDomain
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What was read. Each part was read without error, or there is no plan at all. `in_doubt`: single records or domains
-    could not be read, so what seems to be without a record may have one. `shares`: short ids of containers whose volumes are
-    served."""
+    """What was read. Each part was read without error; otherwise there is no plan. `in_doubt`: single records or
+    domains could not be read, so what seems to have no record may have one. `shares`: short ids of containers whose
+    volumes are served."""
 
     sandboxes: Sequence[Sandbox]
     containers: Sequence[Container]
@@ -31,10 +31,10 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`undo_*`: half-made or half-removed, to be made gone. `follow`: VMs that run on. `adopt`: CREATED in the record, but
-    the VM runs. `settle`: RUNNING in the record, but the VM has ended. `stray_*`: ours by mark, without a record.
-    `unwanted_domains`: EXITED in the record, but the VM runs. `checkpoints`, `resizes`: begun and not
-    ended; otherwise no container is in two of the lists. UNKNOWN ones are in none."""
+    """`undo_*`: half-made or half-removed, to be removed. `follow`: VMs that keep running. `adopt`: CREATED in the
+    record, but the VM runs. `settle`: RUNNING in the record, but the VM has ended. `stray_*`: with this node's mark,
+    without a record. `unwanted_domains`: EXITED in the record, but the VM runs. `checkpoints`, `resizes`: begun and not
+    finished. No container is in two of the other lists, and UNKNOWN containers are in none."""
 
     undo_sandboxes: tuple[Sandbox, ...]
     undo_containers: tuple[Container, ...]
@@ -52,7 +52,7 @@ class Plan:
     stray_shares: tuple[str, ...] = ()
 
     def without_deletions(self) -> Plan:
-        """Nothing goes that has no record, and no VM ends."""
+        """The plan without removals of things that have no record, and without ending VMs."""
         return dataclasses.replace(
             self, stray_domains=(), stray_networks=(), stray_directories=(), stray_pod_disks=(), stray_shares=()
         )
@@ -91,7 +91,7 @@ def plan(found: NodeState) -> Plan:
 
 
 def _may_need_volumes(container: Container, on: set[ContainerId]) -> bool:
-    """Its VM may be running, or be about to."""
+    """Whether its VM may run, or may be about to."""
     return container.phase is not ContainerPhase.EXITED or container.may_be_running or container.id in on
 
 
@@ -104,6 +104,6 @@ def _can_be_resized(container: Container, on: set[ContainerId], defined: set[Con
 
 
 def _is_orphan(container: Container, sandboxes: set[SandboxId], found: NodeState) -> bool:
-    """Its sandbox's record is positively not there."""
+    """Whether its sandbox was positively read as absent."""
     known = container.phase is not ContainerPhase.UNKNOWN and not found.in_doubt
     return known and container.sandbox_id not in sandboxes

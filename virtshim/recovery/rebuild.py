@@ -1,5 +1,6 @@
-"""Records rebuilt for the virtual machines that are there, from the copies beside their disks and from their definitions: after
-the state database was lost, and for single records that cannot be read. Adds and replaces records; touches nothing else."""
+"""Rebuilds records of existing virtual machines, from the copies beside their disks and from their definitions: after
+the state database was lost, and for single records that cannot be read. Adds and replaces records, and touches nothing
+else."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Rebuild:
     timeout: float
 
     def run(self, domains: Sequence[OwnedDomain], *, lost: bool) -> None:
-        """`lost`: the database was, so a VM without a record had one. What cannot be made anew is logged and left as it is."""
+        """`lost`: whether the database was lost, so that a VM without a record had one. A failure is logged."""
         for domain in domains:
             if self._wants_container(domain, lost=lost) or domain.sandbox_id.value in self.records.unreadable():
                 try:
@@ -64,14 +65,14 @@ class Rebuild:
         )
 
     def _with_claims(self, domain: OwnedDomain, container: Container) -> Container:
-        """A VM that is on has its devices, and those that its record held, whatever its definition remembers; what another one
-        had may be somebody else's by now."""
+        """A running VM has the devices of its definition and those that its record claimed. Others' devices may belong
+        to somebody else by now."""
         before = self.records.containers.get(container.id)
         held = (*container.granted.claims, *(before.claims if before else ()))
         return container.with_claims(tuple(dict.fromkeys(held)) if domain.state.is_on else ())
 
     def _read(self, domain: OwnedDomain, domain_metadata: DomainMetadata) -> tuple[Sandbox, Container]:
-        """Raises InternalError."""
+        """The records in the copy. Raises InternalError."""
         text = self.copies.read(domain.container_id)
         if not text:
             raise InternalError("there is no copy of its records beside its disk")
@@ -79,7 +80,7 @@ class Rebuild:
         if (sandbox.id, container.id) != (domain.sandbox_id, domain.container_id):
             raise InternalError("the copy of its records describes a different container than its owner mark")
         network = sandbox.network and dataclasses.replace(sandbox.network, fetch_key=domain_metadata.fetch_key)
-        # Whether the network is still there is seen by what follows, as after each start.
+        # The steps after this one check whether the network still exists, as after each start.
         phase = SandboxPhase.READY if network else SandboxPhase.NOT_READY
         spec = dataclasses.replace(container.spec, domain_uuid=str(domain.uuid))
         return (
@@ -88,7 +89,7 @@ class Rebuild:
         )
 
     def _bare(self, domain: OwnedDomain, domain_metadata: DomainMetadata) -> tuple[Sandbox, Container]:
-        """Names and ids: enough for the VM to be seen, stopped and removed."""
+        """Names and ids only, enough for the VM to be seen, stopped and removed."""
         namespace, pod, name = ([*domain_metadata.title.split("/"), "", "", ""])[:3]
         known = self.networks.pod_of(domain.sandbox_id, self.timeout)
         key = known or PodKey(namespace, pod, "", 0)
@@ -98,7 +99,7 @@ class Rebuild:
             "io.kubernetes.pod.uid": key.uid,
         }
         sandbox = Sandbox(id=domain.sandbox_id, key=key, config=SandboxConfig(labels=labels), created_at=1)
-        if known:  # there is a network: asking for it again tells which
+        if known:  # the network exists, and a repeated attach returns it
             network = self.networks.attach(AttachRequest(sandbox.id, key, sandbox.config.dns), self.timeout)
             sandbox = sandbox.ready(network)
         else:
@@ -118,7 +119,8 @@ class Rebuild:
 
 
 def _alive(domain: OwnedDomain, domain_metadata: DomainMetadata, container: Container) -> Container:
-    """RUNNING for what ran, whether or not it does now: how it ended is found out by what follows, as after each start."""
+    """RUNNING for a container that ran, whether or not it still does: the steps after this one find out how it
+    ended."""
     if domain.state.is_on or domain_metadata.has_run:
         status = dataclasses.replace(container.status, phase=ContainerPhase.RUNNING, started_at=container.created_at)
     else:

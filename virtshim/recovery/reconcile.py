@@ -1,8 +1,9 @@
-"""Periodically while serving: repeats the comparison of start-up, for what it missed and what was left over since, and looks how
-full the images' file system is.
+"""Repeats the comparison of start-up while serving, for what start-up missed and what was left over since, and checks
+how full the images' file system is.
 
-A difference is acted on only when it was there in two looks at least a minute apart, when no call is busy with its pod, and
-when it is still there with the pod's lock held. So nothing that is being created or removed is mistaken for a leftover.
+A difference is only repaired if two looks at least a minute apart have found it, if no call is busy with its pod, and
+if it still exists with the pod's lock held. Nothing that is being created or removed is therefore mistaken for a
+leftover.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from virtshim.system.locks import PodLocks
 
 log = structlog.get_logger(__name__)
 
-# Seconds for which a difference must have been there.
+# Seconds for which a difference must have existed.
 _AGE: Final = 60.0
 
 
 @dataclass(slots=True)
 class Reconcile:
-    """`interval`: seconds between two looks; while there is something to look at again they come sooner."""
+    """`interval`: seconds between two looks. Differences that must be confirmed shorten it."""
 
     records: StateRecords
     survey: Survey
@@ -51,7 +52,7 @@ class Reconcile:
     _seen: dict[str, float] = field(default_factory=dict)
 
     def run(self, stopping: threading.Event) -> None:
-        """Looks until `stopping` is set."""
+        """Repeats looks until `stopping` is set."""
         while not self.clock.wait(stopping, self._pause()):
             result, began = observed.OK, self.clock.monotonic()
             try:
@@ -61,7 +62,7 @@ class Reconcile:
                 log.warning("reconcile.failed", error=str(exc))
             except Exception:
                 result = observed.CRASHED
-                log.exception("reconcile.broken")  # the edge of a thread: the next look must come
+                log.exception("reconcile.broken")  # any error: the next look must come
             observed.meter().tell(observed.Reconciled(result, self.clock.monotonic() - began))
 
     def _pause(self) -> float:
@@ -69,7 +70,7 @@ class Reconcile:
         return min(interval, _AGE) if self._seen or self.repair_runner.unfinished() else interval
 
     def look(self) -> None:
-        """One look. Raises what reading raises; then nothing was changed."""
+        """One look. If reading fails, it raises that error and has changed nothing."""
         self.records.check()
         if trouble := self.records.trouble():
             log.critical("database.damaged", error=trouble)
@@ -99,7 +100,7 @@ class Reconcile:
         return self.repair_runner.make(repair.guarded(self._alone), left)
 
     def _alone(self, repair: Repair) -> None:
-        """On the repair's own thread."""
+        """Runs on the repair's own thread."""
         with contextlib.nullcontext() if repair.pod is None else self.locks.held(repair.pod):
             if not self.repairs.still_due(repair):
                 return

@@ -1,4 +1,4 @@
-"""Start-up: reconciles the records with what exists. No caller is served before this has finished."""
+"""Start-up: makes records and reality agree. No caller is served before this has finished."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Reads what there is. `timeout`: seconds for a call to tapmanager."""
+    """Reads what exists. `timeout`: seconds for a call to tapmanager."""
 
     records: StateRecords
     inventory: VmInventory
@@ -35,8 +35,8 @@ class Survey:
     shares: VmShares
 
     def take(self, rebuild: Rebuild | None = None, *, lost: bool = False, rebooted: bool = False) -> NodeState:
-        """The world first, then the records: a record is written before anything is made, so what was seen in the world and
-        has no record now is really without one. Raises what reading raises."""
+        """Reads the world first and the records second. A record is written before anything is made, so what exists and
+        has no record afterwards really has none. Raises the errors of reading."""
         there = self.inventory.take()
         networks = self.networks.attached(self.timeout)
         directories = self.disks.existing()
@@ -62,7 +62,8 @@ class Survey:
         )
 
     def _shares(self) -> frozenset[str]:
-        """None where the share program does not answer: a node without volumes does without it, and the next look comes."""
+        """None if the share program does not answer: a node without volumes does not need it, and the next look
+        follows."""
         try:
             return frozenset(self.shares.served(self.timeout))
         except Unavailable as exc:
@@ -81,9 +82,9 @@ class Recover:
     releases: DeviceReleases
 
     def run(self, *, rebooted: bool, lost: bool = False) -> None:
-        """`lost`: there is no record of an earlier life, or an earlier recovery of such a database was not finished. Raises
-        what reading raises (then nothing was changed). A failed or stuck repair of one item is logged and the others go on:
-        the item's record stays, so nothing is forgotten."""
+        """`lost`: there is no record of an earlier life, or an earlier recovery of such a database was not finished. If
+        reading fails, this raises that error and has changed nothing. A repair that fails or hangs is logged, and the
+        others continue: the item's record stays, so nothing is forgotten."""
         self.survey.inventory.take_records_out(self.rebuild.copies.keep)
         found = self.survey.take(self.rebuild, lost=lost, rebooted=rebooted)
         todo = plan(found)
@@ -92,20 +93,20 @@ class Recover:
             _log_unknown_pods(todo)
             todo = (
                 todo.without_deletions()
-            )  # kubelet has had no time to ask for what it misses: the reconciler looks again
+            )  # kubelet has had no time to ask for missing pods, so the reconciler decides later
         left = self.repair_runner.begin_round()
         for repair in self.repairs.steps(todo, rebooted=rebooted):
             if repair.is_of_leftover:
                 observed.meter().tell(observed.Leftover(repair.what))
             left = self.repair_runner.make(repair, left)
-        if not (lost or found.in_doubt):  # a VM that could not be read may have them
+        if not (lost or found.in_doubt):  # otherwise an unreadable VM may have the devices
             for repair in self.repairs.idle_devices():
                 left = self.repair_runner.make(repair, left)
         if not found.in_doubt:
             self._drop_spent_disks()
         if rebooted:
             self.resets.forget()
-        self.releases.begin_all()  # not waited for: the claims keep the devices
+        self.releases.begin_all()  # runs in the background, because the claims keep the devices
         self.images.collect_all()
         log.info(
             "recovered",
@@ -117,14 +118,14 @@ class Recover:
         )
 
     def _drop_spent_disks(self) -> None:
-        """Of containers that ended just before we did."""
+        """Finishes the end of containers that ended just before virtshim did."""
         for container in self.survey.records.containers.all():
             if container.phase is ContainerPhase.EXITED and not container.may_be_running:
                 self.repairs.exits.drop_disk(container)
 
 
 def _log_unknown_pods(todo: Plan) -> None:
-    """What is here of pods that have no VM."""
+    """Logs what exists of pods that have no VM."""
     networks = [sandbox.short for sandbox in todo.stray_networks]
     directories = [container.short for container in todo.stray_directories]
     if networks or directories or todo.stray_pod_disks:

@@ -1,5 +1,5 @@
-"""The repair for each kind of difference between records and reality. Start-up does all of them, the reconciler again what
-start-up could not."""
+"""The repair for each kind of difference between records and reality. Start-up runs all of them, and the reconciler
+repeats those that failed."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from virtshim.volumes.ports import VmShares
 log = structlog.get_logger(__name__)
 
 FOLLOW: Final = "running container"
-# What the names of repairs begin with that take something away.
+# Prefixes of the names of repairs that remove something.
 _LEFTOVERS: Final = ("stray", "unwanted", "half-made", "borrowed")
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """`about`: the ids of what it is done to; two repairs that share one must not overlap. `pod`: whose lock keeps calls
-    away, None if that is not known (then nobody calls). `takes_lock`: it takes that lock itself, and what it is planned from
-    does not change back meanwhile."""
+    """`about`: the ids that it changes; two repairs that share an id must not overlap. `pod`: whose lock keeps calls
+    away, None if unknown (then nobody calls). `takes_lock`: the repair takes that lock itself, and its reason does not
+    disappear meanwhile."""
 
     what: str
     item: Any
@@ -50,12 +50,12 @@ class Repair:
     takes_lock: bool = False
 
     def guarded(self, guard: Callable[[Repair], object]) -> Repair:
-        """The same, made by `guard`."""
+        """The same repair, run through `guard`."""
         return dataclasses.replace(self, do=lambda _item: guard(self))
 
     @property
     def is_of_leftover(self) -> bool:
-        """Something is there that nobody owns."""
+        """Whether it removes something that nobody owns."""
         return self.what.startswith(_LEFTOVERS)
 
     @property
@@ -86,7 +86,7 @@ class Repairs:
     update_container_resources: UpdateContainerResources
 
     def steps(self, todo: Plan, *, rebooted: bool) -> Iterator[Repair]:
-        """In the order in which they are to be made."""
+        """The repairs in the order in which they must run."""
         yield from self._each("stray domain", todo.stray_domains, self._drop_domain)
         yield from self._each("unwanted domain", todo.unwanted_domains, self._end_domain)
         for half in self._each("half-made container", todo.undo_containers, self.remove_container.remove):
@@ -105,13 +105,14 @@ class Repairs:
             yield dataclasses.replace(half, takes_lock=True)
 
     def idle_devices(self) -> Iterator[Repair]:
-        """Devices that were borrowed for containers which have gone: after all others, which may set them free."""
+        """Devices that were borrowed for containers which are gone. Runs after all other repairs, which may free
+        devices."""
         borrowed = self.parts.devices.borrowed
         for device in borrowed.idle():
             yield Repair("borrowed device", device, borrowed.give_back, frozenset({device.claim}), None)
 
     def still_due(self, repair: Repair) -> bool:
-        """Whether what it was planned from is still so; asked with the pod's lock held."""
+        """Whether the reason for the repair still holds; called with the pod's lock held."""
         containers, sandboxes = self.records.containers, self.records.sandboxes
         match repair.item:
             case Container(id=found):
@@ -137,11 +138,11 @@ class Repairs:
         self.parts.hypervisor.undefine(domain.uuid, domain.container_id)
 
     def _end_domain(self, domain: OwnedDomain) -> None:
-        """Its start failed and could not be undone; RemoveContainer undefines it."""
+        """Handles a start that failed and could not be undone; RemoveContainer undefines the VM."""
         self.parts.hypervisor.destroy(domain.uuid, domain.container_id)
 
     def _adopt(self, container: Container) -> None:
-        """Killed between libvirt's start and our record."""
+        """Handles a kill between libvirt's start and the record."""
         self.parts.logs.open(container)
         running = container.running(self.clock.now_ns())
         self.records.containers.replace(running)
@@ -157,7 +158,7 @@ class Repairs:
     def _settle_rebooted(self, container: Container) -> None:
         self.exits.finish_log(container)
         how = Exit(255, ExitReason.UNKNOWN, self.clock.now_ns(), "the node was restarted")
-        # The restart has reset its devices.
+        # The restart of the node has reset its devices.
         self.records.containers.replace(container.exited(how_it_ended(container, how)).with_claims(()))
 
     def _undo_sandbox(self, sandbox: Sandbox) -> None:
@@ -165,11 +166,11 @@ class Repairs:
         self.records.sandboxes.delete(sandbox.id)
 
     def _lost_network(self, sandbox: Sandbox) -> None:
-        """kubelet replaces a sandbox that is not ready; its own StopPodSandbox releases what CNI still holds."""
+        """kubelet replaces a sandbox that is not ready. Its StopPodSandbox releases what CNI still holds."""
         self.records.sandboxes.replace(sandbox.not_ready("its network is gone (the node or tapmanager was restarted)"))
 
     def _drop_pod_disks(self, pod: str) -> None:
-        """The pod's next sandbox may have come since the look."""
+        """Checks again, because the pod's next sandbox may have been made since the look."""
         with self.locks.held_for_all(pod):
             if self.records.unreadable() or any(pod_hash(one.key) == pod for one in self.records.sandboxes.all()):
                 return
@@ -191,14 +192,14 @@ class _Attempt:
     def run(self) -> None:
         try:
             self.repair.do(self.repair.item)
-        except BaseException as exc:  # noqa: BLE001  whoever waits raises it
+        except BaseException as exc:  # noqa: BLE001  passed on to the waiting caller
             self.error = exc
         self.over.set()
 
 
 class RepairRunner:
-    """Makes repairs one after another, each for `limit` seconds at most: then it is left behind on its thread, and the next
-    one's turn comes. `budget` bounds, in seconds, how long one round may wait for such repairs."""
+    """Runs repairs one after another, each for at most `limit` seconds. A longer one is left behind on its thread.
+    `budget`: how many seconds one round may wait for such repairs."""
 
     def __init__(self, limit: float, budget: float) -> None:
         self.limit = limit
@@ -208,16 +209,16 @@ class RepairRunner:
         self._failed: dict[str, str] = {}
 
     def begin_round(self, due: Collection[str] = ()) -> float:
-        """The seconds that this round may wait for stuck repairs. `due`: names of all pending repairs; other failures are
-        over."""
+        """Returns the seconds that this round may wait for hanging repairs. `due`: names of all pending repairs;
+        failures of others are forgotten."""
         with self._lock:
             self._behind = [one for one in self._behind if not one.over.is_set()]
             self._failed = {name: why for name, why in self._failed.items() if name in due}
         return self._budget
 
     def make(self, repair: Repair, left: float) -> float:
-        """One repair; returns what is left of the round's seconds. A failure is logged: the item's record stays, so nothing is
-        forgotten."""
+        """Runs one repair and returns what is left of the round's seconds. A failure is logged: the item's record
+        stays, so nothing is forgotten."""
         if self._is_busy(repair):
             self._note(repair, "an earlier repair of it has not finished yet")
             return left
@@ -247,7 +248,7 @@ class RepairRunner:
         return left
 
     def unfinished(self) -> dict[str, str]:
-        """What could not be repaired yet, and why."""
+        """The repairs that have not succeeded yet, with the reason."""
         with self._lock:
             over = {one.repair.name for one in self._behind if one.over.is_set() and one.error is None}
             return {name: why for name, why in self._failed.items() if name not in over}

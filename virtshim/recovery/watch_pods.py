@@ -1,4 +1,5 @@
-"""Periodic check of every pod, for what sends no event: a lost network, a missed power event, space on a full disk."""
+"""Checks every pod periodically for what sends no event: a lost network, a missed power event, new space on a full
+disk."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 # Seconds between two rounds: kubelet needs about as long to act on a sandbox that is not ready.
 _INTERVAL: Final = 10.0
-# Bytes that must be free before a VM that met a full disk goes on; with less it would stop again at once.
+# Bytes that must be free before a VM that met a full disk is resumed; with less it would stop again at once.
 _ROOM_WANTED: Final = 64 << 20
 
 
@@ -47,13 +48,13 @@ class WatchPods:
     guest_set_up: GuestSetUp
 
     def run(self, stopping: threading.Event) -> None:
-        """Rounds until `stopping` is set."""
+        """Runs rounds until `stopping` is set."""
         while not stopping.is_set():
             self.look()
             self.clock.wait(stopping, _INTERVAL)
 
     def look(self) -> None:
-        """One round. A part that cannot be read now is left to the next round."""
+        """One round. What cannot be read now is left to the next round."""
         for part in (
             self.parts.devices.health.look,
             self.parts.volumes.look,
@@ -70,16 +71,16 @@ class WatchPods:
         except ShimError as exc:
             log.warning("watch.failed", error=str(exc))
         except Exception:
-            log.exception("watch.broken")  # the edge of a thread: the next round must come
+            log.exception("watch.broken")  # any error: the next round must come
 
     def _machines(self) -> None:
-        """One question to libvirt for all; only what differs from the record is looked at closer."""
+        """Asks libvirt once for all VMs, and examines only those that differ from their records."""
         running = [c for c in self.records.containers.all() if c.is_running]
         if not running:
             return
         domains = {domain.container_id: domain for domain in self.parts.hypervisor.owned()}
         for container in running:
-            if container.status.checkpointing or container.status.frozen:  # no harm if it is under way
+            if container.status.checkpointing or container.status.frozen:  # harmless if it is still under way
                 self._try(lambda one=container: self.checkpoints.finish_leftover(one))  # type: ignore[misc]
             domain = domains.get(container.id)
             troubled = (
@@ -98,7 +99,7 @@ class WatchPods:
             self._go_on(container, container.domain_uuid)
 
     def _go_on(self, container: Container, domain: uuid.UUID) -> None:
-        """Safe to do: QEMU holds the writes that failed and tries them again; without room it only stops again."""
+        """Resuming is safe: QEMU holds the failed writes and repeats them. Without space the VM only stops again."""
         if self.parts.disks.free_bytes() >= _ROOM_WANTED and self.pausing.out_of_space(domain):
             log.info("vm.resumed", container=container.id.short, why="there is space for its disk again")
             self.pausing.resume(domain)
@@ -106,7 +107,7 @@ class WatchPods:
             self.exits.record_if_ended(container.id)
 
     def _networks(self) -> None:
-        ready = [s.id for s in self.records.sandboxes.all() if s.is_ready]  # before the list: each was attached by then
+        ready = [s.id for s in self.records.sandboxes.all() if s.is_ready]  # read first, so each was attached by then
         if not ready:
             return
         attached = self.networks.attached(self.parts.timeout)
@@ -118,7 +119,7 @@ class WatchPods:
                 self._lost_network(sandbox, lost[sandbox])
 
     def _lost_network(self, wanted: SandboxId, why: str) -> None:
-        """kubelet then stops its containers and replaces it; StopPodSandbox releases what CNI still holds."""
+        """kubelet then stops its containers and replaces it. StopPodSandbox releases what CNI still holds."""
         with self.locks.held(wanted):
             sandbox = self.records.sandboxes.get(wanted)
             if sandbox is None or not sandbox.is_ready:
