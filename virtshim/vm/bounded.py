@@ -1,5 +1,6 @@
-"""Calls that are not waited for to their end. `BoundedCalls`: those that a VM's monitor must answer, with a time limit, as
-libvirt would wait for ever. `EarlyCalls`: those whose effect is there before they return. A call is left behind on its thread."""
+"""Calls to libvirt that are not always waited for. `BoundedCalls` have a time limit: they need a VM's monitor, for
+which libvirt would wait for ever. `EarlyCalls` may take effect before they return. An abandoned call stays on its
+thread."""
 
 from __future__ import annotations
 
@@ -21,16 +22,17 @@ T = TypeVar("T")
 
 
 class BoundedCalls:
-    """Thread-safe. One object a kind of call. Until a call that hung comes back, others for its VM fail at once."""
+    """Thread-safe. One object for each kind of call. Until a hung call returns, others for its VM fail at once."""
 
     def __init__(self, what: str) -> None:
-        """`what` is being done, for people: "change the memory of"."""
+        """`what`: the call in words, such as "change the memory of"."""
         self._what = what
         self._lock = threading.Lock()
         self._left_behind: set[uuid.UUID] = set()
 
     def call(self, domain: uuid.UUID, act: Callable[[], T], seconds: float) -> T:
-        """What `act` returns or raises. DeadlineExceeded if it takes longer, or an earlier call still does."""
+        """Returns or raises what `act` does. DeadlineExceeded if it takes longer, or if an earlier call has not
+        returned."""
         with self._lock:
             if domain in self._left_behind:
                 raise self._late(domain)
@@ -40,7 +42,7 @@ class BoundedCalls:
             result, error = None, None
             try:
                 result = act()
-            except BaseException as exc:  # noqa: BLE001  told to the caller
+            except BaseException as exc:  # noqa: BLE001  passed on to the caller
                 error = exc
             finally:
                 with self._lock:
@@ -67,7 +69,7 @@ class BoundedCalls:
 
 
 class EarlyCalls:
-    """Thread-safe. Who does something that such a call must not come after `wait`s for those of the VM."""
+    """Thread-safe. An action that must come after such calls of a VM uses `wait`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -81,15 +83,15 @@ class EarlyCalls:
         news: threading.Event,
         patience: float = 0.0,
     ) -> None:
-        """Returns when `act` does, with what it raises, or before: `patience` seconds after it `has_come_about` while that is
-        under way; that is asked whenever `news` is set."""
+        """Returns or raises when `act` does, or earlier: `patience` seconds after `has_come_about` is true. That is
+        checked whenever `news` is set."""
         ended: list[BaseException | None] = []
 
         def run() -> None:
             error = None
             try:
                 act()
-            except BaseException as exc:  # noqa: BLE001  told to the caller, if it is still there
+            except BaseException as exc:  # noqa: BLE001  passed on to the caller, if it still waits
                 error = exc
             finally:
                 with self._lock:
@@ -115,7 +117,7 @@ class EarlyCalls:
             thread.join()
 
     def close(self, seconds: float) -> None:
-        """Gives those under way that long."""
+        """Waits that long for running calls."""
         until = time.monotonic() + seconds
         with self._lock:
             threads = list(self._under_way)

@@ -1,4 +1,4 @@
-"""The cgroup that a VM's QEMU runs in, if it is that VM's alone: what the kernel accounts there. Version 1 and 2."""
+"""Reads what the kernel accounts for the cgroup of a VM's QEMU, if the cgroup is that VM's alone. Versions 1 and 2."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from virtshim.model.usage import CgroupUsage, HugepageUsage, Pressure
 from virtshim.system.machine import CGROUPS, has_cgroup_v2
 
-# What libvirt runs beside QEMU for the same VM, and puts into its cgroup.
+# Programs that libvirt runs beside QEMU for the same VM, in the same cgroup.
 _COMPANIONS = frozenset({"virtiofsd", "swtpm", "passt", "qemu-pr-helper"})
 _HUGEPAGES = re.compile(r"hugetlb\.(\d+[KMG]B)\.(?:current|usage_in_bytes)")
-# Version 1 says "no limit" by a number near 2^63.
+# In version 1 a number near 2^63 means no limit.
 _NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupTree:
-    """Where cgroups and processes are seen; `unified` is version 2."""
+    """Where cgroups and processes are visible. `unified`: version 2."""
 
     root: str = CGROUPS
     proc: str = "/proc"
@@ -41,7 +41,7 @@ class CgroupTree:
 
 
 def usage_of(pid: int, tree: CgroupTree) -> CgroupUsage | None:
-    """None if QEMU shares its cgroup with anything but its own companions, or has ended."""
+    """None if QEMU has ended, or shares its cgroup with anything but its own companions."""
     try:
         mine, theirs = tree.paths("self"), tree.paths(pid)
         if tree.unified:
@@ -52,7 +52,7 @@ def usage_of(pid: int, tree: CgroupTree) -> CgroupUsage | None:
 
 
 def _version_2(tree: CgroupTree, path: str, ours: str, pid: int) -> CgroupUsage | None:
-    """Below a threaded subtree (libvirt's `emulator` and `vcpu0`) memory is accounted at its top."""
+    """The group that accounts memory: the top of a threaded subtree (libvirt's `emulator` and `vcpu0`)."""
     while path != "/" and not os.path.exists(f"{tree.root}{path}/memory.current"):
         path = os.path.dirname(path)
     directory = f"{tree.root}{path}"
@@ -90,7 +90,7 @@ def _version_1(tree: CgroupTree, theirs: Mapping[str, str], mine: Mapping[str, s
     usage = CgroupUsage(
         memory=_number(f"{directory}/memory.usage_in_bytes") or 0,
         inactive_file=memory["total_inactive_file"],
-        # Version 1 counts shared memory as cache.
+        # Version 1 counts shared memory as page cache.
         anon=memory["total_rss"],
         shmem=memory.get("total_shmem", 0),
         file=memory["total_cache"],
@@ -109,7 +109,7 @@ def _version_1(tree: CgroupTree, theirs: Mapping[str, str], mine: Mapping[str, s
         pages = _hugepages(f"{tree.root}/hugetlb{hugetlb}", "usage_in_bytes", "max_usage_in_bytes")
         usage = replace(usage, hugepages=pages)
     if cpu not in ("/", mine.get("cpu")):
-        # libvirt puts QEMU's own threads into `emulator`, beside the vCPUs'.
+        # libvirt puts QEMU's own threads into `emulator`, and each vCPU into a group beside it.
         usage = _with_throttling(usage, f"{tree.root}/cpu{cpu.removesuffix('/emulator')}")
     return usage
 
@@ -122,7 +122,7 @@ def _alone(tree: CgroupTree, directory: str, pid: int) -> bool:
 
 
 def _is_companion(tree: CgroupTree, pid: int) -> bool:
-    """True for a process that has ended: it is nobody's."""
+    """True also for a process that has ended, because it belongs to nobody."""
     try:
         with open(f"{tree.proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
             return file.read().strip() in _COMPANIONS
@@ -131,7 +131,7 @@ def _is_companion(tree: CgroupTree, pid: int) -> bool:
 
 
 def _with_throttling(usage: CgroupUsage, directory: str) -> CgroupUsage:
-    """A group's counts are of its own quota; libvirt gives each vCPU a group and a quota below the VM's."""
+    """Adds up throttling: a group counts that of its own quota, and libvirt gives each vCPU a group with a quota."""
     tables = [_table(f"{path}/cpu.stat") for path in (directory, *_threads_below(directory))]
 
     def total(*names: str) -> int:
@@ -152,7 +152,7 @@ def _threads_below(directory: str) -> Iterable[str]:
 
 
 def _number(path: str) -> int | None:
-    """None if the kernel does not have the file, and for "max"."""
+    """None for "max", and if the kernel does not have the file."""
     try:
         with open(path, encoding="ascii") as file:
             text = file.read().strip()
@@ -162,7 +162,7 @@ def _number(path: str) -> int | None:
 
 
 def _table(path: str) -> dict[str, int]:
-    """Lines of a name and a number; empty if there is no such file."""
+    """Reads lines of a name and a number; empty if the file does not exist."""
     found = {}
     with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
         for line in file:
@@ -173,8 +173,8 @@ def _table(path: str) -> dict[str, int]:
 
 
 def _pressure(path: str) -> Pressure | None:
-    """`some avg10=0.00 avg60=0.00 avg300=0.00 total=0` and the same for `full`; totals in microseconds there. None where
-    the kernel keeps no such accounts (then opening or reading fails)."""
+    """Reads `some avg10=0.00 avg60=0.00 avg300=0.00 total=0` and the same for `full`, with totals in microseconds. None
+    if the kernel keeps no such accounts (opening or reading then fails)."""
     try:
         with open(path, encoding="ascii") as file:
             lines = [line.split() for line in file]

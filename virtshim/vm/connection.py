@@ -1,9 +1,7 @@
-"""One connection to libvirt that comes back by itself. Owns opening, losing and reopening; must not know what a
-VM is.
+"""One connection to libvirt, which reconnects by itself. It knows nothing about VMs.
 
-A thread of its own opens the connection, waits until it is lost, closes it and tries again with growing pauses.
-Calls never wait for it: without a connection they fail at once with Unavailable, and `trouble` says why from
-memory.
+A thread opens the connection, waits until it is lost, closes it, and tries again with growing pauses. Calls never wait
+for that: without a connection they fail at once with Unavailable, and `trouble` says why from memory.
 """
 
 from __future__ import annotations
@@ -29,21 +27,22 @@ log = structlog.get_logger(__name__)
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 10.0
 
-# A libvirtd that does not answer for 5 x 5 s is given up, and with it every call that waits for it.
+# If libvirtd does not answer for 5 x 5 s, the connection and all calls that wait for it are given up.
 _KEEPALIVE_INTERVAL: Final = 5
 _KEEPALIVE_COUNT: Final = 5
 
-# What drivers inside this process (embedded QEMU, test) answer where only a remote one has something to do.
+# Drivers inside this process (embedded QEMU, test) raise these for calls that only make sense with a remote driver.
 _NOT_HERE: Final = frozenset({libvirt.VIR_ERR_NO_SUPPORT, libvirt.VIR_ERR_INTERNAL_ERROR})
 
 
 class Connection:
-    """`start` once, then `using` from any thread. An embedded driver cannot be lost, and libvirt's table of drivers lets
-    a process open one about seven times: one Connection a process, and a failed embedded root wants a new process."""
+    """Call `start` once, then `using` from any thread. An embedded driver cannot be lost, and a process can open one
+    only about seven times, because of libvirt's table of drivers. So a process has one Connection, and must restart if
+    an embedded root fails."""
 
     def __init__(self, uri: str, group_of_vms: int | None = None) -> None:
-        """`group_of_vms`: of those that have a user of their own, if it is not libvirt's own for QEMU: that may be one which
-        only the user that libvirt knows is in."""
+        """`group_of_vms`: the group of VMs that have their own user, if it differs from libvirt's group for QEMU, which
+        other users may be members of."""
         self._uri = uri
         self._group_of_vms = group_of_vms
         self._lock = threading.Lock()
@@ -58,13 +57,13 @@ class Connection:
         self._qemu_ids: tuple[libvirt.virConnect, QemuIds | None] | None = None
 
     def on_open(self, prepare: Callable[[libvirt.virConnect], None], notify: Callable[[], None]) -> None:
-        """Call before `start`. For each new connection, on the connection's own thread: `prepare` before others
-        can use it (an error makes it be closed and tried again), `notify` as soon as they can."""
+        """Must be called before `start`. On each new connection, on the connection's thread: `prepare` runs before
+        others can use it (an error closes it for another try), `notify` as soon as they can."""
         self._prepare.append(prepare)
         self._notify.append(notify)
 
     def start(self) -> None:
-        """Begins connecting; returns at once."""
+        """Starts connecting and returns at once."""
         start_event_loop()
         with self._lock:
             if self._thread is None:
@@ -80,7 +79,7 @@ class Connection:
             return self._trouble
 
     def close(self) -> None:
-        """VMs run on; a second call does nothing."""
+        """Closes the connection. VMs keep running; a second call does nothing."""
         with self._lock:
             self._closing = True
             thread = self._thread
@@ -90,7 +89,7 @@ class Connection:
 
     @contextlib.contextmanager
     def using(self, what: str) -> Iterator[libvirt.virConnect]:
-        """The connection for a few calls. libvirt's errors become ours; one because the connection went is
+        """Yields the connection for a few calls. Translates libvirt's errors; one because of a lost connection becomes
         Unavailable."""
         with self._lock:
             conn, trouble = self._conn, self._trouble
@@ -105,8 +104,9 @@ class Connection:
             raise Unavailable(f"{what}: the connection to libvirt was lost: {message_of(exc)}") from exc
 
     def qemu_ids(self) -> QemuIds | None:
-        """Whom libvirt runs QEMU as; None if that is whoever libvirt runs as, or there is no QEMU (test driver). Asked once a
-        connection: libvirt looks at the whole machine to answer, which takes it milliseconds."""
+        """The user that libvirt runs QEMU as; None if that is libvirt's own user, or there is no QEMU (test driver).
+        Asked once for each connection, because libvirt examines the whole machine for the answer, which takes
+        milliseconds."""
         with self.using("ask libvirt who runs QEMU") as conn:
             known = self._qemu_ids
             if known is None or known[0] is not conn:
@@ -136,7 +136,7 @@ class Connection:
                 self._watch(conn)
                 for prepare in self._prepare:
                     prepare(conn)
-        except Exception as exc:  # the edge of a thread that must never end
+        except Exception as exc:  # any error: this thread must never end
             _close(conn)
             with self._lock:
                 new, self._trouble = str(exc) != self._trouble, str(exc)
@@ -149,13 +149,13 @@ class Connection:
         for notify in self._notify:
             try:
                 notify()
-            except Exception:  # the edge of a thread that must never end; the connection is good
+            except Exception:  # any error: this thread must never end, and the connection works
                 log.exception("libvirt.connection.notify_crashed")
         log.info("libvirt.connection.opened", uri=self._uri)
         return True
 
     def _watch(self, conn: libvirt.virConnect) -> None:
-        """Asks to be told of the connection's end, where it can end."""
+        """Registers for the end of the connection, if it can end."""
         try:
             conn.setKeepAlive(_KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT)
             conn.registerCloseCallback(self._ended, None)
@@ -164,7 +164,7 @@ class Connection:
                 raise
 
     def _ended(self, _conn: libvirt.virConnect, _reason: int, _opaque: object) -> None:
-        """libvirt's event thread: hands over."""
+        """Runs on libvirt's event thread, so it only hands over."""
         self._wake.set()
 
     def _drop_if_lost(self) -> None:

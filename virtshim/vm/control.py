@@ -1,8 +1,8 @@
-"""Plugging serial ports into a running VM, and unplugging host devices from it: implements
-`virtshim.vm.ports.VmPlugging` and `virtshim.vm.ports.VmUnplugging`.
+"""Controls a running VM: serial ports, unplugging, reset, definitions, and news of guest agents. Implements
+`virtshim.vm.ports.VmPlugging`, `virtshim.vm.ports.VmUnplugging` and `virtshim.vm.ports.VmControl`.
 
-To unplug, libvirt asks QEMU, QEMU asks the guest, the guest releases the device when its driver is done; or never. Events say
-that something has changed, no more: what a VM still has is read from its live definition.
+To unplug a device, libvirt asks QEMU and QEMU asks the guest, whose driver releases it when it is done, or never. An
+event only says that something has changed; what a VM still has is read from its live definition.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from virtshim.vm.elements.small_devices import SERIAL_AGENT_ALIAS, exec_port_ele
 from virtshim.vm.errors import message_of
 from virtshim.vm.power import power_of
 
-# The reset button, definitions to look at, and news of guests' agents: implements `virtshim.vm.ports.VmControl`.
+# Reset, definitions and news of guest agents.
 
 log = structlog.get_logger(__name__)
 
-# Seconds for a QEMU that answers its monitor at all.
+# Seconds for a QEMU whose monitor works.
 _LIMIT: Final = 10.0
 
 
@@ -50,7 +50,7 @@ class LibvirtControl:
         self._worker = Workers(1, "agent-news")
 
     def close(self) -> None:
-        """A second call does nothing."""
+        """Stops the thread for news. A second call does nothing."""
         self._worker.shutdown(cancel_futures=True)
 
     def reset(self, domain: uuid.UUID) -> None:
@@ -75,8 +75,8 @@ class LibvirtControl:
             yield ownership.find(conn, domain, self._profile.node)
 
     def agent_answers(self, domain: uuid.UUID) -> None:
-        """Hands over. libvirt has an event for that, but hears of ports alone that are named to it as the guest sees them, and
-        ours are not (devices/serial.py)."""
+        """Hands over. libvirt's own event for agents only covers ports with the name that the guest sees, which
+        virtshim's ports do not have in the definition (devices/serial.py)."""
         with contextlib.suppress(RuntimeError):  # closed
             self._worker.submit(self._tell, domain)
 
@@ -84,12 +84,12 @@ class LibvirtControl:
         for callback in self._callbacks:
             try:
                 callback(domain)
-            except Exception:  # the edge of a thread
+            except Exception:  # any error: the thread must go on
                 log.exception("vm.agent_event.crashed", domain=str(domain))
 
 
 def without_secrets(xml: str) -> str:
-    """Without the values of what opens the pod's network. Pure."""
+    """The definition without the values that open the pod's network. Pure."""
     definition = etree.fromstring(xml.encode(), etree.XMLParser(resolve_entities=False, no_network=True))
     for variable in definition.iterfind("{*}commandline/{*}env"):
         if variable.get("name") in SECRETS:
@@ -108,7 +108,7 @@ class LibvirtPorts:
         self._profile = profile
 
     def plug_in(self, domain: uuid.UUID, container: ContainerId, number: int, socket: str) -> None:
-        """The port is not added to the definition: a VM that starts again has the ports that it was made with."""
+        """Does not change the stored definition: a restarted VM has the ports that it was made with."""
         device = etree.tostring(exec_port_element(number, socket), encoding="unicode")
         with self._connection.using(f"plug a serial port into VM {domain}") as conn:
             ownership.find(conn, domain, self._profile.node, container).attachDeviceFlags(
@@ -116,7 +116,7 @@ class LibvirtPorts:
             )
 
     def agent_listens(self, domain: uuid.UUID, container: ContainerId) -> bool:
-        """libvirt keeps the state of every port, whether or not it takes it for an agent's."""
+        """libvirt tracks the state of every port, whether or not it takes it for an agent's."""
         with self._connection.using(f"read the agent's port of VM {domain}") as conn:
             definition = ownership.find(conn, domain, self._profile.node, container).XMLDesc()
         states = etree.fromstring(definition).xpath(
@@ -127,14 +127,14 @@ class LibvirtPorts:
 
 @dataclass(frozen=True, slots=True)
 class _Plugged:
-    """Aliases of the host's devices that a VM has. `answers`: its guest runs."""
+    """Aliases of a VM's host devices. `answers`: whether its guest runs."""
 
     aliases: tuple[str, ...] = ()
     answers: bool = False
 
 
 class LibvirtUnplugging:
-    """`watching`: the hypervisor's, which hears of devices too. Thread-safe."""
+    """`watching`: the hypervisor's, which also receives device events. Thread-safe."""
 
     def __init__(
         self,
@@ -155,28 +155,28 @@ class LibvirtUnplugging:
                 return there.aliases
             try:
                 self._asking.call(domain, lambda: self._ask(domain, container, there.aliases), timeout)
-            except DeadlineExceeded:  # QEMU hangs: its devices go with it
+            except DeadlineExceeded:  # QEMU hangs, and its devices become free with it
                 return there.aliases
             while True:
-                changed.clear()  # before it is read: what happens after that is not missed
+                changed.clear()  # before the read, so that no later change is missed
                 there, left = self._plugged(domain, container), until - time.monotonic()
                 if not there.aliases or not there.answers or left <= 0:
                     return there.aliases
                 changed.wait(left)
 
     def _ask(self, domain: uuid.UUID, container: ContainerId, aliases: Sequence[str]) -> None:
-        """For all before any is waited for: each guest driver takes its own time."""
+        """Asks for all devices before it waits for any, because each guest driver takes its own time."""
         with self._connection.using(f"unplug devices from VM {domain}") as conn:
             found = ownership.find(conn, domain, self._profile.node, container)
             for alias in aliases:
                 try:
                     found.detachDeviceAlias(alias, libvirt.VIR_DOMAIN_AFFECT_LIVE)
                 except libvirt.libvirtError as exc:
-                    # Asked for already, or gone meanwhile; and one that cannot go does not keep the others.
+                    # The device was asked for already, or is gone. One that fails must not keep the others.
                     log.info("vm.unplug.refused", domain=str(domain), device=alias, error=message_of(exc))
 
     def _plugged(self, domain: uuid.UUID, container: ContainerId) -> _Plugged:
-        """Nothing for a VM that is off or gone."""
+        """No aliases for a VM that is off or gone."""
         with contextlib.suppress(NotFound), self._connection.using(f"read the devices of VM {domain}") as conn:
             found = ownership.find(conn, domain, self._profile.node, container)
             power = power_of(found)

@@ -1,8 +1,8 @@
-"""Whether VMs' disks still say what they were made with.
+"""Opens the images under VMs' disks for QEMU, and checks that the disks' headers are as virtshim made them.
 
-A QEMU that its guest took over may write anything into its disk's header: another file below it, or one for its data. libvirt
-and QEMU are told by the definition what is below a disk, and follow no header; a header that says something else is a taken-over
-QEMU's work, or somebody's who moved files by hand.
+If a guest takes over its QEMU, it may write anything into its disk's header: another file below the disk, or another
+data file. libvirt and QEMU learn from the definition what is below a disk and do not follow the header. A header that
+says something else is the work of a taken-over QEMU, or of somebody who moved files by hand.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import structlog
 from virtshim.model.errors import InternalError, NotFound, WrongState
 from virtshim.model.vm import Disk
 
-# What a qcow2's header says of other files. Pure: bytes in, a few facts out; nothing in them is trusted.
+# Reading a qcow2 header. Pure: bytes in, a few facts out; nothing in them is trusted.
 #
 # https://gitlab.com/qemu-project/qemu/-/blob/master/docs/interop/qcow2.rst
 
-# qemu-img writes all of it, the name of the file below included, into the first few hundred bytes; a header that goes on
-# behind these is none that was made here.
+# qemu-img writes the whole header, with the name of the file below, into the first few hundred bytes. virtshim's
+# headers are never longer than this.
 HEAD_BYTES: Final = 1 << 16
 
 _MAGIC: Final = b"QFI\xfb"
@@ -39,12 +39,12 @@ _END, _BACKING_FORMAT, _DATA_FILE_NAME = 0, 0xE2792ACA, 0x44415441
 
 
 class BadHeader(Exception):
-    """Says what is wrong."""
+    """The message says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Qcow2Header:
-    # As it stands there; "" for none.
+    # As the header writes it; "" for none.
     backing: str
     backing_format: str
     has_data_file: bool
@@ -54,7 +54,7 @@ class Qcow2Header:
 def parse(head: bytes) -> Qcow2Header:
     """`head`: the file's first HEAD_BYTES, or all of it. Raises BadHeader."""
     if len(head) < _VERSION_3_BYTES or not head.startswith(_MAGIC):
-        raise BadHeader("it is no qcow2 any more")
+        raise BadHeader("it is not a qcow2 any more")
     version, at, size = struct.unpack_from(">IQI", head, 4)
     (encryption,) = struct.unpack_from(">I", head, 32)
     if version not in (2, 3):
@@ -74,7 +74,7 @@ def parse(head: bytes) -> Qcow2Header:
 
 def _name(head: bytes, at: int, size: int) -> str:
     if not 0 < size <= _LONGEST_NAME or at + size > len(head):
-        raise BadHeader("the name of the file below it lies outside the header")
+        raise BadHeader("the name of the file below it is outside the header")
     return head[at : at + size].decode(errors="backslashreplace")
 
 
@@ -92,17 +92,15 @@ def _extensions(head: bytes, at: int) -> Iterator[tuple[int, bytes]]:
     raise BadHeader("it has too many header extensions")
 
 
-# Images as descriptors: root opens what a VM's disk is based on, for reading, and libvirt hands it to QEMU at the
-# VM's start.
+# Opening images: root opens the image under a VM's disk for reading, and libvirt passes the descriptor to QEMU at the
+# start. Only root therefore needs access to image files. The definition names the descriptors (`fdgroup`), and libvirt
+# refuses a start without them.
 #
-# So no user but root needs to read an image's file. A definition says which files are handed over (`fdgroup`), and
-# where a VM is started by somebody who does not hand them over, libvirt refuses.
-#
-# So are files in volumes that are disks: they lie below directories that are kubelet's alone, and stay whose they
-# are. libvirt would keep them open, with the locks that QEMU has on them, as long as the VM is defined: so they are
-# taken back after the start.
+# Files in volumes that are disks are opened too, because only kubelet may enter the directories above, and the files
+# keep their owners. libvirt would keep the descriptors, with QEMU's locks, open as long as the VM is defined, so they
+# are taken back after the start.
 
-# libvirt 9.0 takes them (virDomainFDAssociate); its numbers are millions and thousands.
+# The first libvirt that accepts them (virDomainFDAssociate). The number counts millions and thousands.
 OPEN_IMAGES_SINCE: Final = 9_000_000
 
 _OPEN_IMAGES_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -112,8 +110,8 @@ _OPEN_IMAGES_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_C
 def open_images_volumes_handed_over(
     domain: libvirt.virDomain, volumes: Iterable[tuple[str, str, bool]]
 ) -> Iterator[None]:
-    """For a start inside: group and path of each, and whether it is only read (`hostdev.files_in`). Raises NotFound,
-    InternalError and libvirt's errors."""
+    """Opens these files for a start in the block: group, path, and whether it is only read (`hostdev.files_in`). Raises
+    NotFound, InternalError and libvirt's errors."""
     given = []
     try:
         for group, path, readonly in volumes:
@@ -133,33 +131,35 @@ def _opened(path: str, *, readonly: bool) -> int:
     try:
         descriptor = os.open(path, _OPEN_IMAGES_FLAGS | (0 if readonly else os.O_RDWR))
     except FileNotFoundError as exc:
-        raise NotFound(f"{path}, which is a disk of the VM, is not there any more") from exc
+        raise NotFound(f"{path}, which is a disk of the VM, does not exist any more") from exc
     except OSError as exc:
         raise InternalError(f"{path}, which is a disk of the VM: {exc.strerror}") from exc
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InternalError(f"{path}, which is a disk of the VM, is no regular file any more")
+        raise InternalError(f"{path}, which is a disk of the VM, is not a regular file any more")
     return descriptor
 
 
 def _put_nothing_in_place(domain: libvirt.virDomain, group: str) -> None:
-    """A group cannot be removed, only replaced. QEMU has what it was given."""
+    """Replaces the group's descriptors by one of /dev/null, because a group cannot be removed. QEMU keeps what it was
+    given."""
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(libvirt.libvirtError):  # the connection is gone, and all groups with it
+        with contextlib.suppress(libvirt.libvirtError):  # the connection is gone, and its groups with it
             domain.FDAssociate(group, [nothing], 0)
     finally:
         os.close(nothing)
 
 
 def open_images_hand_over(domain: libvirt.virDomain, images: Iterable[tuple[str, str]]) -> None:
-    """Before its start, group and path of each (`disk.images_in`). Raises NotFound, InternalError and libvirt's errors."""
+    """Opens the images, group and path of each (`disk.images_in`), before a start. Raises NotFound, InternalError and
+    libvirt's errors."""
     with contextlib.ExitStack() as opened:
         for group, path in images:
             try:
                 descriptor = os.open(path, _OPEN_IMAGES_FLAGS)
             except FileNotFoundError as exc:
-                raise NotFound(f"the image {path}, which a disk is based on, is not there; pull it again") from exc
+                raise NotFound(f"the image {path}, which a disk is based on, does not exist; pull it again") from exc
             except OSError as exc:
                 raise InternalError(f"the image {path}, which a disk is based on: {exc.strerror}") from exc
             opened.callback(os.close, descriptor)
@@ -172,7 +172,7 @@ _UNCHANGED_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLO
 
 
 def unchanged_refuse_changed(disk: Disk) -> None:
-    """Raises WrongState for a qcow2 whose header names what the definition does not. A file that is gone is libvirt's to tell."""
+    """Raises WrongState for a qcow2 whose header differs from the definition. libvirt reports a missing file."""
     try:
         why = _difference(disk)
     except FileNotFoundError:
@@ -183,13 +183,13 @@ def unchanged_refuse_changed(disk: Disk) -> None:
         return
     log.warning("security.disk_changed", disk=disk.path, error=why)
     raise WrongState(
-        f"the disk {disk.path} is not as it was made: {why}. Its guest may have taken over QEMU: look into it before you remove "
-        f"its pod. If its image was moved, correct the header: qemu-img rebase -u {_rebase(disk)} {disk.path}"
+        f"the disk {disk.path} is not as virtshim made it: {why}. Its guest may have taken over QEMU: examine it before you "
+        f"remove its pod. If its image was moved, correct the header: qemu-img rebase -u {_rebase(disk)} {disk.path}"
     )
 
 
 def _difference(disk: Disk) -> str:
-    """ "" if there is none. Raises OSError, BadHeader."""
+    """What differs, "" for nothing. Raises OSError, BadHeader."""
     header = parse(_head(disk.path))
     if header.has_data_file:
         return "its header names a file for its data"
@@ -207,7 +207,7 @@ def _head(path: str) -> bytes:
     descriptor = os.open(path, _UNCHANGED_FLAGS)
     with contextlib.closing(open(descriptor, "rb", buffering=0)) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise BadHeader("it is no regular file")
+            raise BadHeader("it is not a regular file")
         return file.read(HEAD_BYTES)
 
 

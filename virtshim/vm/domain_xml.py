@@ -1,7 +1,7 @@
-"""VmSpec -> libvirt domain XML. Pure: the same spec and node give the same bytes.
+"""Builds libvirt's domain XML from a VmSpec. Pure: equal specs and nodes give equal bytes.
 
-A q35 machine with SeaBIOS or UEFI; where its devices are on PCI: devices/root_bus.py. The NICs are vmwrapper's to add
-(`bus=pcie.0,addr=0x10+N`), unseen by libvirt.
+The machine is a q35 with SeaBIOS or UEFI; devices/root_bus.py says where its devices are on PCI. vmwrapper adds the
+NICs (`bus=pcie.0,addr=0x10+N`), and libvirt does not know them.
 """
 
 from __future__ import annotations
@@ -46,23 +46,24 @@ from virtshim.vm.file_owner import QemuIds
 
 _QEMU_NAMESPACE = cpu_query.QEMU_NAMESPACE
 
-# What vmwrapper is given in its environment that must not leave the node.
+# Variables of vmwrapper's environment whose values must not leave the node.
 SECRETS = frozenset({"VIRTSHIM_FETCH_KEY"})
 
-# Less than this and SeaBIOS does not come up.
+# SeaBIOS does not start with less.
 _SMALLEST_MEMORY = 4 << 20
 
-# Of translated code without KVM. A boot of a small guest makes some 75 MiB, and what does not fit is translated again.
+# QEMU's cache of translated code without KVM. Booting a small guest fills some 75 MiB; code that does not fit is
+# translated again.
 _LEAST_TCG_CACHE, _MOST_TCG_CACHE = 64 << 20, 1 << 30
 
-# A thread a vCPU (255 at most), and some 64 for the disks' input and output.
+# A thread for each vCPU (255 at most), and some 64 for the disks' I/O.
 _MOST_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class NodeProfile:
-    """What is the same for all VMs of a node. `node` is the id in the owner mark, `vmwrapper` what libvirt runs
-    (vmwrapper), `qemu` the binary that vmwrapper runs in turn."""
+    """What all VMs of a node share. `node`: the id in the owner mark. `vmwrapper`: the emulator for libvirt. `qemu`:
+    the binary that vmwrapper runs."""
 
     node: str
     domain_type: DomainType
@@ -70,10 +71,10 @@ class NodeProfile:
     qemu: str
     cgroups: Cgroups
     disk_rates: disk.DiskRates = disk.DiskRates()
-    # What vmwrapper holds QEMU back with (its VIRTSHIM_CONFINE), and what QEMU may read and run beside its own.
+    # How vmwrapper confines QEMU (its VIRTSHIM_CONFINE), and what QEMU may additionally read and run.
     confine: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
-    # Where vmwrapper finds the pipe that takes QEMU's output; "" leaves that to libvirt.
+    # Where vmwrapper finds the pipe for QEMU's output; "" leaves the output to libvirt.
     output_pipes: str = ""
 
     def __post_init__(self) -> None:
@@ -83,8 +84,8 @@ class NodeProfile:
 
 
 def build(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None = None, *, short_cpu_query: bool = False) -> str:
-    """The definition as text. `runs_as`: None leaves it to libvirt. `short_cpu_query`: libvirt takes it (see `cpu_query`).
-    InvalidRequest, naming the field, if the spec holds what libvirt cannot be given."""
+    """The definition as text. `runs_as`: None leaves it to libvirt. `short_cpu_query`: whether libvirt accepts it (see
+    `cpu_query`). Raises InvalidRequest, naming the field, for a value that libvirt cannot represent."""
     domain = etree.Element("domain", type=profile.domain_type.value, nsmap={"qemu": _QEMU_NAMESPACE})
     _text(domain, "name", domain_name(spec.name))
     _text(domain, "uuid", str(spec.uuid))
@@ -119,7 +120,7 @@ def _text(parent: etree._Element, tag: str, value: str) -> None:
 
 
 def _memory(domain: etree._Element, spec: VmSpec) -> None:
-    """All that it can ever have; the balloon holds back what it does not have yet."""
+    """The most memory that it can ever have; the balloon holds back what it does not have yet."""
     wanted = spec.size.memory_bytes
     if wanted < _SMALLEST_MEMORY:
         raise InvalidRequest(
@@ -129,7 +130,7 @@ def _memory(domain: etree._Element, spec: VmSpec) -> None:
     if _max_memory(spec) > wanted:
         etree.SubElement(domain, "currentMemory", unit="KiB").text = str(wanted >> 10)
     backing = etree.Element("memoryBacking")
-    etree.SubElement(backing, "nosharepages")  # pages found equal would tell one guest what is in another's memory
+    etree.SubElement(backing, "nosharepages")  # shared equal pages would reveal another guest's memory
     if spec.size.page_bytes:
         pages = etree.SubElement(backing, "hugepages")
         etree.SubElement(pages, "page", size=str(spec.size.page_bytes >> 10), unit="KiB")
@@ -140,8 +141,8 @@ def _memory(domain: etree._Element, spec: VmSpec) -> None:
 
 
 def _is_shared(spec: VmSpec) -> bool:
-    """A vDPA device may be a program (VDUSE), which the kernel lets reach what has a file behind it, and nothing else; the daemon
-    that serves volumes is one."""
+    """Whether memory must be shared: a vDPA device may be a program (VDUSE), and the daemon that serves volumes is one.
+    The kernel lets a program only reach memory with a file behind it."""
     return spec.shares_socket != "" or any(isinstance(device, VdpaDevice) for device in spec.granted.passthrough)
 
 
@@ -154,7 +155,7 @@ def _max_vcpus(spec: VmSpec) -> int:
 
 
 def _limits(domain: etree._Element, spec: VmSpec, cgroups: processors.Cgroups) -> None:
-    """vCPUs, and what libvirt is to tell the VM's cgroup."""
+    """vCPUs, and the limits that libvirt sets on the VM's cgroup."""
     limits = spec.limits
     domain.append(processors.vcpus(spec.size.vcpus, _max_vcpus(spec), limits.cpuset_cpus, cgroups))
     for element in (
@@ -187,7 +188,7 @@ def _system(domain: etree._Element, spec: VmSpec, domain_type: DomainType) -> No
     features = etree.SubElement(domain, "features")
     etree.SubElement(features, "acpi")
     etree.SubElement(features, "apic")
-    if spec.hardware.firmware is Firmware.SECURE:  # its variables are out of the guest's kernel's reach
+    if spec.hardware.firmware is Firmware.SECURE:  # the guest's kernel cannot reach the variables
         etree.SubElement(features, "smm", state="on")
     if _is_enlightened(spec, domain_type):
         features.append(guest_aids_hyperv())
@@ -197,12 +198,12 @@ def _system(domain: etree._Element, spec: VmSpec, domain_type: DomainType) -> No
 
 
 def _is_enlightened(spec: VmSpec, domain_type: DomainType) -> bool:
-    """QEMU's translator has none of it."""
+    """Whether it gets Hyper-V's enlightenments, which QEMU's translator lacks."""
     return spec.hardware.hyperv and domain_type is DomainType.KVM
 
 
 def files_beside_disks(spec: VmSpec) -> list[Disk]:
-    """What else of the container's directory QEMU reads."""
+    """Further files of the container's directory that QEMU reads."""
     return [
         Disk(path, DiskFormat.RAW, "", readonly=True)
         for path in (spec.ignition_file, spec.sysprep_iso, spec.kernel_file, spec.initrd_file)
@@ -211,7 +212,7 @@ def files_beside_disks(spec: VmSpec) -> list[Disk]:
 
 
 def _tcg_cache(spec: VmSpec) -> int:
-    """Half of what the VM's cgroup has for QEMU itself: QEMU's own choice of up to 1 GiB may be more than all of it."""
+    """Half of QEMU's own share of the VM's cgroup. QEMU's default of up to 1 GiB may be more than the whole share."""
     guest = 0 if spec.size.page_bytes else spec.size.memory_bytes  # huge pages are not charged as memory
     room = (spec.limits.memory or guest) - guest
     return min(max(room // 2, _LEAST_TCG_CACHE), _MOST_TCG_CACHE)
@@ -267,8 +268,7 @@ def _devices(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> etr
 
 
 def _for_qemu(domain: etree._Element, spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> None:
-    """What vmwrapper reads from its environment, and the port name that only the guest may see (see
-    devices/serial.py)."""
+    """vmwrapper's environment, with the name of the port that only the guest may see (see devices/serial.py)."""
     environment = {
         "VIRTSHIM_EMULATOR": absolute_path(profile.qemu, "QEMU binary"),
         "VIRTSHIM_SANDBOX": spec.sandbox_id.value,

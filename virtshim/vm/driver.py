@@ -1,7 +1,7 @@
-"""Virtual machines by way of libvirt: implements `virtshim.vm.ports.Hypervisor`.
+"""Virtual machines by libvirt. Implements `virtshim.vm.ports.Hypervisor`.
 
-Every look-up checks the owner mark: a domain without it, or with another node's id, does not exist for us,
-whatever its UUID (a pod may choose one). So nothing here can end, change or remove a foreign VM.
+Every look-up checks the owner mark. A domain without it, or with another node's id, does not exist here, whatever its
+UUID (a pod may choose one). Nothing here can therefore end, change or remove a foreign VM.
 """
 
 from __future__ import annotations
@@ -55,39 +55,39 @@ log = structlog.get_logger(__name__)
 
 _Key = TypeVar("_Key", str, bytes)
 
-# Seconds for QEMU to take note of its power button; one that works needs milliseconds.
+# Seconds for QEMU to accept a press of the power button, which takes a working one milliseconds.
 _PRESS_LIMIT = 2.0
-# For libvirt to be through with a VM whose QEMU is gone, which takes it 0.2 s and what its clean-up takes.
+# Seconds for libvirt to clean up a VM whose QEMU is gone: 0.2 s, and what the clean-up takes.
 _CLEANED_UP = 2.0
-# For libvirt to see that QEMU is gone, when this process ends.
+# Seconds for libvirt to notice that QEMU is gone, when this process ends.
 _LAST_LOOK = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Flags:
-    """The test driver knows none of the flags that QEMU's needs."""
+    """Flags of QEMU's driver; the test driver knows none of them."""
 
     shut_down: int
     undefine: int
 
 
-# Not flag 0 for the shutdown: libvirt would ask the guest agent first, which is not its own to talk to.
+# Flag 0 is wrong for the shutdown: libvirt would first ask the guest agent, which belongs to virtshim.
 _QEMU_FLAGS = _Flags(
     shut_down=libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN,
     undefine=libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
     | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
     | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
-    | libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM,  # it is beside the root disk, and goes with it
+    | libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM,  # the file is beside the root disk, and removed with it
 )
 _TEST_FLAGS = _Flags(shut_down=0, undefine=0)
 
 
 class LibvirtHypervisor:
-    """Create it before `connection.start()`: it must hear of each new connection. `close` ends its own threads; the
-    connection is closed by whoever made it."""
+    """Must be made before `connection.start()`, because it needs to hear of each new connection. `close` ends its own
+    threads; whoever made the connection closes it."""
 
     def __init__(self, connection: Connection, profile: NodeProfile, uri: str = "") -> None:
-        """`uri`: the connection's, if QEMU's processes may be looked at; else libvirt alone tells of their ends."""
+        """`uri`: the connection's, if QEMU's processes may be watched; otherwise only libvirt reports their ends."""
         self._connection = connection
         self._profile = profile
         self._flags = _TEST_FLAGS if profile.domain_type is DomainType.TEST else _QEMU_FLAGS
@@ -102,12 +102,12 @@ class LibvirtHypervisor:
         self._output = QemuOutput(profile.output_pipes)
         self._pressing = BoundedCalls("shut down")
         self._destroying = EarlyCalls()
-        # Being started or ended now: statistics leave them out.
+        # VMs that are starting or ending now. Statistics leave them out.
         self.busy = BusyVms()
-        # libvirt takes one of our callbacks for this event: who hears it tells.
+        # libvirt accepts one callback for this event, so its receiver passes it on.
         self.agents = AgentArrivals()
         self._short_cpu_query = False
-        # The machine type that a new VM gets, with its version: an upgraded QEMU has another one. "" while it is not known.
+        # The versioned machine type of a new VM, which changes when QEMU is upgraded; "" while unknown.
         self.machine_type = ""
         self.close = self._end_threads
         connection.on_open(self._subscribe, self._notify_after_reconnect)
@@ -157,10 +157,11 @@ class LibvirtHypervisor:
             self._follow_exit(domain, found.name())
 
     def _follow_exit(self, domain: uuid.UUID, name: str) -> None:
-        """It runs, and is not to fail for want of a thread or a descriptor: libvirt tells of its end, too, a little later."""
+        """Watches QEMU. A started VM must not fail because a thread or descriptor is missing: libvirt reports its end a
+        little later."""
         try:
             self._exits.follow(domain, name)
-        except Exception as exc:  # noqa: BLE001  whatever it is, the VM is on
+        except Exception as exc:  # noqa: BLE001  any error: the VM is on
             log.warning("libvirt.domain.not_followed", name=name, error=str(exc))
 
     def _create(self, domain: uuid.UUID, found: libvirt.virDomain, said: Callable[[], str]) -> None:
@@ -174,15 +175,15 @@ class LibvirtHypervisor:
         def press() -> None:
             self._end(domain, "shut down", lambda found: found.shutdownFlags(self._flags.shut_down))
 
-        with contextlib.suppress(DeadlineExceeded):  # it hangs; the grace period will be over
+        with contextlib.suppress(DeadlineExceeded):  # QEMU hangs; the grace period ends it
             self._pressing.call(domain, press, _PRESS_LIMIT)
 
     def destroy(self, domain: uuid.UUID, container: ContainerId) -> None:
-        # libvirt bounds this itself: SIGTERM, then SIGKILL after 10 s, then an error after another 5 s.
-        # It looks every 200 ms whether QEMU is gone, which the kernel tells at once.
+        # libvirt limits this itself: SIGTERM, SIGKILL after 10 s, and an error after another 5 s. It checks every 200
+        # ms whether QEMU is gone, which the kernel reports at once.
         def act(found: libvirt.virDomain) -> None:
             definition = found.XMLDesc()
-            # libvirt keeps them from the next VM until it is through.
+            # libvirt keeps the devices from the next VM until it has cleaned up.
             has_devices = "<hostdev" in definition or bool(hostdev.files_in(definition))
             patience = _CLEANED_UP if handed_on_is_there(definition, container) else 0.0
             self._exits.will_destroy(domain)
@@ -232,8 +233,8 @@ class LibvirtHypervisor:
         return self._connection.trouble()
 
     def _warm_up(self, conn: libvirt.virConnect) -> None:
-        """libvirt runs an emulator it does not know a few times to learn what it can do, which takes seconds; better now
-        than in the first pod's CreateContainer. `define` reports a failure again, where it matters."""
+        """libvirt runs an unknown emulator a few times to learn its features, which takes seconds. This does it before
+        the first pod's CreateContainer. A failure is only logged, because `define` reports it again."""
         if self._profile.domain_type is DomainType.TEST:
             return
         try:
@@ -266,9 +267,9 @@ class LibvirtHypervisor:
             conn.domainEventRegisterAny(None, event, self._on_device, None)
 
     def _notify_after_reconnect(self) -> None:
-        """After libvirt was started, its threads look for each VM's QEMU again; until then a VM counts as running, and
-        if QEMU is gone it is turned off without an event. Balloon numbers need QEMU's monitor, so asking for them waits
-        for those threads."""
+        """After a restart, libvirt's threads look for each VM's QEMU. Until then a VM counts as running, and if QEMU is
+        gone, it is turned off without an event. Balloon numbers need QEMU's monitor, so asking for them waits for those
+        threads."""
         wanted = libvirt.VIR_DOMAIN_STATS_STATE | libvirt.VIR_DOMAIN_STATS_BALLOON
         with contextlib.suppress(ShimError), self._connection.using("wait for VMs to be found again") as conn:
             conn.getAllDomainStats(wanted, libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE)
@@ -284,7 +285,7 @@ class LibvirtHypervisor:
         self._events.events_were_lost()
 
     def _take_back(self, domain: OwnedDomain) -> None:
-        """Again: a virtshim that was killed in the middle of a start has not."""
+        """Repeats this for VMs whose start a killed virtshim did not finish."""
         if not self._state_directory:
             return
         try:
@@ -297,7 +298,7 @@ class LibvirtHypervisor:
     def _on_lifecycle(
         self, _conn: libvirt.virConnect, domain: libvirt.virDomain, event: int, detail: int, *_: object
     ) -> None:
-        """libvirt's event thread: hands over."""
+        """Runs on libvirt's event thread, so it only hands over."""
         which = uuid.UUID(domain.UUIDString())
         if event == libvirt.VIR_DOMAIN_EVENT_SHUTDOWN:
             self._exits.shutting_down(which, by_host=detail == libvirt.VIR_DOMAIN_EVENT_SHUTDOWN_HOST)
@@ -307,16 +308,16 @@ class LibvirtHypervisor:
         self._events.happened(which)
 
     def _on_reboot(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, *_: object) -> None:
-        """libvirt's event thread: hands over."""
+        """Runs on libvirt's event thread, so it only hands over."""
         self._events.happened(uuid.UUID(domain.UUIDString()))
 
     def _on_device(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, *_: object) -> None:
-        """libvirt's event thread: hands over, to who waits for a guest to let go of a device."""
+        """Runs on libvirt's event thread, so it only hands over, to whoever waits for a guest to release a device."""
         self._events.wake(uuid.UUID(domain.UUIDString()))
 
     def _remove_earlier(self, conn: libvirt.virConnect, spec: VmSpec) -> None:
-        """Removes an earlier definition of ours with this UUID; refuses when UUID or name belong to something
-        else."""
+        """Removes an earlier definition of this node with the UUID. Raises AlreadyExists if UUID or name belong to
+        another domain."""
         if (existing := _lookup(conn.lookupByUUID, spec.uuid.bytes)) is not None:
             if not self._is_ours(existing):
                 raise AlreadyExists(
@@ -349,11 +350,11 @@ class LibvirtHypervisor:
         domain.undefineFlags(self._flags.undefine)
 
     def _is_on(self, domain: libvirt.virDomain) -> bool:
-        """Waits for a libvirt that has not noticed yet that QEMU has ended, or that is still at destroying it: what comes after
-        this may be another run of it."""
+        """Waits until libvirt has noticed QEMU's end, or has finished destroying the VM, because what follows may be
+        another run."""
         self._destroying.wait(uuid.UUID(domain.UUIDString()))
         if self._exits.over(uuid.UUID(domain.UUIDString())) is not None:
-            with contextlib.suppress(libvirt.libvirtError):  # "not running" when it is through
+            with contextlib.suppress(libvirt.libvirtError):  # "not running" once it has finished
                 domain.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT)
         return bool(domain.isActive())
 
@@ -364,7 +365,7 @@ class LibvirtHypervisor:
         act: Callable[[libvirt.virDomain], object],
         container: ContainerId | None = None,
     ) -> None:
-        """`act`, unless it is off or gone; an error of `act` counts only if it is still on after that."""
+        """Calls `act`, unless the VM is off or gone. An error of `act` only counts if the VM is still on afterwards."""
         with contextlib.suppress(NotFound), self._connection.using(f"{what} VM {domain}") as conn:
             found = self._find(conn, domain, container)
             if not found.isActive():
@@ -384,7 +385,7 @@ class LibvirtHypervisor:
         return ownership.is_ours(domain, self._profile.node)
 
     def _owned(self, domain: libvirt.virDomain, stats: Mapping[str, Any]) -> OwnedDomain | None:
-        """None for a foreign domain, one that has just gone, and one whose mark is damaged."""
+        """None for a foreign domain, for one that has just gone, and for one with a damaged mark."""
         text = ownership.mark_text(domain)
         if text is None:
             return None

@@ -1,7 +1,7 @@
-"""The embedded libvirt driver: a directory of its own for libvirt inside this process, with its own qemu.conf.
+"""The embedded libvirt driver: libvirt inside this process, with its own directory and qemu.conf.
 
-For `virtshim up`, demos and tests: no daemon, nothing of the machine's libvirt is read or changed. One process
-may have a directory open; VMs outlive it, and the next process to open the directory finds them.
+It is for `virtshim up`, demos and tests: there is no daemon, and nothing of the machine's libvirt is read or changed.
+One process at a time may have a directory open. VMs outlive it, and the next process to open the directory finds them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from virtshim.vm.firmware import swtpm_end_left_alone
 
 log = structlog.get_logger(__name__)
 
-# A libvirt URI of this driver; its directory follows.
+# The libvirt URI of this driver, followed by its directory.
 URI_OF_ROOT = "qemu:///embed?root="
 
-# Users and groups that distributions make for QEMU: Debian and Ubuntu; Fedora, RHEL, SUSE, Arch.
+# Users and groups of distributions for QEMU: Debian and Ubuntu; Fedora, RHEL, SUSE, Arch.
 _KNOWN_USERS = (("libvirt-qemu", "kvm"), ("qemu", "qemu"))
 
-# Below it libvirt makes lib/qemu/domain-<number>-<20 characters>/monitor.sock, which must fit into a socket
-# address.
+# libvirt makes lib/qemu/domain-<number>-<20 characters>/monitor.sock below it, which must fit into a socket address.
 _LONGEST_ROOT = 45
 
-# What swtpm's user passes to its state, its log and its socket, whatever the umask is when libvirt makes them.
+# Directories that swtpm's user must be able to pass, whatever the umask is when libvirt makes them.
 _PASSED = ("lib", "lib/swtpm", "log", "run")
 
 _QEMU_CONF = """\
@@ -60,7 +59,7 @@ max_core = 1
 
 @dataclass(frozen=True, slots=True)
 class QemuUser:
-    """Who QEMU runs as."""
+    """The user and group of QEMU."""
 
     name: str
     group: str
@@ -74,12 +73,13 @@ def is_embedded(uri: str) -> bool:
 
 
 def output_pipes(uri: str) -> str:
-    """Where each QEMU finds the pipe for what it says; "" for drivers that are not embedded, whose virtlogd bounds their logs."""
+    """Where each QEMU finds the pipe for its output; "" for drivers that are not embedded, because virtlogd limits
+    their logs."""
     return f"{os.path.abspath(uri.removeprefix(URI_OF_ROOT))}/output" if uri.startswith(URI_OF_ROOT) else ""
 
 
 def qemu_user(name: str = "", group: str = "") -> QemuUser:
-    """The named user and group, or the distribution's own for QEMU."""
+    """The named user and group, or the distribution's for QEMU."""
     for user_name, group_name in ((name, group),) if name else _KNOWN_USERS:
         with contextlib.suppress(KeyError):
             user = pwd.getpwnam(user_name)
@@ -92,7 +92,7 @@ def qemu_user(name: str = "", group: str = "") -> QemuUser:
 
 
 def prepare(root: str, user: QemuUser) -> str:
-    """Makes `root` ready and returns the URI to open. InvalidRequest if QEMU could not work below it."""
+    """Prepares `root` and returns the URI to open. Raises InvalidRequest if QEMU could not work below it."""
     root = os.path.abspath(root)
     if len(os.fsencode(root)) > _LONGEST_ROOT:
         raise InvalidRequest(
@@ -104,7 +104,7 @@ def prepare(root: str, user: QemuUser) -> str:
             f"{root!r} contains a character that a libvirt URI cannot carry: choose a plainer directory"
         )
     os.makedirs(root, mode=0o755, exist_ok=True)
-    # QEMU's user passes through, and looks at nothing.
+    # QEMU's user may pass through the directory but not list it.
     os.chmod(root, 0o711)  # noqa: S103
     require_reachable(root, user)
     for directory in _PASSED:
@@ -114,7 +114,7 @@ def prepare(root: str, user: QemuUser) -> str:
     pipes = output_pipes(f"{URI_OF_ROOT}{root}")
     os.makedirs(pipes, exist_ok=True)
     os.chmod(pipes, 0o711)  # noqa: S103
-    for name in os.listdir(pipes):  # of starts that were cut off
+    for name in os.listdir(pipes):  # left by interrupted starts
         os.unlink(os.path.join(pipes, name))
     configuration = os.path.join(root, "etc")
     os.makedirs(configuration, mode=0o755, exist_ok=True)
@@ -125,15 +125,16 @@ def prepare(root: str, user: QemuUser) -> str:
 
 
 def _leave_private_tmp() -> None:
-    """libvirt hands TMPDIR on to swtpm_setup, which runs as another user."""
+    """libvirt passes TMPDIR on to swtpm_setup, which runs as another user."""
     with contextlib.suppress(OSError):
         if "TMPDIR" in os.environ and not os.stat(os.environ["TMPDIR"]).st_mode & stat.S_IWOTH:
             del os.environ["TMPDIR"]
 
 
 def _remove_stale_status(status_directory: str) -> None:
-    """Removes libvirt's status of VMs whose QEMU was not there yet when the last process was killed. libvirt (9.0) would
-    take such a VM for running, in the middle of its start, and refuse for ever to end it; without the file it is off."""
+    """Removes libvirt's status files of VMs that had no QEMU yet when the last process was killed. libvirt (9.0) would
+    take such a VM for running, in the middle of its start, and refuse for ever to end it. Without the file the VM is
+    off."""
     for path in glob.glob(os.path.join(glob.escape(status_directory), "*.xml")):
         try:
             status = etree.parse(path).getroot()

@@ -39,7 +39,7 @@ REWRITTEN = {
     "patch(8, '>Q', 0)": "names 'nothing'",
     "patch(72, '>Q', 4)": "a file for its data",
     "patch(32, '>I', 2)": "encrypted",
-    "patch(0, '>I', 0)": "no qcow2 any more",
+    "patch(0, '>I', 0)": "not a qcow2 any more",
 }
 
 
@@ -49,7 +49,7 @@ def test_a_disk_that_names_another_file_is_not_started(place) -> None:
     attempts = "".join(f"{rewritten}{AGAIN}{as_before}" for rewritten in REWRITTEN)
     *refused, last = place.run(f"{ONCE}{as_made}{attempts}{AGAIN}")
     for said, why in zip(refused, REWRITTEN.values(), strict=True):
-        assert "is not as it was made" in said
+        assert "is not as virtshim made it" in said
         assert why in said
     assert last == "started", "the disk as it was made"
 

@@ -41,7 +41,7 @@ def test_each_is_handed_over_for_reading_and_not_kept(tmp_path: Path) -> None:
 
 
 def test_one_that_is_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=f"the image {tmp_path}/gone, .* is not there; pull it again"):
+    with pytest.raises(NotFound, match=f"the image {tmp_path}/gone, .* does not exist; pull it again"):
         handed_over(("image0", f"{tmp_path}/gone"))
 
 
@@ -75,7 +75,7 @@ def test_a_start_that_fails_leaves_libvirt_no_disk_of_a_volume(tmp_path: Path) -
         open_images_volumes_handed_over(cast("Any", domain), [("v", f"{tmp_path}/disk", False)]),
     ):
         raise ValueError("no start")
-    with pytest.raises(NotFound, match="a disk of the VM, is not there any more"):
+    with pytest.raises(NotFound, match="a disk of the VM, does not exist any more"):
         open_images_volumes_handed_over(cast("Any", domain), [("w", f"{tmp_path}/gone", False)]).__enter__()
     assert {path for path, _ in domain.got.values()} == {"/dev/null"}
 

@@ -55,7 +55,7 @@ def test_encryption_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "kind", "value", "why"),
     [
-        (0, ">I", 0, "no qcow2"),
+        (0, ">I", 0, "not a qcow2"),
         (4, ">I", 4, "version is 4"),
         (8, ">Q", 1 << 63, "outside"),
         (8, ">Q", HEAD_BYTES, "outside"),
