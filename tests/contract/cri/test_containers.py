@@ -336,7 +336,7 @@ def test_of_a_guest_without_a_command_nobody_knows_who_its_programs_run_as(clien
 def test_a_capability_that_there_is_not_is_refused(client: Client) -> None:
     drop = pb.Capability(drop_capabilities=["CAP_NET_RAW", "net_admin", "FLY"], add_capabilities=["SWIM"])
     linux = pb.LinuxContainerConfig(security_context=pb.LinuxContainerSecurityContext(capabilities=drop))
-    with refused(Code.INVALID_ARGUMENT, "drop_capabilities: 'FLY' is no capability.*add_capabilities: 'SWIM'"):
+    with refused(Code.INVALID_ARGUMENT, "drop_capabilities: 'FLY' is not a capability.*add_capabilities: 'SWIM'"):
         client.create(client.run(), linux=linux)
 
 

@@ -62,7 +62,7 @@ def test_a_function_whose_group_the_node_uses_otherwise_is_not_offered_as_health
         tmp_path, '[[device_plugin.resources]]\nname = "a.b/nvme"\naddresses = ["65:01.0"]\n'
     ).device_plugin.resources
     (offer,) = offers(pool_of(resource), candidates(sysfs.files(), health_of(sysfs)))
-    assert "0000:65:02.0 too, which is bound to virtio-pci" in offer.fault
+    assert "also has 0000:65:02.0, which is bound to virtio-pci" in offer.fault
 
 
 def test_what_is_kept_for_the_node_is_not_offered_as_healthy(tmp_path: Path) -> None:

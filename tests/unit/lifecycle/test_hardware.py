@@ -194,7 +194,7 @@ def test_a_root_disk_on_a_volume_has_no_room_for_them(world: World, annotations:
         ),
         (
             {"virtshim.io/watchdog": "poweroff"},
-            "virtshim.io/watchdog: 'poweroff' is not what a watchdog may do; write reset",
+            "virtshim.io/watchdog: 'poweroff' is not a watchdog action; write reset",
         ),
         ({"virtshim.io/cpu-topology": "2x2"}, "cpu-topology: '2x2' is not SOCKETSxCORESxTHREADS; write one like 1x2x2"),
         ({"virtshim.io/cpu-topology": "9x9x9"}, "at most 255 in all"),
@@ -214,7 +214,7 @@ def test_a_wrong_word_is_refused_by_name(world: World, annotations: dict[str, st
         ),
         (
             {"virtshim.io/cpu-topology": "1x2x2"},
-            "cpu-topology: it has 4 vCPUs, and the VM can have 1; make the product",
+            "cpu-topology: it has 4 vCPUs, but the VM can have 1; make the product",
         ),
         ({"virtshim.io/video": "virtio"}, "virtshim.io/video: it is the card of a screen; write virtshim.io/vnc"),
         (
