@@ -203,7 +203,7 @@ class Server:
 
     def _log(self, peer: Peer, level: int, text: str, *words: object, exc_info: bool = False) -> None:
         """Logs an event that a peer caused."""
-        unlogged = self._user_lines.unlogged(peer.uid)
+        unlogged = self._user_lines.unlogged(peer.uid) if peer.uid else 0
         if unlogged is None:
             return
         if unlogged:
