@@ -18,10 +18,10 @@ from tapmanager.cni.plugins import CniPlugins
 from tapmanager.cni.status import PluginStatus
 from tapmanager.daemon import (
     Reload,
-    capabilities_give_up,
+    activated_socket,
+    give_up_capabilities,
     notify_systemd,
-    sdnotify_activated_socket,
-    sdnotify_watchdog_seconds,
+    watchdog_seconds,
 )
 from tapmanager.dhcp.server import DhcpServer
 from tapmanager.drivers import PciDrivers
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
             logging.getLogger(chatty).setLevel(logging.WARNING)  # at level debug they log every netlink message
         if os.geteuid() != 0:
             raise TapmanagerError("permission", "tapmanager must run as root")  # noqa: TRY301  reported like all other errors
-        capabilities_give_up()
+        give_up_capabilities()
         os.umask(0o022)  # others must be able to enter directories; plugins' files get the modes as from a shell
         return _run(chosen, partial(settings.load, given))
     except TapmanagerError as exc:
@@ -88,7 +88,7 @@ def _run(chosen: Settings, again: Callable[[], Settings]) -> int:
         ledger.prepare()
         netns.prepare_dir(chosen.netns_dir)
         attachments = Attachments(ledger, cni, dhcp, limits, functions, status, vhost)
-        listener = sdnotify_activated_socket(os.environ, os.getpid())
+        listener = activated_socket(os.environ, os.getpid())
         activated = listener is not None
         listener = (
             server.adopt(listener, chosen.socket, user.gid) if listener else server.listen(chosen.socket, user.gid)
@@ -156,7 +156,7 @@ def _collect(cni: CniPlugins, attachments: Attachments) -> None:
 
 def _watch(stop: threading.Event, serving: server.Server, dhcp: DhcpServer) -> bool:
     """Waits for a signal. Returns False if an essential thread died, so that systemd restarts tapmanager."""
-    every = sdnotify_watchdog_seconds(os.environ, os.getpid())
+    every = watchdog_seconds(os.environ, os.getpid())
     while not stop.wait(every or _HEALTH_INTERVAL):
         if not (serving.is_alive() and dhcp.is_alive()):
             log.error("tapmanager.broken accept=%s dhcp=%s", serving.is_alive(), dhcp.is_alive())

@@ -46,7 +46,7 @@ def notify_systemd(environ: Mapping[str, str], *lines: str) -> None:
         sock.sendto("\n".join(lines).encode(), where)
 
 
-def sdnotify_watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | None:
+def watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | None:
     """Seconds between two WATCHDOG=1 messages: half of systemd's limit. None if systemd does not watch this process."""
     if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
         return None
@@ -54,7 +54,7 @@ def sdnotify_watchdog_seconds(environ: Mapping[str, str], pid: int) -> float | N
     return int(usec) / 2_000_000 if usec.isdecimal() and int(usec) > 0 else None
 
 
-def sdnotify_activated_socket(environ: Mapping[str, str], pid: int) -> socket.socket | None:
+def activated_socket(environ: Mapping[str, str], pid: int) -> socket.socket | None:
     """The listening socket that systemd opened for this process; None if there is none."""
     if environ.get("LISTEN_PID") != str(pid) or environ.get("LISTEN_FDS") != "1":
         return None
@@ -150,7 +150,7 @@ def capabilities_bits(names: Collection[str]) -> int:
     return sum(1 << _NUMBERS[name] for name in names)
 
 
-def capabilities_give_up() -> None:
+def give_up_capabilities() -> None:
     """Call this once, before other threads start, because each thread has its own capabilities. Missing capabilities are fine.
     Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)

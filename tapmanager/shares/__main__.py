@@ -16,7 +16,7 @@ from functools import partial
 
 from tapmanager import log_lines, server, settings, thread_dump, toml_files
 from tapmanager.cgroups.tree import VmCgroups, hierarchies
-from tapmanager.daemon import Reload, notify_systemd, sdnotify_watchdog_seconds
+from tapmanager.daemon import Reload, notify_systemd, watchdog_seconds
 from tapmanager.errors import TapmanagerError
 from tapmanager.shares import verbs
 from tapmanager.shares.daemons import ShareDaemons
@@ -84,7 +84,7 @@ def _run(chosen: ShareSettings, again: Callable[[], ShareSettings]) -> int:
         Reload(chosen, again, ("virtiofsd",), lambda new: daemons.use_program(new.virtiofsd)).start()
         log.info("shares.ready socket=%s", chosen.socket)
         notify_systemd(os.environ, "READY=1")
-        every = sdnotify_watchdog_seconds(os.environ, os.getpid())
+        every = watchdog_seconds(os.environ, os.getpid())
         while not stop.wait(every or _HEALTH_INTERVAL):
             if not serving.is_alive():
                 return 1

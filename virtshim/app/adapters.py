@@ -63,7 +63,7 @@ from virtshim.vm.connection import Connection
 from virtshim.vm.control import LibvirtControl, LibvirtPorts, LibvirtUnplugging
 from virtshim.vm.domain_xml import NodeProfile
 from virtshim.vm.driver import LibvirtHypervisor
-from virtshim.vm.firmware import swtpm_states, uefi_first
+from virtshim.vm.firmware import first_uefi, swtpm_states
 from virtshim.vm.inventory import LibvirtInventory
 from virtshim.vm.node_profile import group_of_vms, libvirt_uri, node_profile, own_groups
 from virtshim.vm.pause import LibvirtPausing
@@ -262,7 +262,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
             control=control,
             cgroups=VmCgroupClient(tapmanager, own=own_groups(settings)),
             screenshots=VncScreenshots(screens),
-            node_hardware=NodeHardware(lambda: hypervisor.machine_type, uefi_first, machine.numa_nodes),
+            node_hardware=NodeHardware(lambda: hypervisor.machine_type, first_uefi, machine.numa_nodes),
         ),
         guest=GuestParts(
             agents=guests,

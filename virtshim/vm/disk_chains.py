@@ -107,9 +107,7 @@ _OPEN_IMAGES_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_C
 
 
 @contextlib.contextmanager
-def open_images_volumes_handed_over(
-    domain: libvirt.virDomain, volumes: Iterable[tuple[str, str, bool]]
-) -> Iterator[None]:
+def volumes_handed_over(domain: libvirt.virDomain, volumes: Iterable[tuple[str, str, bool]]) -> Iterator[None]:
     """Opens these files for a start in the block: group, path, and whether it is only read (`hostdev.files_in`). Raises
     NotFound, InternalError and libvirt's errors."""
     given = []
@@ -151,7 +149,7 @@ def _put_nothing_in_place(domain: libvirt.virDomain, group: str) -> None:
         os.close(nothing)
 
 
-def open_images_hand_over(domain: libvirt.virDomain, images: Iterable[tuple[str, str]]) -> None:
+def hand_over_images(domain: libvirt.virDomain, images: Iterable[tuple[str, str]]) -> None:
     """Opens the images, group and path of each (`disk.images_in`), before a start. Raises NotFound, InternalError and
     libvirt's errors."""
     with contextlib.ExitStack() as opened:
@@ -171,7 +169,7 @@ log = structlog.get_logger(__name__)
 _UNCHANGED_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def unchanged_refuse_changed(disk: Disk) -> None:
+def refuse_changed(disk: Disk) -> None:
     """Raises WrongState for a qcow2 whose header differs from the definition. libvirt reports a missing file."""
     try:
         why = _difference(disk)

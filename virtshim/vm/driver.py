@@ -25,7 +25,7 @@ from virtshim.model.vm import OwnedDomain, PowerState, VmSpec
 from virtshim.vm import cpu_query, domain_xml, ownership
 from virtshim.vm.bounded import BoundedCalls, EarlyCalls
 from virtshim.vm.connection import Connection
-from virtshim.vm.disk_chains import open_images_hand_over, open_images_volumes_handed_over, unchanged_refuse_changed
+from virtshim.vm.disk_chains import hand_over_images, refuse_changed, volumes_handed_over
 from virtshim.vm.domain_xml import NodeProfile
 from virtshim.vm.elements import disk, hostdev
 from virtshim.vm.elements.processors import DomainType
@@ -36,7 +36,8 @@ from virtshim.vm.errors import code_of, message_of
 from virtshim.vm.events import Lifecycle
 from virtshim.vm.file_owner import give_to_qemu, take_back_libvirts, take_back_vms, vnc_directory_writable
 from virtshim.vm.firmware import (
-    direct_io_refuse_without,
+    refuse_missing_programs,
+    refuse_without_direct_io,
     swtpm_forget,
     swtpm_let_in,
     swtpm_logs,
@@ -44,7 +45,6 @@ from virtshim.vm.firmware import (
     swtpm_remove_log,
     swtpm_sockets,
     swtpm_states,
-    there_refuse_missing,
 )
 from virtshim.vm.power import ABSENT, power_of
 from virtshim.vm.qemu_output import QemuOutput
@@ -114,8 +114,8 @@ class LibvirtHypervisor:
 
     def define(self, spec: VmSpec) -> None:
         if self._profile.domain_type is not DomainType.TEST:
-            there_refuse_missing(spec.hardware, spec.firmware_files, spec.nvram)
-            direct_io_refuse_without(spec.hardware.cache, spec.disks)
+            refuse_missing_programs(spec.hardware, spec.firmware_files, spec.nvram)
+            refuse_without_direct_io(spec.hardware.cache, spec.disks)
         with self._connection.using(f"define VM {spec.name}") as conn:
             qemu = self._connection.qemu_ids()
             runs_as = qemu and qemu.for_vm(spec.uid)
@@ -141,11 +141,11 @@ class LibvirtHypervisor:
             if "<tpm" in definition:
                 swtpm_let_in(self._tpm_sockets, runs_as)
             for file in disk.qcow2_files_in(definition):
-                unchanged_refuse_changed(file)
-            open_images_hand_over(found, disk.images_in(definition))
+                refuse_changed(file)
+            hand_over_images(found, disk.images_in(definition))
             with (
                 vnc_directory_writable(vnc_socket_in(definition), runs_as),
-                open_images_volumes_handed_over(found, hostdev.files_in(definition)),
+                volumes_handed_over(found, hostdev.files_in(definition)),
                 self._output.of_start(found.name(), runs_as) as said,
             ):
                 began = time.monotonic()

@@ -158,7 +158,7 @@ def uefi_kinds(directories: Sequence[str] = DESCRIPTORS) -> frozenset[Firmware]:
     return frozenset({Firmware.BIOS, *(kind for kind, _ in _described(directories))})
 
 
-def uefi_first(wanted: Firmware, directories: Sequence[str] = DESCRIPTORS) -> FirmwareFiles | None:
+def first_uefi(wanted: Firmware, directories: Sequence[str] = DESCRIPTORS) -> FirmwareFiles | None:
     """What libvirt takes: the first of that kind, by the names of the descriptors. None if there is none, or it is no pair of raw
     files."""
     for kind, descriptor in _described(directories):
@@ -167,7 +167,7 @@ def uefi_first(wanted: Firmware, directories: Sequence[str] = DESCRIPTORS) -> Fi
     return None
 
 
-def uefi_refuse_gone(files: FirmwareFiles, nvram: str) -> None:
+def refuse_gone_uefi(files: FirmwareFiles, nvram: str) -> None:
     """WrongState, naming the file. `nvram`: the variables; while they are not there `files` are those that the node has now."""
     if not os.path.exists(nvram):
         _refuse_undelivered(files)
@@ -243,21 +243,21 @@ PROGRAMS: Final = ("swtpm", "swtpm_setup")
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def there_programs_missing() -> Sequence[str]:
+def programs_missing() -> Sequence[str]:
     return [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
 
 
-def there_refuse_missing(
+def refuse_missing_programs(
     wanted: HardwareOptions,
     files: FirmwareFiles | None = None,
     nvram: str = "",
     kinds: Callable[[], Collection[Firmware]] = uefi_kinds,
-    missing_programs: Callable[[], Sequence[str]] = there_programs_missing,
+    missing_programs: Callable[[], Sequence[str]] = programs_missing,
 ) -> None:
     """Unimplemented, naming annotation and remedy. `files`: whose variables those at `nvram` are, or will be, if that is known;
     WrongState if they are gone. `kinds` of firmware are installed here, and `missing_programs` of a TPM are not."""
     if files is not None:
-        uefi_refuse_gone(files, nvram)
+        refuse_gone_uefi(files, nvram)
     elif wanted.firmware.is_uefi and wanted.firmware not in kinds():
         raise Unimplemented(
             f"annotation {FIRMWARE}: this node has no firmware for {wanted.firmware.value}; install its package "
@@ -270,7 +270,7 @@ def there_refuse_missing(
         )
 
 
-def direct_io_refuse_without(cache: Cache, disks: Sequence[Disk]) -> None:
+def refuse_without_direct_io(cache: Cache, disks: Sequence[Disk]) -> None:
     """InvalidRequest for the first disk whose file system has no O_DIRECT."""
     if not cache.is_direct:
         return

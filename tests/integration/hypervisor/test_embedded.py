@@ -13,7 +13,7 @@ import pytest
 from virtshim.model.errors import Unimplemented
 from virtshim.model.hardware import Firmware, HardwareOptions
 from virtshim.vm import embed
-from virtshim.vm.firmware import there_refuse_missing
+from virtshim.vm.firmware import refuse_missing_programs
 
 KILLED = -signal.SIGKILL
 
@@ -51,7 +51,7 @@ def test_what_the_next_vm_may_have_is_free_when_its_vm_is_destroyed(place, kind)
         "disk": "",
         "nvram": "hardware=HardwareOptions(Firmware.UEFI), nvram=str(PLACE / 'vm/root.nvram')",
         "known firmware": "hardware=HardwareOptions(Firmware.SECURE), nvram=str(PLACE / 'vm/root.secure.nvram'), "
-        "firmware_files=uefi.first(Firmware.SECURE)",
+        "firmware_files=firmware.first_uefi(Firmware.SECURE)",
         "tpm": "hardware=HardwareOptions(tpm=True), keeps_tpm=True",
     }[kind]
     if why := missing(
@@ -146,7 +146,7 @@ def test_a_tpm_that_stays_is_still_there_when_its_definition_is_gone(place):
 
 def missing(firmware, *, tpm):
     try:
-        there_refuse_missing(HardwareOptions(firmware, tpm=tpm))
+        refuse_missing_programs(HardwareOptions(firmware, tpm=tpm))
     except Unimplemented as exc:
         return f"AREA guest NOT TESTED: {exc}"
     return ""

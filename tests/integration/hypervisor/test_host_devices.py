@@ -5,9 +5,9 @@ from __future__ import annotations
 _GRANTED = """
 import json as _json, libvirt, libvirt_qemu
 from lxml import etree
-from virtshim.domain.devices import guest_view
+from virtshim.devices import guest_view
 from virtshim.devices.values import *
-from virtshim.hypervisor import domain_xml
+from virtshim.vm import domain_xml
 GRANTED = GrantedDevices(
     passthrough=tuple(PciFunction(PciAddress(0, 0x3b, 0, n)) for n in range(8)) + (
         UsbDevice(1, 2), MediatedDevice("6b3c3c0e-5e8a-4a52-8a5f-1c6f1b0d0f11"), VdpaDevice("/dev/vhost-vdpa-0")),

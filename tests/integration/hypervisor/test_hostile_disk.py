@@ -13,7 +13,7 @@ pytestmark = pytest.mark.hostile
 ONCE = """
 import subprocess, struct
 from virtshim.model.errors import WrongState
-from virtshim.hypervisor.chains import unchanged
+from virtshim.vm import driver
 boot(); hypervisor.destroy(SPEC.uuid, SPEC.container_id)
 DISK = SPEC.disks[0].path
 def names(path, kind):
@@ -58,7 +58,7 @@ def test_a_disk_that_names_another_file_is_not_started(place) -> None:
 def test_neither_libvirt_nor_qemu_follows_a_header_that_is_changed_behind_the_look_at_it(place, named: str) -> None:
     """Another VM's QEMU, of the same user, may be that quick."""
     said = place.run(
-        f"{ONCE}\nnames({named!r}, 'raw')\nunchanged.refuse_changed = lambda disk: None\n{AGAIN}"
+        f"{ONCE}\nnames({named!r}, 'raw')\ndriver.refuse_changed = lambda disk: None\n{AGAIN}"
         "wait_for_log(b'guest is up', 2)\n"
         "say(Path(f'/proc/{qemu_pid()}/cmdline').read_bytes().count(b'" + named + "'))\n"
         "say([os.path.realpath(f'/proc/{qemu_pid()}/fd/{n}') for n in os.listdir(f'/proc/{qemu_pid()}/fd')])\n"

@@ -61,7 +61,7 @@ hypervisor.destroy(SPEC.uuid, SPEC.container_id)
 TWO_NODES = """
 from virtshim.model.cgroup import CgroupLimits
 from virtshim.model.vm import NumaCell, VmSize
-from virtshim.hypervisor.devices import numa
+from virtshim.vm.elements import processors
 
 def boot_on_two(**changes):
     size = VmSize(vcpus=2, max_vcpus=4, memory_bytes=32 << 20, max_memory_bytes=64 << 20)
@@ -73,7 +73,7 @@ def runs_on():
     for task in Path(f"/proc/{qemu_pid()}/task").iterdir():
         name = (task / "comm").read_text().strip()
         if name.startswith("CPU "):
-            found[name.split("/")[0]] = numa.listed(os.sched_getaffinity(int(task.name)))
+            found[name.split("/")[0]] = processors.listed(os.sched_getaffinity(int(task.name)))
     return dict(sorted(found.items()))
 """
 

@@ -51,7 +51,7 @@ def test_it_keeps_what_it_needs_and_plugins_have_what_they_need(tap_node: TapNod
 
 def test_plugins_have_it_under_the_unit_too_which_allows_no_new_privileges() -> None:
     script = (
-        "import os; from tapmanager import capabilities; capabilities.give_up(); "
+        "import os; from tapmanager import daemon; daemon.give_up_capabilities(); "
         "os.execv('/bin/cat', ['cat', '/proc/self/status'])"
     )
     done = subprocess.run(

@@ -19,7 +19,10 @@ from virtshim.model.image import DiskFormat
 from virtshim.model.vm import Disk
 from virtshim.vm.file_owner import QemuIds
 from virtshim.vm.firmware import (
-    direct_io_refuse_without,
+    first_uefi,
+    refuse_gone_uefi,
+    refuse_missing_programs,
+    refuse_without_direct_io,
     swtpm_end_left_alone,
     swtpm_forget,
     swtpm_let_in,
@@ -27,10 +30,7 @@ from virtshim.vm.firmware import (
     swtpm_refuse_left_behind,
     swtpm_sockets,
     swtpm_states,
-    there_refuse_missing,
-    uefi_first,
     uefi_kinds,
-    uefi_refuse_gone,
 )
 
 
@@ -65,21 +65,21 @@ def test_firmware_is_what_its_packages_describe(tmp_path: Path) -> None:
 def test_a_new_disk_has_the_files_of_the_first_descriptor_of_their_kind(tmp_path: Path) -> None:
     packages, own = tmp_path / "packages", tmp_path / "own"
     places = (str(packages), str(own))
-    assert uefi_first(Firmware.UEFI, places) is None
+    assert first_uefi(Firmware.UEFI, places) is None
     described(packages, "40.json", "secure-boot", "enrolled-keys", "requires-smm")
     described(packages, "60.json")
     described(own, "70.json")
-    assert uefi_first(Firmware.UEFI, places) == FirmwareFiles("/fw/60.json.code", "/fw/60.json.vars")
-    assert uefi_first(Firmware.SECURE, places) == FirmwareFiles("/fw/40.json.code", "/fw/40.json.vars")
+    assert first_uefi(Firmware.UEFI, places) == FirmwareFiles("/fw/60.json.code", "/fw/60.json.vars")
+    assert first_uefi(Firmware.SECURE, places) == FirmwareFiles("/fw/40.json.code", "/fw/40.json.vars")
     described(own, "50.json")
-    assert uefi_first(Firmware.UEFI, places) == FirmwareFiles("/fw/50.json.code", "/fw/50.json.vars")
+    assert first_uefi(Firmware.UEFI, places) == FirmwareFiles("/fw/50.json.code", "/fw/50.json.vars")
 
 
 @pytest.mark.parametrize("mapping", [{"format": "qcow2"}, {"device": "memory"}, {"mode": "stateless"}])
 def test_files_that_are_no_raw_pair_are_left_to_libvirt(tmp_path: Path, mapping: dict[str, str]) -> None:
     described(tmp_path, "50.json", **mapping)
     described(tmp_path, "60.json")
-    assert uefi_first(Firmware.UEFI, (str(tmp_path),)) is None
+    assert first_uefi(Firmware.UEFI, (str(tmp_path),)) is None
 
 
 @pytest.fixture
@@ -107,17 +107,17 @@ def test_a_disk_whose_firmware_is_gone_is_refused_by_the_files_name(
     wanted, nvram = HardwareOptions(Firmware.SECURE), tmp_path / "d.secure.nvram"
     if has_run:
         nvram.write_bytes(bytes(8))
-    there_refuse_missing(wanted, known, str(nvram))
+    refuse_missing_programs(wanted, known, str(nvram))
     (tmp_path / gone).unlink()
     with pytest.raises(WrongState, match=words.replace("d.nvram", "d.secure.nvram")):
-        there_refuse_missing(wanted, known, str(nvram))
+        refuse_missing_programs(wanted, known, str(nvram))
 
 
 def test_what_variables_began_as_is_needed_no_more_when_they_are_there(tmp_path: Path, known: FirmwareFiles) -> None:
     nvram = tmp_path / "d.nvram"
     nvram.write_bytes(bytes(8))
     Path(known.variables).unlink()
-    uefi_refuse_gone(known, str(nvram))
+    refuse_gone_uefi(known, str(nvram))
 
 
 def test_another_build_below_the_same_name_is_refused_if_its_variables_have_another_size(
@@ -126,7 +126,7 @@ def test_another_build_below_the_same_name_is_refused_if_its_variables_have_anot
     nvram = tmp_path / "d.nvram"
     nvram.write_bytes(bytes(4))
     with pytest.raises(WrongState, match=f"{known.variables} has another size .* remove {nvram} "):
-        uefi_refuse_gone(known, str(nvram))
+        refuse_gone_uefi(known, str(nvram))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_another_build_below_the_same_name_is_refused_if_its_variables_have_anot
 )
 def test_what_a_node_lacks_is_refused_with_the_package_to_install(wanted: HardwareOptions, words: str) -> None:
     def refuse_missing(wanted: HardwareOptions) -> None:
-        there_refuse_missing(wanted, kinds=lambda: {Firmware.BIOS}, missing_programs=lambda: ["swtpm"])
+        refuse_missing_programs(wanted, kinds=lambda: {Firmware.BIOS}, missing_programs=lambda: ["swtpm"])
 
     with pytest.raises(Unimplemented, match=words):
         refuse_missing(wanted)
@@ -263,7 +263,7 @@ def test_a_vm_that_is_libvirts_common_user_needs_nothing(tmp_path: Path) -> None
 
 def test_a_file_system_without_o_direct_is_named() -> None:
     disks = [Disk("/proc/sys/kernel/ostype", DiskFormat.RAW, "root")]
-    direct_io_refuse_without(Cache.WRITETHROUGH, disks)
+    refuse_without_direct_io(Cache.WRITETHROUGH, disks)
     with pytest.raises(InvalidRequest, match=r"virtshim.io/disk-cache: none needs O_DIRECT.* of /proc/sys/kernel does"):
-        direct_io_refuse_without(Cache.NONE, disks)
-    direct_io_refuse_without(Cache.NONE, [Disk("/not/there", DiskFormat.QCOW2, "root")])
+        refuse_without_direct_io(Cache.NONE, disks)
+    refuse_without_direct_io(Cache.NONE, [Disk("/not/there", DiskFormat.QCOW2, "root")])

@@ -12,7 +12,7 @@ import pytest
 from leaks import OpenedSince
 
 from virtshim.model.errors import InternalError, NotFound
-from virtshim.vm.disk_chains import open_images_hand_over, open_images_volumes_handed_over
+from virtshim.vm.disk_chains import hand_over_images, volumes_handed_over
 
 
 class Domain:
@@ -28,7 +28,7 @@ class Domain:
 
 def handed_over(*images: tuple[str, str]) -> Domain:
     domain = Domain()
-    open_images_hand_over(cast("Any", domain), images)
+    hand_over_images(cast("Any", domain), images)
     return domain
 
 
@@ -59,7 +59,7 @@ def test_a_disk_in_a_volume_is_handed_over_for_what_is_done_with_it_and_only_for
     opened = OpenedSince()
     domain = Domain()
     volumes = [("volume1", f"{tmp_path}/written", False), ("volume2", f"{tmp_path}/read", True)]
-    with open_images_volumes_handed_over(cast("Any", domain), volumes):
+    with volumes_handed_over(cast("Any", domain), volumes):
         got = dict(domain.got)
     assert got == {"volume1": (f"{tmp_path}/written", os.O_RDWR), "volume2": (f"{tmp_path}/read", os.O_RDONLY)}
     assert {path for path, _ in domain.got.values()} == {"/dev/null"}
@@ -72,11 +72,11 @@ def test_a_start_that_fails_leaves_libvirt_no_disk_of_a_volume(tmp_path: Path) -
     domain = Domain()
     with (
         pytest.raises(ValueError, match="no start"),
-        open_images_volumes_handed_over(cast("Any", domain), [("v", f"{tmp_path}/disk", False)]),
+        volumes_handed_over(cast("Any", domain), [("v", f"{tmp_path}/disk", False)]),
     ):
         raise ValueError("no start")
     with pytest.raises(NotFound, match="a disk of the VM, does not exist any more"):
-        open_images_volumes_handed_over(cast("Any", domain), [("w", f"{tmp_path}/gone", False)]).__enter__()
+        volumes_handed_over(cast("Any", domain), [("w", f"{tmp_path}/gone", False)]).__enter__()
     assert {path for path, _ in domain.got.values()} == {"/dev/null"}
 
 
@@ -87,5 +87,5 @@ def test_what_took_the_place_of_a_disk_in_a_volume_is_not_handed_over(tmp_path: 
     domain = Domain()
     for name in ("link", "fifo"):
         with pytest.raises(InternalError, match=f"{tmp_path}/{name}, which is a disk of the VM"):
-            open_images_volumes_handed_over(cast("Any", domain), [("v", f"{tmp_path}/{name}", True)]).__enter__()
+            volumes_handed_over(cast("Any", domain), [("v", f"{tmp_path}/{name}", True)]).__enter__()
     assert {path for path, _ in domain.got.values()} == {"/dev/null"}
