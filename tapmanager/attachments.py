@@ -34,7 +34,7 @@ from tapmanager.fields import BadField
 from tapmanager.keyed_locks import KeyedLocks
 from tapmanager.ledger import Entry, Ledger, Phase
 from tapmanager.links import netns, network_plan, nic_plan, packet_rules, pod_links
-from tapmanager.links.packet_rules import Counters, counters_read
+from tapmanager.links.packet_rules import Counters, read_counters
 from tapmanager.links.tap import VhostNet
 from tapmanager.pod import FILTERS, OFF, WITH_IP, Bandwidth, Pod
 from tapmanager.sriov.nic_functions import NicFunctions, give_all_back
@@ -144,7 +144,7 @@ class Attachments:
         rest = [sandbox for sandbox in self._ledger.sandboxes() if sandbox > after]
         page = rest[:_COUNTERS_PAGE]
         entries = [entry for entry in map(self._attached, page) if entry is not None]
-        found = netns.run_in_each({entry.netns: functools.partial(counters_read, entry.nics) for entry in entries})
+        found = netns.run_in_each({entry.netns: functools.partial(read_counters, entry.nics) for entry in entries})
         by_sandbox = {entry.pod.sandbox: found[entry.netns] for entry in entries if entry.netns in found}
         return by_sandbox, page[-1] if len(rest) > len(page) else ""
 

@@ -130,10 +130,10 @@ _NUMBERS = {
 }  # fmt: skip
 
 # The capabilities of CNI plugins. systemd's unit gives the reason for each.
-CAPABILITIES_PLUGINS = frozenset(_NUMBERS)
+PLUGIN_CAPABILITIES = frozenset(_NUMBERS)
 # tapmanager's own, for: links, filters, taps; packet sockets; setns(2), mount(2); files and sockets of VMs; reading the namespace
 # of a process; its oom_score_adj and cpuset; killing a hanging plugin that has changed its user.
-CAPABILITIES_OWN = frozenset(
+OWN_CAPABILITIES = frozenset(
     {
         "NET_ADMIN", "NET_RAW", "SYS_ADMIN", "CHOWN", "FOWNER", "DAC_OVERRIDE", "DAC_READ_SEARCH", "SYS_PTRACE", "SYS_RESOURCE",
         "SYS_NICE", "KILL",
@@ -145,7 +145,7 @@ _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 _MOST = 64
 
 
-def capabilities_bits(names: Collection[str]) -> int:
+def capability_mask(names: Collection[str]) -> int:
     """The capabilities as a bit set, in the kernel's form."""
     return sum(1 << _NUMBERS[name] for name in names)
 
@@ -154,7 +154,7 @@ def give_up_capabilities() -> None:
     """Call this once, before other threads start, because each thread has its own capabilities. Missing capabilities are fine.
     Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    own, plugins = capabilities_bits(CAPABILITIES_OWN), capabilities_bits(CAPABILITIES_PLUGINS)
+    own, plugins = capability_mask(OWN_CAPABILITIES), capability_mask(PLUGIN_CAPABILITIES)
     for number in range(_MOST):
         has_it = not plugins >> number & 1 and libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1
         if has_it and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:

@@ -20,7 +20,7 @@ from tapmanager.dhcp.packet import (
     FRAME_SERVER_PORT,
     Datagram,
     Message,
-    frame_build,
+    build_frame,
     frame_parse,
 )
 from tapmanager.pod import Dns, Nic, Route
@@ -223,4 +223,4 @@ def _framed(request: Message, reply: Message, lease: Lease) -> bytes:
     datagram = Datagram(
         lease.server_mac, mac, lease.server, ip, FRAME_SERVER_PORT, FRAME_CLIENT_PORT, packet.build(reply)
     )
-    return frame_build(datagram)
+    return build_frame(datagram)

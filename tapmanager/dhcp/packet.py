@@ -189,7 +189,7 @@ def frame_parse(data: bytes) -> Datagram:
     return Datagram(data[6:12], data[0:6], IPv4Address(source), IPv4Address(target), source_port, target_port, payload)
 
 
-def frame_build(datagram: Datagram) -> bytes:
+def build_frame(datagram: Datagram) -> bytes:
     """With both checksums."""
     length = 8 + len(datagram.payload)
     udp = struct.pack("!HHHH", datagram.source_port, datagram.target_port, length, 0) + datagram.payload

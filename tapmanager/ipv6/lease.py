@@ -129,7 +129,7 @@ def _association(kind: int, value: bytes) -> Association:
     return Association(kind, value[:4], tuple(IPv6Address(one[:16]) for one in inner))
 
 
-def message_build(kind: int, transaction: bytes, options: Sequence[Option]) -> bytes:
+def build_message(kind: int, transaction: bytes, options: Sequence[Option]) -> bytes:
     return bytes([kind]) + transaction + message_encode(options)
 
 
@@ -320,4 +320,4 @@ def _reply(request: Message, kind: int, must: Sequence[Option], may: Sequence[Op
         elif code != MESSAGE_SEARCH and len(value) + 4 <= room:
             options.append((code, value))
             room -= len(value) + 4
-    return message_build(kind, request.transaction, [*options, (MESSAGE_SEARCH, search)] if search else options)
+    return build_message(kind, request.transaction, [*options, (MESSAGE_SEARCH, search)] if search else options)

@@ -16,7 +16,7 @@ from typing import Any
 from tapmanager.links import netlink
 from tapmanager.links.netlink import Attributes
 from tapmanager.links.nic_plan import KernelLink, KernelRoute
-from tapmanager.links.policy_routes import kernel_policies_of_link, kernel_policies_read
+from tapmanager.links.policy_routes import kernel_policies_of_link, read_kernel_policies
 from tapmanager.pod import Neighbour, Nic
 
 # Permanent neighbours that a plugin made in the pod's namespace, and that nothing answers for on the network: AWS's VPC CNI and
@@ -112,7 +112,7 @@ def read(ours: Sequence[str] = ()) -> list[KernelLink]:
     """All links of this namespace with their addresses and routes, without loopback, devices other than Ethernet cards, and
     `ours`. Raises OSError."""
     addresses, routes = list(_addresses()), list(_routes())
-    neighbours, policies = list(_permanent_neighbours()), kernel_policies_read()
+    neighbours, policies = list(_permanent_neighbours()), read_kernel_policies()
     return [
         KernelLink(
             name=name,

@@ -96,7 +96,7 @@ def _has_rules(sock: socket.socket, level: int, table: str) -> bool:
 Counters = tuple[int, int, int, int, int, int, int, int]
 
 
-def counters_read(nics: Sequence[Nic]) -> Mapping[str, Counters]:
+def read_counters(nics: Sequence[Nic]) -> Mapping[str, Counters]:
     """The counters by the NICs' interface names. Must run inside the pod's namespace (netns.run_in_each). Raises OSError."""
     # Not /proc/net, which shows the namespace of the process's first thread.
     with open("/proc/thread-self/net/dev", encoding="ascii", errors="replace") as file:

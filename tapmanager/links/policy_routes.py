@@ -188,7 +188,7 @@ class _Route:
     wrong: str
 
 
-def kernel_policies_read(dump: Dump = netlink.dump) -> Mapping[int, Policies]:
+def read_kernel_policies(dump: Dump = netlink.dump) -> Mapping[int, Policies]:
     """The policies by the links' numbers. Raises OSError."""
     rules = list(_rules(dump))
     if not rules:

@@ -20,7 +20,7 @@ from tapmanager.dhcp.packet import (
     FRAME_CLIENT_PORT,
     Datagram,
     Message,
-    frame_build,
+    build_frame,
     frame_parse,
 )
 
@@ -70,7 +70,7 @@ def with_options(**options: bytes) -> Message:
 
 def in_frame(message: Message | bytes, port: int = 67) -> bytes:
     payload = message if isinstance(message, bytes) else packet.build(message)
-    return frame_build(
+    return build_frame(
         Datagram(MAC, FRAME_BROADCAST_MAC, packet.ANY, FRAME_BROADCAST_IP, FRAME_CLIENT_PORT, port, payload)
     )
 

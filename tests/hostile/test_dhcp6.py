@@ -24,8 +24,8 @@ from tapmanager.ipv6.lease import (
     MESSAGE_IA_NA,
     MESSAGE_SOLICIT,
     Lease,
+    build_message,
     message_address_option,
-    message_build,
     message_encode,
 )
 from tapmanager.ipv6.routers import Router, Told
@@ -67,7 +67,7 @@ def node() -> Iterator[Node]:
 
 CLIENT = (MESSAGE_CLIENT_ID, b"\0\3\0\1" + MAC)
 IA = (MESSAGE_IA_NA, b"\0\0\0\1" + bytes(8))
-SOLICIT = message_build(MESSAGE_SOLICIT, b"abc", [CLIENT, IA])
+SOLICIT = build_message(MESSAGE_SOLICIT, b"abc", [CLIENT, IA])
 
 
 def in_frame(body: bytes) -> bytes:
@@ -95,7 +95,7 @@ def nested(depth: int) -> bytes:
     inner = b""
     for _ in range(depth):
         inner = message_encode([(MESSAGE_IA_ADDRESS, bytes(24) + inner)])
-    return message_build(MESSAGE_SOLICIT, b"abc", [CLIENT, (MESSAGE_IA_NA, bytes(12) + inner)])
+    return build_message(MESSAGE_SOLICIT, b"abc", [CLIENT, (MESSAGE_IA_NA, bytes(12) + inner)])
 
 
 SILENCED = {
@@ -117,10 +117,10 @@ SILENCED = {
     "from a global address": patched(_IP + 8, *OWN.packed),
     "from another card": patched(6, 2, 0, 0, 0, 0, 9),
     "to the server alone": patched(_IP + 24, *IPv6Address("fe80::7669:7274:0:0").packed),
-    "options of no length without end": in_frame(message_build(1, b"abc", [IA, *[(0, b"")] * 300])),
+    "options of no length without end": in_frame(build_message(1, b"abc", [IA, *[(0, b"")] * 300])),
     "an option of 65535 bytes": in_frame(SOLICIT + b"\0\x11\xff\xff"),
-    "clients upon clients": in_frame(message_build(1, b"abc", [CLIENT] * 60)),
-    "associations upon associations": in_frame(message_build(1, b"abc", [CLIENT, *[IA] * 80])),
+    "clients upon clients": in_frame(build_message(1, b"abc", [CLIENT] * 60)),
+    "associations upon associations": in_frame(build_message(1, b"abc", [CLIENT, *[IA] * 80])),
     "a relay in a relay": in_frame((b"\x0c\0" + bytes(32) + b"\0\x09\0\x20") * 30),
     "an ending that is not there": in_frame(SOLICIT + b"\0"),
     "an echo": icmp(b"\x80" + bytes(7)),
@@ -132,12 +132,12 @@ SILENCED = {
 STRANGE = {
     "an address in an address": in_frame(nested(40)),
     "every option that there is": in_frame(
-        message_build(1, b"abc", [CLIENT, IA, *((c, b"") for c in range(20, 200) if c != 25)])),
-    "asks for everything": in_frame(message_build(1, b"abc", [CLIENT, IA, (6, bytes(range(250)))])),
-    "names itself in escape sequences": in_frame(message_build(1, b"abc", [(1, b"\x1b[2J;rm -rf /"), IA])),
+        build_message(1, b"abc", [CLIENT, IA, *((c, b"") for c in range(20, 200) if c != 25)])),
+    "asks for everything": in_frame(build_message(1, b"abc", [CLIENT, IA, (6, bytes(range(250)))])),
+    "names itself in escape sequences": in_frame(build_message(1, b"abc", [(1, b"\x1b[2J;rm -rf /"), IA])),
     "wants eight of all kinds": in_frame(
-        message_build(1, b"abc", [CLIENT, *[IA, (4, b"\0\0\0\1"), (25, bytes(12))] * 2, IA, IA])),
-    "has sixteen addresses": in_frame(message_build(6, b"abc", [
+        build_message(1, b"abc", [CLIENT, *[IA, (4, b"\0\0\0\1"), (25, bytes(12))] * 2, IA, IA])),
+    "has sixteen addresses": in_frame(build_message(6, b"abc", [
         CLIENT, (3, bytes(12) + message_encode([message_address_option(IPv6Address(n), 9) for n in range(16)]))])),
     "a solicitation with a strange option": icmp(b"\x85" + bytes(7) + b"\xfe\1" + bytes(6)),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from virtshim.system.logsetup import journal_entry, journal_is_our_stderr, set_up_logging
+from virtshim.system.logsetup import journal_entry, set_up_logging, stderr_is_journal
 
 pytestmark = pytest.mark.operator
 
@@ -97,6 +97,6 @@ def test_what_the_journal_does_not_take_is_on_standard_error(
 def test_standard_error_is_the_journals_only_where_systemd_says_so(tmp_path: Path) -> None:
     with (tmp_path / "stderr").open("w") as file:
         found, its = os.fstat(file.fileno()), (file.fileno(), str(tmp_path))
-        assert journal_is_our_stderr({"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}, *its)
-        assert not journal_is_our_stderr({"JOURNAL_STREAM": f"{found.st_dev}:1"}, *its)
-        assert not journal_is_our_stderr({}, *its)
+        assert stderr_is_journal({"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}, *its)
+        assert not stderr_is_journal({"JOURNAL_STREAM": f"{found.st_dev}:1"}, *its)
+        assert not stderr_is_journal({}, *its)

@@ -211,7 +211,7 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
 )
 
 
-def annotations_refuse_unfit(
+def refuse_unfit_annotations(
     options: HardwareOptions, *, on_volume: bool, vcpus: int, screen: bool, queues: int
 ) -> None:
     """Raises InvalidRequest for options that cannot go together. `on_volume`: whether the VM boots from a block volume,

@@ -63,7 +63,7 @@ from virtshim.vm.connection import Connection
 from virtshim.vm.control import LibvirtControl, LibvirtPorts, LibvirtUnplugging
 from virtshim.vm.domain_xml import NodeProfile
 from virtshim.vm.driver import LibvirtHypervisor
-from virtshim.vm.firmware import first_uefi, swtpm_states
+from virtshim.vm.firmware import first_uefi, tpm_state_directory
 from virtshim.vm.inventory import LibvirtInventory
 from virtshim.vm.node_profile import group_of_vms, libvirt_uri, node_profile, own_groups
 from virtshim.vm.pause import LibvirtPausing
@@ -298,7 +298,7 @@ def _files(settings: Settings, images: ImageFileStore) -> FileParts:
     return FileParts(
         images=images,
         image_notes=ImageNoteFiles(f"{layout.images}/records"),
-        disks=RootDiskStore(layout, swtpm_states(pid_directory(settings.libvirt.uri))),
+        disks=RootDiskStore(layout, tpm_state_directory(pid_directory(settings.libvirt.uri))),
         empty_disks=EmptyDiskStore(layout),
         root_volumes=RootVolumeStore(qemu_img_copy_to_device),
         disk_places=DiskPlacesFiles(layout),

@@ -19,7 +19,7 @@ from virtshim.model.errors import DeadlineExceeded, InternalError, Unavailable
 from virtshim.model.ids import ContainerId
 from virtshim.model.layout import Layout, vnc_socket
 from virtshim.streaming.ports import Screens
-from virtshim.system.peers import NotThePeer, connect_to
+from virtshim.system.peers import WrongPeer, connect_to
 
 # PNG files of pictures in 24-bit colour. Pure. The format: W3C, "Portable Network Graphics".
 
@@ -189,7 +189,7 @@ class ScreenSockets:
             raise Unavailable("the VM has ended")
         try:
             return connect_to(vnc_socket(self._layout, container), pid, _CONNECT)
-        except NotThePeer as exc:
+        except WrongPeer as exc:
             log.warning("security.foreign_screen", container=container.short, error=str(exc))
             raise Unavailable(f"its screen's socket was replaced: {exc}") from exc
         except OSError as exc:

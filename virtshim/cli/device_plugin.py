@@ -20,7 +20,7 @@ from virtshim.kubelet.device_plugin import (
     ResourcePlugin,
     ResourceServer,
     cdi_file_qualified_name,
-    cdi_file_write,
+    write_cdi_file,
 )
 from virtshim.model.errors import InvalidRequest
 from virtshim.store.read_only import read_conditions
@@ -51,7 +51,7 @@ def device_plugin_command(file: str | None) -> None:
         return partial(cdi_file_qualified_name, pool) if with_cdi else None
 
     plugins = {pool.resource: ResourcePlugin(pool, directory, ResourceServer(pool, name_of(pool))) for pool in pools}
-    publish = partial(cdi_file_write, wanted.cdi_dir) if with_cdi else _publish_nothing
+    publish = partial(write_cdi_file, wanted.cdi_dir) if with_cdi else _publish_nothing
     # Not in kubelet's directory: kubelet empties that when it starts.
     lock = SocketLock(f"{settings.paths.run_dir}/device-plugin")
     try:

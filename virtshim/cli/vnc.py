@@ -28,7 +28,7 @@ from virtshim.cri.client import VmSummary, connected, operating
 from virtshim.model.errors import InvalidRequest, ShimError, WrongState
 from virtshim.streaming import client as streaming
 from virtshim.streaming.ports import VNC_PORT
-from virtshim.system.peers import tcp_peer_user_of
+from virtshim.system.peers import tcp_peer_uid
 
 _READ: Final = 32 << 10
 _ADDRESS: Final = re.compile(r"\[?(?P<host>[0-9a-fA-F.:]+?)\]?:(?P<port>[0-9]{1,5})")
@@ -99,7 +99,7 @@ def clients(listener: socket.socket) -> Iterator[socket.socket]:
 
 def _user_of(local: socket.socket) -> int | None:
     with contextlib.suppress(OSError):
-        return tcp_peer_user_of(local)
+        return tcp_peer_uid(local)
     return None
 
 

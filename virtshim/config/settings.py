@@ -52,7 +52,7 @@ def value_of(text: str) -> Any:
     return json.loads(text) if text.lstrip()[:1] in ("[", "{") else text
 
 
-def environment_misspelt(environ: Mapping[str, str], keys: Collection[Key]) -> list[str]:
+def misspelt_variables(environ: Mapping[str, str], keys: Collection[Key]) -> list[str]:
     """Faults: variables with one underscore where a setting's variable has two. They would otherwise be ignored silently."""
     ours = {variable_of(key).replace("__", "_"): variable_of(key) for key in keys}
     names = {variable_of(key) for key in keys}
@@ -177,7 +177,7 @@ def read_settings(file: str | None = None, environ: Mapping[str, str] = os.envir
     """Like `load_settings`, with the sources of the settings."""
     path = file or DEFAULT_FILE
     layers = toml_files.read(path, must_be_there=file is not None)
-    faults = layers.faults + environment_misspelt(environ, list(keys_of(Settings)))
+    faults = layers.faults + misspelt_variables(environ, list(keys_of(Settings)))
     for values, places in environment_layer(environ, Settings.model_fields, faults):
         layers.lay(values, places)
     try:

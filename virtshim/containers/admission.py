@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.annotations.from_cluster import with_data
-from virtshim.annotations.hardware import annotations_refuse_unfit
+from virtshim.annotations.hardware import refuse_unfit_annotations
 from virtshim.annotations.options import VmOptions
 from virtshim.annotations.parse import parse_vm_options
 from virtshim.devices.claims import DeviceClaims
-from virtshim.devices.guest_view import guest_links_refuse_odd, guest_view_refuse_too_many, guest_view_serials
+from virtshim.devices.guest_view import guest_view_serials, refuse_odd_guest_links, refuse_too_many_functions
 from virtshim.devices.values import BlockDevice, GrantedDevices, volume_of_both
 from virtshim.kubeapi.ports import ClusterObjects
 from virtshim.model.container import Container, ContainerConfig, ContainerName
@@ -162,12 +162,12 @@ class Admission:
             _refuse_forgotten_answers(sandbox, name, config, own, there)
         refuse_unfit(granted, keep_root_disk=options.keep_root_disk)
         self._refuse_anothers_volume(granted)
-        guest_links_refuse_odd(granted.data_volumes)
+        refuse_odd_guest_links(granted.data_volumes)
         _log_missing_nics(sandbox, name, granted)
         size = size_for(options, config.resources, self.sizes.now, pins_memory=granted.pins_memory)
         refuse_little_overhead(sandbox, config.resources, size)
         most = max(size.vcpus, size.max_vcpus)
-        annotations_refuse_unfit(
+        refuse_unfit_annotations(
             options.hardware,
             on_volume=granted.root_volume is not None,
             vcpus=most,
@@ -213,7 +213,7 @@ class Admission:
                         "there would bypass the guest's caches; mount it once"
                     )
         granted = dataclasses.replace(granted, blocks=(*granted.blocks, *images))
-        guest_view_refuse_too_many(granted)
+        refuse_too_many_functions(granted)
         return granted
 
     def _refuse_anothers_volume(self, granted: GrantedDevices) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.guest.set_up_scripts import sysctls_wrong_with
+from virtshim.guest.set_up_scripts import sysctl_problem
 from virtshim.model.text import escaped
 
 # Fields without effect, and the log of them. Ordinary pods carry these fields (kubelet fills in most of them), and they
@@ -111,7 +111,7 @@ def sandbox_faults(config: pb.PodSandboxConfig) -> Sequence[str]:
         *(
             f"config.linux.sysctls[{escaped(name, 200)}] (securityContext.sysctls) {wrong}"
             for name, value in sorted(linux.sysctls.items())
-            if (wrong := sysctls_wrong_with(name, value))
+            if (wrong := sysctl_problem(name, value))
         ),
         *_too_many(linux.sysctls),
     ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.devices.guest_view import guest_view_refuse_too_many
+from virtshim.devices.guest_view import refuse_too_many_functions
 from virtshim.devices.ports import BorrowedTable, DeviceDrivers, Devices
 from virtshim.devices.releases import DeviceReleases
 from virtshim.devices.resets import DeviceResets
@@ -131,7 +131,7 @@ class DeviceClaims:
             envs=_joined(config.envs),
         )
         granted = _with_nics(self.devices.resolve(request), sandbox.network)
-        guest_view_refuse_too_many(granted)
+        refuse_too_many_functions(granted)
         return granted
 
     def check(self, granted: GrantedDevices, size: VmSize) -> None:

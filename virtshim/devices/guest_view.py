@@ -38,7 +38,7 @@ class _UnknownAddress(Exception):
     """A host PCI address that belongs to none of this guest's devices."""
 
 
-def guest_view_refuse_too_many(granted: GrantedDevices) -> None:
+def refuse_too_many_functions(granted: GrantedDevices) -> None:
     usb = sum(isinstance(device, UsbDevice) for device in granted.passthrough)
     for number, most, what in (
         (len(granted.passthrough) - usb, GUEST_VIEW_MAX_PCI_DEVICES, "PCI devices"),
@@ -184,7 +184,7 @@ def guest_links_udev_names(volumes: Sequence[BlockDevice]) -> dict[str, str]:
     }
 
 
-def guest_links_refuse_odd(volumes: Iterable[BlockDevice]) -> None:
+def refuse_odd_guest_links(volumes: Iterable[BlockDevice]) -> None:
     """Raises InvalidRequest for paths that no guest can have."""
     seen = set()
     for volume in volumes:

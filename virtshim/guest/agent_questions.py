@@ -139,7 +139,7 @@ _QUESTIONS: Mapping[str, tuple[str, Callable[[object], object]]] = {
 _AGENT_FILES_MAX_NUMBER = 1 << 62
 
 
-def agent_files_open_file(channel: AgentChannel, path: str, mode: str, deadline: CancellableDeadline) -> int | None:
+def open_guest_file(channel: AgentChannel, path: str, mode: str, deadline: CancellableDeadline) -> int | None:
     """The agent's handle; None if the file cannot be opened. Errors: those of `AgentChannel.ask`."""
     try:
         handle = channel.ask("guest-file-open", {"path": path, "mode": mode}, deadline)
@@ -148,36 +148,34 @@ def agent_files_open_file(channel: AgentChannel, path: str, mode: str, deadline:
     return whole_number(handle, "file handle", most=_AGENT_FILES_MAX_NUMBER)
 
 
-def agent_files_close_file(channel: AgentChannel, handle: int, deadline: CancellableDeadline) -> None:
+def close_guest_file(channel: AgentChannel, handle: int, deadline: CancellableDeadline) -> None:
     with suppress(ShimError):  # an agent that was restarted has closed the file
         channel.ask("guest-file-close", {"handle": handle}, deadline)
 
 
-def agent_files_seek(
-    channel: AgentChannel, handle: int, offset: int, whence: str, deadline: CancellableDeadline
-) -> int:
+def seek_guest_file(channel: AgentChannel, handle: int, offset: int, whence: str, deadline: CancellableDeadline) -> int:
     """Returns the new position."""
     request = {"handle": handle, "offset": offset, "whence": whence}
     answer = mapping(channel.ask("guest-file-seek", request, deadline), "file position")
     return whole_number(answer.get("position"), "file position", most=_AGENT_FILES_MAX_NUMBER)
 
 
-def agent_files_read_on(channel: AgentChannel, handle: int, most: int, deadline: CancellableDeadline) -> bytes:
+def read_guest_file(channel: AgentChannel, handle: int, most: int, deadline: CancellableDeadline) -> bytes:
     answer = mapping(channel.ask("guest-file-read", {"handle": handle, "count": most}, deadline), "file")
     return _decoded(answer.get("buf-b64"), most)
 
 
 def read_tail(channel: AgentChannel, path: str, most: int, deadline: CancellableDeadline) -> bytes:
     """The last `most` bytes of a file, or fewer; none if the file does not exist."""
-    handle = agent_files_open_file(channel, path, "r", deadline)
+    handle = open_guest_file(channel, path, "r", deadline)
     if handle is None:
         return b""
     try:
-        size = agent_files_seek(channel, handle, 0, "end", deadline)
-        agent_files_seek(channel, handle, max(0, size - most), "set", deadline)
-        return agent_files_read_on(channel, handle, most, deadline)
+        size = seek_guest_file(channel, handle, 0, "end", deadline)
+        seek_guest_file(channel, handle, max(0, size - most), "set", deadline)
+        return read_guest_file(channel, handle, most, deadline)
     finally:
-        agent_files_close_file(channel, handle, deadline)
+        close_guest_file(channel, handle, deadline)
 
 
 def _decoded(text: object, most: int) -> bytes:

@@ -11,10 +11,10 @@ from typing import Final, Protocol
 from virtshim.guest import entrypoint_scripts
 from virtshim.guest.agent_channel import AgentChannel, AgentRefused
 from virtshim.guest.agent_questions import (
-    agent_files_close_file,
-    agent_files_open_file,
-    agent_files_read_on,
-    agent_files_seek,
+    close_guest_file,
+    open_guest_file,
+    read_guest_file,
+    seek_guest_file,
 )
 from virtshim.guest.command import EntrypointProgress, GuestCommand, OutputPosition, StreamPosition
 from virtshim.guest.command_output import failure
@@ -141,8 +141,8 @@ class _Files:
             return b""
         try:
             if offset:
-                agent_files_seek(self._channel, handle, offset, "set", self._deadline)
-            return agent_files_read_on(self._channel, handle, most, self._deadline)
+                seek_guest_file(self._channel, handle, offset, "set", self._deadline)
+            return read_guest_file(self._channel, handle, most, self._deadline)
         finally:
             self._close(handle)
 
@@ -158,10 +158,10 @@ class _Files:
         return handle is not None
 
     def _open(self, name: str, mode: str) -> int | None:
-        return agent_files_open_file(self._channel, f"{self._directory}/{name}", mode, self._deadline)
+        return open_guest_file(self._channel, f"{self._directory}/{name}", mode, self._deadline)
 
     def _close(self, handle: int) -> None:
-        agent_files_close_file(self._channel, handle, self._deadline)
+        close_guest_file(self._channel, handle, self._deadline)
 
 
 def _process_user(text: bytes) -> ProcessUser | None:

@@ -30,7 +30,7 @@ _MOST_VALUE: Final = 4000  # the kernel reads a page
 _PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 
 # Arguments: name, file below /proc/sys, and value of each.
-SYSCTLS_SET: Final = rf"""
+SET_SYSCTLS: Final = rf"""
 read -r boot </proc/sys/kernel/random/boot_id
 state=/run/virtshim-sysctls.$boot
 [ ! -e "$state" ] || exit 0
@@ -50,7 +50,7 @@ exit $code
 """
 
 
-def sysctls_wrong_with(name: str, value: str) -> str:
+def sysctl_problem(name: str, value: str) -> str:
     """The fault of that sysctl with its remedy, "" if there is none."""
     if len(name) > _MOST_NAME or not _file(name):
         return "is not a sysctl name; write it as sysctl(8) does: net.core.somaxconn"
@@ -61,7 +61,7 @@ def sysctls_wrong_with(name: str, value: str) -> str:
 
 def sysctls_command(sysctls: Mapping[str, str]) -> tuple[str, ...]:
     words = [word for name, value in sysctls.items() for word in (name, _file(name), value)]
-    return ("/bin/sh", "-c", SYSCTLS_SET, "virtshim-sysctls", *words)
+    return ("/bin/sh", "-c", SET_SYSCTLS, "virtshim-sysctls", *words)
 
 
 def _file(name: str) -> str:
@@ -83,7 +83,7 @@ _RESERVED: Final = frozenset({0, 253, 254, 255})
 # Arguments, in pairs: `nic` and a MAC, whose interface the next ones are about; `has` and an address that it must have
 # first; `route` and its words, the family's option first; finally `rule` and its words. systemd-networkd removes
 # foreign routes and rules unless their protocol is the kernel's. busybox has no option for the protocol of rules.
-POLICY_ROUTES_SET: Final = rf"""
+SET_POLICY_ROUTES: Final = rf"""
 export LC_ALL=C PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 command -v ip >/dev/null 2>&1 || {{ echo "the image has no command ip" >&2; exit {POLICY_ROUTES_NO_COMMAND}; }}
 code=0 device=
@@ -145,7 +145,7 @@ def policy_routes_command(nics: Sequence[Interface]) -> tuple[str, ...]:
         return ()
     words = [word for nic in nics if nic.table_routes for word in _of_nic(nic)]
     words += [word for rule in rules for word in ("rule", _rule(rule))]
-    return ("/bin/sh", "-c", POLICY_ROUTES_SET, "virtshim-policy-routes", *words)
+    return ("/bin/sh", "-c", SET_POLICY_ROUTES, "virtshim-policy-routes", *words)
 
 
 def _of_nic(nic: Interface) -> Iterator[str]:

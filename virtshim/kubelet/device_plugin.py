@@ -57,7 +57,7 @@ def specification(pool: Pool, offers: Sequence[Offer]) -> dict[str, Any]:
     }
 
 
-def cdi_file_write(directory: str, pool: Pool, offers: Sequence[Offer]) -> None:
+def write_cdi_file(directory: str, pool: Pool, offers: Sequence[Offer]) -> None:
     """Replaces the file in one step, if there is anything new in it. OSError."""
     path = f"{directory}/virtshim-{pool.resource.replace('/', '_')}.json"
     text = json.dumps(specification(pool, offers), indent=1)

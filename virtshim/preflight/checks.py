@@ -27,7 +27,7 @@ from virtshim.preflight.machine import FreeSpace
 from virtshim.system.machine import systemd_runs
 from virtshim.vm.elements.processors import DomainType
 from virtshim.vm.embed import is_embedded
-from virtshim.vm.firmware import programs_missing, uefi_kinds
+from virtshim.vm.firmware import firmware_kinds, missing_tpm_programs
 from virtshim.vm.kvm_probe import probe
 from virtshim.vm.node_profile import systemd_cgroups
 
@@ -76,9 +76,9 @@ def volumes(settings: Settings) -> Sequence[Finding]:
 
 
 def firmware(_settings: Settings) -> Sequence[Finding]:
-    found = uefi_kinds()
+    found = firmware_kinds()
     return [
-        virtualization.firmware(Firmware.UEFI in found, Firmware.SECURE in found, programs_missing()),
+        virtualization.firmware(Firmware.UEFI in found, Firmware.SECURE in found, missing_tpm_programs()),
     ]
 
 

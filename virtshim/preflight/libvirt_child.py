@@ -19,7 +19,7 @@ import libvirt
 from virtshim.model.errors import ShimError
 from virtshim.system.logsetup import set_up_logging
 from virtshim.vm import cpu_query, embed
-from virtshim.vm.elements.text import security_label_labelled_by
+from virtshim.vm.elements.text import security_models_in
 
 _BASELABEL = "host/secmodel[model='dac']/baselabel"
 
@@ -56,7 +56,7 @@ def _asked(conn: libvirt.virConnect, question: str, vmwrapper: str) -> str:
     if question == "owner":
         return _owner(conn.getCapabilities())
     if question == "labels":
-        return " ".join(security_label_labelled_by(conn.getCapabilities()))
+        return " ".join(security_models_in(conn.getCapabilities()))
     number = conn.getLibVersion()
     return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 

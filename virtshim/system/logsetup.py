@@ -31,7 +31,7 @@ _PRIORITIES: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, log
 _TOLD_OTHERWISE: Final = frozenset({"event", "level", "timestamp"})
 
 
-def journal_is_our_stderr(
+def stderr_is_journal(
     environ: Mapping[str, str] = os.environ, descriptor: int = 2, socket: str = JOURNAL_SOCKET
 ) -> bool:
     """Whether systemd has joined standard error to the journal."""
@@ -106,7 +106,7 @@ def set_up_logging(
 
     Tracebacks come without local variables, which structlog would show: passwords and pods' data are among them."""
     if form == "auto":
-        form = "text" if sys.stderr.isatty() else "journal" if journal_is_our_stderr() else "json"
+        form = "text" if sys.stderr.isatty() else "journal" if stderr_is_journal() else "json"
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

@@ -24,13 +24,13 @@ _TIME: Final = struct.Struct("@ll")
 _UID: Final = re.compile(r"^Uid:\s+\d+\s+(\d+)", re.MULTILINE)
 
 
-class NotThePeer(Exception):
+class WrongPeer(Exception):
     """Something else is there; says what."""
 
 
 def connect_to(path: str, pid: int, limit: int) -> socket.socket:
     """A connection to the socket at `path` that the process `pid` listens on, and that its user owns. Nothing is said to anybody
-    else: the connection is given up before a byte. Raises NotThePeer; OSError, also if it does not answer within `limit`
+    else: the connection is given up before a byte. Raises WrongPeer; OSError, also if it does not answer within `limit`
     seconds."""
     place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -51,16 +51,16 @@ def connect_to(path: str, pid: int, limit: int) -> socket.socket:
 
 def _refuse_unless_socket_of(user: int, found: os.stat_result) -> None:
     if not stat.S_ISSOCK(found.st_mode):
-        raise NotThePeer("what is there is no socket")
+        raise WrongPeer("what is there is no socket")
     if found.st_uid != user:
-        raise NotThePeer(f"the socket belongs to user {found.st_uid}, and not to {user}")
+        raise WrongPeer(f"the socket belongs to user {found.st_uid}, and not to {user}")
 
 
 def _refuse_unless_peer_is(pid: int, user: int, connected: socket.socket) -> None:
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     peer, uid, _ = _CREDENTIALS.unpack(credentials)
     if (peer, uid) != (pid, user):
-        raise NotThePeer(f"process {peer} of user {uid} listens there, and not process {pid} of user {user}")
+        raise WrongPeer(f"process {peer} of user {uid} listens there, and not process {pid} of user {user}")
 
 
 def _connect(connected: socket.socket, place: int) -> None:
@@ -84,7 +84,7 @@ _ESTABLISHED: Final = "01"
 _MAPPED: Final = bytes(10) + b"\xff\xff"
 
 
-def tcp_peer_user_of(connected: socket.socket) -> int | None:
+def tcp_peer_uid(connected: socket.socket) -> int | None:
     """None if nobody of this machine has it, or not any more: an end that was closed is listed as root's. Raises OSError."""
     theirs, ours = _ends(connected)
     for table in _TABLES:

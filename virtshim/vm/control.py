@@ -29,7 +29,7 @@ from virtshim.vm.bounded import BoundedCalls
 from virtshim.vm.connection import Connection
 from virtshim.vm.domain_xml import SECRETS, NodeProfile
 from virtshim.vm.elements.hostdev import ON_PCI
-from virtshim.vm.elements.small_devices import SERIAL_AGENT_ALIAS, exec_port_element
+from virtshim.vm.elements.small_devices import AGENT_ALIAS, exec_port_element
 from virtshim.vm.errors import message_of
 from virtshim.vm.power import power_of
 
@@ -119,9 +119,7 @@ class LibvirtPorts:
         """libvirt tracks the state of every port, whether or not it takes it for an agent's."""
         with self._connection.using(f"read the agent's port of VM {domain}") as conn:
             definition = ownership.find(conn, domain, self._profile.node, container).XMLDesc()
-        states = etree.fromstring(definition).xpath(
-            f"devices/channel[alias/@name='{SERIAL_AGENT_ALIAS}']/target/@state"
-        )
+        states = etree.fromstring(definition).xpath(f"devices/channel[alias/@name='{AGENT_ALIAS}']/target/@state")
         return bool(states != ["disconnected"])
 
 

@@ -19,29 +19,29 @@ from virtshim.model.vm import Disk, DiskBus, VmSpec
 from virtshim.seed.sources import IGNITION_FIRMWARE_NAMES
 from virtshim.vm import cpu_query, ownership
 from virtshim.vm.elements import disk, hostdev, processors
-from virtshim.vm.elements.processors import Cgroups, DomainType, numa_bound, numa_cells, numa_pinned
+from virtshim.vm.elements.processors import Cgroups, DomainType, numa_cells, with_memory_nodes, with_vcpu_pins
 from virtshim.vm.elements.small_devices import (
-    SERIAL_AGENT_ALIAS,
-    SERIAL_AGENT_PORT,
-    firmware_describe,
-    firmware_start_kernel,
-    firmware_system,
-    firmware_tpm,
-    guest_aids_hyperv,
-    guest_aids_tablet,
-    guest_aids_watchdog,
-    platform_balloon,
-    platform_entropy,
-    platform_no_usb,
-    platform_panic,
-    platform_virtio_serial,
-    serial_agent,
+    AGENT_ALIAS,
+    AGENT_PORT,
+    add_kernel,
+    add_uefi,
+    entropy_device,
+    exec_port_elements,
+    guest_agent_port,
+    hyperv_features,
+    memory_balloon,
+    new_os_element,
+    no_usb_controller,
+    panic_device,
     serial_console,
-    serial_exec_ports,
-    shares_build,
-    vnc_build,
+    tablet_device,
+    tpm_device,
+    virtio_serial_controller,
+    virtiofs_device,
+    vnc_devices,
+    watchdog_device,
 )
-from virtshim.vm.elements.text import absolute_path, domain_name, printable, security_label_of_vm
+from virtshim.vm.elements.text import absolute_path, domain_name, printable, vm_security_label
 from virtshim.vm.file_owner import QemuIds
 
 _QEMU_NAMESPACE = cpu_query.QEMU_NAMESPACE
@@ -101,13 +101,13 @@ def build(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None = None, *,
     if spec.cells:
         model.append(numa_cells(spec.cells, shared=_is_shared(spec)))
     domain.append(model)
-    domain.append(processors.cpu_clock(spec.hardware.clock, hyperv=_is_enlightened(spec, profile.domain_type)))
+    domain.append(processors.guest_clock(spec.hardware.clock, hyperv=_is_enlightened(spec, profile.domain_type)))
     _text(domain, "on_poweroff", "destroy")
     _text(domain, "on_reboot", "restart")
     _text(domain, "on_crash", "preserve")  # see power.py
     domain.append(_devices(spec, profile, runs_as))
     if runs_as is not None and runs_as.is_its_own:
-        domain.append(security_label_of_vm(runs_as))
+        domain.append(vm_security_label(runs_as))
     if profile.domain_type is not DomainType.TEST:
         _for_qemu(domain, spec, profile, runs_as)
         if short_cpu_query and cpu_query.may_be_shortened(model):
@@ -159,22 +159,22 @@ def _limits(domain: etree._Element, spec: VmSpec, cgroups: processors.Cgroups) -
     limits = spec.limits
     domain.append(processors.vcpus(spec.size.vcpus, _max_vcpus(spec), limits.cpuset_cpus, cgroups))
     for element in (
-        processors.cpu_memory_tuning(limits, cgroups),
-        numa_pinned(processors.cpu_tuning(limits, cgroups), spec.cells),
-        numa_bound(processors.cpu_memory_nodes(limits, cgroups), spec.cells),
-        processors.cpu_partition(spec.cgroup_parent, cgroups),
+        processors.memory_tuning(limits, cgroups),
+        with_vcpu_pins(processors.cpu_tuning(limits, cgroups), spec.cells),
+        with_memory_nodes(processors.numa_tuning(limits, cgroups), spec.cells),
+        processors.cgroup_partition(spec.cgroup_parent, cgroups),
     ):
         if element is not None:
             domain.append(element)
 
 
 def _system(domain: etree._Element, spec: VmSpec, domain_type: DomainType) -> None:
-    os_element = firmware_system(spec.hardware.firmware, spec.firmware_files)
+    os_element = new_os_element(spec.hardware.firmware, spec.firmware_files)
     etree.SubElement(
         os_element, "type", arch="x86_64", machine=printable(spec.machine, "machine type") or "q35"
     ).text = "hvm"
-    firmware_describe(os_element, spec.hardware.firmware, spec.firmware_files, spec.nvram)
-    firmware_start_kernel(os_element, spec.kernel_file, spec.initrd_file, spec.hardware.kernel_args)
+    add_uefi(os_element, spec.hardware.firmware, spec.firmware_files, spec.nvram)
+    add_kernel(os_element, spec.kernel_file, spec.initrd_file, spec.hardware.kernel_args)
     if spec.smbios_uuid:
         sysinfo = etree.SubElement(domain, "sysinfo", type="smbios")
         entry = etree.SubElement(etree.SubElement(sysinfo, "system"), "entry", name="uuid")
@@ -191,7 +191,7 @@ def _system(domain: etree._Element, spec: VmSpec, domain_type: DomainType) -> No
     if spec.hardware.firmware is Firmware.SECURE:  # the guest's kernel cannot reach the variables
         etree.SubElement(features, "smm", state="on")
     if _is_enlightened(spec, domain_type):
-        features.append(guest_aids_hyperv())
+        features.append(hyperv_features())
     if domain_type is DomainType.QEMU:
         translated = etree.SubElement(etree.SubElement(features, "tcg"), "tb-cache", unit="MiB")
         translated.text = str(_tcg_cache(spec) >> 20)
@@ -242,28 +242,28 @@ def _devices(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> etr
     if spec.sysprep_iso:
         devices.append(disk.sata_cdrom(spec.sysprep_iso, "sysprep", spec.disk_bus, len(spec.disks)))
     if spec.shares_socket:
-        devices.append(shares_build(spec.shares_socket))
+        devices.append(virtiofs_device(spec.shares_socket))
     devices.extend(hostdev.root_ports(granted.passthrough))
     on_virtio = numbers.disks if spec.disk_bus is DiskBus.VIRTIO else ()
     if on_virtio or numbers.blocks:
         devices.extend(hostdev.fillers([*on_virtio, *blocks], granted.passthrough))
-    devices.append(platform_virtio_serial())
-    devices.append(hostdev.usb_controller() if has_usb else platform_no_usb())
+    devices.append(virtio_serial_controller())
+    devices.append(hostdev.usb_controller() if has_usb else no_usb_controller())
     devices.extend(hostdev.build(granted.passthrough))
     devices.append(serial_console(spec.console_socket, spec.console_log))
-    devices.append(serial_agent(spec.agent_socket))
-    devices.extend(serial_exec_ports(spec.exec_sockets))
+    devices.append(guest_agent_port(spec.agent_socket))
+    devices.extend(exec_port_elements(spec.exec_sockets))
     if spec.vnc_socket:
-        devices.extend(vnc_build(spec.vnc_socket, spec.hardware.video))
+        devices.extend(vnc_devices(spec.vnc_socket, spec.hardware.video))
     if spec.hardware.tablet:
-        devices.append(guest_aids_tablet())
+        devices.append(tablet_device())
     if spec.hardware.watchdog:
-        devices.append(guest_aids_watchdog())
+        devices.append(watchdog_device())
     if spec.hardware.tpm:
-        devices.append(firmware_tpm(keeps=spec.keeps_tpm))
-    devices.append(platform_balloon(holds_back=_max_memory(spec) > spec.size.memory_bytes, pinned=granted.pins_memory))
-    devices.append(platform_entropy())
-    devices.append(platform_panic())
+        devices.append(tpm_device(keeps=spec.keeps_tpm))
+    devices.append(memory_balloon(holds_back=_max_memory(spec) > spec.size.memory_bytes, pinned=granted.pins_memory))
+    devices.append(entropy_device())
+    devices.append(panic_device())
     return devices
 
 
@@ -290,9 +290,9 @@ def _for_qemu(domain: etree._Element, spec: VmSpec, profile: NodeProfile, runs_a
     commandline = etree.SubElement(domain, _qemu("commandline"))
     for name, value in environment.items():
         etree.SubElement(commandline, _qemu("env"), name=name, value=value)
-    device = etree.SubElement(etree.SubElement(domain, _qemu("override")), _qemu("device"), alias=SERIAL_AGENT_ALIAS)
+    device = etree.SubElement(etree.SubElement(domain, _qemu("override")), _qemu("device"), alias=AGENT_ALIAS)
     frontend = etree.SubElement(device, _qemu("frontend"))
-    etree.SubElement(frontend, _qemu("property"), name="name", type="string", value=SERIAL_AGENT_PORT)
+    etree.SubElement(frontend, _qemu("property"), name="name", type="string", value=AGENT_PORT)
 
 
 def _qemu(tag: str) -> str:

@@ -30,21 +30,21 @@ from virtshim.vm.domain_xml import NodeProfile
 from virtshim.vm.elements import disk, hostdev
 from virtshim.vm.elements.processors import DomainType
 from virtshim.vm.elements.small_devices import vnc_socket_in
-from virtshim.vm.elements.text import security_label_uid_in
+from virtshim.vm.elements.text import vm_uid_in
 from virtshim.vm.ends import QemuExitWatcher, handed_on_is_there, start_failed
 from virtshim.vm.errors import code_of, message_of
 from virtshim.vm.events import Lifecycle
 from virtshim.vm.file_owner import give_to_qemu, take_back_libvirts, take_back_vms, vnc_directory_writable
 from virtshim.vm.firmware import (
+    let_qemu_reach_tpm_sockets,
+    refuse_foreign_tpm_state,
     refuse_missing_programs,
     refuse_without_direct_io,
-    swtpm_forget,
-    swtpm_let_in,
-    swtpm_logs,
-    swtpm_refuse_left_behind,
-    swtpm_remove_log,
-    swtpm_sockets,
-    swtpm_states,
+    remove_tpm_log,
+    remove_tpm_state,
+    tpm_log_directory,
+    tpm_socket_directory,
+    tpm_state_directory,
 )
 from virtshim.vm.power import ABSENT, power_of
 from virtshim.vm.qemu_output import QemuOutput
@@ -94,9 +94,9 @@ class LibvirtHypervisor:
         self._events = Lifecycle(lambda: [domain.uuid for domain in self.owned()])
         self._state_directory = state_directory(uri)
         self._log_directory = log_directory(uri)
-        self._tpm_states = swtpm_states(pid_directory(uri))
-        self._tpm_logs = swtpm_logs(pid_directory(uri))
-        self._tpm_sockets = swtpm_sockets(pid_directory(uri))
+        self._tpm_states = tpm_state_directory(pid_directory(uri))
+        self._tpm_logs = tpm_log_directory(pid_directory(uri))
+        self._tpm_sockets = tpm_socket_directory(pid_directory(uri))
         self._embedded_running = pid_directory(uri) if "/embed" in uri else ""
         self._exits = QemuExitWatcher(pid_directory(uri), self._events.happened, is_embedded="/embed" in uri)
         self._output = QemuOutput(profile.output_pipes)
@@ -122,7 +122,7 @@ class LibvirtHypervisor:
             xml = domain_xml.build(spec, self._profile, runs_as, short_cpu_query=self._short_cpu_query)
             self._remove_earlier(conn, spec)
             if spec.hardware.tpm and not spec.owns_tpm and _lookup(conn.lookupByUUID, spec.uuid.bytes) is None:
-                swtpm_refuse_left_behind(self._tpm_states, spec.uuid)
+                refuse_foreign_tpm_state(self._tpm_states, spec.uuid)
             if runs_as is not None:
                 give_to_qemu((*spec.disks, *domain_xml.files_beside_disks(spec)), runs_as)
             began = time.monotonic()
@@ -137,9 +137,9 @@ class LibvirtHypervisor:
             self._exits.forget(domain)
             definition = found.XMLDesc()
             qemu = self._connection.qemu_ids()
-            runs_as = qemu and qemu.for_vm(security_label_uid_in(definition))
+            runs_as = qemu and qemu.for_vm(vm_uid_in(definition))
             if "<tpm" in definition:
-                swtpm_let_in(self._tpm_sockets, runs_as)
+                let_qemu_reach_tpm_sockets(self._tpm_sockets, runs_as)
             for file in disk.qcow2_files_in(definition):
                 refuse_changed(file)
             hand_over_images(found, disk.images_in(definition))
@@ -343,10 +343,10 @@ class LibvirtHypervisor:
         if self._log_directory:
             try:
                 remove_logs(self._log_directory, domain.name())
-                swtpm_remove_log(self._tpm_logs, domain.name())
+                remove_tpm_log(self._tpm_logs, domain.name())
             except OSError as exc:
                 log.warning("libvirt.log.not_removed", name=domain.name(), error=str(exc))
-        swtpm_forget(self._tpm_states, uuid.UUID(domain.UUIDString()), domain.XMLDesc())
+        remove_tpm_state(self._tpm_states, uuid.UUID(domain.UUIDString()), domain.XMLDesc())
         domain.undefineFlags(self._flags.undefine)
 
     def _is_on(self, domain: libvirt.virDomain) -> bool:

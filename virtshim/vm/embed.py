@@ -19,7 +19,7 @@ from lxml import etree
 
 from virtshim.model.errors import InvalidRequest
 from virtshim.system.files import replace_text
-from virtshim.vm.firmware import swtpm_end_left_alone
+from virtshim.vm.firmware import end_abandoned_swtpms
 
 log = structlog.get_logger(__name__)
 
@@ -120,7 +120,7 @@ def prepare(root: str, user: QemuUser) -> str:
     os.makedirs(configuration, mode=0o755, exist_ok=True)
     replace_text(os.path.join(configuration, "qemu.conf"), _QEMU_CONF.format(user=user.name, group=user.group), 0o644)
     _remove_stale_status(os.path.join(root, "run", "qemu"))
-    swtpm_end_left_alone(os.path.join(root, "run", "swtpm"))
+    end_abandoned_swtpms(os.path.join(root, "run", "swtpm"))
     return f"{URI_OF_ROOT}{root}"
 
 

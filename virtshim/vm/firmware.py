@@ -41,15 +41,15 @@ _OWNER, _GROUP_OF_FILE, _GROUP, _MASK, _OTHERS = 0x01, 0x04, 0x08, 0x10, 0x20
 _NOBODY: Final = 0xFFFFFFFF
 
 
-def swtpm_states(pid_directory: str) -> str:
+def tpm_state_directory(pid_directory: str) -> str:
     """libvirt's directory of what TPMs remember, by UUID of the VM. `pid_directory`: see qemu_process.py."""
     return _beside(pid_directory, "/lib/swtpm", "/var/lib/libvirt/swtpm")
 
 
-def swtpm_refuse_left_behind(directory: str, vm: uuid.UUID) -> None:
+def refuse_foreign_tpm_state(directory: str, vm: uuid.UUID) -> None:
     """AlreadyExists if a TPM of that UUID remembers something: of a VM that is not defined any more, whose operator has kept it
     (`virsh undefine --keep-tpm`), or that libvirt was told to keep. The next VM of the UUID would have it, whosever that is, and
-    UUIDs are pods' to choose. `directory`: see `states`; "" knows of none."""
+    UUIDs are pods' to choose. `directory`: see `tpm_state_directory`; "" knows of none."""
     state = os.path.join(directory, str(vm))
     if directory and os.path.lexists(state):
         raise AlreadyExists(
@@ -58,9 +58,9 @@ def swtpm_refuse_left_behind(directory: str, vm: uuid.UUID) -> None:
         )
 
 
-def swtpm_forget(directory: str, vm: uuid.UUID, definition: str) -> None:
+def remove_tpm_state(directory: str, vm: uuid.UUID, definition: str) -> None:
     """What the TPM of that VM remembers, unless it is to stay; before its definition goes. libvirt has the other order: killed in
-    between it would leave what nobody can tell from another's any more. The VM is off. `directory`: see `states`. Raises
+    between it would leave what nobody can tell from another's any more. The VM is off. `directory`: see `tpm_state_directory`. Raises
     InternalError; then the definition has to stay, too."""
     backend = etree.fromstring(definition.encode()).find("devices/tpm/backend")
     if not directory or backend is None or backend.get("persistent_state") == "yes":
@@ -73,11 +73,11 @@ def swtpm_forget(directory: str, vm: uuid.UUID, definition: str) -> None:
         ) from exc
 
 
-def swtpm_logs(pid_directory: str) -> str:
+def tpm_log_directory(pid_directory: str) -> str:
     return _beside(pid_directory, "/log/swtpm", "/var/log/swtpm/libvirt/qemu")
 
 
-def swtpm_sockets(pid_directory: str) -> str:
+def tpm_socket_directory(pid_directory: str) -> str:
     return _beside(pid_directory, "/run/swtpm", "/run/libvirt/qemu/swtpm")
 
 
@@ -87,7 +87,7 @@ def _beside(pid_directory: str, embedded: str, system: str) -> str:
     return pid_directory.removesuffix("/run/qemu") + embedded if pid_directory else ""
 
 
-def swtpm_let_in(directory: str, qemu: QemuIds | None) -> None:
+def let_qemu_reach_tpm_sockets(directory: str, qemu: QemuIds | None) -> None:
     """VMs' QEMUs may pass the directory of the sockets, from before libvirt makes one. Raises InternalError."""
     if qemu is None or not qemu.is_its_own:
         return
@@ -103,7 +103,7 @@ def swtpm_let_in(directory: str, qemu: QemuIds | None) -> None:
         ) from exc
 
 
-def swtpm_end_left_alone(directory: str) -> None:
+def end_abandoned_swtpms(directory: str) -> None:
     """Those of starts that were cut off before QEMU came. Each would wait for it for ever, and hold what its TPM remembers, which
     no other start of that VM could open. `directory`: of the sockets; nobody starts a VM there now."""
     files = glob.glob(f"{glob.escape(directory)}/*-swtpm.pid")
@@ -138,7 +138,7 @@ def _command_lines() -> Iterator[tuple[int, bytes]]:
             yield int(name), file.read()
 
 
-def swtpm_remove_log(directory: str, name: str) -> None:
+def remove_tpm_log(directory: str, name: str) -> None:
     """Of the VM of that name. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(directory, f"{name}-swtpm.log"))
@@ -153,7 +153,7 @@ def swtpm_remove_log(directory: str, name: str) -> None:
 DESCRIPTORS: Final = ("/usr/share/qemu/firmware", "/etc/qemu/firmware")
 
 
-def uefi_kinds(directories: Sequence[str] = DESCRIPTORS) -> frozenset[Firmware]:
+def firmware_kinds(directories: Sequence[str] = DESCRIPTORS) -> frozenset[Firmware]:
     """What can be had."""
     return frozenset({Firmware.BIOS, *(kind for kind, _ in _described(directories))})
 
@@ -167,7 +167,7 @@ def first_uefi(wanted: Firmware, directories: Sequence[str] = DESCRIPTORS) -> Fi
     return None
 
 
-def refuse_gone_uefi(files: FirmwareFiles, nvram: str) -> None:
+def refuse_missing_uefi(files: FirmwareFiles, nvram: str) -> None:
     """WrongState, naming the file. `nvram`: the variables; while they are not there `files` are those that the node has now."""
     if not os.path.exists(nvram):
         _refuse_undelivered(files)
@@ -243,7 +243,7 @@ PROGRAMS: Final = ("swtpm", "swtpm_setup")
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def programs_missing() -> Sequence[str]:
+def missing_tpm_programs() -> Sequence[str]:
     return [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
 
 
@@ -251,13 +251,13 @@ def refuse_missing_programs(
     wanted: HardwareOptions,
     files: FirmwareFiles | None = None,
     nvram: str = "",
-    kinds: Callable[[], Collection[Firmware]] = uefi_kinds,
-    missing_programs: Callable[[], Sequence[str]] = programs_missing,
+    kinds: Callable[[], Collection[Firmware]] = firmware_kinds,
+    missing_programs: Callable[[], Sequence[str]] = missing_tpm_programs,
 ) -> None:
     """Unimplemented, naming annotation and remedy. `files`: whose variables those at `nvram` are, or will be, if that is known;
     WrongState if they are gone. `kinds` of firmware are installed here, and `missing_programs` of a TPM are not."""
     if files is not None:
-        refuse_gone_uefi(files, nvram)
+        refuse_missing_uefi(files, nvram)
     elif wanted.firmware.is_uefi and wanted.firmware not in kinds():
         raise Unimplemented(
             f"annotation {FIRMWARE}: this node has no firmware for {wanted.firmware.value}; install its package "

@@ -18,7 +18,7 @@ from virtshim.store.ports import DomainInventory, DomainMetadata
 from virtshim.vm import ownership
 from virtshim.vm.connection import Connection
 from virtshim.vm.domain_xml import NodeProfile
-from virtshim.vm.elements.text import security_label_uid_in
+from virtshim.vm.elements.text import vm_uid_in
 from virtshim.vm.errors import message_of
 
 log = structlog.get_logger(__name__)
@@ -81,7 +81,7 @@ class LibvirtInventory:
         console = found.find("devices/serial/log")
         return DomainMetadata(
             title=found.findtext("title", ""),
-            uid=security_label_uid_in(text),
+            uid=vm_uid_in(text),
             fetch_key=str(keys[0]) if isinstance(keys, list) and keys else "",
             # QEMU makes its console's log when it starts.
             has_run=console is not None and os.path.exists(console.get("file", "")),

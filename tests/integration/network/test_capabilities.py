@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tap_node import TapNode, sandbox
 
-from tapmanager.daemon import CAPABILITIES_OWN, CAPABILITIES_PLUGINS, capabilities_bits
+from tapmanager.daemon import OWN_CAPABILITIES, PLUGIN_CAPABILITIES, capability_mask
 
 pytestmark = pytest.mark.network
 
@@ -41,10 +41,10 @@ def test_it_keeps_what_it_needs_and_plugins_have_what_they_need(tap_node: TapNod
             all_threads.append(sets_of((thread / "status").read_text()))
     assert len(all_threads) > 1
     for own in all_threads:
-        assert own["CapEff"] & ~capabilities_bits(CAPABILITIES_OWN) == 0
-        assert own["CapPrm"] & ~capabilities_bits(CAPABILITIES_PLUGINS) == 0
+        assert own["CapEff"] & ~capability_mask(OWN_CAPABILITIES) == 0
+        assert own["CapPrm"] & ~capability_mask(PLUGIN_CAPABILITIES) == 0
         assert own["CapEff"] & NETWORKS == NETWORKS
-        assert own["CapBnd"] & ~capabilities_bits(CAPABILITIES_PLUGINS) == 0
+        assert own["CapBnd"] & ~capability_mask(PLUGIN_CAPABILITIES) == 0
     plugins = sets_of(seen.read_text())
     assert plugins["CapEff"] == all_threads[0]["CapBnd"]
 
@@ -65,4 +65,4 @@ def test_plugins_have_it_under_the_unit_too_which_allows_no_new_privileges() -> 
 def test_the_unit_has_the_same_list() -> None:
     unit = (PROJECT / "systemd" / "tapmanager.service").read_text()
     (listed,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
-    assert {name.removeprefix("CAP_") for name in listed.split()} == CAPABILITIES_PLUGINS
+    assert {name.removeprefix("CAP_") for name in listed.split()} == PLUGIN_CAPABILITIES

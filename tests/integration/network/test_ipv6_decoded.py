@@ -19,8 +19,8 @@ from tapmanager.ipv6.lease import (
     MESSAGE_RAPID_COMMIT,
     MESSAGE_SERVER_ID,
     Option,
+    build_message,
     message_address_option,
-    message_build,
     message_encode,
 )
 from tapmanager.pod import WITH_IP, Dns, Neighbour, Nic, Route
@@ -40,7 +40,7 @@ DNS = Dns(("fd00::10", "fd00::11"), ("default.svc.cluster.local", "cluster.local
 
 def asked(kind: int, *options: Option, server: bool = False) -> bytes:
     head = [(MESSAGE_CLIENT_ID, b"\0\3\0\1" + MAC), *([(MESSAGE_SERVER_ID, lease.SERVER_ID)] if server else [])]
-    body = frame.udp(546, 547, message_build(kind, b"abc", [*head, *options]))
+    body = frame.udp(546, 547, build_message(kind, b"abc", [*head, *options]))
     group = frame.DHCP_SERVERS
     return frame.build(Packet(MAC, frame.group_mac(group), GUEST, group, frame.UDP, body))
 

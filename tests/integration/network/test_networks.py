@@ -18,7 +18,7 @@ from toy_guest import ToyGuest
 
 from tapmanager import protocol
 from tapmanager.dhcp import packet
-from tapmanager.dhcp.packet import FRAME_BROADCAST_IP, FRAME_BROADCAST_MAC, Datagram, frame_build
+from tapmanager.dhcp.packet import FRAME_BROADCAST_IP, FRAME_BROADCAST_MAC, Datagram, build_frame
 from tapmanager.ipv6 import discovery
 from tapmanager.ipv6 import frame as ipv6
 
@@ -278,7 +278,7 @@ def test_a_network_without_addresses_has_its_own_dhcp_and_routers_and_the_first_
         first.boot()
         gateway = IPv4Address(f"{networks.node.subnet}.1")
         first.ping(first.resolve(gateway), gateway)
-        asked = frame_build(
+        asked = build_frame(
             Datagram(second.mac, FRAME_BROADCAST_MAC, packet.ANY, FRAME_BROADCAST_IP, 68, 67, b"WHO" * 90)
         )
         second.send(asked)
@@ -286,7 +286,7 @@ def test_a_network_without_addresses_has_its_own_dhcp_and_routers_and_the_first_
         answer = Datagram(
             b"\x02" + bytes(5), second.mac, IPv4Address("192.0.2.1"), FRAME_BROADCAST_IP, 67, 68, b"YOU" * 90
         )
-        lan.send(frame_build(answer))
+        lan.send(build_frame(answer))
         second.wait_for(lambda data: b"YOU" in data)
         router = IPv6Address("fe80::1")
         said = discovery.advertisement(0, [discovery.source_mac(b"ROUTER")])

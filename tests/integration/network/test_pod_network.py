@@ -18,7 +18,7 @@ from tap_node import PLUGINS, TapNode, sandbox, until
 
 from tapmanager import protocol
 from tapmanager.dhcp import packet
-from tapmanager.dhcp.packet import FRAME_BROADCAST_IP, Datagram, frame_build
+from tapmanager.dhcp.packet import FRAME_BROADCAST_IP, Datagram, build_frame
 
 pytestmark = pytest.mark.network
 
@@ -114,7 +114,7 @@ def test_a_flood_of_garbage_from_one_guest_stops_no_other_guests_dhcp(tap_node: 
     first, second = sandbox(), sandbox()
     one, two = tap_node.attach(first), tap_node.attach(second)
     with tap_node.guest(first, one) as bad, tap_node.guest(second, two) as good:
-        noise = frame_build(Datagram(bad.mac, b"\xff" * 6, packet.ANY, FRAME_BROADCAST_IP, 68, 67, b"\x01" * 300))
+        noise = build_frame(Datagram(bad.mac, b"\xff" * 6, packet.ANY, FRAME_BROADCAST_IP, 68, 67, b"\x01" * 300))
         for _ in range(2000):
             bad.send(noise)
         over = threading.Event()
@@ -147,9 +147,9 @@ def test_dhcp_never_crosses_between_guest_and_network(tap_node: TapNode) -> None
         rogue = Datagram(mac, guest.mac, gateway, FRAME_BROADCAST_IP, 67, 68, b"ROGUE" * 60)
         port = next(iter(tap_node.ports()))
         with sniffer(port) as wire:
-            wire.send(frame_build(rogue))
+            wire.send(build_frame(rogue))
         with sniffer(tap_node.bridge) as wire:
-            wire.send(frame_build(rogue))
+            wire.send(build_frame(rogue))
         # Ordered after the frames above on the same wire: once this came, those would have come.
         guest.ping(mac, gateway)
         assert not [data for data in guest.frames if b"ROGUE" in data]

@@ -16,7 +16,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Self
 
 from tapmanager.dhcp import packet
-from tapmanager.dhcp.packet import FRAME_BROADCAST_IP, FRAME_BROADCAST_MAC, Datagram, Message, frame_build, frame_parse
+from tapmanager.dhcp.packet import FRAME_BROADCAST_IP, FRAME_BROADCAST_MAC, Datagram, Message, build_frame, frame_parse
 
 _VNET_HDR = bytes(10)
 _NEEDS_CSUM = 1
@@ -115,7 +115,7 @@ class ToyGuest:
         xid = int.from_bytes(os.urandom(4), "big")
         options = {packet.OPT_TYPE: bytes([kind]), **more.pop("options", {})}
         message = Message(packet.BOOTREQUEST, xid, self.mac, options=options, **more)
-        data = frame_build(
+        data = build_frame(
             Datagram(self.mac, FRAME_BROADCAST_MAC, source, FRAME_BROADCAST_IP, 68, 67, packet.build(message))
         )
         header = struct.pack("=BBHHHH", _NEEDS_CSUM, 0, 0, 0, 34, 6) if offload else _VNET_HDR

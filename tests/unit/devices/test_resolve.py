@@ -27,7 +27,7 @@ from virtshim.devices.values import (
     UsbDevice,
     VdpaDevice,
 )
-from virtshim.kubelet.device_plugin import cdi_file_qualified_name, cdi_file_write
+from virtshim.kubelet.device_plugin import cdi_file_qualified_name, write_cdi_file
 from virtshim.model.errors import InvalidRequest, Unavailable
 
 VF1, VF2, PF = "0000:3b:02.0", "0000:3b:02.1", "0000:3b:00.0"
@@ -214,7 +214,7 @@ def test_virtshims_own_plugin_gives_a_group_whole(card: FakeSysfs, cdi: bool) ->
     envs = {pool.variable: ",".join(map(str, functions))}
     if cdi:
         card.path("/var/run/cdi").mkdir(parents=True)
-        cdi_file_write(str(card.path("/var/run/cdi")), pool, [offer])
+        write_cdi_file(str(card.path("/var/run/cdi")), pool, [offer])
         granted = resolve(card, kubelet=kubelet, envs=envs, cdi=(cdi_file_qualified_name(pool, offer),))
     else:
         granted = resolve(card, *offer.nodes, kubelet=kubelet, envs=envs)

@@ -10,8 +10,8 @@ from virtshim.devices.guest_view import (
     guest_view_addresses,
     guest_view_buses,
     guest_view_environment,
-    guest_view_refuse_too_many,
     guest_view_serials,
+    refuse_too_many_functions,
 )
 from virtshim.devices.values import (
     BlockDevice,
@@ -138,7 +138,7 @@ def test_serials_fit_the_device_and_differ(paths: list[str]) -> None:
 )
 def test_more_than_a_vm_can_have_is_refused(granted: GrantedDevices, what: str) -> None:
     with pytest.raises(InvalidRequest, match=what):
-        guest_view_refuse_too_many(granted)
+        refuse_too_many_functions(granted)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from virtshim.guest.set_up_scripts import POLICY_ROUTES_SET, policy_routes_command
+from virtshim.guest.set_up_scripts import SET_POLICY_ROUTES, policy_routes_command
 from virtshim.model.network import Interface, PolicyRule, TableRoute
 
 FIRST = Interface("eth0", "0a:58:00:00:00:01", 1500, ("10.88.0.5/16",))
@@ -31,7 +31,7 @@ def test_a_guest_without_rules_is_told_nothing() -> None:
 
 def test_a_nic_is_found_by_its_mac_has_its_addresses_first_and_rules_are_last() -> None:
     shell, option, script, _, *words = policy_routes_command((FIRST, SECOND))
-    assert (shell, option, script) == ("/bin/sh", "-c", POLICY_ROUTES_SET)
+    assert (shell, option, script) == ("/bin/sh", "-c", SET_POLICY_ROUTES)
     assert list(zip(words[::2], words[1::2], strict=True)) == [
         ("nic", "0a:58:00:00:00:02"),
         ("has", "10.90.9.2"),

@@ -19,18 +19,18 @@ from virtshim.model.image import DiskFormat
 from virtshim.model.vm import Disk
 from virtshim.vm.file_owner import QemuIds
 from virtshim.vm.firmware import (
+    end_abandoned_swtpms,
+    firmware_kinds,
     first_uefi,
-    refuse_gone_uefi,
+    let_qemu_reach_tpm_sockets,
+    refuse_foreign_tpm_state,
     refuse_missing_programs,
+    refuse_missing_uefi,
     refuse_without_direct_io,
-    swtpm_end_left_alone,
-    swtpm_forget,
-    swtpm_let_in,
-    swtpm_logs,
-    swtpm_refuse_left_behind,
-    swtpm_sockets,
-    swtpm_states,
-    uefi_kinds,
+    remove_tpm_state,
+    tpm_log_directory,
+    tpm_socket_directory,
+    tpm_state_directory,
 )
 
 
@@ -51,15 +51,15 @@ def described(
 
 def test_firmware_is_what_its_packages_describe(tmp_path: Path) -> None:
     packages, own = tmp_path / "packages", tmp_path / "own"
-    assert uefi_kinds((str(packages), str(own))) == {Firmware.BIOS}
+    assert firmware_kinds((str(packages), str(own))) == {Firmware.BIOS}
     described(packages, "40.json", "secure-boot", "enrolled-keys", "requires-smm")
-    assert uefi_kinds((str(packages), str(own))) == {Firmware.BIOS, Firmware.SECURE}
+    assert firmware_kinds((str(packages), str(own))) == {Firmware.BIOS, Firmware.SECURE}
     described(packages, "60.json", "acpi-s3")
     described(packages, "70.json", machines="virt-*")
     (packages / "80.json").write_text("{")
-    assert uefi_kinds((str(packages), str(own))) == set(Firmware)
+    assert firmware_kinds((str(packages), str(own))) == set(Firmware)
     described(own, "60.json", "secure-boot")
-    assert uefi_kinds((str(packages), str(own))) == {Firmware.BIOS, Firmware.SECURE}
+    assert firmware_kinds((str(packages), str(own))) == {Firmware.BIOS, Firmware.SECURE}
 
 
 def test_a_new_disk_has_the_files_of_the_first_descriptor_of_their_kind(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_what_variables_began_as_is_needed_no_more_when_they_are_there(tmp_path:
     nvram = tmp_path / "d.nvram"
     nvram.write_bytes(bytes(8))
     Path(known.variables).unlink()
-    refuse_gone_uefi(known, str(nvram))
+    refuse_missing_uefi(known, str(nvram))
 
 
 def test_another_build_below_the_same_name_is_refused_if_its_variables_have_another_size(
@@ -126,7 +126,7 @@ def test_another_build_below_the_same_name_is_refused_if_its_variables_have_anot
     nvram = tmp_path / "d.nvram"
     nvram.write_bytes(bytes(4))
     with pytest.raises(WrongState, match=f"{known.variables} has another size .* remove {nvram} "):
-        refuse_gone_uefi(known, str(nvram))
+        refuse_missing_uefi(known, str(nvram))
 
 
 @pytest.mark.parametrize(
@@ -146,11 +146,11 @@ def test_what_a_node_lacks_is_refused_with_the_package_to_install(wanted: Hardwa
 
 
 def test_libvirts_directories_are_where_its_driver_has_them() -> None:
-    assert [name("/run/libvirt/qemu") for name in (swtpm_states, swtpm_logs, swtpm_sockets)] == [
+    assert [name("/run/libvirt/qemu") for name in (tpm_state_directory, tpm_log_directory, tpm_socket_directory)] == [
         "/var/lib/libvirt/swtpm", "/var/log/swtpm/libvirt/qemu", "/run/libvirt/qemu/swtpm",
     ]  # fmt: skip
-    assert swtpm_states("/d/libvirt/run/qemu") == "/d/libvirt/lib/swtpm"
-    assert swtpm_states("") == ""
+    assert tpm_state_directory("/d/libvirt/run/qemu") == "/d/libvirt/lib/swtpm"
+    assert tpm_state_directory("") == ""
 
 
 def test_a_tpm_of_a_vm_that_is_gone_is_named_by_its_directory(tmp_path: Path) -> None:
@@ -159,9 +159,9 @@ def test_a_tpm_of_a_vm_that_is_gone_is_named_by_its_directory(tmp_path: Path) ->
     with pytest.raises(
         AlreadyExists, match=f"VirtletSystemUUID {vm}: the TPM .* still in {tmp_path}/{vm}; choose another"
     ):
-        swtpm_refuse_left_behind(str(tmp_path), vm)
-    swtpm_refuse_left_behind(str(tmp_path), other)
-    swtpm_refuse_left_behind("", vm)
+        refuse_foreign_tpm_state(str(tmp_path), vm)
+    refuse_foreign_tpm_state(str(tmp_path), other)
+    refuse_foreign_tpm_state("", vm)
 
 
 @pytest.mark.parametrize(
@@ -181,10 +181,10 @@ def test_what_a_tpm_remembers_goes_unless_it_is_kept_or_another_vms(tmp_path: Pa
         (tmp_path / str(one) / "tpm2/tpm2-00.permall").touch()
     definition = f"<domain><devices>{devices}</devices></domain>"
     for _ in range(2):
-        swtpm_forget(str(tmp_path), vm, definition)
+        remove_tpm_state(str(tmp_path), vm, definition)
         assert (tmp_path / str(vm)).exists() == stays
     assert (tmp_path / str(other) / "tpm2/tpm2-00.permall").exists()
-    swtpm_forget("", other, definition)
+    remove_tpm_state("", other, definition)
     assert (tmp_path / str(other)).exists()
 
 
@@ -193,7 +193,7 @@ def test_a_tpms_directory_that_cannot_be_removed_is_named_and_its_vm_stays(tmp_p
     damaged.touch()  # and is no directory
     definition = "<domain><devices><tpm><backend type='emulator'/></tpm></devices></domain>"
     with pytest.raises(InternalError, match=f"cannot be removed from {damaged}: Not a directory"):
-        swtpm_forget(str(damaged), uuid.uuid4(), definition)
+        remove_tpm_state(str(damaged), uuid.uuid4(), definition)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="AREA guest NOT TESTED: needs root")
@@ -202,7 +202,7 @@ def test_a_vms_own_user_may_pass_the_directory_of_sockets_and_not_look_into_it(t
     for parent in tmp_path.parents[:-2]:
         parent.chmod(parent.stat().st_mode | 0o111)
     place = tmp_path / "swtpm"
-    swtpm_let_in(str(place), QemuIds(64055, 64055).for_vm(2130706433))
+    let_qemu_reach_tpm_sockets(str(place), QemuIds(64055, 64055).for_vm(2130706433))
     place.chmod(0o770)  # as libvirt does at each start
     (place / "vm.sock").touch()
     os.chown(place / "vm.sock", 2130706433, 64055)
@@ -249,15 +249,15 @@ def test_an_swtpm_that_no_qemu_came_to_is_ended(
     (tmp_path / "5-half-swtpm.pid").write_text("")
     waits(f"socket,id=chrtpm,path={tmp_path}/2-used-swtpm.sock")
     waits(f"{tmp_path}/domain-3-also/monitor.sock")
-    swtpm_end_left_alone(str(tmp_path))
+    end_abandoned_swtpms(str(tmp_path))
     assert alone.wait(60) == -signal.SIGTERM
     assert [process.poll() for process in (used, also, other)] == [None] * 3
-    swtpm_end_left_alone(str(tmp_path / "not there"))
+    end_abandoned_swtpms(str(tmp_path / "not there"))
 
 
 def test_a_vm_that_is_libvirts_common_user_needs_nothing(tmp_path: Path) -> None:
-    swtpm_let_in(str(tmp_path / "swtpm"), QemuIds(64055, 64055))
-    swtpm_let_in(str(tmp_path / "swtpm"), None)
+    let_qemu_reach_tpm_sockets(str(tmp_path / "swtpm"), QemuIds(64055, 64055))
+    let_qemu_reach_tpm_sockets(str(tmp_path / "swtpm"), None)
     assert not (tmp_path / "swtpm").exists()
 
 

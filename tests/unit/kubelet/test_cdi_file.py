@@ -11,7 +11,7 @@ import pytest
 from virtshim.devices.cdi_spec import CdiSpec, parse_spec
 from virtshim.devices.pools import Offer, Pool
 from virtshim.devices.values import PciAddress
-from virtshim.kubelet.device_plugin import cdi_file_write, specification
+from virtshim.kubelet.device_plugin import specification, write_cdi_file
 
 FIRST, SECOND = PciAddress.parse("0000:3d:01.0"), PciAddress.parse("0000:3d:01.1")
 
@@ -49,14 +49,14 @@ def test_whatever_is_in_the_files_place_is_replaced_by_it(tmp_path: Path, there)
     pool, offer = Pool("a.b/c", vendor="8086"), Offer((FIRST,), group=7, numa=None)
     path = tmp_path / "virtshim-a.b_c.json"
     there(path)
-    cdi_file_write(str(tmp_path), pool, [offer])
+    write_cdi_file(str(tmp_path), pool, [offer])
     assert not path.is_symlink()
     assert json.loads(path.read_text()) == specification(pool, [offer])
 
 
 def test_what_says_the_same_already_is_left_alone(tmp_path: Path) -> None:
     pool, offer = Pool("a.b/c", vendor="8086"), Offer((FIRST,), group=7, numa=None)
-    cdi_file_write(str(tmp_path), pool, [offer])
+    write_cdi_file(str(tmp_path), pool, [offer])
     before = (tmp_path / "virtshim-a.b_c.json").stat().st_ino
-    cdi_file_write(str(tmp_path), pool, [offer])
+    write_cdi_file(str(tmp_path), pool, [offer])
     assert [path.stat().st_ino for path in tmp_path.iterdir()] == [before]

@@ -26,7 +26,7 @@ from virtshim.kubelet.device_plugin import (
     ResourcePlugin,
     ResourceServer,
     cdi_file_qualified_name,
-    cdi_file_write,
+    write_cdi_file,
 )
 
 QAT = Pool("qat.intel.com/generic", vendor="8086", devices=frozenset({"37c9"}))
@@ -67,7 +67,7 @@ class Node:
             },
             pools,
             lambda: tuple(self.functions),
-            partial(cdi_file_write, str(self.cdi)) if cdi else lambda _pool, _offers: None,
+            partial(write_cdi_file, str(self.cdi)) if cdi else lambda _pool, _offers: None,
         )
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._plugin.run, args=(self._stopping, 0.02))

@@ -6,7 +6,7 @@ from virtshim.config.settings import Libvirt
 from virtshim.preflight import confinement
 from virtshim.preflight.confinement import UidRange
 from virtshim.preflight.finding import Level
-from virtshim.vm.elements.text import security_label_labelled_by
+from virtshim.vm.elements.text import security_models_in
 
 ALL = Libvirt().confine
 FIRST, COUNT = Libvirt().first_vm_uid, Libvirt().vm_uids
@@ -99,4 +99,4 @@ CAPABILITIES = """<capabilities><host><uuid>x</uuid>{}<secmodel><model>dac</mode
 )
 def test_what_libvirt_labels_vms_for_is_in_its_capabilities(models: list[str], labelled_by: list[str]) -> None:
     text = "".join(f"<secmodel><model>{model}</model><doi>0</doi></secmodel>" for model in models)
-    assert security_label_labelled_by(CAPABILITIES.format(text)) == labelled_by
+    assert security_models_in(CAPABILITIES.format(text)) == labelled_by

@@ -14,7 +14,7 @@ from typing import Final
 from rich.console import Console
 
 from virtshim.cli.diag import daemons, machine, records, vms
-from virtshim.cli.diag.gather import LIMIT, Collector, Gathered, Node, Room, archive_write, gather
+from virtshim.cli.diag.gather import LIMIT, Collector, Gathered, Node, Room, gather, write_archive
 from virtshim.cli.diag.machine import network, network_namespaces
 from virtshim.cli.diag.secrets import Secrets
 from virtshim.config import settings as settings_table
@@ -86,7 +86,7 @@ def diag_command(
     summary = _summary(found, now, node.secrets.trouble)
     files = {path: node.secrets.cleaned(text) for path, text in _files(found, summary).items()}
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-    path = archive_write(os.path.abspath(directory), f"virtshim-diag-{summary.host}-{stamp}", files, now)
+    path = write_archive(os.path.abspath(directory), f"virtshim-diag-{summary.host}-{stamp}", files, now)
     for name, part in summary.parts.items():
         if part.trouble:
             console.print(f"diag: {name}: {node.secrets.cleaned(part.trouble)}", markup=False)

@@ -112,7 +112,7 @@ def _begun(gathered: Gathered, collector: Collector, node: Node) -> tuple[Gather
     return gathered, ended
 
 
-def archive_write(directory: str, name: str, files: Mapping[str, str], now: int) -> str:
+def write_archive(directory: str, name: str, files: Mapping[str, str], now: int) -> str:
     """Writes DIRECTORY/NAME.tar.gz, with all files below NAME/, and returns its path. Only root can read the archive. It
     appears under its name only when it is complete. Raises InvalidRequest if it cannot be written."""
     path = f"{directory}/{name}.tar.gz"

@@ -33,7 +33,7 @@ from virtshim.model.hardware import Cache, DiskIo, HardwareOptions
 from virtshim.model.image import DiskFormat
 from virtshim.model.vm import Backing, Disk, DiskBus
 from virtshim.vm.elements import root_bus
-from virtshim.vm.elements.text import absolute_path, disk_serial, security_label_of_device
+from virtshim.vm.elements.text import absolute_path, device_security_label, disk_serial
 from virtshim.vm.file_owner import QemuIds
 from virtshim.volumes.sysprep import SYSPREP_ANNOTATION
 
@@ -175,7 +175,7 @@ def _source(disk: Disk, owner: QemuIds | None) -> etree._Element:
     if not disk.is_device:
         etree.SubElement(source, "seclabel", model="dac", relabel="no")
     elif owner is not None and owner.is_its_own:
-        source.append(security_label_of_device(owner))
+        source.append(device_security_label(owner))
     if disk.data_bytes:
         slices = etree.SubElement(source, "slices")
         etree.SubElement(slices, "slice", type="storage", offset=str(disk.data_at), size=str(disk.data_bytes))

@@ -27,7 +27,7 @@ from virtshim.devices.values import (
 from virtshim.model.errors import Unimplemented
 from virtshim.vm.elements import root_bus
 from virtshim.vm.elements.disk import target_name
-from virtshim.vm.elements.text import absolute_path, security_label_of_device
+from virtshim.vm.elements.text import absolute_path, device_security_label
 from virtshim.vm.file_owner import QemuIds
 
 # What the aliases of devices on PCI begin with. `ua-` is for users: libvirt makes none of its own with it.
@@ -167,7 +167,7 @@ def _source_of_disk(block: BlockDevice, index: int, owner: QemuIds | None) -> et
     if not block.is_file:
         source = etree.Element("source", dev=absolute_path(block.host_path, "block device"))
         if owner is not None and owner.is_its_own:
-            source.append(security_label_of_device(owner))
+            source.append(device_security_label(owner))
         return source
     source = etree.Element("source", file=absolute_path(block.host_path, "disk image"))
     if owner is not None:

@@ -93,7 +93,7 @@ def cpu_model(wanted: CpuModel, details: CpuDetails, domain_type: DomainType, to
     return element
 
 
-def cpu_clock(counts_in: Clock, *, hyperv: bool) -> etree._Element:
+def guest_clock(counts_in: Clock, *, hyperv: bool) -> etree._Element:
     """With the timers that do not cost the host anything while the guest idles; Hyper-V's is one of its enlightenments."""
     element = etree.Element("clock", offset=counts_in.value)
     etree.SubElement(element, "timer", name="rtc", tickpolicy="catchup")
@@ -132,7 +132,7 @@ def live_cpu(limits: CgroupLimits, cgroups: Cgroups) -> dict[str, int]:
     return found
 
 
-def cpu_memory_tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
+def memory_tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
     """`<memtune>`; None if there is nothing to say."""
     if cgroups is Cgroups.OFF:
         return None
@@ -165,7 +165,7 @@ def live_memory(limits: CgroupLimits, cgroups: Cgroups) -> dict[str, int]:
     return found
 
 
-def cpu_memory_nodes(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
+def numa_tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
     """`<numatune>`; None if there is nothing to say."""
     if cgroups is Cgroups.OFF or not limits.cpuset_mems:
         return None
@@ -174,7 +174,7 @@ def cpu_memory_nodes(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element |
     return element
 
 
-def cpu_partition(cgroup_parent: str, cgroups: Cgroups) -> etree._Element | None:
+def cgroup_partition(cgroup_parent: str, cgroups: Cgroups) -> etree._Element | None:
     """`<resource>`: the pod's slice; None for libvirt's own choice."""
     if cgroups is Cgroups.OFF or not (path := libvirt_partition(cgroup_parent)):
         return None
@@ -194,7 +194,7 @@ def numa_cells(wanted: Sequence[NumaCell], *, shared: bool) -> etree._Element:
     return element
 
 
-def numa_pinned(tuning: etree._Element | None, wanted: Sequence[NumaCell]) -> etree._Element | None:
+def with_vcpu_pins(tuning: etree._Element | None, wanted: Sequence[NumaCell]) -> etree._Element | None:
     """`<cputune>` with a pin for each vCPU: to the CPUs of its cell, among which the host's scheduler may choose."""
     if not wanted:
         return tuning
@@ -205,7 +205,7 @@ def numa_pinned(tuning: etree._Element | None, wanted: Sequence[NumaCell]) -> et
     return element
 
 
-def numa_bound(tuning: etree._Element | None, wanted: Sequence[NumaCell]) -> etree._Element | None:
+def with_memory_nodes(tuning: etree._Element | None, wanted: Sequence[NumaCell]) -> etree._Element | None:
     """`<numatune>` with the host's node of each cell, where its memory is as long as there is some. Nobody has made sure that
     each has as much to give: kubelet's memory manager counts what all nodes of a pod have together."""
     if not wanted:

@@ -23,12 +23,12 @@ from virtshim.volumes.shares import TAG
 # swtpm, one a VM, as its own user for that, which is no VM's.
 
 
-def firmware_system(kind: Firmware, files: FirmwareFiles | None) -> etree._Element:
+def new_os_element(kind: Firmware, files: FirmwareFiles | None) -> etree._Element:
     """`<os>`, empty."""
     return etree.Element("os", firmware="efi") if kind.is_uefi and files is None else etree.Element("os")
 
 
-def firmware_describe(os_element: etree._Element, kind: Firmware, files: FirmwareFiles | None, nvram: str) -> None:
+def add_uefi(os_element: etree._Element, kind: Firmware, files: FirmwareFiles | None, nvram: str) -> None:
     """Which UEFI, and where its variables are; nothing of a BIOS."""
     if not kind.is_uefi:
         return
@@ -47,7 +47,7 @@ def firmware_describe(os_element: etree._Element, kind: Firmware, files: Firmwar
     etree.SubElement(os_element, "nvram").text = absolute_path(nvram, "file of UEFI's variables")
 
 
-def firmware_start_kernel(os_element: etree._Element, kernel: str, initrd: str, arguments: str) -> None:
+def add_kernel(os_element: etree._Element, kernel: str, initrd: str, arguments: str) -> None:
     """In place of a boot loader; nothing for ""."""
     if not kernel:
         return
@@ -58,7 +58,7 @@ def firmware_start_kernel(os_element: etree._Element, kernel: str, initrd: str, 
         etree.SubElement(os_element, "cmdline").text = printable(arguments, "command line of the kernel")
 
 
-def firmware_tpm(*, keeps: bool) -> etree._Element:
+def tpm_device(*, keeps: bool) -> etree._Element:
     """`keeps`: what it remembers stays when the definition goes."""
     element = etree.Element("tpm", model="tpm-crb")
     backend = etree.SubElement(element, "backend", type="emulator", version="2.0")
@@ -74,18 +74,18 @@ _ENLIGHTENMENTS = ("relaxed", "vapic", "vpindex", "runtime", "synic", "stimer", 
 _SPINS = 8191
 
 
-def guest_aids_watchdog() -> etree._Element:
+def watchdog_device() -> etree._Element:
     element = etree.Element("watchdog", model="i6300esb", action="reset")
     element.append(root_bus.own(root_bus.Own.WATCHDOG))
     return element
 
 
-def guest_aids_tablet() -> etree._Element:
+def tablet_device() -> etree._Element:
     """Needs a USB controller."""
     return etree.Element("input", type="tablet", bus="usb")
 
 
-def guest_aids_hyperv() -> etree._Element:
+def hyperv_features() -> etree._Element:
     element = etree.Element("hyperv", mode="custom")
     for name in _ENLIGHTENMENTS:
         etree.SubElement(element, name, state="on")
@@ -98,7 +98,7 @@ def guest_aids_hyperv() -> etree._Element:
 BALLOON_STATS_SECONDS = 10
 
 
-def platform_entropy() -> etree._Element:
+def entropy_device() -> etree._Element:
     """virtio-rng fed from /dev/urandom: first boots do not wait for entropy."""
     element = etree.Element("rng", model="virtio")
     etree.SubElement(element, "backend", model="random").text = "/dev/urandom"
@@ -106,7 +106,7 @@ def platform_entropy() -> etree._Element:
     return element
 
 
-def platform_balloon(*, holds_back: bool, pinned: bool) -> etree._Element:
+def memory_balloon(*, holds_back: bool, pinned: bool) -> etree._Element:
     """Gives memory readings, and hands pages the guest has freed back to the host. One that `holds_back` memory for later
     must not let go of it by itself: the VM's cgroup has no room for it. Of `pinned` memory nothing can be handed back: a
     device still writes to what it was told of."""
@@ -118,17 +118,17 @@ def platform_balloon(*, holds_back: bool, pinned: bool) -> etree._Element:
     return element
 
 
-def platform_panic() -> etree._Element:
+def panic_device() -> etree._Element:
     """pvpanic: a guest kernel tells of its panic instead of spinning or booting again."""
     return etree.Element("panic", model="isa")
 
 
-def platform_no_usb() -> etree._Element:
+def no_usb_controller() -> etree._Element:
     """q35 gets a USB controller unless told otherwise; nothing here is on USB."""
     return etree.Element("controller", type="usb", index="0", model="none")
 
 
-def platform_virtio_serial() -> etree._Element:
+def virtio_serial_controller() -> etree._Element:
     """With room for what is plugged in later: libvirt cannot plug in another of these. Port 0 stays free, as a console's by
     convention, and one is the guest agent's."""
     element = etree.Element("controller", type="virtio-serial", index="0", ports=str(MAX_EXEC_PORTS + 2))
@@ -145,8 +145,8 @@ def platform_virtio_serial() -> etree._Element:
 # guest opens the port, and QEMU serves one client. So libvirt knows ours by another name, and only the guest sees the
 # agent's.
 
-SERIAL_AGENT_ALIAS = "ua-agent"
-SERIAL_AGENT_PORT = "org.qemu.guest_agent.0"
+AGENT_ALIAS = "ua-agent"
+AGENT_PORT = "org.qemu.guest_agent.0"
 _HOST_NAME = "virtshim.agent"
 # Of the controller's ports; 0 is a console's by convention.
 _AGENT_NUMBER = 1
@@ -161,16 +161,16 @@ def serial_console(socket: str, log: str) -> etree._Element:
     return element
 
 
-def serial_agent(socket: str) -> etree._Element:
+def guest_agent_port(socket: str) -> etree._Element:
     element = etree.Element("channel", type="unix")
     etree.SubElement(element, "source", mode="bind", path=socket_path(socket, "guest agent socket"))
     etree.SubElement(element, "target", type="virtio", name=_HOST_NAME)
     element.append(_address(_AGENT_NUMBER))
-    etree.SubElement(element, "alias", name=SERIAL_AGENT_ALIAS)
+    etree.SubElement(element, "alias", name=AGENT_ALIAS)
     return element
 
 
-def serial_exec_ports(sockets: Sequence[str]) -> Sequence[etree._Element]:
+def exec_port_elements(sockets: Sequence[str]) -> Sequence[etree._Element]:
     """One virtio-serial port for each socket, named by its number."""
     return [exec_port_element(number, socket) for number, socket in enumerate(sockets)]
 
@@ -191,7 +191,7 @@ def _address(port: int) -> etree._Element:
 # The device by which a guest has its pod's volumes. Pure.
 
 
-def shares_build(socket: str) -> etree._Element:
+def virtiofs_device(socket: str) -> etree._Element:
     """All volumes on one: libvirt is told where who serves them listens, and starts nobody itself."""
     element = etree.Element("filesystem", type="mount")
     etree.SubElement(element, "driver", type="virtiofs")
@@ -205,7 +205,7 @@ def shares_build(socket: str) -> etree._Element:
 _VIDEO_KIB = 16 << 10
 
 
-def vnc_build(socket: str, kind: Video = Video.VGA) -> Sequence[etree._Element]:
+def vnc_devices(socket: str, kind: Video = Video.VGA) -> Sequence[etree._Element]:
     graphics = etree.Element("graphics", type="vnc")
     etree.SubElement(graphics, "listen", type="socket", socket=socket_path(socket, "VNC socket"))
     video = etree.Element("video")

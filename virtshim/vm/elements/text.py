@@ -68,27 +68,27 @@ def socket_path(value: str, what: str) -> str:
     return absolute_path(value, what)
 
 
-def security_label_of_vm(qemu: QemuIds) -> etree._Element:
+def vm_security_label(qemu: QemuIds) -> etree._Element:
     element = etree.Element("seclabel", type="static", model="dac", relabel="yes")
     etree.SubElement(element, "label").text = f"+{qemu.uid}:+{qemu.gid}"
     return element
 
 
-def security_label_of_device(qemu: QemuIds) -> etree._Element:
+def device_security_label(qemu: QemuIds) -> etree._Element:
     """For one whose node lets its group in: that group is nobody's."""
     element = etree.Element("seclabel", model="dac", relabel="yes")
     etree.SubElement(element, "label").text = f"+{qemu.uid}:+{qemu.uid}"
     return element
 
 
-def security_label_labelled_by(capabilities: str) -> list[str]:
+def security_models_in(capabilities: str) -> list[str]:
     """What libvirt labels VMs for by itself (sVirt): of `apparmor` and `selinux` those in its capabilities. A definition that
     says nothing of one gets a label of it."""
     models = [element.text for element in etree.fromstring(capabilities.encode()).iterfind("host/secmodel/model")]
     return [model for model in models if model in ("apparmor", "selinux")]
 
 
-def security_label_uid_in(definition: str) -> int:
+def vm_uid_in(definition: str) -> int:
     """The VM's own user; 0 if it has none, or that cannot be read."""
     label = etree.fromstring(definition.encode()).findtext("seclabel[@type='static'][@model='dac']/label", "")
     uid = label.partition(":")[0].removeprefix("+")

@@ -21,7 +21,7 @@ from tapmanager.dhcp.packet import (
     BadPacket,
     Datagram,
     Message,
-    frame_build,
+    build_frame,
     frame_parse,
 )
 from tapmanager.pod import Dns, Nic, Route
@@ -62,7 +62,7 @@ def in_frame(message: Message, port: int = 67) -> bytes:
     source = Datagram(
         MAC, FRAME_BROADCAST_MAC, packet.ANY, FRAME_BROADCAST_IP, FRAME_CLIENT_PORT, port, packet.build(message)
     )
-    return frame_build(source)
+    return build_frame(source)
 
 
 def answered(message: Message, to: Lease | None = None) -> tuple[Datagram, Message]:
@@ -114,7 +114,7 @@ def test_a_message_is_parsed_as_it_was_built(message: Message) -> None:
     padding=st.binary(max_size=20),
 )
 def test_a_datagram_is_parsed_as_it_was_built_with_any_padding(datagram: Datagram, padding: bytes) -> None:
-    assert frame_parse(frame_build(datagram) + padding) == datagram
+    assert frame_parse(build_frame(datagram) + padding) == datagram
 
 
 @given(data=st.binary(max_size=700))
@@ -127,7 +127,7 @@ def test_any_bytes_are_a_message_or_a_bad_packet(data: bytes) -> None:
 @given(area=st.binary(max_size=300), at=st.integers(0, 600), noise=st.binary(max_size=40))
 def test_no_frame_makes_the_server_fail(area: bytes, at: int, noise: bytes) -> None:
     fixed = packet.build(request(packet.DISCOVER))[:240]
-    data = frame_build(Datagram(MAC, FRAME_BROADCAST_MAC, packet.ANY, FRAME_BROADCAST_IP, 68, 67, fixed + area))
+    data = build_frame(Datagram(MAC, FRAME_BROADCAST_MAC, packet.ANY, FRAME_BROADCAST_IP, 68, 67, fixed + area))
     lease_plan.answer(data, lease())
     lease_plan.answer(data[:at] + noise + data[at + len(noise) :], lease())
 
@@ -141,7 +141,7 @@ def checksum_is_right(data: bytes) -> bool:
 
 @given(payload=st.binary(max_size=301))
 def test_both_checksums_are_right(payload: bytes) -> None:
-    data = frame_build(Datagram(MAC, OTHER_MAC, GATEWAY, ADDRESS, 67, 68, payload))
+    data = build_frame(Datagram(MAC, OTHER_MAC, GATEWAY, ADDRESS, 67, 68, payload))
     ip, udp = data[14:34], data[34:]
     assert checksum_is_right(ip)
     pseudo = ip[12:20] + struct.pack("!BBH", 0, 17, len(udp))

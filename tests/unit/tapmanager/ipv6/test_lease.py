@@ -48,8 +48,8 @@ from tapmanager.ipv6.lease import (
     Lease,
     Message,
     Option,
+    build_message,
     message_address_option,
-    message_build,
     message_encode,
     message_parse,
     message_parse_options,
@@ -84,7 +84,7 @@ def ia(*addresses: IPv6Address, iaid: bytes = IAID, kind: int = MESSAGE_IA_NA) -
 def asking(kind: int, *options: Option, client: bytes | None = CLIENT, server: bytes | None = None) -> bytes:
     head = [] if client is None else [(MESSAGE_CLIENT_ID, client)]
     head += [] if server is None else [(MESSAGE_SERVER_ID, server)]
-    return message_build(kind, b"\1\2\3", [*head, *options])
+    return build_message(kind, b"\1\2\3", [*head, *options])
 
 
 def in_frame(
@@ -149,7 +149,7 @@ def test_any_bytes_are_a_packet_and_a_message_or_bad(data: bytes) -> None:
     cut=st.integers(0, 600),
 )
 def test_no_frame_makes_the_server_fail(kind: int, options: list[Option], at: int, noise: bytes, cut: int) -> None:
-    data = in_frame(message_build(kind, b"abc", [(MESSAGE_CLIENT_ID, CLIENT), ia(OWN), *options]))
+    data = in_frame(build_message(kind, b"abc", [(MESSAGE_CLIENT_ID, CLIENT), ia(OWN), *options]))
     for one in (data, data[:at] + noise + data[at + len(noise) :], data[:cut]):
         answer = lease.answer(one, made())
         assert answer is None or len(answer) <= 14 + frame.LEAST_MTU

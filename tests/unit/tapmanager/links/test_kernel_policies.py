@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from tapmanager.links.netlink import attribute
-from tapmanager.links.policy_routes import Policies, kernel_policies_of_link, kernel_policies_read
+from tapmanager.links.policy_routes import Policies, kernel_policies_of_link, read_kernel_policies
 
 _GETRULE = 34
 _DST, _OIF, _GATEWAY, _TABLE, _SUPPRESS, _L3MDEV = 1, 4, 5, 15, 14, 19
@@ -34,7 +34,7 @@ def route(table: int, *more: bytes, kind: int = 1) -> bytes:
 
 def told(rules: list[bytes], routes: list[bytes]) -> Policies:
     own = [rule(0, 255), rule(32766, 254), rule(32767, 253)]
-    found = kernel_policies_read(lambda kind, _head: [*own, *rules] if kind == _GETRULE else routes)
+    found = read_kernel_policies(lambda kind, _head: [*own, *rules] if kind == _GETRULE else routes)
     return kernel_policies_of_link(found, _LINK)
 
 
