@@ -70,7 +70,7 @@ def test_a_share_is_served_from_its_start_to_its_end(shares: VmShares, tmp_path:
 def test_a_volume_that_is_not_there_is_named_and_leaves_nothing(shares: VmShares, tmp_path: Path) -> None:
     gone = container(tmp_path, tmp_path / "gone")
     for ask in (lambda: shares.check(gone.spec.volumes, LIMIT), lambda: shares.start(gone, "", LIMIT)):
-        with pytest.raises(NotFound, match=f"{tmp_path}/gone is not there"):
+        with pytest.raises(NotFound, match=f"{tmp_path}/gone does not exist"):
             ask()
     shares.check(container(tmp_path).spec.volumes, LIMIT)
     assert shares.served(LIMIT) == {}

@@ -86,7 +86,7 @@ def test_what_is_no_disks_image_is_refused(tmp_path: Path, kind: str) -> None:
         "directory": image.mkdir,
         "empty": image.touch,
     }[kind]()
-    with pytest.raises(InvalidRequest, match="give it the disk's size" if kind == "empty" else "no regular file"):
+    with pytest.raises(InvalidRequest, match="give it the disk's size" if kind == "empty" else "not a regular file"):
         VolumeDisksOnNode().image(str(tmp_path), readonly=kind == "link")
 
 
@@ -136,9 +136,9 @@ def test_options_are_read_from_a_file_of_some_size_and_from_nothing_else(tmp_pat
         files.flex_options(str(tmp_path))
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(InvalidRequest, match="no regular file"):
+    with pytest.raises(InvalidRequest, match="not a regular file"):
         files.flex_options(str(tmp_path))
     file.unlink()
     file.symlink_to("/etc/hostname")
-    with pytest.raises(InvalidRequest, match="no regular file"):
+    with pytest.raises(InvalidRequest, match="not a regular file"):
         files.flex_options(str(tmp_path))

@@ -122,11 +122,11 @@ class Node:
         self.world.outside.vms.on_power_event(self.world.app.guest_set_up.changed)
 
     def _dressed(self, adapters: Adapters, layout: Layout) -> Adapters:
-        disks = adapters.disks
         Directories.layout = layout
         consoles = self.parts.enter_context(contextlib.closing(ConsoleLogs(layout, SystemClock())))
         copies, places = RecordCopyFiles(layout), DiskPlacesFiles(layout)
-        return dataclasses.replace(adapters, disks=disks, consoles=consoles, copies=copies, disk_places=places)
+        files = dataclasses.replace(adapters.files, copies=copies, disk_places=places)
+        return dataclasses.replace(adapters, files=files, guest=dataclasses.replace(adapters.guest, consoles=consoles))
 
     def _run(self, command: GuestCommand, *_: object) -> CommandResult:
         self.set_up.append(command)

@@ -221,7 +221,7 @@ def test_a_volume_that_the_guest_would_not_have_is_refused_and_nothing_is_made(c
     with refused(Code.NOT_FOUND, "kubernetes.io~configmap/c does not exist"):
         client.create(sandbox, mounts=[texts])
     world.outside.shares.missing.add("/srv/gone")
-    with refused(Code.NOT_FOUND, "/srv/gone is not there"):
+    with refused(Code.NOT_FOUND, "/srv/gone does not exist"):
         client.create(sandbox, mounts=[pb.Mount(container_path="/data", host_path="/srv/gone")])
     with refused(Code.INVALID_ARGUMENT, r"mounts\[/\]: the guest's own root directory"):
         client.create(sandbox, mounts=[pb.Mount(container_path="/", host_path="/srv")])

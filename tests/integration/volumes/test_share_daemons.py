@@ -208,7 +208,12 @@ def test_what_is_no_directory_and_no_file_is_refused_by_name(daemons: ShareDaemo
     os.mkfifo(tmp_path / "fifo")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{tmp_path}/sock")
-        for name, says in (("fifo", "a FIFO"), ("sock", "a socket"), ("gone", "is not there"), ("fifo/x", "not there")):
+        for name, says in (
+            ("fifo", "a FIFO"),
+            ("sock", "a socket"),
+            ("gone", "does not exist"),
+            ("fifo/x", "does not exist"),
+        ):
             with pytest.raises(TapmanagerError, match=f"{tmp_path}/{name} .*{says}"):
                 daemons.check([SharedMount(f"{tmp_path}/{name}")], soon())
     with pytest.raises(TapmanagerError, match="/dev/null is a device node"):
@@ -217,7 +222,7 @@ def test_what_is_no_directory_and_no_file_is_refused_by_name(daemons: ShareDaemo
 
 
 def test_a_share_that_cannot_be_started_leaves_nothing(daemons: ShareDaemons, place: Place, tmp_path: Path) -> None:
-    with pytest.raises(TapmanagerError, match="is not there"):
+    with pytest.raises(TapmanagerError, match="does not exist"):
         daemons.start(place, UID, [SharedMount(str(tmp_path)), SharedMount(f"{tmp_path}/gone")], soon())
     assert not os.path.lexists(place.directory)
 

@@ -201,7 +201,7 @@ def test_one_that_is_not_there_or_too_large_is_refused_and_nothing_is_made(world
     sandbox = world.run()
     before = world.everything()
     gone = container_config(mounts=(Mount("/x", f"{POD}/volumes/kubernetes.io~secret/gone"),))
-    with pytest.raises(NotFound, match="secret/gone is not there"):
+    with pytest.raises(NotFound, match="secret/gone does not exist"):
         world.create(sandbox, config=gone)
     hosts = [f"{POD}/volumes/kubernetes.io~secret/{number}" for number in range(9)]
     for host in hosts:
