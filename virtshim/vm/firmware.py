@@ -47,9 +47,9 @@ def tpm_state_directory(pid_directory: str) -> str:
 
 
 def refuse_foreign_tpm_state(directory: str, vm: uuid.UUID) -> None:
-    """Raises AlreadyExists if state of a TPM with that UUID is left: of a VM that is no longer defined, and whose operator kept the
-    state (`virsh undefine --keep-tpm`). The next VM with the UUID would get that state, and pods choose UUIDs. `directory`: see
-    `tpm_state_directory`; "" has no state."""
+    """Raises AlreadyExists if state of a TPM with that UUID is left: of a VM that is no longer defined, and whose operator
+    kept the state (`virsh undefine --keep-tpm`). The next VM with the UUID would get that state, and pods choose UUIDs.
+    `directory`: see `tpm_state_directory`; "" has no state."""
     state = os.path.join(directory, str(vm))
     if directory and os.path.lexists(state):
         raise AlreadyExists(
@@ -59,9 +59,9 @@ def refuse_foreign_tpm_state(directory: str, vm: uuid.UUID) -> None:
 
 
 def remove_tpm_state(directory: str, vm: uuid.UUID, definition: str) -> None:
-    """Removes the state of the VM's TPM, unless the definition keeps it. Must run before the VM is undefined: libvirt removes them in
-    the other order, and a kill in between would leave state that nobody can tell from another VM's. The VM is off. `directory`:
-    see `tpm_state_directory`. Raises InternalError; the definition must stay then."""
+    """Removes the state of the VM's TPM, unless the definition keeps it. Must run before the VM is undefined: libvirt removes
+    them in the other order, and a kill in between would leave state that nobody can tell from another VM's. The VM is off.
+    `directory`: see `tpm_state_directory`. Raises InternalError; the definition must stay then."""
     backend = etree.fromstring(definition.encode()).find("devices/tpm/backend")
     if not directory or backend is None or backend.get("persistent_state") == "yes":
         return
