@@ -14,7 +14,9 @@ import pytest
 @pytest.fixture(scope="module", params=["test", "test-all"])
 def commands(request: pytest.FixtureRequest, project: Any) -> list[str]:
     """What a target of the Makefile runs, as `.ci/run` calls it."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "TESTS"))
+    }
     planned = subprocess.run(
         ["make", "--dry-run", request.param, "PYTEST_ARGS=--strict-areas"],
         cwd=project.root, env=environment, capture_output=True, text=True, check=True,
