@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import os
 import re
-import signal
 import tempfile
 import threading
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 import libvirt
 import pytest
 from fakes.hypervisor import FakeHypervisor
+from fakes.processes import hanging
 from fakes.readings import FakeReadings
 from fakes.resizing import FakeResizing
 from podclient import wait_until
@@ -512,8 +512,7 @@ def test_a_vm_that_hangs_takes_no_numbers_from_the_others(world: World, request:
     world.running("b")
     process = world.usage_of(broken)[broken.uuid].process
     assert process is not None
-    os.kill(process.pid, signal.SIGSTOP)
-    try:
+    with hanging(process.pid):
         for _ in range(2):
             before = len(world.questions)
             found = world.usage_of(broken, healthy)
@@ -527,8 +526,6 @@ def test_a_vm_that_hangs_takes_no_numbers_from_the_others(world: World, request:
             assert rest.counters is not None
             assert rest.counters.cpu is not None
         assert len(world.questions) == before + 1, "the second list need not wait again"
-    finally:
-        os.kill(process.pid, signal.SIGCONT)
 
 
 # --- changes of a VM that exists
@@ -748,14 +745,10 @@ def test_a_vm_that_hangs_holds_nobody_up_who_unplugs(
     world.plug_in(domain, SERIAL_PORT, "ua-host-pci1")
     process = world.usage_of(spec)[domain].process
     assert process is not None
-    os.kill(process.pid, signal.SIGSTOP)
-    try:
+    with hanging(process.pid):
         assert list(world.unplugging.unplug(domain, A, 0.5)) == ["ua-host-pci1"]
         if ended:
             world.hypervisor.destroy(domain, A)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGCONT)
     assert world.hypervisor.power(domain).is_on != ended
 
 

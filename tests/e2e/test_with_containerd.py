@@ -4,7 +4,6 @@ containerd and virtshim behind it."""
 import contextlib
 import json
 import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import pytest
 from bench.containerd import IMAGE, bring_image
 from fakes.cri import refused
 from fakes.kubelet_calls import Kubelet, KubeletPod
+from fakes.processes import hanging
 from guest import answers
 from node import Node, free_cidr
 from podclient import PodClient, container_config, pod_config, wait_until
@@ -164,8 +164,7 @@ def test_containers_start_and_vms_stay_listed_while_virtshim_does_not_answer(bot
     vm.run()
     both.kubelet.start()
     pid = both.node.daemons()["virtshim"]
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with hanging(pid):
         states = {one.id: one.state for one in both.proxy.pods()}
         assert states[vm.sandbox] == pb.SANDBOX_READY
         web = both.pod("web-meanwhile")
@@ -177,8 +176,6 @@ def test_containers_start_and_vms_stay_listed_while_virtshim_does_not_answer(bot
             both.pod("vm-too", "virtshim").run()
         with refused(grpc.StatusCode.UNAVAILABLE, "the runtime virtlet.cloud"):
             both.proxy.pod_status(vm.sandbox)
-    finally:
-        os.kill(pid, signal.SIGCONT)
     wait_until(lambda: _has(both.proxy, vm.sandbox), LIMIT, "virtshim is heard again")
 
 

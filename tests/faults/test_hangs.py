@@ -1,4 +1,4 @@
-"""Processes that hang: a QEMU whose monitor does not answer, and tapmanager. SIGSTOP makes them. Whoever needs them is told,
+"""Processes that hang: a QEMU whose monitor does not answer, and tapmanager. Whoever needs them is told,
 everybody else goes on, and all is well again after SIGCONT.
 
 What is answered while a process is stopped did not wait for it. Who waits without a bound here gets the client's own deadline,
@@ -8,13 +8,11 @@ DEADLINE_EXCEEDED without the words of virtshim's.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import os
-import signal
 from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
+from fakes.processes import hanging
 from mortal_node import MortalNode
 from podclient import wait_until
 from work import Work
@@ -30,19 +28,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 # Seconds.
 SOON = 15.0
 GRACE = 2
-
-
-@contextlib.contextmanager
-def stopped(*pids: int) -> Iterator[None]:
-    """They hang inside the block. One that is gone by its end is not missed."""
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
 
 
 def code_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
@@ -63,7 +48,7 @@ def hung(mortal: MortalNode, work: Work) -> Iterator[int]:
         step()
     assert mortal.bystander is not None
     (pid,) = mortal.qemu_pids() - mortal.bystander.pids
-    with stopped(pid):
+    with hanging(pid):
         yield pid
 
 
@@ -121,7 +106,7 @@ def test_a_paused_vm_whose_qemu_hangs_can_be_stopped(mortal: MortalNode, work: W
     pause(mortal, work)
     assert mortal.bystander is not None
     (pid,) = mortal.qemu_pids() - mortal.bystander.pids
-    with stopped(pid):
+    with hanging(pid):
         work.cri.stop(work.container, GRACE)
     assert work.cri.status(work.container).state == pb.CONTAINER_EXITED
     assert pid not in mortal.qemu_pids()
@@ -150,7 +135,7 @@ def test_a_hung_tapmanager_is_told_and_all_goes_on_when_it_does(mortal: MortalNo
     idle, late = Work(mortal, work.cri, work.image), Work(mortal, work.cri, work.image)
     for step in (work.run, work.create, idle.run):
         step()
-    with stopped(mortal.pid("tapmanager")):
+    with hanging(mortal.pid("tapmanager")):
         told = conditions(work)
         assert not told["NetworkReady"].status
         assert "tapmanager" in told["NetworkReady"].message

@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 from bench.containerd import IMAGE, Containerd
+from fakes.processes import hang
 from fakes.spdy import close_all, spdy
 from guest import BOOT, READY, answers, ping
 from imageserver import serve_directory
@@ -239,7 +240,7 @@ def test_containers_go_on_while_virtshim_is_stopped_and_then_killed(both: Both) 
     both.check_pair()  # lists, as kubelet does each second
     before = {one.id: one.state for one in both.cri.containers()}
     virtshim = both.node.daemons()["virtshim"]
-    os.kill(virtshim, signal.SIGSTOP)
+    hang(virtshim)
     status = both.cri.runtime.Status(pb.StatusRequest(), timeout=LIMIT).status
     assert {one.type: one.status for one in status.conditions} == {
         "RuntimeReady": True, "NetworkReady": True, "virtlet.cloud/RuntimeReady": False,

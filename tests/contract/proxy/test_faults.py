@@ -17,6 +17,7 @@ import pytest
 from fakes.background import Background
 from fakes.cri import Client, pod, refused
 from fakes.journal import WAIT_LIMIT
+from fakes.processes import hang
 from fakes.proxy import Proxy
 from fakes.runtime import FakeRuntime
 from podclient import wait_until
@@ -57,7 +58,7 @@ class Program:
 
     def stop(self) -> None:
         """It is there, and says nothing."""
-        self.process.send_signal(signal.SIGSTOP)
+        hang(self.process.pid)
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)
