@@ -7,7 +7,7 @@ from gate import expected_seconds, next_unit, unit_of
 @pytest.mark.parametrize(
     ("nodeid", "unit"),
     [
-        ("tests/unit/test_files.py::test_a[x::y]", "tests/unit/test_files.py"),
+        ("tests/unit/system/test_files.py::test_a[x::y]", "tests/unit/system/test_files.py"),
         ("tests/vfio/test_nic.py::test_a", "tests/vfio"),
     ],
 )
