@@ -129,7 +129,7 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
         Cache.WRITEBACK,
         "how QEMU writes files that are disks: `none` bypasses the node's page cache, `writethrough` waits for each write, "
         "`directsync` does both. `none` and `directsync` need a file system with O_DIRECT. Block volumes are always `none`, "
-        "[disk images on volumes](pods.md#a-disk-in-a-file-system) always `writeback`",
+        "[disk images on volumes](images.md#a-disk-in-a-file-system) always `writeback`",
     ),
     _choice(
         IO,

@@ -13,7 +13,7 @@ _ALLOWED = "IP address and port, or `unix:/a/path`"
 
 
 class Metrics(Section):
-    """[metrics]: `/metrics` of the daemons, for Prometheus; see metrics.md."""
+    """[metrics]: `/metrics` of the daemons, for Prometheus; see [metrics.md](metrics.md)."""
 
     address: AddressText = setting(
         "127.0.0.1:10011",
@@ -30,7 +30,7 @@ class Metrics(Section):
 
 
 class Tracing(Section):
-    """[tracing]: OpenTelemetry traces of `virtshim serve` and `virtshim proxy`; see tracing.md."""
+    """[tracing]: OpenTelemetry traces of `virtshim serve` and `virtshim proxy`; see [metrics.md](metrics.md#traces)."""
 
     endpoint: str = setting(
         "",

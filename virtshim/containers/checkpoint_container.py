@@ -190,7 +190,7 @@ class CheckpointContainer:
             log.warning("checkpoint.not_tidied", container=container.id.short, error=str(exc))
 
     def _manifest(self, container: Container, frozen_file_systems: int) -> bytes:
-        """Describes the archive: which container, and the names of the files. docs/pods.md explains the files."""
+        """Describes the archive: which container, and the names of the files. docs/operate.md explains the files."""
         sandbox = self._records.sandboxes.get(container.sandbox_id)
         facts = {
             "format": _FORMAT,

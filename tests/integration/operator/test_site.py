@@ -81,7 +81,7 @@ def test_links_that_lead_nowhere_fail_the_build(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in ROOT.glob("*.md"):
         shutil.copy(path, tmp_path)
-    with (tmp_path / "docs/glossary.md").open("a") as page:
+    with (tmp_path / "docs/comparison.md").open("a") as page:
         page.write("\n[a](pods.md#no-such-title) [b](no-such-page.md) [c](../deploy/none.yaml)\n")
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode != 0
