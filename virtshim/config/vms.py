@@ -109,7 +109,7 @@ class VmProfile(Section):
         foreign = sorted(name for name in self.annotations if not is_known(name) or name in _OF_PODS)
         if foreign:
             raise ValueError(
-                f"{', '.join(foreign)}: not an annotation of VMs, or one that only pods may set; docs/pods.md lists them"
+                f"{', '.join(foreign)}: not an annotation of VMs, or one that only pods may set; docs/annotations.md lists them"
             )
         try:
             parse_vm_options(self.annotations)
