@@ -26,7 +26,7 @@ def draw(figures: Mapping[str, Mapping[str, Any]]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
-        '<text x="10" y="20" font-size="14">A pod on virtshim and on containerd: one client, one CNI network, one run</text>',
+        '<text x="10" y="20" font-size="14">A pod on virtshim and on containerd, same client and CNI: median (range)</text>',
     ]
     for place, (name, colour) in enumerate(_RUNTIMES.values()):
         parts.append(f'<rect x="{10 + place * 110}" y="32" width="12" height="12" fill="{colour}"/>')

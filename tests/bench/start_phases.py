@@ -103,7 +103,7 @@ def _one(cri: PodClient, node: Node, debug: Path, image: str, number: int) -> di
     for phase, mark in _MARKS.items():
         now = _when(next(line for line in lines if mark in line))
         phases[phase], before = _ms(before, now), now
-    phases["cont, records"] = _ms(before, ended)
+    phases["the guest begins, records"] = _ms(before, ended)
     return phases
 
 
