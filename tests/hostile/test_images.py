@@ -73,9 +73,9 @@ DISK = bytes(1024)
 LAYERS: dict[str, tuple[bytes, str]] = {
     "a name that leads up": (member("disk/../../../etc/cron.d/evil", DISK), "has no file below /disk"),
     "a name that leads up from the top": (member("../../disk", DISK), "has no file below /disk"),
-    "a name that goes up and down": (member("etc/../../cron.d/evil", DISK), "nor can it be a volume: .* leads up"),
-    "a hard link to the node": (member("x", type=tarfile.LNKTYPE, linkname=SECRET), "hard link to 'etc/shadow', which is no"),
-    "a whiteout of all": (tar({"a/x": DISK, "a/.wh...": b""}), "nor can it be a volume: it holds a whiteout of '..' in '/a'"),
+    "a name that goes up and down": (member("etc/../../cron.d/evil", DISK), "cannot be a volume either: .* contains '..'"),
+    "a hard link to the node": (member("x", type=tarfile.LNKTYPE, linkname=SECRET), "hard link to 'etc/shadow', which is not"),
+    "a whiteout of all": (tar({"a/x": DISK, "a/.wh...": b""}), "cannot be a volume either: it holds a whiteout of '..' in '/a'"),
     "a symbolic link": (member("disk/a.img", type=tarfile.SYMTYPE, linkname=SECRET), "is a link or a device"),
     "a link to itself": (member("disk/a.img", type=tarfile.SYMTYPE, linkname="a.img"), "is a link or a device"),
     "a hard link": (member("disk/a.img", type=tarfile.LNKTYPE, linkname=SECRET), "is a link or a device"),

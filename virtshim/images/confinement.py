@@ -1,7 +1,7 @@
-"""The child that reads strangers' files: as whom it runs, how much it gets, how it is started.
+"""How the child that reads untrusted files is started: its user, its limits, its command line.
 
-It is a Python of its own that has seen neither this process's memory nor its settings, and it gives its rights up before it reads
-anything: `virtshim.images.confined.program`.
+The child is a separate Python process that has neither virtshim's memory nor its settings. It drops its rights before it reads
+anything: see `virtshim.images.confined.program`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from virtshim.model.errors import InternalError
 from virtshim.system.process import Finished, Piped, piped, run
 
 OWN_USER: Final = "virtshim-parser"
-"""Made by systemd-sysusers."""
+"""systemd-sysusers creates this user."""
 
 MOST_OUTPUT: Final = 1 << 16
-"""Bytes that are read of what qemu-img says."""
+"""Bytes of qemu-img's output that are read."""
 
 _FALLBACK: Final = "nobody"
 _JUDGING_TIMEOUT = 60.0
 ROOT = str(Path(__file__).resolve().parents[2])
-# No site-packages, nothing from the environment: the standard library, what lies below the one directory, zlib-ng, and zstd, a
-# part of the standard library from Python 3.14 on.
+# The child gets no site-packages and nothing from the environment. It loads the standard library, modules below one directory,
+# zlib-ng, and zstd, which the standard library includes since Python 3.14.
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from virtshim.images.confined.program import main; main(sys.argv[2:])"
 )
@@ -48,14 +48,14 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bytes of memory, seconds of processor time."""
+    """`memory` is in bytes, `cpu_seconds` is processor time."""
 
     memory: int
     cpu_seconds: int
 
 
 def account(name: str = "") -> Account:
-    """The named user; without a name virtshim's own, or nobody where that was not made. Raises InternalError."""
+    """The named user. Without a name: virtshim's own, or nobody if that does not exist. Raises InternalError."""
     for candidate in (name,) if name else (OWN_USER, _FALLBACK):
         try:
             found = pwd.getpwnam(candidate)
@@ -72,7 +72,7 @@ def account(name: str = "") -> Account:
 def command(
     do: str, user: Account, bounds: Bounds, descriptor: int = -1, target: int = -1, at: int = 0
 ) -> Sequence[str]:
-    """What starts the child."""
+    """The command line of the child."""
     numbers = (user.uid, user.gid, os.getpid(), bounds.memory, bounds.cpu_seconds, descriptor, target, at)
     return (sys.executable, "-I", "-S", "-c", _START, ROOT, do, _packages(), *map(str, numbers))
 
@@ -85,20 +85,20 @@ def _packages() -> str:
 
 
 class Parser(Protocol):
-    """Reads strangers' files, within `bounds`. The daemon's is `ConfinedChild`; most tests have one in their own process."""
+    """Reads untrusted files within `bounds`. The daemon uses `ConfinedChild`; most tests read in their own process."""
 
     def unpack(self, bounds: Bounds) -> AbstractContextManager[Piped]:
-        """Starts what takes layers and answers with the disk in them, in the frames of `virtshim.images.confined.frames`. Raises
-        InternalError if it does not start."""
+        """Starts the process that unpacks layers; `virtshim.images.confined.frames` describes the exchange. Raises InternalError
+        if it does not start."""
 
     def judge(self, descriptor: int, bounds: Bounds, cancelled: threading.Event | None) -> Finished:
-        """The verdict on an open file, one line, then what `qemu-img info` says of it, as JSON. Raises DeadlineExceeded if it
-        takes too long or is cancelled, InternalError if it does not start."""
+        """Standard output is the verdict on the open file in one line, then the JSON of `qemu-img info`. Raises DeadlineExceeded
+        if it takes too long or is cancelled, InternalError if it does not start."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfinedChild:
-    """Implements `Parser`: each file gets a child of its own, which runs as `user`."""
+    """Implements `Parser`: each file is read by a new child, which runs as `user`."""
 
     user: Account
 

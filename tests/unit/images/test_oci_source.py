@@ -128,11 +128,11 @@ def test_a_layer_that_unpacks_to_far_more_than_anybody_packs_is_refused(monkeypa
     image = layers.Inflation()
 
     def unpacks(layer: bytes) -> int:
-        return sum(map(len, layers.unpacking_unpacked(iter([layer]), "it", image)))
+        return sum(map(len, layers.unpacked(iter([layer]), "it", image)))
 
     assert unpacks(zeros) == 64 << 20
     monkeypatch.setattr(layers, "ALWAYS", 96 << 20)
-    with pytest.raises(InvalidRequest, match="it unpacks, with those above it, to more than 256 times their size"):
+    with pytest.raises(InvalidRequest, match="it and the layers above it unpack to more than 256 times their size"):
         unpacks(zeros)
     assert image.plain == pytest.approx(96 << 20, rel=0.1)
     assert unpacks(os.urandom(1 << 20)) == 1 << 20
@@ -169,7 +169,10 @@ def test_upper_layers_hide_what_is_below(fake_registry, pull, qcow2: bytes, tree
         ([{"disk/x": OTHER}, {"disk/y": OTHER}], "two files below /disk"),
         ([{"disk/x": OTHER}, {"disk/.wh.x": b""}], "no file below /disk"),
         ([{"disk/x": OTHER}, {".wh.disk": b""}], "no file below /disk"),
-        ([{"../x": OTHER}], "no file below /disk.*nor can it be a volume: it holds the name '../x', which leads up"),
+        (
+            [{"../x": OTHER}],
+            "no file below /disk.*it cannot be a volume either: it holds the name '../x', which contains '..'",
+        ),
         ([{"disk/x": b""}], "empty"),
         ([{"disk/x": b"text"}], "512-byte sectors"),
         ([{f"disk/.wh.{number}": b"" for number in range(1100)}], "more than 1000 entries"),

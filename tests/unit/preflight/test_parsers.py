@@ -31,7 +31,7 @@ def test_each_layer_that_is_missing_is_named(who: Account, wanted: str, said: st
 
 
 def test_a_child_that_cannot_give_its_rights_up_is_an_error() -> None:
-    found = parsers_confined(OWN, "", ProgramOutput(trouble="its rights cannot be given up: Operation not permitted"))
+    found = parsers_confined(OWN, "", ProgramOutput(trouble="it cannot drop its rights: Operation not permitted"))
     assert found.level is Level.ERROR
     assert "Operation not permitted" in found.text
     assert parsers_nobody_to_read("there is no user").level is Level.ERROR

@@ -1,19 +1,19 @@
-"""The files of an image, put together from its layers, as a volume shows them. Pure.
+"""Finds the disk, the kernels and all files in an image's layers. Pure.
 
-Layers are visited from the top one down, as for the disk: what is there already was put there by a layer above, and hides what
-comes. So nothing is ever written over. A file that is hidden may be what a visible one of its own layer is a hard link to: until
-the layer's end it is kept aside. https://github.com/opencontainers/image-spec/blob/main/layer.md
+Layers are visited from the top down. An existing entry therefore comes from an upper layer and hides the same path in lower
+layers, so nothing is ever overwritten. A hidden file may be the target of a visible hard link in its own layer: it is kept aside
+until the layer ends. https://github.com/opencontainers/image-spec/blob/main/layer.md
 
-What is said of each, as words: kind, path, mode, owner, group, time, and, by kind:
+`ImageTree` sends each file as an ENTRY frame: kind, path, mode, owner, group, time, and a word that depends on the kind:
 
-    d  a directory, new or told before without those
-    f  a file; the bytes of data that follow
-    l  a symbolic link; where it leads
-    h  another name; the path of what it names
-    x  the disk, whose data goes another way
-    u  is not there after all; of what was kept aside, is not needed any more
+    d  a directory, new, or sent before with default attributes
+    f  a file: the number of data bytes that follow
+    l  a symbolic link: its target
+    h  a hard link: the path that it links to
+    x  the disk, whose data is sent separately
+    u  an earlier entry to remove: it was replaced, or is no longer needed aside
 
-Paths begin with `root/`, or with `aside/` for what is kept aside. Device nodes, FIFOs and sockets are left out.
+Paths begin with `root/`, or with `aside/` for files kept aside. Device nodes, FIFOs and sockets are left out.
 """
 
 from __future__ import annotations
@@ -37,29 +37,26 @@ from virtshim.images.confined.frames import (
 from virtshim.images.confined.layer_tar import EntryKind, TarEntry
 from virtshim.model.errors import InvalidRequest
 
-# Which entries of an image's layers are there when all of them lie upon each other, at one place of its file system.
-# Pure.
-#
-# Layers are visited from the top down, so that what is wanted can be written as soon as it is met: what an upper
-# layer replaced or whited out is known by then. https://github.com/opencontainers/image-spec/blob/main/layer.md
+# Which entries are visible below one path when all layers are stacked. Because layers are visited from the top down, a
+# visible entry can be written at once: every upper layer that could hide it has been read.
 
 _OVERLAY_WHITEOUT = ".wh."
 _OVERLAY_OPAQUE = ".wh..wh..opq"
-# Nobody packs more there; hostile layers shall not fill our memory.
+# Real images have fewer entries there. Hostile layers must not fill our memory.
 _MAX_NOTES = 1000
 
 
 class Overlay:
-    """Call `shows` for every entry of a layer, `layer_done` after it; from the top layer down."""
+    """Call `shows` for every entry of a layer, then `layer_done`, from the top layer down."""
 
     def __init__(self, image: str, place: str, *, is_deep: bool = True, wanted: str = "the disk") -> None:
-        """`place`: without a slash at its beginning; `is_deep`: what lies in directories below it counts, too; `wanted`: all that
-        should be there, for error texts."""
+        """`place`: a path without a leading slash. `is_deep`: entries in subdirectories count too. `wanted`: what the place
+        should contain, for error texts."""
         self._image = image
         self._place = place
         self._is_deep = is_deep
         self._wanted = wanted
-        # Whose removal or replacement hides the place: itself, and what is above it. "" is the root.
+        # The directories above the place; "" is the root. Removing or replacing one hides the place.
         self._above = {place[:at] for at, char in enumerate(place) if char == "/"} | {""}
         self._hidden: set[str] = set()
         self._hidden_below: set[str] = set()
@@ -68,8 +65,8 @@ class Overlay:
         self._next_hidden_below: set[str] = set()
 
     def shows(self, entry: TarEntry) -> str:
-        """The path, without a slash at its beginning, of what is there, is no directory, and lies at the place or below it; ""
-        for everything else."""
+        """The entry's path, without a leading slash, if it is visible, not a directory, and at or below the place; otherwise
+        ""."""
         path = posixpath.normpath(f"/{entry.name}").lstrip("/")
         if not self._is_relevant(path):
             return ""
@@ -86,14 +83,14 @@ class Overlay:
             self._add(self._directories, path)
             return ""
         if path in self._directories:
-            # An upper layer made a directory of what was none: it shows nothing of layers further down.
+            # An upper layer replaced this file with a directory, which shows nothing of lower layers.
             self._add(self._next_hidden_below, path)
             return ""
         self._add(self._next_hidden, path)
         return "" if path in self._above else path
 
     def layer_done(self) -> None:
-        """What this layer hides is hidden from the layers below it."""
+        """Applies what this layer hides to the layers below it."""
         self._hidden |= self._next_hidden
         self._hidden_below |= self._next_hidden_below
         self._next_hidden.clear()
@@ -116,7 +113,7 @@ class Overlay:
             )
 
     def _is_relevant(self, path: str) -> bool:
-        """The place, what is below or above it, or a whiteout that hides it."""
+        """Whether the path is the place, above or below it, or a whiteout that hides it."""
         if path == self._place or (path and path in self._above):
             return True
         if path.startswith(f"{self._place}/"):
@@ -130,28 +127,27 @@ class Overlay:
         return False
 
 
-# Finds in an image's layers the one disk of a containerDisk, as KubeVirt packs them: exactly one file below /disk, or
-# below another path that the operator says, which may be the file's own; and kernels with what they are started with,
-# below /boot. Pure.
+# Finds the disk of a containerDisk, as KubeVirt packs it: exactly one file below /disk. The operator may configure another
+# directory or the path of the file itself. Also finds kernels and their initrds in /boot.
 
 
 class DiskSearch:
-    """One image's search. Call `is_disk` for every entry of a layer, `layer_done` after it; from the top layer down."""
+    """Searches one image. Call `is_disk` for every entry of a layer, then `layer_done`, from the top layer down."""
 
     def __init__(self, image: str, place: str) -> None:
-        """`place`: without a slash at its beginning; "" finds none."""
+        """`place`: a path without a leading slash; "" finds no disk."""
         self._image = image
         self._place = place
         self._overlay = Overlay(image, place)
         self._found = ""
 
     def is_disk(self, entry: TarEntry) -> bool:
-        """True for the entry whose data is the disk. Raises InvalidRequest for a second one, and for links."""
+        """True for the entry whose data is the disk. Raises InvalidRequest for a second disk, and for links."""
         path = self._overlay.shows(entry) if self._place else ""
         return path not in ("", DEFAULT_PLACE) and self._take(path, entry)
 
     def found_as(self, what: str) -> None:
-        """A layer is the disk itself."""
+        """Call it instead of `is_disk` if the whole layer is the disk."""
         self._found = what
 
     def layer_done(self) -> None:
@@ -164,7 +160,7 @@ class DiskSearch:
         if not self._found:
             raise InvalidRequest(
                 f"image {self._image!r} is not a VM image: it has no file below /{self._place}; "
-                f"build a containerDisk (FROM scratch, ADD disk.qcow2 /{self._place}/), or say where its disk is "
+                f"build a containerDisk (FROM scratch, ADD disk.qcow2 /{self._place}/), or configure the disk's path "
                 "(images.disk_paths)"
             )
 
@@ -182,11 +178,11 @@ class DiskSearch:
 
 
 class BootSearch:
-    """As DiskSearch, for what lies directly in /boot. Links and files that are too large are none of it: a pod that asks for one
-    hears what there is. An image need not have any."""
+    """Searches for files directly in /boot, as DiskSearch does for the disk. Links and files that are too large are left out: a
+    pod that asks for one gets an error that lists the files there are. An image need not have any."""
 
     def __init__(self, image: str, place: str = BOOT_PLACE) -> None:
-        """`place`: "" finds none."""
+        """`place`: "" finds no files."""
         self._image = image
         self._place = place
         self._overlay = Overlay(image, place, is_deep=False, wanted="kernels")
@@ -198,12 +194,12 @@ class BootSearch:
         return not self._found
 
     def shown(self, entry: TarEntry) -> str:
-        """For every entry, whether it is taken or not: its path, or ""."""
+        """The entry's path if it is visible in /boot, otherwise "". Call it for every entry."""
         path = self._overlay.shows(entry) if self._place else ""
         return f"/{path}" if path else ""
 
     def takes(self, path: str, entry: TarEntry) -> bool:
-        """Whether its data is wanted. Raises InvalidRequest for two of one name."""
+        """Whether the entry's data is to be kept. Raises InvalidRequest for two entries with one name."""
         if entry.kind is not EntryKind.FILE or not BOOT_PATH.fullmatch(path):
             return False
         if path in self._found:
@@ -226,38 +222,38 @@ _IMAGE_TREE_WHITEOUT, _AUFS, _IMAGE_TREE_OPAQUE = ".wh.", ".wh..wh.", ".wh..wh..
 _IMPLICIT_MODE = 0o755
 _KINDS = {EntryKind.FILE: "f", EntryKind.SYMLINK: "l"}
 _GONE = TarEntry("", EntryKind.OTHER)
-# What is known of a path: a directory that an entry told, one that only something below it did, or neither.
-_TOLD, _IMPLIED, _NO_DIRECTORY = 2, 1, 0
+# The state of a path: a directory with an entry of its own, one known only from entries below it, or not a directory.
+_EXPLICIT, _IMPLIED, _NO_DIRECTORY = 2, 1, 0
 
 
 class _Unfit(Exception):
-    """`str()` says what is wrong with the files."""
+    """The image cannot be a volume; `str()` says why."""
 
 
 class ImageTree:
-    """One image's. Call `take` for every entry of a layer, `layer_done` after it; from the top layer down; at last `finish`."""
+    """All files of one image. Call `take` for every entry of a layer, then `layer_done`, from the top layer down; at the end
+    `finish`."""
 
     def __init__(self, send: Callable[[bytes, bytes], None], most_entries: int = MOST_ENTRIES) -> None:
-        """`send`: kind of frame and payload."""
+        """`send`: takes a frame's kind and payload."""
         self.refused = ""
         self.has_files = False
         self._send = send
         self._left, self._chars_left = most_entries, _MOST_NAME_CHARS
         self._depth_left = frames.DEPTH_ONCE
         self._made: dict[str, int] = {}
-        self._root_told = False
+        self._root_sent = False
         self._hidden: set[str] = set()
         self._hidden_below: set[str] = set()
         self._next_hidden: set[str] = set()
         self._next_hidden_below: set[str] = set()
-        # Of this layer: what hard links to these paths are made of.
+        # Paths of this layer, and the sent path that a hard link to each must name.
         self._sources: dict[str, str] = {}
         self._kept_aside = self._freed_aside = 0
-        # Names of what is further down, by its path there.
+        # Targets of hard links that have not been read yet, with the links to each.
         self._awaiting: dict[str, list[str]] = {}
 
     def take(self, entry: TarEntry, data: Iterator[bytes], *, is_disk: bool = False) -> None:
-        """Nothing any more when the files have been refused."""
         if self.refused:
             return
         try:
@@ -266,22 +262,22 @@ class ImageTree:
             self._refuse(str(exc))
 
     def layer_done(self) -> None:
-        """What this layer hides is hidden from the layers below it."""
+        """Applies what this layer hides to the layers below it."""
         self._hidden |= self._next_hidden
         self._hidden_below |= self._next_hidden_below
         for one in (self._next_hidden, self._next_hidden_below, self._sources):
             one.clear()
-        for number in range(self._freed_aside, self._kept_aside):  # their other names, if they have some, stay
-            self._tell("u", f"{ASIDE}/{number}", _GONE, "")
+        for number in range(self._freed_aside, self._kept_aside):  # their hard links stay
+            self._send_entry("u", f"{ASIDE}/{number}", _GONE, "")
         self._freed_aside = self._kept_aside
 
     def finish(self) -> None:
         if not self.refused and self._awaiting:
-            self._refuse(f"it holds a hard link to {_shown(next(iter(self._awaiting)))}, which is no file in it")
+            self._refuse(f"it holds a hard link to {_shown(next(iter(self._awaiting)))}, which is not one of its files")
 
     def _refuse(self, why: str) -> None:
         self.refused = why
-        self._freed_aside = self._kept_aside  # it is gone with all others
+        self._freed_aside = self._kept_aside  # the reader removes all files
         for one in (self._made, self._hidden, self._hidden_below, self._awaiting):
             one.clear()
         self.layer_done()
@@ -299,7 +295,7 @@ class ImageTree:
         elif entry.kind is EntryKind.DIRECTORY:
             self._directory(path, entry)
         elif not path:
-            raise _Unfit("its root is no directory")
+            raise _Unfit("its root is not a directory")
         elif entry.kind is EntryKind.HARDLINK:
             self._link(path, entry)
         elif entry.kind is EntryKind.OTHER:
@@ -308,16 +304,16 @@ class ImageTree:
             self._file(path, entry, data, is_disk=is_disk)
 
     def _place(self, name: str) -> str:
-        """The path without slashes at its ends, "" for the root."""
+        """The path without leading and trailing slashes; "" for the root."""
         parts = [part for part in name.split("/") if part not in ("", ".")]
         path = "/".join(parts)
         self._count(path)
         if ".." in parts:
-            raise _Unfit(f"it holds the name {_shown(name)}, which leads up")
+            raise _Unfit(f"it holds the name {_shown(name)}, which contains '..'")
         if _length(path) > _LONGEST_PATH or any(_length(part) > _LONGEST_NAME for part in parts):
             raise _Unfit(f"it holds a name that is too long: {_shown(name)}")
         if len(parts) > MOST_DEPTH:
-            raise _Unfit(f"it holds more than {MOST_DEPTH} directories one in the other: {_shown(name)}")
+            raise _Unfit(f"it holds directories nested more than {MOST_DEPTH} deep: {_shown(name)}")
         return path
 
     def _count(self, path: str) -> None:
@@ -330,7 +326,7 @@ class ImageTree:
             )
 
         if self._depth_left < 0:
-            raise _Unfit("it holds too many directories one in the other")
+            raise _Unfit("it holds too many deeply nested directories")
 
     def _white_out(self, parent: str, name: str) -> None:
         if name in ("", ".", ".."):
@@ -347,43 +343,43 @@ class ImageTree:
 
     def _directory(self, path: str, entry: TarEntry) -> None:
         if not path:
-            if not self._root_told:
-                self._root_told = True
-                self._say("d", "", entry)
+            if not self._root_sent:
+                self._root_sent = True
+                self._send_visible("d", "", entry)
         elif not self._is_hidden(path) and self._made.get(path, _IMPLIED) == _IMPLIED:
             self._make_parents(path, entry)
-            self._say("d", path, entry)
-            self._made[path] = _TOLD
+            self._send_visible("d", path, entry)
+            self._made[path] = _EXPLICIT
 
     def _make_parents(self, path: str, entry: TarEntry) -> None:
         if self._made.get(path.rpartition("/")[0], _NO_DIRECTORY) != _NO_DIRECTORY:
-            return  # and so are all above it
+            return  # the parent exists, and so do all directories above it
         at = path.find("/")
         while at >= 0:
             above = path[:at]
             known = self._made.get(above)
             if known == _NO_DIRECTORY:
-                raise _Unfit(f"it holds {_shown(path)} below {_shown(above)}, which is no directory")
+                raise _Unfit(f"it holds {_shown(path)} below {_shown(above)}, which is not a directory")
             if known is None:
                 self._count(above)
                 implied = TarEntry(above, EntryKind.DIRECTORY)
                 implied.mode, implied.mtime = _IMPLICIT_MODE, entry.mtime
-                self._say("d", above, implied)
+                self._send_visible("d", above, implied)
                 self._made[above] = _IMPLIED
             at = path.find("/", at + 1)
 
     def _is_shown(self, path: str, entry: TarEntry) -> bool:
-        """Whether what is no directory is seen there. If so, its place is free, and hides what is below."""
+        """Whether a file or link is visible at `path`. If so, makes its parents and hides the path in lower layers."""
         if self._is_hidden(path):
             return False
         known = self._made.get(path)
-        if known in (_TOLD, _IMPLIED):
-            # A layer above, or this one, made a directory of it, which shows nothing of the layers further down.
+        if known in (_EXPLICIT, _IMPLIED):
+            # An upper layer, or this one, has a directory here, which shows nothing of lower layers.
             self._next_hidden_below.add(path)
             return False
         if known == _NO_DIRECTORY:
-            # Twice in one layer: the last one counts.
-            self._say("u", path, entry)
+            # The layer has the path twice: the last entry counts.
+            self._send_visible("u", path, entry)
         self._make_parents(path, entry)
         self._made[path] = _NO_DIRECTORY
         self._next_hidden.add(path)
@@ -392,33 +388,33 @@ class ImageTree:
 
     def _file(self, path: str, entry: TarEntry, data: Iterator[bytes], *, is_disk: bool) -> None:
         names = [path] if self._is_shown(path, entry) else []
-        names += self._awaited(path)
+        names += self._links_to(path)
         if names:
             source = f"{ROOT}/{names[0]}"
         else:
             source = f"{ASIDE}/{self._kept_aside}"
             self._kept_aside += 1
         kind = "x" if is_disk else _KINDS[entry.kind]
-        self._tell(kind, source, entry, str(entry.size) if kind == "f" else entry.target)
+        self._send_entry(kind, source, entry, str(entry.size) if kind == "f" else entry.target)
         if kind == "f":
             for piece in data:
                 self._send(frames.PIECE, piece)
         self._sources[path] = source
-        self._name_too(names[1:], source, entry)
+        self._send_links(names[1:], source, entry)
 
     def _link(self, path: str, entry: TarEntry) -> None:
         target = self._place(entry.target)
         is_shown = self._is_shown(path, entry)
         source = self._sources.get(target)
         if source is None:
-            if is_shown:  # of what is hidden nobody asks for it
+            if is_shown:  # a hidden link needs no target
                 self._awaiting.setdefault(target, []).append(path)
             return
         self._sources[path] = source
-        self._name_too(([path] if is_shown else []) + self._awaited(path), source, entry)
+        self._send_links(([path] if is_shown else []) + self._links_to(path), source, entry)
 
-    def _awaited(self, path: str) -> list[str]:
-        """Names of it, and of these, that layers above, or this one, have told already."""
+    def _links_to(self, path: str) -> list[str]:
+        """Hard links to `path`, direct and indirect, that were read before it."""
         found: list[str] = []
         left = [path]
         while left:
@@ -427,15 +423,15 @@ class ImageTree:
             left += names
         return found
 
-    def _name_too(self, names: list[str], source: str, entry: TarEntry) -> None:
+    def _send_links(self, names: list[str], source: str, entry: TarEntry) -> None:
         for name in names:
-            self._say("h", name, entry, source)
+            self._send_visible("h", name, entry, source)
             self._sources.setdefault(name, source)
 
-    def _say(self, kind: str, path: str, entry: TarEntry, more: str = "") -> None:
-        self._tell(kind, f"{ROOT}/{path}" if path else ROOT, entry, more)
+    def _send_visible(self, kind: str, path: str, entry: TarEntry, more: str = "") -> None:
+        self._send_entry(kind, f"{ROOT}/{path}" if path else ROOT, entry, more)
 
-    def _tell(self, kind: str, path: str, entry: TarEntry, more: str) -> None:
+    def _send_entry(self, kind: str, path: str, entry: TarEntry, more: str) -> None:
         numbers = (entry.mode, entry.uid, entry.gid, entry.mtime)
         self._send(frames.ENTRY, frames.names(kind, path, *map(str, numbers), more))
 

@@ -1,11 +1,18 @@
-"""What virtshim and the child that unpacks layers tell each other: a letter, a length, that many bytes.
+"""The frames between virtshim and the child that unpacks layers: a letter, a length, that many bytes.
 
-To the child: BEGIN (words: image, max_bytes, place of its disk, "" if neither it nor kernels are looked for), then for each
-layer, from the top one down, LAYER (words: what, digest, diff, whether it is a tar or the disk itself), DATA as it comes in, END;
-at last DONE. From it: SIZE (the disk's, in digits), DATA (the disk), END (of a layer), DONE, or REFUSED and why. Behind a FILE
-(words: path, size) so many bytes of DATA are that file's, and not the disk's. Beside that the files of the image, for who
-mounts it as a volume: ENTRY (words, see `image_tree`) and PIECE (of a file's data), or NO_TREE and why; NO_DISK before DONE: they
-are all there is.
+virtshim sends BEGIN (words: image, max_bytes, path of the disk; "" if neither disk nor kernels are wanted). For each layer, from
+the top down, it sends LAYER (words: what, digest, diff, TAR or WHOLE), DATA as it arrives, and END. It ends with DONE.
+
+The child sends:
+
+    SIZE     of the disk, in digits
+    DATA     bytes of the disk
+    FILE     (words: path, size): the next `size` bytes of DATA belong to this kernel file, not to the disk
+    ENTRY    a file of the image, for volumes (words: see `contents`); PIECE: bytes of that file
+    NO_TREE  why the image cannot be a volume
+    END      after each layer
+    NO_DISK  before DONE, if the image has files only
+    DONE, or REFUSED and the reason
 """
 
 from __future__ import annotations
@@ -17,41 +24,41 @@ BEGIN, LAYER, DATA, END, DONE, SIZE, FILE, REFUSED = b"B", b"L", b"D", b"E", b"F
 ENTRY, PIECE, NO_TREE, NO_DISK = b"T", b"P", b"R", b"V"
 
 TAR, WHOLE = "tar", "whole"
-"""What a layer is, when it is unpacked."""
+"""Whether an unpacked layer is a tar archive or the disk itself."""
 
 DEFAULT_PLACE = "disk"
-"""Of a disk in its image, as KubeVirt packs them."""
+"""The directory of the disk in a containerDisk, as KubeVirt packs it."""
 
 BOOT_PLACE = "boot"
-"""Of kernels and what they are started with, as KubeVirt's images and distributions have them."""
+"""The directory of kernels and initrds, in KubeVirt's images as in distributions."""
 
 BOOT_PATH = re.compile(f"/{BOOT_PLACE}/[A-Za-z0-9_+][A-Za-z0-9._+-]{{0,199}}")
 
 MOST_BOOT_FILES, MOST_BOOT_BYTES, MOST_BOOT_TOTAL = 16, 512 << 20, 1 << 30
-"""What is taken of them: so many, the bytes of each, those of all."""
+"""Limits of boot files: their number, bytes of each, bytes of all."""
 
 RATIO, ALWAYS = 256, 64 << 30
-"""So many times their size, or so many bytes, the layers of an image may unpack to. One beyond both is made to keep a processor
-busy."""
+"""The layers of an image may unpack to RATIO times their size, or to ALWAYS bytes if that is more. An image beyond both limits is
+made to waste processor time."""
 
 ROOT, ASIDE = "root", "aside"
-"""Where the files of an image are told to be, and those that others may still be links to."""
+"""The first component of paths: of the image's files, and of hidden files that hard links may still need."""
 
 MOST_ENTRIES = 400_000
-"""In the layers of an image, if its files are to be a volume."""
+"""Entries in the layers of an image that can be a volume."""
 
 MOST_DEPTH = 256
-"""Directories one in the other, for the same. What looks into all of them, to count or to remove them, calls itself for each."""
+"""Depth of directories in such an image. Code that counts or removes them recurses once per level."""
 
 DEPTH_ONCE, DEPTH_EACH = 50_000, 32
-"""The depths of all entries together: so much, and so much for each. Each is a name of every directory above it: trees that are
-deep everywhere are made to keep a processor busy."""
+"""Limit of the sum of all entries' depths: DEPTH_ONCE, plus DEPTH_EACH per entry. Each entry costs a step per directory above it,
+so a tree that is deep everywhere is made to waste processor time."""
 
 MOST = 1 << 20
-"""Bytes that follow a head."""
+"""The largest payload, in bytes."""
 
 CANNOT_CONFINE = 97
-"""Exit code: what was to be given up could not be. Nothing was read."""
+"""Exit code: the child could not drop its rights, so it read nothing."""
 
 _HEAD = struct.Struct(">cI")
 HEAD_BYTES = _HEAD.size
@@ -62,7 +69,7 @@ def head(kind: bytes, length: int) -> bytes:
 
 
 def words(*texts: str) -> bytes:
-    """No text holds a NUL."""
+    """No text may contain a NUL."""
     return "\0".join(texts).encode(errors="replace")
 
 
@@ -71,7 +78,7 @@ def parse_words(payload: bytes) -> list[str]:
 
 
 def names(*texts: str) -> bytes:
-    """As `words`, but whatever bytes a file's name has."""
+    """As `words`, but keeps file names that are not UTF-8."""
     return "\0".join(texts).encode(errors="surrogateescape")
 
 
@@ -80,7 +87,7 @@ def parse_names(payload: bytes) -> list[str]:
 
 
 def parse_head(data: bytes) -> tuple[bytes, int]:
-    """(kind, length). Raises ValueError if no frame is that long."""
+    """(kind, length). Raises ValueError if the length exceeds MOST."""
     kind, length = _HEAD.unpack(data)
     if length > MOST:
         raise ValueError(f"a frame of {length} bytes")

@@ -1,8 +1,8 @@
-"""Which downloaded files may become a VM's disk, by their first and last bytes.
+"""Judges by its first and last bytes whether a downloaded file may become a VM's disk.
 
-Images are hostile: a qcow2 can name any file of the host as its backing or data file, and a file can be made to look raw
-here and like something else to whoever probes it. So the header is judged before any program opens the file, qemu-img must
-then agree, and the format is given explicitly ever after.
+Images are hostile. A qcow2 can name any file of the host as its backing or data file, and a file can look raw here and like
+another format to a program that probes it. So the header is judged before any program opens the file, qemu-img must agree, and
+from then on every program gets the format explicitly.
 https://gitlab.com/qemu-project/qemu/-/blob/master/docs/interop/qcow2.rst
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 
-# How much of the file's beginning and end `judge_bytes` wants to see.
+# The bytes of the file's beginning and end that `judge_bytes` needs.
 HEAD_BYTES = 4096
 TAIL_BYTES = 512
 
@@ -21,7 +21,7 @@ _CORRUPT, _DATA_FILE = 1 << 1, 1 << 2
 _CONVERT = "convert it with qemu-img convert -O qcow2"
 _UNPACK = "unpack it and publish the disk itself"
 
-# (offset in the head, bytes, what it is, remedy): what QEMU takes for another format, then what is published by mistake.
+# (offset in the head, bytes, what it is, remedy): formats that QEMU would detect, then files that are published by mistake.
 _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"KDMV", "a VMDK", _CONVERT),
     (0, b"COWD", "a VMDK", _CONVERT),
@@ -41,7 +41,7 @@ _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"PK\3\4", "a ZIP archive", _UNPACK),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
     (257, b"ustar", "a tar archive", _UNPACK),
-    (0, b"<", "a web page or XML", "check that the URL is the disk's own"),
+    (0, b"<", "a web page or XML", "check that the URL is that of the disk"),
     # QEMU skips comments and blanks before it looks for a VMDK descriptor.
     (0, b"#", "a script or a VMDK descriptor", "publish a qcow2 or raw disk"),
     (0, b" ", "a text", "publish a qcow2 or raw disk"),
@@ -52,11 +52,11 @@ _FOREIGN_TAILS = ((0, b"conectix", "a VHD", _CONVERT), (0, b"koly", "a DMG", _CO
 
 
 class Unusable(Exception):
-    """The file may not become a disk; `str()` says why, and what to do, as the end of a sentence about it."""
+    """The file may not become a disk. `str()` says why and what to do, as the rest of a sentence that begins with the file."""
 
 
 def verdict(descriptor: int) -> tuple[str, bool]:
-    """A line that says whether the open file may become a disk, and whether qemu-img is to see the file."""
+    """The verdict on the open file as one line, and whether qemu-img may open the file."""
     size = os.fstat(descriptor).st_size
     head, tail = os.pread(descriptor, HEAD_BYTES, 0), os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES))
     try:
@@ -66,7 +66,7 @@ def verdict(descriptor: int) -> tuple[str, bool]:
 
 
 def judge_bytes(head: bytes, tail: bytes, size: int) -> str:
-    """qcow2 or raw, by the file's own bytes. Raises Unusable for everything but a self-contained qcow2 or a raw disk."""
+    """Returns "qcow2" or "raw". Raises Unusable unless the file is a self-contained qcow2 or a raw disk."""
     if size == 0:
         raise _unusable("is empty (0 bytes)", "publish it again")
     if head.startswith(_QCOW_MAGIC):
@@ -85,7 +85,7 @@ def judge_bytes(head: bytes, tail: bytes, size: int) -> str:
 
 def _judge_qcow2(head: bytes) -> None:
     if len(head) < 104:
-        raise _unusable("is cut short: not even its header is whole", "publish it again")
+        raise _unusable("is cut short: its header is incomplete", "publish it again")
     version, backing_offset = struct.unpack_from(">IQ", head, 4)
     (crypt_method,) = struct.unpack_from(">I", head, 32)
     if version not in (2, 3):
@@ -93,25 +93,13 @@ def _judge_qcow2(head: bytes) -> None:
     # Version 2 headers end at 72 and have no features.
     features = struct.unpack_from(">Q", head, 72)[0] if version == 3 else 0
     if backing_offset:
-        raise _has_backing()
+        raise _unusable("has a backing file, which would be read from this host", _CONVERT)
     if features & _DATA_FILE:
-        raise _has_data_file()
+        raise _unusable("keeps its data in another file, which would be read from this host", _CONVERT)
     if crypt_method:
         raise _unusable("is encrypted", "publish it unencrypted")
     if features & _CORRUPT:
-        raise _is_corrupt()
-
-
-def _has_backing() -> Unusable:
-    return _unusable("has a backing file, which would be read from this host", _CONVERT)
-
-
-def _has_data_file() -> Unusable:
-    return _unusable("keeps its data in another file, which would be read from this host", _CONVERT)
-
-
-def _is_corrupt() -> Unusable:
-    return _unusable("is marked corrupt", "repair it with qemu-img check -r all and publish it again")
+        raise _unusable("is marked corrupt", "repair it with qemu-img check -r all and publish it again")
 
 
 def _unusable(why: str, remedy: str) -> Unusable:

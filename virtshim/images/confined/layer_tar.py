@@ -1,8 +1,8 @@
-"""Reads a layer's tar stream, once, forwards, in bounded memory. Pure: bytes in, entries out.
+"""Reads a layer's tar stream in one pass and in bounded memory. Pure: bytes in, entries out.
 
-The standard library's tarfile is not used, because layers are hostile input: it reads extended headers of any size into
-memory, follows sparse maps without end, and on some supported Python versions loops for ever on a negative size
-(CVE-2025-8194). Read are ustar, pax and GNU, as image builders write them; sparse entries are refused.
+Layers are hostile input, so the standard library's tarfile is not used: it reads extended headers of any size into memory,
+follows endless sparse maps, and on some supported Python versions loops forever on a negative size (CVE-2025-8194). This reader
+takes the formats that image builders write (ustar, pax and GNU) and refuses sparse entries.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _BLOCK = 512
 _MAX_EXTENDED = 1 << 20
 _NO_DATA = frozenset(b"123456")
 _EXTENDED = frozenset(b"xgLK")
-# GNU's headers before one that is too short, by what they say.
+# GNU's extra headers for names that are too long, and the pax keys of the same meaning.
 _LONG = {ord("L"): "path", ord("K"): "linkpath"}
 _READ = frozenset(("path", "linkpath", "uid", "gid", "mtime"))
-# Some write the kind of file, too.
+# Some builders write the file type into the mode.
 _MOST_MODE = 0o177777
 _MOST_ID = (1 << 32) - 2
 _LATEST = (1 << 33) - 1
@@ -42,12 +42,12 @@ _KINDS = {
 
 
 class BadTar(Exception):
-    """Not a tar archive, damaged, cut short, or of a kind that is not read; `str()` says which."""
+    """The archive is damaged, cut short, unsupported, or not a tar; `str()` says which."""
 
 
 class TarEntry:
-    """`name` is as written, `size` the bytes of data that follow, `target` what a link leads to; `mtime` in seconds. What says
-    whose a file is, and how old, may be nonsense, and is 0 then."""
+    """`name`: as written. `size`: bytes of data that follow. `target`: of a link. `mtime`: in seconds. An invalid mode, owner or
+    time is 0."""
 
     __slots__ = ("gid", "kind", "mode", "mtime", "name", "size", "target", "uid")
 
@@ -60,7 +60,7 @@ class TarEntry:
 
 
 class TarStream:
-    """`chunks` are the archive's bytes in any pieces; it is read to its end, padding included."""
+    """`chunks` are the archive's bytes, split anywhere. They are read to the end, padding included."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -70,10 +70,10 @@ class TarStream:
         self._padding = 0
 
     def next(self) -> TarEntry | None:
-        """The next entry, past the data of the one before; None at the archive's end. Raises BadTar."""
+        """The next entry; None at the archive's end. Skips unread data of the entry before. Raises BadTar."""
         for _ in self.data():
             pass
-        said: dict[str, str] = {}
+        extended: dict[str, str] = {}
         while True:
             header = self._header()
             if header is None:
@@ -88,24 +88,24 @@ class TarStream:
                 break
             extension = self._extension(announced)
             if kind in _LONG:
-                said[_LONG[kind]] = _text(extension)
+                extended[_LONG[kind]] = _text(extension)
             elif kind == ord("x"):
-                _read_pax(extension, said)
-        written = said.get("path")
+                _read_pax(extension, extended)
+        written = extended.get("path")
         written = _name(header) if written is None else written
-        self._begin(0 if kind in _NO_DATA else int(said.get("size", announced)))
+        self._begin(0 if kind in _NO_DATA else int(extended.get("size", announced)))
         entry_kind = _KINDS.get(kind, EntryKind.OTHER)
         if entry_kind is EntryKind.FILE and written.endswith("/"):
             entry_kind = EntryKind.DIRECTORY
-        entry = TarEntry(written, entry_kind, self._left, said.get("linkpath", "") or _text(header[157:257]))
-        entry.mode = _whole(header[100:108], "", _MOST_MODE) & 0o7777
-        entry.uid = _whole(header[108:116], said.get("uid", ""), _MOST_ID)
-        entry.gid = _whole(header[116:124], said.get("gid", ""), _MOST_ID)
-        entry.mtime = _whole(header[136:148], said.get("mtime", ""), _LATEST)
+        entry = TarEntry(written, entry_kind, self._left, extended.get("linkpath", "") or _text(header[157:257]))
+        entry.mode = _attribute(header[100:108], "", _MOST_MODE) & 0o7777
+        entry.uid = _attribute(header[108:116], extended.get("uid", ""), _MOST_ID)
+        entry.gid = _attribute(header[116:124], extended.get("gid", ""), _MOST_ID)
+        entry.mtime = _attribute(header[136:148], extended.get("mtime", ""), _LATEST)
         return entry
 
     def data(self) -> Iterator[bytes]:
-        """What has not been read yet of the current entry's data. Raises BadTar if the archive ends in it."""
+        """The unread data of the current entry. Raises BadTar if the archive ends before it does."""
         while self._left:
             piece = self._some(self._left)
             self._left -= len(piece)
@@ -124,17 +124,17 @@ class TarStream:
         return b"".join(self.data())
 
     def _header(self) -> bytes | None:
-        """The next header block, None at the end: a block of zeros, or no more bytes at all."""
+        """The next header block; None at the end, which is a block of zeros or the end of the bytes."""
         block = self._exactly(_BLOCK)
         if not block or not any(block):
             return None
         unsigned = sum(block) - sum(block[148:156]) + 8 * ord(" ")
         if _number(block[148:156]) != unsigned:
-            raise BadTar("it is not a tar archive, or damaged")
+            raise BadTar("it is damaged or not a tar archive")
         return block
 
     def _exactly(self, size: int) -> bytes:
-        """That many bytes, or none if the stream ends here."""
+        """Exactly `size` bytes, or none if the stream has ended."""
         parts = bytearray()
         while len(parts) < size:
             piece = self._some(size - len(parts), end_allowed=not parts)
@@ -181,17 +181,17 @@ def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode(errors="surrogateescape")
 
 
-def _whole(field: bytes, said: str, most: int) -> int:
-    """A number of those that may be wrong; `said` by an extended header, "" if it is not."""
+def _attribute(field: bytes, extended: str, most: int) -> int:
+    """The value of an extended header if there is one, else the field's; 0 if it is invalid."""
     try:
-        value = int(said.partition(".")[0]) if said else _number(field)
+        value = int(extended.partition(".")[0]) if extended else _number(field)
     except (BadTar, ValueError):
         return 0
     return value if 0 <= value <= most else 0
 
 
-def _read_pax(records: bytes, said: dict[str, str]) -> None:
-    """What of a pax header is read: records `<length> <key>=<value>\\n`."""
+def _read_pax(records: bytes, extended: dict[str, str]) -> None:
+    """Adds the known keys of a pax header to `extended`. Its records are `<length> <key>=<value>\\n`."""
     at = 0
     while at < len(records) and records[at] != 0:
         digits, space, _ = records[at : at + 12].partition(b" ")
@@ -205,7 +205,7 @@ def _read_pax(records: bytes, said: dict[str, str]) -> None:
         if key == b"size":
             if not value.isdigit() or len(value) > 20:
                 raise BadTar("it holds a damaged pax header")
-            said["size"] = value.decode()
+            extended["size"] = value.decode()
         elif (word := key.decode(errors="replace")) in _READ:
-            said[word] = _text(value)
+            extended[word] = _text(value)
         at += length

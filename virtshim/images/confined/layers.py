@@ -1,4 +1,5 @@
-"""The child's side of a pull from a registry: compressed layers in, the disk and the other files out. It opens no file."""
+"""The child's part of a pull from a registry: it reads compressed layers and writes the disk and the other files, all as frames.
+It opens no file."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from virtshim.images.confined.frames import ALWAYS, RATIO
 from virtshim.images.confined.layer_tar import BadTar, TarStream
 from virtshim.model.errors import InvalidRequest
 
-# A layer's bytes on their way from their frames to the tar reader: unpacked, and no more of them than may be. Pure.
+# Unpacking a layer, within limits. Pure.
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -25,19 +26,19 @@ else:
     from backports import zstd
 
 _GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"
-# Frames that a decoder skips; estargz's and zstd:chunked's tables of contents are in such.
+# Frames that a decoder skips. estargz and zstd:chunked keep their tables of contents in them.
 _ZSTD_SKIPPED = b"\x2a\x4d\x18"
 _LONGEST_MAGIC = 6
 _PIECE = 1 << 20
 _XZ_MEMORY = 256 << 20
 
 _BROKEN = (lzma.LZMAError, zstd.ZstdError)
-# A class, whatever its stub says.
+# The stub hides that it is a class.
 _BAD_GZIP = cast("type[Exception]", zlib_ng.error)
 
 
 class Inflation:
-    """How much became of how much, in all layers of an image."""
+    """Packed and unpacked bytes of all layers of an image so far."""
 
     __slots__ = ("packed", "plain")
 
@@ -48,14 +49,14 @@ class Inflation:
         return self.plain > ALWAYS and self.plain > RATIO * self.packed
 
 
-def unpacking_unpacked(chunks: Iterator[bytes], what: str, inflation: Inflation) -> Iterator[bytes]:
-    """The plain bytes of what is plain, gzip, xz or zstd, told apart by its first bytes as other runtimes do. Raises
-    InvalidRequest for what is damaged, or unpacks to far more than anybody packs."""
+def unpacked(chunks: Iterator[bytes], what: str, inflation: Inflation) -> Iterator[bytes]:
+    """The unpacked bytes of a layer that is plain, gzip, xz or zstd. The first bytes decide which, as in other runtimes. Raises
+    InvalidRequest for a damaged layer, or one that unpacks to far more than real images do."""
     for piece in _unpacked(_counted(chunks, inflation), what):
         inflation.plain += len(piece)
         if inflation.is_too_much():
             raise InvalidRequest(
-                f"{what} unpacks, with those above it, to more than {RATIO} times their size and {ALWAYS >> 30} GiB; "
+                f"{what} and the layers above it unpack to more than {RATIO} times their size and {ALWAYS >> 30} GiB; "
                 "push the disk as qcow2"
             )
         yield piece
@@ -92,7 +93,7 @@ def _xz_decoder() -> lzma.LZMADecompressor:
 def _decoded(
     head: bytes, chunks: Iterator[bytes], make: Callable[[], lzma.LZMADecompressor | zstd.ZstdDecompressor], data: str
 ) -> Iterator[bytes]:
-    """One or more streams; never more than a piece of output in memory at once."""
+    """Unpacks one or more streams, with at most one piece of output in memory."""
     rest: bytes = head
     while rest:
         decoder = make()
@@ -112,7 +113,7 @@ def _decoded(
 
 
 def _padding_left(rest: bytes, chunks: Iterator[bytes]) -> bytes:
-    """What follows the zeros behind a stream, from its first byte on: xz and gzip(1) allow them. b"" if nothing does."""
+    """Skips the zeros that xz and gzip(1) allow after a stream. Returns what was read after them, b"" at the end."""
     while not (rest := rest.lstrip(b"\0")):
         if not (rest := next(chunks, b"")):
             break
@@ -120,7 +121,7 @@ def _padding_left(rest: bytes, chunks: Iterator[bytes]) -> bytes:
 
 
 def limited(chunks: Iterator[bytes], limit: int, what: str) -> Iterator[bytes]:
-    """Raises InvalidRequest when more than `limit` bytes come: a small layer may unpack to an endless one."""
+    """Raises InvalidRequest after more than `limit` bytes, because a small layer may unpack to endless data."""
     seen = 0
     for chunk in chunks:
         seen += len(chunk)
@@ -130,14 +131,14 @@ def limited(chunks: Iterator[bytes], limit: int, what: str) -> Iterator[bytes]:
 
 
 def _gunzip(head: bytes, chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
-    """One or more gzip members; never more than a piece of output in memory at once."""
+    """Unpacks one or more gzip members, with at most one piece of output in memory."""
     rest: bytes = head
     while rest:
         rest = _padding_left((yield from _gunzip_member(rest, chunks, what)), chunks)
 
 
 def _gunzip_member(data: bytes, chunks: Iterator[bytes], what: str) -> Generator[bytes, None, bytes]:
-    """Yields what one member holds, returns what was read beyond it."""
+    """Yields the content of one member. Returns what was read after it."""
     inflater = zlib_ng.decompressobj(wbits=zlib_ng.MAX_WBITS | 16)
     while True:
         try:
@@ -149,7 +150,7 @@ def _gunzip_member(data: bytes, chunks: Iterator[bytes], what: str) -> Generator
         if inflater.eof:
             return inflater.unused_data
         data = inflater.unconsumed_tail
-        # A full piece may leave output inside the inflater though all input is used: ask again before reading on.
+        # After a full piece the inflater may hold more output, even if it has used all input.
         if not data and len(piece) < _PIECE:
             data = next(chunks, b"")
             if not data:
@@ -161,8 +162,8 @@ _SMALL, _TOGETHER = 16 << 10, 64 << 10
 
 
 def serve(source: int, target: int) -> None:
-    """Reads frames from one descriptor, writes its own to the other, until DONE or REFUSED was written. Raises EOFError if
-    virtshim does not go on, OSError if it does not listen."""
+    """Reads frames from `source` and answers on `target` until DONE or REFUSED is written. Raises EOFError if virtshim stops
+    sending, OSError if it stops reading."""
     frame_source, answers = _Source(source), _Answers(target)
     image, max_bytes, place = frames.parse_words(frame_source.expect(frames.BEGIN))
     try:
@@ -171,7 +172,7 @@ def serve(source: int, target: int) -> None:
         tree = ImageTree(answers.send)
         while (layer := frame_source.layer()) is not None:
             what, digest, diff, kind = frames.parse_words(layer)
-            chunks = limited(unpacking_unpacked(frame_source.data(), what, inflation), int(max_bytes), what)
+            chunks = limited(unpacked(frame_source.data(), what, inflation), int(max_bytes), what)
             if diff != digest:
                 chunks = verified(chunks, diff, what)
             if kind == frames.WHOLE:
@@ -199,7 +200,7 @@ def serve(source: int, target: int) -> None:
 def _send_files(
     tar: TarStream, what: str, search: DiskSearch, boot: BootSearch, tree: ImageTree, answers: _Answers
 ) -> None:
-    """The disk and the kernels, if they are in this layer, and all files for the tree. It is read to its end."""
+    """Reads one layer to its end. Sends the disk and the kernels, if it has them, and all files for the tree."""
     try:
         while (entry := tar.next()) is not None:
             path = boot.shown(entry)
@@ -212,20 +213,20 @@ def _send_files(
             if is_disk:
                 answers.send(frames.SIZE, str(entry.size).encode())
                 data = _sent(data, answers)
-            for _ in data:  # what the tree had no use for
+            for _ in data:  # skip what the tree did not read
                 pass
     except BadTar as exc:
         raise InvalidRequest(f"{what} cannot be read: {exc}; push the image again") from exc
 
 
 def _has_disk(search: DiskSearch, tree: ImageTree, place: str) -> bool:
-    """Raises InvalidRequest for an image that can be neither a VM nor a volume, and for one of which the operator has said where
-    its disk is."""
+    """Raises InvalidRequest for an image that can be neither a VM nor a volume, and for one without a disk at a path that the
+    operator configured."""
     try:
         search.finish()
     except InvalidRequest as exc:
         if tree.refused:
-            raise InvalidRequest(f"{exc}; nor can it be a volume: {tree.refused}") from exc
+            raise InvalidRequest(f"{exc}; it cannot be a volume either: {tree.refused}") from exc
         if not tree.has_files or place not in ("", frames.DEFAULT_PLACE):
             raise
         return False
@@ -233,14 +234,14 @@ def _has_disk(search: DiskSearch, tree: ImageTree, place: str) -> bool:
 
 
 def _sent(chunks: Iterator[bytes], answers: _Answers) -> Iterator[bytes]:
-    """Passes `chunks` on, which are the disk's, or a kernel's."""
+    """Sends `chunks` as DATA and passes them on."""
     for piece in chunks:
         answers.send(frames.DATA, piece)
         yield piece
 
 
 def verified(chunks: Iterator[bytes], diff: str, what: str) -> Iterator[bytes]:
-    """Passes `chunks` on; at their end, raises InvalidRequest unless they had this digest."""
+    """Passes `chunks` on. At the end, raises InvalidRequest unless their digest is `diff`."""
     sha256 = hashlib.sha256()
     for chunk in chunks:
         sha256.update(chunk)
@@ -252,7 +253,7 @@ def verified(chunks: Iterator[bytes], diff: str, what: str) -> Iterator[bytes]:
 
 
 class _Source:
-    """Frames from virtshim. Raises EOFError when virtshim does not go on."""
+    """Frames from virtshim. Raises EOFError if virtshim stops sending."""
 
     def __init__(self, descriptor: int) -> None:
         self._file = open(descriptor, "rb", buffering=frames.MOST, closefd=False)  # noqa: SIM115
@@ -264,7 +265,7 @@ class _Source:
         return payload
 
     def layer(self) -> bytes | None:
-        """The next layer's description, None behind the last one."""
+        """The next layer's description; None after the last layer."""
         kind, payload = self._frame()
         return payload if kind == frames.LAYER else None
 
@@ -283,12 +284,12 @@ class _Source:
     def _exactly(self, length: int) -> bytes:
         data = self._file.read(length)
         if len(data) != length:
-            raise EOFError("virtshim does not go on")
+            raise EOFError("virtshim stopped sending")
         return data
 
 
 class _Answers:
-    """Frames to virtshim. Of many small files some go together."""
+    """Frames to virtshim. Frames of small files are written together."""
 
     def __init__(self, descriptor: int) -> None:
         self._fd = descriptor

@@ -1,16 +1,15 @@
-"""The child in which files of strangers are read: it gives up what it can, then does one thing. `main` does not return.
+"""The child that reads untrusted files: it drops its rights, then does one task. `main` does not return.
 
-It is started as root, with the standard library, zstd, zlib-ng and these modules alone, by `virtshim.images.confinement`. What is
-done:
+`virtshim.images.confinement` starts it as root, with only the standard library, zstd, zlib-ng and these modules. The tasks:
 
-    layers   layers come in by standard input, the disk in them goes out by standard output: nothing can be opened or sent
-    judge    a file, handed over as a descriptor, is judged by its header; then the process becomes qemu-img
-    raw, qcow2   a file of that format, judged before, is copied to a block device by qemu-img, both handed over as descriptors.
-             Root owns the device, so root it stays, without capabilities, and without Landlock nothing is copied
-    tell     says what holds on this node
+    layers      reads layers from standard input and writes their disk to standard output; can open and send nothing
+    judge       judges the header of a file, which it gets as a descriptor, then becomes qemu-img
+    raw, qcow2  copies a file of that format, judged before, to a block device with qemu-img; gets both as descriptors. It
+                stays root without capabilities, because root owns the device. Without Landlock it refuses to copy
+    tell        reports which restrictions work on this node
 
-What it says is a claim: whoever took it over can say anything. virtshim takes from it a disk's bytes, which it digests itself,
-a verdict, which it can only make worse, and texts.
+virtshim does not trust its output, because a hostile file may have taken the child over. virtshim uses from it only a disk's
+bytes, which virtshim digests itself, a verdict, which qemu-img must confirm, and texts.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _QEMU_IMG = "qemu-img"
-# Programs and their libraries; where a library looks for those, and what the C library or GnuTLS asks at its start.
+# Directories of programs and libraries, and the files that the loader, the C library and GnuTLS read at start.
 _PROGRAMS = ("/usr", "/lib", "/lib64", "/bin")
 _READ = ("/etc/ld.so.cache", "/etc/ld.so.preload", "/dev/null", "/dev/urandom", "/sys/devices/system/cpu")
 
 # fmt: off
-# All that Python does between two frames: read, write, memory, signals it handles, the end.
+# The system calls that Python needs between two frames: read, write, memory, signal handlers, exit.
 _UNPACKING = (
     0, 1, 3, 5, 8, 9, 10, 11, 12, 20, 25, 28,  # read write close fstat lseek mmap mprotect munmap brk writev mremap madvise
     13, 14, 15, 131, 202, 219,                 # rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack futex restart_syscall
     96, 228, 318, 60, 231, 39, 186,            # gettimeofday clock_gettime getrandom exit exit_group getpid gettid
 )
-# Sockets of any kind, signals to others, another user's rights; the rest is `seccomp.REFUSED`.
+# Refused for qemu-img besides `seccomp.REFUSED`: sockets, signals to other processes, changes of user.
 _NOT_QEMU_IMGS = (seccomp.SOCKET, seccomp.SOCKETPAIR, seccomp.CONNECT, 49, 50, 200, 129, 297, 105, 106, 117, 119, 116)
 # fmt: on
-# Root's files may not be given away, or opened to others.
+# Refused because qemu-img may run as root: changing the owner, mode or attributes of files.
 _NOT_ROOTS = (
     90,
     91,
@@ -64,8 +63,8 @@ _COPIES = ("raw", "qcow2")
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """`arguments`: what is done; where those two are; user, group, parent process; bytes of memory, seconds of CPU time; a file's
-    and a device's descriptor, and where in it the copy begins."""
+    """`arguments`: the task; the directory of zstd and zlib-ng; user, group, parent process; bytes of memory, seconds of CPU
+    time; the descriptors of a file and a device, and the offset in the device at which the copy begins."""
     do, packages = arguments[:2]
     uid, gid, parent, memory, cpu_seconds, descriptor, target, at = map(int, arguments[2:])
     serve = _serve_layers(packages) if do == "layers" else None
@@ -78,28 +77,28 @@ def main(arguments: Sequence[str]) -> NoReturn:
         drop_privileges.end_with(parent)
         kernel.forbid_new_privileges()
         version = landlock.restrict(_paths(descriptor, target) if is_qemu_img else ())
-        told = f"uid {os.getuid()}\nlandlock {version}\nnamespaces {' '.join(namespaces)}\n"
+        report = f"uid {os.getuid()}\nlandlock {version}\nnamespaces {' '.join(namespaces)}\n"
         seccomp.install(_qemu_img_filter() if is_qemu_img else seccomp.only_these(_UNPACKING))
     except OSError as exc:
-        _fail(f"its rights cannot be given up: {exc.strerror}")
+        _fail(f"it cannot drop its rights: {exc.strerror}")
     if do in _COPIES and not version:
         _fail("the kernel has no Landlock (Linux 5.13 or newer, landlock among the words of lsm= on its command line)")
     if serve is not None:
         try:
             serve(0, 1)
-        except EOFError:  # nobody is there to be told
+        except EOFError:  # virtshim is gone
             os._exit(1)
     elif do in _COPIES:
         _copy(do, descriptor, target, at)
     elif do == "judge":
         _judge(descriptor)
     else:
-        os.write(1, told.encode())
+        os.write(1, report.encode())
     os._exit(0)
 
 
 def _serve_layers(packages: str) -> Callable[[int, int], None]:
-    """Loaded while files can be read, and only where it is needed."""
+    """Imports `serve` now, because the child cannot open files later."""
     sys.path.append(packages)
     from virtshim.images.confined.layers import serve
 
@@ -128,7 +127,7 @@ def _paths(descriptor: int, target: int) -> Iterable[tuple[str, int]]:
 
 
 def _judge(descriptor: int) -> None:
-    """One line, the header's verdict, is written before qemu-img sees the file; what follows it is qemu-img's."""
+    """Writes the header's verdict as one line before qemu-img opens the file. qemu-img's output follows it."""
     line, is_usable = verdict(descriptor)
     os.write(1, f"{line}\n".encode())
     if is_usable:
@@ -136,7 +135,7 @@ def _judge(descriptor: int) -> None:
 
 
 def _copy(kind: str, descriptor: int, target: int, at: int) -> NoReturn:
-    """Nothing but the file itself is read, whatever it names below it. All of its disk is written, empty parts too."""
+    """Reads only the file itself, even if it names a backing file. Writes the whole disk, including empty parts."""
     below = "" if kind == "raw" else ', "backing": null'
     file = f'{{"driver": "file", "filename": "/proc/self/fd/{descriptor}"}}'
     device = f"driver=raw,offset={at},file.driver=host_device,file.filename=/proc/self/fd/{target}"

@@ -437,7 +437,7 @@ def _prepare(tree: TreeWriter, layer: Descriptor) -> str:
     title = layer.title.encode(errors="replace").decode()
     parts = [part for part in title.split("/") if part not in ("", ".")] or [layer.digest.partition(":")[2]]
     if ".." in parts or "\0" in title:
-        tree.refuse(f"it holds the title {title!a}, which leads up")
+        tree.refuse(f"it holds the title {title!a}, which contains '..'")
         return ""
     for depth in range(1, len(parts)):
         tree.tell(_entry("d", "/".join((ROOT, *parts[:depth])), _DIRECTORY_MODE))
