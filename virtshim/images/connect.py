@@ -1,4 +1,4 @@
-"""Looking a host up and connecting to it, so that a pull can be given up at any moment."""
+"""Looks a host up and connects to it. Every wait can be cancelled, and forbidden networks are refused."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 from virtshim.images.pull_watch import PullWatch
 from virtshim.model.errors import InvalidRequest, ShimError
 
-# Where images are never fetched from: who names an image would make this daemon ask there, from the node's own
-# network. Pure.
+# Networks from which images are never fetched. Without this rule, anybody who names an image could make this daemon
+# send requests from the node's own network. Pure.
 #
-# Always forbidden: a cloud's metadata service, which knows the node's credentials; what is no host of its own. The
-# node itself, where daemons listen that trust whoever reaches them, is forbidden unless the operator lists the
-# server. More networks are the operator's to forbid.
+# Always forbidden: a cloud's metadata service, which has the node's credentials, and addresses that are no single host.
+# Loopback is forbidden unless the operator lists the server, because daemons of the node trust every local client.
+# The operator may forbid more networks.
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -30,10 +30,10 @@ _ALWAYS = (
     "169.254.0.0/16",  # link-local; metadata of AWS, Azure, Google, OpenStack and others
     "fe80::/10",
     "fd00:ec2::254/128",  # metadata of AWS
-    "fd20:ce::254/128",  # of Google
-    "100.100.100.200/32",  # of Alibaba
-    "192.0.0.192/32",  # of Oracle
-    "168.63.129.16/32",  # Azure's host
+    "fd20:ce::254/128",  # metadata of Google
+    "100.100.100.200/32",  # metadata of Alibaba
+    "192.0.0.192/32",  # metadata of Oracle
+    "168.63.129.16/32",  # the Azure host
     "0.0.0.0/8",  # "this host": the kernel connects to loopback
     "::/128",
     "224.0.0.0/4",
@@ -43,17 +43,17 @@ _ALWAYS = (
 
 _LOOPBACK = tuple(map(ipaddress.ip_network, ("127.0.0.0/8", "::1/128")))
 
-# Prefixes of IPv6 addresses that end in the IPv4 address which is meant: IPv4-compatible ones, NAT64.
+# Prefixes of IPv6 addresses that end in the IPv4 address they lead to: IPv4-compatible addresses and NAT64.
 _WITH_IPV4_AT_THEIR_END = tuple(
     map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"))
 )
-# An interface id of ISATAP's, whatever the network: the two words before the IPv4 address.
+# The 32 bits before the IPv4 address in an ISATAP address, in any network.
 _ISATAP = frozenset({0x00005EFE, 0x02005EFE})
 
 
 class ForbiddenNetworks:
-    """`networks`: CIDR texts, more of them. `here`: servers on loopback that may be asked, `host[:port]` as images' names have
-    them; one without a port is all ports of that host."""
+    """`networks`: more forbidden networks, in CIDR form. `here`: allowed servers on loopback, as `host[:port]` in image names;
+    without a port, all ports of that host."""
 
     def __init__(self, networks: Sequence[str] = (), here: Sequence[str] = ()) -> None:
         self._texts = tuple(networks)
@@ -61,7 +61,8 @@ class ForbiddenNetworks:
         self._here = frozenset(text.lower() for text in here)
 
     def but_not(self, url: str) -> ForbiddenNetworks:
-        """A mirror's that the operator named, and often it is on the node itself: its server may be asked. "" is none."""
+        """The same networks, but with the server of `url` allowed on loopback, where operators often run mirrors. "" allows
+        none."""
         parts = urlsplit(url)
         if not parts.hostname:
             return self
@@ -69,7 +70,7 @@ class ForbiddenNetworks:
         return ForbiddenNetworks(self._texts, (*self._here, f"{_authority(parts.hostname)}:{port}"))
 
     def has(self, address: str, host: str = "", port: int = 0) -> bool:
-        """`address` as getaddrinfo gives it, in whatever spelling of IPv4 within IPv6, of the server `host` at `port`."""
+        """Whether `address` is forbidden. It is what getaddrinfo returns for `host`, including IPv4 embedded in IPv6."""
         meanings = list(_meanings(ipaddress.ip_address(address.partition("%")[0])))
         if _any_in(meanings, self._networks):
             return True
@@ -82,15 +83,11 @@ def _authority(host: str) -> str:
 
 
 def _any_in(addresses: Sequence[_Address], networks: Sequence[_Network]) -> bool:
-    return any(one in network for one in addresses for network in networks if _same(one, network))
-
-
-def _same(one: _Address, network: _Network) -> bool:
-    return one.version == network.version
+    return any(one in network for one in addresses for network in networks if one.version == network.version)
 
 
 def _meanings(address: _Address) -> Iterator[_Address]:
-    """The address, and the IPv4 addresses that its packets may be carried to."""
+    """The address, and the IPv4 addresses to which its packets may be forwarded."""
     yield address
     if isinstance(address, ipaddress.IPv4Address):
         return
@@ -103,7 +100,7 @@ def _meanings(address: _Address) -> Iterator[_Address]:
     if address.teredo is not None:
         yield from address.teredo
     inside = any(address in network for network in _WITH_IPV4_AT_THEIR_END)
-    # ::1 is loopback, and no IPv4-compatible address.
+    # ::1 is loopback, not an IPv4-compatible address.
     if (inside and number > 0xFFFF) or (number >> 32) & 0xFFFFFFFF in _ISATAP:
         yield last
 
@@ -114,8 +111,8 @@ _POLL = 0.2
 def dial(
     host: str, port: int, timeout: float, watch: PullWatch, forbidden: ForbiddenNetworks | None = None
 ) -> socket.socket:
-    """A connected socket, not guarded yet; the waits for it all look at the watch. Raises OSError, or what the watch raises;
-    InvalidRequest for a host that is in forbidden networks alone."""
+    """A connected socket that the watch does not guard yet. All waits check the watch. Raises OSError, what the watch raises, and
+    InvalidRequest for a host that has only forbidden addresses."""
     deadline = time.monotonic() + timeout
     failure: OSError = OSError(f"no address for {host}")
     found = _addresses(host, port, deadline, watch)
@@ -138,10 +135,10 @@ def dial(
 
 
 def refuse_forbidden(host: str, port: int, timeout: float, watch: PullWatch, forbidden: ForbiddenNetworks) -> None:
-    """For a host that somebody else connects to (a proxy): raises InvalidRequest if any address of it is in forbidden networks. A
-    name that is not known here is that one's to judge."""
+    """For a host that a proxy connects to: raises InvalidRequest if any of its addresses is forbidden. The proxy must judge names
+    that the node cannot look up."""
     if "%" in host.partition("%25")[0]:
-        raise InvalidRequest(f"{host[:300]!r} is not a host's name")
+        raise InvalidRequest(f"{host[:300]!r} is not a host name")
     try:
         found = _addresses(host.rstrip("."), 0, time.monotonic() + timeout, watch)
     except OSError:
@@ -173,7 +170,8 @@ def _connect(connecting: socket.socket, address: Any, deadline: float, watch: Pu
 
 
 def _addresses(host: str, port: int, deadline: float, watch: PullWatch) -> list[Any]:
-    """getaddrinfo cannot be interrupted, so a thread does it; an abandoned one ends with the resolver's timeout."""
+    """Looks up the host in a thread, because getaddrinfo cannot be interrupted. An abandoned thread ends when the resolver times
+    out."""
     answer: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
 
     def resolve() -> None:

@@ -1,9 +1,11 @@
-"""Whether a manifest is signed by a known key, as cosign stores signatures beside images.
+"""Checks that a known key signed a manifest. cosign stores signatures beside images, in two forms:
 
-Two forms. Up to cosign 2: the tag `sha256-HEX.sig` holds payloads that name the manifest's digest, each signed as it is
-(https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md). From cosign 3 on: bundles that refer to the manifest, each
-a signed in-toto statement about its digest (https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md). Signatures by
-certificate, without a key, are not looked at.
+- Up to cosign 2, the tag `sha256-HEX.sig` has signed payloads, each of which names the manifest's digest
+  (https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md).
+- Since cosign 3, bundles refer to the manifest. Each is a signed in-toto statement about the manifest's digest
+  (https://github.com/sigstore/cosign/blob/main/specs/BUNDLE_SPEC.md).
+
+Signatures by certificate (keyless) are ignored.
 """
 
 from __future__ import annotations
@@ -29,19 +31,19 @@ _PAYLOAD_KIND = "cosign container image signature"
 _BUNDLE = "application/vnd.dev.sigstore.bundle"
 _STATEMENT = "application/vnd.in-toto+json"
 _PREDICATE = "https://sigstore.dev/cosign/sign/v1"
-# An image is signed by a few; whoever can push to its repository can push any number.
+# Images have few signatures, but whoever can push to the repository can push any number.
 _MOST = 64
 _LARGEST = 256 << 10
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-# What malformed documents raise, wherever they are taken apart.
+# Errors that malformed documents cause.
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, InvalidRequest, NotFound)
 
 Verify = Callable[[bytes, bytes], bool]
-"""Signature and signed bytes: whether the key made it."""
+"""Takes a signature and the signed bytes. Says whether the key made the signature."""
 
 
 class SignedRepository(Protocol):
-    """As `virtshim.images.registries.repository.Repository`; each raises NotFound for what is not there."""
+    """See `virtshim.images.registries.repository.Repository`. Each method raises NotFound if the registry has no such content."""
 
     def manifest(self, reference: str) -> tuple[bytes, str]: ...
     def referrers(self, digest: str) -> bytes: ...
@@ -49,8 +51,8 @@ class SignedRepository(Protocol):
 
 
 def check_signed(image: str, digest: str, key_files: Sequence[str], repository: SignedRepository) -> None:
-    """`digest`: of the manifest or index that the image's name means. Raises SignatureRefused unless one of the keys has signed
-    it, WrongState for a key that cannot be read."""
+    """`digest`: of the image's manifest or index. Raises SignatureRefused unless one of the keys signed it, WrongState for a key
+    that cannot be read."""
     keys = [read_key(file) for file in key_files]
     found = 0
     for signature, signed in _signatures(digest, repository):
@@ -64,12 +66,12 @@ def check_signed(image: str, digest: str, key_files: Sequence[str], repository: 
         )
     raise SignatureRefused(
         f"image {image!r} ({digest}) has no cosign signature by a key; sign it: cosign sign --key KEY {image}@{digest}; "
-        f"wanted is one by {names}"
+        f"accepted keys: {names}"
     )
 
 
 def read_key(file: str) -> Verify:
-    """Of a PEM file. Raises WrongState."""
+    """`file`: in PEM. Raises WrongState."""
     try:
         key = load_pem_public_key(Path(file).read_bytes())
     except OSError as exc:
@@ -98,7 +100,7 @@ def _holds(check: Callable[[], None]) -> bool:
 
 
 def _signatures(digest: str, repository: SignedRepository) -> Iterator[tuple[bytes, bytes]]:
-    """Each signature that says of itself that it is about `digest`, with the bytes that it signs. Malformed ones are none."""
+    """Signatures that claim to be about `digest`, with the bytes that they sign. Malformed ones are skipped."""
     tag = digest.replace(":", "-")
     with contextlib.suppress(NotFound):
         body, _ = repository.manifest(f"{tag}.sig")
@@ -120,7 +122,7 @@ def _signatures(digest: str, repository: SignedRepository) -> Iterator[tuple[byt
 def _bundles(digest: str, tag: str, repository: SignedRepository) -> Iterator[bytes]:
     try:
         index = repository.referrers(digest)
-    except NotFound:  # the tag that stands for it: any other trouble than that there is none refuses the image
+    except NotFound:  # then the registry may have a tag instead; any other error refuses the image
         try:
             index, _ = repository.manifest(tag)
         except NotFound:
@@ -145,7 +147,7 @@ def _states(payload: bytes, digest: str) -> bool:
 
 
 def _pre_authentication(payload: bytes) -> bytes:
-    """What DSSE signs (https://github.com/secure-systems-lab/dsse/blob/master/protocol.md)."""
+    """The bytes that DSSE signs (https://github.com/secure-systems-lab/dsse/blob/master/protocol.md)."""
     return b"DSSEv1 %d %s %d %s" % (len(_STATEMENT), _STATEMENT.encode(), len(payload), payload)
 
 
@@ -158,7 +160,7 @@ def _entries(body: bytes, name: str) -> list[dict[str, Any]]:
 
 
 def _blob(layer: dict[str, Any], repository: SignedRepository) -> bytes:
-    """Raises one of _MALFORMED for one that is no signature's."""
+    """Raises one of _MALFORMED for a blob that cannot be a signature."""
     size = layer["size"]
     if not 0 < size <= _LARGEST:
         raise ValueError("too large for a signature")
@@ -166,7 +168,7 @@ def _blob(layer: dict[str, Any], repository: SignedRepository) -> bytes:
 
 
 def _digest(descriptor: dict[str, Any]) -> str:
-    """It becomes part of a URL. Raises ValueError."""
+    """Checks the digest, because it becomes part of a URL. Raises ValueError."""
     digest = str(descriptor["digest"])
     if not _DIGEST.fullmatch(digest):
         raise ValueError("not a digest")

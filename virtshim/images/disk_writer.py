@@ -1,4 +1,4 @@
-"""Writes a downloaded disk to a file and digests it on the way. Owns the open descriptor, not the file's name."""
+"""Writes a downloaded disk to a file and computes its digest. Owns the open descriptor, but does not remove the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from virtshim.system.files import begin_sync, free_bytes
 
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ZEROS = bytes(1 << 18)
-# The disk is kept busy meanwhile, and holds little up at the end.
+# Writing back during the download keeps the final fsync short.
 _SYNCED_AT_ONCE = 16 << 20
 
 
@@ -25,8 +25,8 @@ _QCOW_MAGIC = b"QFI\xfb"
 
 
 class DiskWriter:
-    """A context manager. `max_bytes` is the largest disk that is taken. With a file that is there already `resume`, or `restart`,
-    comes first. `room`: its pull's, of its file system."""
+    """A context manager. `max_bytes`: of the largest disk allowed. If the file exists already, call `resume` or `restart` first.
+    `room`: the pull's share of the free disk space."""
 
     def __init__(self, path: Path, name: str, max_bytes: int, room: Share) -> None:
         self.path = path
@@ -50,15 +50,15 @@ class DiskWriter:
 
     @property
     def size(self) -> int:
-        """Bytes so far."""
+        """Bytes written so far."""
         return self._size
 
     def digest(self) -> ImageDigest:
-        """Of all bytes so far."""
+        """The digest of all bytes so far."""
         return ImageDigest(f"sha256:{self._hash.hexdigest()}")
 
     def resume(self, progress: Callable[[], None]) -> None:
-        """Goes on behind the bytes that are there. `progress` is called as they are read."""
+        """Continues after the bytes that the file has. Calls `progress` while it reads them."""
         self.restart(keep=True)
         while data := os.read(self._fd, len(_ZEROS)):
             self._begins_with(data)
@@ -67,7 +67,7 @@ class DiskWriter:
             progress()
 
     def restart(self, *, keep: bool = False) -> None:
-        """Begins anew."""
+        """Starts over. `keep`: the file's bytes stay."""
         self._hash, self._size, self._first = hashlib.sha256(), 0, b""
         self._syncing = 0
         os.lseek(self._fd, 0, os.SEEK_SET)
@@ -75,14 +75,14 @@ class DiskWriter:
             os.ftruncate(self._fd, 0)
 
     def expect(self, size: int) -> None:
-        """The source announces `size` bytes in all: what could not be stored in the end is refused as soon as that is known. Of a
-        raw disk it is not: it may be holes for the most part."""
+        """The source announces `size` bytes in all. A qcow2 disk that cannot fit is refused at once. A raw disk is not, because
+        most of it may be holes."""
         self._limit(size)
         self._announced = size
         self._claim()
 
     def write(self, data: bytes) -> None:
-        """Appends; a stretch of zeros becomes a hole."""
+        """Appends `data`. If it is all zeros it becomes a hole."""
         self._limit(self._size + len(data))
         if len(self._first) < len(_QCOW_MAGIC):
             self._begins_with(data)

@@ -1,4 +1,4 @@
-"""Disk images that are files of the node, below directories that its operator lists."""
+"""Disk images that are files of the node, in directories that the operator lists."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from virtshim.images.pull_cache import Pulled
 from virtshim.images.registries.repository import verified
 from virtshim.model.errors import InternalError, InvalidRequest, NotFound, PermissionRefused, Unavailable
 
-# No link is followed, nobody's FIFO is waited for.
+# No link is followed, and no FIFO blocks the open.
 _SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-# As much as a hole is looked for in (disk_writer).
+# `DiskWriter` turns chunks of zeros up to this size into holes.
 _CHUNK: Final = 1 << 18
 
 
@@ -29,8 +29,8 @@ def copy(
     unpacking: Unpacking,
     progress: Callable[[], None],
 ) -> Pulled:
-    """Copies the file, unless it is known. `directories`: images.file_dirs. A digest in the name must be the file's, packed or
-    not. Raises PermissionRefused for a file that is in none of them."""
+    """Copies the file, unless its disk is stored already. `directories`: images.file_dirs. A digest in the name must match the
+    file, packed or unpacked. Raises PermissionRefused for a file in none of the directories."""
     with _opened(location, directories) as file:
         found = os.fstat(file)
         identity = _identity(location, found)
@@ -51,7 +51,7 @@ def copy(
             for chunk in chunks:
                 disk.write(chunk)
         if _identity(location, os.fstat(file)) != identity:
-            raise Unavailable(f"image {str(location.name)!r}: the file was written while it was copied; pull it again")
+            raise Unavailable(f"image {str(location.name)!r}: the file changed while it was copied; pull it again")
     return Pulled(content)
 
 
@@ -78,22 +78,22 @@ def _opened(location: FileLocation, directories: Sequence[str]) -> Iterator[int]
             raise NotFound(f"image {image!r}: {location.path} does not exist on this node") from exc
         except OSError as exc:
             if exc.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
-                raise _no_file(location) from exc
+                raise _not_regular(location) from exc
             raise InternalError(f"image {image!r}: {location.path} cannot be opened: {exc.strerror}") from exc
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise _no_file(location)
+            raise _not_regular(location)
         yield file
 
 
-def _no_file(location: FileLocation) -> InvalidRequest:
+def _not_regular(location: FileLocation) -> InvalidRequest:
     return InvalidRequest(
-        f"image {str(location.name)!r}: {location.path} is no regular file, or is reached through a symbolic link; "
+        f"image {str(location.name)!r}: {location.path} is not a regular file, or is reached through a symbolic link; "
         "name the file itself"
     )
 
 
 def _identity(location: FileLocation, found: os.stat_result) -> str:
-    """The same bytes, as far as the file system tells."""
+    """Two files with the same identity have the same bytes, as far as the file system shows."""
     return f"file:{location.path} {found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
 
 

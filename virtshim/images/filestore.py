@@ -1,13 +1,13 @@
-"""Disk files by content, and the files of images that pods may have as volumes.
+"""The image store on disk: disks by content, and images' files for volumes.
 
-<directory>/                 0711: the QEMU user may search, not list
-  sha256/<hex>               one complete disk, 0640 for its readers, never changed; the digest is that of what was published
-  boot/<hex>                 files from below images' /boot, root's alone
+<directory>/                 0711: the QEMU user may open files in it, but not list it
+  sha256/<hex>               one complete disk, 0640 for its readers, never changed; named by the digest of the published disk
+  boot/<hex>                 files from images' /boot, for root only
   trees/<hex>/               the files of an image (see `trees.store`)
-  incoming/<random>          disks and files in the making, 0700; whatever is here at start is garbage
-  partial/<boot>/<hex>       what is there of downloads that broke off (see `downloads.partials`)
-  known/<hex>                identities of sources and the disks they brought (see `pull_cache`)
-  records/<hex>.json         what the database says of images (see `virtshim.store.copies`)
+  incoming/<random>          unfinished disks and files, 0700; removed at start
+  partial/<boot>/<hex>       downloads that broke off (see `downloads.places`)
+  known/<hex>                the stored disk for each source's identity (see `pull_cache`)
+  records/<hex>.json         copies of the database's image records (see `virtshim.store.copies`)
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
-    """`translations_dir` and `registry_hosts_dir` "" mean none; `download_protocol` is https or http; `insecure_registries` are
-    `host[:port]`, among them those on loopback that may be asked; `max_bytes` bounds a disk as published and as the guest sees
-    it; `progress_timeout` is in seconds without a byte, `min_rate` in bytes a second, `pull_timeout` in seconds in all, 0 for
-    none; `forbidden_networks` are CIDR texts; `parser_user` reads what was downloaded, "" for the default one; `policy`: what may
-    be pulled, all if empty; `file_dirs`: where file:// may point; `disk_paths`: where the disks of containerDisks are, if not
-    below /disk."""
+    """`translations_dir`, `registry_hosts_dir`: "" for none. `download_protocol`: https or http. `insecure_registries`:
+    `host[:port]`, including allowed servers on loopback. `max_bytes`: limit of a disk, as published and as the guest sees it.
+    `progress_timeout`: seconds without a byte. `min_rate`: bytes per second. `pull_timeout`: seconds for a whole pull, 0 for no
+    limit. `forbidden_networks`: in CIDR form. `parser_user`: the user that reads downloaded files, "" for the default. `policy`:
+    which images may be pulled, all if empty. `file_dirs`: directories for file:// images. `disk_paths`: paths of disks in
+    containerDisks, if not below /disk."""
 
     translations_dir: str = ""
     registry_hosts_dir: str = ""
@@ -79,12 +79,12 @@ class ImageSettings:
     disk_paths: tuple[DiskPath, ...] = ()
 
 
-class _FileAfterAll(Exception):
-    """An artifact's only file is no disk; `str()` says why."""
+class _NotADisk(Exception):
+    """An artifact's only file is not a disk; `str()` says why."""
 
 
 class ImageFileStore:
-    """Implements `virtshim.images.ports.ImageFiles`. Safe to use from many threads; one process owns the directory."""
+    """Implements `virtshim.images.ports.ImageFiles`. Thread-safe. One process owns the directory."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class ImageFileStore:
         readers: Callable[[], int | None] = lambda: None,
         parser: Callable[[Account], Parser] = ConfinedChild,
     ) -> None:
-        """`readers`: the group that alone may read disks beside root: root's own, or that of all QEMUs where these open them
-        themselves; None: there is none, and all may. `parser`: makes what reads downloaded files as that user."""
+        """`readers`: returns the group that may read disks: root's, or QEMU's if QEMU opens disks itself; None lets everybody
+        read them. `parser`: makes a reader of downloaded files that runs as that user."""
         self._readers = readers
         self._make_parser = parser
         self._root = Path(directory)
@@ -111,7 +111,7 @@ class ImageFileStore:
         self._forbidden = ForbiddenNetworks(settings.forbidden_networks, settings.insecure_registries)
 
     def change(self, settings: ImageSettings) -> None:
-        """From the next pull on; one that is under way may end by either."""
+        """Applies from the next pull on. A running pull may use the old or the new settings."""
         self._settings, self._forbidden = (
             settings,
             ForbiddenNetworks(settings.forbidden_networks, settings.insecure_registries),
@@ -122,12 +122,12 @@ class ImageFileStore:
         translations = read_translations(self._settings.translations_dir) if self._settings.translations_dir else []
         location = resolve(name, translations, self._settings.download_protocol)
         keys = keys_wanted(self._settings.policy, location)
-        with self._room_made(), self._store_errors(name):
+        with self._partials_make_room(), self._store_errors(name):
             self._make_directories()
             self._partials.forget_old()
             try:
                 return self._fetch(location, credentials, keys, cancelled)
-            except _FileAfterAll as exc:
+            except _NotADisk as exc:
                 log.info("image.artifact.no_disk", image=str(name), why=str(exc))
                 return self._fetch(location, credentials, keys, cancelled, as_files=True)
 
@@ -173,15 +173,15 @@ class ImageFileStore:
     def _publish_disk(
         self, landing: Landing, name: ImageName, cancelled: threading.Event, pulled: Pulled
     ) -> ImageDigest:
-        """And the files beside it. Without those that no volume can have the image is a VM's all the same."""
+        """Publishes the disk and the image's files. If the files cannot be a volume, the image can still be a VM's."""
         digest, path = landing.finished()
-        # Who judges it may read it; nobody else finds it here.
+        # The user that judges the file may read it. Nobody else can reach it here.
         path.chmod(0o644)
         try:
             verify(str(path), str(name), self._settings.max_bytes, self._parser, cancelled)
         except InvalidRequest as exc:
             if pulled.may_be_file:
-                raise _FileAfterAll(str(exc)) from exc
+                raise _NotADisk(str(exc)) from exc
             raise
         self._publish(path, digest, path.stat().st_size)
         if landing.files is not None and pulled.tree is not None:
@@ -202,7 +202,7 @@ class ImageFileStore:
         return str(self._files / digest.hex) if below is None else self._trees.path(digest, below)
 
     def format_of(self, digest: ImageDigest) -> DiskFormat:
-        """It was judged when it was pulled; nobody has changed it since."""
+        """Reads only the header: the disk was judged when it was pulled, and never changes."""
         try:
             with open(self.path(digest), "rb") as file:
                 return judged_before(file.read(FIRST_BYTES), 0)[0]
@@ -240,17 +240,17 @@ class ImageFileStore:
                 remove_tree(str(self._incoming), name)
             self._partials.forget_old()
             _ = self._group
-            for digest in self._disks():  # by an earlier version, or for another group
+            for digest in self._disks():  # an earlier version may have stored them, for another group
                 self._let_read(Path(self.path(digest)))
             self._memory.keep_only(self.stored())
 
     def filesystem_usage(self, *of: ImageDigest) -> FilesystemUsage:
-        """Holes are not counted, directories' own blocks and inodes are; images' trees as they were counted once."""
+        """Counts directories too, but not holes. Images' trees were counted when they were stored."""
         with self._store_errors(self._root):
             beside = map(self.path, of) if of else self._trees.beside(self._root)
             used, inodes = self._trees.space(of or self._trees.stored(), beside)
             mounted_at = mountpoint(self._root)
-            whole = os.statvfs(mounted_at)  # the store's own directory may not be there yet
+            whole = os.statvfs(mounted_at)  # the store's own directory may not exist yet
         space = FilesystemSpace(whole.f_blocks * whole.f_frsize, whole.f_bavail * whole.f_frsize)
         return FilesystemUsage(mounted_at, used, inodes, time.time_ns(), space)
 
@@ -281,12 +281,11 @@ class ImageFileStore:
                 client = clients.enter_context(HttpClient(watch, transport, self._forbidden))
                 return http_source.download(location, credentials, client, landing, unpacking)
             repository = self._repository(location, credentials, watch, clients)
-
             place = place_of_disk(self._settings.disk_paths, location)
 
             def allow(digest: str) -> None:
                 if keys is not None:
-                    # Its library takes memory that a node without such a policy is spared.
+                    # Imported here, because its library takes memory that most nodes do not need.
                     from virtshim.images.cosign import check_signed
 
                     check_signed(location.name.name, digest, keys, repository)
@@ -307,8 +306,8 @@ class ImageFileStore:
         return Repository(location, endpoints, watch)
 
     def _judged_before(self, digest: ImageDigest) -> tuple[DiskFormat, int, int]:
-        """Format, guest-visible and own bytes of a stored disk. qemu-img may not read it, and need not: nobody changes it.
-        Files have a size alone."""
+        """Format, guest-visible bytes and file size of a stored disk. A tree has only a size. The parser's user may not read
+        stored disks; it need not, because they never change."""
         if self._trees.has(digest):
             return DiskFormat.RAW, 0, self._trees.size(digest)
         with open(self.path(digest), "rb") as file:
@@ -317,11 +316,11 @@ class ImageFileStore:
 
     @property
     def _parser(self) -> Parser:
-        """Its user is looked up each time: it may have been made since."""
+        """Looks its user up each time, because the user may have been created since."""
         return self._make_parser(account(self._settings.parser_user))
 
     def _stored_before(self, identity: str) -> ImageDigest | None:
-        """With all that came with it."""
+        """The stored disk or tree, if everything that came with it is stored too."""
         digest, tree = self._memory.digest(identity), self._memory.tree(identity)
         if digest is None or not (Path(self.path(digest)).is_file() or self._trees.has(digest)):
             return None
@@ -329,7 +328,7 @@ class ImageFileStore:
         return digest if is_whole and (tree is None or self._trees.has(tree)) else None
 
     def _publish(self, path: Path, digest: ImageDigest, size: int) -> None:
-        """A file of this content that is there already stays: running VMs have it open, and it is the same."""
+        """Keeps an existing file of the same content, because running VMs have it open."""
         final = Path(self.path(digest))
         if final.is_file() and final.stat().st_size == size:
             return
@@ -344,7 +343,7 @@ class ImageFileStore:
 
     @functools.cached_property
     def _group(self) -> int | None:
-        """Asked for once, at start: a pull does not need libvirt."""
+        """Determined once, at start, so that a pull does not need libvirt."""
         return self._readers()
 
     def _let_read(self, path: Path) -> None:
@@ -369,8 +368,8 @@ class ImageFileStore:
         self._partials.make_directory()
 
     @contextlib.contextmanager
-    def _room_made(self) -> Iterator[None]:
-        """When there is none for a disk, what might have become others goes: the next try finds more."""
+    def _partials_make_room(self) -> Iterator[None]:
+        """If a disk does not fit, removes all partial downloads, so that the next try has more space."""
         try:
             yield
         except ResourceExhausted:
@@ -379,7 +378,7 @@ class ImageFileStore:
 
     @contextlib.contextmanager
     def _not_removed(self, name: ImageName) -> Iterator[None]:
-        """A stored disk may be deleted while its pull is being answered."""
+        """A stored disk may be deleted before its pull has returned."""
         try:
             yield
         except FileNotFoundError as exc:
@@ -387,7 +386,7 @@ class ImageFileStore:
 
     @contextlib.contextmanager
     def _store_errors(self, what: object) -> Iterator[None]:
-        """System errors of the store's own files become domain errors."""
+        """Turns system errors of the store's files into domain errors."""
         try:
             yield
         except OSError as exc:

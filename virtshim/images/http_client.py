@@ -1,7 +1,7 @@
-"""HTTP for one pull: every wait can be cancelled, redirects never leave TLS, secrets never reach an error text.
+"""HTTP for one pull: every wait can be cancelled, redirects never leave TLS, and secrets never reach an error text.
 
-urllib3 itself rather than requests: the trust store is the system's (an operator's own CA counts), ~/.netrc is not read, and
-connections can be dialled here, which is what lets a pull be cancelled while it connects.
+It uses urllib3 instead of requests for three reasons: urllib3 trusts the system's CAs, so an operator's own CA works; it does not
+read ~/.netrc; and this module can make the connections, so that a pull can be cancelled while it connects.
 """
 
 from __future__ import annotations
@@ -31,12 +31,10 @@ from virtshim.images.pull_watch import PullWatch
 from virtshim.images.translations import TlsProfile, Transport
 from virtshim.model.errors import InvalidRequest, ShimError, Unavailable
 
-# Whether a source sends enough to be waited for. Pure.
-
 
 class Pace:
-    """`least`: bytes a second, over each `window` of seconds that was spent waiting for bytes. What is done with them takes as
-    long as it likes."""
+    """Judges whether a source sends fast enough: `least` bytes per second in each `window` seconds of waiting. Time spent on
+    processing the bytes does not count. Pure."""
 
     def __init__(self, least: float, window: float) -> None:
         self._least = least
@@ -45,7 +43,7 @@ class Pace:
         self._came = 0
 
     def is_kept(self, count: int, waited: float) -> bool:
-        """After so many bytes for which so many seconds were waited."""
+        """Whether the source is fast enough after `count` more bytes, which took `waited` seconds of waiting."""
         self._waited += waited
         self._came += count
         if self._waited < self._window:
@@ -57,7 +55,7 @@ class Pace:
 
 CONNECT_TIMEOUT = 10.0
 CHUNK = 1 << 18
-# Of bytes: what 63 bits hold.
+# Digits of a byte count that fits in 63 bits.
 _MOST_DIGITS = 18
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -66,18 +64,18 @@ _BROKEN = (HTTPError, http.client.HTTPException, OSError, ValueError)
 
 
 def redacted_url(url: str) -> str:
-    """The URL for people: a query may be a signature, and user information a password."""
+    """The URL without secrets: its query may have a signature, its user information a password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"[:300]
 
 
 def byte_count(text: str) -> int | None:
-    """A count or position of bytes in a header; None for what is none, or more than a file may have."""
+    """A byte count or position from a header. None if it is not a number or is impossibly large."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 class HttpResponse:
-    """One response. A context manager: leaving it closes the connection if the body was not read to its end."""
+    """A context manager. On exit, closes the connection if the body was not read to its end."""
 
     def __init__(self, url: str, response: urllib3.BaseHTTPResponse, watch: PullWatch) -> None:
         self.url = url
@@ -97,7 +95,7 @@ class HttpResponse:
         self.close()
 
     def close(self) -> None:
-        """Nothing more is read of it. A connection that has more of it to come is over."""
+        """Reads no more. A connection with unread data is closed."""
         self.is_closed = True
         connection: object = self._response.connection
         self._response.close()
@@ -105,7 +103,7 @@ class HttpResponse:
             connection.release()
 
     def length(self) -> int | None:
-        """The body's length as the server announces it, None if it does not. Raises Unavailable for one that no file has."""
+        """The body's length as announced; None if the server does not say. Raises Unavailable for an impossible length."""
         text = self.headers.get("Content-Length", "")
         found = byte_count(text)
         if found is None and text.isascii() and text.isdigit():
@@ -115,8 +113,7 @@ class HttpResponse:
         return found
 
     def read(self, limit: int = CHUNK) -> bytes:
-        """The next bytes as they came over the wire, b"" at the end. A body shorter than announced is Unavailable, and
-        so is one that comes too slowly."""
+        """The next bytes as sent, b"" at the end. Raises Unavailable for a body that is shorter than announced, or too slow."""
         began = time.monotonic()
         try:
             chunk = self._response.read1(limit, decode_content=False)
@@ -134,14 +131,14 @@ class HttpResponse:
         return chunk
 
     def skip(self, count: int) -> bool:
-        """Reads so many bytes that were here before; whether they came."""
+        """Reads and drops `count` bytes that an earlier response already delivered. Returns whether they came."""
         while count > 0 and (chunk := self.read(min(count, CHUNK))):
             count -= len(chunk)
             self._watch.had(len(chunk))
         return count <= 0
 
     def all(self, limit: int) -> bytes:
-        """The whole body. InvalidRequest if it is longer than `limit` bytes."""
+        """The whole body. Raises InvalidRequest if it is longer than `limit` bytes."""
         body = bytearray()
         while chunk := self.read():
             body += chunk
@@ -153,14 +150,14 @@ class HttpResponse:
 
 
 class HttpClient:
-    """One pull's connections, kept alive between its requests. A context manager; its requests may be made by several threads,
-    each of which has its own, as the watch wants it."""
+    """One pull's connections, kept alive between requests. A context manager. Each thread has its own connections, because the
+    watch ends connections by thread."""
 
     def __init__(self, watch: PullWatch, transport: Transport, forbidden: ForbiddenNetworks) -> None:
         self.watch = watch
         self._transport = transport
         self._forbidden = forbidden
-        # The watch ends waits for data; this only keeps a lost one from waiting for ever.
+        # The watch ends waits for data. This timeout is only a safeguard.
         connect = transport.connect_timeout or CONNECT_TIMEOUT
         self._timeout = urllib3.Timeout(connect=connect, read=watch.progress_timeout + CONNECT_TIMEOUT)
         self._pools: dict[tuple[int, bool, str], urllib3.PoolManager] = {}
@@ -175,9 +172,9 @@ class HttpClient:
             pool.clear()
 
     def get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
-        """GET, following redirects. Logins, and all else but what is asked for, go to the first host only. Raises Unavailable
-        (cannot be reached, breaks off), InvalidRequest (a redirect leads from https to http, to no http(s) URL, or there are too
-        many of them); the status is the caller's to judge."""
+        """GET that follows redirects. Only Accept and range headers are sent to other hosts than the first. Raises Unavailable
+        (cannot be reached, breaks off) and InvalidRequest (a redirect from https to http or to no http(s) URL, too many
+        redirects). The caller must check the status."""
         first, wanted = url, dict(headers)
         for _ in range(self._transport.max_redirects + 1):
             answer = self.request("GET", url, wanted)
@@ -190,7 +187,7 @@ class HttpClient:
         raise InvalidRequest(f"{redacted_url(first)} redirects more than {self._transport.max_redirects} times")
 
     def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None) -> HttpResponse:
-        """One request, no redirect followed."""
+        """Sends one request. Follows no redirect."""
         self.watch.check()
         try:
             response = self._pool(url).request(
@@ -222,9 +219,9 @@ class HttpClient:
         return HttpResponse(url, response, self.watch)
 
     def _pool(self, url: str) -> urllib3.PoolManager:
-        """One pool a thread, proxy and scheme; a context with the system's CAs takes milliseconds, so plain HTTP makes none."""
+        """One pool per thread, proxy and scheme. Plain HTTP makes no TLS context, because loading the system's CAs takes time."""
         proxy = self._transport.proxy or _environment_proxy(url)
-        if proxy:  # it connects; that the proxy itself may be asked is the operator's word
+        if proxy:  # the proxy connects to the host; the proxy itself is the operator's choice, so always allowed
             parts = urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
             refuse_forbidden(parts.hostname or "", port, CONNECT_TIMEOUT, self.watch, self._forbidden)
@@ -245,13 +242,13 @@ class HttpClient:
 
 
 def tls_context(profile: TlsProfile) -> ssl.SSLContext:
-    """Trusts the profile's CAs, the system's if it has none or wants both. Raises InvalidRequest for PEM texts that are none."""
+    """Trusts the profile's CAs; also the system's if the profile has none or asks for both. Raises InvalidRequest for bad PEM."""
     try:
         context = ssl.create_default_context(cadata="\n".join(profile.cas) or None)
         if profile.beside_system:
             context.load_default_certs()
         if profile.client:
-            # The ssl module wants files; these live in memory only.
+            # The ssl module takes files only, so these are files in memory.
             certificate, key = (_memory_file(text) for text in profile.client)
             try:
                 context.load_cert_chain(f"/proc/self/fd/{certificate}", f"/proc/self/fd/{key}", password=_no_password)
@@ -286,7 +283,7 @@ class _Endable:
 def _guarded(
     manager: urllib3.PoolManager, watch: PullWatch, forbidden: ForbiddenNetworks | None
 ) -> urllib3.PoolManager:
-    """Makes the manager's connections through `dial`. `_new_conn` is where urllib3's own SOCKS support hooks in, too."""
+    """Makes the manager's connections with `dial`, by overriding `_new_conn`, as urllib3's own SOCKS support does."""
 
     def new_connection(connection: Plain | Secure) -> socket.socket:
         timeout = connection.timeout
@@ -316,7 +313,7 @@ def _guarded(
         ConnectionCls = Secure
 
         def _validate_conn(self, conn: Any) -> None:
-            """As in urllib3, without its warning on unverified certificates: the operator has asked for them."""
+            """As in urllib3, but without its warning about unverified certificates, which the operator asked for."""
             if conn.is_closed:
                 conn.connect()
 
@@ -336,7 +333,7 @@ def _pool_for(proxy: str, options: dict[str, Any]) -> urllib3.PoolManager:
 
 
 def _environment_proxy(url: str) -> str:
-    """http_proxy, https_proxy and no_proxy as curl reads them; never for loopback addresses."""
+    """The proxy from http_proxy, https_proxy and no_proxy, as curl reads them. "" for loopback addresses."""
     parts = urlsplit(url)
     proxies = urllib.request.getproxies_environment()
     proxy = proxies.get(parts.scheme, proxies.get("all", ""))
@@ -378,7 +375,7 @@ def _host(url: str) -> str:
 
 
 def _reason(exc: BaseException) -> str:
-    """The innermost cause's system text; never the URL, which urllib3's own texts repeat."""
+    """The system's text of the innermost cause. urllib3's own texts contain the URL, so they are not used."""
     inner: BaseException | None = exc
     while inner is not None:
         if isinstance(inner, ssl.SSLCertVerificationError):
@@ -399,5 +396,5 @@ def _memory_file(text: str) -> int:
 
 
 def _no_password() -> str:
-    """Without it OpenSSL would ask the terminal for an encrypted key's password."""
+    """Without this callback OpenSSL would ask for the password of an encrypted key on the terminal."""
     raise InvalidRequest("a key in the image's transport is encrypted; store it without a passphrase")

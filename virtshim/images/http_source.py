@@ -1,4 +1,4 @@
-"""Disk images that are plain files on a web server."""
+"""Disk images that are files on a web server."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from virtshim.model.image import Credentials
 def download(
     location: HttpLocation, credentials: Credentials | None, client: HttpClient, landing: Landing, unpacking: Unpacking
 ) -> Pulled:
-    """Brings the file, unless it is known. A digest in the name must be the file's, packed or not. The client has the location's
-    transport."""
+    """Downloads the file, unless its disk is stored already. A digest in the name must match the file, packed or unpacked. The
+    client must use the location's transport."""
     with answered(functools.partial(_asked, location, credentials, client, {}), client.watch) as answer:
         identity, tag = _identity(location, answer), answer.headers.get("ETag", "")
         total = answer.length()
         content = _content(location, identity)
         client.watch.expect(total or 0)
-        stored = landing.claim(content, functools.partial(_make_way, answer, client)) if identity else None
+        stored = landing.claim(content, functools.partial(_while_waiting, answer, client)) if identity else None
         if stored is not None:
             if content == identity:
                 _check_digest(location, stored)
@@ -41,7 +41,7 @@ def download(
         if location.is_packed:
             part = landing.part(identity, total or 0) if identity else None
             begun = None if answer.is_closed else answer
-            # Closed here: who is told of an error still holds what was under way.
+            # Closed here, because a raised error keeps the generator, and so the connection, alive.
             with contextlib.closing(resumed.by_way_of(part, total, begun, rest, client.watch)) as chunks:
                 _unpack(location, chunks, total, landing.disk(), unpacking)
             return Pulled(content)
@@ -64,8 +64,8 @@ def download(
 
 
 def _content(location: HttpLocation, identity: str) -> str:
-    """What the disk is remembered by. A packed file's own digest is known no more when it is unpacked: where the name has one,
-    only a disk that had it then counts."""
+    """The disk's key in the pull cache. A packed file's own digest is not stored, so a digest in the name becomes part of the
+    key."""
     wanted = location.name.digest if location.is_packed else None
     return f"{identity} {wanted}" if identity and wanted else identity
 
@@ -86,8 +86,8 @@ def _unpack(
         _check_digest(location, disk.digest())
 
 
-def _make_way(answer: HttpResponse, client: HttpClient) -> None:
-    """While another pull downloads the same."""
+def _while_waiting(answer: HttpResponse, client: HttpClient) -> None:
+    """Called while another pull downloads the same file."""
     answer.close()
     client.watch.progressed()
 
@@ -101,9 +101,9 @@ def _rest(
     at: int,
     end: int | None = None,
 ) -> HttpResponse:
-    """What is left of the file from byte `at` on. Raises Unavailable if it is another one now."""
+    """The file from byte `at` on. Raises Unavailable if the file has changed."""
     headers = {**resumed.rest_range(at, end), "If-Range": tag}
-    # A part can be done without.
+    # Nobody waits for a busy server because of a part: one connection can do without.
     ask = functools.partial(_asked, location, credentials, client, headers)
     answer = answered(ask, client.watch) if end is None else ask()
     try:
@@ -118,7 +118,7 @@ def _rest(
 def _asked(
     location: HttpLocation, credentials: Credentials | None, client: HttpClient, headers: Mapping[str, str]
 ) -> HttpResponse:
-    """The file, or the part of it that is asked for. Raises Busy where it is to be asked for later."""
+    """The file, or the requested part of it. Raises Busy if the server wants to be asked later."""
     answer = _get(location, credentials, client, headers)
     try:
         _check_answer(location, answer, part="Range" in headers)
@@ -148,7 +148,7 @@ def _check_digest(location: HttpLocation, digest: ImageDigest) -> None:
 
 
 def _identity(location: HttpLocation, answer: HttpResponse) -> str:
-    """A strong ETag of one URL stands for the same bytes (RFC 9110 8.8.1); a weak one, or a date, does not."""
+    """A strong ETag of one URL always means the same bytes (RFC 9110 8.8.1). A weak ETag or a date does not, so it gives ""."""
     tag, length = answer.headers.get("ETag", ""), resumed.whole_length(answer)
     if not tag.startswith('"') or length is None:
         return ""
@@ -158,7 +158,7 @@ def _identity(location: HttpLocation, answer: HttpResponse) -> str:
 def _get(
     location: HttpLocation, credentials: Credentials | None, client: HttpClient, headers: Mapping[str, str]
 ) -> HttpResponse:
-    """Asks without credentials first; a password goes only to the host that was named, and never in the clear."""
+    """Asks without credentials first. Sends a password only to the host in the image's name, and never unencrypted."""
     answer = client.get(location.url, headers)
     parts = urlsplit(location.url)
     if answer.status != 401 or answer.url != location.url or not meant_for(credentials, parts.netloc):

@@ -1,4 +1,4 @@
-"""What lies below images' /boot, by content: root's alone, since VMs are given copies of their own."""
+"""Kernels and initrds from images' /boot, stored by content. Only root may read them, because each VM gets its own copies."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ from virtshim.model.ids import ImageDigest
 from virtshim.model.image import BootFile
 from virtshim.system.files import sync
 
-# What lies below an image's /boot, on its way out of the layers.
-#
-# The child that unpacks them says what comes; nothing of it is believed: paths and sizes are checked again, the bytes
-# digested here.
-
 
 class ArrivingBoot:
-    """One image's. Owns the writers' order, not the writers."""
+    """Takes the boot files of one image from the child that unpacks its layers. The child is not trusted, so this class checks
+    paths and sizes again and computes the digests. The caller closes the writers."""
 
-    def __init__(self, opened: Callable[[], DiskWriter]) -> None:
-        """`opened`: a new file."""
-        self._opened = opened
+    def __init__(self, open_file: Callable[[], DiskWriter]) -> None:
+        """`open_file`: opens a new file."""
+        self._open_file = open_file
         self._files: dict[str, tuple[DiskWriter, int]] = {}
         self._now: DiskWriter | None = None
         self._left = 0
@@ -36,18 +32,18 @@ class ArrivingBoot:
         return not self._files
 
     def begin(self, path: str, size: str) -> None:
-        """Raises ValueError if it is nothing that may come."""
+        """Starts a file. Raises ValueError if its path or size is not allowed here."""
         number = int(size) if size.isascii() and size.isdecimal() and len(size) < 20 else 0
         total = number + sum(known for _, known in self._files.values())
         if self._left or path in self._files or not BOOT_PATH.fullmatch(path):
             raise ValueError("a file out of order")
         if not 0 < number <= MOST_BOOT_BYTES or total > MOST_BOOT_TOTAL or len(self._files) >= MOST_BOOT_FILES:
             raise ValueError("a file that is too large, or one too many")
-        self._now, self._left = self._opened(), number
+        self._now, self._left = self._open_file(), number
         self._files[path] = (self._now, number)
 
     def takes(self, data: bytes) -> bool:
-        """Whether these bytes were one's. Raises ValueError if they are only in part."""
+        """Writes `data` to the current file; false if there is none. Raises ValueError if `data` exceeds the file's size."""
         if self._now is None or not self._left:
             return False
         if len(data) > self._left:
@@ -57,7 +53,7 @@ class ArrivingBoot:
         return True
 
     def finished(self) -> Sequence[tuple[BootFile, Path]]:
-        """With the files in which they are, on disk. Raises ValueError if one is not whole."""
+        """The boot files and where each is stored, flushed to disk. Raises ValueError if one is incomplete."""
         if self._left:
             raise ValueError("a file is not whole")
         for writer, _ in self._files.values():
@@ -71,7 +67,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 
 class StoredBoot:
-    """Implements `virtshim.images.ports.BootFiles`. The directory is made by `make_directory`, and has nothing else in it."""
+    """Implements `virtshim.images.ports.BootFiles`. The directory contains nothing else."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -83,7 +79,7 @@ class StoredBoot:
         return str(self._directory / digest.hex)
 
     def take(self, file: Path, digest: ImageDigest) -> None:
-        """`file`, which is on disk, becomes the one of that digest."""
+        """Stores `file`, which must be flushed to disk, under its digest."""
         file.chmod(0o600)
         file.replace(self.path(digest))
         sync(self._directory)
@@ -100,4 +96,4 @@ class StoredBoot:
             for digest in self.stored() - digests:
                 Path(self.path(digest)).unlink(missing_ok=True)
         except OSError as exc:
-            raise InternalError(f"{self._directory}: {exc.strerror}; look at its disk") from exc
+            raise InternalError(f"{self._directory}: {exc.strerror}; check its disk") from exc

@@ -130,7 +130,7 @@ def test_a_path_is_written_as_it_is(path: str) -> None:
 def test_what_is_no_regular_file_is_not_waited_for(files: ImageFileStore, directory: Path) -> None:
     os.mkfifo(directory / "pipe.img")
     for path in (directory / "pipe.img", directory / "below"):
-        with pytest.raises(InvalidRequest, match="no regular file"):
+        with pytest.raises(InvalidRequest, match="not a regular file"):
             pull(files, path)
     with pytest.raises(NotFound, match="does not exist on this node"):
         pull(files, directory / "gone.img")
