@@ -255,20 +255,20 @@ def test_a_limit_met_while_unpacking_is_named(web, store, false_tar_reader, monk
 
 # Each writes to virtshim past the frames' code.
 NONSENSE = {
-    "a frame of 4 GiB": ("b'D\\xff\\xff\\xff\\xff'", "answers with nonsense"),
-    "a frame of no kind": ("b'?\\0\\0\\0\\0'", "answers with nonsense"),
-    "a size that is none": ("b'S\\0\\0\\0\\2-1'", "answers with nonsense"),
+    "a frame of 4 GiB": ("b'D\\xff\\xff\\xff\\xff'", "sent invalid data"),
+    "a frame of no kind": ("b'?\\0\\0\\0\\0'", "sent invalid data"),
+    "a size that is none": ("b'S\\0\\0\\0\\2-1'", "sent invalid data"),
     "a disk without end": ("(b'D\\0\\1\\0\\0' + bytes(65536)) * 2000", "is larger than 67108864 bytes"),
     "an early end": ("b'E\\0\\0\\0\\0' * 9 + b'F\\0\\0\\0\\0'", "unpacking its layers failed|is empty"),
-    "a kernel outside of /boot": ("b'K\\0\\0\\0\\x0d/boot/../etc\\x001'", "answers with nonsense"),
-    "a kernel without words": ("b'K\\0\\0\\0\\0'", "answers with nonsense"),
+    "a kernel outside of /boot": ("b'K\\0\\0\\0\\x0d/boot/../etc\\x001'", "sent invalid data"),
+    "a kernel without words": ("b'K\\0\\0\\0\\0'", "sent invalid data"),
     "a kernel that is larger than it says": (
         "b'K\\0\\0\\0\\x09/boot/k\\x009' + b'D\\0\\1\\0\\0' + bytes(65536)",
-        "with nonsense",
+        "sent invalid data",
     ),
     "half a kernel": (
         "b'K\\0\\0\\0\\x09/boot/k\\x009' + b'E\\0\\0\\0\\0' * 9 + b'F\\0\\0\\0\\0'",
-        "answers with nonsense|unpacking its layers failed",
+        "sent invalid data|unpacking its layers failed",
     ),
     "words that move the cursor": ("b'X\\0\\0\\0\\4\\x1b[2J'", r"^\?\[2J$"),
 }

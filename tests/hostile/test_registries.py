@@ -49,10 +49,10 @@ MANIFESTS: dict[str, tuple[Any, grpc.StatusCode, str]] = {
     "read as two images": (v2(config=NOWHERE, layers=[NOWHERE], manifests=[NOWHERE]), INVALID, "ambiguous"),
     "a digest that leads up": (v2(config=NOWHERE, layers=[{"digest": "sha256:../../x", "size": 1}]), INVALID, "not sha256"),
     "a digest nobody trusts": (v2(config=NOWHERE, layers=[{"digest": f"md5:{'1' * 32}", "size": 1}]), INVALID, "not sha256"),
-    "a size below nothing": (v2(config=NOWHERE, layers=[{**NOWHERE, "size": -1}]), INVALID, "without size"),
-    "a size that nothing has": (v2(config=NOWHERE, layers=[{**NOWHERE, "size": 10**4000}]), INVALID, "one that nothing has"),
+    "a size below nothing": (v2(config=NOWHERE, layers=[{**NOWHERE, "size": -1}]), INVALID, "without a size"),
+    "a size that nothing has": (v2(config=NOWHERE, layers=[{**NOWHERE, "size": 10**4000}]), INVALID, "an impossible size"),
     "a size of too many digits": (b'{"schemaVersion": 2, "layers": [' + b"9" * 5000 + b"]}", INVALID, "not JSON"),
-    "a size that is true": (v2(config=NOWHERE, layers=[{**NOWHERE, "size": True}]), INVALID, "without size"),
+    "a size that is true": (v2(config=NOWHERE, layers=[{**NOWHERE, "size": True}]), INVALID, "without a size"),
     "a config of a terabyte": (v2(config={**NOWHERE, "size": 1 << 40}, layers=[NOWHERE]), INVALID, "config of more than"),
     "a config that is not there": (v2(config=NOWHERE, layers=[NOWHERE]), NOT_FOUND, "does not have it"),
     "an index of nothing": (v2(manifests=[]), NOT_FOUND, "no variant for linux/"),
@@ -80,10 +80,10 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     "a digest of something else": ({**CONFIG, "rootfs": {"diff_ids": [f"sha256:{'2' * 64}"]}}, "has the digest sha256:"),
     "another machine's": ({**CONFIG, "architecture": "s390x"}, "made for s390x"),
     "a list": ({**CONFIG, "rootfs": []}, "an artifact, not an image"),
-    "a name and no value": ({**CONFIG, "config": {"Env": ["LD_PRELOAD"]}}, "Env holds what is not NAME=VALUE"),
+    "a name and no value": ({**CONFIG, "config": {"Env": ["LD_PRELOAD"]}}, "Env has an entry that is not NAME=VALUE"),
     "a command with an end inside": ({**CONFIG, "config": {"Cmd": ["a\0b"]}}, "Cmd is malformed"),
-    "a user of 5000 digits": ({**CONFIG, "config": {"User": "9" * 5000}}, "is no user"),
-    "a user beyond all": ({**CONFIG, "config": {"User": "4294967296"}}, "is no user"),
+    "a user of 5000 digits": ({**CONFIG, "config": {"User": "9" * 5000}}, "is not a user"),
+    "a user beyond all": ({**CONFIG, "config": {"User": "4294967296"}}, "is not a user"),
 }  # fmt: skip
 
 

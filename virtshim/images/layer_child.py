@@ -1,7 +1,7 @@
-"""Feeds the layers of an image to the child that unpacks them, and writes the disk and the other files that come back.
+"""Sends the layers of an image to the child that unpacks them, and writes the disk and the files that the child returns.
 
-What is known of the layers here is their length and digest. Both directions are served by one thread: while bytes of a layer
-wait to be taken, bytes of the disk are written.
+This process does not look into the layers: it checks only their length and digest. One thread serves both directions: while the
+child is not ready for more of a layer, the thread writes bytes of the disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from virtshim.system.process import Finished, Piped
 
 _MEMORY = 512 << 20
 LEAST_CPU_SECONDS = 60
-# Slower than any node unpacks and digests.
+# Every node unpacks and digests faster than this.
 _BYTES_A_CPU_SECOND = 32 << 20
 
 _POLL = 0.2
@@ -34,14 +34,14 @@ _STUCK = 120.0
 _END = 10.0
 _PIECE = 1 << 18
 _LONGEST_REFUSAL = 2000
-# Of a size in a tar header.
+# The longest size that the child may announce.
 _MOST_DIGITS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """`what` names it in error texts, `digest` is the blob's and `diff` the unpacked one's, the same where that is not to be
-    checked; `open` begins its download; `is_disk`: unpacked it is the disk itself."""
+    """`what`: its name in error texts. `digest`: of the blob. `diff`: the digest of the unpacked layer; the same as `digest` if
+    it must not be checked. `open`: begins the download. `is_disk`: the unpacked layer is the disk itself."""
 
     what: str
     digest: str
@@ -52,8 +52,8 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Unpacking:
-    """How an image's layers are unpacked. `parser` reads them; no unpacked layer may have more than `max_bytes`; `check` raises
-    when the pull must end; `file_made` is told of each file: many small ones keep a source waiting."""
+    """How to unpack an image's layers. `max_bytes`: limit of an unpacked layer. `parser`: reads the layers. `check`: raises if
+    the pull must end. `file_made`: called after each file, because while many small files are written no bytes arrive."""
 
     max_bytes: int
     parser: Parser
@@ -61,7 +61,7 @@ class Unpacking:
     file_made: Callable[[], None] = lambda: None
 
     def bounds(self, packed: int | None) -> Bounds:
-        """For layers of so many bytes in all, as they are downloaded; None: nobody says."""
+        """Limits for layers of `packed` bytes in all as downloaded; None if that is unknown."""
         plain = self.max_bytes if packed is None else min(self.max_bytes, max(ALWAYS, RATIO * packed))
         return Bounds(_MEMORY, LEAST_CPU_SECONDS + plain // _BYTES_A_CPU_SECOND)
 
@@ -75,14 +75,13 @@ class Unpacking:
         boot: ArrivingBoot | None = None,
         tree: TreeWriter | None = None,
     ) -> bool:
-        """`layers` from the top one down, of so many bytes in all; the disk is below `place` in them, what they have in /boot is
-        for `boot`, and their files go to `tree`. Returns whether there is a disk, or a kernel, which needs none. Raises
-        InvalidRequest if there is neither, and no other files, or they are damaged, and what a layer's download, the disk and
-        the tree raise."""
+        """Unpacks `layers`, which come from the top down and have `packed` bytes in all. Writes the disk below `place` to `disk`,
+        files in /boot to `boot`, and all files to `tree`. Returns whether there is a disk or a kernel. Raises InvalidRequest for
+        damaged layers and for an image without disk, kernel and files; also what the downloads, `disk` and `tree` raise."""
         bounds = self.bounds(packed)
         with self.parser.unpack(bounds) as child, selectors.DefaultSelector() as selector:
-            tell = (self.check, self.file_made)
-            exchange = _Exchange(image, child, selector, _Arriving(disk, boot, tree), tell, bounds)
+            callbacks = (self.check, self.file_made)
+            exchange = _Exchange(image, child, selector, _Targets(disk, boot, tree), callbacks, bounds)
             exchange.send(frames.BEGIN, frames.words(image, str(self.max_bytes), place))
             for layer in layers:
                 kind = frames.WHOLE if layer.is_disk else frames.TAR
@@ -98,8 +97,8 @@ class Unpacking:
 
 
 @dataclass(frozen=True, slots=True)
-class _Arriving:
-    """What comes back, and where it goes."""
+class _Targets:
+    """Writers for what the child returns."""
 
     disk: DiskWriter
     boot: ArrivingBoot | None
@@ -107,23 +106,23 @@ class _Arriving:
 
 
 class _Exchange:
-    """The two pipes of one child."""
+    """The exchange of frames with one child, over two pipes."""
 
     def __init__(
         self,
         image: str,
         child: Piped,
         selector: selectors.BaseSelector,
-        arriving: _Arriving,
-        tell: tuple[Callable[[], None], Callable[[], None]],
+        targets: _Targets,
+        callbacks: tuple[Callable[[], None], Callable[[], None]],
         bounds: Bounds,
     ) -> None:
         self._image = image
         self._child = child
         self._selector = selector
         self.has_disk = True
-        self._disk, self._boot, self._tree = arriving.disk, arriving.boot, arriving.tree
-        self._check, self._file_made = tell
+        self._disk, self._boot, self._tree = targets.disk, targets.boot, targets.tree
+        self._check, self._file_made = callbacks
         self._bounds = bounds
         self._head = bytearray()
         self._kind, self._left, self._text = b"", 0, bytearray()
@@ -132,7 +131,7 @@ class _Exchange:
         selector.register(child.answers, selectors.EVENT_READ)
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
-        """Raises InvalidRequest if the child refuses what it was given."""
+        """Raises InvalidRequest if the child refuses the layers."""
         self._moved_at = time.monotonic()
         for data in (frames.head(kind, len(payload)), payload):
             rest = memoryview(data)
@@ -156,13 +155,13 @@ class _Exchange:
             finally:
                 self._selector.unregister(self._child.feed)
         except BrokenPipeError:
-            # It has refused, or died: its last words are on their way.
+            # The child has refused the layers, or died. `_wait` raises its last answer.
             while True:
                 self._wait()
         return count
 
     def _wait(self) -> None:
-        """For either pipe, a moment; takes what the child says."""
+        """Waits briefly for either pipe, and handles the child's output."""
         ready = self._selector.select(_POLL)
         self._check()
         if any(key.fd == self._child.answers for key, _ in ready):
@@ -173,19 +172,19 @@ class _Exchange:
             raise DeadlineExceeded(f"image {self._image!r}: unpacking its layers makes no progress; pull it again")
 
     def _take(self) -> None:
-        """One read, of as many frames as come. The disk's bytes go on as they come."""
+        """Handles the frames of one read. Bytes of the disk are written at once."""
         try:
             data = os.read(self._child.answers, _PIECE)
         except BlockingIOError:
             return
         if not data:
-            raise self._dead(self._child.end(_END))
+            raise self._error_of(self._child.end(_END))
         rest = memoryview(data)
         while rest:
             rest = rest[self._taken(rest) :]
 
     def _taken(self, data: memoryview) -> int:
-        """How much of it was of the head, or the payload, that is not whole yet."""
+        """Handles the bytes that belong to the current head or payload. Returns their number."""
         wanted = self._left or frames.HEAD_BYTES - len(self._head)
         piece = bytes(data[:wanted])
         if not self._left:
@@ -195,7 +194,7 @@ class _Exchange:
             try:
                 self._kind, self._left = frames.parse_head(bytes(self._head))
             except ValueError as exc:
-                raise self._nonsense() from exc
+                raise self._invalid_answer() from exc
             self._head.clear()
             self._text.clear()
         else:
@@ -212,28 +211,28 @@ class _Exchange:
 
     def _write(self, data: bytes) -> None:
         try:
-            is_boots = self._boot is not None and self._boot.takes(data)
+            is_boot_file = self._boot is not None and self._boot.takes(data)
         except ValueError as exc:
-            raise self._nonsense() from exc
-        if not is_boots:
+            raise self._invalid_answer() from exc
+        if not is_boot_file:
             self._disk.write(data)
 
     def _begin_file(self) -> None:
         try:
             path, size = frames.parse_words(bytes(self._text))
             if self._boot is None:
-                raise self._nonsense()
+                raise self._invalid_answer()
             self._boot.begin(path, size)
         except ValueError as exc:
-            raise self._nonsense() from exc
+            raise self._invalid_answer() from exc
 
     def _frame(self) -> None:
-        """A frame is whole."""
+        """Handles a frame that is complete."""
         if self._kind == frames.REFUSED:
             raise InvalidRequest(printable_text(self._text[:_LONGEST_REFUSAL].decode(errors="replace")))
         if self._kind == frames.SIZE:
             if not self._text.isdigit() or len(self._text) > _MOST_DIGITS:
-                raise self._nonsense()
+                raise self._invalid_answer()
             self._disk.expect(int(self._text))
         elif self._kind == frames.FILE:
             self._begin_file()
@@ -242,28 +241,30 @@ class _Exchange:
         elif self._kind == frames.NO_DISK:
             self.has_disk = False
         elif self._kind in (frames.ENTRY, frames.NO_TREE):
-            self._told_of_files()
+            self._tree_frame()
         elif self._kind not in (frames.DATA, frames.PIECE):
-            raise self._nonsense()
+            raise self._invalid_answer()
 
-    def _told_of_files(self) -> None:
+    def _tree_frame(self) -> None:
         if self._tree is not None and self._kind == frames.ENTRY:
             self._tree.tell(bytes(self._text))
             self._file_made()
         elif self._tree is not None:
             self._tree.refuse(printable_text(self._text[:_LONGEST_REFUSAL].decode(errors="replace")))
 
-    def _nonsense(self) -> InternalError:
-        return InternalError(f"image {self._image!r}: what unpacks its layers answers with nonsense; pull it again")
+    def _invalid_answer(self) -> InternalError:
+        return InternalError(
+            f"image {self._image!r}: the child that unpacks its layers sent invalid data; pull it again"
+        )
 
-    def _dead(self, done: Finished) -> ShimError:
+    def _error_of(self, done: Finished) -> ShimError:
         what = f"image {self._image!r}: unpacking its layers"
         if done.returncode == frames.CANNOT_CONFINE:
-            return InternalError(f"{what} is not begun: {done.summary()}")
+            return InternalError(f"{what} could not start: {done.summary()}")
         if done.returncode == -signal.SIGXCPU:
             return InvalidRequest(
                 f"{what} took more than {self._bounds.cpu_seconds} s of processor time, the limit for layers of its size; "
-                "push the disk as qcow2, with less beside it"
+                "push the disk as qcow2, with fewer other files"
             )
         if done.returncode == -signal.SIGKILL:
             return InternalError(f"{what} was killed by signal 9 (no memory left?); pull it again")

@@ -1,11 +1,11 @@
-"""Where a reference comes from: a web server, an OCI registry or a file. Pure.
+"""Decides whether an image comes from a web server, an OCI registry or a file. Pure.
 
 http://..., https://...            that URL
 file:///...                        that file of the node
 virtlet.cloud/NAME                 Virtlet's rules: NAME by a translation rule, else NAME is a URL without scheme
 a name in a translation rule       the rule's URL
-host/path.{qcow2,qcow,img,raw}     a URL without scheme; also with .gz, .xz or .zst behind it
-all else                           an OCI registry
+host/path.{qcow2,qcow,img,raw}     a URL without scheme; may also end in .gz, .xz or .zst
+everything else                    an OCI registry
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ VIRTLET_PREFIX = "virtlet.cloud/"
 
 _DISK_SUFFIXES = (".qcow2", ".qcow", ".img", ".raw")
 _PACKED_SUFFIXES = (".gz", ".xz", ".zst")
-# The OCI distribution grammar: a repository, its components in lower case.
+# A repository in the OCI distribution grammar: components in lower case.
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
 _MAX_REPOSITORY = 255
-# A name without a registry means this one; its API is served by another host than its name says.
+# The registry of names without one. Another host serves its API.
 _DEFAULT_REGISTRY = "docker.io"
 _DEFAULT_REGISTRY_API = "registry-1.docker.io"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLocation:
-    """One file on a web server. `name` is what the caller wrote; its tag means nothing, its digest must be the file's."""
+    """One file on a web server. `name`: as the caller wrote it. Its tag means nothing; its digest must match the file."""
 
     name: ImageName
     url: str
@@ -43,13 +43,14 @@ class HttpLocation:
 
     @property
     def is_packed(self) -> bool:
-        """The file is to be unpacked: its name says so."""
+        """Whether the file must be unpacked, which its name decides."""
         return urlsplit(self.url).path.endswith(_PACKED_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True)
 class FileLocation:
-    """One file of the node. `path` is absolute, without empty components, . and ..; a digest in the name must be the file's."""
+    """One file of the node. `path`: absolute, without empty components, . and .. components. A digest in the name must match the
+    file."""
 
     name: ImageName
     path: str
@@ -61,7 +62,7 @@ class FileLocation:
 
 @dataclass(frozen=True, slots=True)
 class RegistryLocation:
-    """One image in a registry. `registry` is the name people use, `api` the host[:port] that is asked."""
+    """One image in a registry. `registry`: the name that people use. `api`: the host[:port] of its API."""
 
     name: ImageName
     registry: str
@@ -70,7 +71,7 @@ class RegistryLocation:
 
     @property
     def reference(self) -> str:
-        """Digest or tag, as the registry's manifest URL wants it."""
+        """Digest or tag, for the manifest's URL."""
         return self.name.digest or self.name.tag
 
 
@@ -78,7 +79,7 @@ Location = HttpLocation | FileLocation | RegistryLocation
 
 
 def resolve(name: ImageName, files: Sequence[TranslationFile], default_scheme: str) -> Location:
-    """`default_scheme` ("https" or "http") is for URLs without scheme. Raises InvalidRequest."""
+    """`default_scheme`: "https" or "http", for URLs without scheme. Raises InvalidRequest."""
     if name.is_file:
         return FileLocation(name, name.name.removeprefix(FILE_SCHEME))
     if name.is_url:
@@ -130,7 +131,7 @@ def _registry(name: ImageName) -> RegistryLocation:
 
 
 def is_loopback(host: str) -> bool:
-    """True for localhost and loopback addresses, port and brackets aside."""
+    """Whether `host` is localhost or a loopback address. It may have a port and brackets."""
     bare = host_of(host)
     if bare == "localhost":
         return True
@@ -148,7 +149,7 @@ def host_of(authority: str) -> str:
 
 
 def _is_host(component: str) -> bool:
-    """The rule of the OCI reference grammar for the first component of a name."""
+    """Whether a name's first component is a host, by the OCI reference grammar."""
     return "." in component or ":" in component or component == "localhost"
 
 

@@ -1,4 +1,4 @@
-"""OCI and Docker (schema 2) manifests: bytes in, values out. Pure.
+"""Parses OCI and Docker (schema 2) manifests and configs. Pure.
 
 https://github.com/opencontainers/image-spec/blob/main/manifest.md, image-index.md, config.md
 """
@@ -28,7 +28,7 @@ DISK_NAME = re.compile(r"\.(?:qcow2?|img|raw)(?:\.(?:gz|xz|zst))?$")
 
 _TITLE = "org.opencontainers.image.title"
 _MAX_LAYERS = 127
-# Of what a config says of containers: it goes into the records of all of them.
+# Limits of a config's part about containers, because each container's record contains it.
 _MAX_CONFIG_CHARS = 64 << 10
 _MAX_CONFIG_WORDS = 1000
 _USER = re.compile(r"[^:\0\s]{1,256}(:[^:\0\s]{1,256})?")
@@ -37,14 +37,14 @@ _MAX_SIZE = 1 << 60
 _REALTIME_SIGNAL = re.compile(r"SIGRTM(?:IN\+|AX-)(?:[1-9]|[12][0-9]|30)")
 _FIRST_REALTIME, _LAST_REALTIME = 34, 64
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
-# What uname calls a machine and what OCI does (Go's GOARCH), where they differ.
+# Machines whose names differ in uname and in OCI (Go's GOARCH).
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """`size` is in bytes. `platform` is `os/architecture`, "" if the descriptor has none; `variant` e.g. v8; `title` the file's
-    name, of an artifact's layer."""
+    """`size`: in bytes. `platform`: `os/architecture`, "" if the descriptor has none. `variant`: e.g. v8. `title`: the file
+    name of an artifact's layer."""
 
     digest: str
     size: int
@@ -61,23 +61,23 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`layers` from the lowest up."""
+    """`layers`: the lowest first."""
 
     config: Descriptor
     layers: tuple[Descriptor, ...]
 
 
 def architecture(machine: str) -> str:
-    """OCI's name for what uname calls `machine`."""
+    """OCI's name for uname's `machine`."""
     return _ARCHITECTURES.get(machine, machine)
 
 
 def parse_manifest(body: bytes, image: str) -> Index | Manifest:
-    """`image` is for error texts. Raises InvalidRequest."""
+    """`image`: for error texts. Raises InvalidRequest."""
     document = _object(body, image)
     if document.get("schemaVersion") != 2:
         raise _bad(image, "its manifest is of an old or unknown schema; push it again with a current tool")
-    # Both at once can be read as two different images (CVE-2021-41190).
+    # Readers would disagree which image such a manifest means (CVE-2021-41190).
     if "manifests" in document and ("layers" in document or "config" in document):
         raise _bad(image, "its manifest is ambiguous: an index and an image at once")
     if "manifests" in document:
@@ -89,7 +89,7 @@ def parse_manifest(body: bytes, image: str) -> Index | Manifest:
 
 
 def choose(index: Index, wanted: str, image: str) -> Descriptor:
-    """The manifest for platform `wanted` (`linux/amd64`), one without variant before others. Raises NotFound."""
+    """The manifest for platform `wanted` (such as `linux/amd64`). Prefers one without variant. Raises NotFound."""
     fitting = [entry for entry in index.manifests if entry.platform == wanted]
     if not fitting:
         offered = sorted({entry.platform for entry in index.manifests if entry.platform} - {"unknown/unknown"})
@@ -100,7 +100,7 @@ def choose(index: Index, wanted: str, image: str) -> Descriptor:
 
 
 def diff_ids(body: bytes, manifest: Manifest, wanted: str, image: str) -> tuple[str, ...]:
-    """Digests of the uncompressed layers, lowest first. Raises InvalidRequest, also for an image of another architecture."""
+    """Digests of the unpacked layers, the lowest first. Raises InvalidRequest, also for an image of another architecture."""
     document = _object(body, image)
     found = document.get("architecture")
     if isinstance(found, str) and found and found != wanted.partition("/")[2]:
@@ -115,7 +115,7 @@ def diff_ids(body: bytes, manifest: Manifest, wanted: str, image: str) -> tuple[
 
 
 def is_artifact(body: bytes) -> bool:
-    """Whether this is no image's config: it does not say what the layers are."""
+    """Whether this config is not an image's: it does not list the layers."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
@@ -124,14 +124,14 @@ def is_artifact(body: bytes) -> bool:
 
 
 def artifact_disk(manifest: Manifest, image: str) -> Descriptor | None:
-    """The layer of an artifact that is a disk: its only file, or the only one called like a disk. Raises InvalidRequest if there
-    are several."""
+    """The artifact's disk: its only file, or the only file with a disk's name. Raises InvalidRequest if there are several
+    disks."""
     files = [layer for layer in manifest.layers if not is_archive(layer)]
     disks = files if len(files) == 1 else [layer for layer in files if DISK_NAME.search(layer.title)]
     if len(disks) > 1:
         raise _bad(
             image,
-            f"it is an artifact with {len(disks)} layers that are disks; push one, its title ending in .qcow2, .img or .raw, "
+            f"it is an artifact with {len(disks)} disks; push one, with a title that ends in .qcow2, .img or .raw, "
             "or build a containerDisk: FROM scratch, ADD disk.qcow2 /disk/",
         )
     return disks[0] if disks else None
@@ -146,31 +146,31 @@ def is_packed(layer: Descriptor) -> bool:
 
 
 def image_config(body: bytes, image: str) -> ImageConfig:
-    """What the image's config says of containers. Raises InvalidRequest."""
-    said = _object(body, image).get("config")
-    if said is None:
+    """The config's part about containers. Raises InvalidRequest."""
+    config = _object(body, image).get("config")
+    if config is None:
         return ImageConfig()
-    if not isinstance(said, dict):
+    if not isinstance(config, dict):
         raise _bad(image, "its config is malformed")
-    env = _words(said, "Env", image)
+    env = _words(config, "Env", image)
     if any(setting.partition("=")[0] == "" or "=" not in setting for setting in env):
-        raise _bad(image, "its config's Env holds what is not NAME=VALUE")
+        raise _bad(image, "its config's Env has an entry that is not NAME=VALUE")
     return ImageConfig(
-        user=_user(_word(said, "User", image), image),
+        user=_user(_word(config, "User", image), image),
         env=env,
-        entrypoint=_words(said, "Entrypoint", image),
-        cmd=_words(said, "Cmd", image),
-        working_dir=_word(said, "WorkingDir", image),
-        stop_signal=_signal(_word(said, "StopSignal", image), image),
+        entrypoint=_words(config, "Entrypoint", image),
+        cmd=_words(config, "Cmd", image),
+        working_dir=_word(config, "WorkingDir", image),
+        stop_signal=_signal(_word(config, "StopSignal", image), image),
     )
 
 
-def _word(said: Mapping[str, Any], key: str, image: str) -> str:
-    return "".join(_checked([said[key]] if said.get(key) is not None else [], key, image))
+def _word(config: Mapping[str, Any], key: str, image: str) -> str:
+    return "".join(_checked([config[key]] if config.get(key) is not None else [], key, image))
 
 
-def _words(said: Mapping[str, Any], key: str, image: str) -> tuple[str, ...]:
-    return _checked(said.get(key) or [], key, image)
+def _words(config: Mapping[str, Any], key: str, image: str) -> tuple[str, ...]:
+    return _checked(config.get(key) or [], key, image)
 
 
 def _checked(words: Any, key: str, image: str) -> tuple[str, ...]:
@@ -182,19 +182,19 @@ def _checked(words: Any, key: str, image: str) -> tuple[str, ...]:
 
 
 def _is_plain(word: str) -> bool:
-    """Whether a command line can carry it."""
+    """Whether the word can be part of a command line."""
     return "\0" not in word and not any("\ud800" <= char <= "\udfff" for char in word)
 
 
 def _user(text: str, image: str) -> str:
-    # What is too long for a user is not counted: Python refuses to.
+    # The pattern limits the length first, because Python refuses to convert very long numbers.
     if text and (not _USER.fullmatch(text) or any(int(part) > _MAX_ID for part in text.split(":") if part.isdecimal())):
-        raise _bad(image, f"its config's User {text[:80]!r} is no user; write USER name, or USER number:number")
+        raise _bad(image, f"its config's User {text[:80]!r} is not a user; write USER name, or USER number:number")
     return text
 
 
 def _signal(text: str, image: str) -> str:
-    """By its name. kill(1) takes it with and without SIG, Docker numbers as well."""
+    """The signal's name. As in kill(1), SIG is optional in `text`; as in Docker, `text` may be a number."""
     if not text:
         return ""
     name = f"SIG{text.upper().removeprefix('SIG')}"
@@ -205,7 +205,7 @@ def _signal(text: str, image: str) -> str:
         return f"SIGRTMIN+{number - _FIRST_REALTIME}"
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
-    raise _bad(image, f"its config's StopSignal {text[:40]!r} is no signal; write STOPSIGNAL SIGTERM")
+    raise _bad(image, f"its config's StopSignal {text[:40]!r} is not a signal; write STOPSIGNAL SIGTERM")
 
 
 def _object(body: bytes, image: str) -> Mapping[str, Any]:
@@ -232,14 +232,14 @@ def _descriptor(value: Any, image: str) -> Descriptor:
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise _bad(image, "its manifest holds a digest that is not sha256; others are not supported")
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _MAX_SIZE:
-        raise _bad(image, "its manifest holds a descriptor without size, or with one that nothing has")
+        raise _bad(image, "its manifest holds a descriptor without a size, or with an impossible size")
     annotations = value.get("annotations")
     title = annotations.get(_TITLE) if isinstance(annotations, dict) else None
-    said = (str(value.get("mediaType") or "")[:200], str(title or "")[:200])
+    texts = (str(value.get("mediaType") or "")[:200], str(title or "")[:200])
     if not isinstance(platform, dict):
-        return Descriptor(digest, size, "", "", *said)
+        return Descriptor(digest, size, "", "", *texts)
     system, machine, variant = (str(platform.get(key) or "")[:40] for key in ("os", "architecture", "variant"))
-    return Descriptor(digest, size, f"{system}/{machine}", variant, *said)
+    return Descriptor(digest, size, f"{system}/{machine}", variant, *texts)
 
 
 def _bad(image: str, why: str) -> InvalidRequest:

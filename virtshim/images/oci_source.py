@@ -1,5 +1,5 @@
-"""Images in OCI registries: the one file below /disk of a containerDisk, and kernels below /boot, are streamed out of its layers,
-all files are unpacked for who mounts the image as a volume."""
+"""Images in OCI registries. From the layers of a containerDisk come the file below /disk, kernels in /boot, and all files, for
+pods that mount the image as a volume."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def download(
     *,
     as_files: bool = False,
 ) -> Pulled:
-    """Brings the disk and the files, unless the manifest's are known. Every blob's digest and size are checked here, every
-    layer's diff_id where it is unpacked. `watch` learns how much there is. `allow` is given the digest that the name means,
-    before anything that it leads to is looked at, and raises if that is not to be used. `place`: below which path of its file
-    system the disk is. `as_files`: an artifact's only file is no disk."""
+    """Downloads the disk and the files, unless those of the manifest are stored already. This process checks the digest and
+    size of each blob; the child that unpacks layers checks their diff_ids. `watch`: gets the number of bytes. `allow`: called
+    with the digest of the named manifest or index before anything in it is used; raises if it must not be used. `place`: the
+    path in the image below which the disk is. `as_files`: an artifact's only file is known to be no disk."""
     image = location.name.name
     wanted = f"linux/{architecture(platform.machine())}"
     body, listed = repository.manifest(location.reference)
@@ -96,8 +96,8 @@ def download(
 
 
 def _files_of(manifest: Manifest) -> ImageDigest:
-    """By what was digested here. The child alone knows that layers are those of a config, and layers may have taken it over.
-    So layers that are packed in another way are other files."""
+    """The name of the image's files, made from digests that this process checked. Only the child compares layers with the config,
+    and a hostile layer may have taken the child over. So the same files in other archives have another name."""
     layers = " ".join(layer.digest for layer in manifest.layers)
     return tree_of(f"config {manifest.config.digest} layers {layers}")
 
@@ -106,12 +106,14 @@ def _whole(arriving: ArrivingBoot, image: str) -> Sequence[tuple[BootFile, Path]
     try:
         return arriving.finished()
     except ValueError as exc:
-        raise InternalError(f"image {image!r}: what unpacks its layers answers with nonsense; pull it again") from exc
+        raise InternalError(
+            f"image {image!r}: the child that unpacks its layers sent invalid data; pull it again"
+        ) from exc
 
 
 @dataclass(frozen=True, slots=True)
 class _Artifact:
-    """Files as layers, each with its name. Its config says nothing of them, and is that of many others."""
+    """An artifact: each layer is a file with a title. Its config does not describe the files, and many artifacts share it."""
 
     _image: str
     _chosen: str
@@ -123,11 +125,11 @@ class _Artifact:
     _watch: PullWatch
 
     def disk(self, disk: Descriptor) -> Pulled:
-        """If it is the only layer, and is not packed, it is the only file, too, by the title of its first pull: by another it is
-        the same image."""
+        """Downloads the disk. If it is the only layer and not packed, it is also the only file of the image as a volume. The
+        file has the title of the first pull: the same disk with another title is the same image."""
         stored = self._landing.claim(self._chosen, self._watch.progressed, self._repository.name)
         self._watch.expect(disk.size)
-        is_called_so = bool(DISK_NAME.search(disk.title))
+        has_disk_name = bool(DISK_NAME.search(disk.title))
         if stored is None:
             layers = _layers(self._image, ((disk, ""),), self._repository, self._landing)
             writer = self._landing.disk()
@@ -135,7 +137,7 @@ class _Artifact:
             if len(self._manifest.layers) == 1 and writer.digest().value == disk.digest:
                 artifact_files_add_disk(self._landing.tree(), disk)
         tree = None if len(self._manifest.layers) > 1 else tree_of(f"disk {disk.digest}")
-        return Pulled(self._chosen, stored, self._listed, tree=tree, may_be_file=not is_called_so)
+        return Pulled(self._chosen, stored, self._listed, tree=tree, may_be_file=not has_disk_name)
 
     def files(self) -> Pulled:
         stored = self._landing.claim(self._chosen, self._watch.progressed, self._repository.name)
@@ -157,14 +159,15 @@ class _Artifact:
 
     @property
     def _files(self) -> ImageDigest:
-        """One file that is pushed again has another manifest."""
+        """The name of the files. A single file is named by its digest, because each push makes another manifest."""
         only, *others = self._manifest.layers
         is_one = not others and not is_archive(only)
         return tree_of(f"file {only.digest} {only.title}" if is_one else f"manifest {self._chosen}")
 
 
 def _id(config: Descriptor, place: str) -> ImageId:
-    """As a container runtime knows the image. Taken from another place it is another VM: two such have ids of their own."""
+    """The image's id, as in other container runtimes. With the disk at another place the image is another VM, so the place
+    becomes part of the id."""
     if place == DEFAULT_PLACE:
         return ImageId(config.digest)
     return ImageId(f"sha256:{hashlib.sha256(f'{config.digest} /{place}'.encode()).hexdigest()}")
@@ -177,7 +180,7 @@ def _layers(
     landing: Landing,
     tree: TreeWriter | None = None,
 ) -> Iterator[Layer]:
-    """From the top one down, with their diff_ids; without one it is the disk itself."""
+    """`layers`: from the top down, with their diff_ids; a layer without diff_id is the disk itself."""
     for layer, diff in layers:
         part = landing.part(repository.identity(layer), layer.size)
         what = f"layer {layer.digest} of image {image!r}"
@@ -193,7 +196,7 @@ def _opened(
 
 
 def _counted(chunks: Generator[bytes, None, None], layer: Descriptor, tree: TreeWriter) -> Generator[bytes, None, None]:
-    """Passed on; the tree is told what has come of that which it expects."""
+    """Passes the chunks on, and counts them for the tree's reserved space."""
     with contextlib.closing(chunks):
         for chunk in chunks:
             if _is_dense(layer):
@@ -202,10 +205,10 @@ def _counted(chunks: Generator[bytes, None, None], layer: Descriptor, tree: Tree
 
 
 def _least(layers: Iterable[Descriptor]) -> int:
-    """Bytes of them that do not become less on disk, but for what layers hide of those below them."""
+    """Bytes of the layers that take at least as much space on disk, apart from files that other layers hide."""
     return sum(layer.size for layer in layers if _is_dense(layer))
 
 
 def _is_dense(layer: Descriptor) -> bool:
-    """Whether it takes no less on disk than on its way: what is not packed may be holes for the most part."""
+    """Whether the layer takes at least its size on disk. Unpacked archives and raw disks may not, because they may have holes."""
     return is_packed(layer) or not (is_archive(layer) or may_be_holes(layer.title))

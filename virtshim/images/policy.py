@@ -1,4 +1,4 @@
-"""Which images an operator lets onto the node, by where they really come from: the rule with the longest prefix decides. Pure."""
+"""Which images may be pulled, by their origin, and where their disks are. The rule with the longest prefix decides. Pure."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from virtshim.images.confined.frames import DEFAULT_PLACE
 from virtshim.images.names import FileLocation, HttpLocation, Location, RegistryLocation
 from virtshim.model.errors import InvalidRequest, PermissionRefused
 
-# Where images really come from. Pure.
-#
-# An origin is `registry/repository`, a URL without its scheme, or `file:/path`: what image translations and default
-# registries lead to, not what a pod wrote.
+# An origin is `registry/repository`, a URL without its scheme, or `file:/path`. It is where the image really comes from,
+# after image translations and default registries, not the name in the pod.
 
 _DEFAULT_PORTS = {"https": 443, "http": 80}
-# Names of one registry.
 _DEFAULT_REGISTRY = "docker.io"
-_ITS_HOSTS = frozenset({_DEFAULT_REGISTRY, f"index.{_DEFAULT_REGISTRY}", f"registry-1.{_DEFAULT_REGISTRY}"})
+_DEFAULT_REGISTRY_HOSTS = frozenset(
+    {_DEFAULT_REGISTRY, f"index.{_DEFAULT_REGISTRY}", f"registry-1.{_DEFAULT_REGISTRY}"}
+)
 
 
 def is_below(origin: str, prefix: str) -> bool:
-    """A prefix ends at a component's end: nothing of `registry/teamwork` is below `registry/team`. All is below ""."""
+    """Whether `prefix` covers `origin`. A prefix has whole components: `registry/team` does not cover `registry/teamwork`. ""
+    covers everything."""
     prefix = prefix.strip("/")
     return not prefix or origin == prefix or origin.startswith(f"{prefix}/")
 
 
 def origin_of(location: Location) -> str:
-    """Raises InvalidRequest for a URL that a server may understand as another one's path."""
+    """Raises InvalidRequest for a URL whose path a server may read as another path."""
     if isinstance(location, RegistryLocation):
         return f"{_registry(location.registry)}/{location.repository}"
     if isinstance(location, FileLocation):
@@ -51,29 +51,27 @@ def origin_of(location: Location) -> str:
 
 
 def _registry(authority: str) -> str:
-    """One spelling: in lower case, without the port that https has, without a final dot, Docker Hub by its name."""
+    """The registry in one spelling: lower case, no port 443, no final dot, and `docker.io` for Docker Hub's hosts."""
     host, colon, port = authority.lower().rpartition(":")
     if not colon or not port.isdecimal():
         host, port = authority.lower(), ""
     host = host.removesuffix(".")
     if port in ("", "443"):
-        return _DEFAULT_REGISTRY if host in _ITS_HOSTS else host
+        return _DEFAULT_REGISTRY if host in _DEFAULT_REGISTRY_HOSTS else host
     return f"{host}:{port}"
-
-
-# Where the disks of containerDisks are that others packed in their own way. Pure.
 
 
 @dataclass(frozen=True, slots=True)
 class DiskPath:
-    """`prefix`: of origins; `path`: absolute, of the disk or of the directory in which it is alone."""
+    """The disk's path in containerDisks of other layouts. `prefix`: of origins. `path`: absolute; the disk, or a directory with
+    only the disk."""
 
     prefix: str
     path: str
 
 
 def place_of_disk(paths: Sequence[DiskPath], location: RegistryLocation) -> str:
-    """By the longest prefix; without a slash at its beginning."""
+    """The path for the image, without a leading slash."""
     about = [one for one in paths if is_below(origin_of(location), one.prefix)]
     return max(about, key=lambda one: len(one.prefix)).path.strip("/") if about else DEFAULT_PLACE
 
@@ -83,7 +81,7 @@ Requirement = Literal["nothing", "digest", "signature", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`prefix`: of origins. `keys`: PEM files of public keys, for signatures."""
+    """`prefix`: of origins. `keys`: PEM files of public keys that verify signatures."""
 
     prefix: str
     require: Requirement
@@ -91,8 +89,8 @@ class Rule:
 
 
 def keys_wanted(rules: Sequence[Rule], location: Location) -> tuple[str, ...] | None:
-    """Files of the keys of which one must have signed the image; None: no signature is needed. Raises PermissionRefused for an
-    image that the rules do not let in, InvalidRequest for one whose place cannot be told."""
+    """Files of the keys, one of which must have signed the image; None if no signature is needed. Raises PermissionRefused for an
+    image that the rules refuse, InvalidRequest for one whose origin is ambiguous."""
     if not rules:
         return None
     origin = origin_of(location)
@@ -100,35 +98,35 @@ def keys_wanted(rules: Sequence[Rule], location: Location) -> tuple[str, ...] | 
     if not about:
         return None
     rule = max(about, key=lambda one: len(one.prefix.strip("/")))
-    said = f"images.policy for {rule.prefix!r}" if rule.prefix.strip("/") else "images.policy for all other images"
+    source = f"images.policy for {rule.prefix!r}" if rule.prefix.strip("/") else "images.policy for all other images"
     image = str(location.name)
     match rule.require:
         case "nothing":
             if rule.prefix.strip("/") and location.name.digest is None and _is_plain(location):
                 raise PermissionRefused(
-                    f"image {image!r} comes by plain HTTP, and anybody on the way can replace it ({said}); write https://, or "
+                    f"image {image!r} comes by plain HTTP, and anybody on the way can replace it ({source}); write https://, or "
                     "NAME@sha256:..."
                 )
             return None
         case "refuse":
             raise PermissionRefused(
-                f"image {image!r}, of {origin}, is not allowed on this node ({said}: refuse); use an allowed registry"
+                f"image {image!r}, of {origin}, is not allowed on this node ({source}: refuse); use an allowed registry"
             )
         case "digest":
             if location.name.digest is None:
                 raise PermissionRefused(
-                    f"image {image!r} is named without its digest ({said}: digest); write NAME@sha256:..."
+                    f"image {image!r} is named without its digest ({source}: digest); write NAME@sha256:..."
                 )
             return None
         case "signature":
             if not isinstance(location, RegistryLocation):
                 raise PermissionRefused(
-                    f"image {image!r} comes from no registry, so it has no signatures ({said}: signature); "
+                    f"image {image!r} comes from no registry, so it has no signatures ({source}: signature); "
                     "publish it in a registry and sign it with cosign"
                 )
             return rule.keys
 
 
 def _is_plain(location: Location) -> bool:
-    """A prefix has no scheme. Who lets a server's images in means the server, and not whoever answers in its place."""
+    """Whether the image comes over plain HTTP. A prefix has no scheme, but it means the server itself, not an impostor."""
     return isinstance(location, HttpLocation) and urlsplit(location.url).scheme == "http"

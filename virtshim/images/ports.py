@@ -1,4 +1,4 @@
-"""Image files."""
+"""Ports of the image store."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from virtshim.model.image import BootFile, Credentials, DiskFormat, FilesystemUs
 
 @dataclass(frozen=True, slots=True)
 class FetchedImage:
-    """What a pull brought: image `id`, on the disk `digest`, its files `tree` (None: none that a volume can have; the same as the
-    digest: it has no disk). `tag` is the full `name:tag` to list it under ("" when pulled by digest), `repo_digest` the
-    `name@sha256:...` form ("" if the source has none), `config` what it says of containers, `boot` what it has in /boot."""
+    """The result of a pull. `digest`: of the disk. `tree`: the image's files; None if they cannot be a volume; the same as
+    `digest` if the image has no disk. `tag`: the full `name:tag` ("" when pulled by digest). `repo_digest`: `name@sha256:...`
+    ("" if the source has none). `config`: the image's settings for containers. `boot`: its files in /boot."""
 
     id: ImageId
     digest: ImageDigest
@@ -30,49 +30,49 @@ class FetchedImage:
 
 
 class ImageNotes(Protocol):
-    """Copies of images' records, for the case that the database is lost. What fails is logged: a copy too few, or too many, is
-    noticed at the next start."""
+    """Copies of images' records, in case the database is lost. Failures are only logged, because the next start corrects missing
+    and surplus copies."""
 
     def keep(self, image: Image) -> None: ...
 
     def forget(self, image: ImageId) -> None: ...
 
     def all(self) -> Sequence[Image]:
-        """All that can be read."""
+        """All readable copies."""
 
 
 class BootFiles(Protocol):
-    """What images have in /boot, by digest."""
+    """Files from images' /boot, by digest."""
 
     def path(self, digest: ImageDigest) -> str:
-        """Absolute path of the stored file, whether or not it is there."""
+        """Absolute path of the stored file, even if it does not exist."""
 
     def stored(self) -> frozenset[ImageDigest]:
         """Digests of all complete files."""
 
     def keep_only(self, digests: frozenset[ImageDigest]) -> None:
-        """All others are gone when it returns."""
+        """Removes all others."""
 
 
 class ImageFiles(Protocol):
-    """Disk files, what comes with them, and trees of files, by digest, and the sources they come from."""
+    """Pulls images, and stores their disks, boot files and trees of files by digest."""
 
     @property
     def boot(self) -> BootFiles: ...
 
     def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
-        """Downloads, checks the digest, verifies a disk with qemu-img, stores. Always contacts the source (credentials must be
-        checked each time); content already there is not stored twice. Concurrent fetches of one content are safe.
-        Errors: InvalidRequest (malformed reference; unusable or dangerous image), NotFound, PermissionRefused,
+        """Downloads the image, checks its digest, verifies the disk with qemu-img, and stores it. Always contacts the source,
+        because it must check the credentials each time. Content that is stored already is not stored twice. Concurrent fetches
+        are safe. Errors: InvalidRequest (malformed reference; unusable or dangerous image), NotFound, PermissionRefused,
         Unavailable, ResourceExhausted, DeadlineExceeded (`cancelled` was set). A failure leaves nothing behind."""
 
     def path(self, digest: ImageDigest, below: str | None = None) -> str:
-        """Absolute path of the stored file, whether or not it is there. With `below`, of a tree's own directory (""), or of one
-        in it; links in the tree lead nowhere else, and none is in the path. Raises NotFound for such, InvalidRequest for one
-        whose name is no text."""
+        """Absolute path of the stored disk, even if it does not exist. With `below`: the path of a directory in the tree, ""
+        for its root. Links in the tree are followed within it, and the path has none. Raises NotFound if there is no such
+        directory, InvalidRequest if its name is not UTF-8."""
 
     def format_of(self, digest: ImageDigest) -> DiskFormat:
-        """Of a file that was stored; also of one that no record lists any more. Raises NotFound."""
+        """The format of a stored disk, even if no record lists it. Raises NotFound."""
 
     def delete(self, digest: ImageDigest) -> None: ...
 
@@ -80,11 +80,11 @@ class ImageFiles(Protocol):
         """Digests of all complete files and trees."""
 
     def sweep(self) -> None:
-        """Removes half-made files of an earlier process. Called once at start, before any fetch."""
+        """Removes unfinished files of an earlier process. Called once at start, before any fetch."""
 
     def filesystem_usage(self, *of: ImageDigest) -> FilesystemUsage:
-        """What these take on disk, and nothing for those that are gone; a disk that is among the files counts once. Without any:
-        what all do."""
+        """The space that these disks and trees take, or all if none are given. Missing ones count nothing; a disk that is also
+        one of the files counts once."""
 
     def under_way(self) -> Sequence[PullProgress]:
-        """Downloads, oldest first."""
+        """Running downloads, the oldest first."""

@@ -1,8 +1,8 @@
-"""What a source brought, and the memory that spares a second download of the same bytes.
+"""The result of a download, and a cache that saves downloading the same content twice.
 
-A pull always asks the source (the caller's credentials must be checked each time), but when the source's own identity of
-the content is one that is stored already (OCI manifest digest; URL with a strong ETag), the body is not fetched again. The
-memory is a directory of small files, one an identity; losing it costs a download, nothing else.
+A pull always asks the source, because it must check the caller's credentials each time. But if the source's identity of the
+content (OCI manifest digest, or URL with a strong ETag) belongs to a stored disk, the body is not downloaded again. The cache
+is a directory with a small file per identity. Losing it only costs downloads.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from virtshim.model.errors import InvalidRequest
 from virtshim.model.ids import ImageDigest, ImageId
 from virtshim.model.image import BootFile, ImageConfig
 
-# The disk's digest and that of the files beside it, if they can be a volume; what else came with the disk, a line each.
+# A file's first line has the disk's digest, and the tree's if the files can be a volume. Then comes a line per boot file.
 _MAX_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """`identity` is the source's name for the content ("" if it has none), `known` the stored disk, or tree of files, that it is
-    already, None if that was written; `manifest` the `sha256:` digest to list it under ("": the disk's own), `config` what it
-    says of containers, `image` its id (None: the disk's digest), `boot` what came with the disk. `tree` names its files, written
-    or not, unless it is known; without `has_disk` they are all that it has. `may_be_file`: what was taken for a disk is a file,
-    if it proves to be none."""
+    """`identity`: the source's name for the content ("" if it has none). `known`: the disk or tree, if it was stored already;
+    None if it was downloaded. `manifest`: the `sha256:` digest to list the image under ("" for the disk's digest). `config`:
+    the image's settings for containers. `image`: its id (None for the disk's digest). `boot`: its files in /boot. `tree`: the
+    name of its files, ignored if `known` is set. `has_disk`: false for an image that has only files. `may_be_file`: if the disk
+    proves unusable, it is an ordinary file."""
 
     identity: str
     known: ImageDigest | None = None
@@ -44,11 +44,11 @@ class Pulled:
 
 class StoredDiskLookup(Protocol):
     def __call__(self, identity: str) -> ImageDigest | None:
-        """The stored disk that this identity stands for."""
+        """The stored disk of this identity."""
 
 
 class PullCache:
-    """Identities and the disks they stood for, below `directory`."""
+    """The cache, in `directory`."""
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
@@ -60,7 +60,7 @@ class PullCache:
             return None
 
     def tree(self, identity: str) -> ImageDigest | None:
-        """The files that came with that disk; None if there were none, or none that a volume can have."""
+        """The tree of files that came with the disk; None if there is none, or it cannot be a volume."""
         try:
             _, *trees = _digests(self._file(identity))
         except (OSError, InvalidRequest):
@@ -68,7 +68,7 @@ class PullCache:
         return trees[0] if trees else None
 
     def boot(self, identity: str) -> tuple[BootFile, ...]:
-        """What came with that disk."""
+        """The boot files that came with the disk."""
         try:
             words = [line.split(" ") for line in _lines(self._file(identity))[1:]]
             return tuple(BootFile(path, ImageDigest(digest), int(size)) for digest, size, path in words)
@@ -78,7 +78,7 @@ class PullCache:
     def remember(
         self, identity: str, digest: ImageDigest, boot: Sequence[BootFile] = (), tree: ImageDigest | None = None
     ) -> None:
-        """Not synced: a lost or torn file is read as unknown."""
+        """Does not sync: a lost or torn file only means that the identity is unknown."""
         final = self._file(identity)
         half = final.with_name(f".{final.name}.{os.urandom(4).hex()}")
         try:
@@ -89,7 +89,7 @@ class PullCache:
             half.unlink(missing_ok=True)
 
     def keep_only(self, digests: frozenset[ImageDigest]) -> None:
-        """Forgets every identity whose disk is not among these."""
+        """Forgets all identities of other disks."""
         with contextlib.suppress(FileNotFoundError):
             for entry in list(self._directory.iterdir()):
                 try:

@@ -1,8 +1,8 @@
-"""Ends a download that nobody waits for or that does not move.
+"""Ends a download that is cancelled or makes no progress.
 
-A thread that is blocked in a read cannot look at an event, so a second one does: when the pull is cancelled, makes no
-progress or has used up its time, it shuts the pull's sockets down, which wakes the reader at once. Several threads may read
-for one pull; each reads only what it has opened itself, so that some can be ended without the others.
+A thread that is blocked in a read cannot check an event, so a second thread does. If the pull is cancelled, stalls or runs out of
+time, the second thread shuts the pull's sockets down, which wakes the readers at once. Several threads may read for one pull.
+Each reads only from its own connections, so that some can be ended without the others.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _POLL_INTERVAL = 0.2
 
 
 class PullWatch:
-    """Guards one pull; a context manager. Times are in seconds; `progress_timeout` is the longest time without a byte,
-    `min_rate` how many a second have to come in such a time."""
+    """Guards one pull. A context manager. `progress_timeout`: the longest time without a byte, in seconds. `min_rate`: bytes per
+    second required over such a time."""
 
     def __init__(self, name: str, cancelled: threading.Event, progress_timeout: float, min_rate: int = 0) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class PullWatch:
         self.progress_timeout = progress_timeout
         self.min_rate = min_rate
         self._end = float("inf")
-        # Nanoseconds since the epoch; bytes of what is downloaded, 0 while that is not known; and those that are here.
+        # Nanoseconds since the epoch; bytes to download, 0 while unknown; bytes received.
         self.began_at = time.time_ns()
         self.total = 0
         self.received = 0
@@ -56,12 +56,12 @@ class PullWatch:
             self.release(guarded)
 
     def limit(self, seconds: float) -> None:
-        """From now on the pull may take that long in all, or as long as was said before if that is shorter."""
+        """The pull must end within `seconds` from now, or by an earlier limit."""
         self._end = min(self._end, time.monotonic() + seconds)
 
     def guard(self, connected: socket.socket) -> socket.socket:
-        """This socket is shut down when the pull, or what this thread does for it, must end. Gives what `release` takes. Raises
-        like `check`: then it is the caller's to close."""
+        """Shuts this socket down when the pull, or this thread's part of it, must end. Returns the argument for `release`.
+        Raises as `check` does; the caller must then close the socket."""
         own, guarded = threading.current_thread(), connected.dup()
         with self._lock:
             self._sockets[guarded] = own
@@ -73,47 +73,47 @@ class PullWatch:
         return guarded
 
     def release(self, guarded: socket.socket) -> None:
-        """Its connection is over; as long as it is guarded the other side is not told."""
+        """Ends the connection. While the socket is guarded, closing it elsewhere does not end the connection."""
         with self._lock:
             if self._sockets.pop(guarded, None) is not None:
                 _shut_down(guarded)
                 guarded.close()
 
     def progressed(self, count: int = 0) -> None:
-        """Bytes arrived, `count` of them of what is downloaded. Raises like `check`."""
+        """Reports progress, and `count` bytes of the download. Raises as `check` does."""
         self._progressed_at = time.monotonic()
         with self._lock:
             self.received += count
         self.check()
 
     def silent_for(self) -> float:
-        """Seconds since anything arrived."""
+        """Seconds since the last progress."""
         return time.monotonic() - self._progressed_at
 
     def had(self, count: int) -> None:
-        """So many of the bytes that arrived had been here before."""
+        """Does not count `count` of the received bytes, because they had been received before."""
         with self._lock:
             self.received -= count
 
     def expect(self, total: int, received: int = 0) -> None:
-        """What is downloaded has that many bytes in all, of which so many are here; 0: nobody says."""
+        """The download has `total` bytes (0 if unknown), of which `received` are here already."""
         self.total, self.received = total, received
 
     def pause(self, seconds: float) -> None:
-        """Waits that long, which is no lack of progress. Raises like `check`."""
+        """Waits, without counting as a stall. Raises as `check` does."""
         self._progressed_at = time.monotonic() + seconds
         self._cancelled.wait(seconds)
         self.check()
 
     def check(self) -> None:
-        """Raises DeadlineExceeded if the caller gave up or the time is over, Unavailable if the source stalled, and in a thread
-        that was cut."""
+        """Raises DeadlineExceeded if the pull was cancelled or its time is over, Unavailable if the source stalled, or if `cut`
+        ended this thread."""
         if self._cancelled.is_set():
-            self._failure = self._failure or self._given_up()
+            self._failure = self._failure or self._cancellation()
         if self._failure is not None:
             raise self._failure
         if threading.current_thread() in self._ended:
-            raise Unavailable(f"pull of image {self.name!r}: this part of it is not needed any more")
+            raise Unavailable(f"pull of image {self.name!r}: this part of it is no longer needed")
 
     def _watch(self) -> None:
         while not self._done.wait(_POLL_INTERVAL):
@@ -123,7 +123,7 @@ class PullWatch:
 
     def _reason_to_end(self, now: float) -> ShimError | None:
         if self._cancelled.is_set():
-            return self._given_up()
+            return self._cancellation()
         if now >= self._end:
             return DeadlineExceeded(
                 f"pull of image {self.name!r} took longer than images.pull_timeout, or its transport's timeout, allows"
@@ -134,11 +134,11 @@ class PullWatch:
             )
         return None
 
-    def _given_up(self) -> ShimError:
-        return DeadlineExceeded(f"pull of image {self.name!r} was given up by its caller")
+    def _cancellation(self) -> ShimError:
+        return DeadlineExceeded(f"pull of image {self.name!r} was cancelled by its caller")
 
     def cut(self, threads: Iterable[threading.Thread]) -> None:
-        """Ends what these threads read, and what they are about to open, but not the pull."""
+        """Ends the connections of these threads, including those that they are about to open, but not the pull."""
         with self._lock:
             self._ended.update(threads)
             ended = [guarded for guarded, thread in self._sockets.items() if thread in self._ended]
@@ -157,7 +157,7 @@ def _shut_down(guarded: socket.socket) -> None:
 
 
 class PullsUnderWay:
-    """Safe to use from many threads."""
+    """Thread-safe."""
 
     def __init__(self) -> None:
         self._watches: list[PullWatch] = []
@@ -174,7 +174,7 @@ class PullsUnderWay:
                 self._watches.remove(watch)
 
     def progress(self) -> Sequence[PullProgress]:
-        """Oldest first."""
+        """The oldest first."""
         with self._lock:
             watches = list(self._watches)
         return [PullProgress(one.name, one.received, one.total, one.began_at) for one in watches]

@@ -179,7 +179,7 @@ def test_an_artifacts_disk_may_be_packed(push, store, qcow2: bytes, suffix: str,
 
 
 def test_an_artifact_with_two_disks_is_refused(push, store) -> None:
-    with pytest.raises(InvalidRequest, match="it is an artifact with 2 layers that are disks; push one"):
+    with pytest.raises(InvalidRequest, match="it is an artifact with 2 disks; push one"):
         store.fetch(push("a", ("a.qcow2", b"1"), ("b.img", b"2")), None, NEVER)
 
 

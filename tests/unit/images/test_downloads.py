@@ -798,7 +798,7 @@ def test_what_a_thread_opens_after_it_was_cut_is_closed_and_the_others_go_on() -
     with PullWatch("x", NEVER, 60) as watch, ours, theirs:
         watch.guard(theirs)
         cut = Background(lambda: (watch.cut([threading.current_thread()]), watch.guard(ours)))
-        with pytest.raises(Unavailable, match="not needed any more"):
+        with pytest.raises(Unavailable, match="no longer needed"):
             cut.done()
         ours.close()
         assert theirs.recv(1) == b""

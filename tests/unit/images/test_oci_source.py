@@ -333,8 +333,8 @@ def test_an_image_may_say_nothing(nothing: Any) -> None:
     ("says", "why"),
     [
         ([], "config is malformed"),
-        ({"Env": ["PATH"]}, "Env holds what is not NAME=VALUE"),
-        ({"Env": ["=x"]}, "Env holds what is not NAME=VALUE"),
+        ({"Env": ["PATH"]}, "Env has an entry that is not NAME=VALUE"),
+        ({"Env": ["=x"]}, "Env has an entry that is not NAME=VALUE"),
         ({"Env": "PATH=/bin"}, "Env is malformed"),
         ({"Cmd": [7]}, "Cmd is malformed"),
         ({"Cmd": ["a\0b"]}, "Cmd is malformed"),
@@ -342,12 +342,12 @@ def test_an_image_may_say_nothing(nothing: Any) -> None:
         ({"Cmd": ["x"] * 1001}, "Cmd is too long"),
         ({"WorkingDir": "x" * 70000}, "WorkingDir is too long"),
         ({"Entrypoint": {"a": 1}}, "Entrypoint is malformed"),
-        ({"User": "a b"}, "User 'a b' is no user; write USER name"),
-        ({"User": "4294967296"}, "is no user"),
-        ({"User": ":7"}, "is no user"),
-        ({"StopSignal": "SIGNONE"}, "StopSignal 'SIGNONE' is no signal; write STOPSIGNAL SIGTERM"),
-        ({"StopSignal": "RTMIN+31"}, "is no signal"),
-        ({"StopSignal": "0"}, "is no signal"),
+        ({"User": "a b"}, "User 'a b' is not a user; write USER name"),
+        ({"User": "4294967296"}, "is not a user"),
+        ({"User": ":7"}, "is not a user"),
+        ({"StopSignal": "SIGNONE"}, "StopSignal 'SIGNONE' is not a signal; write STOPSIGNAL SIGTERM"),
+        ({"StopSignal": "RTMIN+31"}, "is not a signal"),
+        ({"StopSignal": "0"}, "is not a signal"),
     ],
 )
 def test_a_config_that_no_container_could_have_is_refused(fake_registry, pull, says: Any, why: str) -> None:
@@ -369,7 +369,7 @@ DESCRIPTOR = {"digest": f"sha256:{'1' * 64}", "size": 1}
         ({"schemaVersion": 2, "layers": [DESCRIPTOR]}, "not a descriptor"),
         ({"schemaVersion": 2, "layers": ["x"], "config": DESCRIPTOR}, "not a descriptor"),
         ({"schemaVersion": 2, "layers": [{"digest": "sha512:1", "size": 1}], "config": DESCRIPTOR}, "not sha256"),
-        ({"schemaVersion": 2, "layers": [{**DESCRIPTOR, "size": -1}], "config": DESCRIPTOR}, "without size"),
+        ({"schemaVersion": 2, "layers": [{**DESCRIPTOR, "size": -1}], "config": DESCRIPTOR}, "without a size"),
         (
             {"schemaVersion": 2, "layers": [DESCRIPTOR], "config": {**DESCRIPTOR, "size": 1 << 40}},
             "config of more than",

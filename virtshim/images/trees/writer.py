@@ -357,7 +357,9 @@ class TreeWriter:
         self.refuse(f"{escaped(path.partition('/')[2], 200)} cannot be made: {exc.strerror}")
 
     def _nonsense(self) -> InternalError:
-        return InternalError(f"image {self._name!r}: what unpacks its layers tells nonsense; pull it again")
+        return InternalError(
+            f"image {self._name!r}: the child that unpacks its layers sent invalid data; pull it again"
+        )
 
     def _no_room(self) -> ShimError:
         return ResourceExhausted(f"image {self._name!r} does not fit on this node's image file system; free some space")
