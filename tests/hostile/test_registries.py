@@ -156,7 +156,7 @@ ANSWERS: dict[str, tuple[Callable[[Request], None], grpc.StatusCode, str]] = {
     "nothing of the kind": (says(404), NOT_FOUND, "does not have it; check the name and the tag"),
     "a login, and does not say how": (says(401), DENIED, "wants a login.*image pull secret"),
     "a login at a place in the clear": (
-        says(401, WWW_Authenticate=LOGIN.format("http://198.51.100.1/token")), DENIED, "a place that is not https",
+        says(401, WWW_Authenticate=LOGIN.format("http://198.51.100.1/token")), DENIED, "a URL that is not https",
     ),
     "a login at a file": (says(401, WWW_Authenticate=LOGIN.format("file:///etc/shadow")), DENIED, "not https"),
     "that it is forbidden": (says(403), DENIED, "wants a login"),
@@ -197,9 +197,9 @@ def test_a_part_at_a_place_that_cannot_be_counted_is_not_taken(
     name, path = sound(web)
     for at in (path, "/a.img"):
         web.routes[at] = cut_unless_a_part(says(206, LAYER[100:], Content_Range=words, ETag='"1"'))
-    refused(web.url("/a.img"), "has changed|does not send what is left", AWAY)
+    refused(web.url("/a.img"), "has changed|does not send the rest", AWAY)
     if words != "bytes 100-":
-        refused(name, "does not send what is left", AWAY)
+        refused(name, "does not send the rest", AWAY)
 
 
 def cut_unless_a_part(part: Callable[[Request], None]) -> Callable[[Request], None]:

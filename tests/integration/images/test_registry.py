@@ -233,7 +233,7 @@ def test_a_password_opens_a_closed_registry_for_that_pull_only(
     # The image is here now, and still nobody gets it without the password.
     with pytest.raises(PermissionRefused, match="wants a login"):
         store.fetch(name, None, NEVER)
-    with pytest.raises(PermissionRefused, match="refuses the login") as caught:
+    with pytest.raises(PermissionRefused, match="refuses the given login") as caught:
         store.fetch(name, Credentials(USER, "wr0ng"), NEVER)
     assert "wr0ng" not in str(caught.value)
 

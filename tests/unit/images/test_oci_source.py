@@ -515,8 +515,8 @@ def test_a_password_is_given_when_asked(fake_registry, web, pull, qcow2: bytes, 
     ("credentials", "why"),
     [
         (None, "wants a login"),
-        (Credentials(), "refuses the login"),
-        (Credentials("me", "hunter3"), "refuses the login"),
+        (Credentials(), "refuses the given login"),
+        (Credentials("me", "hunter3"), "refuses the given login"),
         (Credentials("me", "hunter2", server_address="https://other.example"), "for another server"),
     ],
 )
@@ -566,7 +566,7 @@ def test_a_token_is_fetched_with_the_password_once(fake_registry, web, pull, qco
     token_service(web, accepted)
     assert pull(name, Credentials("me", "hunter2")).size == len(qcow2)
     assert web.paths().count("/token?service=reg&scope=repository%3Aa%3Apull") == 1
-    with pytest.raises(PermissionRefused, match="refuses the login"):
+    with pytest.raises(PermissionRefused, match="refuses the given login"):
         pull(name, Credentials("me", "wrong"))
     with pytest.raises(PermissionRefused, match="wants a login"):
         pull(name)

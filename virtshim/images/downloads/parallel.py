@@ -1,8 +1,8 @@
-"""The rest of a large content by several connections at once, where one alone is slower than what is done with its bytes.
+"""Downloads the rest of a large file over several connections at once, if one connection is slower than the reader of its bytes.
 
-Servers, and what is on the way to them, often give each connection a share. Whether it pays is tried: first one alone, then
-several, while the one is kept, for it may be the only one that the server grants; what is faster stays. The bytes are passed
-on in their order, so that what was kept of them is a beginning always.
+Servers and networks often limit the speed of each connection. Whether more connections help is measured: first one is used, then
+several, and the faster way stays. Meanwhile the first connection is kept, because the server may grant no other. The bytes are
+passed on in order, so that a partial download is always a beginning of the file.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from virtshim.images.http_client import CHUNK, HttpResponse, redacted_url
 from virtshim.images.pull_watch import PullWatch
 from virtshim.model.errors import ShimError, Unavailable
 
-# Parts of a content, each asked for on its own, by several connections at once; they are handed out in their order.
-#
-# A connection is a thread's. One that brings nothing is given up, and what it was to bring is asked for by another:
-# servers limit how many each client may have, by statuses of any kind, and mirrors may have other contents than the
-# one that sent the beginning.
+# Each connection has its own thread, which requests parts of the file. If a connection fails, it is abandoned and another
+# one requests its part. Servers limit the connections of a client, with any status, and mirrors may have another file than
+# the server that sent the beginning.
 
 log = structlog.get_logger(__name__)
 
@@ -36,13 +34,13 @@ _POLL = 0.2
 
 class Rest(Protocol):
     def __call__(self, at: int, end: int | None = None) -> HttpResponse:
-        """The content from byte `at` on, up to byte `end` if one is given: then as a part, for which nobody waits, or Unavailable
-        is raised."""
+        """The file from byte `at` on. With `end`, the part up to that byte: then a busy server is not waited for, and
+        Unavailable is raised if it sends no part."""
 
 
 class Parts:
-    """Of the content from byte `at` to byte `size`, `length` bytes each. A context manager: no thread is left behind it, nor
-    waited for long, for what it still reads is cut. One part more than there are connections is in memory at most."""
+    """Downloads bytes `at` to `size` of the file in parts of `length` bytes. A context manager: on exit it cuts the connections
+    and joins all threads. At most one part more than there are connections is in memory."""
 
     def __init__(self, at: int, size: int, length: int, rest: Rest, watch: PullWatch) -> None:
         self._size = size
@@ -64,7 +62,7 @@ class Parts:
                 self._working += 1
             try:
                 thread.start()
-            except RuntimeError:  # the unit has no more of them: one connection needs none
+            except RuntimeError:  # the unit's thread limit is reached; the first connection needs no thread
                 self._ended()
                 break
             self._threads.append(thread)
@@ -81,8 +79,8 @@ class Parts:
             thread.join()
 
     def next(self, least: int, patience: float, silence: float) -> bytearray | None:
-        """The next part. None behind the last one, and when there is no use in waiting: fewer than `least` connections are left,
-        it has not come for `patience` seconds, or nothing at all for `silence`. Raises what the watch does."""
+        """The next part. None after the last part, and if waiting is useless: fewer than `least` connections are left, the part
+        has not come for `patience` seconds, or no byte at all for `silence` seconds. Raises what the watch raises."""
         if self._next >= self._size:
             return None
         began = time.monotonic()
@@ -98,7 +96,8 @@ class Parts:
         return part
 
     def _work(self) -> None:
-        """Brings parts until none is left, or twice in a row, at first once, one does not come."""
+        """Downloads parts until none is left. Stops after the first failure if nothing has succeeded yet, else after two in a
+        row."""
         is_tried = False
         try:
             while (first := self._taken()) is not None:
@@ -115,7 +114,7 @@ class Parts:
             self._changed.notify_all()
 
     def _taken(self) -> int | None:
-        """Where the first part begins that is to be asked for, None when none is any more."""
+        """The first byte of the next part to request, None if there is none."""
         with self._changed:
             while not self._is_over:
                 if self._again:
@@ -143,32 +142,34 @@ class Parts:
         return part is not None
 
     def _read(self, first: int, end: int) -> bytearray:
-        """In one piece: a source may send single bytes."""
+        """The part as one buffer, because a source may send single bytes."""
         part = bytearray()
         with self._rest(first, end) as answer:
             while len(part) <= end - first and (chunk := answer.read()):
                 part += chunk
             if len(part) != end - first:
-                raise Unavailable(f"{redacted_url(answer.url)} does not send the parts that it is asked for; try again")
+                raise Unavailable(f"{redacted_url(answer.url)} does not send the requested parts; try again")
         return part
 
 
 PIECE = 8 << 20
-# Seconds that one connection is watched, and what it has to bring in each: where less comes, more of them would starve.
+# Seconds for which one connection is measured, and the bytes per second that it must reach. On a slower link, each of
+# several connections would be too slow.
 _TRIAL = 2.0
 _LEAST_RATE = 64 << 10
-# Bytes that have to be left.
+# Bytes that must be left, for several connections to be worth it.
 _WORTH = 64 << 20
-# So much faster several have to be than one.
+# How much faster several connections must be than one.
 GAIN = 1.25
-# Seconds that the next part is waited for, if one connection alone would not take longer for all that are under way; and those
-# without a byte of any, while one connection is there to go on with: a server may let further ones wait for its end.
+# PATIENCE: seconds to wait for the next part, or longer if one connection would need longer for all parts under way.
+# SILENCE: seconds to wait for any byte while the first connection is kept. A server may hold other connections until the
+# first one ends.
 PATIENCE = 10.0
 SILENCE = 10.0
 
 
 class Trial:
-    """One connection, while it is read alone."""
+    """Measures one connection while it is the only one."""
 
     def __init__(self) -> None:
         self.rate = 0.0
@@ -182,7 +183,7 @@ class Trial:
         return chunk
 
     def is_waited_for(self, left: int) -> bool:
-        """Whether it was for most of the last seconds, with so many bytes to come."""
+        """Whether the reader spent most of the last seconds waiting, and `left` bytes are worth more connections."""
         passed = time.monotonic() - self._began
         if passed < _TRIAL:
             return False
@@ -198,8 +199,9 @@ class Trial:
 def by_several(
     at: int, size: int, rest: Rest, watch: PullWatch, alone: HttpResponse, rate: float
 ) -> Generator[bytes, None, None]:
-    """The bytes from `at` on, to the last one, or as far as it seemed worth while: `alone`, whose next byte that is, had that
-    `rate`. It is closed as soon as parts have proved to come; before, whoever cannot have them goes on with it."""
+    """The bytes from `at` on, over several connections, to the end or until they prove slower than one. `alone` is the first
+    connection: its next byte is `at`, and it had that `rate`. It is closed once parts arrive reliably; until then the caller can
+    continue with it."""
     received, came, began = watch.received, 0, time.monotonic()
     patience = max(PATIENCE, 2 * CONNECTIONS * PIECE / max(rate, _LEAST_RATE))
     silence = min(SILENCE, watch.progress_timeout / 2)
@@ -218,5 +220,5 @@ def by_several(
                     if came < GAIN * rate * (time.monotonic() - began):
                         return
     finally:
-        # Of parts that were asked for in vain, too, bytes have come.
+        # Do not count bytes of parts that were not passed on.
         watch.received = received + came

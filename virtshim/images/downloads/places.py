@@ -1,4 +1,4 @@
-"""Where one pull puts what it downloads."""
+"""Where a pull writes its download, and where partial downloads are kept."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from virtshim.model.ids import ImageDigest
 from virtshim.system.files import free_bytes, remove_tree
 from virtshim.system.machine import boot_id
 
-# What was downloaded of contents whose download broke off, so that the next pull goes on there.
+# Partial downloads, so that the next pull can continue.
 #
 # <directory>/<boot id>/<sha256 of the identity>     the bytes so far, as the source sends them
 #
-# What a process has written outlives it. A machine that is switched off may lose any of it, so what another boot left
-# is not used. All of it is a copy: losing it costs a download.
+# They are not synced. They survive the process, but a power failure may damage them, so files of an earlier boot are not
+# used. Losing them only costs a download.
 
 # kubelet repeats a pull after 5 min at most, and an upgrade takes less.
 PARTIALS_KEPT_SECONDS = 3600.0
-# So many times what is kept has to be free, for it is in the disk's way.
+# A partial copy is kept only if this many times its size is free, because the disk itself needs space too.
 _ROOM = 4
 _CHUNK = 1 << 18
 
 
 class Partials:
-    """Safe to use from many threads; one process owns the directory."""
+    """Thread-safe. One process owns the directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -49,8 +49,9 @@ class Partials:
 
     @contextlib.contextmanager
     def taken(self, identity: str, size: int = 0) -> Iterator[Path | None]:
-        """A file to write that content to, or go on with; None if another pull has it, or no room is to spare for `size` bytes.
-        It is kept behind the block if that ends because the source, or the caller, gave up."""
+        """A file to write the content to, which may have its first bytes already. None if another pull uses it, or if there is
+        not enough space for `size` bytes. The file is kept if the block ends because the source failed or the pull was
+        cancelled."""
         path = self._own / hashlib.sha256(identity.encode()).hexdigest()
         with self._lock:
             is_ours = path not in self._busy and self._has_room(size)
@@ -74,7 +75,7 @@ class Partials:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def forget_old(self, kept_seconds: float = PARTIALS_KEPT_SECONDS) -> None:
-        """What another boot left, and what nobody has gone on with for so long."""
+        """Removes files of earlier boots, and files that no pull has written to for `kept_seconds`."""
         oldest = time.time() - kept_seconds
         with contextlib.suppress(FileNotFoundError):
             for directory in list(self._directory.iterdir()):
@@ -94,20 +95,20 @@ class Partials:
 
 
 def kept(path: Path) -> Iterator[bytes]:
-    """What the file has."""
+    """The bytes of the file."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         while chunk := file.read(_CHUNK):
             yield chunk
 
 
 def also_written(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
-    """Passes the chunks on and appends them to the file, as long as that can be written."""
+    """Passes the chunks on, and appends them to the file as long as writing works."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         whole = True
         for chunk in chunks:
             if whole and not (whole := _write(descriptor, chunk)):
-                # Nothing can go on from here, and the disk itself needs the room.
+                # The partial copy is useless now, and the disk itself needs the space.
                 os.ftruncate(descriptor, 0)
             yield chunk
     finally:
@@ -123,7 +124,7 @@ def _write(descriptor: int, chunk: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What all pulls share: files in the making lie in `incoming`, `stored` finds the disks that are complete."""
+    """The parts that all pulls share. `incoming`: the directory of unfinished files. `stored`: finds complete disks."""
 
     incoming: Path
     partials: Partials
@@ -133,8 +134,8 @@ class Ground:
 
 
 class Landing:
-    """One pull's. A context manager: behind it nobody waits for this pull any more, and what it wrote is gone unless it was moved
-    away, or can be gone on with."""
+    """The files of one pull. A context manager: on exit, pulls that wait for this one continue, and its files are removed, unless
+    they were moved away or can be continued."""
 
     def __init__(self, ground: Ground, name: str, max_bytes: int) -> None:
         self._ground = ground
@@ -154,16 +155,15 @@ class Landing:
         self._held.__exit__(kind, error, trace)
 
     def claim(self, identity: str, waiting: Callable[[], None], source: str = "") -> ImageDigest | None:
-        """The stored disk that this identity stands for; None: it is now this pull's to download. Another pull that downloads it
-        from the same source already is waited for: `waiting` is called meanwhile. Nobody waits for another source, which may send
-        a byte now and then."""
+        """The stored disk of this identity; None if this pull must download it. Waits for another pull that downloads it from
+        the same source, and calls `waiting` meanwhile. Does not wait for pulls from another source, which may be very slow."""
         if (stored := self._ground.stored(identity)) is not None:
             return stored
         self._held.enter_context(self._ground.turns.taken(f"{source} {identity}", waiting))
         return self._ground.stored(identity)
 
     def disk(self, identity: str = "") -> DiskWriter:
-        """The disk's file, open to be written. One with an identity may have some bytes already."""
+        """Opens the disk's file for writing. With an identity, it may have its first bytes already."""
         path = self._held.enter_context(self._ground.partials.taken(identity)) if identity else None
         if path is None:
             path = self._ground.incoming / secrets.token_hex(16)
@@ -172,25 +172,25 @@ class Landing:
         return self._disk
 
     def beside(self) -> DiskWriter:
-        """A file for what comes with the disk, open to be written."""
+        """Opens a file for writing that is stored with the disk, such as a kernel."""
         path = self._ground.incoming / secrets.token_hex(16)
         self._held.callback(path.unlink, missing_ok=True)
         return self._held.enter_context(DiskWriter(path, self._name, self._max_bytes, self._room))
 
     def tree(self) -> TreeWriter:
-        """Where its files go."""
+        """The writer of the image's files."""
         name = secrets.token_hex(16)
         self._held.callback(remove_tree, str(self._ground.incoming), name)
         self.files = TreeWriter(self._ground.incoming / name, self._name, self._max_bytes, self._room)
         return self._held.enter_context(self.files)
 
     def finished(self) -> tuple[ImageDigest, Path]:
-        """The disk is complete: its digest, and its file, which is on disk when this returns."""
+        """Flushes the complete disk. Returns its digest and its file."""
         if self._disk is None:
-            raise InternalError(f"image {self._name!r}: its source brought no disk; pull it again")
+            raise InternalError(f"image {self._name!r}: its source sent no disk; pull it again")
         self._disk.finish()
         return self._disk.digest(), self._disk.path
 
     def part(self, identity: str, size: int) -> Path | None:
-        """A file for bytes that are on their way to become the disk; None if there is none to be had."""
+        """A file for the packed bytes from which the disk is unpacked; None if there is no space."""
         return self._held.enter_context(self._ground.partials.taken(identity, size))

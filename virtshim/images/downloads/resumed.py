@@ -1,4 +1,4 @@
-"""A body that breaks off is asked for again from where it was."""
+"""Resumes a download that breaks off, and waits for busy servers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from virtshim.images.http_client import HttpResponse, byte_count, redacted_url
 from virtshim.images.pull_watch import PullWatch
 from virtshim.model.errors import ShimError, Unavailable
 
-# A server that is busy is asked again when it says.
-
 _T = TypeVar("_T")
 
-# What it asks for is waited for if it is not long, so often; kubelet waits longer by itself.
+# The longest Retry-After that a pull waits for, and how often it waits. For longer times kubelet repeats the pull.
 _LONGEST_WAIT = 30
 _WAITS = 3
 
 
 class Busy(Unavailable):
-    """`seconds`: it may be asked again then."""
+    """`seconds`: the server may be asked again after this time."""
 
     def __init__(self, text: str, seconds: int) -> None:
         super().__init__(text)
@@ -35,7 +33,7 @@ class Busy(Unavailable):
 
 
 def answered(ask: Callable[[], _T], watch: PullWatch) -> _T:
-    """What `ask` gives in the end; it raises Busy, and that may be what is raised in the end, too."""
+    """The result of `ask`, which is repeated if it raises Busy. Raises Busy if the server asks for too long or too many waits."""
     for _ in range(_WAITS):
         try:
             return ask()
@@ -47,7 +45,7 @@ def answered(ask: Callable[[], _T], watch: PullWatch) -> _T:
 
 
 def retry_after(answer: HttpResponse) -> int | None:
-    """Seconds, if the server is busy and says for how long."""
+    """The seconds after which a busy server may be asked again, None if it does not say."""
     text = answer.headers.get("Retry-After", "").strip()
     if answer.status not in (429, 503) or not text:
         return None
@@ -60,7 +58,7 @@ def retry_after(answer: HttpResponse) -> int | None:
 
 
 def refusal(text: str, seconds: int | None) -> Unavailable:
-    """Of a server that is busy, or broken. `text`: what it does."""
+    """The error for a server that is busy or broken. `text`: what the server does. `seconds`: when to ask again."""
     if seconds is None:
         return Unavailable(f"{text}; try again later")
     return Busy(f"{text}; try again in {seconds} s", seconds)
@@ -68,7 +66,7 @@ def refusal(text: str, seconds: int | None) -> Unavailable:
 
 log = structlog.get_logger(__name__)
 
-# Before each further try, until one has brought enough.
+# Pauses before each further try. They start again after a try that received `_ENOUGH` bytes.
 PAUSES = (0.0, 1.0, 4.0)
 _ENOUGH = 1 << 20
 
@@ -76,9 +74,9 @@ _ENOUGH = 1 << 20
 def body(
     answer: HttpResponse | None, at: int, rest: Rest | None, watch: PullWatch, size: int | None = None
 ) -> Generator[bytes, None, None]:
-    """The bytes from `at` on, of `answer` if there is one. `rest` asks for those from a number on; without it what breaks off
-    stays so. With `size`, of all, they may be asked for by several connections. Raises Unavailable when it breaks off again and
-    again, and what `rest` raises."""
+    """The bytes from `at` on, first from `answer` if there is one. `rest` requests the bytes from a position on; without it the
+    download cannot be resumed. `size`: of the whole file; allows several connections. Raises Unavailable if the download breaks
+    off repeatedly, and what `rest` raises."""
     pauses = iter(PAUSES)
     begun = at
     reading = _Reading(answer, at, rest, watch, size)
@@ -97,7 +95,7 @@ def body(
 
 
 class _Reading:
-    """How far it is: up to byte `at`."""
+    """A download, which has reached byte `at`."""
 
     def __init__(
         self, answer: HttpResponse | None, at: int, rest: Rest | None, watch: PullWatch, size: int | None
@@ -107,11 +105,11 @@ class _Reading:
         self._rest = rest
         self._watch = watch
         self._rate = 0.0
-        # Bytes in all, as long as several connections may be tried.
+        # The whole size while several connections may be tried, then None.
         self._size = size if rest is not None else None
 
     def chunks(self) -> Generator[bytes, None, None]:
-        """All that is left; again after it broke off."""
+        """The remaining bytes. After an error it can be called again."""
         answer, self._answer = self._answer, None
         if answer is None:
             if self._rest is None:
@@ -130,7 +128,7 @@ class _Reading:
                 yield from self._by_one(answer)
 
     def _by_one(self, answer: HttpResponse) -> Generator[bytes, None, bool]:
-        """To the end, which is told, or until several are to be tried."""
+        """Reads over one connection. Returns true at the end, false if several connections should be tried."""
         trial = Trial()
         while chunk := trial.read(answer):
             self.at += len(chunk)
@@ -141,7 +139,7 @@ class _Reading:
         return True
 
     def _by_several(self, answer: HttpResponse, size: int, rest: Rest) -> Generator[bytes, None, None]:
-        """As far as they bring it; then `answer` is closed, or at the same byte."""
+        """Reads over several connections as far as they get. Then `answer` is closed, or at the same byte."""
         began = self.at
         log.info("image.download.by_several", image=self._watch.name, bytes=began, rate=round(self._rate))
         with contextlib.closing(by_several(began, size, rest, self._watch, answer, self._rate)) as chunks:
@@ -161,8 +159,8 @@ def by_way_of(
     rest: Rest | None,
     watch: PullWatch,
 ) -> Generator[bytes, None, None]:
-    """All of a content of that size: what the file `part` has, then the rest of it, which goes there too; `answer` and `rest` as
-    in `body`, from the first byte on."""
+    """The whole file of that size: first the bytes in `part`, then the rest, which is also appended to `part`. `answer` begins at
+    the first byte; for `rest` see `body`."""
     at = 0
     for chunk in kept(part) if part else ():
         at += len(chunk)
@@ -174,19 +172,18 @@ def by_way_of(
 
 
 def rest_range(at: int, end: int | None = None) -> dict[str, str]:
-    """The header that asks for all from byte `at` on, up to byte `end` if one is given."""
+    """The header that requests the bytes from `at` on, up to `end` if it is given."""
     if end is not None:
         return {"Range": f"bytes={at}-{end - 1}"}
     return {"Range": f"bytes={at}-"} if at else {}
 
 
 def from_byte(answer: HttpResponse, at: int, end: int | None = None) -> HttpResponse:
-    """The answer, its body ahead from byte `at` on also where the server sends all of it; not where the bytes up to `end` alone
-    were asked for."""
+    """The answer, positioned at byte `at` even if the server sends the whole file. With `end`, a whole file is refused."""
     first = _first_byte(answer) if end is None or answer.status == 206 else None
     try:
         if first is None or first > at or not answer.skip(at - first):
-            raise Unavailable(f"{redacted_url(answer.url)} does not send what is left from byte {at} on; try again")
+            raise Unavailable(f"{redacted_url(answer.url)} does not send the rest from byte {at} on; try again")
     except ShimError:
         answer.close()
         raise
@@ -194,14 +191,14 @@ def from_byte(answer: HttpResponse, at: int, end: int | None = None) -> HttpResp
 
 
 def whole_length(answer: HttpResponse) -> int | None:
-    """Of the file that the answer is all, or a part, of; None if the server does not say."""
+    """The size of the whole file, even if the answer is a part of it. None if the server does not say."""
     if answer.status != 206:
         return answer.length()
     return byte_count(answer.headers.get("Content-Range", "").rpartition("/")[2])
 
 
 def _first_byte(answer: HttpResponse) -> int | None:
-    """Of the body: 0 of a whole one, None of a part that does not say which."""
+    """The position of the body's first byte in the file. None for a part whose position is unknown."""
     if answer.status != 206:
         return 0
     unit, _, span = answer.headers.get("Content-Range", "").partition(" ")

@@ -1,4 +1,5 @@
-"""Room on the image file system that pulls under way will need, so that two of them are not promised the same."""
+"""Space on the image file system that running pulls will need, so that it is not promised twice. Also their turns: each content
+is downloaded by one pull at a time, and the others wait."""
 
 from __future__ import annotations
 
@@ -6,13 +7,11 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-# Each content is downloaded by one pull at a time; the others wait for it.
-
 _POLL = 0.2
 
 
 class Turns:
-    """Contents under way, by their source's identity of them. Safe to use from many threads."""
+    """The identities of contents that are being downloaded. Thread-safe."""
 
     def __init__(self) -> None:
         self._under_way: set[str] = set()
@@ -20,8 +19,8 @@ class Turns:
 
     @contextlib.contextmanager
     def taken(self, identity: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Inside, nobody else has this content's turn. `waiting` is called again and again until it is ours; what it raises
-        ends the wait."""
+        """Inside the block no other pull has this content's turn. While it waits for the turn, calls `waiting` repeatedly; an
+        exception from `waiting` ends the wait."""
         while not self._take(identity):
             waiting()
         try:
@@ -32,7 +31,7 @@ class Turns:
                 self._changed.notify_all()
 
     def _take(self, identity: str) -> bool:
-        """Waits a moment at most."""
+        """Tries to take the turn. Waits for a moment at most."""
         with self._changed:
             if identity in self._under_way:
                 self._changed.wait(_POLL)
@@ -43,7 +42,7 @@ class Turns:
 
 
 class Room:
-    """What pulls will need: bytes that they have not written yet."""
+    """The bytes that pulls will need but have not written yet."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -51,8 +50,8 @@ class Room:
 
 
 class Share:
-    """One pull's. Safe to use from many threads. Of what its source still sends, packed, and what its writers were promised, the
-    larger is what it needs at least: the one becomes the other."""
+    """The space that one pull needs: the larger of the packed bytes that its source will still send, and the bytes promised to
+    its writers. They are not added, because the packed bytes become the written bytes. Thread-safe."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
@@ -60,17 +59,17 @@ class Share:
         self._promised: dict[object, int] = {}
 
     def expect(self, writer: object, size: int, free: int) -> bool:
-        """Whether there is room for what `size` bytes of its source will become in this writer's files; if so, it is kept.
-        `free`: on the file system."""
+        """Reserves space for the files that will be made from `size` bytes of the source. Returns whether they fit. `free`: bytes
+        free on the file system."""
         with self._room.lock:
             return self._take(self._coming, writer, size, free)
 
     def came(self, writer: object, size: int) -> None:
-        """So many of them."""
+        """`size` of the expected bytes arrived."""
         self._less(self._coming, writer, size)
 
     def promise(self, writer: object, size: int, free: int) -> bool:
-        """Whether `size` further bytes fit; if so, they are the writer's own."""
+        """Reserves space for `size` more bytes of the writer. Returns whether they fit."""
         with self._room.lock:
             return self._take(self._promised, writer, size, free)
 
@@ -78,7 +77,7 @@ class Share:
         self._less(self._promised, writer, size)
 
     def release(self, writer: object) -> None:
-        """It needs nothing any more."""
+        """Gives back all of the writer's reserved space."""
         with self._room.lock:
             self._coming.pop(writer, None)
             self._promised.pop(writer, None)

@@ -1,7 +1,7 @@
-"""One host of an OCI registry: its requests, and the three ways to log in.
+"""Requests to one host of an OCI registry, and the three ways to log in.
 
-Plain HTTP calls rather than oras: that verifies no digest of what it downloads, has no timeouts, follows redirects from
-https to http, cannot be cancelled, retries with sleeps, and falls back to the login files of the user that runs it.
+The library oras is not used: it does not verify digests, has no timeouts, follows redirects from https to http, cannot be
+cancelled, sleeps between retries, and falls back to the login files of its user.
 https://github.com/opencontainers/distribution-spec, https://distribution.github.io/distribution/spec/auth/
 """
 
@@ -21,14 +21,14 @@ from virtshim.images.registries.hosts_toml import RegistryHost
 from virtshim.model.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.model.image import Credentials
 
-# Kubelet's credentials, made ready for HTTP headers. Pure. Nothing here may reach a log or an error text.
+# kubelet's credentials, as HTTP headers. Pure. No credential may reach a log or an error text.
 
-# All names of the registry that is meant when none is written.
+# All names of the default registry.
 _DEFAULT_REGISTRY = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 
 
 def basic_login(credentials: Credentials | None) -> str:
-    """base64 of `user:password`, "" if there is none. Raises InvalidRequest for an `auth` that is not that."""
+    """base64 of `user:password`, "" if there is none. Raises InvalidRequest for a malformed `auth`."""
     if credentials is None:
         return ""
     if credentials.username or credentials.password:
@@ -36,7 +36,7 @@ def basic_login(credentials: Credentials | None) -> str:
     if not credentials.auth:
         return ""
     try:
-        # Docker's own decoder takes NUL padding off, too.
+        # Docker's own decoder also removes NUL padding.
         login = base64.b64decode(credentials.auth, validate=True).rstrip(b"\0")
     except (binascii.Error, ValueError) as exc:
         raise InvalidRequest("the credentials' auth field is not base64; correct the image pull secret") from exc
@@ -46,7 +46,7 @@ def basic_login(credentials: Credentials | None) -> str:
 
 
 def meant_for(credentials: Credentials | None, authority: str) -> bool:
-    """Whether these credentials may be shown to `host[:port]`: they name no server, or this one."""
+    """Whether these credentials may be sent to `host[:port]`: they name this server, or none."""
     if credentials is None:
         return False
     server = credentials.server_address.partition("://")[2] or credentials.server_address
@@ -64,15 +64,15 @@ def _port_part(authority: str) -> str:
 
 _MAX_TOKEN_BYTES = 1 << 20
 _ABSENT = frozenset({404})
-# The registry may be anybody's, and its headers may be megabytes. Each byte is looked at once: a name is not tried again from its
+# Hostile registries may send headers of megabytes. The lookbehind keeps the search linear: a name is never retried from its
 # middle.
 _MAX_CHALLENGE = 4096
 _PARAMETER = re.compile(r'(?<!\w)(\w+)="([^"]*)"')
 
 
 class Endpoint:
-    """One host that serves one repository, for one pull. `insecure` are the `host[:port]` that are spoken to without TLS, besides
-    loopback. `root` is the URL of the repository on that host, without the query."""
+    """One host that serves one repository, for one pull. `insecure`: the `host[:port]` that may be used without TLS, besides
+    loopback. `root`: the repository's URL on that host, without the query."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Endpoint:
         self._client = client
         own = f"{'http' if self._may_be_plain(location.api) else 'https'}://{location.api}/v2"
         self.root = f"{host.url or own}/{location.repository}"
-        # A mirror of several registries is told which one is meant.
+        # A mirror of several registries must know which one is meant.
         self._query = "" if self._authority in (location.api, location.registry) else f"?ns={quote(location.registry)}"
         self._authorization = ""
 
@@ -103,8 +103,8 @@ class Endpoint:
         return capability in self._host.may
 
     def get(self, path: str, headers: Mapping[str, str], absent: Container[int] = _ABSENT) -> HttpResponse:
-        """Asks for what is below the repository; when challenged logs in, once a request: a token may run out in a long pull.
-        Raises NotFound for the statuses `absent`, Busy where it is to be asked later."""
+        """Requests a path of the repository. Logs in when challenged, once per request, because a token may expire in a long
+        pull. Raises NotFound for the statuses `absent`, Busy if the host wants to be asked later."""
         url = f"{self.root}/{path}{self._query}"
         answer = self._asked(url, headers)
         if answer.status != 200 and (answer.status != 206 or "Range" not in headers):
@@ -130,7 +130,7 @@ class Endpoint:
         }
 
     def _log_in(self, challenge: str) -> None:
-        """Answers the registry's challenge, which may offer several ways: a token is preferred to the password."""
+        """Answers the registry's challenge. If it offers several ways, prefers a token to the password."""
         if len(challenge) > _MAX_CHALLENGE:
             raise PermissionRefused(
                 f"registry {self._location.registry} answers with a login challenge of {len(challenge)} characters, where at "
@@ -187,7 +187,7 @@ class Endpoint:
         return token
 
     def _check_realm(self, realm: str) -> None:
-        """The password goes there: it must be TLS, unless the operator trusts that host without."""
+        """The password is sent to the realm, so it must use TLS, unless the operator trusts that host without TLS."""
         try:
             parts = urlsplit(realm)
             usable = bool(parts.hostname) and parts.username is None and parts.port != 0
@@ -200,12 +200,12 @@ class Endpoint:
             )
         if not usable:
             raise PermissionRefused(
-                f"registry {self._location.registry} sends logins to a place that is not https; list that host in "
-                "images.insecure_registries if this is meant"
+                f"registry {self._location.registry} sends logins to a URL that is not https; if that is intended, list its "
+                "host in images.insecure_registries"
             )
 
     def _may_be_plain(self, authority: str) -> bool:
-        """The hosts file says it of the host that it names."""
+        """Whether the host may be used without TLS. A hosts.toml allows it with an http:// URL."""
         if self._host.url.startswith("http://") and authority == self._authority:
             return True
         return authority in self._insecure or (is_loopback(authority) and not authority.endswith(":443"))
@@ -218,12 +218,12 @@ class Endpoint:
             return NotFound(f"{image} does not have it; check the name and the tag")
         if status in (401, 403):
             if self._withheld:
-                return PermissionRefused(f"{image} wants a login, and the one given is for another server")
+                return PermissionRefused(f"{image} wants a login, but the given one is for another server")
             if self._credentials is None:
                 return PermissionRefused(
                     f"{image} wants a login (or has no such repository); give the pod an image pull secret"
                 )
-            return PermissionRefused(f"{image} refuses the login given; check the pod's image pull secret")
+            return PermissionRefused(f"{image} refuses the given login; check the pod's image pull secret")
         if status == 429:
             return refusal(f"{image} limits the rate of pulls (HTTP 429)", seconds)
         return refusal(f"{image} answers HTTP {status}", seconds)

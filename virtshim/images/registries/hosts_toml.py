@@ -1,11 +1,12 @@
-"""containerd's certs.d: which hosts serve a registry's images, and how each is spoken to.
+"""Reads containerd's certs.d: which hosts serve a registry's images, and how to connect to each.
 
     <directory>/<host>_<port>_/  or  <host>:<port>/  or  <host>/  or else  _default/
-        hosts.toml                         server, [host."https://..."], of each: capabilities, ca, client, skip_verify, header,
+        hosts.toml                         server, [host."https://..."]; each with capabilities, ca, client, skip_verify, header,
                                            override_path, dial_timeout, proxy
-        *.crt, *.cert with *.key           without hosts.toml: CAs and a client's certificate, as Docker has them
+        *.crt, *.cert with *.key           without hosts.toml: CAs and a client certificate, as for Docker
 
-Read for each pull, so that an edit acts at once. https://github.com/containerd/containerd/blob/main/docs/hosts.md
+The files are read for each pull, so that edits take effect at once.
+https://github.com/containerd/containerd/blob/main/docs/hosts.md
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s|m|h))+")
 _LENGTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
 _LONGEST_DURATION = 64
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_KINDS: Mapping[type, str] = {dict: "table", list: "list", str: "text", bool: "true or false"}
+_KINDS: Mapping[type, str] = {dict: "a table", list: "a list", str: "text", bool: "true or false"}
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryHost:
-    """`url` is where its API begins, without a slash at the end; "" for the registry itself. A tag is resolved, and blobs are
-    pulled, only from hosts that `may`."""
+    """`url`: the beginning of its API, without a final slash; "" for the registry itself. `may`: whether the host may resolve
+    tags and serve blobs."""
 
     url: str = ""
     may: frozenset[str] = frozenset({PULL, RESOLVE})
@@ -49,8 +50,8 @@ class RegistryHost:
 
 
 def hosts_of(registry: str, directory: str) -> tuple[RegistryHost, ...]:
-    """In the order in which they are asked; the registry itself where nothing else is said. Raises InvalidRequest naming the file
-    that is bad or cannot be read: a mirror that is silently missing would send a name to another source."""
+    """The hosts in the order to ask them; only the registry itself if no file configures it. Raises InvalidRequest that names a
+    bad or unreadable file, because silently ignoring a mirror would pull from another source."""
     place = _place(registry, Path(directory)) if directory else None
     if place is None:
         return (RegistryHost(),)
@@ -135,7 +136,8 @@ def _paths(table: Mapping[str, Any], key: str, file: Path) -> list[str]:
 
 
 def _client(table: Mapping[str, Any], file: Path) -> tuple[str, str] | None:
-    """One: a path with both in it, or a pair of them, "" for what is in the first one."""
+    """The client certificate: one path of a file with both certificate and key, or a pair of paths. A "" key is in the first
+    file."""
     value = table.get("client", [])
     pairs = [pair if isinstance(pair, list) else [pair, ""] for pair in (value if isinstance(value, list) else [value])]
     if not pairs:
@@ -176,7 +178,7 @@ def _by_certificates(place: Path) -> RegistryHost:
 
 
 def _pem(path: str, file: Path) -> str:
-    """Relative to the file that names it."""
+    """The text of a file. `path` is relative to `file`, which names it."""
     try:
         return _contents(file.parent / path)
     except FileNotFoundError as exc:
@@ -200,7 +202,7 @@ def _contents(path: Path) -> str:
 
 def _checked(value: Any, kind: type[_T], file: Path, what: str) -> _T:
     if not isinstance(value, kind):
-        raise _wrong(file, f"has {what} that is no {_KINDS[kind]}")
+        raise _wrong(file, f"has {what} that is not {_KINDS[kind]}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""One repository of an OCI registry, for one pull: manifests and blobs, from whichever of its hosts has them."""
+"""Manifests and blobs of one repository, for one pull, from the first of its hosts that has them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ from virtshim.images.registries.endpoint import Endpoint
 from virtshim.images.registries.hosts_toml import PULL, RESOLVE
 from virtshim.model.errors import DeadlineExceeded, InvalidRequest, NotFound, ShimError, Unavailable
 
-# A blob's bytes on their way: passed on, and digested. Pure.
-
 
 def verified(chunks: Iterator[bytes], digest: str, size: int | None, what: str) -> Iterator[bytes]:
-    """Passes `chunks` on; at their end, raises InvalidRequest unless they had this digest and, if given, this size."""
+    """Passes `chunks` on. At the end, raises InvalidRequest unless they had this digest and, if given, this size. Pure."""
     seen, sha256 = 0, hashlib.sha256()
     for chunk in chunks:
         seen += len(chunk)
@@ -46,12 +44,13 @@ log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 _INDEX = "application/vnd.oci.image.index.v1+json"
-# What registries say to a call that they do not have, as cosign takes it; the image itself was there.
+# Statuses of registries that do not have this call, as in cosign. They cannot mean that the image is missing, because its
+# manifest was found.
 _KNOWS_NO_REFERRERS = frozenset({400, 404, 405, 406})
 
 
 class Repository:
-    """`endpoints` are asked in their order, each for what those before it did not give."""
+    """`endpoints` are asked in order until one has the content."""
 
     def __init__(self, location: RegistryLocation, endpoints: Sequence[Endpoint], watch: PullWatch) -> None:
         self._location = location
@@ -59,13 +58,13 @@ class Repository:
         self._watch = watch
 
     def manifest(self, reference: str) -> tuple[bytes, str]:
-        """The manifest or index for a tag or digest, and its digest; verified if `reference` is one."""
+        """The manifest or index for a tag or digest, and its digest. If `reference` is a digest, it is verified."""
         need = PULL if ":" in reference else RESOLVE
         return self._first(need, functools.partial(self._manifest, reference))
 
     def referrers(self, digest: str) -> bytes:
-        """The index of what refers to a manifest. Raises NotFound from a registry that keeps none, also if it says so by an empty
-        index: it may be one of another's content, or younger than what refers to it by a tag."""
+        """The index of content that refers to a manifest. Raises NotFound if the registry keeps no such index, or an empty one: a
+        mirror's index, or one newer than the content, may be empty although a tag refers to the manifest."""
 
         def ask(endpoint: Endpoint) -> bytes:
             with endpoint.get(f"referrers/{digest}", {"Accept": _INDEX}, _KNOWS_NO_REFERRERS) as answer:
@@ -85,8 +84,8 @@ class Repository:
         return b"".join(self.blob(descriptor))
 
     def blob(self, descriptor: Descriptor, part: Path | None = None) -> Generator[bytes, None, None]:
-        """A blob as it comes in; raises at its end if it is not what the descriptor says. `part` has its first bytes and gets the
-        others: the next pull goes on there if this one breaks off."""
+        """The bytes of a blob. Raises at the end if they do not match the descriptor. `part`: a file with the blob's first
+        bytes, to which the rest is appended, so that the next pull can continue."""
         what = f"blob {descriptor.digest} of image {self._location.name.name!r}"
         rest = functools.partial(self._rest, descriptor)
         chunks = resumed.by_way_of(part, descriptor.size, None, rest, self._watch)
@@ -97,7 +96,7 @@ class Repository:
         return f"{self._location.registry}/{self._location.repository}"
 
     def identity(self, descriptor: Descriptor) -> str:
-        """Of a blob that was given to whoever may read this repository."""
+        """The blob's identity in this repository. It includes the repository, because not everybody may read it."""
         return f"{self.name} {descriptor.digest}"
 
     def _manifest(self, reference: str, endpoint: Endpoint) -> tuple[bytes, str]:
@@ -115,16 +114,16 @@ class Repository:
             answer = endpoint.get(f"blobs/{descriptor.digest}", resumed.rest_range(at, end))
             return resumed.from_byte(answer, at, end)
 
-        # A part can be done without.
+        # Nobody waits for a busy host because of a part: one connection can do without.
         return self._first(PULL, ask) if end is None else self._first_now(PULL, ask)
 
     def _first(self, need: str, ask: Callable[[Endpoint], _T]) -> _T:
-        """Of those that may, the first one's that has it. They are waited for if one is busy, and the registry itself, which is
-        the last one, is that or away. Raises what that one did."""
+        """The answer of the first host that has the capability and the content. Waits if a host is busy and the last one, the
+        registry itself, is busy or unavailable. Raises the last host's error."""
         return answered(functools.partial(self._first_now, need, ask), self._watch)
 
     def _first_now(self, need: str, ask: Callable[[Endpoint], _T]) -> _T:
-        """Nobody is waited for: raises Busy if that may be worth while."""
+        """As `_first`, without waiting: raises Busy if waiting may help."""
         able = [endpoint for endpoint in self._endpoints if endpoint.may(need)]
         soonest: list[int] = []
         for endpoint in able[:-1]:
