@@ -1,4 +1,4 @@
-"""Images: pull, status, list, remove; and which of them containers still need."""
+"""Pulls, lists and removes images, and decides which files containers still need."""
 
 from __future__ import annotations
 
@@ -24,22 +24,20 @@ from virtshim.system.clock import Clock
 from virtshim.system.live import Live
 from virtshim.volumes.shares import SharedVolume
 
-# What of the image store stays for a container. No I/O.
-
 
 def stored_images(container: Container) -> tuple[ImageDigest, ...]:
-    """As long as its record is there: the disk, and the files of its volumes."""
+    """The disk and the volumes' trees that must stay stored while the container's record exists."""
     return (container.image, *(volume.image.tree for volume in container.spec.volumes if volume.image is not None))
 
 
 log = structlog.get_logger(__name__)
 
-# A RemoveImage may take the file between its download and its record: the pull then starts over, this often.
+# How often a pull is tried: a RemoveImage may delete the file after the download and before its record is written.
 _ATTEMPTS = 3
 
 
 class ImageService:
-    """The image table. One lock orders what changes it; downloads run outside that lock."""
+    """The image table. One lock serializes its changes; downloads run outside that lock."""
 
     def __init__(
         self,
@@ -49,7 +47,7 @@ class ImageService:
         clock: Clock,
         pinned: Live[Sequence[str]] | None = None,
     ) -> None:
-        """`pinned`: names of images that are listed as such."""
+        """`pinned`: names of images to list as pinned."""
         self._records = records
         self.files = files
         self._notes = notes
@@ -57,7 +55,7 @@ class ImageService:
         self._pinned = pinned or Live(())
         self._lock = threading.RLock()
         self.pulling: Counter[str] = Counter()
-        """The references of pulls under way; whoever holds the lock may read them."""
+        """The references of running pulls. Reading it requires the lock."""
 
     def pull(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> Image:
         """Always contacts the source. The image is listed when this returns."""
@@ -88,7 +86,7 @@ class ImageService:
 
     def _pull(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> Image:
         for _ in range(_ATTEMPTS):
-            with contextlib.suppress(Aborted):  # the file that was there already went while its source was asked
+            with contextlib.suppress(Aborted):  # a stored file was removed while the source was asked
                 fetched = self.files.fetch(reference, credentials, cancelled)
                 with self._lock:
                     boot = {one.digest for one in fetched.boot}
@@ -106,15 +104,15 @@ class ImageService:
         raise Aborted(f"image {reference!r} was removed while it was pulled; pull it again")
 
     def _record(self, fetched: FetchedImage) -> Image:
-        """A name names one image, however it is spelt: it is taken from the one that had it before, when the new one has it."""
+        """Records the image. A name, in any spelling, belongs to one image only, so it is taken from the image that had it."""
         old = self._records.images.get(fetched.id)
         if old is not None and not _is_same(old, fetched):
-            self._refuse_anothers_id(fetched)
+            self._refuse_config_as_disk(fetched)
             if old.id.value != old.digest.value:
-                fetched = dataclasses.replace(fetched, id=_id_of_its_own(fetched))
+                fetched = dataclasses.replace(fetched, id=_separate_id(fetched))
                 old = self._records.images.get(fetched.id)
         replaced: set[ImageDigest | None] = {old.digest, old.tree} if old else set()
-        if old is not None and old.digest != fetched.digest:  # a file that is this image's config
+        if old is not None and old.digest != fetched.digest:  # its digest is this image's config
             old = None
         image = Image(
             id=fetched.id,
@@ -127,7 +125,7 @@ class ImageService:
             pulled_at=self._clock.now_ns(),
             config=fetched.config,
             boot=fetched.boot,
-            tree=fetched.tree or (old.tree if old else None),  # a source that brings the disk alone takes nothing away
+            tree=fetched.tree or (old.tree if old else None),  # keep the tree if this source has only the disk
         )
         image = self._counted(image)
         self._put(image)
@@ -140,20 +138,21 @@ class ImageService:
         return image
 
     def _counted(self, image: Image) -> Image:
-        """With what it takes now. What other images have, too, is each one's."""
+        """The image with its current size on disk. Files that several images share count for each of them."""
         boot = {one.digest: one.size for one in image.boot}
         files = [digest for digest in (image.digest, image.tree) if digest is not None]
         return dataclasses.replace(image, taken=self.files.filesystem_usage(*files).used_bytes + sum(boot.values()))
 
-    def _refuse_anothers_id(self, fetched: FetchedImage) -> None:
-        """A file whose bytes are an image's config, published as a disk, never stands for that image."""
+    def _refuse_config_as_disk(self, fetched: FetchedImage) -> None:
+        """An image's config that is published as a disk has that image's id, but must not replace the image."""
         if fetched.id.value == fetched.digest.value:
             raise InvalidRequest(
                 f"the file {fetched.digest} is the configuration of an image on this node, not a disk; publish the disk"
             )
 
     def _take_names(self, other: Image, fetched: FetchedImage) -> None:
-        """An image that nothing names any more goes, too: one of an earlier version, which knew it by its disk."""
+        """Takes the fetched image's names from `other`. If it then has no name, it is removed: an earlier version recorded the
+        same image with the disk's digest as its id."""
         tags, repo_digests = _without(other.tags, fetched.tag), _without(other.repo_digests, fetched.repo_digest)
         if (tags, repo_digests) == (other.tags, other.repo_digests):
             return
@@ -164,7 +163,7 @@ class ImageService:
             self._collect(other.digest, other.tree)
 
     def find(self, reference: str) -> Image | None:
-        """By id, unique id prefix, tag or digest; None if it is not here."""
+        """Looks an image up by id, unique id prefix, tag or digest."""
         return find_image(self.all(), reference)
 
     def all(self) -> Sequence[Image]:
@@ -175,8 +174,8 @@ class ImageService:
 
     @contextlib.contextmanager
     def pinned(self, reference: str, volumes: Sequence[SharedVolume] = ()) -> Iterator[Image]:
-        """The image cannot be removed inside the block, nor the files of `volumes`; write a container record in it, which keeps
-        them afterwards. Raises NotFound, InvalidRequest for an image that is no VM's."""
+        """Inside the block, neither the image nor the files of `volumes` can be removed. Write a container record in the block,
+        which keeps them afterwards. Raises NotFound, InvalidRequest for an image without a disk."""
         with self._lock:
             image = self.find(reference)
             if image is None:
@@ -184,7 +183,7 @@ class ImageService:
             if not image.has_disk:
                 raise InvalidRequest(
                     f"image {reference[:300]!r} is not a VM image: it has no file below /disk, and can be a volume only; build a "
-                    "containerDisk (FROM scratch, ADD disk.qcow2 /disk/), or say where its disk is (images.disk_paths)"
+                    "containerDisk (FROM scratch, ADD disk.qcow2 /disk/), or configure the disk's path (images.disk_paths)"
                 )
             for volume in volumes:
                 if volume.image is not None and volume.image.tree not in self.files.stored():
@@ -192,8 +191,8 @@ class ImageService:
             yield image
 
     def remove(self, reference: str, unless: Callable[[Image], bool] = lambda _: False) -> int:
-        """With all its names. No error if it is not here. The file stays while another image or a container uses it. Gives the
-        bytes that are free now, 0 if it stays. `unless`: asked when nobody else changes images; true keeps it."""
+        """Removes the image and all its names. No error if it is missing. Its file stays while another image or a container
+        uses it. Returns the bytes freed, 0 if the file stays. `unless`: called under the lock; if true, the image stays."""
         with self._lock:
             image = self.find(reference)
             if image is None or unless(image):
@@ -211,7 +210,7 @@ class ImageService:
                 self.collect(digest)
 
     def collect(self, digest: ImageDigest) -> None:
-        """Deletes the file, or the files, if neither an image record, nor a container, nor a pod's disk needs it."""
+        """Deletes the stored disk or tree if no image record, container or pod's disk needs it."""
         with self._lock:
             if self._may_be_needed():
                 return
@@ -224,7 +223,7 @@ class ImageService:
             self.files.delete(digest)
 
     def _collect_boot(self) -> None:
-        """Of kernels those alone stay that an image has: VMs have copies."""
+        """Deletes boot files that no image record has. VMs have their own copies."""
         if not self._records.unreadable():
             self.files.boot.keep_only(
                 frozenset(one.digest for image in self._records.images.all() for one in image.boot)
@@ -234,15 +233,15 @@ class ImageService:
         return image if image.tree in self.files.stored() else dataclasses.replace(image, tree=None)
 
     def _may_be_needed(self) -> bool:
-        """As long as there is a record that does not tell its image, no file goes."""
+        """Whether some record does not say which image it uses. Then no file may be deleted."""
         unknown = any(container.image == UNKNOWN_IMAGE for container in self._records.containers.all())
         return unknown or bool(self._records.unreadable())
 
     def adopt(self) -> None:
-        """After the state database was lost: images whose disks are here are as their notes say. Other files get records as plain
-        disks. Their names are what containers called them by; others are listed by their digest. A name of an OCI image is not
-        given to its bare disk, which would run without the image's user and entrypoint: the next pull lists it again, and finds
-        the disk here."""
+        """Restores records after the state database was lost. Images whose disks are stored get the records in their notes. Other
+        files are recorded as plain disks, with the names that containers used for them, or only by digest. An OCI image's name is
+        not given to its bare disk, which would run without the image's user and entrypoint: the next pull lists the image again,
+        and need not download the disk."""
         with self._lock:
             for image in self._notes.all():
                 self._adopt(image)
@@ -251,9 +250,9 @@ class ImageService:
                 try:
                     found = self.files.describe(digest)
                 except ShimError as exc:
-                    log.warning("image.unadopted", digest=str(digest), error=str(exc))
+                    log.warning("image.not_adopted", digest=str(digest), error=str(exc))
                     continue
-                if found.tree is not None:  # nobody knows which image's files they are
+                if found.tree is not None:  # it is unknown to which image the files belong
                     continue
                 users = [c for c in self._records.containers.all() if c.image == digest and _is_of_plain_disk(c)]
                 image = self._record(found)
@@ -266,13 +265,13 @@ class ImageService:
                 log.warning("image.adopted", digest=str(digest), tags=image.tags)
 
     def _adopt(self, noted: Image) -> None:
-        """If its disk is here. What lies under a digest was checked when it was put there."""
+        """Restores a record from its note if the disk is stored. Stored files need no check: they were verified when stored."""
         if noted.digest not in self.files.stored() or self._records.images.get(noted.id) is not None:
             return
         try:
             found = self.files.describe(noted.digest)
         except ShimError as exc:
-            log.warning("image.unadopted", digest=str(noted.digest), error=str(exc))
+            log.warning("image.not_adopted", digest=str(noted.digest), error=str(exc))
             return
         kernels = {one.digest for one in noted.boot} <= self.files.boot.stored()
         if (found.size, found.format) == (noted.size, noted.format) and kernels:
@@ -280,14 +279,14 @@ class ImageService:
             log.warning("image.adopted", digest=str(noted.digest), tags=noted.tags)
 
     def unneeded(self) -> frozenset[ImageDigest]:
-        """Files that no record accounts for."""
+        """Stored disks and trees that no record needs."""
         needed = {digest for image in self._records.images.all() for digest in (image.digest, image.tree)}
         needed |= {digest for one in self._records.containers.all() for digest in stored_images(one)}
         needed |= {digest for sandbox in self._records.sandboxes.all() for digest in sandbox.root_disks.values()}
         return self.files.stored() - needed
 
     def collect_all(self) -> None:
-        """At start: files that nothing needs, and records whose file is gone."""
+        """At start, deletes files that no record needs, and records whose file is gone."""
         self.files.sweep()
         with self._lock:
             stored, boot = self.files.stored(), self.files.boot.stored()
@@ -296,7 +295,7 @@ class ImageService:
                     log.warning("image.file.missing", id=str(image.id), digest=str(image.digest))
                     self._drop(image.id)
                     continue
-                now = self._counted(self._with_stored_files(image))  # an earlier version did not count
+                now = self._counted(self._with_stored_files(image))  # an earlier version did not store the size
                 if now != image:
                     self._put(now)
             for digest in stored:
@@ -305,7 +304,8 @@ class ImageService:
             self._note_all()
 
     def _note_all(self) -> None:
-        """Those of earlier versions, too. Nothing is forgotten while a record cannot be read: it may be that one's."""
+        """Writes notes of all images, because earlier versions wrote none. While a record is unreadable, no note is deleted,
+        because it may be that record's."""
         images = {image.id: image for image in self._records.images.all()}
         for image in images.values():
             self._notes.keep(image)
@@ -324,15 +324,16 @@ class ImageService:
 
 
 def _is_same(known: Image, fetched: FetchedImage) -> bool:
-    """Only the child that unpacks layers compares them with their image's config. Layers may have taken it over, and a known id
-    may come with another image's content. A disk that is known by its own digest cannot: it may bring files, or none."""
+    """Whether content fetched under a known id is the known image. It may not be: only the child compares layers with the image's
+    config, and hostile layers may have taken the child over. If the id is the disk's digest, the disk alone decides."""
     if known.digest != fetched.digest:
         return False
     return fetched.id.value == fetched.digest.value or (known.tree, known.boot) == (fetched.tree, fetched.boot)
 
 
-def _id_of_its_own(fetched: FetchedImage) -> ImageId:
-    """Of what came with the id of a known image and is not that image. It replaces nothing, and nobody is kept from his own."""
+def _separate_id(fetched: FetchedImage) -> ImageId:
+    """Another id for content that has a known image's id but is not that image. So it cannot replace the known image, and the
+    known image cannot block a correct one."""
     kernels = " ".join(f"{one.path} {one.digest}" for one in fetched.boot)
     content = f"{fetched.id} disk {fetched.digest} files {fetched.tree} boot {kernels}"
     return ImageId(f"sha256:{hashlib.sha256(content.encode()).hexdigest()}")
@@ -343,10 +344,10 @@ def _is_of_plain_disk(container: Container) -> bool:
 
 
 def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """Without every spelling of that name."""
+    """The names without all spellings of `name`."""
     return tuple(one for one in names if familiar(one) != familiar(name))
 
 
 def _with(names: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """Of several spellings the last one is listed."""
+    """The names with `name`, which replaces its other spellings."""
     return tuple(sorted((*_without(names, name), name))) if name else names

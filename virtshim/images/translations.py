@@ -1,23 +1,23 @@
-"""Virtlet's image translation files: reading them and looking a name up. Pure but for `read_translations`.
+"""Reads Virtlet's image translation files and looks up names in them. Pure, except for `read_translations`.
 
-One YAML document a file, either Virtlet's plain form or its VirtletImageMapping object, of which `spec` is taken:
+Each file is one YAML document: Virtlet's plain form, or its VirtletImageMapping object, whose `spec` has the same form:
 
-    prefix: prod                    # optional: only names below prod/, and prod/ is cut
+    prefix: prod                    # optional: the rules apply to names below prod/, without prod/
     translations:
-    - name: fedora                  # the whole name, tag and digest not counted
+    - name: fedora                  # the whole name without tag and digest
       url: https://host/fedora.qcow2
     - regex: 'centos/(\\d+)'         # RE2, found anywhere in the name; $1, ${1}, ${word} in the URL, $$ for a dollar
       url: http://host/centos-$1.qcow2
       transport: slow               # optional: an entry of transports; "" is the default of this file
     transports:
       slow:
-        timeout: 30000              # ms for the whole download; absent or 0: no limit
+        timeout: 30000              # ms for the whole download; 0 or missing: no limit
         maxRedirects: 2             # default 9
         proxy: http://host:3128
         tls:
           insecure: true            # the server's certificate is not checked
           serverName: other.host    # the name its certificate must carry
-          certificates:             # PEM text; without a key it is a CA, with a key the client's own
+          certificates:             # PEM text; a CA if it has no key, else the client certificate
           - cert: ...
             key: ...
 """
@@ -37,30 +37,30 @@ from virtshim.model.errors import InvalidRequest
 
 DEFAULT_MAX_REDIRECTS = 9
 _MAX_BYTES = 1 << 20
-# RE2's budget for one compiled regex and what it remembers of searches: some ten thousand instructions.
+# RE2's memory limit for one compiled regex and its search cache: some ten thousand instructions.
 _REGEX_BYTES: Final = 1 << 20
 
 # Go's regexp.Expand: $name takes the longest run of letters, digits and underscores.
 _REFERENCE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})", re.ASCII)
-# Of a regex: an escaped character, or the beginning of a group with a name.
+# Matches an escaped character, or the beginning of a named group.
 _NAMED_GROUP = re.compile(r"\\.|\(\?P?<(\w+)>", re.DOTALL)
 
 
 class Match(Protocol):
     def __getitem__(self, group: int | str, /) -> str | None:
-        """None: the group took no part. Raises IndexError if there is no such group."""
+        """None if the group did not match. Raises IndexError if there is no such group."""
 
 
 class Regex(Protocol):
-    """A compiled regular expression of an operator's."""
+    """An operator's compiled regular expression."""
 
     def search(self, text: str, /) -> Match | None:
-        """In time that is linear in the text, whatever the regex is. Other threads go on."""
+        """Takes time linear in the text, for any regex. Does not block other threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsProfile:
-    """`cas` are PEM texts, trusted in the place of the system's CAs, or beside them; `client` is (certificate, key) in PEM."""
+    """`cas`: trusted CAs, in PEM. `beside_system`: the system's CAs are trusted too. `client`: (certificate, key), in PEM."""
 
     cas: tuple[str, ...] = ()
     client: tuple[str, str] | None = None
@@ -74,8 +74,8 @@ class TlsProfile:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How to download. `timeout` is in seconds for all of it, None for no limit; `connect_timeout` for a connection, None for the
-    usual one; `proxy` "" leaves it to the environment."""
+    """How to download. `timeout`: seconds for the whole download, None for no limit. `connect_timeout`: seconds, None for the
+    default. `proxy`: "" for the proxy of the environment."""
 
     timeout: float | None = None
     max_redirects: int = DEFAULT_MAX_REDIRECTS
@@ -94,7 +94,7 @@ class Rule:
     regex: Regex | None = None
 
     def expand(self, match: Match) -> str:
-        """The URL with Go's $ references replaced; a reference to no group becomes nothing."""
+        """The URL with Go's $ references replaced. A reference to a missing group becomes empty."""
 
         def replacement(reference: re.Match[str]) -> str:
             if reference[1]:
@@ -110,7 +110,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class TranslationFile:
-    """One file's rules, in its order."""
+    """The rules of one file, in their order."""
 
     file: str
     prefix: str
@@ -118,11 +118,11 @@ class TranslationFile:
     transports: Mapping[str, Transport]
 
     def transport(self, rule: Rule) -> Transport:
-        """The rule's profile; without a name, the file's default or the built-in one."""
+        """The rule's transport; if it names none, the file's default, else the built-in one."""
         return self.transports.get(rule.transport, Transport())
 
     def local(self, name: str) -> str | None:
-        """The name below this file's prefix, or None if it is not below it."""
+        """The name without this file's prefix; None if the prefix does not match."""
         if not self.prefix:
             return name
         return name.removeprefix(f"{self.prefix}/") if name.startswith(f"{self.prefix}/") else None
@@ -130,7 +130,7 @@ class TranslationFile:
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """`url` as the rule in `file` makes it; it may lack a scheme."""
+    """`url`: made by a rule in `file`; may lack a scheme."""
 
     url: str
     transport: Transport
@@ -138,9 +138,9 @@ class Translated:
 
 
 def read_translations(directory: str) -> list[TranslationFile]:
-    """All *.yaml and *.yml files, in order of their names; none if there is no directory. Read for each pull, so that an edit
-    acts at once. Raises InvalidRequest naming the file that is bad or cannot be read: a rule that is silently missing would send
-    a name to another source."""
+    """Reads all *.yaml and *.yml files, sorted by name; none if the directory is missing. Called for each pull, so that edits
+    take effect at once. Raises InvalidRequest that names a bad or unreadable file, because silently ignoring a rule would pull
+    from another source."""
     try:
         entries = sorted(Path(directory).iterdir())
     except FileNotFoundError:
@@ -165,8 +165,8 @@ def _file_text(file: Path) -> str:
 
 
 def translate(name: str, files: Sequence[TranslationFile]) -> Translated | None:
-    """The first rule for `name` (without tag and digest): exact names of all files before regexes of all files, files in the
-    given order, rules in theirs."""
+    """Applies the first matching rule to `name` (without tag and digest). Exact names of all files come before regexes; otherwise
+    the order of files and rules decides."""
     below = [(file, local) for file in files if (local := file.local(name)) is not None]
     for file, local in below:
         for rule in file.rules:
@@ -180,7 +180,7 @@ def translate(name: str, files: Sequence[TranslationFile]) -> Translated | None:
 
 
 def parse_translations(text: str, file: str) -> TranslationFile:
-    """Raises InvalidRequest naming `file`, the place in it and what is wrong."""
+    """Raises InvalidRequest that names `file`, the place in it and the fault."""
     try:
         document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
@@ -199,7 +199,7 @@ def parse_translations(text: str, file: str) -> TranslationFile:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A YAML mapping with its place, so that every complaint names file and place."""
+    """A YAML mapping with its file and place, for error texts."""
 
     value: Any
     file: str
@@ -270,12 +270,12 @@ def _rule(node: _Node, transports: Mapping[str, Transport]) -> Rule:
 
 
 def _compiled(regex: str, rule: _Node) -> Regex:
-    """RE2, whose syntax and rules are those of Go's regexp, which Virtlet had. Raises InvalidRequest."""
-    import re2  # takes more than a megabyte, and most nodes have no regexes
+    """Compiles with RE2, which has the syntax of Go's regexp, as used by Virtlet. Raises InvalidRequest."""
+    import re2  # imported here: it takes more than a megabyte, and most nodes have no regexes
 
     named = Counter(_NAMED_GROUP.findall(regex))
     if twice := next((name for name in named if name and named[name] > 1), None):
-        # Go expands the one that took part in the match; these bindings find the first alone by its name.
+        # Go uses the group that matched; RE2's Python bindings find only the first group of a name.
         raise rule.wrong(f"has a bad regex (two groups have the name {twice!r}; each needs its own)")
     options = re2.Options()
     options.max_mem = _REGEX_BYTES

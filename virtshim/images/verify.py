@@ -1,7 +1,7 @@
-"""Whether qemu-img's findings about a downloaded file agree with its header's verdict. Pure.
+"""Verifies a downloaded disk in a child, and copies verified disks to devices.
 
-Both come from a child that may have been taken over by the file (`virtshim.images.confined.program`): the verdict is written
-before qemu-img has seen the file, and either of the two refuses.
+The child (`virtshim.images.confined.program`) judges the file's header, then runs qemu-img. A hostile file may take the child
+over. So the child writes its verdict before qemu-img opens the file, and the file is refused unless both accept it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from virtshim.model.image import DiskFormat
 from virtshim.model.text import printable_text
 from virtshim.system.process import Finished, run
 
-# What `judged_before` wants to see.
+# The first bytes of a disk that `judged_before` needs.
 FIRST_BYTES = 32
 
 _QCOW_MAGIC = b"QFI\xfb"
@@ -30,7 +30,7 @@ _CONVERT = "convert it with qemu-img convert -O qcow2"
 
 @dataclass(frozen=True, slots=True)
 class DiskInfo:
-    """What `qemu-img info` says. `virtual_size` is in bytes."""
+    """The result of `qemu-img info`. `virtual_size`: in bytes."""
 
     format: str
     virtual_size: int
@@ -41,7 +41,8 @@ class DiskInfo:
 
 
 def judged_before(first: bytes, size: int) -> tuple[DiskFormat, int]:
-    """Format and guest-visible bytes of a disk that was judged when it was pulled, by its first bytes and its size."""
+    """Format and guest-visible bytes of a disk that was verified when it was pulled. `first`: its first bytes. `size`: of the
+    file."""
     if not first.startswith(_QCOW_MAGIC):
         return DiskFormat.RAW, size
     if len(first) < FIRST_BYTES:
@@ -50,31 +51,31 @@ def judged_before(first: bytes, size: int) -> tuple[DiskFormat, int]:
 
 
 def judge_info(info: DiskInfo, found: DiskFormat, max_bytes: int, image: str) -> None:
-    """Raises InvalidRequest unless qemu-img agrees with the header's verdict, and the guest's disk is not too large."""
+    """Raises InvalidRequest if qemu-img disagrees with the header's verdict, or the guest's disk is too large. Pure."""
     if info.format != found.value:
         raise _unusable(
             image,
-            f"is taken for {printable_text(info.format[:40])} by qemu-img though it begins like {found.value}",
+            f"is {printable_text(info.format[:40])} according to qemu-img, but begins like {found.value}",
             _CONVERT,
         )
     if info.has_backing:
-        raise _has_backing(image)
+        raise _unusable(image, "has a backing file, which would be read from this host", _CONVERT)
     if info.has_data_file:
-        raise _has_data_file(image)
+        raise _unusable(image, "keeps its data in another file, which would be read from this host", _CONVERT)
     if info.encrypted:
         raise _unusable(image, "is encrypted", "publish it unencrypted")
     if info.corrupt:
-        raise _is_corrupt(image)
+        raise _unusable(image, "is marked corrupt", "repair it with qemu-img check -r all and publish it again")
     if not 0 < info.virtual_size <= max_bytes:
         raise _unusable(
             image,
-            f"gives the guest a disk of {info.virtual_size} bytes; allowed are 1 to {max_bytes}",
+            f"has a disk of {info.virtual_size} bytes for the guest; allowed are 1 to {max_bytes}",
             "use a smaller one or raise images.max_bytes",
         )
 
 
 def parse_info(output: bytes) -> DiskInfo:
-    """The JSON of `qemu-img info`. Raises InternalError if it is not that."""
+    """Parses the JSON of `qemu-img info`. Raises InternalError if it is malformed."""
     try:
         document = json.loads(output)
         specific = _mapping(_mapping(document.get("format-specific")).get("data"))
@@ -88,7 +89,7 @@ def parse_info(output: bytes) -> DiskInfo:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise InternalError(
-            "qemu-img info answers with something that is not its JSON; check the qemu-img installed"
+            "the output of qemu-img info is not the expected JSON; check the installed qemu-img"
         ) from exc
 
 
@@ -96,56 +97,40 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _has_backing(image: str) -> InvalidRequest:
-    return _unusable(image, "has a backing file, which would be read from this host", _CONVERT)
-
-
-def _has_data_file(image: str) -> InvalidRequest:
-    return _unusable(image, "keeps its data in another file, which would be read from this host", _CONVERT)
-
-
-def _is_corrupt(image: str) -> InvalidRequest:
-    return _unusable(image, "is marked corrupt", "repair it with qemu-img check -r all and publish it again")
-
-
 def _unusable(image: str, why: str, remedy: str) -> InvalidRequest:
     return InvalidRequest(f"image {image!r} {why}; {remedy}")
 
 
-# Lets a child judge a downloaded file: first by its header, then as qemu-img, which must agree. And copy one that was
-# judged.
-
-# Reading a header takes milliseconds and a few megabytes; what takes more was made to.
+# Reading a header takes milliseconds and a few megabytes. A file that needs more is hostile.
 BOUNDS = Bounds(memory=1 << 30, cpu_seconds=20)
-# The slowest device gets the largest image in that time; kubelet's repeated calls join the first meanwhile.
+# Enough for the largest image on the slowest device. kubelet's repeated calls join the first one.
 _COPY_BOUNDS = Bounds(memory=4 << 30, cpu_seconds=6 * 3600)
 _COPY_TIMEOUT = 6 * 3600.0
 _ROOT = Account("root", 0, 0)
-# How the child names the file.
+# The child's name of the file.
 _PATH = re.compile(r"/proc/self/fd/\d+")
 
 
 def verify(
     path: str, image: str, max_bytes: int, parser: Parser, cancelled: threading.Event | None = None
 ) -> tuple[DiskFormat, int]:
-    """Format and guest-visible bytes of the file at `path`, which the parser's user must be allowed to read; `image` names it in
-    error texts. Raises InvalidRequest if it may not become a disk or cannot be read within its limits, InternalError if somebody
-    killed the child: the image is not to blame for that."""
+    """Format and guest-visible bytes of the file at `path`, which the parser's user must be allowed to read. `image`: for error
+    texts. Raises InvalidRequest if the file may not become a disk or cannot be read within the limits, InternalError if the
+    child was killed, which is not the image's fault."""
     done = _judged(path, parser, cancelled)
     verdict, _, findings = done.stdout.partition(b"\n")
     found = _verdict(verdict, image) if verdict else None
     if done.returncode != 0:
         raise _failure(done, image)
     if found is None:
-        raise InternalError(f"image {image!r}: its judge ended without a verdict; pull it again")
+        raise InternalError(f"image {image!r}: the child that checks it returned no verdict; pull it again")
     info = parse_info(findings)
     judge_info(info, found, max_bytes, image)
     return found, info.virtual_size
 
 
 def qemu_img_copy_to_device(path: str, kind: DiskFormat, device: int, at: int) -> None:
-    """The disk in the file at `path`, an image's that was verified, is behind the first `at` bytes of the block device, open as
-    `device`. Raises ShimError."""
+    """Copies the verified disk image at `path` to the block device open as `device`, from offset `at` on. Raises ShimError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         done = run(
@@ -171,18 +156,20 @@ def _judged(path: str, parser: Parser, cancelled: threading.Event | None) -> Fin
 
 def _verdict(line: bytes, image: str) -> DiskFormat:
     """Raises InvalidRequest if the header is refused."""
-    kind, _, told = line.decode(errors="replace").partition(" ")
+    kind, _, rest = line.decode(errors="replace").partition(" ")
     if kind == "unusable":
-        raise InvalidRequest(f"image {image!r} {printable_text(told)}")
+        raise InvalidRequest(f"image {image!r} {printable_text(rest)}")
     try:
-        return DiskFormat(told)
+        return DiskFormat(rest)
     except ValueError as exc:
-        raise InternalError(f"image {image!r}: its judge says nothing that is known; pull it again") from exc
+        raise InternalError(
+            f"image {image!r}: the child that checks it returned an unknown verdict; pull it again"
+        ) from exc
 
 
 def _failure(done: Finished, image: str) -> InternalError | InvalidRequest:
     if done.returncode == CANNOT_CONFINE:
-        return InternalError(f"image {image!r} is not read: {done.summary()}")
+        return InternalError(f"image {image!r} cannot be checked: {done.summary()}")
     if done.returncode == -signal.SIGKILL:
         return InternalError(f"image {image!r}: qemu-img was killed by signal 9 (no memory left?); pull it again")
     if done.returncode == -signal.SIGXCPU:

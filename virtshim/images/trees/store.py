@@ -1,9 +1,9 @@
-"""The files of images that pods may have as volumes: a directory each, by a digest of what they come from.
+"""Stores images' files for volumes. Each image has a directory, named by a digest of its origin.
 
-<directory>/          0700: set-user-ID or not, nobody on the node runs what is in there
-  <hex>/root          what is at the top of the image
-  <hex>/disk          the disk that is among these files, if one is: one of its names
-  <hex>/use           what it takes, the disk not counted; written last
+<directory>/          0700, so that nobody on the node can run a program from an image
+  <hex>/root          the root directory of the image
+  <hex>/disk          a hard link to the disk, if the disk is one of the files
+  <hex>/use           the space that the files take without the disk; written last
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from virtshim.model.ids import ImageDigest
 from virtshim.model.text import escaped
 from virtshim.system.files import remove_tree, replace_text, space_taken, sync
 
-# What the files of an image take, counted once, when they are complete: nobody walks through all files of all images
-# every few seconds.
+# The space that an image's files take is counted once, when they are complete. kubelet asks for it every few seconds, and
+# walking through all files each time would take too long.
 
 _USE_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 512  # the unit of st_blocks
@@ -39,21 +39,21 @@ _BLOCK = 512  # the unit of st_blocks
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """`size` bytes are in the files, as whoever reads them sees; they take `taken` bytes on disk, holes not counted, and
-    `inodes`. A disk among them is the store's, and counts there."""
+    """`size`: the files' bytes as readers see them. `taken`: bytes on disk, without holes. A disk among the files is not
+    included, because the image store counts it."""
 
     size: int
     inodes: int
     taken: int
 
 
-def note(use: Use, file: Path) -> None:
+def write_use(use: Use, file: Path) -> None:
     """Raises OSError."""
     replace_text(str(file), f"{use.size} {use.inodes} {use.taken}\n")
 
 
-def noted(file: Path) -> Use:
-    """An earlier version did not count what they take on disk. Raises OSError."""
+def read_use(file: Path) -> Use:
+    """Raises OSError. A file of an earlier version does not have `taken`."""
     try:
         size, inodes, *taken = map(int, file.read_text().split())
     except ValueError as exc:
@@ -62,8 +62,8 @@ def noted(file: Path) -> Use:
 
 
 def counted(place: Path) -> tuple[int, int]:
-    """Bytes on disk and inodes of a directory and all below it, of a file by several names once. Their names together may be
-    longer than a path can be. Raises OSError."""
+    """Bytes on disk and inodes of a directory and everything below it. Hard links count once. Works for trees whose paths are
+    longer than the kernel allows. Raises OSError."""
     taken: dict[int, int] = {}
     directory = os.open(place, _USE_DIRECTORY)
     try:
@@ -82,7 +82,7 @@ def _count(directory: int, taken: dict[int, int]) -> None:
             taken[found.st_ino] = found.st_blocks
             if stat.S_ISDIR(found.st_mode):
                 directories.append(entry.name)
-    for name in directories:  # one descriptor for each that this one is in, no more
+    for name in directories:  # after the scan is closed, so that each level needs one descriptor only
         inside = os.open(name, _USE_DIRECTORY, dir_fd=directory)
         try:
             _count(inside, taken)
@@ -95,18 +95,18 @@ log = structlog.get_logger(__name__)
 _HEX = re.compile(r"[0-9a-f]{64}")
 _USE = "use"
 _STORE_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-# As many as the kernel follows.
+# The kernel's own limit.
 _MOST_LINKS = 40
 
 
 def tree_of(origin: str) -> ImageDigest:
-    """The name of the files that an image has: `origin` is a word for what it comes from, so that nobody publishes one thing as
-    another, and what tells it from all others of that kind."""
+    """The name of an image's tree. `origin`: the kind of source, so that content of one kind cannot pass for another, and the
+    source's identity."""
     return ImageDigest(f"sha256:{hashlib.sha256(f'files of {origin}'.encode(errors='replace')).hexdigest()}")
 
 
 class Trees:
-    """Safe to use from many threads."""
+    """Thread-safe."""
 
     def __init__(self, directory: Path, incoming: Path) -> None:
         self.directory = directory
@@ -121,19 +121,19 @@ class Trees:
         return tree is not None and self._place(tree).is_dir()
 
     def size(self, tree: ImageDigest) -> int:
-        """Bytes in its files. Raises OSError."""
+        """Bytes in the tree's files. Raises OSError."""
         return self._use(tree).size
 
     def publish(self, written: TreeWriter | None, tree: ImageDigest, image: str, disk: str) -> None:
-        """Those that are there already stay. `disk`: the stored one. Raises InvalidRequest for those that no volume can have,
-        FileNotFoundError if the disk is gone, OSError, ShimError."""
+        """Stores the written files, unless the tree exists already. `disk`: the stored disk. Raises InvalidRequest for files that
+        cannot be a volume, FileNotFoundError if the disk is gone, OSError, ShimError."""
         if written is None:
-            raise InternalError(f"image {image!r}: its source brought no files; pull it again")
+            raise InternalError(f"image {image!r}: its source sent no files; pull it again")
         if not written.refused:
             written.finish(disk)
         if written.refused:
-            raise InvalidRequest(f"image {image!r} cannot be a volume: {written.refused}; push it without")
-        note(_use_of(written), written.place / _USE)
+            raise InvalidRequest(f"image {image!r} cannot be a volume: {written.refused}; correct it and push it again")
+        write_use(_use_of(written), written.place / _USE)
         try:
             written.place.rename(self._place(tree))
         except OSError as exc:
@@ -142,14 +142,14 @@ class Trees:
         sync(self.directory)
 
     def delete(self, tree: ImageDigest) -> None:
-        """No error for what is gone. Nobody waits for many files to go: what is left of them then goes at the next start. Raises
-        OSError."""
+        """Deletes the tree in a thread, so that the caller does not wait. Files that the thread cannot delete are deleted at
+        the next start. No error if the tree is missing. Raises OSError."""
         name = secrets.token_hex(16)
         with contextlib.suppress(FileNotFoundError):
             self._place(tree).rename(self._incoming / name)
             try:
                 threading.Thread(target=self._remove, args=(name,), name="image-files-removal", daemon=True).start()
-            except RuntimeError:  # the system has no thread to give
+            except RuntimeError:  # no thread could be started
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
@@ -159,7 +159,7 @@ class Trees:
             log.warning("image.files.not_removed", name=name, error=str(exc.strerror))
 
     def space(self, trees: Iterable[ImageDigest], beside: Iterable[str]) -> tuple[int, int]:
-        """Bytes on disk and inodes that these take with other files, a disk that is among both once."""
+        """Bytes on disk and inodes of these trees and of the files `beside`. A disk that is in both counts once."""
         trees = set(trees)
         used, inodes = space_taken(itertools.chain(beside, (str(self._place(tree) / DISK) for tree in trees)))
         for tree in trees:
@@ -169,7 +169,7 @@ class Trees:
         return used, inodes
 
     def beside(self, above: Path) -> Iterator[str]:
-        """All that is below `above`, these left out."""
+        """All paths below `above`, without the trees."""
         for directory, directories, names in os.walk(above):
             if directory == str(self.directory):
                 directories.clear()
@@ -178,20 +178,20 @@ class Trees:
                 yield f"{directory}/{name}"
 
     def path(self, tree: ImageDigest, below: str = "") -> str:
-        """Of the root directory, or of the one that `below` leads to in it, links and all; no link is in the path. Raises
-        NotFound, InvalidRequest, InternalError."""
+        """The path of the tree's root directory, or of the directory `below` it. Links are followed within the tree, so the
+        path has none. Raises NotFound, InvalidRequest, InternalError."""
         root = self._place(tree) / ROOT
         try:
             directory = os.open(root, _STORE_DIRECTORY)
         except FileNotFoundError as exc:
-            raise NotFound("its files are not on this node any more; pull it again") from exc
+            raise NotFound("its files are no longer on this node; pull it again") from exc
         except OSError as exc:
-            raise InternalError(f"its files cannot be looked at: {exc.strerror}") from exc
+            raise InternalError(f"its files cannot be opened: {exc.strerror}") from exc
         try:
             inside = os.open(_followed(directory, below), _STORE_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
         except OSError as exc:
             if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
-                raise InternalError(f"its files cannot be looked at: {exc.strerror}") from exc
+                raise InternalError(f"its files cannot be opened: {exc.strerror}") from exc
             raise NotFound(f"it has no directory {escaped(below, 200)}; correct the volumeMount's subPath") from exc
         finally:
             os.close(directory)
@@ -211,18 +211,18 @@ class Trees:
         return self.directory / tree.hex
 
     def _use(self, tree: ImageDigest) -> Use:
-        return noted(self._place(tree) / _USE)
+        return read_use(self._place(tree) / _USE)
 
 
 def _use_of(written: TreeWriter) -> Use:
-    """It is finished."""
+    """`written` must be finished."""
     taken, inodes = counted(written.place)
     disk, names_disk = space_taken([written.place / DISK])
-    return Use(written.size, inodes - names_disk + 1, taken - disk)  # and the note itself
+    return Use(written.size, inodes - names_disk + 1, taken - disk)  # + 1 for the file `use`
 
 
 def _is_text(path: str) -> bool:
-    """What is in records, and told to others, is text."""
+    """Whether the path is valid UTF-8, as records and other programs require."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -231,9 +231,8 @@ def _is_text(path: str) -> bool:
 
 
 def _followed(root: int, path: str) -> str:
-    """Where `path` leads, with no link in it, `root` being what absolute links and `..` lead to. Nobody changes what is there, so
-    it can be found out step by step: openat2 would do it at once, but RestrictSUIDSGID of the unit takes that away. Raises
-    OSError."""
+    """Resolves all links in `path`. Absolute links and `..` stay below `root`. Resolving step by step is safe, because the tree
+    never changes. openat2 could do it in one call, but the unit's RestrictSUIDSGID blocks it. Raises OSError."""
     found: list[str] = []
     left, links = path.split("/")[::-1], 0
     while left:
@@ -246,7 +245,7 @@ def _followed(root: int, path: str) -> str:
         try:
             target = os.readlink(here, dir_fd=root)
         except OSError as exc:
-            if exc.errno != errno.EINVAL:  # of what is no link
+            if exc.errno != errno.EINVAL:  # EINVAL: it is not a link
                 raise
             os.close(os.open(here, _STORE_DIRECTORY | os.O_NOFOLLOW, dir_fd=root))
             found.append(part)

@@ -1,9 +1,9 @@
-"""Writes the files of an image as the child that reads its layers tells them (`virtshim.images.confined.contents`).
+"""Writes the files of an image as entries from the child that reads its layers (`virtshim.images.confined.contents`).
 
-The child may have been taken over, and the names are strangers' in any case. So each is reached from the one directory, component
-by component, over no link; nothing that is there is written to or followed; nothing but directories, plain files, links and
-further names of these is made. Set-user-ID and set-group-ID bits, and extended attributes, are left out: the node shall keep no
-program of a stranger's that runs as root. The directory is root's alone.
+The names are untrusted, and the child may have been taken over. So each path is opened from one directory, component by
+component, without following links. Existing files are never written to. Only directories, plain files, symbolic links and hard
+links are made. Set-user-ID and set-group-ID bits and extended attributes are dropped, so that the node has no untrusted program
+that runs as root. Only root can enter the directory.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from virtshim.model.errors import InternalError, ResourceExhausted, ShimError
 from virtshim.model.text import escaped
 from virtshim.system.files import free_bytes, remove_tree
 
-# The directories that lead to what is written next: they stay open, so that neighbours cost no walk from the top.
+# The directories above the next entry stay open, so that entries of one directory need no walk from the top.
 
-_DIRECTORIES_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Directories that may be opened for all entries, and for each. Archives list what is in a directory together.
+_PATH_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# How many directories may be opened: a fixed number, plus some per entry. Real archives list a directory's entries together.
 _ONCE, _EACH = 50_000, 16
 
 
 class TooManySteps(Exception):
-    """Its entries are in an order that is made to keep a processor busy."""
+    """The entries are in an order that is made to waste processor time."""
 
 
 @dataclass(slots=True)
@@ -47,18 +47,18 @@ class _Open:
 
 
 class Directories:
-    """Below one directory, over no link."""
+    """Opens directories below `base`, without following links."""
 
     def __init__(self, base: int, *, keeps_times: bool) -> None:
-        """`base` stays its owner's. `keeps_times`: a directory that is left is as old as it was when it was entered, whatever was
-        made in it."""
+        """The caller closes `base`. `keeps_times`: a directory that is left gets back the time that it had when it was
+        entered."""
         self._base = base
         self._keeps_times = keeps_times
         self._open: list[_Open] = []
         self._steps = _ONCE
 
     def enter(self, names: tuple[str, ...]) -> int:
-        """Its descriptor, ours to close. Raises OSError, TooManySteps."""
+        """The descriptor of a directory, which the caller must not close. Raises OSError, TooManySteps."""
         self._steps += _EACH
         same = 0
         while same < min(len(names), len(self._open)) and names[same] == self._open[same].name:
@@ -68,12 +68,12 @@ class Directories:
             self._steps -= 1
             if self._steps < 0:
                 raise TooManySteps
-            descriptor = os.open(name, _DIRECTORIES_DIRECTORY, dir_fd=self._last)
+            descriptor = os.open(name, _PATH_DIRECTORY, dir_fd=self._last)
             self._open.append(_Open(name, descriptor, os.fstat(descriptor).st_mtime_ns))
         return self._last
 
     def leave(self, depth: int = 0) -> None:
-        """All that are deeper. Raises OSError."""
+        """Leaves all deeper directories. Raises OSError."""
         while len(self._open) > depth:
             left = self._open.pop()
             os.close(left.descriptor)
@@ -82,7 +82,7 @@ class Directories:
                 os.utime(left.name, ns=times, dir_fd=self._last, follow_symlinks=False)
 
     def close(self) -> None:
-        """Nothing is made any more."""
+        """Leaves all directories without restoring times."""
         self._keeps_times = False
         self.leave()
 
@@ -92,24 +92,24 @@ class Directories:
 
 
 DISK = "disk"
-"""Beside the files: one more name of the disk among them, by which it is found."""
+"""A hard link to the disk, beside the files, if the disk is one of them."""
 
-_WRITER_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_MODE = 0o1777
-# Bytes of a path, as they are told. A name of the disk is kept until that is there.
+# Limit of a path in an entry, because paths of the disk are kept in memory until the disk is stored.
 _LONGEST_PATH = 4096
 _MOST_OWNER, _LATEST = (1 << 32) - 2, (1 << 33) - 1
-# Of an entry: what it is, that another one in its place is gone, that what was kept aside is not needed.
-_MOST_TOLD = 3 * MOST_ENTRIES
+# An entry of the image needs up to three frames: itself, removing the one it replaces, removing a file kept aside.
+_MOST_FRAMES = 3 * MOST_ENTRIES
 _MOST_DISK_NAMES = 1000
-# Of the file system's inodes one in so many stays free; how often it is looked at.
-_FREE_INODES, _INODES_LOOKED_AT = 20, 1024
+# One in _FREE_INODES of the file system's inodes must stay free, checked every _INODE_CHECKS entries.
+_FREE_INODES, _INODE_CHECKS = 20, 1024
 _TOO_MANY_STEPS = "its files are in an order that takes too long to unpack"
 _ZEROS = bytes(1 << 20)
-# Raw disks.
+# File names of raw disks.
 _MAY_BE_HOLES = re.compile(r"\.(?:img|raw)$")
-# What names can be wrong by; everything else is the node's own trouble.
+# Errors that bad names can cause. All other errors are faults of the node.
 _UNFIT = frozenset(
     (
         errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EMLINK, errno.ENAMETOOLONG,
@@ -119,8 +119,8 @@ _UNFIT = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """`parts` of its path, the first one of the two directories; `more` and `size` by its kind."""
+class _Entry:
+    """An entry from the child. `parts`: of its path; the first is ROOT or ASIDE. `more`, `size`: depend on `kind`."""
 
     kind: str
     parts: tuple[str, ...]
@@ -133,11 +133,12 @@ class _Told:
 
 
 class TreeWriter:
-    """A context manager; what is not moved away by then is for others to remove. `refused` says why these files are none that a
-    volume can have; what comes after that is dropped."""
+    """A context manager. The caller moves or removes the files. `refused`: why the files cannot be a volume; further entries are
+    then ignored."""
 
     def __init__(self, place: Path, name: str, max_bytes: int, room: Share) -> None:
-        """`place` is made. `max_bytes`: of all files together. `room`: its pull's, of its file system."""
+        """`place`: the directory to make. `max_bytes`: limit of all files together. `room`: the pull's share of the free disk
+        space."""
         self.place = place
         self.refused = ""
         self.size = 0
@@ -146,18 +147,18 @@ class TreeWriter:
         self._max_bytes = max_bytes
         self._room = room
         place.mkdir(0o700)
-        self._base = os.open(place, os.O_PATH | _WRITER_DIRECTORY)
+        self._base = os.open(place, os.O_PATH | _DIRECTORY)
         self._parents = Directories(self._base, keeps_times=True)
         self._named = Directories(self._base, keeps_times=False)
         for part, mode in ((ROOT, 0o755), (ASIDE, 0o700)):
             os.mkdir(part, dir_fd=self._base)
             os.chmod(place / part, mode)
-        # The file that is being written, what is left of it, when it was changed, the last byte that was written.
+        # The file that is being written: its descriptor, bytes left, time of change, position.
         self._file = -1
         self._left = self._mtime = self._at = 0
-        # Of what is told, with both names of a link.
+        # Twice the child's limit, because a link has two paths.
         self._depth_left = 2 * frames.DEPTH_ONCE
-        # Paths, in their order.
+        # Paths of the disk; a dict keeps their order.
         self._disks: dict[str, None] = {}
 
     def __enter__(self) -> Self:
@@ -171,48 +172,48 @@ class TreeWriter:
         os.close(self._base)
 
     def expect(self, size: int) -> None:
-        """Its source will send so many bytes of what does not become less on disk. Raises ResourceExhausted if they do not
+        """The source will send `size` bytes that take at least as much space on disk. Raises ResourceExhausted if they do not
         fit."""
         if not self._room.expect(self, size, free_bytes(self._base)):
             raise self._no_room()
 
     def came(self, size: int) -> None:
-        """So many of these."""
+        """`size` of the expected bytes arrived."""
         self._room.came(self, size)
 
     def tell(self, payload: bytes) -> None:
-        """One of them. Raises ShimError for the node's own troubles, and for nonsense."""
+        """Handles one entry. Raises ShimError for faults of the node and for invalid entries."""
         if self.refused:
             return
         self._depth_left += 2 * frames.DEPTH_EACH - payload.count(b"/")
         if self._depth_left < 0:
-            self.refuse("it holds too many directories one in the other")
+            self.refuse("it holds too many deeply nested directories")
             return
         try:
-            told = _parse(payload)
+            entry = _parse(payload)
         except ValueError as exc:
-            raise self._nonsense() from exc
+            raise self._invalid_data() from exc
         if self._left:
-            raise self._nonsense()
+            raise self._invalid_data()
         self.entries += 1
-        if self.entries > _MOST_TOLD or len(told.parts) > MOST_DEPTH + 1:
+        if self.entries > _MOST_FRAMES or len(entry.parts) > MOST_DEPTH + 1:
             self.refuse("it holds too many files")
             return
-        if self.entries % _INODES_LOOKED_AT == 0 and not self._has_inodes():
+        if self.entries % _INODE_CHECKS == 0 and not self._has_inodes():
             raise self._no_room()
         try:
-            self._make(told)
+            self._make(entry)
         except TooManySteps:
             self.refuse(_TOO_MANY_STEPS)
         except OSError as exc:
-            self._failed(exc, "/".join(told.parts))
+            self._failed(exc, "/".join(entry.parts))
 
     def write(self, data: bytes) -> None:
-        """Bytes of the file that was told last; zeros become a hole."""
+        """Writes bytes of the file of the last entry. Zeros become a hole."""
         if self.refused:
             return
         if self._file < 0 or len(data) > self._left:
-            raise self._nonsense()
+            raise self._invalid_data()
         self.size += len(data)
         try:
             if data == _ZEROS[: len(data)]:
@@ -231,7 +232,7 @@ class TreeWriter:
             self._failed(exc, "")
 
     def refuse(self, why: str) -> None:
-        """What is there of them goes at once."""
+        """Gives the files up and removes those written so far."""
         self.refused = self.refused or why
         self._room.release(self)
         self._left = 0
@@ -243,12 +244,12 @@ class TreeWriter:
             remove_tree(str(self.place), part)
 
     def finish(self, disk: str = "") -> None:
-        """Everything is on disk when this returns. `disk`: the file that the disk has become. Raises FileNotFoundError if that is
-        gone, else ShimError."""
+        """Links the disk and flushes all files. `disk`: the stored disk. Raises FileNotFoundError if it is gone, otherwise
+        ShimError."""
         if self._left:
-            raise self._nonsense()
+            raise self._invalid_data()
         if self._disks and not disk:
-            raise self._nonsense()
+            raise self._invalid_data()
         try:
             for path in self._disks:
                 directory, name = self._open_parent(_parts(path))
@@ -259,7 +260,7 @@ class TreeWriter:
             self._parents.leave()
             remove_tree(str(self.place), ASIDE)
             if self.size:
-                _sync_all_of(self._base)
+                _sync_file_system(self._base)
         except FileNotFoundError:
             raise
         except TooManySteps:
@@ -268,35 +269,35 @@ class TreeWriter:
             self._failed(exc, "")
 
     def add_disk(self, path: str) -> None:
-        """One of its names among the files."""
+        """Adds a path at which the disk will be linked."""
         self._disks[path] = None
         if len(self._disks) > _MOST_DISK_NAMES:
             self.refuse(f"its disk has more than {_MOST_DISK_NAMES} names")
 
-    def _make(self, told: _Told) -> None:
-        directory, name = self._open_parent(told.parts)
-        if told.kind == "d":
-            self._make_directory(directory, name, told)
-        elif told.kind == "f" and self.size + told.size > self._max_bytes:
+    def _make(self, entry: _Entry) -> None:
+        directory, name = self._open_parent(entry.parts)
+        if entry.kind == "d":
+            self._make_directory(directory, name, entry)
+        elif entry.kind == "f" and self.size + entry.size > self._max_bytes:
             self.refuse(f"its files are larger than {self._max_bytes} bytes, this node's limit (images.max_bytes)")
-        elif told.kind == "f":
-            self._claim(name, told.size)
+        elif entry.kind == "f":
+            self._claim(name, entry.size)
             self._file = os.open(name, _NEW_FILE, 0o600, dir_fd=directory)
-            self._left, self._at, self._mtime = told.size, 0, told.mtime
-            _give(self._file, told)
-            if not told.size:
+            self._left, self._at, self._mtime = entry.size, 0, entry.mtime
+            _set_owner_and_mode(self._file, entry)
+            if not entry.size:
                 self._end_file()
-        elif told.kind == "l":
-            os.symlink(told.more, name, dir_fd=directory)
+        elif entry.kind == "l":
+            os.symlink(entry.more, name, dir_fd=directory)
             if os.geteuid() == 0:
-                os.chown(name, told.owner, told.group, dir_fd=directory, follow_symlinks=False)
-            os.utime(name, (told.mtime, told.mtime), dir_fd=directory, follow_symlinks=False)
-        elif told.kind == "h":
-            self._name_too(directory, name, "/".join(told.parts), told.more)
-        elif told.kind == "x":
-            self.add_disk("/".join(told.parts))
-        elif "/".join(told.parts) in self._disks:
-            del self._disks["/".join(told.parts)]
+                os.chown(name, entry.owner, entry.group, dir_fd=directory, follow_symlinks=False)
+            os.utime(name, (entry.mtime, entry.mtime), dir_fd=directory, follow_symlinks=False)
+        elif entry.kind == "h":
+            self._make_link(directory, name, "/".join(entry.parts), entry.more)
+        elif entry.kind == "x":
+            self.add_disk("/".join(entry.parts))
+        elif "/".join(entry.parts) in self._disks:
+            del self._disks["/".join(entry.parts)]
         else:
             self._unmake(directory, name)
 
@@ -306,23 +307,25 @@ class TreeWriter:
             raise self._no_room()
 
     def _unmake(self, directory: int, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):  # it is still awaited
+        with contextlib.suppress(FileNotFoundError):  # a hard link whose target has not come yet
             found = os.stat(name, dir_fd=directory, follow_symlinks=False)
             os.unlink(name, dir_fd=directory)
             if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
                 self.size -= found.st_size
 
-    def _make_directory(self, directory: int, name: str, told: _Told) -> None:
-        with contextlib.suppress(FileExistsError):  # told before, by what is in it; what is no directory is not opened
+    def _make_directory(self, directory: int, name: str, entry: _Entry) -> None:
+        with contextlib.suppress(
+            FileExistsError
+        ):  # made before for an entry in it; the open below refuses a non-directory
             os.mkdir(name, 0o700, dir_fd=directory)
-        descriptor = os.open(name, os.O_RDONLY | _WRITER_DIRECTORY, dir_fd=directory)
+        descriptor = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=directory)
         try:
-            _give(descriptor, told)
+            _set_owner_and_mode(descriptor, entry)
         finally:
             os.close(descriptor)
-        os.utime(name, (told.mtime, told.mtime), dir_fd=directory, follow_symlinks=False)
+        os.utime(name, (entry.mtime, entry.mtime), dir_fd=directory, follow_symlinks=False)
 
-    def _name_too(self, directory: int, name: str, path: str, named: str) -> None:
+    def _make_link(self, directory: int, name: str, path: str, named: str) -> None:
         if named in self._disks:
             self.add_disk(path)
             return
@@ -333,11 +336,11 @@ class TreeWriter:
         os.link(source_name, name, src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
 
     def _open_parent(self, parts: tuple[str, ...]) -> tuple[int, str]:
-        """The directory that it is in, which is ours to close, and its name there. Over no link."""
+        """The parent directory, which the caller must not close, and the name in it. Follows no link."""
         return self._parents.enter(parts[:-1]), parts[-1]
 
     def _has_inodes(self) -> bool:
-        """Some file systems do not count them."""
+        """Whether enough inodes are free. True for file systems that do not count them."""
         found = os.fstatvfs(self._base)
         return not found.f_files or found.f_favail > found.f_files // _FREE_INODES
 
@@ -356,7 +359,7 @@ class TreeWriter:
             raise InternalError(f"image {self._name!r}: its files cannot be written: {exc.strerror}") from exc
         self.refuse(f"{escaped(path.partition('/')[2], 200)} cannot be made: {exc.strerror}")
 
-    def _nonsense(self) -> InternalError:
+    def _invalid_data(self) -> InternalError:
         return InternalError(
             f"image {self._name!r}: the child that unpacks its layers sent invalid data; pull it again"
         )
@@ -366,11 +369,11 @@ class TreeWriter:
 
 
 def may_be_holes(name: str) -> bool:
-    """Whether what it takes on disk cannot be known by its size."""
+    """Whether a file of this name may take less space than its size."""
     return _MAY_BE_HOLES.search(name) is not None
 
 
-def _parse(payload: bytes) -> _Told:
+def _parse(payload: bytes) -> _Entry:
     """Raises ValueError."""
     kind, path, *numbers, more = frames.parse_names(payload)
     mode, owner, group, mtime = map(int, numbers)
@@ -381,11 +384,11 @@ def _parse(payload: bytes) -> _Told:
         raise ValueError("a number that no file has")
     if kind == "h":
         _parts(more)
-    return _Told(kind, _parts(path), mode & _KEPT_MODE, owner, group, mtime, more, size)
+    return _Entry(kind, _parts(path), mode & _KEPT_MODE, owner, group, mtime, more, size)
 
 
 def _parts(path: str) -> tuple[str, ...]:
-    """Raises ValueError for what is not below the two directories, or is longer than a path may be."""
+    """Raises ValueError for a path that is too long, or not below ROOT or ASIDE."""
     if len(path) > _LONGEST_PATH:
         raise ValueError(path[:_LONGEST_PATH])
     parts = tuple(path.split("/"))
@@ -394,15 +397,15 @@ def _parts(path: str) -> tuple[str, ...]:
     return parts
 
 
-def _give(descriptor: int, told: _Told) -> None:
-    """Who is not root keeps what he makes."""
+def _set_owner_and_mode(descriptor: int, entry: _Entry) -> None:
+    """Only root can change the owner."""
     if os.geteuid() == 0:
-        os.fchown(descriptor, told.owner, told.group)
-    os.fchmod(descriptor, told.mode)
+        os.fchown(descriptor, entry.owner, entry.group)
+    os.fchmod(descriptor, entry.mode)
 
 
-def _sync_all_of(descriptor: int) -> None:
-    """The file system that it is on: one wait for all files."""
+def _sync_file_system(descriptor: int) -> None:
+    """Flushes the whole file system, which is one wait for all files."""
     copied = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(copied) != 0:
@@ -412,39 +415,40 @@ def _sync_all_of(descriptor: int) -> None:
         os.close(copied)
 
 
-# An OCI artifact's files: its layers as they are, each under its title.
+# The files of an OCI artifact: each layer is a file, named by its title.
 
 _MODE = 0o644
 _DIRECTORY_MODE = 0o755
 
 
 def artifact_files_add(tree: TreeWriter, layer: Descriptor, chunks: Generator[bytes, None, None]) -> None:
-    """Raises what `chunks` and the writer raise."""
+    """Writes a layer as a file. Raises what `chunks` and the writer raise."""
     path = _prepare(tree, layer)
     if path:
-        tree.tell(_entry("f", path, _MODE, str(layer.size)))
+        tree.tell(_entry_payload("f", path, _MODE, str(layer.size)))
     with contextlib.closing(chunks):
         for chunk in chunks:
             tree.write(chunk)
 
 
 def artifact_files_add_disk(tree: TreeWriter, layer: Descriptor) -> None:
-    """The disk is linked there when it is stored."""
+    """Adds a layer that is the disk. It is linked when the disk is stored."""
     if path := _prepare(tree, layer):
         tree.add_disk(path)
 
 
 def _prepare(tree: TreeWriter, layer: Descriptor) -> str:
-    """Its path, whose directories are there; "" when it is refused. Without a title it is named by its digest, as CRI-O does."""
+    """Makes the layer's parent directories. Returns its path, "" if it is refused. A layer without title is named by its digest,
+    as in CRI-O."""
     title = layer.title.encode(errors="replace").decode()
     parts = [part for part in title.split("/") if part not in ("", ".")] or [layer.digest.partition(":")[2]]
     if ".." in parts or "\0" in title:
         tree.refuse(f"it holds the title {title!a}, which contains '..'")
         return ""
     for depth in range(1, len(parts)):
-        tree.tell(_entry("d", "/".join((ROOT, *parts[:depth])), _DIRECTORY_MODE))
+        tree.tell(_entry_payload("d", "/".join((ROOT, *parts[:depth])), _DIRECTORY_MODE))
     return "/".join((ROOT, *parts))
 
 
-def _entry(kind: str, path: str, mode: int, more: str = "") -> bytes:
+def _entry_payload(kind: str, path: str, mode: int, more: str = "") -> bytes:
     return frames.names(kind, path, str(mode), "0", "0", "0", more)
