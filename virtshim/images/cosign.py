@@ -32,8 +32,8 @@ _BUNDLE = "application/vnd.dev.sigstore.bundle"
 _STATEMENT = "application/vnd.in-toto+json"
 _PREDICATE = "https://sigstore.dev/cosign/sign/v1"
 # Images have few signatures, but whoever can push to the repository can push any number.
-_MOST = 64
-_LARGEST = 256 << 10
+_MAX_SIGNATURES = 64
+_MAX_SIGNATURE_BYTES = 256 << 10
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # Errors that malformed documents cause.
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, InvalidRequest, NotFound)
@@ -81,17 +81,17 @@ def read_key(file: str) -> Verify:
             f"images.policy: key {file} is not a public key in PEM (cosign public-key); correct it"
         ) from exc
     if isinstance(key, ec.EllipticCurvePublicKey):
-        return lambda signature, signed: _holds(lambda: key.verify(signature, signed, ec.ECDSA(SHA256())))
+        return lambda signature, signed: _is_valid(lambda: key.verify(signature, signed, ec.ECDSA(SHA256())))
     if isinstance(key, ed25519.Ed25519PublicKey):
-        return lambda signature, signed: _holds(lambda: key.verify(signature, signed))
+        return lambda signature, signed: _is_valid(lambda: key.verify(signature, signed))
     if isinstance(key, rsa.RSAPublicKey):
-        return lambda signature, signed: _holds(lambda: key.verify(signature, signed, padding.PKCS1v15(), SHA256()))
+        return lambda signature, signed: _is_valid(lambda: key.verify(signature, signed, padding.PKCS1v15(), SHA256()))
     raise WrongState(
         f"images.policy: key {file} is neither ECDSA, RSA nor Ed25519; make one with cosign generate-key-pair"
     )
 
 
-def _holds(check: Callable[[], None]) -> bool:
+def _is_valid(check: Callable[[], None]) -> bool:
     try:
         check()
     except (InvalidSignature, ValueError):
@@ -108,14 +108,14 @@ def _signatures(digest: str, repository: SignedRepository) -> Iterator[tuple[byt
             with contextlib.suppress(*_MALFORMED):
                 signature = layer["annotations"][_SIGNATURE]
                 payload = _blob(layer, repository)
-                if _names(payload, digest):
+                if _is_payload_about(payload, digest):
                     yield base64.b64decode(signature, validate=True), payload
     for bundle in _bundles(digest, tag, repository):
         with contextlib.suppress(*_MALFORMED):
             envelope = json.loads(bundle)["dsseEnvelope"]
             payload = base64.b64decode(envelope["payload"], validate=True)
-            if envelope["payloadType"] == _STATEMENT and _states(payload, digest):
-                for one in envelope["signatures"][:_MOST]:
+            if envelope["payloadType"] == _STATEMENT and _is_statement_about(payload, digest):
+                for one in envelope["signatures"][:_MAX_SIGNATURES]:
                     yield base64.b64decode(one["sig"], validate=True), _pre_authentication(payload)
 
 
@@ -135,12 +135,12 @@ def _bundles(digest: str, tag: str, repository: SignedRepository) -> Iterator[by
                     yield _blob(layer, repository)
 
 
-def _names(payload: bytes, digest: str) -> bool:
+def _is_payload_about(payload: bytes, digest: str) -> bool:
     critical = json.loads(payload)["critical"]
     return bool(critical["type"] == _PAYLOAD_KIND and critical["image"]["docker-manifest-digest"] == digest)
 
 
-def _states(payload: bytes, digest: str) -> bool:
+def _is_statement_about(payload: bytes, digest: str) -> bool:
     statement = json.loads(payload)
     about = [f"sha256:{subject['digest'].get('sha256')}" for subject in statement["subject"]]
     return statement["predicateType"] == _PREDICATE and digest in about
@@ -156,13 +156,13 @@ def _entries(body: bytes, name: str) -> list[dict[str, Any]]:
         found = json.loads(body).get(name)
     except (ValueError, AttributeError, RecursionError):
         return []
-    return [one for one in found if isinstance(one, dict)][:_MOST] if isinstance(found, list) else []
+    return [one for one in found if isinstance(one, dict)][:_MAX_SIGNATURES] if isinstance(found, list) else []
 
 
 def _blob(layer: dict[str, Any], repository: SignedRepository) -> bytes:
     """Raises one of _MALFORMED for a blob that cannot be a signature."""
     size = layer["size"]
-    if not 0 < size <= _LARGEST:
+    if not 0 < size <= _MAX_SIGNATURE_BYTES:
         raise ValueError("too large for a signature")
     return repository.config(Descriptor(_digest(layer), size))
 

@@ -18,7 +18,7 @@ from virtshim.system.files import begin_sync, free_bytes
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ZEROS = bytes(1 << 18)
 # Writing back during the download keeps the final fsync short.
-_SYNCED_AT_ONCE = 16 << 20
+_SYNC_EVERY = 16 << 20
 
 
 _QCOW_MAGIC = b"QFI\xfb"
@@ -61,7 +61,7 @@ class DiskWriter:
         """Continues after the bytes that the file has. Calls `progress` while it reads them."""
         self.restart(keep=True)
         while data := os.read(self._fd, len(_ZEROS)):
-            self._begins_with(data)
+            self._remember_first(data)
             self._hash.update(data)
             self._size += len(data)
             progress()
@@ -77,16 +77,16 @@ class DiskWriter:
     def expect(self, size: int) -> None:
         """The source announces `size` bytes in all. A qcow2 disk that cannot fit is refused at once. A raw disk is not, because
         most of it may be holes."""
-        self._limit(size)
+        self._check_size(size)
         self._announced = size
-        self._claim()
+        self._reserve()
 
     def write(self, data: bytes) -> None:
         """Appends `data`. If it is all zeros it becomes a hole."""
-        self._limit(self._size + len(data))
+        self._check_size(self._size + len(data))
         if len(self._first) < len(_QCOW_MAGIC):
-            self._begins_with(data)
-            self._claim()
+            self._remember_first(data)
+            self._reserve()
         self._hash.update(data)
         try:
             if data[:1] == b"\0" and data == _ZEROS[: len(data)]:
@@ -96,10 +96,10 @@ class DiskWriter:
                 while view:
                     view = view[os.write(self._fd, view) :]
         except OSError as exc:
-            raise self._failed(exc) from exc
+            raise self._write_error(exc) from exc
         self._size += len(data)
         self._room.wrote(self, len(data))
-        if self._size - self._syncing >= _SYNCED_AT_ONCE:
+        if self._size - self._syncing >= _SYNC_EVERY:
             begin_sync(self._fd, self._syncing, self._size - self._syncing)
             self._syncing = self._size
 
@@ -109,24 +109,24 @@ class DiskWriter:
             os.ftruncate(self._fd, self._size)
             os.fsync(self._fd)
         except OSError as exc:
-            raise self._failed(exc) from exc
+            raise self._write_error(exc) from exc
 
-    def _begins_with(self, data: bytes) -> None:
+    def _remember_first(self, data: bytes) -> None:
         self._first += data[: len(_QCOW_MAGIC) - len(self._first)]
 
-    def _claim(self) -> None:
+    def _reserve(self) -> None:
         left = self._announced - self._size
         if self._first == _QCOW_MAGIC and left > 0 and not self._room.promise(self, left, free_bytes(self._fd)):
             raise self._no_room()
 
-    def _limit(self, size: int) -> None:
+    def _check_size(self, size: int) -> None:
         if size > self._max_bytes:
             raise InvalidRequest(
                 f"image {self._name!r} is larger than {self._max_bytes} bytes, this node's limit; "
                 "use a smaller image or raise images.max_bytes"
             )
 
-    def _failed(self, exc: OSError) -> ResourceExhausted | InternalError:
+    def _write_error(self, exc: OSError) -> ResourceExhausted | InternalError:
         if exc.errno in OUT_OF_SPACE:
             return self._no_room()
         return InternalError(f"image {self._name!r} cannot be written: {exc.strerror}")

@@ -59,7 +59,7 @@ CHUNK = 1 << 18
 _MOST_DIGITS = 18
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_FOR_EVERYBODY = frozenset({"Accept", "Range", "If-Range"})
+_HEADERS_FOR_ALL_HOSTS = frozenset({"Accept", "Range", "If-Range"})
 _BROKEN = (HTTPError, http.client.HTTPException, OSError, ValueError)
 
 
@@ -183,7 +183,7 @@ class HttpClient:
             with answer:
                 url = _next_url(url, answer.headers["Location"])
             if _origin(url) != _origin(first):
-                wanted = {name: value for name, value in wanted.items() if name in _FOR_EVERYBODY}
+                wanted = {name: value for name, value in wanted.items() if name in _HEADERS_FOR_ALL_HOSTS}
         raise InvalidRequest(f"{redacted_url(first)} redirects more than {self._transport.max_redirects} times")
 
     def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None) -> HttpResponse:

@@ -75,7 +75,7 @@ def download(
         disk = None if as_files else artifact_disk(manifest, image)
         artifact = _Artifact(image, chosen, listed, manifest, repository, landing, unpacking, watch)
         return artifact.files() if disk is None else artifact.disk(disk)
-    said = image_config(config, image)
+    container_config = image_config(config, image)
     content = f"{chosen} /{place} /{BOOT_PLACE}"
     stored = landing.claim(content, watch.progressed, repository.name)
     size = sum(layer.size for layer in manifest.layers)
@@ -85,14 +85,14 @@ def download(
         diffs = diff_ids(config, manifest, wanted, image)
         described = zip(reversed(manifest.layers), reversed(diffs), strict=True)
         written, tree = landing.disk(), landing.tree()
-        tree.expect(_least(manifest.layers))
+        tree.expect(_least_bytes(manifest.layers))
         layers = _layers(image, described, repository, landing, tree)
         has_disk = unpacking.run(image, layers, written, size, place, arriving, tree)
         if not written.size and not arriving.is_empty:
             for _ in range(NO_DISK_BYTES // _PIECE):  # holes
                 written.write(bytes(_PIECE))
-    ids = (_id(manifest.config, place), _whole(arriving, image), _files_of(manifest))
-    return Pulled(content, stored, listed, said, *ids, has_disk=has_disk)
+    ids = (_image_id(manifest.config, place), _boot_files(arriving, image), _files_of(manifest))
+    return Pulled(content, stored, listed, container_config, *ids, has_disk=has_disk)
 
 
 def _files_of(manifest: Manifest) -> ImageDigest:
@@ -102,7 +102,7 @@ def _files_of(manifest: Manifest) -> ImageDigest:
     return tree_of(f"config {manifest.config.digest} layers {layers}")
 
 
-def _whole(arriving: ArrivingBoot, image: str) -> Sequence[tuple[BootFile, Path]]:
+def _boot_files(arriving: ArrivingBoot, image: str) -> Sequence[tuple[BootFile, Path]]:
     try:
         return arriving.finished()
     except ValueError as exc:
@@ -145,7 +145,7 @@ class _Artifact:
         self._watch.expect(sum(layer.size for layer in layers))
         if stored is None:
             tree = self._landing.tree()
-            tree.expect(_least(layers))
+            tree.expect(_least_bytes(layers))
             archives = [(layer, layer.digest) for layer in reversed(layers) if is_archive(layer)]
             for layer in layers:
                 if not is_archive(layer):
@@ -165,7 +165,7 @@ class _Artifact:
         return tree_of(f"file {only.digest} {only.title}" if is_one else f"manifest {self._chosen}")
 
 
-def _id(config: Descriptor, place: str) -> ImageId:
+def _image_id(config: Descriptor, place: str) -> ImageId:
     """The image's id, as in other container runtimes. With the disk at another place the image is another VM, so the place
     becomes part of the id."""
     if place == DEFAULT_PLACE:
@@ -204,7 +204,7 @@ def _counted(chunks: Generator[bytes, None, None], layer: Descriptor, tree: Tree
             yield chunk
 
 
-def _least(layers: Iterable[Descriptor]) -> int:
+def _least_bytes(layers: Iterable[Descriptor]) -> int:
     """Bytes of the layers that take at least as much space on disk, apart from files that other layers hide."""
     return sum(layer.size for layer in layers if _is_dense(layer))
 

@@ -157,8 +157,8 @@ def _gunzip_member(data: bytes, chunks: Iterator[bytes], what: str) -> Generator
                 raise InvalidRequest(f"{what} is damaged: its gzip data is cut short; push the image again")
 
 
-_FILES = (frames.ENTRY, frames.PIECE)
-_SMALL, _TOGETHER = 16 << 10, 64 << 10
+_BATCHED_KINDS = (frames.ENTRY, frames.PIECE)
+_BATCHED_PAYLOAD, _BATCH_BYTES = 16 << 10, 64 << 10
 
 
 def serve(source: int, target: int) -> None:
@@ -296,10 +296,10 @@ class _Answers:
         self._held = bytearray()
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
-        if kind in _FILES and len(payload) < _SMALL:
+        if kind in _BATCHED_KINDS and len(payload) < _BATCHED_PAYLOAD:
             self._held += frames.head(kind, len(payload))
             self._held += payload
-            if len(self._held) >= _TOGETHER:
+            if len(self._held) >= _BATCH_BYTES:
                 self._write([self._held])
                 self._held.clear()
             return

@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 _QEMU_IMG = "qemu-img"
 # Directories of programs and libraries, and the files that the loader, the C library and GnuTLS read at start.
-_PROGRAMS = ("/usr", "/lib", "/lib64", "/bin")
-_READ = ("/etc/ld.so.cache", "/etc/ld.so.preload", "/dev/null", "/dev/urandom", "/sys/devices/system/cpu")
+_PROGRAM_DIRECTORIES = ("/usr", "/lib", "/lib64", "/bin")
+_READABLE_FILES = ("/etc/ld.so.cache", "/etc/ld.so.preload", "/dev/null", "/dev/urandom", "/sys/devices/system/cpu")
 
 # fmt: off
 # The system calls that Python needs between two frames: read, write, memory, signal handlers, exit.
-_UNPACKING = (
+_UNPACKING_CALLS = (
     0, 1, 3, 5, 8, 9, 10, 11, 12, 20, 25, 28,  # read write close fstat lseek mmap mprotect munmap brk writev mremap madvise
     13, 14, 15, 131, 202, 219,                 # rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack futex restart_syscall
     96, 228, 318, 60, 231, 39, 186,            # gettimeofday clock_gettime getrandom exit exit_group getpid gettid
 )
 # Refused for qemu-img besides `seccomp.REFUSED`: sockets, signals to other processes, changes of user.
-_NOT_QEMU_IMGS = (seccomp.SOCKET, seccomp.SOCKETPAIR, seccomp.CONNECT, 49, 50, 200, 129, 297, 105, 106, 117, 119, 116)
+_REFUSED_TO_QEMU_IMG = (seccomp.SOCKET, seccomp.SOCKETPAIR, seccomp.CONNECT, 49, 50, 200, 129, 297, 105, 106, 117, 119, 116)
 # fmt: on
 # Refused because qemu-img may run as root: changing the owner, mode or attributes of files.
-_NOT_ROOTS = (
+_REFUSED_TO_ROOT = (
     90,
     91,
     268,
@@ -65,10 +65,10 @@ _COPIES = ("raw", "qcow2")
 def main(arguments: Sequence[str]) -> NoReturn:
     """`arguments`: the task; the directory of zstd and zlib-ng; user, group, parent process; bytes of memory, seconds of CPU
     time; the descriptors of a file and a device, and the offset in the device at which the copy begins."""
-    do, packages = arguments[:2]
+    task, packages = arguments[:2]
     uid, gid, parent, memory, cpu_seconds, descriptor, target, at = map(int, arguments[2:])
-    serve = _serve_layers(packages) if do == "layers" else None
-    is_qemu_img = do == "judge" or do in _COPIES
+    serve = _serve_layers(packages) if task == "layers" else None
+    is_qemu_img = task == "judge" or task in _COPIES
     try:
         namespaces = drop_privileges.own_namespaces()
         drop_privileges.bound(memory, cpu_seconds)
@@ -78,19 +78,19 @@ def main(arguments: Sequence[str]) -> NoReturn:
         kernel.forbid_new_privileges()
         version = landlock.restrict(_paths(descriptor, target) if is_qemu_img else ())
         report = f"uid {os.getuid()}\nlandlock {version}\nnamespaces {' '.join(namespaces)}\n"
-        seccomp.install(_qemu_img_filter() if is_qemu_img else seccomp.only_these(_UNPACKING))
+        seccomp.install(_qemu_img_filter() if is_qemu_img else seccomp.only_these(_UNPACKING_CALLS))
     except OSError as exc:
         _fail(f"it cannot drop its rights: {exc.strerror}")
-    if do in _COPIES and not version:
+    if task in _COPIES and not version:
         _fail("the kernel has no Landlock (Linux 5.13 or newer, landlock among the words of lsm= on its command line)")
     if serve is not None:
         try:
             serve(0, 1)
         except EOFError:  # virtshim is gone
             os._exit(1)
-    elif do in _COPIES:
-        _copy(do, descriptor, target, at)
-    elif do == "judge":
+    elif task in _COPIES:
+        _copy(task, descriptor, target, at)
+    elif task == "judge":
         _judge(descriptor)
     else:
         os.write(1, report.encode())
@@ -109,7 +109,7 @@ def _serve_layers(packages: str) -> Callable[[int, int], None]:
 def _qemu_img_filter() -> bytes:
     kill_itself = ((0, 0xFFFFFFFF, (os.getpid(),)),)
     only = {seccomp.CLONE: (seccomp.THREADS,), _KILL: (kill_itself,)}
-    return seccomp.program((*seccomp.REFUSED, *_NOT_QEMU_IMGS, *_NOT_ROOTS), only, absent=(seccomp.CLONE3,))
+    return seccomp.program((*seccomp.REFUSED, *_REFUSED_TO_QEMU_IMG, *_REFUSED_TO_ROOT), only, absent=(seccomp.CLONE3,))
 
 
 def _fail(why: str) -> NoReturn:
@@ -120,9 +120,9 @@ def _fail(why: str) -> NoReturn:
 def _paths(descriptor: int, target: int) -> Iterable[tuple[str, int]]:
     yield f"/proc/self/fd/{descriptor}", landlock.READ
     yield f"/proc/self/fd/{target}", landlock.DEVICE
-    for directory in (*_PROGRAMS, *os.get_exec_path()):
+    for directory in (*_PROGRAM_DIRECTORIES, *os.get_exec_path()):
         yield directory, landlock.EXECUTE
-    for path in _READ:
+    for path in _READABLE_FILES:
         yield path, landlock.READ
 
 

@@ -34,7 +34,7 @@ from virtshim.system.machine import boot_id
 # kubelet repeats a pull after 5 min at most, and an upgrade takes less.
 PARTIALS_KEPT_SECONDS = 3600.0
 # A partial copy is kept only if this many times its size is free, because the disk itself needs space too.
-_ROOM = 4
+_FREE_SPACE_FACTOR = 4
 _CHUNK = 1 << 18
 
 
@@ -87,7 +87,7 @@ class Partials:
                         path.unlink(missing_ok=True)
 
     def _has_room(self, size: int) -> bool:
-        return not size or free_bytes(self._own) >= _ROOM * size
+        return not size or free_bytes(self._own) >= _FREE_SPACE_FACTOR * size
 
     def _drop(self, path: Path, is_ours: bool) -> None:
         if is_ours:

@@ -281,7 +281,7 @@ class TreeWriter:
         elif entry.kind == "f" and self.size + entry.size > self._max_bytes:
             self.refuse(f"its files are larger than {self._max_bytes} bytes, this node's limit (images.max_bytes)")
         elif entry.kind == "f":
-            self._claim(name, entry.size)
+            self._reserve(name, entry.size)
             self._file = os.open(name, _NEW_FILE, 0o600, dir_fd=directory)
             self._left, self._at, self._mtime = entry.size, 0, entry.mtime
             _set_owner_and_mode(self._file, entry)
@@ -301,7 +301,7 @@ class TreeWriter:
         else:
             self._unmake(directory, name)
 
-    def _claim(self, name: str, size: int) -> None:
+    def _reserve(self, name: str, size: int) -> None:
         known = 0 if may_be_holes(name) else size
         if not self._room.promise(self, known, free_bytes(self._base)):
             raise self._no_room()
