@@ -24,7 +24,7 @@ class ArrivingBoot:
         """`open_file`: opens a new file."""
         self._open_file = open_file
         self._files: dict[str, tuple[DiskWriter, int]] = {}
-        self._now: DiskWriter | None = None
+        self._writer: DiskWriter | None = None
         self._left = 0
 
     @property
@@ -39,16 +39,16 @@ class ArrivingBoot:
             raise ValueError("a file out of order")
         if not 0 < number <= MOST_BOOT_BYTES or total > MOST_BOOT_TOTAL or len(self._files) >= MOST_BOOT_FILES:
             raise ValueError("a file that is too large, or one too many")
-        self._now, self._left = self._open_file(), number
-        self._files[path] = (self._now, number)
+        self._writer, self._left = self._open_file(), number
+        self._files[path] = (self._writer, number)
 
     def takes(self, data: bytes) -> bool:
         """Writes `data` to the current file; false if there is none. Raises ValueError if `data` exceeds the file's size."""
-        if self._now is None or not self._left:
+        if self._writer is None or not self._left:
             return False
         if len(data) > self._left:
             raise ValueError("more than the file has")
-        self._now.write(data)
+        self._writer.write(data)
         self._left -= len(data)
         return True
 

@@ -104,8 +104,8 @@ def keys_wanted(rules: Sequence[Rule], location: Location) -> tuple[str, ...] | 
         case "nothing":
             if rule.prefix.strip("/") and location.name.digest is None and _is_plain(location):
                 raise PermissionRefused(
-                    f"image {image!r} comes by plain HTTP, and anybody on the way can replace it ({source}); write https://, or "
-                    "NAME@sha256:..."
+                    f"image {image!r} comes over plain HTTP, so anybody on the network path can replace it ({source}); "
+                    "write https://, or NAME@sha256:..."
                 )
             return None
         case "refuse":
@@ -121,7 +121,7 @@ def keys_wanted(rules: Sequence[Rule], location: Location) -> tuple[str, ...] | 
         case "signature":
             if not isinstance(location, RegistryLocation):
                 raise PermissionRefused(
-                    f"image {image!r} comes from no registry, so it has no signatures ({source}: signature); "
+                    f"image {image!r} does not come from a registry, so it has no signatures ({source}: signature); "
                     "publish it in a registry and sign it with cosign"
                 )
             return rule.keys

@@ -40,8 +40,7 @@ from virtshim.model.errors import InvalidRequest
 # Which entries are visible below one path when all layers are stacked. Because layers are visited from the top down, a
 # visible entry can be written at once: every upper layer that could hide it has been read.
 
-_OVERLAY_WHITEOUT = ".wh."
-_OVERLAY_OPAQUE = ".wh..wh..opq"
+_WHITEOUT, _AUFS, _OPAQUE = ".wh.", ".wh..wh.", ".wh..wh..opq"
 # Real images have fewer entries there. Hostile layers must not fill our memory.
 _MAX_NOTES = 1000
 
@@ -71,11 +70,11 @@ class Overlay:
         if not self._is_relevant(path):
             return ""
         parent, name = posixpath.split(path)
-        if name == _OVERLAY_OPAQUE:
+        if name == _OPAQUE:
             self._add(self._next_hidden_below, parent)
             return ""
-        if name.startswith(_OVERLAY_WHITEOUT):
-            self._add(self._next_hidden, posixpath.join(parent, name.removeprefix(_OVERLAY_WHITEOUT)))
+        if name.startswith(_WHITEOUT):
+            self._add(self._next_hidden, posixpath.join(parent, name.removeprefix(_WHITEOUT)))
             return ""
         if self._is_hidden(path):
             return ""
@@ -119,10 +118,10 @@ class Overlay:
         if path.startswith(f"{self._place}/"):
             return self._is_deep or "/" not in path[len(self._place) + 1 :]
         parent, name = posixpath.split(path)
-        if name == _OVERLAY_OPAQUE:
+        if name == _OPAQUE:
             return parent in self._above
-        if name.startswith(_OVERLAY_WHITEOUT):
-            hidden = posixpath.join(parent, name.removeprefix(_OVERLAY_WHITEOUT))
+        if name.startswith(_WHITEOUT):
+            hidden = posixpath.join(parent, name.removeprefix(_WHITEOUT))
             return hidden == self._place or hidden in self._above
         return False
 
@@ -218,7 +217,6 @@ class BootSearch:
 _MOST_NAME_CHARS = 48 << 20
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000
 
-_IMAGE_TREE_WHITEOUT, _AUFS, _IMAGE_TREE_OPAQUE = ".wh.", ".wh..wh.", ".wh..wh..opq"
 _IMPLICIT_MODE = 0o755
 _KINDS = {EntryKind.FILE: "f", EntryKind.SYMLINK: "l"}
 _GONE = TarEntry("", EntryKind.OTHER)
@@ -272,6 +270,7 @@ class ImageTree:
         self._freed_aside = self._kept_aside
 
     def finish(self) -> None:
+        """Refuses the files if a hard link has no target."""
         if not self.refused and self._awaiting:
             self._refuse(f"it holds a hard link to {_shown(next(iter(self._awaiting)))}, which is not one of its files")
 
@@ -286,12 +285,12 @@ class ImageTree:
     def _take(self, entry: TarEntry, data: Iterator[bytes], *, is_disk: bool) -> None:
         path = self._place(entry.name)
         parent, _, name = path.rpartition("/")
-        if name == _IMAGE_TREE_OPAQUE:
+        if name == _OPAQUE:
             self._next_hidden_below.add(parent)
         elif path.startswith(_AUFS) or f"/{_AUFS}" in path:
             pass
-        elif name.startswith(_IMAGE_TREE_WHITEOUT):
-            self._white_out(parent, name.removeprefix(_IMAGE_TREE_WHITEOUT))
+        elif name.startswith(_WHITEOUT):
+            self._white_out(parent, name.removeprefix(_WHITEOUT))
         elif entry.kind is EntryKind.DIRECTORY:
             self._directory(path, entry)
         elif not path:
