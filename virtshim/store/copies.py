@@ -1,4 +1,5 @@
-"""Copies of containers' records beside their disks: implements `virtshim.store.ports.RecordCopies`."""
+"""Copies of records outside the database: of images (implements `virtshim.images.ports.ImageNotes`) and of containers
+(implements `virtshim.store.ports.RecordCopies`)."""
 
 from __future__ import annotations
 
@@ -17,16 +18,14 @@ from virtshim.model.layout import Layout, record_copy
 from virtshim.store.rows import image_document, image_from
 from virtshim.system.files import replace_text
 
-# What the database says of images, once more beside their disks: implements `virtshim.images.ports.ImageNotes`.
-
 log = structlog.get_logger(__name__)
 
-# Of one image; more is none of ours.
-_MOST = 4 << 20
+# virtshim never writes a longer note.
+_MAX_NOTE_BYTES = 4 << 20
 
 
 class ImageNoteFiles:
-    """A file an image, of root's alone. They are trusted as the database is, which lies as open to whoever could change them."""
+    """One file for each image. Only root can write these files, as it is with the database, so they are trusted as much."""
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
@@ -61,13 +60,13 @@ class ImageNoteFiles:
         return self._directory / f"{image.value.removeprefix('sha256:')}.json"
 
     def _read(self, path: Path) -> str:
-        """Nothing if it is not there."""
+        """ "" if there is no such file."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return ""
         with open(descriptor, "rb") as file:
-            return file.read(_MOST).decode(errors="replace")
+            return file.read(_MAX_NOTE_BYTES).decode(errors="replace")
 
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -80,7 +79,7 @@ class RecordCopyFiles:
         self._layout = layout
 
     def keep(self, container: ContainerId, text: str) -> None:
-        """Not synced: a power cut ends the VM that it is for."""
+        """Does not sync the file: a power cut also ends the VM, and without the VM the copy is useless."""
         path = record_copy(self._layout, container)
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""A state database that is damaged: seen, set aside, and read as far as it goes."""
+"""Detects a damaged state database, renames it, and reads the rows that are still readable."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _REMEDY = "restart virtshim: it sets the file aside and rebuilds the records fro
 
 
 class DatabaseDamaged(InternalError):
-    """The file is corrupt. What it held must not be taken for absent."""
+    """The file is corrupt. Callers must not conclude that its records do not exist."""
 
 
 def database_trouble(exc: DatabaseError) -> ShimError:
-    """The domain's error for what SQLite says; by code, not by text."""
+    """Translates SQLite's error by its code, not by its text."""
     match getattr(exc.orig, "sqlite_errorcode", 0) & 0xFF:
         case code if code == _FULL:
             return ResourceExhausted("the state database cannot grow: the disk is full. Free space and repeat the call")
@@ -40,14 +40,13 @@ def database_trouble(exc: DatabaseError) -> ShimError:
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[sqlite3.Connection]:
-    """A connection that writes nothing, closed afterwards. Raises sqlite3.Error."""
+    """A read-only connection. Raises sqlite3.Error."""
     with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as database:
         yield database
 
 
 def check(path: str) -> str:
-    """What is wrong with the file, "" if nothing is. Reads all of it anew: a connection that is open would see what it
-    remembers."""
+    """What is wrong with the file; "" if it is whole. Opens a new connection, because an open one would answer from its cache."""
     if not os.path.exists(path):
         return ""
     try:
@@ -61,8 +60,8 @@ def check(path: str) -> str:
 
 
 def set_aside(path: str, stamp: str) -> None:
-    """Renames the database with all that belongs to it. The file itself goes first: without its log it may look whole, as it was
-    some time ago. Repeatable. Raises InternalError."""
+    """Renames the database and the files that belong to it. The database itself goes first: without its write-ahead log it could
+    pass for a sound database of some time ago. May be repeated. Raises InternalError."""
     aside = aside_name(path, stamp)
     try:
         for suffix in _SUFFIXES:
@@ -78,8 +77,8 @@ def aside_name(path: str, stamp: str) -> str:
 
 
 def readable_rows(path: str, table: str, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
-    """The rows of a damaged database that can be read: from the first on as far as it goes, then from the last one back.
-    A row may come twice. The database stays as it is."""
+    """The readable rows of a damaged database: forward from the first row until the damage, then backward from the last row.
+    A row may appear twice. The database is not changed."""
     with reading(path) as database:
         database.text_factory = lossless_text
         for order in ("asc", "desc"):
@@ -89,5 +88,5 @@ def readable_rows(path: str, table: str, columns: Sequence[str]) -> Iterator[Seq
 
 
 def lossless_text(raw: bytes) -> str:
-    """Bytes that are not UTF-8 come through as what no parser takes for text, and break nothing else."""
+    """Decodes bytes that are not UTF-8 to surrogates. Parsers reject those, and the rest of the row stays readable."""
     return raw.decode("utf-8", "surrogateescape")

@@ -1,5 +1,5 @@
-"""Brings a database to this version's schema with Alembic; refuses one that a newer version wrote. A new one is made as the
-newest, which takes no Alembic."""
+"""Upgrades a database to this version's schema with Alembic, and refuses a database of a newer version. A new database gets
+the newest schema without Alembic."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from sqlalchemy import Engine, inspect, text
 from virtshim.model.errors import WrongState
 from virtshim.store.schema import metadata
 
-# Image documents of schema versions up to 0003, which knew an image by its disk: all OCI images of one disk were one
-# record, with what each name said of containers. Documents in, documents out: what a migration has done must not
-# change with the domain.
+# Up to schema version 0003, an image's id was the digest of its disk. So all OCI images with the same disk shared one record,
+# which had an OCI config for each name. The code below works on JSON and not on `Image`, because a migration must not
+# change when `Image` does.
 
 
 def split_by_config(document: Any) -> dict[str, str]:
-    """Image id -> its document. The digest of an OCI config was not kept, so until its next pull an image is known by its disk as
-    before; of several that said different things only the one that said nothing is, and the others get ids that nobody knows. A
-    document that is newer, or unreadable, is not split: {}."""
+    """Image id -> document, one for each different config. The old document lacks the digest of the OCI config, so an image keeps
+    its disk's digest as id until its next pull. If there are several configs, only the image with the empty one keeps it; the
+    others get made-up ids. {} for a document that is newer or unreadable."""
     try:
         (fields,) = json.loads(document)
         disk = fields["digest"]["value"]
         names = (*fields["tags"], *fields["repo_digests"])
-        said = {name: json.dumps(fields.get("configs", {}).get(name, {}), sort_keys=True) for name in names}
+        config_of = {name: json.dumps(fields.get("configs", {}).get(name, {}), sort_keys=True) for name in names}
         if "id" in fields:
             return {}
-        configs = sorted(set(said.values())) or ["{}"]
+        configs = sorted(set(config_of.values())) or ["{}"]
         return {
-            image: json.dumps([_only(fields, image, config, {name for name in names if said[name] == config})])
+            image: json.dumps([_only(fields, image, config, {name for name in names if config_of[name] == config})])
             for config in configs
             for image in [disk if config == "{}" or len(configs) == 1 else _made_up(disk, config)]
         }
@@ -54,11 +54,11 @@ def _made_up(disk: str, config: str) -> str:
     return f"sha256:{hashlib.sha256(f'{disk} {config}'.encode()).hexdigest()}"
 
 
-# The newest revision under migrations/versions; a test holds the two together. Known here so that a new or up-to-date
-# database starts without importing Alembic (0.15 s, and 10 MiB for as long as the process lives).
+# The newest revision under migrations/versions; a test compares the two. The constant lets virtshim start with a new or current
+# database without importing Alembic, which costs 0.15 s and 10 MiB for the life of the process.
 HEAD = "0004"
 
-# As Alembic makes it.
+# The same statement as Alembic's.
 _VERSION_TABLE = (
     "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
     "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
@@ -87,7 +87,7 @@ def _make_newest(engine: Engine) -> None:
 
 
 def upgrade_schema(engine: Engine) -> None:
-    """From whatever version it has. Raises as `migrate`."""
+    """Upgrades from any known version. Raises as `migrate`."""
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
@@ -109,7 +109,7 @@ def upgrade_schema(engine: Engine) -> None:
         try:
             command.upgrade(config, "head")
         except CommandError as exc:
-            raise WrongState(f"the state database cannot be brought to schema version {HEAD!r}: {exc}") from exc
+            raise WrongState(f"the state database cannot be upgraded to schema version {HEAD!r}: {exc}") from exc
     log.info("database.upgraded", before=current, now=HEAD)
 
 

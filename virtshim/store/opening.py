@@ -1,7 +1,7 @@
-"""Opens the state database. One that is damaged is set aside, and what can still be read of it goes into a new one.
+"""Opens the state database. If it is damaged, virtshim copies its readable rows to a new database, then renames the damaged one.
 
-The new one is made beside it, and is whole before the damaged one is renamed. So a virtshim that is killed meanwhile loses
-nothing: while the damaged one has its name the next start begins anew, and after that it gives the new one the name.
+The new database is complete before the damaged one is renamed, so a kill loses nothing. Before that rename, the next start makes
+the new database again; after it, the next start only renames the new database.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from virtshim.store.records import SqliteRecords
 from virtshim.store.writer import spend_reserve
 from virtshim.system.files import sync
 
-# If one of these was finished meanwhile and the damaged file does not know it, its VM tells.
+# Records in these phases are not copied. If creation did finish, recovery rebuilds the record from the VM.
 _HALF_MADE = (ContainerPhase.CREATING, SandboxPhase.CREATING)
 
 log = structlog.get_logger(__name__)
 
 
 def open_records(path: str) -> SqliteRecords:
-    """Raises what `SqliteRecords` raises, but for damage."""
+    """Raises what `SqliteRecords` raises, except DatabaseDamaged."""
     if not os.path.exists(path) and os.path.exists(_new(path)):
         _take_over(path)
     try:
@@ -49,12 +49,12 @@ def _new(path: str) -> str:
 
 
 def _make_new(path: str) -> None:
-    """On disk when it returns. Raises InternalError, ResourceExhausted."""
+    """The new database is on disk when this returns. Raises InternalError, ResourceExhausted."""
     new = _new(path)
-    for suffix in ("", "-wal", "-shm"):  # of one that was not finished
+    for suffix in ("", "-wal", "-shm"):  # left by an earlier, unfinished attempt
         with contextlib.suppress(FileNotFoundError):
             os.unlink(new + suffix)
-    spend_reserve(path)  # the new one keeps its own
+    spend_reserve(path)  # the new database keeps a reserve of its own
     records = SqliteRecords(new)
     try:
         _salvage(path, records)
@@ -67,9 +67,10 @@ def _make_new(path: str) -> None:
 
 
 def _take_over(path: str) -> None:
-    """The new one gets the name. Raises InternalError."""
+    """Renames the new database to `path`. Raises InternalError."""
     new = _new(path)
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(os.stat(new).st_mtime))  # the same after a kill
+    # From the file's time, so that a repetition after a kill uses the same name.
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(os.stat(new).st_mtime))
     set_aside(path, stamp)
     try:
         os.replace(new, path)
@@ -80,7 +81,8 @@ def _take_over(path: str) -> None:
 
 
 def _salvage(damaged: str, records: SqliteRecords) -> None:
-    """Rows that are whole. Of the node's facts only its id: that a recovery was finished is not true of the new database."""
+    """Copies the rows that are whole. Of the node's facts it copies only the id: the others describe a completed recovery,
+    which the new database has yet to go through."""
     for key, value in readable_rows(damaged, "node", ("key", "value")):
         if key == "id" and isinstance(value, str):
             records.set_node_fact("id", value)
@@ -103,7 +105,7 @@ def _each(put: Callable[[Image], None]) -> Callable[[Sequence[Image]], None]:
 
 
 def _images_from(document: Any) -> Sequence[Image]:
-    """Also of a database that was damaged before it was brought up to date."""
+    """Accepts documents of older schemas: the damaged database may not have been upgraded yet."""
     return [rows.image_from(text) for text in split_by_config(document).values() or (document,)]
 
 

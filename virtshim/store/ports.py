@@ -1,4 +1,4 @@
-"""What recovery needs beyond the other ports."""
+"""Ports of the records, and of what recovery reads to rebuild them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ from virtshim.model.sandbox import PodKey, Sandbox
 from virtshim.model.vm import OwnedDomain
 from virtshim.pods.ports import PodNetworks
 
-# The journal: what is written down of sandboxes, containers and images.
-
 K_contra = TypeVar("K_contra", contravariant=True)
-
-
 R = TypeVar("R")
 
 
 class Table(Protocol[K_contra, R]):
-    """One kind of record, by id. Every change is on disk when the call returns; without `survives_power_cuts` it outlives this
-    process, and the machine's end once a later change is on disk. Reads come from memory and are cheap."""
+    """One kind of record, by id. A change is on disk when the call returns. Without `survives_power_cuts` it is only sure to
+    survive this process; it survives a power cut once a later change has been synced. Reads come from memory and are cheap."""
 
     def add(self, record: R, *, survives_power_cuts: bool = True) -> None:
         """Raises AlreadyExists for a taken id or name."""
@@ -34,7 +30,7 @@ class Table(Protocol[K_contra, R]):
         """Raises NotFound if the row is gone."""
 
     def put(self, record: R) -> None:
-        """Adds or replaces."""
+        """Adds or replaces the record."""
 
     def delete(self, key: K_contra) -> None: ...
 
@@ -45,7 +41,7 @@ class Table(Protocol[K_contra, R]):
 
 
 class Records(Protocol):
-    """The journal. Errors: ResourceExhausted (disk full), InternalError; WrongState for a container with another's claim."""
+    """The journal. Errors: ResourceExhausted (disk full), InternalError; WrongState if another container holds a claim."""
 
     @property
     def sandboxes(self) -> Table[SandboxId, Sandbox]: ...
@@ -61,52 +57,55 @@ class StateRecords(Records, Protocol):
     """Records that may be damaged."""
 
     def trouble(self) -> str:
-        """Why records cannot be written any more, for people; "" if they can, or the disk is only full. From memory, but
-        after a write that failed it tries one."""
+        """Why records cannot be written, in words for the operator; "" if they can be, or if the disk is merely full. If the last
+        write failed, it tries another one; else it answers from memory."""
 
     def check(self) -> None:
-        """Looks whether what is on disk is whole; `trouble` tells."""
+        """Verifies the file on disk. `trouble` reports the result."""
 
     def unreadable(self) -> Mapping[str, str]:
-        """Ids of the records that cannot be read, and why. Sandboxes (not ready) and containers (UNKNOWN) among them are
-        listed as far as they are known, and stay until somebody removes them."""
+        """Id of each unreadable record -> the reason. Where the row's columns allow it, unreadable sandboxes are listed as not
+        ready and unreadable containers as UNKNOWN, until somebody removes them."""
 
     def to_text(self, sandbox: Sandbox, container: Container) -> str:
-        """What both records can be made anew from (`RecordCopies`): ASCII, without environment and fetch key."""
+        """Both records as ASCII, for `RecordCopies`. Omits environment and fetch key."""
 
     def from_text(self, text: str) -> tuple[Sandbox, Container]:
-        """Raises InternalError if it is not that."""
+        """The inverse of `to_text`. Raises InternalError if `text` is malformed."""
 
 
 class RecordCopies(Protocol):
-    """Each container's records once more, outside of the database, where root alone reads them: annotations, commands and user
-    data are in them. A copy goes with its container's directory."""
+    """Copies of each container's records outside the database. Only root can read them, because they hold annotations, commands
+    and user data. A copy is deleted with its container's directory."""
 
     def keep(self, container: ContainerId, text: str) -> None:
-        """`text`: `StateRecords.to_text`. The container's directory is there. Errors: ResourceExhausted, InternalError."""
+        """Writes `text`, made by `StateRecords.to_text`. The container's directory must exist. Errors: ResourceExhausted,
+        InternalError."""
 
     def read(self, container: ContainerId) -> str:
-        """ "" if there is none. Errors: InternalError."""
+        """ "" if there is no copy. Errors: InternalError."""
 
 
 class KnownNetworks(PodNetworks, Protocol):
     """Pod networks that know their pods."""
 
     def pod_of(self, sandbox: SandboxId, timeout: float) -> PodKey | None:
-        """Whose network that is (its attempt is not known, and 0); None if there is none, or it is not whole."""
+        """The pod that owns this network, with attempt 0, because the network does not record the attempt. None if there is no
+        network or it is incomplete."""
 
 
 class KnownImageFiles(ImageFiles, Protocol):
     """Disk files that can be identified."""
 
     def describe(self, digest: ImageDigest) -> FetchedImage:
-        """A stored file without any name. Errors: InvalidRequest, InternalError."""
+        """Describes a stored file, without its names. Errors: InvalidRequest, InternalError."""
 
 
 @dataclass(frozen=True, slots=True)
 class DomainInventory:
-    """All domains, in one listing. `owned`: this node's. `unreadable`: names of those that may be, but cannot be read.
-    `other_nodes`: containers that domains with our mark and another node's id name -> that id; `other_sandboxes` likewise."""
+    """All domains, in one listing. `owned`: this node's. `unreadable`: names of domains that may be this node's but cannot be
+    read. `other_nodes`: containers of domains that have our mark but another node's id -> that id. `other_sandboxes`: the
+    sandboxes of those domains."""
 
     owned: Sequence[OwnedDomain] = ()
     unreadable: Sequence[str] = ()
@@ -116,8 +115,8 @@ class DomainInventory:
 
 @dataclass(frozen=True, slots=True)
 class DomainMetadata:
-    """What a domain's definition records of its pod. `title`: `namespace/pod/container`. `fetch_key` "": it has no network.
-    `has_run`: it was started at least once. `uid`: as in VmSpec."""
+    """What a domain's definition says about its pod. `title`: `namespace/pod/container`. `fetch_key`: "" without a network.
+    `has_run`: the VM was started at least once. `uid`: as in VmSpec."""
 
     title: str
     fetch_key: str
@@ -132,11 +131,11 @@ class VmInventory(Protocol):
     """Errors: as Hypervisor."""
 
     def take(self) -> DomainInventory:
-        """A domain that cannot be read does not prevent the others from being listed."""
+        """An unreadable domain does not keep the others from being listed."""
 
     def domain_metadata(self, domain: uuid.UUID) -> DomainMetadata:
-        """NotFound if there is no such domain of this node."""
+        """Raises NotFound if this node has no such domain."""
 
     def take_records_out(self, keep: Callable[[ContainerId, str], None]) -> None:
-        """Earlier versions wrote the pod's records into a VM's definition, which every local user may read: each is given to
-        `keep` and then removed from there. One that this fails for is logged, and is left for the next time."""
+        """Moves records out of VMs' definitions, where earlier versions put them and every local user can read them. Each is
+        passed to `keep`, then removed from the definition. A failure is logged; the next call tries again."""

@@ -1,4 +1,4 @@
-"""What the state database says, read while a daemon may be using it: for programs beside it. Nothing is written."""
+"""Read-only access to the state database for other programs, also while the daemon uses it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from virtshim.store.damage import reading
 
 
 def read_claims(path: str) -> dict[str, str]:
-    """Claim -> id of the container. {} where there is no database yet, or an older one. WrongState if it cannot be read."""
+    """Claim -> container id. {} if the database or its table does not exist yet. Raises WrongState if it cannot be read."""
     return {
         str(claim): str(container)
         for claim, container in _rows(path, "claims", "select claim, container_id from claims")
@@ -26,16 +26,16 @@ def read_claims(path: str) -> dict[str, str]:
 
 
 def read_conditions(path: str) -> dict[str, DeviceCondition]:
-    """By claim; as `read_claims`."""
+    """By claim. Raises as `read_claims`."""
     found = {}
     for claim, document in _rows(path, "device_conditions", "select claim, document from device_conditions"):
-        with contextlib.suppress(ShimError):  # the daemon tells of it
+        with contextlib.suppress(ShimError):  # the daemon reports it
             found[str(claim)] = rows.condition_from(document)
     return found
 
 
 def read_running(path: str) -> list[tuple[Sandbox, Container]]:
-    """The containers that run, with their sandboxes; as `read_claims`. None of which the record is damaged: `read_unreadable`."""
+    """Running containers with their sandboxes. Omits unreadable records: see `read_unreadable`. Raises as `read_claims`."""
     sandboxes = _sandboxes(path)
     found = []
     for key, document in _rows(path, "containers", "select sandbox_id, document from containers"):
@@ -47,12 +47,12 @@ def read_running(path: str) -> list[tuple[Sandbox, Container]]:
 
 
 def read_ready(path: str) -> list[Sandbox]:
-    """The sandboxes that are ready; as `read_running`."""
+    """Ready sandboxes. Otherwise as `read_running`."""
     return [sandbox for sandbox in _sandboxes(path).values() if sandbox.is_ready]
 
 
 def read_unreadable(path: str) -> list[str]:
-    """The sandboxes and containers whose records are left out by the others, for people; as `read_claims`."""
+    """Descriptions of the sandboxes and containers whose records are unreadable. Raises as `read_claims`."""
     found: list[str] = []
     for key, namespace, name, document in _rows(
         path, "sandboxes", "select id, namespace, name, document from sandboxes order by created_at"
@@ -68,8 +68,8 @@ def read_unreadable(path: str) -> list[str]:
 
 
 def read_tables(path: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Every table with its rows, by column; nothing where there is no database yet. Those before a damaged one are given.
-    WrongState if it cannot be read."""
+    """Yields each table's name and rows; nothing if there is no database yet. Raises WrongState at the first table that cannot
+    be read."""
     if not os.path.exists(path):
         return
     try:
@@ -80,7 +80,7 @@ def read_tables(path: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             ]
             for name in names:
                 quoted = name.replace('"', '""')
-                yield name, [dict(row) for row in database.execute(f'select * from "{quoted}"')]  # noqa: S608  a name of its own
+                yield name, [dict(row) for row in database.execute(f'select * from "{quoted}"')]  # noqa: S608  the name comes from the database itself
     except sqlite3.Error as exc:
         raise WrongState(f"the state database {path} cannot be read ({exc}); run this as root") from exc
 
@@ -100,7 +100,7 @@ def _shown(text: object) -> str:
 def _sandboxes(path: str) -> dict[str, Sandbox]:
     found = {}
     for key, document in _rows(path, "sandboxes", "select id, document from sandboxes"):
-        with contextlib.suppress(ShimError):  # the daemon tells of it
+        with contextlib.suppress(ShimError):  # the daemon reports it
             found[str(key)] = rows.sandbox_from(document)
     return found
 

@@ -1,4 +1,4 @@
-"""Records: the whole journal, one table a kind. Implements `virtshim.store.ports.Records`."""
+"""The journal in SQLite, one table for each kind of record. Implements `virtshim.store.ports.StateRecords`."""
 
 from __future__ import annotations
 
@@ -27,19 +27,17 @@ from virtshim.store.table import SqliteTable, TableMapping
 from virtshim.store.writer import DatabaseWriter, spend_reserve
 from virtshim.system.files import free_bytes, replace_text
 
-# The SQLite engine: strict pragmas, and BEGIN IMMEDIATE so that a lock is taken once and never upgraded half-way.
-
 _PRAGMAS = ("journal_mode=wal", "synchronous=full", "foreign_keys=on", "busy_timeout=5000")
 
 
 def open_engine(path: str) -> Engine:
-    """The file is made 0600 if missing: it holds what pods were given, secrets included. Raises InternalError where it cannot
-    be written."""
+    """Creates the file with mode 0600 if it is missing, because it holds pods' secrets. Raises InternalError if it cannot be
+    written."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     except OSError as exc:
         raise InternalError(
-            f"the state database {path} cannot be written: {exc.strerror}; repair that and restart virtshim"
+            f"the state database {path} cannot be written: {exc.strerror}; repair this and restart virtshim"
         ) from exc
     engine = create_engine(
         f"sqlite:///{path}",
@@ -56,6 +54,7 @@ def open_engine(path: str) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _immediate(connection: Any) -> None:
+        # Takes the write lock at once, so no transaction has to upgrade its lock.
         connection.exec_driver_sql("begin immediate")
 
     return engine
@@ -67,9 +66,9 @@ class SqliteRecords:
     def __init__(
         self, path: str, engine: Callable[[str], Engine] = open_engine, free: Callable[[int], int] = free_bytes
     ) -> None:
-        """Opens or makes the database, brings its schema up to date and loads everything. `engine` opens it; `free` tells how
-        many bytes the disk under an open file has left. Raises WrongState for a database of a newer version, DatabaseDamaged
-        for one that holds nonsense, InternalError for one that cannot be used."""
+        """Opens or creates the database, upgrades its schema and loads all records. `engine` opens the database; `free` returns
+        the free bytes of an open file's disk. Raises WrongState for a database of a newer version, DatabaseDamaged for a
+        damaged one, InternalError for an unusable one."""
         self._path = path
         self._damage = ""
         if wrong := damage.check(path):
@@ -77,7 +76,8 @@ class SqliteRecords:
         try:
             self._open(path, engine, free)
         except (ResourceExhausted, InternalError) as exc:
-            # A clean close has removed the write-ahead log, for which a full disk has no room now. SQLite may not say so.
+            # The disk may be full: a clean close removed the write-ahead log, and SQLite needs room for a new one. Its error
+            # does not always say so.
             if isinstance(exc, DatabaseDamaged) or not spend_reserve(path):
                 raise
             self._open(path, engine, free)
@@ -124,12 +124,12 @@ class SqliteRecords:
         return rows.pair_from(text)
 
     def newest_stamp(self) -> int:
-        """The latest creation time of any record, nanoseconds; 0 if there is none."""
+        """The latest creation time of any sandbox or container, in nanoseconds; 0 without records."""
         stamps = [s.created_at for s in self.sandboxes.all()] + [c.created_at for c in self.containers.all()]
         return max(stamps, default=0)
 
     def node_fact(self, key: str) -> str | None:
-        """Facts that must outlive the process: `id`, `boot`."""
+        """A fact that must outlive the process: `id` or `boot`."""
         with self._writing.lock, self._engine.connect() as connection:
             row = connection.execute(select(schema.node.c.value).where(schema.node.c.key == key)).first()
             return None if row is None else str(row[0])
@@ -137,11 +137,11 @@ class SqliteRecords:
     def set_node_fact(self, key: str, value: str) -> None:
         statement = insert(schema.node).values(key=key, value=value)
         statement = statement.on_conflict_do_update(index_elements=["key"], set_={"value": value})
-        with self._writing.lock:  # a start needs it, also on a full disk
+        with self._writing.lock:  # start-up needs this write, even on a full disk
             self._writing.commit(statement, {}, makes_new=False)
 
     def node_id(self) -> str:
-        """A UUID made once; it marks what this node owns. A second copy is in a file, for a database that is lost."""
+        """A UUID that marks what this node owns. Made once; a file holds a second copy, in case the database is lost."""
         beside = f"{os.path.dirname(self._path)}/node.id"
         stored, copy = self.node_fact("id"), _read_copy(beside)
         found = stored or copy or str(uuid.uuid4())
@@ -199,7 +199,7 @@ _SANDBOXES = TableMapping[SandboxId, Sandbox](
 
 
 def _containers(claims: Mapping[str, tuple[str, ...]]) -> TableMapping[ContainerId, Container]:
-    """`claims` by container: one whose document is unreadable holds them all the same."""
+    """`claims`: by container id. A container whose document is unreadable keeps its claims."""
     return TableMapping(
         table=schema.containers,
         what="container",
@@ -221,7 +221,7 @@ _IMAGES = TableMapping[ImageId, Image](
     columns=_image_columns,
     parse=rows.image_from,
     order="pulled_at",
-    unknown=lambda _row, _why: None,  # its file tells all that matters
+    unknown=lambda _row, _why: None,  # the image's file has all that matters
 )
 _BORROWED = TableMapping[str, BorrowedDevice](
     table=schema.borrowed,
@@ -231,7 +231,7 @@ _BORROWED = TableMapping[str, BorrowedDevice](
     columns=lambda device: {"claim": device.claim, "document": rows.borrowed_document(device)},
     parse=rows.borrowed_from,
     order="claim",
-    unknown=lambda _row, _why: None,  # nobody can tell whose it was
+    unknown=lambda _row, _why: None,  # the driver that the device came from is unknown
 )
 _CONDITIONS = TableMapping[str, DeviceCondition](
     table=schema.device_conditions,
@@ -241,13 +241,13 @@ _CONDITIONS = TableMapping[str, DeviceCondition](
     columns=lambda condition: {"claim": condition.claim, "document": rows.condition_document(condition)},
     parse=rows.condition_from,
     order="claim",
-    unknown=lambda _row, _why: None,  # the next reset tells
+    unknown=lambda _row, _why: None,  # the next reset finds the fault again
 )
 
 
 def _replace_claims(connection: Connection, container: str, claims: Sequence[str]) -> None:
-    """The container holds these and no others. WrongState if another one holds one of them; then the transaction must not be
-    committed."""
+    """Makes `claims` the container's only claims. Raises WrongState if another container holds one of them; the caller must then
+    roll the transaction back."""
     table = schema.claims
     query = select(table.c.claim, table.c.container_id).where(table.c.claim.in_(claims))
     there = {claim: holder for claim, holder in connection.execute(query)}  # noqa: C416 (rows are no pairs to a type checker)
@@ -260,7 +260,6 @@ def _replace_claims(connection: Connection, container: str, claims: Sequence[str
 
 
 def _claims_by_container(engine: Engine) -> Mapping[str, tuple[str, ...]]:
-    """Container -> its claims."""
     table = schema.claims
     found: dict[str, tuple[str, ...]] = {}
     with engine.connect() as connection:
@@ -270,14 +269,14 @@ def _claims_by_container(engine: Engine) -> Mapping[str, tuple[str, ...]]:
 
 
 def _delete_orphaned_claims(engine: Engine) -> None:
-    """Claims without a container, which only an edit of the database by hand can leave."""
+    """Deletes claims without a container. Only editing the database by hand can leave them."""
     known = select(schema.containers.c.id)
     with engine.begin() as connection:
         connection.execute(delete(schema.claims).where(schema.claims.c.container_id.not_in(known)))
 
 
 def _read_copy(path: str) -> str | None:
-    """None if there is none, or it is not one. Raises InternalError if that cannot be known."""
+    """None if the file is missing or holds no UUID. Raises InternalError if it cannot be read."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         try:
             return str(uuid.UUID(Path(path).read_text(encoding="ascii").strip()))
@@ -289,7 +288,7 @@ def _read_copy(path: str) -> str | None:
 
 
 def _write_copy(path: str, node: str) -> None:
-    """On disk, whole, when it returns. Raises InternalError."""
+    """The file is on disk when this returns. Raises InternalError."""
     try:
         replace_text(path, f"{node}\n")
     except OSError as exc:

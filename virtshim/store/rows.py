@@ -1,4 +1,4 @@
-"""Record <-> JSON document. The domain's dataclasses are the schema; pydantic checks types both ways."""
+"""Converts records to JSON documents and back. The dataclasses are the schema; pydantic checks types both ways."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
 _R = TypeVar("_R", Sandbox, ContainerSpec, ContainerStatus, Image, BorrowedDevice, DeviceCondition)
 _V = TypeVar("_V")
 
-# Environment values are bytes (CRI since 1.36.2): JSON holds them as base64. The config reaches nested dataclasses only
-# through a container type, hence the one-element tuples.
+# Environment values are bytes (CRI since 1.36.2), so JSON holds them as base64. pydantic applies the config to nested dataclasses
+# only inside a container type, hence the one-element tuples.
 _CONFIG = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 _SANDBOX: TypeAdapter[tuple[Sandbox]] = TypeAdapter(tuple[Sandbox], config=_CONFIG)
 _SPEC: TypeAdapter[tuple[ContainerSpec]] = TypeAdapter(tuple[ContainerSpec], config=_CONFIG)
@@ -42,7 +42,7 @@ _WITH_STATUS: TypeAdapter[tuple[Sandbox, ContainerStatus]] = TypeAdapter(
 )
 
 
-# What messages call the records in a VM's metadata.
+# What error texts call the records of `RecordCopies`.
 _COPY = "virtual machine's copy of its"
 
 
@@ -51,8 +51,8 @@ def sandbox_document(sandbox: Sandbox) -> str:
 
 
 def container_document(container: Container) -> str:
-    """Flat, as it was before spec and status were two: earlier versions, and the metadata of VMs that run, have it so. No field
-    of the one is called as one of the other."""
+    """One flat object, as earlier versions write and read it, from before spec and status were separate. The two have no field
+    name in common."""
     spec, status = _SPEC.dump_json((container.spec,)).decode(), _STATUS.dump_json((container.status,)).decode()
     return f"{spec.removesuffix('}]')},{status.removeprefix('[{')}"
 
@@ -90,7 +90,7 @@ def condition_from(document: str) -> DeviceCondition:
 
 
 def unreadable_sandbox(row: Mapping[str, Any], why: str) -> Sandbox:
-    """What is shown of a sandbox whose document is unreadable. Raises InvalidRequest, TypeError, ValueError."""
+    """Stands for a sandbox whose document is unreadable. Raises InvalidRequest, TypeError, ValueError."""
     return Sandbox(
         id=SandboxId(row["id"]),
         key=PodKey(_text(row["namespace"]), _text(row["name"]), _text(row["uid"]), int(row["attempt"])),
@@ -118,10 +118,10 @@ def unreadable_container(row: Mapping[str, Any], why: str, claims: tuple[str, ..
 
 
 def pair_document(sandbox: Sandbox, container: Container) -> str:
-    """ASCII, for places that take no other text. Without secrets: those are with the pod and in the VM's own definition."""
+    """ASCII. Omits environment and fetch key: the pod and the VM's definition hold them."""
     network = sandbox.network and dataclasses.replace(sandbox.network, fetch_key="")
-    said = dataclasses.replace(container.spec.image_config, env=())
-    spec = dataclasses.replace(container.spec, config=dataclasses.replace(container.config, envs=()), image_config=said)
+    bare = dataclasses.replace(container.spec.image_config, env=())
+    spec = dataclasses.replace(container.spec, config=dataclasses.replace(container.config, envs=()), image_config=bare)
     pod = sandbox_document(dataclasses.replace(sandbox, network=network))
     vm = container_document(Container(spec, container.status))
     return json.dumps([*json.loads(pod), *json.loads(vm)], separators=(",", ":"))
@@ -135,7 +135,7 @@ def pair_from(document: str) -> tuple[Sandbox, Container]:
 
 
 def _text(value: object) -> str:
-    """Raises ValueError for bytes that are no text."""
+    """Raises ValueError for bytes that are not UTF-8."""
     text = str(value)
     text.encode()
     return text
@@ -146,7 +146,7 @@ def _read(adapter: TypeAdapter[tuple[_R]], document: object, what: str) -> _R:
 
 
 def _valid(adapter: TypeAdapter[_V], document: object, what: str) -> _V:
-    """Raises InternalError: an unreadable record is never taken for an absent one."""
+    """Raises InternalError, so that nobody takes an unreadable record for an absent one."""
     if not isinstance(document, str):
         raise InternalError(f"a {what} record in the state database is unreadable: it is not text")
     try:
@@ -155,5 +155,5 @@ def _valid(adapter: TypeAdapter[_V], document: object, what: str) -> _V:
         first = exc.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InternalError(f"a {what} record in the state database is unreadable at {where}: {first['msg']}") from exc
-    except (InvalidRequest, ValueError) as exc:  # what an id says of itself; bytes that are no text
+    except (InvalidRequest, ValueError) as exc:  # a malformed id; bytes that are not UTF-8
         raise InternalError(f"a {what} record in the state database is unreadable: {exc}") from exc

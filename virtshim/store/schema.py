@@ -1,4 +1,4 @@
-"""The tables. A row holds what is asked by (keys, phase) as columns and the whole record as a JSON document."""
+"""The tables. A row has the keys and the phase as columns, and the whole record as a JSON document."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ images = Table(
     Column("document", Text, nullable=False),
 )
 
-# claims: what container documents say of `claims`, written in one transaction with them. The key is what keeps a device from
-# two containers; a claim goes with its container.
+# The `claims` of the container documents, written in the same transaction. The primary key prevents that two containers hold one
+# device. A claim is deleted with its container.
 claims = Table(
     "claims",
     metadata,
@@ -50,7 +50,7 @@ claims = Table(
     Column("container_id", String(64), ForeignKey("containers.id", ondelete="CASCADE"), nullable=False, index=True),
 )
 
-# borrowed: devices that were taken from their drivers.
+# Devices that were taken from their drivers.
 borrowed = Table(
     "borrowed",
     metadata,
@@ -58,7 +58,7 @@ borrowed = Table(
     Column("document", Text, nullable=False),
 )
 
-# device_conditions: faults of PCI functions, remembered between two VMs.
+# Faults of PCI functions, remembered from one VM to the next.
 device_conditions = Table(
     "device_conditions",
     metadata,
@@ -66,7 +66,7 @@ device_conditions = Table(
     Column("document", Text, nullable=False),
 )
 
-# node: facts about this node that must outlive the process (its id, the boot it last ran in).
+# Facts about this node that must outlive the process: its id, and the boot it last ran in.
 node = Table(
     "node",
     metadata,

@@ -1,6 +1,6 @@
 """One kind of record in SQLite and in memory. Implements `virtshim.store.ports.Table`.
 
-A write goes to the database first and to memory after it is committed; reads never touch the database.
+A write is committed to the database, then applied to memory. Reads never touch the database.
 """
 
 from __future__ import annotations
@@ -24,31 +24,30 @@ R = TypeVar("R")
 
 log = structlog.get_logger(__name__)
 
-# A name that no column has.
+# The parameter for the key in a WHERE clause. No column has this name.
 _KEY = "which"
 
 
 @dataclass(frozen=True)  # no slots: with them Python 3.11 cannot make a generic frozen dataclass
 class TableMapping(Generic[K, R]):
-    """How one kind of record lies in its SQL table. `key_of` the id, `key_text` its column value, `columns` the whole row
-    (`document` among them), `parse` a document back to the record, `order` the column that lists go by, `unknown` what
-    stands for a row whose document is unreadable (and why): None for nothing. `also`: (connection, before, now) writes what
-    else belongs into the transaction that adds or replaces a row."""
+    """How one kind of record is stored in its SQL table."""
 
     table: SqlTable
-    what: str
+    what: str  # the record's kind, in error texts
     key_of: Callable[[R], K]
-    key_text: Callable[[K], str]
-    columns: Callable[[R], dict[str, Any]]
-    parse: Callable[[str], R]
-    order: str
+    key_text: Callable[[K], str]  # the key's value in its column
+    columns: Callable[[R], dict[str, Any]]  # the whole row, with `document`
+    parse: Callable[[str], R]  # a document to its record
+    order: str  # the column that sorts lists
+    # (row, reason): stands for a row whose document is unreadable; None to list nothing.
     unknown: Callable[[Mapping[str, Any], str], R | None]
+    # (connection, before, now): further writes in the transaction that adds or replaces a row.
     also: Callable[[Connection, R | None, R], None] = lambda _connection, _before, _now: None
 
 
 @dataclass(frozen=True, slots=True)
 class _Statements:
-    """The writes of one SQL table. SQLAlchemy takes longer to build a statement than SQLite to carry it out."""
+    """The writes to one SQL table, built once: SQLAlchemy takes longer to build a statement than SQLite to execute it."""
 
     key: Column[Any]
     insert: Insert
@@ -73,7 +72,7 @@ def _statements_of(table: SqlTable) -> _Statements:
 
 
 class SqliteTable(Generic[K, R]):
-    """Safe to use from any thread; `writing` is shared by all tables of one database."""
+    """Safe to use from any thread. All tables of a database share one `writing`."""
 
     def __init__(self, writing: DatabaseWriter, mapping: TableMapping[K, R]) -> None:
         self._writing = writing
@@ -87,7 +86,6 @@ class SqliteTable(Generic[K, R]):
                 self._load({str(column): value for column, value in row.items()})
 
     def _load(self, row: Mapping[str, Any]) -> None:
-        """A row that cannot be read is never taken for an absent one."""
         key = str(row[self._do.key.name])
         try:
             record: R | None = self._parsed(row["document"], key)
@@ -104,12 +102,12 @@ class SqliteTable(Generic[K, R]):
     def _parsed(self, document: str, key: str) -> R:
         record = self._map.parse(document)
         if self._map.key_text(self._map.key_of(record)) != key:
-            raise InternalError(f"a {self._map.what} record in the state database has another id than its row")
+            raise InternalError(f"a {self._map.what} record in the state database has a different id than its row")
         return record
 
     def on_change(self, tell: Callable[[R | None, R | None], None]) -> None:
-        """From now on `tell(before, after)` is called for each change once it is on disk and in memory, in the order of the
-        changes; None where there was, or is, no record. It may read tables, and must neither wait nor write."""
+        """Calls `tell(before, after)` for each later change, in order, once the change is on disk and in memory. None stands for
+        no record. `tell` may read tables; it must neither block nor write."""
         self._listeners = (*self._listeners, tell)
 
     def add(self, record: R, *, survives_power_cuts: bool = True) -> None:
@@ -146,14 +144,14 @@ class SqliteTable(Generic[K, R]):
         *,
         synced: bool = True,
     ) -> int:
-        """One transaction; memory follows after the commit and before anyone else may write. `record` is None for a
-        deletion. Returns the rows changed."""
+        """Writes in one transaction and updates memory before the next writer may start. `record`: None for a deletion. Returns
+        the number of changed rows."""
         with self._writing.lock:
             try:
                 also = None if record is None else self._also(key, record)
                 changed = self._writing.commit(statement, values, also, synced=synced)
             except IntegrityError as exc:
-                raise AlreadyExists(f"{self._map.what}: the id or name is taken already") from exc
+                raise AlreadyExists(f"{self._map.what}: the id or name is already taken") from exc
             if changed:
                 self.unreadable.pop(self._map.key_text(key), None)
                 before = self._memory.get(key)

@@ -1,7 +1,7 @@
-"""Writes to the state database: one at a time, with room kept for those that give something back.
+"""Writes to the state database, one at a time, with disk space reserved for removals.
 
-Beside the database lies a file that only takes room. A write that makes something new fails while that cannot be kept; when the
-disk is full, what ends or removes something gets its room. So kubelet can always remove pods, which is what makes room.
+A reserve file beside the database holds the space. Writes that add records fail if the reserve cannot be kept. On a full disk,
+writes that end or remove something get the reserve's space, so kubelet can always remove pods and thus free space.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from virtshim.model.errors import ResourceExhausted, ShimError
 from virtshim.store import schema
 from virtshim.store.damage import DatabaseDamaged, database_trouble
 
-# SQLite's write-ahead log grows to 1000 pages of 4 KiB, then it is written anew from its beginning (wal_autocheckpoint).
+# More than SQLite's write-ahead log needs: it grows to 1000 pages of 4 KiB, then starts over (wal_autocheckpoint).
 _RESERVE: Final = 5 << 20
 _SUFFIX: Final = ".reserve"
 
@@ -29,7 +29,7 @@ ExtraWrite: TypeAlias = Callable[[Connection], None]
 
 
 class DatabaseWriter:
-    """Of one database at `path`. The caller holds `lock` around `commit` and what must follow it."""
+    """Writes to the database at `path`. The caller holds `lock` during `commit` and what must follow it."""
 
     def __init__(self, engine: Engine, path: str, free: Callable[[int], int]) -> None:
         self.engine = engine
@@ -50,9 +50,9 @@ class DatabaseWriter:
         synced: bool = True,
         makes_new: bool | None = None,
     ) -> int:
-        """Rows changed. `makes_new`: it is refused when only the reserve is left; an insertion does if nothing else is said.
-        `values`: of the statement's parameters. `also` writes what else belongs into the transaction, if there
-        are any. Without `synced` a power cut may undo it, unless a later commit is synced: that syncs all before it. Raises
+        """Returns the number of changed rows. `values`: the statement's parameters. `also`: further writes in the transaction, if
+        a row changed. `synced`: if false, a power cut may undo the write until a later commit is synced, which syncs all
+        earlier ones. `makes_new`: refuse the write if only the reserve is left; by default true for insertions. Raises
         IntegrityError, ResourceExhausted, DatabaseDamaged, InternalError, and what `also` raises."""
         if makes_new is None:
             makes_new = isinstance(statement, Insert)
@@ -69,7 +69,7 @@ class DatabaseWriter:
 
     @contextlib.contextmanager
     def _syncing(self, synced: bool) -> Iterator[None]:
-        """In a write-ahead log, "normal" leaves out the sync at the end of each transaction and no other."""
+        """With a write-ahead log, "normal" omits the sync after each transaction, and no other sync."""
         if not synced:
             self._set_synchronous("normal")
         try:
@@ -83,12 +83,12 @@ class DatabaseWriter:
         try:
             connection.cursor().execute(f"pragma synchronous={how}")
         finally:
-            connection.close()  # back to the pool, which has this one alone
+            connection.close()  # returns it to the pool, which holds only this connection
 
     def trouble(self) -> str:
-        """See `StateRecords`. Damage does not go by itself; what else kept the last write from working may: it is tried."""
+        """See `StateRecords.trouble`. Damage stays. Any other trouble may have passed, so a write is tried."""
         if self._trouble and not self._damage:
-            new = secrets.token_hex(8)  # SQLite writes nothing where nothing changes
+            new = secrets.token_hex(8)  # SQLite does not write an unchanged value
             statement = insert(schema.node).values(key="written", value=new)
             with self.lock, contextlib.suppress(ShimError):
                 self._execute(statement.on_conflict_do_update(index_elements=["key"], set_={"value": new}), {})
@@ -108,14 +108,14 @@ class DatabaseWriter:
             error = database_trouble(exc)
             if isinstance(error, DatabaseDamaged):
                 self._damage = str(error)
-            # A full disk is not noted: kubelet removes no pods from a node that is not ready.
+            # A full disk is no trouble in this sense: it would make the node not ready, and then kubelet removes no pods.
             self._trouble = "" if isinstance(error, ResourceExhausted) else str(error)
             raise error from exc
         self._trouble = ""
         return changed
 
     def _keep_reserve(self) -> None:
-        """Raises ResourceExhausted. Other trouble is the database's too, which tells it better."""
+        """Raises ResourceExhausted. Ignores other errors: the write itself meets them too and reports them better."""
         with contextlib.suppress(OSError):
             descriptor = os.open(self._reserve, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -129,12 +129,12 @@ class DatabaseWriter:
     def _require_room(self, descriptor: int, wanted: int) -> None:
         if self._free(descriptor) < wanted:
             raise ResourceExhausted(
-                "the disk of the state database is full but for what removing pods needs; free space and repeat the call"
+                "the disk of the state database has only the space left that removing pods needs; free space and repeat the call"
             )
 
 
 def spend_reserve(path: str) -> bool:
-    """The room that is kept beside that database is free; False if there was none."""
+    """Frees the reserve of the database at `path`. False if there was none."""
     try:
         os.unlink(path + _SUFFIX)
     except OSError:

@@ -303,7 +303,7 @@ def test_a_damaged_database_is_an_error_and_not_an_empty_node(records: SqliteRec
         ("sandboxes", "'not json'", "JSON"),
         ("sandboxes", "json_remove(document, '$[0].key')", "key"),
         ("sandboxes", "json_set(document, '$[0].phase', 'dancing')", "phase"),
-        ("sandboxes", "json_set(document, '$[0].id.value', hex(zeroblob(32)))", "another id"),
+        ("sandboxes", "json_set(document, '$[0].id.value', hex(zeroblob(32)))", "different id"),
         ("containers", "json_set(document, '$[0].created_at', 'late')", "created_at"),
         ("containers", "json_set(document, '$[0].id.value', 'short')", "id"),
         ("containers", "x'ff00'", "not text"),

@@ -76,7 +76,7 @@ def test_a_write_that_ends_something_gets_the_room_that_was_kept(records: Sqlite
 def test_nothing_new_is_taken_in_until_room_is_kept_again(records: SqliteRecords, disk: Disk) -> None:
     disk.reserve.unlink()
     disk.is_full = True
-    with pytest.raises(ResourceExhausted, match="full but for what removing pods needs"):
+    with pytest.raises(ResourceExhausted, match="only the space left that removing pods needs"):
         records.images.add(OTHER)
     records.images.delete(IMAGE.digest)
     disk.is_full = False

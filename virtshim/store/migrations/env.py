@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the steps on the connection that `virtshim.store.migrate` hands over."""
+"""Alembic's entry point: runs the migrations on the connection that `virtshim.store.migrate` passes."""
 
 from alembic import context
 

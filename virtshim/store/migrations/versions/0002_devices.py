@@ -1,4 +1,4 @@
-"""Devices of the host: who holds which, and whom to give them back to."""
+"""Devices of the host: which container holds a device, and which driver to return it to."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What is known against PCI functions of the host between two VMs."""
+"""Faults of PCI functions, remembered from one VM to the next."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Images by their own id; several may share a disk."""
+"""Images by their own ids, because several images may share a disk."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -23,7 +23,7 @@ def upgrade() -> None:
     rows = [
         {"id": image, "pulled_at": pulled_at, "document": text}
         for digest, pulled_at, document in before
-        # One that cannot be read stays what it is: no file goes as long as it is there.
+        # An unreadable document stays as it is: as long as it exists, no image file is deleted.
         for image, text in (split_by_config(document) or {digest: document}).items()
     ]
     if rows:
