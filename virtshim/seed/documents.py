@@ -1,6 +1,6 @@
-"""The documents of a seed: meta-data, user-data, network-config, vendor-data; as NoCloud has them, or as a config drive. No I/O.
+"""A seed's documents (meta-data, user-data, network-config, vendor-data) in NoCloud's or the config drive's form. No I/O.
 
-meta-data and network-config are JSON, which is also YAML: cloud-init reads both, and a small guest needs no YAML parser.
+meta-data and network-config are JSON, which is also valid YAML: cloud-init reads it, and a small guest needs no YAML parser.
 """
 
 from __future__ import annotations
@@ -29,24 +29,22 @@ from virtshim.volumes import empty_disks
 from virtshim.volumes.mount_script import Copies, command
 from virtshim.volumes.pod_mounts import HOSTS, says_hosts, written_paths
 
-# The documents of a seed as OpenStack's config drive has them. Pure.
-#
-# For guests that look for one: cloudbase-init on Windows, and what was made for Virtlet. cloud-init reads the
-# network's document by a way of its own (`convert_net_json`), which hands the keys of its network configuration
-# through; so what OpenStack has no word for, a gateway outside of the NIC's subnet, is told by cloud-init's.
+# OpenStack's config drive is for guests that look for one: cloudbase-init on Windows, and guests made for Virtlet. OpenStack's
+# network document cannot express a gateway outside the NIC's subnet, so such a gateway is written with cloud-init's own keys,
+# which cloud-init's `convert_net_json` passes through.
 # https://docs.openstack.org/nova/latest/user/metadata.html
 
 CONFIG_DRIVE_LABEL: Final = "config-2"
-# Where its files are in the ISO.
+# The directory of its files in the ISO.
 CONFIG_DRIVE_DIRECTORY: Final = "openstack/latest"
 
 _ANY: Final = "0.0.0.0"  # noqa: S104  nothing is bound
-# Keys that cloud-init hands through.
+# Keys that cloud-init passes through.
 _THROUGH: Final = ("pointopoint", "dns_nameservers", "dns_search")
 
 
 def config_drive_meta_data(generated: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """`generated`: as of a NoCloud seed; `own`: what the pod says, which is laid over."""
+    """`generated`: a NoCloud seed's meta-data. `own`: the pod's meta-data, which takes precedence."""
     keys = generated.get("public-keys", [])
     document = {
         "uuid": generated["instance-id"],
@@ -58,12 +56,12 @@ def config_drive_meta_data(generated: Mapping[str, Any], own: Mapping[str, Any])
 
 
 def config_drive_vendor_data(text: str) -> dict[str, Any]:
-    """It is JSON here; cloud-init takes its part."""
+    """A config drive's vendor-data is JSON; cloud-init reads the key `cloud-init`."""
     return {"cloud-init": text}
 
 
 def config_drive_network_data(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config`: as of a NoCloud seed (`network_config`)."""
+    """`config`: a NoCloud seed's `network_config`."""
     links: list[dict[str, Any]] = []
     networks: list[dict[str, Any]] = []
     servers: list[str] = []
@@ -90,7 +88,7 @@ def _network(subnet: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(address, ipaddress.IPv4Interface):
         network = {"type": "ipv4", "ip_address": str(address.ip), "netmask": str(address.netmask)}
     else:
-        # "ipv6" means to cloud-init what not each of its renderers knows.
+        # cloud-init turns "ipv6" into a type that not all of its renderers know.
         network = {"type": "static", "ip_address": str(address)}
     network |= {key: subnet[key] for key in _THROUGH if key in subnet}
     routes = list(_routes(subnet))
@@ -117,34 +115,34 @@ def _routes(subnet: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 _MAX_BYTES: Final = 1024 * 1024
-# DNS' limit for a name without dots, the kernel's for one with them.
+# DNS' limit for a name without dots, and the kernel's limit for a name with dots.
 _MAX_LABEL: Final = 63
 _MAX_HOSTNAME: Final = 64
 
-# Virtlet's users put it on a line of its own, where the script wants its volumes mounted, or in place of a whole script.
+# Virtlet's users put this token on a line of their script where the volumes are to be mounted, or use it as the whole script.
 _MOUNT_TOKEN: Final = "@virtlet-mount-script@"  # noqa: S105 (a placeholder in a text)
 _NOTHING_TO_MOUNT: Final = "# virtshim: no volumes to mount"
-# Virtlet's place for the same, for scripts of the pod's that call it.
+# Virtlet's path for the mount script, for the pods' scripts that call it.
 _MOUNT_FILE: Final = "/etc/cloud/mount-volumes.sh"
 
-# Virtlet's place for the container's variables.
+# Virtlet's path for the container's environment variables.
 _ENVIRONMENT: Final = "/etc/cloud/environment"
 
-# An instance's network is set up once, and a kept disk gets other addresses with each sandbox. Not in user-data, which may be a
-# script of the pod's.
+# By default cloud-init sets the network up once for each instance, but a kept disk gets new addresses with each sandbox. This is
+# not in user-data, because that may be a script.
 _NETWORK_AT_EACH_BOOT: Final[Mapping[str, Any]] = {"updates": {"network": {"when": ["boot"]}}}
 
 _RESOLVER: Final = "/etc/resolv.conf"
-# In user-data: what that is to be.
+# Keys of user-data that determine its content.
 _RESOLVER_KEYS: Final = ("manage_resolv_conf", "resolv_conf")
 
-# Shells have a limit for what they hand to programs, and none for their own echo.
+# `echo` is built into the shell, so the kernel's limit on a program's arguments does not apply to the content.
 _FILE_SCRIPT: Final = "(umask 022; mkdir -p {directory}; echo {content} | base64 -d > {path}; chmod {mode} {path})"
 
-# In user-data: what the guest is to be called.
+# Keys of user-data that determine the hostname.
 _HOSTNAME_KEYS: Final = ("hostname", "fqdn", "prefer_fqdn_over_hostname", "preserve_hostname")
 
-# libyaml's is some ten times as fast; PyYAML may have been built without.
+# libyaml's dumper is about ten times as fast, but PyYAML may have been built without it.
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -159,14 +157,14 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class SeedDocuments:
-    """`files`: path in the ISO -> text. Without a network document the guest asks by DHCP."""
+    """`files`: path in the ISO -> text. Without a network document the guest uses DHCP."""
 
     label: str
     files: Mapping[str, str]
 
 
 def seed_documents(request: SeedRequest, hosts: bytes = b"") -> SeedDocuments:
-    """`hosts`: what /etc/hosts is to be, nothing for the guest's own. InvalidRequest if a document would be too large."""
+    """`hosts`: the content for /etc/hosts; b"" keeps the guest's own. Raises InvalidRequest if a document is too large."""
     network = None if request.options.force_dhcp else network_config(request.interfaces, request.dns)
     meta, user, vendor = _meta_data(request), _user_data(request, hosts), _vendor_data(request)
     if request.options.config_drive:
@@ -176,8 +174,8 @@ def seed_documents(request: SeedRequest, hosts: bytes = b"") -> SeedDocuments:
     for name, text in documents.files.items():
         if len(text.encode()) > _MAX_BYTES:
             raise InvalidRequest(
-                f"cloud-init {posixpath.basename(name)} is larger than {_MAX_BYTES} bytes; shorten the annotations, or env, "
-                "or what VirtletFilesFromDataSource names"
+                f"cloud-init {posixpath.basename(name)} is larger than {_MAX_BYTES} bytes; shorten the annotations, env, or "
+                "the files of VirtletFilesFromDataSource"
             )
     return documents
 
@@ -207,9 +205,8 @@ def _json(document: Mapping[str, Any]) -> str:
 
 
 def _meta_data(request: SeedRequest) -> dict[str, Any]:
-    """cloud-init runs its once-per-instance part whenever `instance-id` is a new one. So the instance is the disk: a re-created
-    container has a new one, where everything must run again, unless it goes on with the disk of an earlier one, whose host keys
-    and first commands are there."""
+    """cloud-init runs its once-per-instance modules whenever `instance-id` is new. So the id identifies the disk: a new
+    disk needs those modules, but a kept disk already has its host keys and has run its first commands."""
     generated: dict[str, Any] = {
         "instance-id": f"i-{request.kept_disk or request.container.short}",
         "local-hostname": _hostname(request),
@@ -220,24 +217,24 @@ def _meta_data(request: SeedRequest) -> dict[str, Any]:
 
 
 def _hostname(request: SeedRequest) -> str:
-    """A pod's name may be longer than Linux allows a hostname to be."""
+    """Shortened if necessary: a pod's name may be longer than Linux allows for a hostname."""
     name = request.hostname or request.pod.name
     return name[: _MAX_HOSTNAME if "." in name[:_MAX_LABEL] else _MAX_LABEL].rstrip("-.")
 
 
 def _hostname_settings(request: SeedRequest) -> dict[str, Any]:
-    """Of a name with dots (`setHostnameAsFQDN`, or a pod's name that has them) cloud-init takes the first part for the hostname;
-    in a container all of it is. `prefer_fqdn_over_hostname` alone changes nothing: cloud-init has set the first part before it
-    reads user-data, and sets a name again only if hostname or fqdn are others."""
+    """Makes the whole of a name with dots the hostname, as in a container. By default cloud-init takes only the part before the
+    first dot. `prefer_fqdn_over_hostname` alone is not enough: cloud-init sets that part before it reads user-data, and sets
+    the name again only if hostname or fqdn changed."""
     name = _hostname(request)
-    said = {*request.options.user_data, *request.options.meta_data}
-    if "." not in name or said & {*_HOSTNAME_KEYS, "local-hostname"}:
+    pods_keys = {*request.options.user_data, *request.options.meta_data}
+    if "." not in name or pods_keys & {*_HOSTNAME_KEYS, "local-hostname"}:
         return {}
     return {"hostname": name, "fqdn": name, "prefer_fqdn_over_hostname": True}
 
 
 def _user_data(request: SeedRequest, hosts: bytes) -> str:
-    """A script replaces everything that is generated."""
+    """A pod's script replaces the generated user-data."""
     options = request.options
     if options.user_data_script:
         return options.user_data_script.replace(_MOUNT_TOKEN, _mount_script(request))
@@ -248,12 +245,12 @@ def _user_data(request: SeedRequest, hosts: bytes) -> str:
 
 
 def _cloud_config(document: Mapping[str, Any]) -> str:
-    # ASCII only: PyYAML does not read back every character that it writes plainly (U+0085).
+    # ASCII only, because PyYAML does not read back every character that it writes unescaped (U+0085).
     return "#cloud-config\n" + yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=120)
 
 
 def _vendor_data(request: SeedRequest) -> str:
-    """What is told besides user-data; "" for nothing. Where that is a script of the pod's, what it does not replace is here."""
+    """ "" if there is nothing to say. If user-data is the pod's script, hostname and files go here."""
     document: dict[str, Any] = dict(_NETWORK_AT_EACH_BOOT) if request.kept_disk else {}
     if request.options.user_data_script:
         document |= _hostname_settings(request)
@@ -266,7 +263,7 @@ def _vendor_data(request: SeedRequest) -> str:
 
 
 def _scripts(request: SeedRequest, hosts: bytes) -> Iterator[list[str] | str]:
-    """What is run at each boot, not only at the first."""
+    """The commands for each boot, not only the first."""
     if request.kept_disk:
         yield from _file_scripts(_files(request, hosts))
     if request.sysctls:
@@ -287,13 +284,13 @@ def _file_scripts(files: Mapping[str, _File]) -> Iterator[str]:
 
 
 def _writes_resolver(options: VmOptions) -> bool:
-    """Whether the guest's DHCP client does, or the pod's own user-data says what /etc/resolv.conf is to be."""
+    """Whether the guest's DHCP client or the pod's user-data writes /etc/resolv.conf."""
     asked = options.user_data
     return options.force_dhcp or any(key in asked for key in _RESOLVER_KEYS) or _RESOLVER in written_paths(asked)
 
 
 def _volume_commands(request: SeedRequest) -> Iterator[tuple[str, ...]]:
-    """What puts the pod's volumes where it expects them."""
+    """The commands that put the pod's volumes in their places."""
     if mount := empty_disks.command(request.empty_disks):
         yield mount
     if request.blocks:
@@ -308,8 +305,8 @@ def _mount_script(request: SeedRequest) -> str:
 
 
 def _with_known_disks(user_data: Mapping[str, Any], blocks: Sequence[BlockDevice]) -> Mapping[str, Any]:
-    """cloud-init writes `mounts` into /etc/fstab, and systemd waits in vain for a device that udev does not know, as the link at
-    a block volume's devicePath is."""
+    """Replaces block volumes' devicePaths in `mounts` by names that udev knows. cloud-init writes `mounts` to /etc/fstab, and
+    systemd would wait for ever for a devicePath, because udev does not know that link."""
     if not blocks or not isinstance(user_data.get("mounts"), list):
         return user_data
     known = guest_links_udev_names(blocks)
@@ -327,30 +324,30 @@ def _has_volumes(request: SeedRequest) -> bool:
 
 
 def _mounting(request: SeedRequest) -> tuple[str, ...]:
-    """Without a word of what the copied ones hold: cloud-init keeps user-data on the guest's disk."""
+    """Contains nothing of the copied volumes' content, because cloud-init keeps user-data on the guest's disk."""
     return command(request.volumes, request.copies, Copies.SEED, request.memory_volumes)
 
 
 def _listed(found: Any) -> list[Any]:
-    """Of a document that cloud-init would not take either, nothing."""
+    """[] if `found` is no list: cloud-init would reject such a document too."""
     return found if isinstance(found, list) else []
 
 
 def _generated_user_data(request: SeedRequest, hosts: bytes) -> dict[str, Any]:
-    """What the pod asks of the guest besides its annotations."""
+    """The settings that come from the pod but not from its user-data annotations."""
     asked = request.options.user_data
     generated = {**_resolver_settings(request.dns, asked), **_hostname_settings(request)}
     files = _files(request, hosts)
     if HOSTS in files:
-        generated["manage_etc_hosts"] = False  # images that have it on would write theirs over it
+        generated["manage_etc_hosts"] = False  # otherwise some images' cloud-init would overwrite the file
     if files and not request.kept_disk:
         generated["write_files"] = [_entry(path, file) for path, file in files.items()]
     return generated
 
 
 def _files(request: SeedRequest, hosts: bytes) -> dict[str, _File]:
-    """By path. They are this container's and its sandbox's, also where the instance is an earlier one's: there `write_files`,
-    which is for once, would leave it the earlier one's. What the pod's own user-data writes is left to it."""
+    """The files to write, by path; without those that the pod's own user-data writes. On a kept disk they must be written at each
+    boot, because `write_files` runs once for each instance and would leave the files of an earlier container."""
     files = {path: _File(content) for path, content in request.options.files.items()}
     if any(_volume_commands(request)):
         files[_MOUNT_FILE] = _File(f"{_mount_script(request)}\n".encode(), "0755")
@@ -364,18 +361,17 @@ def _files(request: SeedRequest, hosts: bytes) -> dict[str, _File]:
 
 
 def _entry(path: str, file: _File) -> dict[str, str]:
-    """Of write_files. Base64, for neither the lines of variables nor what kubelet writes need be text."""
+    """An entry of `write_files`. Base64, because variables and kubelet's hosts file may not be valid text."""
     content = base64.b64encode(file.content).decode()
     return {"path": path, "permissions": file.mode, "encoding": "b64", "content": content}
 
 
 def _resolver_settings(dns: Dns, user_data: Mapping[str, Any]) -> dict[str, Any]:
-    """The resolver's options (`ndots:5`), which neither network-config nor DHCP has a word for. Nothing without options, or if
-    the pod's own user-data says what /etc/resolv.conf is to be.
+    """The resolver's options (`ndots:5`), which neither network-config nor DHCP can express. {} without options, or if the pod's
+    user-data configures the resolver.
 
-    cloud-init writes them itself, with its module resolv_conf, where the distribution leaves /etc/resolv.conf to it: Red Hat's
-    and SUSE's families, Alpine, Photon, Azure Linux. Elsewhere it says that the module is not for this distribution and does
-    nothing.
+    cloud-init's module resolv_conf writes them in distributions that leave /etc/resolv.conf to it: Red Hat's and SUSE's
+    families, Alpine, Photon, Azure Linux. Elsewhere the module logs that it does not support the distribution and does nothing.
     """
     if not dns.options or any(key in user_data for key in _RESOLVER_KEYS):
         return {}
@@ -389,7 +385,7 @@ def _resolver_settings(dns: Dns, user_data: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _resolver_option(text: str) -> tuple[str, bool | int | str]:
-    """cloud-init writes a flag for True, `NAME:VALUE` for all else."""
+    """cloud-init writes `NAME` for True and `NAME:VALUE` for any other value."""
     name, colon, value = text.partition(":")
     if not colon:
         return name, True

@@ -1,4 +1,4 @@
-"""The cloud-init seed: an ISO with the label that is looked for, in the container's directory."""
+"""Writes a guest's first-boot files into its container's directory: the seed ISO, Ignition's configuration, Windows' answers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from virtshim.seed.documents import SeedDocuments, seed_documents
 from virtshim.seed.ports import SeedRequest
 from virtshim.volumes.mount_script import SEED_FILE
 
-# kubelet's hosts file of a pod: the pod's own names (also with its subdomain) and its hostAliases.
-
 _MAX_BYTES: Final = 256 << 10
 
 
 def read_hosts_file(path: str, pod_uid: str) -> bytes:
-    """Nothing for one that is not there, or is not what kubelet writes: a file, in the directory of that pod."""
+    """The pod's hosts file by kubelet: the pod's names and its hostAliases. b"" if the file is missing, is not a regular file in
+    that pod's directory, or is too large."""
     if not path.endswith(f"/pods/{pod_uid}/etc-hosts"):
         return b""
     with contextlib.suppress(OSError):
@@ -43,23 +42,23 @@ def read_hosts_file(path: str, pod_uid: str) -> bytes:
 
 _SERIAL: Final = "seed"
 _SYSPREP_LABEL: Final = "unattendCD"
-# In the guest; user-data may hold passwords.
+# Modes in the guest. Only root may read, because user-data may hold passwords.
 _GUEST_FILE_MODE: Final = 0o100400
 _GUEST_DIR_MODE: Final = 0o040500
-# ISO 9660, level 3: a name has 30 characters, its directory 31.
+# ISO 9660, level 3: a file's name has at most 30 characters, a directory's 31.
 _PLAIN_LENGTH: Final = 30
 _NOT_PLAIN: Final = re.compile("[^A-Z0-9_]")
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class SeedStore:
-    """Implements GuestSeeds. The file belongs to the container's directory and goes with it."""
+    """Implements `virtshim.seed.ports.GuestSeeds`. The files are deleted with the container's directory."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
     def create(self, request: SeedRequest) -> Disk:
-        """A repeated call replaces the file; a reader never sees half of it."""
+        """A repeated call replaces the file atomically."""
         hosts = read_hosts_file(request.hosts_file, request.pod.uid)
         image = _seed(seed_documents(request, hosts), request.copied)
         path = self._layout.seed_iso(request.container)
@@ -86,14 +85,14 @@ def _writing(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = f"{path}, for the guest's first boot, cannot be written: {error.strerror}"
+        what = f"{path}, a file for the guest's first boot, cannot be written: {error.strerror}"
         if error.errno in _NO_SPACE:
             raise ResourceExhausted(f"{what}; free space on that file system") from error
         raise InternalError(what) from error
 
 
 def _make_directory(path: str) -> None:
-    """Searchable by the QEMU user, whatever the umask."""
+    """QEMU's user can search the directory, whatever the umask."""
     os.makedirs(os.path.dirname(path), mode=0o711, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path)
@@ -101,8 +100,8 @@ def _make_directory(path: str) -> None:
 
 
 def _replace(path: str, content: bytes) -> None:
-    """Write beside, rename. What a killed process left beside is overwritten. Not synced: a power cut ends its VM, too, and no
-    later one gets this file."""
+    """Writes a new file and renames it; removes what a killed process left. Does not sync: a power cut also ends the VM, and no
+    later VM gets this file."""
     beside = f"{path}.new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(beside)
@@ -118,7 +117,7 @@ def _seed(documents: SeedDocuments, copied: bytes) -> bytes:
 
 
 def _iso(label: str, files: Mapping[str, bytes]) -> bytes:
-    """Rock Ridge and Joliet carry the names as they are."""
+    """Rock Ridge and Joliet hold the unchanged names."""
     iso = pycdlib.PyCdlib()
     iso.new(interchange_level=3, vol_ident=label, joliet=3, rock_ridge="1.09")
     try:
@@ -151,14 +150,14 @@ def _iso(label: str, files: Mapping[str, bytes]) -> bytes:
 
 
 def _with_parents(directory: str) -> Iterator[str]:
-    """From the top down."""
+    """`directory` and its parents, from the top down."""
     parts = [part for part in directory.split("/") if part]
     yield from ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
 def _plain(path: str, above: Mapping[str, str], used: set[str]) -> str:
-    """As ISO 9660 itself writes names: short, of capitals and digits, and no other's. `above`: that of each directory; `used`:
-    those of others, to which it is added."""
+    """A unique ISO 9660 path for `path`: short names of capitals, digits and underscores. `above`: directory -> its ISO 9660
+    path. `used`: the ISO 9660 paths so far; the new one is added."""
     directory, name = posixpath.split(path)
     word = _NOT_PLAIN.sub("_", name.upper())[:_PLAIN_LENGTH]
     found, number = f"{above[directory]}/{word}", 1

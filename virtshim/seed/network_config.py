@@ -1,8 +1,12 @@
-"""The script that writes /etc/resolv.conf where nobody else does. Pure.
+"""cloud-init's network configuration for a pod's NICs, and a script that writes /etc/resolv.conf if nothing else does. Pure.
 
-cloud-init hands the name servers to what configures the NICs. netplan and networkd hand them on to systemd-resolved, ifupdown to
-the package resolvconf; in a guest without those nobody writes the file. The script looks first, so it changes nothing where
-somebody does: a link is somebody's, and so is a file with the pod's name server in it.
+The configuration has version 1, because all five of cloud-init's renderers treat it alike: a subnet's `gateway` becomes
+ifupdown's `gateway`, which is set on-link, Red Hat's GATEWAY, and in newer versions GatewayOnLink and netplan's on-link. Only
+netplan supports all of version 2; the other renderers lose `on-link` and `scope`, and fail on a route without a gateway.
+
+cloud-init passes name servers to the program that configures the NICs. netplan and networkd pass them on to systemd-resolved,
+ifupdown to the package resolvconf. In a guest without these, nothing writes /etc/resolv.conf, so the script does. It leaves the
+file alone if it is a link or already has the pod's name server.
 """
 
 from __future__ import annotations
@@ -13,36 +17,29 @@ from typing import Any, Final
 
 from virtshim.model.network import Dns, Interface, Route
 
-# cloud-init network configuration for the NICs of a pod. No I/O.
-#
-# Version 1, for it is what all five of cloud-init's renderers understand the same way: a subnet's `gateway` becomes
-# ifupdown's `gateway`, which is set on-link, Red Hat's GATEWAY, and in newer versions GatewayOnLink and netplan's
-# on-link. Of version 2 only netplan gets all; elsewhere `on-link` and `scope` are lost, and a route without a gateway
-# is an error.
-
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# How a route without a gateway is written: renderers demand one, and all below them take this for none.
+# The renderers require a gateway; the programs that they write for take these addresses for none.
 _NO_GATEWAY: Final = {4: "0.0.0.0", 6: "::"}  # noqa: S104  nothing is bound
 
 
 def network_config(interfaces: Sequence[Interface], dns: Dns) -> dict[str, Any] | None:
-    """None if there is nothing to configure. A NIC is found by its MAC and named as in the pod's network. Of several
-    default routes the first of each address family is kept: only one of them could work."""
+    """None if there is nothing to configure. The guest finds each NIC by its MAC and names it as in the pod's network. Only the
+    first default route of each address family is kept, because only one can work."""
     if not interfaces:
         return None
     families_with_default: set[int] = set()
     config: list[dict[str, Any]] = []
-    dns_is_told = False
+    dns_is_written = False
     for interface in interfaces:
         link = _link(interface)
         if subnets := _subnets(interface, families_with_default):
             link["subnets"] = subnets
-            if not dns_is_told:
+            if not dns_is_written:
                 subnets[0] |= _named(dns, "dns_nameservers", "dns_search")
-                dns_is_told = True
+                dns_is_written = True
         config.append(link)
-    if not dns_is_told and (found := _named(dns, "address", "search")):
+    if not dns_is_written and (found := _named(dns, "address", "search")):
         config.append({"type": "nameserver", **found})
     return {"version": 1, "config": config}
 
@@ -60,11 +57,11 @@ def _named(dns: Dns, servers: str, searches: str) -> dict[str, list[str]]:
 
 
 def _subnets(interface: Interface, families_with_default: set[int]) -> list[dict[str, Any]]:
-    """One for each address; the first of a family carries that family's routes."""
+    """One for each address. The first subnet of an address family has that family's routes."""
     subnets: list[dict[str, Any]] = []
     families: set[int] = set()
     for text in interface.addresses:
-        # Also for IPv6: not each renderer of each version knows "static6".
+        # "static" for IPv6 too, because some versions of the renderers do not know "static6".
         subnet: dict[str, Any] = {"type": "static", "address": text}
         address = ipaddress.ip_interface(text)
         if address.version not in families:
@@ -77,37 +74,37 @@ def _subnets(interface: Interface, families_with_default: set[int]) -> list[dict
 def _routing(
     interface: Interface, address: ipaddress.IPv4Interface | ipaddress.IPv6Interface, families_with_default: set[int]
 ) -> dict[str, Any]:
-    """The keys of that address's subnet."""
+    """The gateway and routes for the subnet of `address`."""
     own = [ipaddress.ip_interface(text).network for text in interface.addresses]
     routes = [route for route in interface.routes if _destination(route).version == address.version]
     default = next((route for route in routes if _is_default(route)), None)
     if address.version in families_with_default:
         default = None
     result: dict[str, Any] = {}
-    told = [route for route in routes if not _is_default(route) and not _is_the_kernels(route, own)]
+    others = [route for route in routes if not _is_default(route) and not _is_the_kernels(route, own)]
     if default:
         families_with_default.add(address.version)
         if default.gateway is None:
-            told.append(default)
+            others.append(default)
         else:
             result["gateway"] = default.gateway
             if address.version == 4 and address.network.prefixlen == 32 and default.gateway != str(address.ip):
-                result["pointopoint"] = default.gateway  # ifupdown makes the way to it of this; others do not look
-    gateways = [route.gateway for route in (default, *told) if route and route.gateway]
-    on_link = [route for route in told if route.gateway is None]
-    through = [route for route in told if route.gateway is not None]
+                result["pointopoint"] = default.gateway  # ifupdown's route to the gateway; others ignore it
+    gateways = [route.gateway for route in (default, *others) if route and route.gateway]
+    on_link = [route for route in others if route.gateway is None]
+    through = [route for route in others if route.gateway is not None]
     written = [_route(route) for route in (*_ways(gateways, own, on_link), *on_link, *through)]
     return {**result, "routes": written} if written else result
 
 
 def _is_the_kernels(route: Route, own: Sequence[_Network]) -> bool:
-    """It makes that one together with the address."""
+    """Whether the kernel adds the route together with the address."""
     return route.gateway is None and _destination(route) in own
 
 
 def _ways(gateways: Iterable[str], own: Sequence[_Network], on_link: Sequence[Route]) -> Iterable[Route]:
-    """Routes to the gateways that are in none of the NIC's subnets, which is usual for addresses that are a host's (/32): the
-    guest's kernel would refuse a route through them."""
+    """Routes to the gateways outside the NIC's subnets, as is usual with /32 addresses. Without them, the guest's kernel would
+    refuse a route through such a gateway."""
     near = [*own, *(_destination(route) for route in on_link if not _is_default(route))]
     for gateway in dict.fromkeys(gateways):
         address = ipaddress.ip_address(gateway)
@@ -128,7 +125,7 @@ def _route(route: Route) -> dict[str, Any]:
     destination = _destination(route)
     result = {"network": str(destination), "gateway": route.gateway or _NO_GATEWAY[destination.version]}
     if destination.version == 6:
-        result["netmask"] = str(destination.prefixlen)  # once more, for sysconfig in 20.x, which looks for it
+        result["netmask"] = str(destination.prefixlen)  # needed by the sysconfig renderer of cloud-init 20.x
     return result
 
 
@@ -147,7 +144,7 @@ printf '%s\n' "$text" >"$file"
 
 
 def resolver_command(dns: Dns) -> tuple[str, ...]:
-    """For a guest's root, once its network is configured."""
+    """To be run in the guest as root, after its network is configured."""
     words = ("/etc/resolv.conf", "/lib/systemd/systemd-resolved", _text(dns))
     return ("/bin/sh", "-c", WRITE, "virtshim-resolver", *words)
 

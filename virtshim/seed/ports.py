@@ -1,4 +1,4 @@
-"""What a guest is told at its first boot."""
+"""Ports for what a guest reads at its first boot."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from virtshim.volumes.shares import SharedVolume
 
 @dataclass(frozen=True, slots=True)
 class SeedRequest:
-    """What cloud-init is told. `interfaces` empty, or `options.force_dhcp`, leaves network-config out. `hosts_file` is kubelet's,
-    "" for none; `envs` the container's variables."""
+    """The content of the cloud-init seed. Without `interfaces`, or with `options.force_dhcp`, there is no network-config.
+    `hosts_file`: the path of kubelet's hosts file, or "". `envs`: the container's environment variables."""
 
     container: ContainerId
     pod: PodKey
@@ -31,28 +31,28 @@ class SeedRequest:
     dns: Dns
     hosts_file: str = ""
     envs: tuple[tuple[str, bytes], ...] = ()
-    # Those that are disks beside its own.
+    # Block volumes, which are further disks of the VM.
     blocks: tuple[BlockDevice, ...] = ()
-    # Who its root disk is, if that is there before and after the container; "" for a disk of its own.
+    # The id of a root disk that outlives the container; "" for a disk of the container's own.
     kept_disk: str = ""
-    # As they are numbered in the guest.
+    # In the order of their numbers in the guest.
     volumes: tuple[SharedVolume, ...] = ()
     sysctls: Mapping[str, str] = field(default_factory=dict)
     copies: tuple[CopiedVolume, ...] = ()
-    # An archive of what the copied ones hold.
+    # An archive with the content of `copies`.
     copied: bytes = b""
     empty_disks: tuple[EmptyDisk, ...] = ()
     memory_volumes: tuple[MemoryVolume, ...] = ()
 
 
 class GuestSeeds(Protocol):
-    """What a guest finds at its first boot: cloud-init's seed ISO, Ignition's configuration, Windows' answer file."""
+    """Writes cloud-init's seed ISO, Ignition's configuration, and Windows' answer file."""
 
     def create(self, request: SeedRequest) -> Disk:
-        """Writes the ISO into the container's directory (made if missing)."""
+        """Writes the ISO into the container's directory, and creates the directory if it is missing."""
 
     def write_ignition(self, container: ContainerId, text: str) -> str:
-        """The path of a file for the guest's firmware, in the container's directory, which is there."""
+        """Writes the file for the guest's firmware into the container's directory, which must exist, and returns its path."""
 
     def write_sysprep(self, container: ContainerId, files: Mapping[str, bytes]) -> str:
-        """The path of an ISO with these in its root directory, likewise."""
+        """Writes an ISO with `files` in its root directory, likewise, and returns its path."""

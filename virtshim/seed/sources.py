@@ -1,4 +1,4 @@
-"""Documents that are laid over each other. Pure."""
+"""What pods give their guests: data of Secrets and ConfigMaps, Ignition configurations, merged documents. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from virtshim.model.errors import InvalidRequest, ShimError
 from virtshim.model.text import escaped
 from virtshim.model.yaml_text import MAX_TEXT_BYTES, parse_value
 
-# Secrets and ConfigMaps that a pod names for its guest: which, and what their data are read as. Pure.
-
-# Where `VirtletSSHKeySource` looks if it names no key.
+# The key for a `VirtletSSHKeySource` that names none.
 AUTHORIZED_KEYS: Final = "authorized_keys"
 
-# For the files of one source: what cloud-init is told has room for them.
+# The limit for the files of one source, so that they fit into the seed's documents.
 MAX_FILES_BYTES: Final = 512 * 1024
 _LONGEST_PATH: Final = 4095
 _LONGEST_NAME: Final = 255
-# Of the guest's kernel and devices, or gone with each boot before anybody could read it.
+# These belong to the guest's kernel and devices, or are emptied at each boot before anybody could read a file.
 _NO_FILES_BELOW: Final = ("/proc/", "/sys/", "/dev/", "/run/")
 
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
@@ -35,7 +33,7 @@ Encoding = Literal["plain", "base64"]
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """`key`: one entry of it; "" for all."""
+    """`key`: one entry of the Secret or ConfigMap; "" for all entries."""
 
     kind: Literal["secret", "configmap"]
     name: str
@@ -45,7 +43,7 @@ class DataSource:
         return f"{self.kind}/{self.name}"
 
     def field_name(self, annotation: str, namespace: str) -> str:
-        """For errors: who asks, and for what."""
+        """Names the annotation and the source, for error texts."""
         return f"annotation {annotation}: {self.kind} {escaped(namespace, 80)}/{self.name}"
 
 
@@ -80,7 +78,7 @@ def data_source_parse_encoding(text: str) -> Encoding:
 
 
 def text_of(data: Data, key: str, encoding: Encoding = "plain") -> str:
-    """Raises InvalidRequest, which never says what is in it."""
+    """Raises InvalidRequest; the error never shows the data."""
     if key not in data:
         known = ", ".join(sorted(data))
         raise InvalidRequest(f"has no key {key!r}; it has {escaped(known, 200) or 'none'}")
@@ -88,7 +86,7 @@ def text_of(data: Data, key: str, encoding: Encoding = "plain") -> str:
 
 
 def mapping_of(data: Data) -> dict[str, Any]:
-    """Each entry as YAML, below its key. Raises InvalidRequest."""
+    """Key -> the entry, read as YAML. Raises InvalidRequest."""
     found = {}
     for key in sorted(data):
         try:
@@ -99,8 +97,8 @@ def mapping_of(data: Data) -> dict[str, Any]:
 
 
 def files_of(data: Data) -> dict[str, bytes]:
-    """Path in the guest -> content, by Virtlet's rule: the entry KEY has its path in KEY_path, and KEY_encoding says how it is
-    written, `base64` (the default) or `plain`. Raises InvalidRequest, which never says what is in it."""
+    """Path in the guest -> content. Virtlet's rule: the entry KEY_path has the path for the entry KEY, and KEY_encoding is
+    `base64` (the default) or `plain`. Raises InvalidRequest; the error never shows the data."""
     entries = [key for key in sorted(data) if f"{key}_path" in data]
     others = {f"{key}{ending}" for key in entries for ending in ("_path", "_encoding")}
     for key in sorted(data):
@@ -112,10 +110,12 @@ def files_of(data: Data) -> dict[str, bytes]:
     for key in entries:
         path = _file_path(data, f"{key}_path")
         if path in files:
-            raise InvalidRequest(f"key {f'{key}_path'!r}: another file of it has this path; give each its own")
+            raise InvalidRequest(f"key {f'{key}_path'!r}: another file already has this path; give each file its own")
         files[path] = _content(key, data[key], _file_encoding(data, f"{key}_encoding"))
     if (size := sum(map(len, files.values()))) > MAX_FILES_BYTES:
-        raise InvalidRequest(f"its files have {size} bytes; {MAX_FILES_BYTES} are the most, mount it as a volume")
+        raise InvalidRequest(
+            f"its files have {size} bytes; at most {MAX_FILES_BYTES} are allowed; mount it as a volume"
+        )
     return files
 
 
@@ -133,7 +133,7 @@ def _file_path(data: Data, key: str) -> str:
 def _file_encoding(data: Data, key: str) -> Encoding:
     text = _text(key, data[key], "plain").strip() if key in data else "base64"
     if text not in ("plain", "base64"):
-        raise InvalidRequest(f"key {key!r}: write plain or base64, or remove it for base64")
+        raise InvalidRequest(f"key {key!r}: write plain or base64, or remove the key for base64")
     return "plain" if text == "plain" else "base64"
 
 
@@ -150,39 +150,37 @@ def _content(key: str, content: bytes, encoding: Encoding) -> bytes:
     try:
         return base64.b64decode(b"".join(content.split()), validate=True) if encoding == "base64" else content
     except binascii.Error:
-        raise InvalidRequest(f"key {key!r} is not base64; correct it, or say plain") from None
+        raise InvalidRequest(f"key {key!r} is not base64; correct it, or declare it plain") from None
 
 
 def _is_data_key(text: str) -> bool:
     return _KEY.fullmatch(text) is not None
 
 
-# Configurations of Ignition, which sets up Fedora CoreOS and Flatcar at their first boot from what the firmware has.
-# Pure.
-
-# Where a guest's firmware has it: Fedora CoreOS, RHEL CoreOS; Flatcar. An image looks at its own alone.
+# Ignition sets up Fedora CoreOS, RHEL CoreOS and Flatcar at their first boot. The firmware provides its configuration under these
+# names: the first for Fedora CoreOS and RHEL CoreOS, the second for Flatcar.
 IGNITION_FIRMWARE_NAMES: Final = ("opt/com.coreos/config", "opt/org.flatcar-linux/config")
-# A key of a Secret or ConfigMap.
+# The key of a Secret or ConfigMap, if the annotation names none.
 DEFAULT_KEY: Final = "config.ign"
 
 _VERSION: Final = re.compile(r"[23]\.[0-9]{1,3}\.[0-9]{1,3}(?:-[a-z0-9.-]{1,40})?")
 
 
 def checked(text: str) -> str:
-    """As it is. Raises InvalidRequest, which shows nothing of what is in it, for what no Ignition would read."""
+    """Returns `text` unchanged. Raises InvalidRequest, which never shows the content, if no Ignition could read it."""
     try:
         document = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
         place = f" at line {exc.lineno}, column {exc.colno}" if isinstance(exc, json.JSONDecodeError) else ""
         raise InvalidRequest(
-            f"not valid JSON{place}; Ignition reads no YAML: translate a Butane configuration with butane"
+            f"not valid JSON{place}; Ignition does not read YAML: translate a Butane configuration with butane"
         ) from None
     if not isinstance(document, dict) or not isinstance(document.get("ignition"), dict):
-        raise InvalidRequest('no Ignition configuration; it begins {"ignition": {"version": "3.3.0"}}')
+        raise InvalidRequest('no Ignition configuration; one begins with {"ignition": {"version": "3.3.0"}}')
     version: Any = document["ignition"].get("version")
     if not isinstance(version, str) or not _VERSION.fullmatch(version):
         raise InvalidRequest(
-            "ignition.version is missing, or none of 2.x.x and 3.x.x; write the specification's version"
+            "ignition.version is missing, or neither 2.x.x nor 3.x.x; write the specification's version"
         )
     return text
 
@@ -192,8 +190,8 @@ def _no_constant(name: str) -> Any:
 
 
 def merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Two documents as one: `upper` laid over `lower`, at every depth. Mappings are joined, lists are concatenated (lower first),
-    anything else is replaced, also where the types differ. Neither argument is changed."""
+    """Merges `upper` into a copy of `lower`, at every depth. Mappings are merged and lists concatenated (lower first); otherwise,
+    and if the types differ, `upper` wins. Neither argument is changed."""
     result = dict(lower)
     for key, value in upper.items():
         result[key] = _over(result[key], value) if key in result else value

@@ -176,7 +176,7 @@ def test_a_file_may_hold_anything_and_an_entry_be_called_like_a_path() -> None:
     [
         ({"a": b"eA=="}, "key 'a': there is no key 'a_path'"),
         ({"a_path": b"/a"}, "key 'a_path': there is no key 'a_path_path'"),
-        ({"a": b"no base64!", "a_path": b"/a"}, "key 'a' is not base64; correct it, or say plain"),
+        ({"a": b"no base64!", "a_path": b"/a"}, "key 'a' is not base64; correct it, or declare it plain"),
         ({"a": b"x", "a_path": b"/a", "a_encoding": b"gzip"}, "key 'a_encoding': write plain or base64"),
         ({"a": b"", "a_path": b"etc/a"}, "key 'a_path': write the absolute path of a file"),
         ({"a": b"", "a_path": b"/etc/../a"}, "key 'a_path': write the absolute path"),
@@ -187,7 +187,7 @@ def test_a_file_may_hold_anything_and_an_entry_be_called_like_a_path() -> None:
         ({"a": b"", "a_path": b"/a\nb"}, "key 'a_path': no file can be put there"),
         ({"a": b"", "a_path": b"/\xff"}, "key 'a_path' is not text in UTF-8"),
         ({"a": b"", "a_path": b"/" + b"a" * 256}, "key 'a_path': no file can be put there"),
-        ({"a": b"", "a_path": b"/x", "b": b"", "b_path": b"/x"}, "key 'b_path': another file of it has this path"),
+        ({"a": b"", "a_path": b"/x", "b": b"", "b_path": b"/x"}, "key 'b_path': another file already has this path"),
         ({"a": b"x" * (MAX_TEXT_BYTES + 1), "a_path": b"/a", "a_encoding": b"plain"}, "bytes are too many"),
     ],
 )  # fmt: skip
@@ -200,4 +200,4 @@ def test_a_file_that_cannot_be_is_refused_with_its_key(data: Data, says: str) ->
 def test_files_that_are_too_large_together_are_refused() -> None:
     data = dict.fromkeys("abc", b"x" * (200 * 1024))
     data |= {f"{key}_path": f"/{key}".encode() for key in "abc"} | {f"{key}_encoding": b"plain" for key in "abc"}
-    assert "its files have 614400 bytes; 524288 are the most" in refusal({"secret/f": data}, **{FILES: "secret/f"})
+    assert "its files have 614400 bytes; at most 524288 are allowed" in refusal({"secret/f": data}, **{FILES: "secret/f"})

@@ -328,7 +328,7 @@ def test_what_replaces_a_source_gets_both() -> None:
 
 
 def test_documents_are_bounded() -> None:
-    with pytest.raises(InvalidRequest, match="or env"):
+    with pytest.raises(InvalidRequest, match="annotations, env, or"):
         seed_documents(dataclasses.replace(PLAIN, envs=(("A", b"x" * 2_000_000),)))
     with pytest.raises(InvalidRequest, match="user-data"):
         seed_documents(with_options(user_data={"a": ["x" * 1000] * 2000}))
