@@ -212,7 +212,7 @@ class FakeRootVolumes:
 
     def _refuse_unless_begun(self, device: str, container: ContainerId) -> None:
         if self.devices.get(device) != copying(container):
-            raise WrongState(f"the volume {device} was written to by somebody else meanwhile")
+            raise WrongState(f"something else wrote to the volume {device} meanwhile")
 
 
 class FakeGuestSeeds:

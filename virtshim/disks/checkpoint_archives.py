@@ -1,7 +1,7 @@
 """Archives of checkpoints: implements `virtshim.vm.ports.CheckpointFiles`.
 
-Everything is gathered in a directory beside the archive, so that its last step is a rename within one file system. Its name is
-computed from the container's id: what a process that died has left can be found again.
+A directory beside the archive collects all files, so the last step is a rename within one file system. The directory's name comes
+from the container's id, so the leftovers of a killed process can be found.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MANIFEST: Final = "checkpoint.json"
 _ARCHIVE: Final = ".archive"
 _PIECE: Final = 4 << 20
 _FICLONE: Final = 0x40049409
-# What a file system answers that cannot share blocks, or not between these two files.
+# The file system cannot share blocks, or not between these two files.
 _NO_CLONE: Final = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS})
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def share_blocks(old: IO[bytes], new: IO[bytes]) -> bool:
-    """Makes the new file of the old one's blocks; false where that cannot be done. Raises OSError."""
+    """Lets the new file share the old file's blocks; False if the file system cannot. Raises OSError."""
     try:
         fcntl.ioctl(new, _FICLONE, old.fileno())
     except OSError as exc:
@@ -44,7 +44,7 @@ def share_blocks(old: IO[bytes], new: IO[bytes]) -> bool:
 
 
 class CheckpointArchives:
-    """Thread-safe; one checkpoint of a container at a time."""
+    """Thread-safe, if no container has two checkpoints at once."""
 
     def __init__(self, clone: Callable[[IO[bytes], IO[bytes]], bool] = share_blocks) -> None:
         self._clone = clone
@@ -96,7 +96,7 @@ class CheckpointArchives:
 
 
 class _Checked(io.RawIOBase):
-    """Calls `check` before each piece that tarfile reads."""
+    """Calls `check` before each read by tarfile."""
 
     def __init__(self, content: IO[bytes], check: Callable[[], None]) -> None:
         self._content = content
@@ -116,7 +116,7 @@ def _require_location(location: str) -> None:
     if not os.path.isabs(location) or "\0" in location or location.endswith("/"):
         raise InvalidRequest(f"location must be the absolute path of a file: {location[:200]!r}")
     if not os.path.isdir(os.path.dirname(location)):
-        raise InvalidRequest(f"location: there is no directory {os.path.dirname(location)[:200]!r}; make it first")
+        raise InvalidRequest(f"location: there is no directory {os.path.dirname(location)[:200]!r}; create it first")
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(os.lstat(location).st_mode):
             raise InvalidRequest(f"location: {location[:200]!r} exists and is not a file; choose another name")
@@ -144,7 +144,7 @@ def _archive_errors(path: str) -> Iterator[None]:
         yield
     except OSError as exc:
         if exc.errno in _FULL:
-            raise ResourceExhausted(f"there is no room for a checkpoint in {os.path.dirname(path)}") from exc
+            raise ResourceExhausted(f"there is no space for a checkpoint in {os.path.dirname(path)}") from exc
         if exc.errno == errno.ENAMETOOLONG:
             raise InvalidRequest(f"location: the name is too long: {path[:200]!r}") from exc
         raise InternalError(f"the checkpoint cannot be written: {path}: {exc.strerror}") from exc

@@ -1,4 +1,4 @@
-"""Files of containers on the node: empty disks, kernels, termination messages, and the room that all take."""
+"""Files of containers on the node: empty disks, kernels and termination messages; the disk usage of all containers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from virtshim.system.files import mountpoint, space_taken, sync
 from virtshim.system.process import run
 from virtshim.volumes.empty_disks import EmptyDisk
 
-# Empty disks of containers: files beside the root disk. Implements `virtshim.disks.ports.EmptyDiskFiles`.
-
-# Seconds. It writes some KiB.
+# Seconds. qemu-img writes a few KiB.
 _TIMEOUT: Final = 30.0
 
 
 class EmptyDiskStore:
+    """Implements `virtshim.disks.ports.EmptyDiskFiles`."""
+
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
@@ -36,18 +36,16 @@ class EmptyDiskStore:
         try:
             path.unlink(missing_ok=True)
         except OSError as exc:
-            raise InternalError(f"{what} cannot be made anew: {exc.strerror}") from exc
+            raise InternalError(f"{what}: the existing file cannot be removed: {exc.strerror}") from exc
         argv = ["qemu-img", "create", "-q", "-f", wanted.format.value, str(path), str(wanted.size_bytes)]
         done = run(argv, timeout=_TIMEOUT)
         if done.returncode != 0:
             path.unlink(missing_ok=True)
             if os.strerror(errno.ENOSPC) in done.summary():
-                raise ResourceExhausted(f"{what}: no space for it in {path.parent}")
-            raise InternalError(f"{what} cannot be made: {done.summary()}")
+                raise ResourceExhausted(f"{what}: there is no space for it in {path.parent}")
+            raise InternalError(f"{what} cannot be created: {done.summary()}")
         return Disk(path=str(path), format=wanted.format, serial=wanted.name)
 
-
-# Kernels beside root disks.
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
@@ -94,9 +92,7 @@ class ContainersRoom:
         return FilesystemUsage(mountpoint(self._places[0]), used, inodes, time.time_ns())
 
 
-# kubelet's files for containers' termination messages.
-
-# A name that was put in its place must not lead elsewhere, and nobody's FIFO is waited for.
+# The pod may have replaced the file: no link is followed, and opening a FIFO does not block.
 _SAFE_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -121,8 +117,8 @@ class TerminationFileStore:
 
 
 def _split_at_pod(path: str, pod_uid: str) -> tuple[str, str]:
-    """kubelet's own directory, which may lead over links, and what is below it, which may not: .../pods/UID/... belongs to a
-    pod. A path without such a part is followed over no link at all."""
+    """kubelet's directory, whose path may have links, and the rest, which may not: /pods/UID/ and below belongs to a pod. A path
+    without /pods/UID/ may have no link at all."""
     top, mark, below = path.partition(f"/pods/{pod_uid}/")
     if not mark:
         return "/", path
@@ -132,7 +128,9 @@ def _split_at_pod(path: str, pod_uid: str) -> tuple[str, str]:
 def _overwrite(file: int, path: str, message: bytes) -> None:
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-        raise InvalidRequest(f"{path} is not a private regular file: the termination message is not written there")
+        raise InvalidRequest(
+            f"{path} is not a regular file with one name: the termination message is not written there"
+        )
     os.ftruncate(file, 0)
     rest = memoryview(message)
     while rest:

@@ -1,4 +1,4 @@
-"""What belongs to pods' disks: small files beside each."""
+"""Small files beside each pod's disk: its device addresses, firmware and TPMs."""
 
 from __future__ import annotations
 
@@ -27,15 +27,19 @@ class DiskPlacesFiles:
             return places_from_bytes(path.read_bytes()[:BYTES])
         except FileNotFoundError:
             return Places()
-        except OSError as exc:  # it has some: they must not be numbered anew
-            raise InternalError(f"pod disk {disk}: its devices cannot be read from {path}: {exc.strerror}") from exc
+        except OSError as exc:  # the guest knows these addresses, so they must not change
+            raise InternalError(
+                f"pod disk {disk}: its device addresses cannot be read from {path}: {exc.strerror}"
+            ) from exc
 
     def keep(self, disk: str, places: Places) -> None:
         path = self._file(disk)
         try:
             replace_bytes(str(path), places.to_bytes())
         except OSError as exc:
-            raise InternalError(f"pod disk {disk}: its devices cannot be noted in {path}: {exc.strerror}") from exc
+            raise InternalError(
+                f"pod disk {disk}: its device addresses cannot be written to {path}: {exc.strerror}"
+            ) from exc
 
     def firmware(self, disk: str, kind: Firmware) -> FirmwareFiles | None:
         path = Path(kept_firmware(self._layout, disk, kind))
@@ -53,7 +57,7 @@ class DiskPlacesFiles:
         try:
             replace_bytes(path, os.fsencode(f"{files.code}\n{files.variables}\n"))
         except OSError as exc:
-            raise InternalError(f"pod disk {disk}: its firmware cannot be noted in {path}: {exc.strerror}") from exc
+            raise InternalError(f"pod disk {disk}: its firmware cannot be written to {path}: {exc.strerror}") from exc
 
     def keep_tpm(self, disk: str, domain: uuid.UUID) -> None:
         path = Path(self._layout.pod_disk(disk)).with_suffix(_TPM)
@@ -62,7 +66,7 @@ class DiskPlacesFiles:
             if str(domain) not in known:
                 replace_text(str(path), "".join(f"{one}\n" for one in (*known, str(domain))))
         except (OSError, ValueError) as exc:
-            raise InternalError(f"pod disk {disk}: its TPM cannot be noted in {path}: {exc}") from exc
+            raise InternalError(f"pod disk {disk}: its TPM cannot be written to {path}: {exc}") from exc
 
     def tpm_owners(self, domain: uuid.UUID) -> frozenset[str]:
         try:
@@ -70,7 +74,7 @@ class DiskPlacesFiles:
         except FileNotFoundError:
             return frozenset()
         except OSError as exc:
-            raise InternalError(f"whose TPM VM {domain} has cannot be read: {exc.strerror}") from exc
+            raise InternalError(f"the pods that own the TPM of VM {domain} cannot be read: {exc.strerror}") from exc
         return frozenset(pod for pod in pods if str(domain) in tpm_uuids(self._layout, pod))
 
     def _file(self, disk: str) -> Path:
@@ -78,8 +82,7 @@ class DiskPlacesFiles:
 
 
 def tpm_uuids(layout: Layout, pod: str) -> list[str]:
-    """Of all the TPMs that were noted for the disks of that pod. Raises InternalError: what cannot be read must not be taken for
-    nobody's."""
+    """The TPMs of that pod's disks. Raises InternalError if a file cannot be read, because its TPMs still have an owner."""
     found = []
     try:
         for path in Path(layout.pod_disks, pod).glob(f"*{_TPM}"):

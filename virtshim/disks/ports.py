@@ -1,4 +1,4 @@
-"""Ports to VMs' disks: root disks, what is kept beside them, empty disks, and block volumes that VMs boot from."""
+"""Ports to VMs' disks: root disks and the files beside them, empty disks, and block volumes that VMs boot from."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from virtshim.volumes.root_volume import RootVolume
 
 
 class RootDisks(Protocol):
-    """Copy-on-write root disks: a container's own, and those that stay for a pod's life (by name, see
+    """Copy-on-write root disks: containers' own disks, and pods' disks, which live as long as their pod (for their names see
     `virtshim.model.sandbox`)."""
 
     def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
-        """Makes a qcow2 over the image; the guest sees max(image, size_bytes) bytes. Replaces a half-made one."""
+        """Creates a qcow2 on top of the image; the guest sees max(image, size_bytes) bytes. Replaces an incomplete one."""
 
     def delete(self, container: ContainerId, *, disk_alone: bool = False) -> None:
-        """Removes the container's whole state directory (disk, seed, raw console log), or only the root disk of a VM
-        that is off. Never removes a pod's disk."""
+        """Removes the container's whole state directory (disk, seed, raw console log), or only the disks of a VM that is
+        off. Never removes a pod's disk."""
 
     def make_directory(self, container: ContainerId) -> None:
-        """Makes the container's directories, if its root disk is the pod's. `create` makes them too."""
+        """Creates the container's directories, for a container that uses a pod's disk. `create` creates them too."""
 
     def create_pod_disk(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
         """Like `create`, for the pod: the disk exists completely or not at all, and an existing one is never
@@ -39,88 +39,88 @@ class RootDisks(Protocol):
         """All disks of that pod (`pod_disk.pod_hash`)."""
 
     def pods_with_disks(self) -> frozenset[str]:
-        """The pods that have anything on disk."""
+        """The pods that have files on disk."""
 
     def existing(self) -> frozenset[ContainerId]:
         """Containers that have a state directory."""
 
     def use(self, container: ContainerId, pod_disk: str = "") -> DiskUsage | None:
-        """What the container's state directory takes, mostly its root disk; and `pod_disk`, the pod's disk, if it has
-        one. None if there is no directory."""
+        """Disk usage of the container's state directory and of `pod_disk`, if given. None if there is no directory."""
 
     def free_bytes(self) -> int:
         """How many bytes disks may still grow."""
 
 
 class DiskPlaces(Protocol):
-    """What belongs to pods' disks (see `RootDisks`) while they exist: device addresses that their guests know,
-    firmware, and TPMs."""
+    """What is stored beside a pod's disk and removed with it: the device addresses that its guest knows, its firmware, and
+    its TPMs. Errors: InternalError."""
 
     def read(self, disk: str) -> Places:
-        """Empty if nothing is stored, or if it cannot be read."""
+        """Empty if nothing is stored, or if its content is malformed."""
 
     def keep(self, disk: str, places: Places) -> None:
-        """The places are on disk on return."""
+        """The addresses are on disk on return."""
 
     def firmware(self, disk: str, kind: Firmware) -> FirmwareFiles | None:
-        """The firmware of the variables beside the disk. None if there are no variables yet, whatever was noted, or if
-        it cannot be read."""
+        """The firmware that made the variables beside the disk. None if there are no variables yet, even if a firmware is
+        stored, or if the stored content is malformed."""
 
     def keep_firmware(self, disk: str, kind: Firmware, files: FirmwareFiles) -> None:
-        """On disk on return. Called before the variables exist, because nobody could tell their firmware later."""
+        """Stores the firmware; it is on disk on return. Called before the variables exist, because they do not reveal their
+        firmware."""
 
     def keep_tpm(self, disk: str, domain: uuid.UUID) -> None:
-        """Notes that the state of that VM's TPM is removed with the disk."""
+        """Stores that the state of that VM's TPM is to be removed with the disk."""
 
     def tpm_owners(self, domain: uuid.UUID) -> frozenset[str]:
-        """The pods (`pod_disk.pod_hash`) whose disks have that TPM."""
+        """The pods (`pod_disk.pod_hash`) whose disks own that TPM."""
 
 
 class KernelFiles(Protocol):
-    """Files of images that VMs are started with. Each VM has copies of its own."""
+    """Kernels and initial RAM disks of images. Each VM has its own copies."""
 
     def is_there(self, path: str) -> bool:
         """Whether the complete file exists."""
 
     def copy(self, source: str, path: str) -> None:
         """Copies the file; it is complete and on disk on return. Replaces an existing one. The directory must exist.
-        NotFound if `source` is gone, ResourceExhausted if it does not fit."""
+        Raises NotFound if `source` is gone, ResourceExhausted if there is no space."""
 
 
 class EmptyDiskFiles(Protocol):
     """Empty disks beside a container's root disk, removed together with it."""
 
     def create(self, container: ContainerId, wanted: EmptyDisk) -> Disk:
-        """Makes the disk in the container's directory, which must exist. Replaces an existing one. ResourceExhausted if
-        it does not fit."""
+        """Creates the disk in the container's directory, which must exist. Replaces an existing one. Raises
+        ResourceExhausted if there is no space."""
 
 
 class ContainersRoom(Protocol):
     def filesystem_usage(self) -> FilesystemUsage:
-        """What all containers' directories and all pods' disks take."""
+        """Disk usage of all containers' directories and all pods' disks."""
 
 
 class RootVolumes(Protocol):
     """Block volumes that VMs boot from, by device path. They outlive pods, and nothing on them is ever removed.
-    `begin`, `copy` and `seal`, in that order, make a root disk, and each may be repeated. Until `seal` has returned,
-    the volume has no root disk, also after a kill."""
+    `begin`, `copy` and `seal`, in this order, make a root disk; each may be repeated. The volume has no root disk until
+    `seal` returns, even if virtshim is killed before."""
 
     def look(self, device: str) -> RootVolume:
-        """What is on it."""
+        """Reads what is on the volume."""
 
     def begin(self, device: str, container: ContainerId) -> None:
-        """Whatever is on the volume is no root disk from now on. WrongState if somebody else writes it."""
+        """Invalidates the root disk on the volume. Raises WrongState if something else is writing to the volume."""
 
     def copy(self, device: str, container: ContainerId, image: Image, image_path: str) -> None:
-        """Copies the image to the volume; it is on disk on return. WrongState if the last `begin` was for another
-        container."""
+        """Copies the image to the volume; the copy is on disk on return. Raises WrongState if the last `begin` was for
+        another container."""
 
     def seal(self, device: str, container: ContainerId, image: ImageDigest) -> None:
-        """Makes it a root disk. WrongState as for `copy`."""
+        """Makes the volume a root disk. Raises WrongState as `copy` does."""
 
     def keep_places(self, device: str, places: Places) -> None:
-        """Stores the device addresses that the guest of that root disk knows, for `look`. Writes nothing on a disk that
-        Virtlet has made. WrongState if somebody else writes it."""
+        """Stores the device addresses that the root disk's guest knows; `look` returns them. Does not write to a disk that
+        Virtlet made. Raises WrongState as `begin` does."""
 
     def disk(self, device: str) -> Disk:
-        """Of a root disk."""
+        """The volume's root disk, for a VM."""

@@ -1,4 +1,5 @@
-"""Root disks: one copy-on-write qcow2 a container, or one for all attempts of a pod's container, on top of its image."""
+"""Root disks: copy-on-write qcow2 files on top of an image. Each belongs to one container, or to all attempts of a pod's
+container."""
 
 from __future__ import annotations
 
@@ -21,20 +22,14 @@ from virtshim.model.vm import Disk
 from virtshim.system.files import free_bytes, remove_tree, space_taken, sync
 from virtshim.system.process import Finished, run
 
-# Overlays as qemu-img made them, kept in memory: the next one over the same base, of the same size, is a copy.
-#
-# A new overlay holds nothing but a header, empty tables, and its base's path: some hundred bytes in 200 KiB of zeros.
-# qemu-img takes 10 ms to make one, half of it waiting for the disk. Nothing of this is on disk, so nothing of it can
-# be stale, half-made or left behind: the first overlay after a start of virtshim is qemu-img's again.
-
 _BLOCK = 4096
-# A node has few images, and a pod's size of its disk is seldom its own alone; one takes 1 KiB.
-_MOST = 256
+# Far more combinations of image and size than a node uses; a template takes 1 KiB.
+_MAX_TEMPLATES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class OverlayKey:
-    """All that one new overlay differs in from another."""
+    """New overlays with the same key are identical."""
 
     base_path: str
     base_format: DiskFormat
@@ -43,33 +38,35 @@ class OverlayKey:
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """A file's length, and its blocks that are not all zeros: (offset, bytes)."""
+    """A file's length, and its blocks that are not all zeros, as (offset, bytes)."""
 
     length: int
     blocks: tuple[tuple[int, bytes], ...]
 
 
 class OverlayTemplates:
-    """Thread-safe."""
+    """Copies overlays that qemu-img made, because qemu-img takes 10 ms for one, half of that waiting for the disk. A new overlay has a
+    header, empty tables and its base's path: a few hundred bytes in 200 KiB of zeros. The templates are only in memory, so they
+    cannot be stale or incomplete. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[OverlayKey, _Template] = {}
 
     def learn(self, key: OverlayKey, path: str) -> None:
-        """`path` is such an overlay, and nobody has used it yet. Raises OSError."""
+        """`path`: an overlay with this key that no VM has used yet. Raises OSError."""
         with open(path, "rb") as file:
             content = file.read()
         blocks = ((offset, content[offset : offset + _BLOCK]) for offset in range(0, len(content), _BLOCK))
         template = _Template(len(content), tuple((offset, block) for offset, block in blocks if any(block)))
         with self._lock:
-            if len(self._kept) >= _MOST:
+            if len(self._kept) >= _MAX_TEMPLATES:
                 del self._kept[next(iter(self._kept))]
             self._kept[key] = template
 
     def copy(self, key: OverlayKey, path: str) -> bool:
-        """Makes the overlay `path`, which must not be there; False if no such overlay is known. A power cut may take it: its VM
-        ends then, too. Raises OSError, with a part of it made."""
+        """Creates the overlay `path`, which must not exist; False if there is no template. Does not sync it, because a power cut
+        also ends the VM. Raises OSError, and may leave an incomplete file."""
         with self._lock:
             template = self._kept.get(key)
         if template is None:
@@ -89,7 +86,7 @@ SERIAL = "root"
 _CREATE_TIMEOUT = 30.0
 _SECTOR = 512
 _MAX_BYTES = 1 << 46
-# With less than this left, a failed qemu-img has met a full disk: it needs 200 KiB.
+# If less than this is free, qemu-img failed because the disk is full: it needs 200 KiB.
 _ROOM_WANTED = 1 << 20
 _HALF = ".half"
 _POD = re.compile(r"[0-9a-f]{64}")
@@ -99,14 +96,14 @@ class RootDiskStore:
     """Implements `virtshim.disks.ports.RootDisks`."""
 
     def __init__(self, layout: Layout, tpm_states: str = "", run: Callable[..., Finished] = run) -> None:
-        """`tpm_states`: the directory where libvirt keeps what TPMs remember, by UUID. `run` is for qemu-img."""
+        """`tpm_states`: libvirt's directory of TPM states, by UUID. `run`: runs qemu-img."""
         self._run = run
         self._layout = layout
         self._tpm_states = tpm_states
         self._templates = OverlayTemplates()
 
     def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
-        """Grows only: a smaller `size_bytes` than the image's own size is ignored, as cutting would destroy the disk."""
+        """Ignores a `size_bytes` below the image's own size, because shrinking would destroy the file system."""
         what = f"container {container}"
         size = _size(base, base_path, size_bytes)
         disk = self._layout.root_disk(container)
@@ -114,7 +111,7 @@ class RootDiskStore:
         try:
             Path(disk).unlink(missing_ok=True)
         except OSError as exc:
-            raise InternalError(f"{what}: its earlier root disk cannot be removed: {exc.strerror}") from exc
+            raise InternalError(f"{what}: its existing root disk cannot be removed: {exc.strerror}") from exc
         self._overlay(what, disk, base, base_path, size)
         return Disk(path=disk, format=DiskFormat.QCOW2, serial=SERIAL)
 
@@ -122,10 +119,10 @@ class RootDiskStore:
         try:
             self._make_directories(container)
         except OSError as exc:
-            raise InternalError(f"container {container}: its directory cannot be made: {exc.strerror}") from exc
+            raise InternalError(f"container {container}: its directory cannot be created: {exc.strerror}") from exc
 
     def create_pod_disk(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
-        """As `create`. The final name is given when all of it is on disk."""
+        """As `create`. The disk gets its final name once all of it is on disk."""
         size = _size(base, base_path, size_bytes)
         final = Path(self._layout.pod_disk(name))
         half = final.with_suffix(_HALF)
@@ -134,16 +131,16 @@ class RootDiskStore:
             _make_directory(str(final.parent), 0o711)
             half.unlink(missing_ok=True)
         except OSError as exc:
-            raise InternalError(f"pod disk {name}: its directory cannot be made: {exc.strerror}") from exc
+            raise InternalError(f"pod disk {name}: its directory cannot be created: {exc.strerror}") from exc
         self._overlay("a disk that stays with its pod", str(half), base, base_path, size)
         try:
             sync(half)
-            os.link(half, final)  # unlike a rename it never replaces
+            os.link(half, final)  # unlike a rename, a link never replaces a file
             half.unlink()
             sync(final.parent)
         except OSError as exc:
             half.unlink(missing_ok=True)
-            raise InternalError(f"pod disk {name} cannot be put in its place: {exc.strerror}") from exc
+            raise InternalError(f"pod disk {name} cannot be given its final name: {exc.strerror}") from exc
         return Disk(path=str(final), format=DiskFormat.QCOW2, serial=SERIAL)
 
     def pod_disk(self, name: str) -> Disk | None:
@@ -170,8 +167,8 @@ class RootDiskStore:
                 return
         except OSError as exc:
             raise self._failure(what, disk, f"it cannot be written: {exc.strerror}") from exc
-        # The backing format is always given: a raw base whose guest-written bytes look like qcow2 must never be probed.
-        # -u: it is not opened either; size and format are known, and a stranger wrote it.
+        # The backing format is always given, so qemu-img never probes a raw base whose bytes may imitate qcow2. With -u it does
+        # not even open the base, which is untrusted.
         argv = [
             "qemu-img",
             "create",
@@ -189,7 +186,7 @@ class RootDiskStore:
         done = self._run(argv, timeout=_CREATE_TIMEOUT)
         if done.returncode != 0:
             raise self._failure(what, disk, done.summary())
-        with contextlib.suppress(OSError):  # the next one is qemu-img's, too
+        with contextlib.suppress(OSError):  # qemu-img then makes the next overlay too
             self._templates.learn(key, disk)
 
     def delete(self, container: ContainerId, *, disk_alone: bool = False) -> None:
@@ -203,7 +200,7 @@ class RootDiskStore:
                 return
             remove_tree(self._layout.sockets, container.short)
             remove_tree(self._layout.vnc_sockets, container.short)
-            # Last: of a container without a record this alone is known, to who repeats it.
+            # This directory goes last: `existing` finds a container without a record by it, so the deletion can be repeated.
             remove_tree(self._layout.containers, container.value)
         except OSError as exc:
             raise InternalError(f"container {container}: its files cannot be removed: {exc.strerror}") from exc
@@ -240,8 +237,8 @@ class RootDiskStore:
         return free_bytes(self._layout.containers)
 
     def _make_directories(self, container: ContainerId) -> None:
-        """Searchable by all, as the QEMU user must reach its disk; the files are 0600. The sockets' directory is root's alone:
-        libvirt binds the sockets and passes them on, and one VM's QEMU must not reach another's agent."""
+        """Everybody may search the directories, because QEMU's user must reach its disk; the files have mode 0600. Only root may
+        enter the sockets' directory: one VM's QEMU must not reach another VM's agent, and libvirt passes QEMU bound sockets."""
         layout = self._layout
         for path, mode in (
             (layout.containers, 0o711),
@@ -254,14 +251,14 @@ class RootDiskStore:
     def _failure(self, what: str, disk: str, words: str) -> InternalError | ResourceExhausted:
         Path(disk).unlink(missing_ok=True)
         if self.free_bytes() < _ROOM_WANTED:
-            return ResourceExhausted(f"{what}: no space for its root disk in {os.path.dirname(disk)}")
-        return InternalError(f"{what}: its root disk cannot be made: {words}")
+            return ResourceExhausted(f"{what}: there is no space for its root disk in {os.path.dirname(disk)}")
+        return InternalError(f"{what}: its root disk cannot be created: {words}")
 
 
 def _size(base: Image, base_path: str, wanted: int) -> int:
-    """Bytes, whole sectors. Raises InvalidRequest, NotFound."""
+    """The disk's size in bytes, a whole number of sectors. Raises InvalidRequest, NotFound."""
     if wanted > _MAX_BYTES:
-        raise InvalidRequest(f"a root volume of {wanted} bytes is too large; at most {_MAX_BYTES} are possible")
+        raise InvalidRequest(f"a root volume of {wanted} bytes is too large; at most {_MAX_BYTES} bytes are possible")
     if not Path(base_path).is_file():
         raise NotFound(f"the file of image {base.digest} is gone from this node; pull the image again")
     return -(-max(base.virtual_size, wanted) // _SECTOR) * _SECTOR

@@ -1,7 +1,7 @@
-"""Block volumes that VMs boot from: read, filled with an image, sealed. Each step leaves on the volume how far it came.
+"""Reads block volumes that VMs boot from, fills them with an image, and seals them. Each step records its progress on the volume.
 
-Nobody else writes one meanwhile: its lock (flock) is held, during the copy by qemu-img too. A VM that runs on it is told by
-QEMU's own locks, whatever name the device has.
+An flock on the device keeps other writers away, also while qemu-img copies. QEMU's own locks show whether a VM runs on the
+device, under whatever name.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from virtshim.model.image import DiskFormat, Image
 from virtshim.model.vm import Disk
 from virtshim.volumes.root_volume import DATA_AT, HEAD_BYTES, SECTOR, RootVolume, copying, header, parse, with_places
 
-# Its path, its format; the device, and where in it the copy begins.
+# Arguments: the image's path and format, the open device, the offset of the copy.
 CopyImage: TypeAlias = Callable[[str, DiskFormat, int, int], None]
 
 _SERIAL: Final = "root"
-# Where QEMU's locks are in a file, and how many bytes from there.
+# The offset of QEMU's lock bytes in a file, and their number.
 _QEMU_LOCKS: Final = (100, 200)
 # struct flock.
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -33,8 +33,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RootVolumeStore:
-    """Implements `virtshim.disks.ports.RootVolumes`. `copy_image`: writes what is in an image's file behind the first bytes of an
-    open device."""
+    """Implements `virtshim.disks.ports.RootVolumes`. `copy_image`: copies an image to an offset of an open device."""
 
     def __init__(self, copy_image: CopyImage) -> None:
         self._copy_image = copy_image
@@ -76,7 +75,7 @@ class RootVolumeStore:
 
 @contextlib.contextmanager
 def _opened(device: str, flags: int) -> Iterator[int]:
-    """Errors of what is done inside are the volume's."""
+    """Reports each OSError inside the `with` block as an error of the volume."""
     try:
         file = os.open(device, flags | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -91,26 +90,26 @@ def _opened(device: str, flags: int) -> Iterator[int]:
             raise InvalidRequest(f"{what}; it must be writable") from exc
         if exc.errno == errno.EBUSY:
             raise WrongState(
-                f"{what}: the node uses it, or a copy to it has not ended; unmount it there, or try again"
+                f"{what}: the node uses it, or a copy to it is still running; unmount it on the node, or try again"
             ) from exc
         raise InternalError(what) from exc
 
 
 @contextlib.contextmanager
 def _locked(device: str) -> Iterator[int]:
-    """For writing, alone. O_EXCL: of block devices none that is mounted."""
+    """Opens the device for writing, exclusively. O_EXCL fails if the block device is mounted."""
     with _opened(device, os.O_RDWR | os.O_EXCL) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise WrongState(f"the volume {device} is being written to; try again when that has ended") from None
+            raise WrongState(f"the volume {device} is being written to; try again when the writing has ended") from None
         if _is_a_vms(file):
             raise WrongState(f"a VM runs on the volume {device}; stop it first")
         yield file
 
 
 def _is_a_vms(file: int) -> bool:
-    """QEMU holds a byte for each thing that it does, or bears nobody else doing."""
+    """Whether QEMU holds a lock. It locks one byte for each kind of access that it has, or that it lets nobody else have."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _QEMU_LOCKS[0], _QEMU_LOCKS[1], 0)
     answer = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked))
     return bool(answer[0] != fcntl.F_UNLCK)
@@ -124,4 +123,4 @@ def _write_sector(file: int, sector: bytes) -> None:
 
 def _refuse_unless_begun(device: str, file: int, container: ContainerId) -> None:
     if os.pread(file, SECTOR, 0) != copying(container):
-        raise WrongState(f"the volume {device} was written to by somebody else meanwhile; let one pod alone use it")
+        raise WrongState(f"something else wrote to the volume {device} meanwhile; let only one pod use it")

@@ -116,7 +116,7 @@ def test_a_full_disk_is_told_as_one(place: str, tmp_path: Path) -> None:
 
     archives = CheckpointArchives(full)
     (tmp_path / "disk").write_text("x")
-    with pytest.raises(ResourceExhausted, match="no room"):
+    with pytest.raises(ResourceExhausted, match="no space"):
         archives.copy(str(tmp_path / "disk"), archives.begin(place, ID) + "/root.qcow2", go_on)
 
 

@@ -152,7 +152,7 @@ def test_a_disk_that_qemu_img_cannot_make_is_not_left_half_made(layout, base) ->
         Path(argv[-2]).write_bytes(b"half")
         return Finished(1, b"", b"no luck")
 
-    with pytest.raises(InternalError, match="cannot be made: no luck"):
+    with pytest.raises(InternalError, match="cannot be created: no luck"):
         RootDiskStore(layout, run=fails).create(ID, *base, 0)
     assert not Path(layout.root_disk(ID)).exists()
 
