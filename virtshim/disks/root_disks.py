@@ -45,9 +45,9 @@ class _Template:
 
 
 class OverlayTemplates:
-    """Copies overlays that qemu-img made, because qemu-img takes 10 ms for one, half of that waiting for the disk. A new overlay has a
-    header, empty tables and its base's path: a few hundred bytes in 200 KiB of zeros. The templates are only in memory, so they
-    cannot be stale or incomplete. Thread-safe."""
+    """Copies overlays that qemu-img made, because qemu-img takes 10 ms for one, half of that waiting for the disk. A new overlay
+    has a header, empty tables and its base's path: a few hundred bytes in 200 KiB of zeros. The templates are only in memory,
+    so they cannot be stale or incomplete. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

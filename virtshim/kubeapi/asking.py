@@ -1,4 +1,4 @@
-"""One request to the API server, within limits of time and size."""
+"""Sends one request to the API server, within limits of time and size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from virtshim.kubeapi.kubeconfig import Access
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Seconds for the whole of a request, and an answer's largest size in bytes."""
+    """Seconds for the whole request, and bytes for the answer."""
 
     seconds: float = 5.0
     answer: int = 8 << 20
@@ -32,7 +32,7 @@ _PART: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`document`: {} for what is no JSON object."""
+    """`document`: {} if the body is no JSON object."""
 
     status: int
     reason: str
@@ -40,7 +40,7 @@ class Answer:
 
 
 def get(access: Access, path: str, limits: RequestLimits = USUAL) -> Answer:
-    """Follows no redirect and uses no proxy. Raises OSError, of which TimeoutError after `limits.seconds`; ValueError."""
+    """Follows no redirect and uses no proxy. Raises OSError (TimeoutError after `limits.seconds`) and ValueError."""
     return _ask(access, "GET", path, None, limits)
 
 
@@ -56,7 +56,7 @@ def _ask(access: Access, method: str, path: str, document: Mapping[str, Any] | N
     if access.token:
         headers["Authorization"] = f"Bearer {access.token}"
     sent = None if document is None else json.dumps(document).encode()
-    # Not a pool of connections: that warns if the kubeconfig asks for no check of the certificate.
+    # urllib3's connection pool is not used, because it warns if the kubeconfig turns certificate checks off.
     connection = HTTPSConnection(
         access.host,
         access.port,
@@ -69,7 +69,7 @@ def _ask(access: Access, method: str, path: str, document: Mapping[str, Any] | N
         connection.request(
             method, access.prefix + path, body=sent, headers=headers, preload_content=False, decode_content=False
         )
-        # A connection that ends with its answer is not the connection object's any more.
+        # If the connection ends with the answer, the answer owns it and must close it.
         with contextlib.closing(connection.getresponse()) as answer:
             body = bytearray()
             for part in answer.stream(_PART):
@@ -81,7 +81,7 @@ def _ask(access: Access, method: str, path: str, document: Mapping[str, Any] | N
     try:
         return _in_time(connection, exchange, limits.seconds)
     except (OSError, HTTPError, HTTPException) as exc:
-        # urllib3's own text repeats the address; the system's error, its cause, says what is wrong.
+        # urllib3's text repeats the address; its cause, the system's error, says what is wrong.
         found = exc.__cause__ if isinstance(exc, HTTPError) and exc.__cause__ else exc
         if isinstance(found, TimeoutError):
             raise TimeoutError(f"its answer takes longer than {limits.seconds:g} s") from None
@@ -91,9 +91,9 @@ def _ask(access: Access, method: str, path: str, document: Mapping[str, Any] | N
 
 
 def _in_time(connection: HTTPSConnection, exchange: Callable[[], Answer], seconds: float) -> Answer:
-    """Connects and exchanges in a thread of its own, and waits for it so many seconds: then TimeoutError is raised. A socket's
-    time limit would not do: it holds for each part, and a part may be one byte of a header. getaddrinfo has no limit at all. The
-    abandoned thread ends because its socket is shut down; one that still looks a name up ends with the resolver's own limit."""
+    """Runs the exchange in a thread and raises TimeoutError after `seconds`. A socket's timeout is not enough: it holds for each
+    read, which may return a single byte, and getaddrinfo has no timeout at all. On a timeout the socket is shut down, which ends
+    the thread; if the thread is still resolving the name, it ends with the resolver's own timeout."""
     done: Future[Answer] = Future()
     connected: list[socket.socket] = []
     given_up = threading.Event()
@@ -103,7 +103,7 @@ def _in_time(connection: HTTPSConnection, exchange: Callable[[], Answer], second
             with contextlib.closing(connection):
                 connection.connect()
                 connected.append(connection.sock)
-                # Whoever gives up shuts this socket down, unless it connects later.
+                # The waiting side has shut this socket down if it gave up after the connect, and not if it gave up before.
                 if not given_up.is_set():
                     done.set_result(exchange())
         except BaseException as exc:  # noqa: BLE001 - the waiting caller raises it
@@ -116,7 +116,7 @@ def _in_time(connection: HTTPSConnection, exchange: Callable[[], Answer], second
         given_up.set()
         for one in connected:
             with contextlib.suppress(OSError):
-                # Not SSLSocket's own: from then on it would send without TLS.
+                # Not SSLSocket.shutdown: after that, the socket would send without TLS.
                 socket.socket.shutdown(one, socket.SHUT_RDWR)
 
 

@@ -1,4 +1,4 @@
-"""Events of pods, sent to the API server by a thread of their own.
+"""Sends Events of pods to the API server, from a separate thread.
 
 https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
 """
@@ -26,32 +26,32 @@ from virtshim.system.threads import lasting
 
 log = structlog.get_logger(__name__)
 
-# Events that wait, at most: the oldest give way.
-_MOST: Final = 256
-# A pod's Events: at once, and per second from then on. A guest that flaps must not fill the cluster's store.
+# The queue's length. A full queue drops its oldest Event.
+_MAX_WAITING: Final = 256
+# Each pod's rate limit: Events at once, then Events per second. A flapping guest must not fill the cluster's store.
 _BURST: Final = 10
 _RATE: Final = 1 / 60
-# Pods of which that is remembered.
+# The number of pods whose rates are kept.
 _PODS: Final = 1024
-# Seconds: between two attempts to reach an API server that does not answer, and for how long one Event is tried.
+# Seconds: between two attempts to send, and until an Event is given up.
 _AGAIN: Final = 10.0
-_LONGEST: Final = 600.0
+_GIVE_UP_AFTER: Final = 600.0
 _JOIN_LIMIT: Final = 1.0
 # Characters of an object's name.
 _LONGEST_NAME: Final = 253
 _COMPONENT: Final = "virtshim"
-# What is in trouble, for the log: too many wait.
+# The key for troubles of the queue.
 _QUEUE: Final = "queue"
 EVENTS_GUIDE: Final = "docs/security.md, Events of pods"
 
 _EXISTS: Final = 409
-# Asked too much, or broken for now.
+# The server limits requests, or has a temporary fault.
 _LATER: Final = (429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """`until`: of the monotonic clock. The name is its own from the start: an attempt whose answer was lost is not repeated."""
+    """`until`: by the monotonic clock. `name` is fixed from the start, so a repeated attempt creates no second Event."""
 
     event: PodEvent
     name: str
@@ -59,14 +59,14 @@ class _Waiting:
 
 
 class KubeEvents:
-    """Implements PodEvents. The kubeconfig is read at each attempt, as by KubeObjects. Thread-safe."""
+    """Implements `virtshim.kubeapi.ports.PodEvents`. Reads the kubeconfig at each attempt, as KubeObjects does. Thread-safe."""
 
     def __init__(self, kubeconfig: str, clock: Clock) -> None:
-        """`kubeconfig`: "" for a node that tells no API server."""
+        """`kubeconfig`: "" to send no Events."""
         self._kubeconfig = kubeconfig
         self._clock = clock
         self._lock = threading.Lock()
-        self._waiting: deque[_Waiting] = deque(maxlen=_MOST)
+        self._waiting: deque[_Waiting] = deque(maxlen=_MAX_WAITING)
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self._news = threading.Event()
         self._closing = threading.Event()
@@ -88,18 +88,20 @@ class KubeEvents:
                 self._floods.met("events.too_many", key=event.pod.uid, pod=str(event.pod.name), reason=event.reason)
                 return
             self._floods.over(key=event.pod.uid)
-            if len(self._waiting) == _MOST:
-                self._failures.met("events.dropped", key=_QUEUE, waiting=_MOST, why="the API server does not take them")
-            self._waiting.append(_Waiting(event, _name(event), now + _LONGEST))
+            if len(self._waiting) == _MAX_WAITING:
+                self._failures.met(
+                    "events.dropped", key=_QUEUE, waiting=_MAX_WAITING, why="the API server does not accept them"
+                )
+            self._waiting.append(_Waiting(event, _name(event), now + _GIVE_UP_AFTER))
             if self._thread is None:
                 try:
                     self._thread = lasting(self._run, "events")
-                except RuntimeError as exc:  # whoever tells the next one begins it
+                except RuntimeError as exc:  # the next `tell` starts the thread
                     log.warning("events.wait", error=str(exc))
         self._news.set()
 
     def close(self) -> None:
-        """What waits is lost. A request under way is left to itself after a moment."""
+        """Drops the waiting Events. Waits only briefly for a request that is being sent."""
         with self._lock:
             self._closing.set()
             thread = self._thread
@@ -108,7 +110,7 @@ class KubeEvents:
             thread.join(_JOIN_LIMIT)
 
     def _has_room(self, pod: str, now: float) -> bool:
-        """The lock is held."""
+        """The caller holds the lock."""
         bucket = self._buckets.setdefault(pod, TokenBucket(_RATE, _BURST - 1, now))
         self._buckets.move_to_end(pod)
         if len(self._buckets) > _PODS:
@@ -127,11 +129,11 @@ class KubeEvents:
             self._news.clear()
             while not self._closing.is_set() and (first := self._first()) is not None:
                 try:
-                    is_through = self._send(first)
-                except Exception:  # the edge of the thread: the next Event must be sent
+                    is_done = self._send(first)
+                except Exception:  # the thread must survive, to send the next Event
                     log.exception("events.broken")
-                    is_through = True
-                if is_through or self._clock.monotonic() >= first.until:
+                    is_done = True
+                if is_done or self._clock.monotonic() >= first.until:
                     self._drop(first)
                 else:
                     self._clock.wait(self._closing, _AGAIN)
@@ -141,13 +143,13 @@ class KubeEvents:
             return self._waiting[0] if self._waiting else None
 
     def _drop(self, sent: _Waiting) -> None:
-        """It may have given way to newer ones meanwhile."""
+        """A full queue may already have dropped the Event."""
         with self._lock:
             if self._waiting and self._waiting[0] is sent:
                 self._waiting.popleft()
 
     def _send(self, one: _Waiting) -> bool:
-        """False: to be tried again."""
+        """False if the Event must be sent again."""
         kubeconfig = self._kubeconfig
         if not kubeconfig:
             return True
@@ -169,7 +171,7 @@ class KubeEvents:
 
 
 def _name(event: PodEvent) -> str:
-    """As kubelet names its own: the pod's name, and what no other has."""
+    """The pod's name and a random suffix, as in kubelet's Events."""
     own = secrets.token_hex(8)
     return f"{event.pod.name[: _LONGEST_NAME - len(own) - 1].rstrip('.-')}.{own}"
 

@@ -1,4 +1,4 @@
-"""A kubeconfig: where the API server is, and who asks it."""
+"""Reads a kubeconfig: the API server's address, and the credentials."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ import yaml
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.text import escaped
 
-# What is done of a user and of a cluster; whatever else has a value could change who asks, or whom.
+# The supported fields of a user and of a cluster. Any other field could change the identity or the server, so it is refused.
 _CERTIFICATE: Final = {"client-certificate", "client-certificate-data", "client-key", "client-key-data"}
 _AUTHORITY: Final = {"certificate-authority", "certificate-authority-data", "insecure-skip-tls-verify"}
 _OF_USER: Final = {"token", "tokenFile", *_CERTIFICATE, "extensions"}
 _OF_CLUSTER: Final = {"server", "tls-server-name", *_AUTHORITY, "disable-compression", "api-version", "extensions"}
 
 _IMPERSONATION: Final = (
-    "it asks in another's name, which is not done here: remove it, and use a user that has the rights itself"
+    "virtshim does not impersonate others: remove the field, and use a user that has the rights itself"
 )
-_BASIC: Final = "API servers take no passwords any more: use a user with a token or a certificate"
-_PROGRAM: Final = "its user logs in by a program, which is not run here: use one with a token or a certificate"
-_PROXY: Final = "no proxy is used here: remove it, and name a server that this node reaches itself"
+_BASIC: Final = "API servers no longer accept passwords: use a user with a token or a certificate"
+_PROGRAM: Final = "virtshim does not run a login program: use a user with a token or a certificate"
+_PROXY: Final = "virtshim uses no proxy: remove the field, and name a server that this node reaches itself"
 _WHY_NOT: Final = {
     "as": _IMPERSONATION,
     "as-uid": _IMPERSONATION,
@@ -40,12 +40,12 @@ _WHY_NOT: Final = {
     "auth-provider": _PROGRAM,
     "proxy-url": _PROXY,
 }
-_UNKNOWN: Final = "it is not known here, and might change who asks or who is asked: correct or remove it"
+_UNKNOWN: Final = "virtshim does not know this field, which may change the user or the server: correct or remove it"
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`server_name`: what the server's certificate has to be for."""
+    """`server_name`: the name that the server's certificate must have."""
 
     host: str
     port: int
@@ -56,11 +56,11 @@ class Access:
 
 
 def access(kubeconfig: str, *, verified: bool = False) -> Access:
-    """Of the current context. `verified`: the server must show who it is, whatever the file says. Raises OSError, ValueError,
-    InvalidRequest, none of which shows what is secret."""
+    """The access by the file's current context. `verified`: refuse a file that turns the check of the server's certificate off.
+    Raises OSError, ValueError, InvalidRequest; none of them shows a secret."""
     try:
         document = yaml.safe_load(Path(kubeconfig).read_text(encoding="utf-8"))
-    except yaml.YAMLError:  # which shows the line, and what is secret in it
+    except yaml.YAMLError:  # YAMLError shows the line, which may hold a secret
         raise InvalidRequest("it is no kubeconfig: not valid YAML") from None
     if not isinstance(document, dict):
         raise InvalidRequest("it is no kubeconfig")
@@ -75,7 +75,7 @@ def access(kubeconfig: str, *, verified: bool = False) -> Access:
     token = _token(user, kubeconfig)
     if not token and not shown:
         raise InvalidRequest(
-            "its user has neither a token nor a certificate: it would ask as nobody; give it one of them"
+            "its user has neither a token nor a certificate, so its requests would be anonymous: add one of them"
         )
     host = server.hostname or ""
     name = str(cluster.get("tls-server-name") or host)
@@ -89,8 +89,8 @@ def _refuse_others(whose: str, entry: Mapping[str, Any], done: Container[str]) -
 
 
 def _server(address: str) -> SplitResult:
-    if "@" in address:  # whose password is not shown
-        raise InvalidRequest("its cluster's server: there is a user in the address; write it without, and https://")
+    if "@" in address:  # the address is not shown, because it may hold a password
+        raise InvalidRequest("its cluster's server: the address has a user; write https://, without the user")
     found = urlsplit(address)
     if found.scheme != "https" or not found.hostname or found.query or found.fragment:
         raise InvalidRequest(f"its server {address!r} is no https address")
@@ -100,11 +100,11 @@ def _server(address: str) -> SplitResult:
 def _token(user: Mapping[str, Any], kubeconfig: str) -> str:
     token, file = str(user.get("token") or ""), user.get("tokenFile")
     if token and file:
-        raise InvalidRequest("its user's token and tokenFile: programs differ on which of them counts; remove one")
+        raise InvalidRequest("its user's token and tokenFile: programs differ in which one they use; remove one")
     if file:
         token = Path(kubeconfig).parent.joinpath(str(file)).read_text(encoding="utf-8").strip()
         if not token:
-            raise InvalidRequest("its user's tokenFile is empty: have a token written there")
+            raise InvalidRequest("its user's tokenFile is empty: write a token to it")
     if not token.isascii() or not token.isprintable() or " " in token:
         raise InvalidRequest("its user's token is not one word of ASCII")
     return token
@@ -116,7 +116,7 @@ def _server_tls(cluster: Mapping[str, Any], kubeconfig: str, *, verified: bool) 
     if cluster.get("insecure-skip-tls-verify") is True:
         if verified:
             raise InvalidRequest(
-                "insecure-skip-tls-verify: anybody could be that server; give its certificate-authority instead"
+                "insecure-skip-tls-verify: anybody could pose as the server; set certificate-authority instead"
             )
         tls.check_hostname = False
         tls.verify_mode = ssl.CERT_NONE
@@ -124,13 +124,15 @@ def _server_tls(cluster: Mapping[str, Any], kubeconfig: str, *, verified: bool) 
 
 
 def _show_who_asks(tls: ssl.SSLContext, user: Mapping[str, Any], kubeconfig: str) -> bool:
-    """Whether there is a certificate to show."""
+    """Loads the client certificate. False if there is none."""
     certificate, key = (_pem(user, name, kubeconfig) for name in ("client-certificate", "client-key"))
     if bool(certificate) != bool(key):
         missing = "client-key" if certificate else "client-certificate"
-        raise InvalidRequest(f"its user has no {missing}: a certificate and its key go together; add it")
+        raise InvalidRequest(
+            f"its user has no {missing}: a certificate needs its key, and a key its certificate; add it"
+        )
     if certificate:
-        with tempfile.NamedTemporaryFile(suffix=".pem") as file:  # readable by its owner alone
+        with tempfile.NamedTemporaryFile(suffix=".pem") as file:  # only its owner may read it
             file.write(certificate + b"\n" + key)
             file.flush()
             tls.load_cert_chain(file.name, password=_no_passphrase)
@@ -138,8 +140,8 @@ def _show_who_asks(tls: ssl.SSLContext, user: Mapping[str, Any], kubeconfig: str
 
 
 def _no_passphrase() -> str:
-    """In place of OpenSSL's question on the terminal."""
-    raise InvalidRequest("its user's client-key has a passphrase, for which nobody can be asked: give it without")
+    """Keeps OpenSSL from asking for a passphrase on the terminal."""
+    raise InvalidRequest("its user's client-key has a passphrase, which nobody can enter: use a key without one")
 
 
 def _named(document: Mapping[str, Any], table: str, kind: str, name: str) -> Mapping[str, Any]:
@@ -157,7 +159,7 @@ def _named(document: Mapping[str, Any], table: str, kind: str, name: str) -> Map
 
 
 def _pem(entry: Mapping[str, Any], name: str, kubeconfig: str) -> bytes:
-    """Of the field itself, or of the file that it names, relative to the kubeconfig; empty if there is neither."""
+    """The content of `name`-data, or of the file `name` relative to the kubeconfig; b"" if the entry has neither."""
     if data := entry.get(f"{name}-data"):
         try:
             return base64.b64decode(str(data), validate=True)

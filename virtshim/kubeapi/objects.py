@@ -1,4 +1,4 @@
-"""Secrets and ConfigMaps, read when a pod that names them is created."""
+"""Reads Secrets and ConfigMaps that pods name, and asks the API server about virtshim's rights."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ GUIDE: Final = "docs/security.md, Secrets by name"
 
 
 class KubeObjects:
-    """Implements ClusterObjects. The kubeconfig, and the files that it names, are read each time: tokens and certificates are
-    renewed beside us."""
+    """Implements `virtshim.kubeapi.ports.ClusterObjects`. Reads the kubeconfig and its files at each call, because other programs
+    renew tokens and certificates."""
 
     def __init__(self, kubeconfig: str, limits: RequestLimits = USUAL) -> None:
-        """`kubeconfig`: "" for a node that asks no API server."""
+        """`kubeconfig`: "" to ask no API server."""
         self._kubeconfig = kubeconfig
         self._limits = limits
 
@@ -33,8 +33,8 @@ class KubeObjects:
         kubeconfig = self._kubeconfig
         if not kubeconfig:
             raise WrongState(
-                "this node reads no Secrets and ConfigMaps by name: its operator has to set kubernetes.kubeconfig; or mount it "
-                "as a volume, or write its text into an annotation of the pod"
+                "this node does not read Secrets and ConfigMaps by name: its operator must set kubernetes.kubeconfig; or mount "
+                "it as a volume, or write its text into an annotation of the pod"
             )
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/{PLURAL[source.kind]}/{quote(source.name, safe='')}"
         try:
@@ -49,15 +49,13 @@ class KubeObjects:
 
 def _refusal(answer: Answer) -> ShimError:
     if answer.status == 404:
-        return WrongState("there is none in the pod's namespace; create it, or correct the annotation")
+        return WrongState("it does not exist in the pod's namespace; create it, or correct the annotation")
     if answer.status in (401, 403):
         return PermissionRefused(
-            f"this node may not read it ({answer.status} {answer.reason}); name it in the pod's spec as well, by a volume, or "
-            f"have this node's right to get it granted ({GUIDE})"
+            f"this node may not read it ({answer.status} {answer.reason}); name it in a volume of the pod as well, or grant "
+            f"this node the right to get it ({GUIDE})"
         )
-    return Unavailable(
-        f"the API server answers {answer.status} {answer.reason}; it is asked again with the next attempt"
-    )
+    return Unavailable(f"the API server answers {answer.status} {answer.reason}; the next attempt asks again")
 
 
 def _data(document: Mapping[str, Any], source: DataSource) -> Data:
@@ -68,7 +66,7 @@ def _data(document: Mapping[str, Any], source: DataSource) -> Data:
     try:
         found |= {key: base64.b64decode(str(text), validate=True) for key, text in encoded.items()}
     except binascii.Error:
-        raise Unavailable("the API server's answer is not what it should be: data that are not base64") from None
+        raise Unavailable("the API server's answer is malformed: its data are not base64") from None
     return found
 
 
@@ -77,16 +75,13 @@ def _mapping(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# What virtshim may do to objects of the API server: the server is asked, and changes nothing for it.
-#
 # https://kubernetes.io/docs/reference/kubernetes-api/authorization-resources/self-subject-access-review-v1/
-
 _PATH: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 def may(access: Access, verb: str, resource: str, namespace: str = "", name: str = "") -> bool:
-    """`verb`: such as get; `resource`: such as secrets. `namespace`, `name`: "" for all. Raises ShimError if the server does not
-    say; OSError, ValueError as `get`."""
+    """Asks whether this user has a right; changes nothing. `verb`: such as get; `resource`: such as secrets. `namespace`, `name`:
+    "" for all. Raises ShimError if the server refuses to answer; OSError and ValueError as `get`."""
     wanted = {"verb": verb, "resource": resource, "namespace": namespace, "name": name}
     review = {
         "apiVersion": "authorization.k8s.io/v1",
@@ -95,14 +90,14 @@ def may(access: Access, verb: str, resource: str, namespace: str = "", name: str
     }
     answer = post(access, _PATH, review)
     if answer.status == 401:
-        raise PermissionRefused(
-            "it does not know who asks (401); renew the token or the certificate of the kubeconfig's user"
-        )
+        raise PermissionRefused("it does not know the kubeconfig's user (401); renew the user's token or certificate")
     if answer.status == 403:
         raise PermissionRefused(
-            "it does not tell what its user may do (403); bind the ClusterRole system:basic-user to it"
+            "it does not tell the user its rights (403); bind the ClusterRole system:basic-user to the user"
         )
     if answer.status not in (200, 201):
-        raise Unavailable(f"it answers {answer.status} {answer.reason}; see whether it is an API server, and its log")
+        raise Unavailable(
+            f"it answers {answer.status} {answer.reason}; check that it is an API server, and see its log"
+        )
     status = answer.document.get("status")
     return isinstance(status, dict) and status.get("allowed") is True

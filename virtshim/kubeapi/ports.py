@@ -1,4 +1,4 @@
-"""The cluster that the node is part of: guests' data come from there, and what is wrong with VMs is told there."""
+"""Ports to the node's cluster: data for guests, and Events of pods."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from virtshim.model.sandbox import PodKey
 from virtshim.model.troubles import TroubleChange
 from virtshim.seed.sources import Data, DataSource
 
-# What virtshim tells a pod's owner by an Event of the pod. No I/O.
-
-# The reason of the Event that tells a trouble's end.
+# The reason of the Event at a trouble's end.
 OVER: Final = "TroubleOver"
 
 
@@ -27,7 +25,7 @@ class PodEvent:
 
 
 def event_of(change: TroubleChange, pod: PodKey, container: str, at: int) -> PodEvent:
-    """A Warning when the trouble begins, a normal Event when it is over."""
+    """A Warning if the trouble begins, a normal Event if it is over."""
     reason = change.trouble.kind.reason
     if change.is_over:
         return PodEvent(pod, OVER, f"container {container}: {reason} is over: {change.text}", is_warning=False, at=at)
@@ -38,13 +36,13 @@ class ClusterObjects(Protocol):
     """Secrets and ConfigMaps."""
 
     def read(self, source: DataSource, namespace: str) -> Data:
-        """As it is now: never kept, never logged. Raises ShimError with the reason and the remedy: one that is not there, or that
-        this node may not read; an API server that does not answer in time; a node that has none."""
+        """Reads the object's present data, which are never stored or logged. Raises ShimError with reason and remedy if the object
+        does not exist, this node may not read it or has no API server, or the server does not answer in time."""
 
 
 class PodEvents(Protocol):
     """Events of pods, which `kubectl describe` shows."""
 
     def tell(self, event: PodEvent) -> None:
-        """Returns at once and never raises. The event is sent later, if the node has an API server and the pod has not told too
-        many. One that could not be sent is lost with the process."""
+        """Returns at once and never raises. The Event is sent later, if the node has an API server and the pod is within its rate
+        limit. Unsent Events are lost with the process."""

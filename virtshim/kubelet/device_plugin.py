@@ -1,7 +1,7 @@
-"""`virtshim device-plugin`: a socket for each resource in kubelet's directory, registered there as long as kubelet lives.
+"""`virtshim device-plugin`: serves each resource on a socket in kubelet's directory and keeps it registered with kubelet.
 
-A kubelet that starts removes all sockets of its directory and makes kubelet.sock anew, and knows no plugin then. Both are looked
-at every second: a plugin whose socket is gone, or which registered with another kubelet, listens and registers again.
+When kubelet starts, it removes all sockets of its directory, creates a new kubelet.sock, and knows no plugins. So the plugin
+checks its sockets and kubelet.sock every second, and listens and registers again if one has changed.
 """
 
 from __future__ import annotations
@@ -27,21 +27,17 @@ from virtshim.system.files import replace_text
 from virtshim.system.grpc_socket import listen
 from virtshim.system.threads import Workers
 
-# The CDI specification of a resource's devices, for containers that get names instead of nodes.
-#
-# It stays when the plugin ends: containers that were given a name are restarted with it.
-
 _CDI_FILE_VERSION: Final = "0.6.0"
 
 
 def cdi_file_qualified_name(pool: Pool, offer: Offer) -> str:
-    """The resource's own name is the CDI kind: vendor/class=device."""
+    """The device's CDI name, vendor/class=device. The CDI kind vendor/class is the resource's name."""
     return f"{pool.resource}={offer.id}"
 
 
 def specification(pool: Pool, offers: Sequence[Offer]) -> dict[str, Any]:
-    """Those of the offers that have device nodes. `bdf` is what VM runtimes look for, and holds one address: where a group has
-    several functions, its node and the container's variable say which."""
+    """The CDI specification of the offers with device nodes. VM runtimes read the annotation `bdf`, which holds one address. An
+    IOMMU group with several functions has none; its node and the container's variable identify the functions."""
     return {
         "cdiVersion": _CDI_FILE_VERSION,
         "kind": pool.resource,
@@ -58,7 +54,8 @@ def specification(pool: Pool, offers: Sequence[Offer]) -> dict[str, Any]:
 
 
 def write_cdi_file(directory: str, pool: Pool, offers: Sequence[Offer]) -> None:
-    """Replaces the file in one step, if there is anything new in it. OSError."""
+    """Replaces the CDI file atomically if its content changes. The file stays when the plugin ends, because restarted containers
+    still use its names. Raises OSError."""
     path = f"{directory}/virtshim-{pool.resource.replace('/', '_')}.json"
     text = json.dumps(specification(pool, offers), indent=1)
     if _holds(path, text.encode()):
@@ -68,7 +65,7 @@ def write_cdi_file(directory: str, pool: Pool, offers: Sequence[Offer]) -> None:
 
 
 def _holds(path: str, text: bytes) -> bool:
-    """Whether a file is there with that text; whatever else is there keeps nobody waiting."""
+    """Whether `path` is a regular file with this content. Does not block on a FIFO."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -77,22 +74,20 @@ def _holds(path: str, text: bytes) -> bool:
         return stat.S_ISREG(os.fstat(fd).st_mode) and file.read(len(text) + 1) == text
 
 
-# One resource's DevicePlugin service: its devices, preferred allocations, and what a container gets.
-#
-# Rules are those of kubelet's device plugin interface, v1beta1: ListAndWatch sends all devices each time and never
-# ends while the plugin lives; Allocate is asked at a pod's admission, and its error fails the pod.
-
 log = structlog.get_logger(__name__)
 
 HEALTHY: Final = "Healthy"
 UNHEALTHY: Final = "Unhealthy"
 
-# A stream whose client is gone is noticed when it is next written to, or looked at: this often, in seconds.
+# Seconds. How often an idle stream checks whether its client is gone.
 _LOOK: Final = 5.0
 
 
 class ResourceServer(deviceplugin_pb2_grpc.DevicePluginServicer):
-    """`cdi_name` makes the CDI name of an offer; None: device nodes are given instead."""
+    """One resource's DevicePlugin service. `cdi_name` makes an offer's CDI name; with None, containers get device nodes.
+
+    By kubelet's interface v1beta1, ListAndWatch sends all devices each time and never ends while the plugin lives. kubelet calls
+    Allocate at a pod's admission, and an error fails the pod."""
 
     def __init__(self, pool: Pool, cdi_name: Callable[[Offer], str] | None = None) -> None:
         self._pool = pool
@@ -103,7 +98,7 @@ class ResourceServer(deviceplugin_pb2_grpc.DevicePluginServicer):
         self._ended = False
 
     def offer(self, offers: Sequence[Offer]) -> None:
-        """All that there is now; tells kubelet if anything changed."""
+        """Replaces all offers, and informs kubelet of a change."""
         found = {offer.id: offer for offer in offers}
         with self._changed:
             if found == self._offers:
@@ -121,7 +116,7 @@ class ResourceServer(deviceplugin_pb2_grpc.DevicePluginServicer):
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Ends the streams. `begin` makes them possible again."""
+        """Ends the streams. `begin` allows new ones."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -134,15 +129,15 @@ class ResourceServer(deviceplugin_pb2_grpc.DevicePluginServicer):
         return pb.DevicePluginOptions(get_preferred_allocation_available=True)
 
     def ListAndWatch(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.ListAndWatchResponse]:
-        told = -1
+        sent = -1
         while context.is_active():
             with self._changed:
                 if self._ended:
                     return
-                if told == self._version:
+                if sent == self._version:
                     self._changed.wait(_LOOK)
                     continue
-                told, offers = self._version, tuple(self._offers.values())
+                sent, offers = self._version, tuple(self._offers.values())
             yield pb.ListAndWatchResponse(devices=[_device(offer) for offer in offers])
 
     def GetPreferredAllocation(
@@ -168,7 +163,7 @@ class ResourceServer(deviceplugin_pb2_grpc.DevicePluginServicer):
     def PreStartContainer(
         self, request: pb.PreStartContainerRequest, context: grpc.ServicerContext
     ) -> pb.PreStartContainerResponse:
-        return pb.PreStartContainerResponse()  # the options do not ask for it
+        return pb.PreStartContainerResponse()  # kubelet does not call it, because the options do not ask for it
 
     def _allocated(self, ids: Sequence[str], context: grpc.ServicerContext) -> pb.ContainerAllocateResponse:
         granted = [self._granted(device, context) for device in ids]
@@ -188,7 +183,7 @@ class ResourceServer(deviceplugin_pb2_grpc.DevicePluginServicer):
         offer = self._offers.get(device)
         name = f"{self._pool.resource}: device {device[:80]!r}"
         if offer is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"{name} is not on this node any more")
+            context.abort(grpc.StatusCode.NOT_FOUND, f"{name} is no longer on this node")
         if offer.fault:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{name} cannot be used now: {offer.fault}")
         return offer
@@ -199,22 +194,20 @@ def _device(offer: Offer) -> pb.Device:
     return pb.Device(ID=offer.id, health=UNHEALTHY if offer.fault else HEALTHY, topology=topology)
 
 
-log = structlog.get_logger(__name__)
-
 _DEVICE_PLUGIN_VERSION: Final = "v1beta1"
 _REGISTER_SECONDS: Final = 10.0
-# Streams of earlier kubelets may linger beside the present one's, and each holds a thread.
+# Each stream holds a thread, and streams of earlier kubelets may linger.
 _THREADS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletPlugins:
-    """The directory where kubelet has kubelet.sock and plugins have theirs."""
+    """The directory of kubelet.sock and the plugins' sockets."""
 
     directory: str = "/var/lib/kubelet/device-plugins"
 
     def kubelet(self) -> tuple[int, int] | None:
-        """What tells one kubelet.sock from another; None if there is none."""
+        """Identifies this kubelet.sock; None if there is none."""
         return _identity(f"{self.directory}/kubelet.sock")
 
     def register(self, resource: str, endpoint: str) -> None:
@@ -232,7 +225,7 @@ class KubeletPlugins:
 
 
 class ResourcePlugin:
-    """One resource: its socket, and whether this kubelet knows of it."""
+    """One resource's socket and its registration with kubelet."""
 
     def __init__(self, pool: Pool, plugins: KubeletPlugins, service: ResourceServer) -> None:
         self._pool = pool
@@ -247,7 +240,7 @@ class ResourcePlugin:
         self._trouble = ""
 
     def keep_registered(self) -> None:
-        """Listens and registers, if that is not so already. Never raises: what fails is tried again at the next look."""
+        """Listens and registers, if necessary. Logs errors and never raises; the next call tries again."""
         kubelet = self._plugins.kubelet()
         if kubelet is None:
             self._registered = None
@@ -271,7 +264,6 @@ class ResourcePlugin:
             self._warn_once("plugin.not_listening", str(exc))
 
     def _warn_once(self, event: str, reason: str) -> None:
-        """Once, and not every second."""
         if reason != self._trouble:
             log.warning(event, resource=self._pool.resource, reason=reason)
         self._trouble = reason
@@ -282,7 +274,7 @@ class ResourcePlugin:
         self.service.end()
         self._server.stop(1.0).wait()
         self._server = None
-        if _identity(self._path) == self._socket:  # and not a later plugin's
+        if _identity(self._path) == self._socket:  # unless a later plugin replaced it
             Path(self._path).unlink(missing_ok=True)
 
     def _listen(self) -> None:
@@ -298,8 +290,8 @@ class ResourcePlugin:
 
 
 class DevicePlugin:
-    """All resources of a node. `functions` reads what PCI functions there are now; `publish` is told of each resource's offers
-    before kubelet is (the CDI file), and may raise OSError."""
+    """All resources of a node. `functions` reads the present PCI functions. `publish` writes a resource's CDI file before kubelet
+    gets the offers, and may raise OSError."""
 
     def __init__(
         self,
@@ -315,8 +307,8 @@ class DevicePlugin:
         self._reported: Mapping[str, str] = {}
 
     def run(self, stopping: threading.Event, look_every: float, alive: Callable[[], object] = lambda: None) -> None:
-        """Returns when `stopping` is set. Devices are looked at every `look_every` seconds, kubelet every second; `alive` is
-        called each time."""
+        """Returns when `stopping` is set. Reads the devices every `look_every` seconds and checks kubelet every second; calls
+        `alive` at each check."""
         until_look = 0.0
         try:
             while True:
@@ -324,7 +316,7 @@ class DevicePlugin:
                     self.look()
                     until_look = look_every
                 for plugin in self._plugins.values():
-                    if not stopping.is_set():  # a kubelet that hangs is waited for at each
+                    if not stopping.is_set():  # if kubelet hangs, each call waits for it
                         plugin.keep_registered()
                     alive()
                 if stopping.wait(min(1.0, look_every)):
@@ -335,7 +327,7 @@ class DevicePlugin:
                 plugin.close()
 
     def look(self) -> None:
-        """Reads the devices and tells kubelet what changed. A device of two resources is unhealthy in both."""
+        """Reads the devices and informs kubelet of changes. A device in two resources is unhealthy in both."""
         node = self._functions()
         found = {pool.resource: offers(pool, node) for pool in self._pools}
         shared = overlap(found)
@@ -358,12 +350,15 @@ def _unshared(offer: Offer, shared: Mapping[str, str]) -> Offer:
     if resources is None:
         return offer
     return Offer(
-        offer.functions, offer.group, offer.numa, f"it is in {resources}: no two device_plugin.resources may share it"
+        offer.functions,
+        offer.group,
+        offer.numa,
+        f"it is in {resources}: only one of device_plugin.resources may have it",
     )
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """A socket made anew may get the inode of the removed one: its time of change tells."""
+    """Inode and change time of a socket, because a new socket may reuse the inode of a removed one."""
     try:
         found = os.lstat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""kubelet's pod-resources API: which containers a pod has of its own, and which devices kubelet granted them."""
+"""A client of kubelet's pod-resources API: a pod's own containers, and the devices that kubelet granted them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from criproto.podresources_v1 import podresources_pb2_grpc
 from virtshim.devices.values import KubeletGrant
 from virtshim.model.errors import Unavailable
 
-# kubelet's limit for an answer, and how long its answer is waited for: it waits for nothing itself.
+# kubelet's limit for an answer, and the timeout for a call; kubelet answers without waiting for anything.
 _MESSAGE_BYTES: Final = 16 << 20
 _SECONDS: Final = 5.0
 
-# How often, and after how many seconds, it is asked again when it has refused a question because there were too many.
+# How often, and after how many seconds, a call is repeated that kubelet refused because of its rate limit.
 _TRIES: Final = 20
 _PAUSE: Final = 0.05
 
@@ -28,7 +28,7 @@ _GONE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, 
 
 
 class PodResourcesClient:
-    """One connection, made at the first question and again whenever kubelet was restarted."""
+    """One connection, made at the first call and again after each restart of kubelet."""
 
     def __init__(self, socket: str, timeout: float = _SECONDS) -> None:
         self._socket = socket
@@ -55,9 +55,9 @@ class PodResourcesClient:
         return tuple(one.name for one in self._containers(namespace, pod)) or None
 
     def _containers(self, namespace: str, pod: str) -> Sequence[pb.ContainerResources]:
-        # gRPC would wait for the socket to appear for as long as it is allowed to.
+        # gRPC would wait for the socket until its timeout.
         if not os.path.exists(self._socket):
-            raise Unavailable(self._message("it is not there"))
+            raise Unavailable(self._message("the socket does not exist"))
         try:
             found = self._pod(namespace, pod)
         except grpc.RpcError as exc:
@@ -65,8 +65,8 @@ class PodResourcesClient:
         return () if found is None else found.containers
 
     def _pod(self, namespace: str, pod: str) -> pb.PodResources | None:
-        """Get is off before Kubernetes 1.34, or unknown to older ones, and says of an unknown pod what it says of any other
-        trouble (code UNKNOWN); List is always there. Raises grpc.RpcError, Unavailable."""
+        """Falls back from Get to List, which always exists. Before Kubernetes 1.34, Get is off or missing, and for an unknown pod
+        it returns the same code UNKNOWN as for any other error. Raises grpc.RpcError, Unavailable."""
         stub = self._stub()
         try:
             request = pb.GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
@@ -76,17 +76,17 @@ class PodResourcesClient:
                 raise
             listed = self._answer(stub.List, pb.ListPodResourcesRequest()).pod_resources
             found = [one for one in listed if (one.namespace, one.name) == (namespace, pod)]
-        if len(found) > 1:  # no UID tells them apart
+        if len(found) > 1:  # the answer has no UID to tell them apart
             raise Unavailable(
-                self._message(f"it lists {len(found)} pods {namespace}/{pod}: an earlier one is not gone yet")
+                self._message(f"kubelet lists {len(found)} pods {namespace}/{pod}: an earlier one is not gone yet")
             )
         if any((one.namespace, one.name) != (namespace, pod) for one in found):
-            raise Unavailable(self._message(f"when asked for {namespace}/{pod} it answers for another pod"))
+            raise Unavailable(self._message(f"kubelet's answer for {namespace}/{pod} is about another pod"))
         return found[0] if found else None
 
     def _answer(self, call: Callable[..., _A], request: object) -> _A:
-        """kubelet answers 100 questions a second, ten at once; what is more it refuses at once. After a reboot of the node all
-        pods are made together."""
+        """Repeats calls that exceed kubelet's rate limit (100 a second, in bursts of ten), because after a reboot of the node all
+        pods are created at the same time."""
         for _ in range(_TRIES):
             try:
                 return call(request, timeout=self._timeout)
@@ -107,7 +107,7 @@ class PodResourcesClient:
     def _message(self, why: str) -> str:
         return (
             f"kubelet does not say which containers and devices the pod has ({self._socket}: {why}); check that kubelet runs and "
-            "devices.pod_resources_socket is its socket"
+            "that devices.pod_resources_socket is its socket"
         )
 
 
@@ -116,7 +116,7 @@ def _is_rate_limit(error: grpc.RpcError) -> bool:
 
 
 def _grants(containers: Iterable[pb.ContainerResources], *, of_pod: bool) -> tuple[KubeletGrant, ...]:
-    """One for each resource: kubelet makes an entry of its own for each NUMA node."""
+    """One grant for each resource. kubelet has a separate entry for each NUMA node."""
     ids: dict[str, dict[str, None]] = {}
     for one in containers:
         for device in one.devices:

@@ -18,14 +18,14 @@ ENVIRONMENTS: Final = (KUBEADM_FLAGS, "/etc/default/kubelet", "/etc/sysconfig/ku
 EXTRA_FLAGS: Final = "KUBELET_EXTRA_ARGS"
 _UNITS: Final = ("/usr/lib/systemd/system", "/etc/systemd/system")
 _RUNNING: Final = "its command line"
-_MOST: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 # In the order of the command line in kubeadm's unit. If a flag occurs twice, kubelet uses the last one.
 _LAST: Final = ("KUBELET_KUBEADM_ARGS", EXTRA_FLAGS)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value, and the file that has it."""
+    """A value and its file."""
 
     value: Any
     source: str
@@ -101,7 +101,7 @@ def _documents(files: HostFiles, flags: Mapping[str, Given]) -> Iterator[str]:
 def _document(files: HostFiles, path: str) -> Mapping[str, Any]:
     """Raises InvalidRequest."""
     try:
-        found = yaml.safe_load(files.content(path, _MOST))
+        found = yaml.safe_load(files.content(path, _MAX_BYTES))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidRequest(f"not YAML: {' '.join(str(exc).split())[:200]}") from exc
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
@@ -129,7 +129,7 @@ def _of_unit(files: HostFiles) -> tuple[dict[str, Given], list[tuple[str, str]],
         if not files.exists(path):
             continue
         try:
-            lines = files.content(path, _MOST).decode(errors="replace").replace("\\\n", " ").splitlines()
+            lines = files.content(path, _MAX_BYTES).decode(errors="replace").replace("\\\n", " ").splitlines()
         except InvalidRequest as exc:
             trouble.append(f"{path}: {exc}")
             continue

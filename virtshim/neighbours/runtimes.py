@@ -14,7 +14,7 @@ from virtshim.model.errors import InvalidRequest
 
 CONTAINERD: Final = "containerd"
 CRIO: Final = "cri-o"
-_MOST: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 _CONTAINERD_FILE: Final = "/etc/containerd/config.toml"
 _CRIO_FILE: Final = "/etc/crio/crio.conf"
 _PROGRAMS: Final = ("/usr/bin", "/usr/local/bin", "/usr/sbin")
@@ -127,7 +127,7 @@ def _document(files: HostFiles, path: str) -> tuple[dict[str, Any], str]:
     if not files.exists(path):
         return {}, ""
     try:
-        return tomllib.loads(files.content(path, _MOST).decode()), ""
+        return tomllib.loads(files.content(path, _MAX_BYTES).decode()), ""
     except (InvalidRequest, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         return {}, f"{path}: {exc}"
 

@@ -46,8 +46,8 @@ def refusal(path: str) -> str:
         ("as-user-extra", {"scopes": ["view"]}, "use a user that has the rights itself"),
         ("username", "me", "use a user with a token or a certificate"),
         ("password", "hunter2", "use a user with a token or a certificate"),
-        ("exec", {"command": "aws"}, "use one with a token or a certificate"),
-        ("auth-provider", {"name": "gcp"}, "use one with a token or a certificate"),
+        ("exec", {"command": "aws"}, "use a user with a token or a certificate"),
+        ("auth-provider", {"name": "gcp"}, "use a user with a token or a certificate"),
         ("tokenfile", "token", "correct or remove it"),
     ],
 )
@@ -125,7 +125,7 @@ def test_two_of_one_name_are_not_chosen_between(api: Api, tmp_path: Path) -> Non
 @pytest.mark.parametrize("server", ["https://me:hunter2@127.0.0.1", "http://me:hunter2@127.0.0.1", "me:hunter2@here"])
 def test_a_user_in_the_address_is_refused_and_not_shown(api: Api, tmp_path: Path, server: str) -> None:
     said = refusal(kubeconfig(api, tmp_path, TOKEN, server=server))
-    assert "there is a user in the address" in said
+    assert "the address has a user" in said
     assert "hunter2" not in said
 
 

@@ -80,8 +80,8 @@ def test_a_namespace_cannot_lead_out_of_its_own_path(api: Api, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("status", "kind", "said"),
     [
-        (404, WrongState, "there is none in the pod's namespace"),
-        (403, PermissionRefused, "name it in the pod's spec as well"),
+        (404, WrongState, "it does not exist in the pod's namespace"),
+        (403, PermissionRefused, "name it in a volume of the pod as well"),
         (401, PermissionRefused, "may not read it"),
         (429, Unavailable, "answers 429"),
         (500, Unavailable, "answers 500"),
@@ -109,7 +109,7 @@ def test_a_server_that_does_not_show_who_it_is_is_told_nothing(api: Api, tmp_pat
         assert isinstance(error, Unavailable)
         assert "certificate verify failed" in str(error)
         path = kubeconfig(api, tmp_path, TOKEN, **{"insecure-skip-tls-verify": True})
-        assert "anybody could be that server" in str(refusal(KubeObjects(path)))
+        assert "anybody could pose as the server" in str(refusal(KubeObjects(path)))
         assert api.asked == []
     finally:
         other.close()

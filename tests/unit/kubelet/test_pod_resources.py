@@ -104,7 +104,7 @@ def test_a_pod_that_kubelet_does_not_know_has_nothing(socket: str, client: PodRe
 def test_a_kubelet_that_is_not_there_is_unavailable_and_the_message_says_where_it_was_looked_for(
     socket: str, client: PodResourcesClient
 ) -> None:
-    with pytest.raises(Unavailable, match=rf"{socket}: it is not there.*devices\.pod_resources_socket"):
+    with pytest.raises(Unavailable, match=rf"{socket}: the socket does not exist.*devices\.pod_resources_socket"):
         client.granted("default", "vm", "vm")
 
 
@@ -152,7 +152,7 @@ def test_an_answer_about_another_pod_grants_nothing(socket: str, client: PodReso
     kubelet = FakePodResources()
     kubelet.grant("else", "vm", "vm", ("intel.com/vf", ["a"]))
     kubelet.pods[("default", "vm", "")] = kubelet.pods.pop(("else", "vm", ""))
-    with serving(kubelet, socket), pytest.raises(Unavailable, match="answers for another pod"):
+    with serving(kubelet, socket), pytest.raises(Unavailable, match="is about another pod"):
         client.granted("default", "vm", "vm")
 
 

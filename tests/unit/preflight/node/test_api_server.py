@@ -181,9 +181,9 @@ def test_it_is_told_whether_pods_get_events(api: Api, tmp_path: Path, allowed: b
 @pytest.mark.parametrize(
     ("status", "said", "remedy"),
     [
-        (401, "does not know who asks", "renew the token or the certificate"),
-        (403, "does not tell what its user may do", "bind the ClusterRole system:basic-user"),
-        (500, "answers 500", "see whether it is an API server"),
+        (401, "does not know the kubeconfig's user", "renew the user's token or certificate"),
+        (403, "does not tell the user its rights", "bind the ClusterRole system:basic-user"),
+        (500, "answers 500", "check that it is an API server"),
     ],
 )
 def test_a_server_that_does_not_take_who_asks_is_a_warning(
@@ -201,7 +201,7 @@ def test_a_server_that_does_not_take_who_asks_is_a_warning(
     [
         ({**TOKEN, "as": "root"}, {}, "its user's as: "),
         (TOKEN, {"proxy-url": "http://proxy"}, "its cluster's proxy-url: "),
-        (TOKEN, {"insecure-skip-tls-verify": True}, "anybody could be that server"),
+        (TOKEN, {"insecure-skip-tls-verify": True}, "anybody could pose as the server"),
         (TOKEN, {"certificate-authority": "none"}, "No such file"),
         (TOKEN, {"server": "https://127.0.0.1:1"}, "refused"),
     ],

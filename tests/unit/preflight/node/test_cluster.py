@@ -50,7 +50,7 @@ def test_with_a_certificate_in_a_file_or_in_the_kubeconfig_itself(api: Api, tmp_
     ("user", "cluster", "said"),
     [
         ({"token": "wrong"}, {}, "answers 403"),
-        ({"exec": {"command": "aws"}}, {}, "logs in by a program"),
+        ({"exec": {"command": "aws"}}, {}, "does not run a login program"),
         ({"token": "secret"}, {"certificate-authority": "none"}, "No such file"),
         ({"token": "secret"}, {"certificate-authority-data": "***"}, "is not base64"),
         ({"token": "secret"}, {"server": "http://127.0.0.1"}, "no https address"),
