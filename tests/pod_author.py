@@ -182,7 +182,7 @@ REFUSED_CONTAINERS = [
     Attempt("mount options", mount(mount_options=["suid", "dev"]), "mount_options"),
     Attempt("a mount with users of its own", mount(uidMappings=[pb.IDMapping(length=1)]), "uidMappings"),
     Attempt("a mount of nowhere", mount(container_path=""), r"mounts.*container_path"),
-    Attempt("an image as a volume", mount(image=pb.ImageSpec(image=IMAGE)), r"\]\.host_path is set beside image"),
+    Attempt("an image as a volume", mount(image=pb.ImageSpec(image=IMAGE)), r"\]\.host_path and image are both set"),
     Attempt("an image as a volume to write to", mount(host_path="", image=pb.ImageSpec(image=IMAGE)), r"\]\.readonly"),
     Attempt(
         "a directory above an image",

@@ -1,4 +1,4 @@
-"""The CRI client of virtshim's command line: lists a node's pods and VMs, and gets URLs of their streams."""
+"""The clients of the CRI socket and the admin socket, for virtshim's command line."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SECONDS: Final = 30.0
 # Seconds that the node gives a guest agent to answer.
 _AGENT_SECONDS: Final = 30.0
 _ADMIN_SECONDS: Final = 60.0
-# A pull has its own limits on the node.
+# The node has its own limits for a pull.
 _PULL_SECONDS: Final = 24 * 3600.0
 _START_SECONDS: Final = 240.0
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 << 20),  # an answer on the admin socket may be a screenshot
-    # A node that was restarted is back at once; by default gRPC waits up to two minutes between attempts.
+    # A restarted virtshim is back soon, but by default gRPC waits up to two minutes between attempts.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -46,11 +46,11 @@ _ERRORS: Final = {
 
 
 def open_channel(socket: str) -> grpc.Channel:
-    """To this Unix socket; one that is unreachable shows at the first call."""
+    """A channel to a Unix socket. An unreachable socket makes the first call fail."""
     return grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS)
 
 
-# The CRI socket.
+# --- the CRI socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class VmSummary:
 
 @dataclass(frozen=True, slots=True)
 class ImageSummary:
-    """`size` in bytes."""
+    """`size`: bytes."""
 
     id: str
     names: tuple[str, ...]
@@ -90,7 +90,8 @@ class ImageSummary:
 
 @dataclass(frozen=True, slots=True)
 class PodUsage:
-    """Counters since its start, but for `memory`, what is in use, and `disk`; in bytes, `cpu` and `at` in seconds."""
+    """`memory` and `disk`: bytes in use now. `received` and `sent`: bytes since the pod's start. `cpu`: seconds of CPU time since
+    then. `at`: seconds since 1970."""
 
     pod: str
     at: float
@@ -103,7 +104,7 @@ class PodUsage:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a VM is. `code` counts for one that has ended."""
+    """A VM's state. `code` is valid if `is_over`."""
 
     is_over: bool
     code: int
@@ -114,7 +115,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """`at` in seconds since 1970."""
+    """`at`: seconds since 1970."""
 
     at: float
     what: str
@@ -124,7 +125,7 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class WantedVm:
-    """`memory` in bytes, `cpus` in cores; 0: the node's default."""
+    """`memory`: bytes. `cpus`: cores. 0 means the node's default."""
 
     name: str
     image: str
@@ -139,13 +140,13 @@ class WantedVm:
 
 
 class Pull:
-    """One that goes on in the background."""
+    """A pull in the background."""
 
     def __init__(self, future: Any) -> None:
         self._future = future  # gRPC has no name for its type
 
     def is_over(self, seconds: float) -> bool:
-        """Waits that long for it."""
+        """Waits up to `seconds` for the end."""
         try:
             self._future.exception(timeout=seconds)
         except grpc.FutureTimeoutError:
@@ -153,12 +154,12 @@ class Pull:
         return True
 
     def image_id(self) -> str:
-        """Waits for its end. Raises ShimError."""
+        """Waits for the end. Raises ShimError."""
         with as_shim_errors():
             return str(self._future.result().image_ref)
 
     def cancel(self) -> None:
-        """Nothing happens if it is over."""
+        """Does nothing if the pull is over."""
         self._future.cancel()
 
 
@@ -193,7 +194,7 @@ class NodeClient:
         return sorted(map(vm_summary, items), key=lambda vm: vm.created, reverse=True)
 
     def addresses(self, pod: str) -> list[str]:
-        """The pod's IP addresses; none for a pod that is gone or has no network any more."""
+        """The pod's IP addresses; [] if the pod is gone or no longer has a network."""
         try:
             with as_shim_errors():
                 request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
@@ -269,13 +270,13 @@ class NodeClient:
         return Ended(is_over, status.exit_code, status.reason, status.message, status.log_path)
 
     def make_pod(self, wanted: WantedVm, mark: str) -> str:
-        """A pod sandbox with the label `mark`, by which `remove_marked` finds it, whatever becomes of this call."""
+        """Creates a pod sandbox with the label `mark`, so that `remove_marked` finds it even if this call fails."""
         request = pb.RunPodSandboxRequest(config=_pod(wanted, mark), runtime_handler=wanted.handler)
         with as_shim_errors():
             return self._runtime.RunPodSandbox(request, timeout=_START_SECONDS).pod_sandbox_id
 
     def start_vm(self, pod: str, wanted: WantedVm, mark: str) -> str:
-        """Its id; its QEMU runs."""
+        """Creates and starts a VM. Returns its id; its QEMU runs."""
         request = pb.CreateContainerRequest(
             pod_sandbox_id=pod, config=_container(wanted), sandbox_config=_pod(wanted, mark)
         )
@@ -285,13 +286,13 @@ class NodeClient:
         return made
 
     def attach_url(self, vm: str, *, tty: bool) -> str:
-        """Of the command's own input and output."""
+        """A URL of the command's input and output."""
         request = pb.AttachRequest(container_id=vm, stdin=True, stdout=True, stderr=not tty, tty=tty)
         with as_shim_errors():
             return self._runtime.Attach(request, timeout=_SECONDS).url
 
     def remove_marked(self, mark: str) -> None:
-        """Every pod with that mark, with all that is in it."""
+        """Removes every pod with that mark, with everything in it."""
         wanted = pb.ListPodSandboxRequest(filter=pb.PodSandboxFilter(label_selector={MARK: mark}))
         with as_shim_errors():
             for pod in self._runtime.ListPodSandbox(wanted, timeout=_SECONDS).items:
@@ -317,7 +318,7 @@ MARK: Final = "virtshim.io/run"
 
 
 def _pod(wanted: WantedVm, mark: str) -> pb.PodSandboxConfig:
-    """The same for each call with that mark."""
+    """The result is the same for each call with the same mark."""
     return pb.PodSandboxConfig(
         metadata=pb.PodSandboxMetadata(
             name=wanted.name, namespace=wanted.namespace, uid=str(uuid.uuid5(uuid.NAMESPACE_OID, mark)), attempt=0
@@ -360,19 +361,19 @@ def _usage(one: pb.PodSandboxStats) -> PodUsage:
 
 @contextlib.contextmanager
 def connected(socket: str) -> Iterator[NodeClient]:
-    """Yields a client of the node that serves CRI on this Unix socket. An unreachable node shows at the first call.
-    Raises PermissionRefused for a socket that this user may not use."""
+    """Yields a client of the node that serves CRI on this Unix socket. An unreachable node makes the first call fail. Raises
+    PermissionRefused for a socket that this user may not use."""
     refuse_others_socket(socket)
     with open_channel(socket) as channel:
         yield NodeClient(channel)
 
 
-# The admin socket.
+# --- the admin socket
 
 
 @dataclass(frozen=True, slots=True)
 class Pulling:
-    """Bytes; `total` 0 while that is not known."""
+    """A running pull. `received` and `total`: bytes; `total` is 0 while it is unknown."""
 
     image: str
     received: int
@@ -381,7 +382,7 @@ class Pulling:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What an operator has done; `at` in seconds since 1970."""
+    """An operator's action. `at`: seconds since 1970."""
 
     at: float
     action: str
@@ -391,13 +392,13 @@ class Taken:
 
 
 class OperatorClient:
-    """`vm` is the beginning of a container's or a pod's id."""
+    """`vm`: the beginning of a container's or a pod's id."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._stub = operator_pb2_grpc.OperatorStub(channel)
 
     def act(self, action: Action, vm: str, seconds: int = 0) -> tuple[bool, str]:
-        """Whether it changed anything, and what came of it. `seconds` counts for FREEZE."""
+        """Whether the action changed anything, and a message about it. `seconds`: for FREEZE only."""
         with as_shim_errors():
             if action is Action.FREEZE:
                 if not 0 <= seconds < 1 << 32:
@@ -433,12 +434,12 @@ class OperatorClient:
         return [Pulling(one.image, one.received, one.total) for one in found]
 
     def start_ups(self, vm: str = "") -> Sequence[operator_pb2.StartUp]:
-        """ "" for all."""
+        """`vm`: "" for all."""
         with as_shim_errors():
             return list(self._stub.StartUps(operator_pb2.StartUpsRequest(id=vm), timeout=_ADMIN_SECONDS).start_ups)
 
     def actions(self, since: float = 0.0, *, follow: bool = True) -> Iterator[Taken]:
-        """Those after that time; and then each as it happens, if `follow`."""
+        """The actions after `since`; if `follow`, then each new one when it happens."""
         request = operator_pb2.FollowActionsRequest(since=int(since * 1e9), remembered_only=not follow)
         with as_shim_errors():
             for one in self._stub.FollowActions(request):
@@ -447,12 +448,12 @@ class OperatorClient:
 
 @contextlib.contextmanager
 def operating(path: str) -> Iterator[OperatorClient]:
-    """A client of the node whose admin socket this is. Raises Unavailable if there is none, PermissionRefused if it is
-    another's."""
+    """Yields a client of this admin socket. Raises Unavailable if the socket does not exist, PermissionRefused if this user may
+    not use it."""
     if not os.path.exists(path):
         raise Unavailable(
-            f"there is no admin socket {path}: is virtshim running there? It lies in paths.run_dir, or beside the socket that "
-            "--socket names"
+            f"there is no admin socket {path}: is virtshim running? The socket is in paths.run_dir, or beside the socket of "
+            "--socket"
         )
     refuse_others_socket(path)
     with open_channel(path) as channel:
@@ -460,8 +461,8 @@ def operating(path: str) -> Iterator[OperatorClient]:
 
 
 def refuse_others_socket(path: str) -> None:
-    """Raises PermissionRefused: connecting needs write permission, unix(7), and gRPC would only say that it is
-    unreachable."""
+    """Raises PermissionRefused if this user may not connect, which needs write permission (unix(7)). gRPC would only say that the
+    socket is unreachable."""
     if os.path.exists(path) and not os.access(path, os.W_OK):
         raise PermissionRefused(f"this user has no access to {path}; run the command as root, with sudo")
 
@@ -475,6 +476,6 @@ def as_shim_errors() -> Iterator[None]:
         code, details = error.code(), error.details() or "no reason given"
         if code is grpc.StatusCode.UNAVAILABLE and "connect" in details:
             raise Unavailable(
-                f"no answer on the CRI socket ({details}); is virtshim running there? It needs root; --socket names another"
+                f"no answer on the CRI socket ({details}); is virtshim running? It needs root; set another socket by --socket"
             ) from error
         raise _ERRORS[kind_of(code, details)](details) from error

@@ -129,11 +129,11 @@ class ContainerCalls(ServicerPart):
         return items
 
     def _container_info(self, container: Container) -> Mapping[str, str]:
-        """What `crictl inspect` shows beside the status; no secrets. There is no `pid`: with other runtimes it is a
-        process in the pod's network, whose namespaces tools enter, but QEMU is in the node's own."""
+        """What `crictl inspect` shows beside the status; no secrets. There is no `pid`, because tools would enter the namespaces
+        of that process to reach the pod's network, and QEMU is in the node's own namespaces."""
         facts = {
             **self._services.node.container_facts(container),
             "qemuPid": self._services.usage.process_id(container) or 0,
         }
-        told = self._services.exec_command.guest_info(container)
-        return {"info": json.dumps(facts), **({"guestInfo": json.dumps(told)} if told else {})}
+        guest = self._services.exec_command.guest_info(container)
+        return {"info": json.dumps(facts), **({"guestInfo": json.dumps(guest)} if guest else {})}

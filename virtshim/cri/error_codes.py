@@ -1,4 +1,4 @@
-"""The one table that maps kinds of errors to gRPC codes and back, and the limit on messages."""
+"""Maps kinds of errors to gRPC codes and back, and limits the length of error messages."""
 
 from __future__ import annotations
 

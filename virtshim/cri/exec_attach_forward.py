@@ -14,7 +14,7 @@ from virtshim.model.sandbox import Sandbox
 from virtshim.pods.lookup import get_container, get_sandbox, pod_of, require_running
 from virtshim.streaming.ports import AttachStreams, ExecRequest, ForwardRequest, Streams
 
-# Clients accept messages of 16 MiB: both streams and a little around them.
+# Clients accept messages of 16 MiB, which must hold both streams and the other fields.
 _OUTPUT_ROOM = (16 << 20) - 1024
 
 
@@ -93,7 +93,6 @@ def _streams(request: pb.ExecRequest | pb.AttachRequest) -> Streams:
 
 
 def fitting(result: CommandResult, room: int) -> tuple[bytes, bytes]:
-    """The beginnings of both streams, at most `room` bytes together. Each gets at least half of the room, and what the
-    other leaves."""
+    """The beginnings of both streams, together at most `room` bytes. Each may use half of the room and what the other leaves."""
     stderr = result.stderr[: max(room // 2, room - len(result.stdout))]
     return result.stdout[: room - len(stderr)], stderr

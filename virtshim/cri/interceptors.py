@@ -28,9 +28,9 @@ log = structlog.get_logger(__name__)
 _Call = Callable[[Any, grpc.ServicerContext], Any]
 _About = Callable[[Any], dict[str, str]]
 
-# kubelet makes these calls about every second, and they are answered from memory. A log line for each would drown the
-# log. They have threads of their own, because kubelet takes a node for dead whose Status waits for stops, hooks or
-# pulls.
+# kubelet makes these calls about every second, and virtshim answers them from memory. They are not logged, because they would
+# drown the log. They have threads of their own: if Status had to wait for stops, hooks or pulls, kubelet would take the node for
+# dead.
 _FREQUENT: Final = frozenset(
     {
         "Version",

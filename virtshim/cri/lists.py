@@ -1,9 +1,9 @@
-"""Answers that are lists.
+"""Caches and batches for answers that are lists.
 
-Made once: kubelet asks for all pods and containers every second. Records never change (a change is a new record), so what was
-made of a record is right as long as that record is the one in the table.
+The caches exist because kubelet lists all pods and containers every second. Records are immutable, so a message made from a
+record is right as long as the table holds the same record.
 
-In batches, for the Stream* calls: each message stays far below gRPC's limit, however many items a node has.
+The batches are for the Stream* calls: each message stays far below gRPC's limit, however many items a node has.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ R = TypeVar("R", bound=_Record)
 M = TypeVar("M", bound=Message)
 A = TypeVar("A", bound=Message)
 
-# Far below the 4 MiB that gRPC clients take if nobody told them more.
+# Far below gRPC clients' default limit of 4 MiB.
 _BATCH_BYTES: Final = 1 << 20
 
 
 class ItemCache(Generic[R, M]):
-    """Used from any thread: at worst an item is made twice. The items are shared: never change them."""
+    """Safe to use from any thread; at worst an item is made twice. Callers share the items and must not change them."""
 
     def __init__(self, make: Callable[[R], M], most: int = 10_000) -> None:
-        """Items of records that are gone stay until a list of (nearly) everything renews them; no more than `most`."""
+        """Items of removed records stay until a list of at least half of the cached items replaces the cache, or until it has
+        more than `most` items."""
         self._make = make
         self._most = most
         self._made: dict[str, tuple[R, M]] = {}
@@ -55,7 +56,7 @@ class ItemCache(Generic[R, M]):
 
 
 class ResponseCache(Generic[R, A]):
-    """The answer that holds all records; made anew when there is another record. Shared, as items are."""
+    """The answer with all records, rebuilt if a record changed. Callers share it and must not change it."""
 
     def __init__(self, make: Callable[[Sequence[R]], A]) -> None:
         self._make = make
@@ -69,8 +70,8 @@ class ResponseCache(Generic[R, A]):
 
 
 def batches(items: Iterable[M], size: int = _BATCH_BYTES) -> Iterator[list[M]]:
-    """Each item once, in order; a batch holds items of up to `size` bytes together, or one that is bigger. Nothing for no
-    items: an empty list is a stream that ends at once."""
+    """Splits the items into batches, in order. A batch has up to `size` bytes, or a single larger item. Without items there is no
+    batch, so an empty list is a stream that ends at once."""
     batch: list[M] = []
     filled = 0
     for item in items:

@@ -1,4 +1,4 @@
-"""The admin socket: what it serves, on which threads, and for whom."""
+"""The admin socket: its service, its threads and its permissions."""
 
 from __future__ import annotations
 
@@ -30,19 +30,17 @@ from virtshim.system.grpc_socket import listen
 from virtshim.system.threads import Workers
 from virtshim.vm.ports import Screenshots, VmControl
 
-# The service: convert, ask one use case, convert.
-
-# Seconds for a QEMU to deliver a screenshot.
+# Seconds for QEMU to deliver a screenshot.
 _SCREENSHOT: Final = 15.0
 _NO_SCREEN: Final = (
-    "the VM of container {0} has no video card: its pod was made without the annotation virtshim.io/vnc. Recreate the pod with "
-    '`virtshim.io/vnc: "true"`; its console is available anyway (`virtshim console`)'
+    "the VM of container {0} has no video card: its pod was created without the annotation virtshim.io/vnc. Recreate the pod "
+    'with `virtshim.io/vnc: "true"`, or use the console (`virtshim console`)'
 )
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorServices:
-    """The use cases that the calls use."""
+    """The use cases that the calls need."""
 
     records: Records
     clock: Clock
@@ -58,10 +56,12 @@ class OperatorServices:
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
+    """Each call converts the request, calls one use case and converts the answer."""
+
     def __init__(self, services: OperatorServices) -> None:
         self.services = services
 
-    # --- looking
+    # --- reading
 
     def StartUps(self, request: pb.StartUpsRequest, context: grpc.ServicerContext) -> pb.StartUpsResponse:
         del context
@@ -115,8 +115,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         return pb.ScreenshotResponse(png=self.services.screenshots.take(container.id, _SCREENSHOT))
 
     def OpenScreen(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.OpenScreenResponse:
-        """Needs no consent of the pod's author, because the caller is root on the node. The annotation only gives the
-        VM its video card, and admits those who may forward the pod's ports."""
+        """Works without the pod author's consent, because the caller is root on the node. The annotation only gives the VM its
+        video card, and admits users who may forward the pod's ports."""
         del context
         container = self._with_screen(request.id)
         sandbox = existing_sandbox(self.services.records, container.sandbox_id)
@@ -128,7 +128,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         """Ends all streams, because the server stops and they never end by themselves."""
         self.services.action_log.close()
 
-    # --- doing
+    # --- acting
 
     def Pause(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
         del context
@@ -157,7 +157,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     # --- finding the VM
 
     def _pod(self, text: str) -> tuple[Sandbox, Container | None]:
-        """The pod, and the container of it that was named, or that runs, or that is the newest."""
+        """The pod, and its container: the named one, or else the running one, or else the newest."""
         container = find_container(self.services.records, text)
         if container is not None:
             return existing_sandbox(self.services.records, container.sandbox_id), container
@@ -216,8 +216,6 @@ def _outcome(found: Outcome) -> pb.ActionResponse:
     return pb.ActionResponse(changed=found.changed, message=found.message)
 
 
-# The server: its socket and its threads.
-
 log = structlog.get_logger(__name__)
 
 # A screenshot of a large screen is some MiB.
@@ -226,8 +224,8 @@ _CALLS: Final = 32
 
 
 class OperatorServer:
-    """Beside the CRI socket, and apart from it: whoever may talk CRI, such as kubelet, need not be able to reset VMs. The socket
-    is root's and 0600 from its first moment: the kernel lets nobody else connect."""
+    """Serves a socket of its own beside the CRI socket, because users of CRI, such as kubelet, need not be able to reset VMs. The
+    socket has mode 0600 from the start, so only root can connect."""
 
     def __init__(self, path: str, servicer: OperatorServicer) -> None:
         self._path = path
@@ -241,13 +239,13 @@ class OperatorServer:
         operator_pb2_grpc.add_OperatorServicer_to_server(servicer, self._server)
 
     def start(self) -> None:
-        """Raises WrongState if it cannot be served."""
+        """Raises WrongState if the socket cannot be served."""
         listen(self._server, self._path)
         self._server.start()
         log.info("admin.serving", socket=self._path)
 
     def stop(self, grace: float) -> None:
-        """New calls are refused and streams end at once; calls under way get `grace` seconds."""
+        """Refuses new calls and ends streams at once; other running calls get `grace` seconds."""
         stopped = self._server.stop(grace)
         self._servicer.end_streams()
         stopped.wait()

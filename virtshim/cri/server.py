@@ -31,8 +31,6 @@ from virtshim.cri.stats import StatsCalls
 from virtshim.system.grpc_socket import listen
 from virtshim.system.threads import Workers
 
-# The service for virtshim's own commands, on the CRI socket.
-
 log = structlog.get_logger(__name__)
 
 _SECONDS: Final = 30.0
@@ -40,6 +38,8 @@ _MAX_KEYS: Final = 100
 
 
 class AdminServicer(admin_pb2_grpc.AdminServicer):
+    """Serves virtshim's own commands on the CRI socket."""
+
     def __init__(self, records: Records, guests: GuestOperations, streaming: Streaming) -> None:
         self._records = records
         self._guests = guests
@@ -71,9 +71,6 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         return admin_pb2.AttachConsoleResponse(url=self._streaming.offer(wanted))
 
 
-# RuntimeService: all parts together. The file of a call is named after its subject.
-
-
 class RuntimeServicer(
     NodeCalls,
     SandboxCalls,
@@ -83,11 +80,9 @@ class RuntimeServicer(
     EventCalls,
     api_pb2_grpc.RuntimeServiceServicer,
 ):
-    """Each call converts the request, calls one use case and converts the answer. Calls that no part defines answer
-    UNIMPLEMENTED."""
+    """Combines all parts of RuntimeService; a call is in the file of its subject. Each call converts the request, calls one use
+    case and converts the answer. Calls that no part defines answer UNIMPLEMENTED."""
 
-
-log = structlog.get_logger(__name__)
 
 # The limit of kubelet and containerd. gRPC's default of 4 MiB is too small for the lists of a big node.
 _MESSAGE_BYTES: Final = 16 << 20
@@ -96,8 +91,8 @@ _FREQUENT_CALLS: Final = 32
 
 
 class CriServer:
-    """Serves CRI and virtshim's own commands on one Unix socket. It must start after recovery, because kubelet takes an
-    empty list to mean that all pods have died."""
+    """Serves CRI and virtshim's own commands on one Unix socket. It must start after recovery: an empty list would tell kubelet
+    that all pods have died."""
 
     def __init__(
         self,

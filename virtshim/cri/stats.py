@@ -1,4 +1,4 @@
-"""Statistics and metrics of containers and pods, as kubelet asks for them."""
+"""The calls for statistics and metrics of containers and pods."""
 
 from __future__ import annotations
 

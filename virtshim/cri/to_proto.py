@@ -145,7 +145,7 @@ def _mount(container: Container, mount: Mount) -> pb.Mount:
 
 
 def _user(container: Container) -> pb.ContainerUser | None:
-    """None for a guest without a command: nobody outside knows the users of its own system."""
+    """None for a guest without a command, because virtshim does not know the users of the guest's system."""
     user = container.status.user
     if user is None:
         return None
@@ -188,8 +188,8 @@ def event(change: ContainerEvent) -> pb.ContainerEventResponse:
 
 
 def image_item(image: Image) -> pb.Image:
-    """kubelet checks runAsNonRoot against the user in it. It takes `size` for the bytes that removing the image frees,
-    and CRI requires a size above 0."""
+    """kubelet checks runAsNonRoot against `uid` and `username`, and expects that removing the image frees `size` bytes. CRI
+    requires a size above 0."""
     config = image.config
     return pb.Image(
         id=image.id.value,
@@ -204,9 +204,9 @@ def image_item(image: Image) -> pb.Image:
 
 
 def image_facts(image: Image) -> Mapping[str, object]:
-    """What `crictl inspecti` shows beside the status; the config has OCI's names."""
+    """What `crictl inspecti` shows beside the status. The config has OCI's field names."""
     config = image.config
-    said = {
+    fields = {
         "User": config.user,
         "Env": list(config.env),
         "Entrypoint": list(config.entrypoint),
@@ -220,7 +220,7 @@ def image_facts(image: Image) -> Mapping[str, object]:
         **(disk if image.has_disk else {}),
         **({"files": image.tree.value} if image.tree else {}),
         "pulledAt": pulled.isoformat(timespec="seconds"),
-        "config": {name: value for name, value in said.items() if value},
+        "config": {name: value for name, value in fields.items() if value},
     }
 
 

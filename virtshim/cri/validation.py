@@ -1,7 +1,6 @@
-"""What a pod is refused for, and which fields have no effect. Pure.
+"""Finds the fields for which a pod is refused, and the fields without effect. Pure.
 
-A field is refused if ignoring it would change the pod's meaning: its author would get something else than requested.
-Invalid names are refused too.
+A field is refused if ignoring it would change the pod's meaning. Invalid names are refused too.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 def without_effect_of_sandbox(config: pb.PodSandboxConfig) -> Mapping[str, str]:
-    """The fields without effect: kind -> why that does no harm, or what it means."""
+    """Kind of field -> why ignoring it does no harm, or what ignoring it means."""
     context = config.linux.security_context
     found = {
         "privileged": context.privileged,
@@ -59,12 +58,12 @@ def without_effect_of_container(config: pb.ContainerConfig) -> Mapping[str, str]
 _WHY: Final[Mapping[str, str]] = {
     "privileged": "a guest has no rights on the node, privileged or not",
     "selinux": "labels apply to processes and files of the node",
-    "users": "commands run in the guest run as that user; what the guest's init starts has its own users",
+    "users": "commands in the guest run as that user; programs of the guest's init have their own users",
     "seccomp": "QEMU runs in its own seccomp sandbox; the guest's system calls are its kernel's",
     "apparmor": "QEMU runs under libvirt's own profile, if the node has AppArmor",
-    "capabilities": "commands cannot gain them where the guest has setpriv; what its init starts can. QEMU has none",
+    "capabilities": "commands cannot gain them if the guest has setpriv; programs of its init can. QEMU has none",
     "masked_paths": "the guest's /proc is its own",
-    "readonly_rootfs": "for commands of the container only; else the disk is writable, as this container's own copy of it",
+    "readonly_rootfs": "only commands of the container see it read-only; the disk is the container's own writable copy",
 }
 
 
@@ -120,7 +119,7 @@ def sandbox_faults(config: pb.PodSandboxConfig) -> Sequence[str]:
 def _too_many(sysctls: Mapping[str, str]) -> Iterator[str]:
     size = sum(len(name) + len(value) for name, value in sysctls.items())
     if size > _MOST_SYSCTLS:
-        yield f"config.linux.sysctls (securityContext.sysctls) hold {size} bytes; at most {_MOST_SYSCTLS}: set fewer"
+        yield f"config.linux.sysctls (securityContext.sysctls) hold {size} bytes; at most {_MOST_SYSCTLS} are allowed: set fewer"
 
 
 def container_faults(config: pb.ContainerConfig) -> Sequence[str]:
@@ -218,12 +217,12 @@ def _mount(mount: pb.Mount) -> Iterator[str]:
         yield f"{where}.recursive_read_only is set without readonly; set readOnly: true, or remove recursiveReadOnly"
     if mount.recursive_read_only and mount.propagation != pb.PROPAGATION_PRIVATE:
         yield (
-            f"{where}.recursive_read_only: the guest could write to what the node mounts there later; remove mountPropagation, "
+            f"{where}.recursive_read_only: the guest could write to mounts that the node adds later; remove mountPropagation "
             "or recursiveReadOnly"
         )
     yield from _image(mount)
     if mount.mount_options:
-        yield f"{where}.mount_options cannot be passed on to a virtual machine; remove them"
+        yield f"{where}.mount_options cannot be applied in a virtual machine; remove them"
 
 
 def _image(mount: pb.Mount) -> Iterator[str]:
@@ -231,12 +230,12 @@ def _image(mount: pb.Mount) -> Iterator[str]:
     where = f"config.mounts[{escaped(mount.container_path, 200)}]"
     if not mount.image.image:
         if mount.image_sub_path:
-            yield f"{where}.image_sub_path is set without image; name an image, or remove it"
+            yield f"{where}.image_sub_path is set without image; set image, or remove image_sub_path"
         elif not mount.host_path:
             yield f"{where}.host_path and image are both empty; set one of them"
         return
     if mount.host_path:
-        yield f"{where}.host_path is set beside image; remove one"
+        yield f"{where}.host_path and image are both set; remove one"
     if not mount.readonly:
         yield f"{where}.readonly is false: an image volume cannot be written; set readOnly: true"
     below = mount.image_sub_path
@@ -255,7 +254,7 @@ def metadata_faults(meta: pb.PodSandboxMetadata) -> Iterator[str]:
 
 
 def host_address_faults(host_ip: str) -> Iterator[str]:
-    """Faults of the node address that a pod's port is reached at; "" for all addresses."""
+    """Faults of `host_ip`, the node's address for a pod's port; "" means all addresses."""
     if host_ip and not _is_address(host_ip):
         yield f"config.port_mappings.host_ip {host_ip[:80]!r} is not an IP address"
 

@@ -36,8 +36,8 @@ class ClusterObjects(Protocol):
     """Secrets and ConfigMaps."""
 
     def read(self, source: DataSource, namespace: str) -> Data:
-        """Reads the object's present data, which are never stored or logged. Raises ShimError with reason and remedy if the object
-        does not exist, this node may not read it or has no API server, or the server does not answer in time."""
+        """Reads the object's present data, which are never stored or logged. Raises ShimError with reason and remedy if the
+        object does not exist, this node may not read it or has no API server, or the server does not answer in time."""
 
 
 class PodEvents(Protocol):

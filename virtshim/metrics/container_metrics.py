@@ -1,8 +1,8 @@
-"""The metrics of containers and pods under cAdvisor's names: for kubelet's /metrics/cadvisor and the dashboards on it.
+"""Metrics of containers and pods under cAdvisor's names, for kubelet's /metrics/cadvisor and its dashboards.
 
-What runs on the node for a container is its QEMU, so processes, threads, descriptors and memory are QEMU's. A VM without a
-cgroup of its own has no quota, and no limit to hit: those counts are then 0, which is true. What only a cgroup accounts
-(page cache, kernel memory, pressure) has no sample without one.
+A container's process on the node is QEMU, so processes, threads, descriptors and memory are QEMU's. A VM without a cgroup of its
+own has no quota and no limit, so the counts of exceeding them are truly 0. Numbers that only a cgroup accounts for (page cache,
+kernel memory, pressure) have no sample without one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CONTAINER_AND_BELOW = ("container", "hierarchy")
 
 
 def _cpu(pick: Callable[[VmCounters], int | None]) -> Read:
-    """Nanoseconds to seconds."""
+    """Converts nanoseconds to seconds."""
 
     def read(use: ContainerUsage) -> Iterable[Sample]:
         value = pick(use.domain.counters) if use.domain.counters else None
@@ -51,7 +51,7 @@ def _cgroup(pick: Callable[[CgroupUsage], float | None]) -> Read:
 
 
 def _cgroup_count(pick: Callable[[CgroupUsage], float | None]) -> Read:
-    """0 for a VM that is there and has no cgroup of its own: what would be counted cannot happen."""
+    """0 for a running VM without a cgroup of its own, because the counted events cannot happen."""
 
     def read(use: ContainerUsage) -> Iterable[Sample]:
         if use.domain.cgroup is not None:
@@ -141,7 +141,7 @@ def _spec(pick: Callable[[Resources], int | None]) -> Read:
 
 
 def _reservation(resources: Resources) -> int:
-    """cgroup v2 calls it memory.low; CRI has no other word for it."""
+    """Cgroup v2's memory.low, because CRI has no field for a reservation."""
     text = resources.unified.get("memory.low", "")
     return int(text) if text.isdigit() else 0
 
@@ -213,14 +213,14 @@ _MEMORY = (
     ),
     _gauge(
         "container_memory_rss",
-        "Anonymous and shared memory: the guest's RAM as far as it was touched, and QEMU's own.",
+        "Anonymous and shared memory: the RAM that the guest has touched, and QEMU's own memory.",
         _memory(lambda m: m.rss),
     ),
-    _gauge("container_memory_swap", "Memory that is in the host's swap.", _memory(lambda m: m.swap)),
+    _gauge("container_memory_swap", "Memory in the host's swap.", _memory(lambda m: m.swap)),
     _gauge("container_memory_cache", "Page cache that the host keeps for the VM.", _cgroup(lambda c: c.file)),
     _gauge(
         "container_memory_mapped_file",
-        "Resident pages of files, QEMU's program text above all.",
+        "Resident pages of files, mostly QEMU's program text.",
         _cgroup_or_process(lambda c: c.mapped_file, lambda p: p.file),
     ),
     _gauge("container_memory_kernel_usage", "Memory of the host's kernel for the VM.", _cgroup(lambda c: c.kernel)),
@@ -234,12 +234,14 @@ _MEMORY = (
     ),
     _counter(
         "container_memory_failures_total",
-        "Page faults of QEMU, which the guest's first touches of its RAM are.",
+        "Page faults of QEMU; they include the guest's first access to each page of its RAM.",
         _faults,
         "failure_type",
         "scope",
     ),
-    _counter("container_oom_events_total", "Kills for lack of memory.", _cgroup_count(lambda c: c.oom_kills)),
+    _counter(
+        "container_oom_events_total", "Processes killed because memory ran out.", _cgroup_count(lambda c: c.oom_kills)
+    ),
     _gauge("container_spec_memory_limit_bytes", "Memory limit, 0 without one.", _spec(lambda r: r.memory_limit_bytes)),
     _gauge(
         "container_spec_memory_swap_limit_bytes",
@@ -248,7 +250,7 @@ _MEMORY = (
     ),
     _gauge(
         "container_spec_memory_reservation_limit_bytes",
-        "Memory that is left to the container under pressure, 0 for none.",
+        "Memory that the container keeps under memory pressure, 0 for none.",
         _spec(_reservation),
     ),
     _gauge("container_hugetlb_usage_bytes", "Huge pages in use.", _hugepages, "pagesize"),
@@ -268,20 +270,25 @@ _PRESSURE = tuple(
 _DISKS = (
     _gauge(
         "container_fs_usage_bytes",
-        "Bytes on disk of the container's own files, the root disk above all.",
+        "Bytes on disk of the container's own files, mostly its root disk.",
         _disk(lambda d: d.used_bytes),
         "device",
     ),
     _gauge(
         "container_fs_limit_bytes",
-        "Size of the file system that holds them.",
+        "Size of the file system with the container's files.",
         _disk(lambda d: d.filesystem_bytes),
         "device",
     ),
-    _gauge("container_fs_inodes_total", "Inodes of that file system.", _disk(lambda d: d.filesystem_inodes), "device"),
+    _gauge(
+        "container_fs_inodes_total",
+        "Inodes of the file system with the container's files.",
+        _disk(lambda d: d.filesystem_inodes),
+        "device",
+    ),
     _gauge(
         "container_fs_inodes_free",
-        "Free inodes of that file system.",
+        "Free inodes of the file system with the container's files.",
         _disk(lambda d: d.filesystem_inodes_free),
         "device",
     ),
@@ -303,9 +310,13 @@ _DISKS = (
 _PROCESSES = (
     _gauge("container_processes", "Processes on the node: QEMU.", _process(lambda _: 1)),
     _gauge("container_threads", "Threads of QEMU.", _process(lambda p: p.threads)),
-    _gauge("container_threads_max", "Most threads there may be, 0 for no limit.", _most_threads),
+    _gauge("container_threads_max", "Limit of threads, 0 for no limit.", _most_threads),
     _gauge("container_file_descriptors", "Open descriptors of QEMU.", _process(lambda p: p.descriptors)),
-    _gauge("container_sockets", "Open sockets of QEMU; not with the systemd unit, which may not see them.", _sockets),
+    _gauge(
+        "container_sockets",
+        "Open sockets of QEMU; missing if virtshim runs under its systemd unit, which cannot see them.",
+        _sockets,
+    ),
     _gauge("container_ulimits_soft", "QEMU's soft limits.", _open_files, "ulimit"),
     _gauge(
         "container_last_seen",
@@ -329,17 +340,17 @@ def network_families(prefix: str) -> tuple[Family[SandboxUsage], ...]:
         for way, what, text, pick in (
             ("receive", "bytes", "Bytes received by the guest.", lambda i: i.rx_bytes),
             ("receive", "packets", "Packets received by the guest.", lambda i: i.rx_packets),
-            ("receive", "errors", "Packets for the guest that were damaged.", lambda i: i.rx_errors),
+            ("receive", "errors", "Damaged packets for the guest.", lambda i: i.rx_errors),
             (
                 "receive",
                 "packets_dropped",
-                "Packets for the guest that it did not take in time.",
+                "Packets for the guest that were dropped because it did not take them in time.",
                 lambda i: i.rx_dropped,
             ),
             ("transmit", "bytes", "Bytes sent by the guest.", lambda i: i.tx_bytes),
             ("transmit", "packets", "Packets sent by the guest.", lambda i: i.tx_packets),
-            ("transmit", "errors", "Packets of the guest that were damaged.", lambda i: i.tx_errors),
-            ("transmit", "packets_dropped", "Packets of the guest that the host dropped.", lambda i: i.tx_dropped),
+            ("transmit", "errors", "Damaged packets from the guest.", lambda i: i.tx_errors),
+            ("transmit", "packets_dropped", "Packets from the guest that the host dropped.", lambda i: i.tx_dropped),
         )
     )
 

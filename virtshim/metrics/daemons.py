@@ -1,4 +1,7 @@
-"""The proxy's own metrics. Implements `virtshim.proxy.measuring.ProxyMeter`."""
+"""Describes and counts the metrics of virtshim and its proxy. docs/metrics.md lists all metrics; a test compares.
+
+Implements `virtshim.metrics.observed.Meter` and `virtshim.proxy.measuring.ProxyMeter`.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,12 @@ from prometheus_client.exposition import choose_encoder
 from virtshim.metrics.observed import Exited, Fact, ImagesRemoved, Leftover, Pulled, Reconciled, Step
 from virtshim.model.container import ExitReason
 
-# The metrics of the daemons themselves: what they are called, what they mean, by what they are counted. Pure.
-#
-# Those of VMs and pods are families of `virtshim.metrics`, which CRI carries as well. docs/metrics.md lists both; a
-# test compares.
-
 # Upper bounds in seconds. Lists take milliseconds, a start seconds, a stop or a pull minutes.
 _OF_CALLS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 240.0)
 _OF_STEPS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _OF_PULLS: Final = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
 _OF_ROUNDS: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0)
-# What the proxy adds is fractions of a millisecond.
+# The proxy adds fractions of a millisecond.
 _ADDED: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
 
 
@@ -36,21 +34,21 @@ class Described:
     buckets: tuple[float, ...] = ()
 
 
-# --- counted as it happens
+# --- counted when it happens
 
 CATALOGUE_RPC_SECONDS: Final = Described(
     "virtshim_rpc_duration_seconds",
     "histogram",
-    "Calls on the CRI socket, by their end; a stream's last until its client leaves.",
+    "Calls on the CRI socket, by result; a stream lasts until its client disconnects.",
     ("method", "code"),
     _OF_CALLS,
 )
-CATALOGUE_RPCS_RUNNING: Final = Described("virtshim_rpcs_running", "gauge", "Calls under way, streams included.")
+CATALOGUE_RPCS_RUNNING: Final = Described("virtshim_rpcs_running", "gauge", "Running calls, streams included.")
 CATALOGUE_START_STEP_SECONDS: Final = Described(
     "virtshim_start_phase_duration_seconds",
     "histogram",
     "Parts of pods' starts: network (CNI, tap), admission, devices, disk, seed, empty_disks, define (libvirt's definition), "
-    "cgroup, volumes, libvirt (until QEMU runs), agent (from there on, until the guest's agent has first answered).",
+    "cgroup, volumes, libvirt (until QEMU runs), agent (from then until the guest's agent first answers).",
     ("phase", "result"),
     _OF_STEPS,
 )
@@ -62,25 +60,25 @@ CATALOGUE_PULL_SECONDS: Final = Described(
     _OF_PULLS,
 )
 CATALOGUE_PULL_BYTES: Final = Described(
-    "virtshim_image_pull_bytes_total", "counter", "Sizes of the images that were pulled, as they lie on disk."
+    "virtshim_image_pull_bytes_total", "counter", "Bytes on disk of the images that were pulled."
 )
-CATALOGUE_PULLS_RUNNING: Final = Described("virtshim_image_pulls_running", "gauge", "Pulls under way.")
+CATALOGUE_PULLS_RUNNING: Final = Described("virtshim_image_pulls_running", "gauge", "Running pulls.")
 CATALOGUE_IMAGES_REMOVED: Final = Described(
     "virtshim_image_gc_removed_total",
     "counter",
-    "Unused images that virtshim has removed because their file system was fuller than images.gc_high_percent.",
+    "Unused images that virtshim removed because their file system was fuller than images.gc_high_percent.",
 )
 CATALOGUE_RECONCILE_SECONDS: Final = Described(
     "virtshim_reconcile_duration_seconds",
     "histogram",
-    "Comparisons of records and world while serving, by result: ok, or the kind of error.",
+    "Comparisons of the records with the node while serving, by result: ok, or the kind of error.",
     ("result",),
     _OF_ROUNDS,
 )
 CATALOGUE_LEAKS: Final = Described(
     "virtshim_leaks_found_total",
     "counter",
-    "Things that nobody owned any more, found at start or while serving, by kind.",
+    "Leftovers without an owner, found at start or while serving, by kind.",
     ("kind",),
 )
 CATALOGUE_EXITS: Final = Described(
@@ -106,7 +104,7 @@ CATALOGUE_RECORDED: Final = (
 # --- read when Prometheus asks
 
 CATALOGUE_BUILD: Final = Described(
-    "virtshim_build_info", "gauge", "1, with virtshim's and Python's version.", ("version", "python")
+    "virtshim_build_info", "gauge", "1, with the versions of virtshim and Python.", ("version", "python")
 )
 CATALOGUE_UP: Final = Described(
     "virtshim_up",
@@ -118,7 +116,7 @@ CATALOGUE_VMIS: Final = Described(
     "virtshim_vmis", "gauge", "VMs by phase: creating, created, running, exited ...", ("phase",)
 )
 CATALOGUE_PODS: Final = Described("virtshim_pods", "gauge", "Pod sandboxes by state: ready or notready.", ("state",))
-CATALOGUE_UNFINISHED: Final = Described("virtshim_repairs_unfinished", "gauge", "Repairs that could not be made yet.")
+CATALOGUE_UNFINISHED: Final = Described("virtshim_repairs_unfinished", "gauge", "Repairs that have not succeeded yet.")
 CATALOGUE_STORE_BYTES: Final = Described(
     "virtshim_store_bytes", "gauge", "Bytes on disk of images, and of containers with their disks.", ("store",)
 )
@@ -129,24 +127,24 @@ CATALOGUE_CNI_SECONDS: Final = Described(
     ("command", "plugin"),
 )
 CATALOGUE_CNI_ERRORS: Final = Described(
-    "virtshim_cni_errors_total", "counter", "Those of them that failed or were killed.", ("command", "plugin")
+    "virtshim_cni_errors_total", "counter", "Runs of CNI plugins that failed or were killed.", ("command", "plugin")
 )
 CATALOGUE_SCRAPE_SECONDS: Final = Described(
-    "virtshim_scrape_duration_seconds", "gauge", "How long the numbers of this answer took to be read."
+    "virtshim_scrape_duration_seconds", "gauge", "How long it took to read the numbers of this answer."
 )
 CATALOGUE_SCRAPE_AGE: Final = Described(
-    "virtshim_scrape_sample_age_seconds", "gauge", "How old the numbers of VMs in this answer are."
+    "virtshim_scrape_sample_age_seconds", "gauge", "Age of the numbers of VMs in this answer."
 )
 CATALOGUE_SCRAPE_LATE: Final = Described(
     "virtshim_scrape_late",
     "gauge",
-    "1 if newer numbers of VMs did not come in time, and these are the last ones.",
+    "1 if new numbers of VMs were late, so that this answer has the last ones.",
 )
 
 CATALOGUE_THREADS: Final = Described(
     "virtshim_thread_up",
     "gauge",
-    "1 for each of virtshim's own threads that should run and does, 0 for one that has died: restart virtshim, VMs run on.",
+    "1 for each of virtshim's permanent threads that runs, 0 for one that has died: restart virtshim, VMs keep running.",
     ("thread",),
 )
 
@@ -162,7 +160,7 @@ CATALOGUE_SAMPLED: Final = (
 )
 CATALOGUE_SCRAPED: Final = (CATALOGUE_SCRAPE_SECONDS, CATALOGUE_SCRAPE_AGE, CATALOGUE_SCRAPE_LATE, CATALOGUE_THREADS)
 
-# --- of VMs, beside those of `virtshim.metrics`
+# --- of VMs, in addition to the families of `virtshim.metrics`
 
 CATALOGUE_START_TIME: Final = Described(
     "virtshim_vmi_start_time_seconds",
@@ -172,24 +170,24 @@ CATALOGUE_START_TIME: Final = Described(
 CATALOGUE_TROUBLE: Final = Described(
     "virtshim_vmi_trouble",
     "gauge",
-    "1 for a VM that runs and makes no progress, or lacks something: crictl inspect has the message.",
+    "1 for a running VM that makes no progress or lacks something; crictl inspect shows the message.",
 )
 CATALOGUE_TROUBLES: Final = Described(
     "virtshim_vm_troubles",
     "gauge",
-    "Troubles of a VM that runs, by kind; no sample for a kind that it does not have.",
+    "Troubles of a running VM, by kind; no sample for a kind that it does not have.",
     ("kind",),
 )
 CATALOGUE_FILESYSTEM_SIZE: Final = Described(
     "virtshim_vmi_filesystem_capacity_bytes",
     "gauge",
-    "Size of a file system in the guest, as its agent tells, each minute.",
+    "Size of a file system in the guest, reported by its agent each minute.",
     ("disk_name", "file_system_type", "mount_point"),
 )
 CATALOGUE_FILESYSTEM_USED: Final = Described(
     "virtshim_vmi_filesystem_used_bytes",
     "gauge",
-    "Bytes in use of a file system in the guest, as its agent tells, each minute.",
+    "Used bytes of a file system in the guest, reported by its agent each minute.",
     ("disk_name", "file_system_type", "mount_point"),
 )
 CATALOGUE_OF_VMS: Final = (
@@ -205,25 +203,25 @@ CATALOGUE_OF_VMS: Final = (
 CATALOGUE_PROXY_SECONDS: Final = Described(
     "virtshim_proxy_rpc_duration_seconds",
     "histogram",
-    "Calls on the proxy's socket, by their end.",
+    "Calls on the proxy's socket, by result.",
     ("method", "code"),
     _OF_CALLS,
 )
 CATALOGUE_PROXY_ADDED: Final = Described(
     "virtshim_proxy_added_seconds",
     "histogram",
-    "Time of such a call in which no runtime was waited for: what the proxy adds. Streams are not in it.",
+    "Time that the proxy adds to a call: the call's time without the waiting for runtimes. Streams are not counted.",
     buckets=_ADDED,
 )
 CATALOGUE_PROXY_RUNTIME_SECONDS: Final = Described(
     "virtshim_proxy_runtime_rpc_duration_seconds",
     "histogram",
-    "Calls to each runtime, by their end.",
+    "Calls to each runtime, by result.",
     ("runtime", "method", "code"),
     _OF_CALLS,
 )
 CATALOGUE_PROXY_UP: Final = Described(
-    "virtshim_proxy_runtime_up", "gauge", "1 for a runtime that has answered last time it was asked.", ("runtime",)
+    "virtshim_proxy_runtime_up", "gauge", "1 for a runtime that answered its last call.", ("runtime",)
 )
 CATALOGUE_OF_PROXY: Final = (
     CATALOGUE_PROXY_SECONDS,
@@ -235,44 +233,38 @@ CATALOGUE_OF_PROXY: Final = (
 CATALOGUE_SPANS: Final = Described(
     "virtshim_trace_spans_total",
     "counter",
-    "Spans of traces by result: sent, refused (by the collector, or not reached) or dropped (too many waited).",
+    "Spans of traces by result: sent, refused (the collector refused them or did not answer) or dropped (too many waited).",
     ("result",),
 )
 CATALOGUE_OF_BOTH: Final = (CATALOGUE_SPANS,)
 
-# Of prometheus-client's own collector.
+# Made by prometheus-client's ProcessCollector.
 CATALOGUE_OF_PROCESS: Final = (
     Described("process_cpu_seconds_total", "counter", "CPU time of the daemon."),
-    Described("process_max_fds", "gauge", "Most descriptors it may have open."),
-    Described("process_open_fds", "gauge", "Descriptors it has open."),
-    Described("process_resident_memory_bytes", "gauge", "Its memory in RAM."),
-    Described("process_start_time_seconds", "gauge", "When it was started, in seconds since the epoch."),
-    Described("process_virtual_memory_bytes", "gauge", "Its address space."),
+    Described("process_max_fds", "gauge", "Limit of open descriptors."),
+    Described("process_open_fds", "gauge", "Open descriptors of the daemon."),
+    Described("process_resident_memory_bytes", "gauge", "Resident memory of the daemon."),
+    Described("process_start_time_seconds", "gauge", "When the daemon was started, in seconds since the epoch."),
+    Described("process_virtual_memory_bytes", "gauge", "Size of the daemon's address space."),
 )
 
 
-# What one process tells Prometheus, and in which form. Not in prometheus-client's own registry, which others may use.
-
-
 def process_registry() -> CollectorRegistry:
-    """With the numbers of this process."""
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each counter, which nothing here reads
+    """A new registry with the metrics of this process. Other code may use prometheus-client's global one."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # these would be a further series for each counter
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     return registry
 
 
 def renderer(registry: CollectorRegistry) -> Callable[[str], tuple[str, bytes]]:
-    """Of what a client accepts: content type, and all that there is to tell now."""
+    """Returns a function: the client's Accept header -> content type and the registry's present metrics."""
 
     def render(accepted: str) -> tuple[str, bytes]:
         encode, kind = choose_encoder(accepted)
         return kind, encode(registry)
 
     return render
-
-
-# Counts what happens, as it happens. Implements `virtshim.metrics.observed.Meter`.
 
 
 def counter(registry: CollectorRegistry, of: Described) -> Counter:
@@ -288,7 +280,7 @@ def histogram(registry: CollectorRegistry, of: Described) -> Histogram:
 
 
 class Recorder:
-    """Labels come from closed sets: methods of CRI, gRPC's codes, kinds of errors, the product's own words."""
+    """Counts for virtshim. Labels come from closed sets: CRI's methods, gRPC's codes, kinds of errors, virtshim's own words."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._calls = histogram(registry, CATALOGUE_RPC_SECONDS)
@@ -302,7 +294,7 @@ class Recorder:
         self._leaks = counter(registry, CATALOGUE_LEAKS)
         self._spans = counter(registry, CATALOGUE_SPANS)
         self._exits = counter(registry, CATALOGUE_EXITS)
-        for reason in ExitReason:  # from 0 on, or the first of them would not be seen as an increase
+        for reason in ExitReason:  # starts at 0, so that Prometheus sees the first exit as an increase
             self._exits.labels(reason.value)
 
     def took(self, step: Step, result: str, seconds: float) -> None:
@@ -337,7 +329,7 @@ class Recorder:
 
 class ProxyRecorder:
     def __init__(self, registry: CollectorRegistry, up: Callable[[], Mapping[str, bool]]) -> None:
-        """`up`: whether each runtime, by its name, has answered last time."""
+        """`up`: runtime name -> whether it answered its last call."""
         self._calls = histogram(registry, CATALOGUE_PROXY_SECONDS)
         self._added = histogram(registry, CATALOGUE_PROXY_ADDED)
         self._runtimes = histogram(registry, CATALOGUE_PROXY_RUNTIME_SECONDS)

@@ -1,6 +1,6 @@
-"""What a metric is: its name, its help text, its labels, and how its samples are computed from a reading. Pure.
+"""A metric family: name, help text, labels, and how to compute its samples from a reading. Pure.
 
-The same families are what CRI carries, in whole numbers and with all of BASE_LABELS, and what `/metrics` serves.
+CRI's answers and `/metrics` use the same families. CRI has whole numbers and all of BASE_LABELS.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from virtshim.model.sandbox import Sandbox
 
 S_contra = TypeVar("S_contra", contravariant=True)
 
-# Those of cAdvisor in kubelet, so that dashboards made for it find their pods. `name` is libvirt's name of the VM.
+# The labels of kubelet's cAdvisor metrics, so that dashboards for them work. `name` is libvirt's name of the VM.
 BASE_LABELS = ("container", "id", "image", "name", "namespace", "pod")
 
 SECOND = 1_000_000_000
 
 
 class Kind(enum.Enum):
-    """COUNTER: only grows while the VM runs."""
+    """A COUNTER only grows while the VM runs."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -30,7 +30,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`labels` are the values of the family's own labels, in their order."""
+    """`labels`: the values of the family's own labels, in their order."""
 
     value: float
     labels: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[S_contra]):
-    """`labels` come after BASE_LABELS. `read` gives no sample where the number is not known."""
+    """`labels` come after BASE_LABELS. `read` returns no sample for an unknown number."""
 
     name: str
     kind: Kind
@@ -70,7 +70,7 @@ def of_pod(families: Iterable[Family[SandboxUsage]], use: SandboxUsage) -> list[
 def of_container(
     families: Iterable[Family[ContainerUsage]], sandbox: Sandbox, use: ContainerUsage
 ) -> list[LabelledSample]:
-    """Nothing for a container that does not run: its series end, as cAdvisor's do."""
+    """[] for a container that does not run, so that its series end, as cAdvisor's do."""
     container = use.container
     if not container.is_running:
         return []
@@ -86,7 +86,7 @@ def of_container(
 
 
 def one(value: float | None) -> Iterable[Sample]:
-    """The sample of a family without labels of its own; none if the value is not known."""
+    """The sample of a family without labels of its own; none if the value is unknown."""
     return () if value is None else (Sample(value),)
 
 
@@ -94,9 +94,7 @@ def _measured(family: Family[S_contra], base: tuple[str, ...], sample: Sample) -
     return LabelledSample(family.name, family.kind, base + sample.labels, sample.value)
 
 
-# The metric of limits that pods meet.
-
-# Conformance wants a sample of all that is described from every running pod.
+# Always all of them: the conformance tests require a sample of every described metric from every running pod.
 _LIMITS: Final = ("commands", "connections", "sessions", "urls")
 
 
@@ -108,8 +106,8 @@ LIMIT_METRICS_POD = (
     Family(
         "virtshim_refused_total",
         Kind.COUNTER,
-        "Requests of the pod beyond a limit, since virtshim was started: commands of ExecSync, forwarded connections, sessions, "
-        "or URLs for them.",
+        "Requests of the pod that exceeded a limit, since virtshim was started: commands of ExecSync, forwarded connections, "
+        "sessions, or URLs for them.",
         _refused,
         ("limit",),
     ),

@@ -1,4 +1,4 @@
-"""How full the guests' file systems are, by their agents: asked in the background, while somebody wants to know."""
+"""Asks guests' agents in the background how full their file systems are, as long as somebody reads the numbers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from virtshim.system.clock import Clock
 
 log = structlog.get_logger(__name__)
 
-# All in seconds. A guest that did not answer is asked less often: most such have no agent.
+# All in seconds. After a failure a guest is asked less often, because it probably has no agent.
 _INTERVAL: Final = 60.0
-_AGAIN: Final = 600.0
+_INTERVAL_AFTER_FAILURE: Final = 600.0
 _PATIENCE: Final = 2.0
-# Nobody has asked for so long: guests are left alone.
+# If nobody has read the numbers for so long, no guest is asked.
 _WANTED: Final = 300.0
 _PAUSE: Final = 5.0
-# Names that a guest may ever show, while it runs: it may mount and unmount for as long as it likes.
-_MOST: Final = 32
+# A guest's limit of file system names while it runs, because it may mount and unmount for ever.
+_MAX_NAMES: Final = 32
 
 _Key = tuple[str, str, str]
 
@@ -39,7 +39,7 @@ class _Guest:
 
 
 class GuestFilesystems:
-    """Thread-safe. A guest that hangs costs its own numbers."""
+    """Thread-safe. If a guest hangs, only its own numbers are missing."""
 
     def __init__(self, records: Records, guests: GuestOperations, clock: Clock) -> None:
         self._records = records
@@ -50,22 +50,21 @@ class GuestFilesystems:
         self._wanted_until = 0.0
 
     def filesystems(self, container: ContainerId) -> Sequence[GuestFilesystem]:
-        """As it said last; nothing before it has said anything."""
+        """The guest's last answer; empty before its first answer."""
         with self._lock:
             self._wanted_until = self._clock.monotonic() + _WANTED
             found = self._known.get(container)
         return found.found if found else ()
 
     def run(self, stopping: threading.Event) -> None:
-        """Until `stopping` is set."""
         while not self._clock.wait(stopping, _PAUSE):
             try:
                 self.look(stopping)
             except Exception:
-                log.exception("guest_filesystems.broken")  # the edge of a thread: the next look must come
+                log.exception("guest_filesystems.broken")  # the thread must survive, for the next look
 
     def look(self, stopping: threading.Event) -> None:
-        """Asks those whose turn it is."""
+        """Asks the guests that are due."""
         running = [one for one in self._records.containers.all() if one.is_running]
         with self._lock:
             there = {container.id for container in running}
@@ -86,18 +85,18 @@ class GuestFilesystems:
         try:
             found = self._guests.filesystems(container.id, _PATIENCE)
         except ShimError:
-            pause = _AGAIN
+            pause = _INTERVAL_AFTER_FAILURE
         with self._lock:
             guest.found = tuple(_known_names(found, guest.names))
             guest.due = self._clock.monotonic() + pause
 
 
 def _known_names(found: Sequence[GuestFilesystem], names: set[_Key]) -> list[GuestFilesystem]:
-    """Each once; new names while there is room."""
+    """Each file system once; omits new names beyond the limit."""
     kept: dict[_Key, GuestFilesystem] = {}
     for one in found:
         key = (one.device, one.kind, one.mount_point)
-        if one.total_bytes and (key in names or len(names) < _MOST):
+        if one.total_bytes and (key in names or len(names) < _MAX_NAMES):
             names.add(key)
             kept[key] = one
     return list(kept.values())

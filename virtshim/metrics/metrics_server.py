@@ -1,6 +1,6 @@
-"""Serves `GET /metrics` over HTTP, and nothing else: few connections at once, each for one answer, all of it bounded in time.
+"""Serves `GET /metrics` over HTTP, and nothing else. There are few connections at once, each for one answer and limited in time.
 
-Blocking, on threads of its own, so that both `virtshim serve` and the proxy, whose loop must not wait, can have one.
+It blocks only threads of its own, so the proxy, whose event loop must not wait, can use it like `virtshim serve`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from virtshim.model.text import ListenAddress
 
 log = structlog.get_logger(__name__)
 
-# Seconds for a request to come, and for its answer to be taken; between two tries to listen.
+# Seconds: to receive a request, to send an answer, between two attempts to listen.
 _REQUEST: Final = 5.0
 _ANSWER: Final = 20.0
 _AGAIN: Final = 30.0
 _CONNECTIONS: Final = 8
-# Those, and clients that had to make room while their answer was being made.
+# Threads: for the connections, and for displaced clients whose answers are still being made.
 _SERVED: Final = 2 * _CONNECTIONS
 _HEAD: Final = 16 << 10
 _PIECE: Final = 64 << 10
 
-# What the client accepts -> content type, body.
+# The client's Accept header -> content type and body.
 Render = Callable[[str], tuple[str, bytes]]
 
 
@@ -43,7 +43,7 @@ class _Refused(Exception):
 
 
 class MetricsServer:
-    """A Unix socket is root's alone. An address that is taken does not keep the daemon from its work: it is tried again."""
+    """Only root may use a Unix socket. If the address is taken, the daemon works on and the server tries again."""
 
     def __init__(self, address: str, render: Render) -> None:
         self._text = address
@@ -59,7 +59,7 @@ class MetricsServer:
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Listens when this returns, if the address is free."""
+        """The server listens when this returns, if the address is free."""
         self._try_to_listen()
         self._thread.start()
 
@@ -78,7 +78,7 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """Which it is, of port 0."""
+        """The actual port, if the address has port 0."""
         assert self._listener is not None
         return int(self._listener.getsockname()[1])
 
@@ -90,7 +90,7 @@ class MetricsServer:
                 "metrics.not_served",
                 address=self._text,
                 error=exc.strerror or str(exc),
-                remedy="set metrics.address to a free one",
+                remedy="set metrics.address to a free address",
                 next_try_s=_AGAIN,
             )
             return
@@ -113,12 +113,12 @@ class MetricsServer:
                 self._places.release()
                 if not self._stopping.is_set():
                     log.warning("metrics.accept_failed", error=str(exc))
-                    self._stopping.wait(1.0)  # out of descriptors: some will come free
+                    self._stopping.wait(1.0)  # probably out of descriptors; some will be released
                 continue
             self._admit(connection)
 
     def _admit(self, connection: socket.socket) -> None:
-        """It has a place, which its thread gives back."""
+        """The connection holds a place; its thread releases it."""
         self._make_room(connection)
         try:
             threading.Thread(target=self._serve, args=(connection,), name="metrics-client", daemon=True).start()
@@ -129,13 +129,14 @@ class MetricsServer:
             self._places.release()
 
     def _make_room(self, connection: socket.socket) -> None:
-        """For a new one the oldest that has asked nothing goes, else the oldest: who holds all of them keeps nobody out."""
+        """Closes the oldest connection without a request, or else the oldest of all, so that nobody can block the server by
+        holding all connections."""
         with self._lock:
             if len(self._open) >= _CONNECTIONS:
                 oldest = next((one for one, has_asked in self._open.items() if not has_asked), next(iter(self._open)))
                 del self._open[oldest]
                 with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # by that its thread ends
+                    oldest.shutdown(socket.SHUT_RDWR)  # ends its thread
             self._open[connection] = False
 
     def _asks(self, connection: socket.socket) -> None:
@@ -150,12 +151,12 @@ class MetricsServer:
     def _serve(self, connection: socket.socket) -> None:
         try:
             self._answer(connection)
-        except OSError:  # the client has left, or is too slow, or had to make room
+        except OSError:  # the client has disconnected, is too slow, or was displaced
             pass
         except Exception:
-            log.exception("metrics.crashed")  # the edge of a thread
+            log.exception("metrics.crashed")  # nothing above this thread would log it
         finally:
-            self._forget(connection)  # before its descriptor can be another's
+            self._forget(connection)  # before the descriptor's number can be reused
             connection.close()
             self._places.release()
 
@@ -183,7 +184,7 @@ def _listen(address: ListenAddress) -> socket.socket:
 
 
 def _listen_unix(path: str) -> socket.socket:
-    """A socket that nobody listens on any more is replaced."""
+    """Replaces a socket that nobody listens on."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)) as probe:
         try:
             probe.connect(path)
@@ -191,7 +192,7 @@ def _listen_unix(path: str) -> socket.socket:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         else:
-            raise OSError(f"somebody listens on {path}")
+            raise OSError(f"another process listens on {path}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         listener.bind(path)
@@ -204,7 +205,7 @@ def _listen_unix(path: str) -> socket.socket:
 
 
 def _asked(http: h11.Connection, connection: socket.socket, *, is_local: bool) -> str:
-    """What the client accepts as an answer. Raises _Refused, RemoteProtocolError, OSError."""
+    """Reads the request and returns its Accept header. Raises _Refused, RemoteProtocolError, OSError."""
     until = time.monotonic() + _REQUEST
     while (event := http.next_event()) is h11.NEED_DATA:
         connection.settimeout(max(0.001, until - time.monotonic()))
@@ -217,16 +218,16 @@ def _asked(http: h11.Connection, connection: socket.socket, *, is_local: bool) -
     if event.method != b"GET":
         raise _Refused(405, "only GET is allowed")
     if event.target.partition(b"?")[0] != b"/metrics":
-        raise _Refused(404, "only /metrics is here")
+        raise _Refused(404, "only /metrics exists")
     host = next((value.decode("latin-1") for name, value in event.headers if name == b"host"), "localhost")
     if is_local and not _is_no_name(host):
-        raise _Refused(421, "ask by an IP address or localhost")
+        raise _Refused(421, "use an IP address or localhost in the URL")
     return next((value.decode("latin-1") for name, value in event.headers if name == b"accept"), "")
 
 
 def _is_no_name(host: str) -> bool:
-    """A page in a browser of this machine can give any name loopback's address, and read what it is answered. It cannot do so
-    with an address, or with localhost."""
+    """Whether `host` is an IP address or localhost. A web page in a browser on this machine could point any other name to the
+    loopback address, and then read the answers (DNS rebinding)."""
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     if name.lower() == "localhost":
         return True

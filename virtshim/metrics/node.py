@@ -1,4 +1,4 @@
-"""A reading as Prometheus' families: one after another, so that no more than one of them is in memory."""
+"""Reads the numbers of the node and its VMs for a scrape, and yields Prometheus' families one at a time, to save memory."""
 
 from __future__ import annotations
 
@@ -51,21 +51,19 @@ from virtshim.system.rate_limits import TroubleLog
 from virtshim.system.threads import lasting_threads
 from virtshim.vm.ports import Hypervisor
 
-# One reading at a time, shared by all who ask for one, and given up on when it is late: then the last one is told.
-
 log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-# Seconds. Prometheus' own limit is 10; a reading is bounded itself, and this is for what it did not foresee.
+# Seconds that a scrape waits for a reading. Prometheus' own limit is 10. A reading has limits too; this one is a safeguard.
 LIMIT: Final = 6.0
-# Whoever asks again so soon is told the same.
+# Seconds for which a reading is used again.
 FRESH: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Taken(Generic[R]):
-    """`at`: when its reading began (time.monotonic()); `seconds` it took."""
+    """`at`: when the reading began (time.monotonic()). `seconds`: how long it took."""
 
     value: R
     at: float
@@ -73,7 +71,8 @@ class Taken(Generic[R]):
 
 
 class Sampler(Generic[R]):
-    """Thread-safe. Readings that hang hold one thread in all."""
+    """Makes one reading at a time, which all callers share. If it is late, they get the last one. Thread-safe. Readings that hang
+    hold only one thread."""
 
     def __init__(self, read: Callable[[], R], clock: Clock) -> None:
         self._read = read
@@ -83,16 +82,17 @@ class Sampler(Generic[R]):
         self._reading = False
 
     def latest(self) -> tuple[Taken[R] | None, bool]:
-        """The newest reading there is, None if there never was one; and whether a newer one is late."""
+        """The newest reading, or None if there never was one; and whether a newer one is late."""
         asked = self._clock.monotonic()
         with self._changed:
             if self._is_of(asked - FRESH):
                 return self._last, False
             if not self._reading:
-                # It takes the lock first, so it is late enough to say so then; without a thread the next one tries again.
+                # The flag is set after the start: if no thread can be started, the next caller tries again. The thread needs
+                # the lock to clear the flag, so it cannot do that too early.
                 threading.Thread(target=self._take, name="scrape", daemon=True).start()
                 self._reading = True
-            # One that began before we asked is good enough: all who wait share it.
+            # A reading that began before this call is good enough, so all waiting callers share it.
             self._changed.wait_for(lambda: not self._reading, LIMIT)
             return self._last, self._reading or not self._is_of(asked - LIMIT)
 
@@ -104,7 +104,7 @@ class Sampler(Generic[R]):
         taken: Taken[R] | None = None
         try:
             taken = Taken(self._read(), began, self._clock.monotonic() - began)
-        except Exception:  # the edge of a thread: who waits is told the last one
+        except Exception:  # the waiting callers get the last reading
             log.exception("scrape.crashed")
         with self._changed:
             self._last = taken or self._last
@@ -112,11 +112,7 @@ class Sampler(Generic[R]):
             self._changed.notify_all()
 
 
-# What a scrape tells of the node and its VMs: one reading, by the same ways as CRI's stats.
-
-log = structlog.get_logger(__name__)
-
-# Seconds: for tapmanager's counts; and how old the stores' sizes may be, for which each file is looked at.
+# Seconds: the timeout for tapmanager's counts; the maximal age of the stores' sizes, because measuring them visits each file.
 _NETWORK_LIMIT: Final = 1.0
 _STORES_EVERY: Final = 60.0
 
@@ -125,7 +121,7 @@ Stores = Mapping[str, Callable[[], FilesystemUsage]]
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """`up`: whether each part that is needed answers. `stores`: bytes by name."""
+    """`up`: whether each needed part answers. `stores`: bytes by name."""
 
     pods: Sequence[SandboxUsage]
     up: Mapping[str, bool]
@@ -138,7 +134,7 @@ class NodeReading:
 
 @dataclass(slots=True)
 class NodeReadings:
-    """For one thread at a time. `stores`: what measures each of them."""
+    """Reads in the same way as CRI's stats. Only one thread at a time may use it. `stores`: functions that measure the stores."""
 
     records: StateRecords
     usage: Usage
@@ -152,7 +148,7 @@ class NodeReadings:
     _trouble: TroubleLog = field(default_factory=lambda: TroubleLog(log, over="scrape.stores_read_again"))
 
     def read(self) -> NodeReading:
-        """Waits for libvirt and tapmanager a few seconds at most."""
+        """Waits at most a few seconds for libvirt and tapmanager."""
         sandboxes = list_sandboxes(self.records, Filter())
         phases = Counter(container.phase for container in self.records.containers.all())
         ready = sum(sandbox.is_ready for sandbox in sandboxes)
@@ -173,7 +169,7 @@ class NodeReadings:
     def _plugin_runs(self) -> Sequence[PluginRuns]:
         try:
             return self.networks.plugin_runs(_NETWORK_LIMIT)
-        except ShimError:  # `up` tells it; an older tapmanager has none
+        except ShimError:  # `up` reports it; an older tapmanager has no counts
             return ()
 
     def _store_sizes(self) -> Mapping[str, int]:
@@ -185,7 +181,7 @@ class NodeReadings:
         for name, measure in self.stores.items():
             try:
                 sizes[name] = measure().used_bytes
-            except (ShimError, OSError) as exc:  # a file that goes while it is looked at
+            except (ShimError, OSError) as exc:  # such as a file that is removed meanwhile
                 self._trouble.met("scrape.store_not_read", key=name, store=name, error=str(exc))
             else:
                 self._trouble.over(key=name, store=name)
@@ -197,18 +193,18 @@ S = TypeVar("S")
 
 VM_FAMILIES: Final = (*vm_metrics.CONTAINER, *DEVICE_METRICS_CONTAINER)
 POD_FAMILIES: Final = (*vm_metrics.POD, *DEVICE_METRICS_POD, *LIMIT_METRICS_POD)
-# Before a family's own. kubelet, which carries the same families, has two more: the names of image and domain.
+# These come before a family's own labels. From kubelet the same families have two more: the names of image and domain.
 POD_LABELS: Final = ("namespace", "pod", "id")
 VM_LABELS: Final = (*POD_LABELS, "container")
 
-# Characters of a label's value: Kubernetes' own longest name, but CRI takes others.
+# The limit of characters for a label's value: Kubernetes' longest name. CRI allows longer ones.
 _LONGEST: Final = 253
 
 Labels = dict[str, str]
 
 
 class NodeCollector:
-    """For a registry of prometheus-client's. Thread-safe."""
+    """A collector for prometheus-client's registry. Thread-safe."""
 
     def __init__(self, sampler: Sampler[NodeReading], filesystems: GuestFilesystems, clock: Clock) -> None:
         self._sampler = sampler
@@ -262,7 +258,7 @@ def _pod_labels(pod: SandboxUsage) -> Labels:
 
 
 def _vm_labels(pod: SandboxUsage, vm: ContainerUsage) -> Labels:
-    """`id` is the container's."""
+    """`id` is the container's id."""
     container = vm.container
     return _pod_labels(pod) | {"container": _shown(container.name.name), "id": container.id.value}
 
@@ -313,7 +309,7 @@ def _family(family: Family[S], uses: Iterable[tuple[Labels, S]]) -> Metric:
     metric = Metric(family.name.removesuffix("_total") if kind == "counter" else family.name, family.help, kind)
     for labels, use in uses:
         for sample in family.read(use):
-            if sample.labels and not sample.labels[0]:  # of nothing: CRI wants one of each family, Prometheus does not
+            if sample.labels and not sample.labels[0]:  # a placeholder that only CRI needs
                 continue
             metric.add_sample(family.name, _with(labels, family.labels, sample), sample.value)
     return metric
@@ -324,5 +320,5 @@ def _with(labels: Labels, names: tuple[str, ...], sample: Sample) -> Labels:
 
 
 def _shown(value: str) -> str:
-    """What pods, guests and devices are called by others."""
+    """Escapes a name that a pod, guest or device chose."""
     return escaped(value, _LONGEST)

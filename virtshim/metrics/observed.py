@@ -1,7 +1,7 @@
-"""What this process does, told to whoever measures it: steps, which take time, and facts.
+"""Reports steps, which take time, and facts to the meter and the tracer of this process.
 
-As with a log, there is one listener a process, and nobody is handed it; without one a step costs a look at a variable. What is
-told is a closed set, so that whoever counts by it has a bounded number of counters.
+As with logging, each process has one global meter and one global tracer. Without them, a step costs almost nothing. Steps and
+facts are closed sets, so the number of counters is bounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CRASHED = "crashed"
 
 
 class Step(enum.Enum):
-    """Parts of a pod's start, in their order."""
+    """Parts of a pod's start, in order."""
 
     NETWORK = "network"
     ADMISSION = "admission"
@@ -39,7 +39,7 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """`result` is OK, CRASHED or an error's kind; `size` of the image on disk, 0 if there is none."""
+    """`result`: OK, CRASHED or an error's kind. `size`: bytes of the image on disk, 0 without an image."""
 
     result: str
     seconds: float
@@ -53,7 +53,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """One comparison of records and world."""
+    """One comparison of the records with the node."""
 
     result: str
     seconds: float
@@ -61,14 +61,14 @@ class Reconciled:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something was there that nobody owns. `what` is one of the repairs' own words."""
+    """Something without an owner was found. `what`: one of the words of `virtshim.recovery`."""
 
     what: str
 
 
 @dataclass(frozen=True, slots=True)
 class ImagesRemoved:
-    """Unused ones, from a file system that has filled up."""
+    """Unused images were removed because their file system filled up."""
 
     number: int
 
@@ -77,12 +77,12 @@ Fact = Pulled | Exited | Reconciled | Leftover | ImagesRemoved
 
 
 class Meter(Protocol):
-    """Called on the thread that does the work: quick, and never raises."""
+    """Called on the thread that does the work, so it must be quick and never raise."""
 
     def took(self, step: Step, result: str, seconds: float) -> None: ...
 
     def call_took(self, method: str, code: str, seconds: float) -> None:
-        """A call of gRPC's has ended."""
+        """A gRPC call has ended."""
 
     def calls_under_way(self, change: int) -> None: ...
 
@@ -91,30 +91,29 @@ class Meter(Protocol):
     def tell(self, fact: Fact) -> None: ...
 
     def spans(self, result: str, number: int) -> None:
-        """Of traces: sent, refused by the collector, or dropped because too many waited."""
+        """`result`: sent, refused by the collector, or dropped because too many were waiting."""
 
 
 class Call(Protocol):
     """The span of one call."""
 
     trace: str
-    """Which trace it belongs to, as 32 hex digits; "" if nobody records it."""
+    """The id of its trace, 32 hex digits; "" if it is not recorded."""
 
     def ends(self, code: str) -> None: ...
 
 
 class Tracer(Protocol):
-    """Called on the thread that does the work: quick, and never raises."""
+    """Called on the thread that does the work, so it must be quick and never raise."""
 
     def call(self, name: str, metadata: Metadata, *, begins: bool) -> AbstractContextManager[Call]:
-        """A call that has come in; what happens inside the block is part of it. `metadata` may name the trace that it belongs to;
-        where it does not, one is begun if `begins` is set."""
+        """The block is an incoming call. `metadata` may name the call's trace; if it does not, a trace is begun if `begins`."""
 
     def part(self, name: str) -> AbstractContextManager[object]:
-        """Something that a call does."""
+        """The block is a part of the current call."""
 
     def later(self, name: str) -> Callable[[], None]:
-        """Begins a part that ends when what is returned is called, on whichever thread."""
+        """Begins a part. It ends when the returned function is called, on any thread."""
 
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -165,13 +164,12 @@ _tracer: Tracer = Untraced()
 
 
 def tracer() -> Tracer:
-    """Whoever records traces now."""
     return _tracer
 
 
 @contextlib.contextmanager
 def traced_by(other: Tracer) -> Iterator[None]:
-    """Inside the block it records what happens in this process."""
+    """Makes `other` this process's tracer inside the block."""
     global _tracer  # noqa: PLW0603  as above
     before, _tracer = _tracer, other
     try:
@@ -181,14 +179,13 @@ def traced_by(other: Tracer) -> Iterator[None]:
 
 
 def meter() -> Meter:
-    """Whoever counts now."""
     return _meter
 
 
 @contextlib.contextmanager
 def measured_by(other: Meter) -> Iterator[None]:
-    """Inside the block it is told of all that happens in this process."""
-    global _meter  # noqa: PLW0603  as a log's handlers are
+    """Makes `other` this process's meter inside the block."""
+    global _meter  # noqa: PLW0603  as a logger's handlers are
     before, _meter = _meter, other
     try:
         yield
@@ -198,7 +195,7 @@ def measured_by(other: Meter) -> Iterator[None]:
 
 @contextlib.contextmanager
 def step(which: Step) -> Iterator[None]:
-    """The block is that step."""
+    """The block is the step `which`."""
     began = time.monotonic()
     result = OK
     try:
@@ -212,5 +209,5 @@ def step(which: Step) -> Iterator[None]:
 
 
 def kind_of(error: BaseException) -> str:
-    """As a result is named."""
+    """The name of an error as a result."""
     return error.kind.value if isinstance(error, ShimError) else CRASHED

@@ -1,6 +1,7 @@
-"""Spans on their way to a collector: nobody waits for it. Those for which there is no room are dropped, and counted.
+"""Sends spans to a collector from a separate thread, so nobody waits for the collector. If the queue is full, spans are dropped
+and counted.
 
-Not the SDK's own batch processor, which does not tell how many it drops.
+This replaces the SDK's batch processor, which does not report how many spans it drops.
 """
 
 from __future__ import annotations
@@ -18,13 +19,11 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from virtshim.system.rate_limits import TroubleLog
 
-# How spans are sent.
-
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """`room`: spans that wait; one more is dropped. Seconds: `export`, that the collector gets to take some hundred; `last`, that
-    a stopping daemon spends on those that are left."""
+    """`room`: the queue's length. Seconds: `export`, the timeout for sending one batch; `last`, how long a stopping daemon waits
+    for the remaining spans."""
 
     room: int = 4096
     export: int = 5
@@ -34,7 +33,7 @@ class Sending:
 log = structlog.get_logger(__name__)
 
 _AT_ONCE: Final = 512
-# Seconds that spans wait for others.
+# Seconds that spans wait for more spans, to be sent together.
 _PAUSE: Final = 1.0
 
 SENT, REFUSED, DROPPED = "sent", "refused", "dropped"
@@ -44,7 +43,7 @@ class SpanSender(SpanProcessor):
     def __init__(
         self, exporter: SpanExporter, count: Callable[[str, int], None], sending: Sending | None = None
     ) -> None:
-        """`count` is told what became of how many spans."""
+        """`count`: called with a result (SENT, REFUSED or DROPPED) and the number of spans."""
         self._exporter = exporter
         self._count = count
         self._sending = sending or Sending()
@@ -56,7 +55,7 @@ class SpanSender(SpanProcessor):
         self._thread.start()
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Nothing: a span is sent whole."""
+        """Does nothing, because a span is sent when it has ended."""
 
     def on_end(self, span: ReadableSpan) -> None:
         if span.context is None or not span.context.trace_flags.sampled:
@@ -74,7 +73,7 @@ class SpanSender(SpanProcessor):
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        # A collector that hangs keeps its spans' thread, which ends with the process.
+        # If the collector hangs, so does the thread; it ends with the process.
         self._thread.join(self._sending.last)
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
@@ -95,7 +94,7 @@ class SpanSender(SpanProcessor):
     def _send(self, batch: list[ReadableSpan]) -> None:
         try:
             is_sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
-        except Exception:  # the edge of a thread
+        except Exception:  # the thread must survive, for the next batch
             log.exception("tracing.crashed")
             is_sent = False
         self._count(SENT if is_sent else REFUSED, len(batch))

@@ -1,4 +1,4 @@
-"""How pods come up: which phase began when, and how long it took. In memory: what an earlier process saw is not known."""
+"""The phases of pods' starts: when each began, and how long it took. Only in memory, so a restart forgets them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from virtshim.system.clock import Clock
 
 log = structlog.get_logger(__name__)
 
-# Of pods that are gone without a word (a failed start) the oldest are forgotten first; more than a node has.
+# More pods than a node has. Beyond that the oldest are forgotten, because after a failed start nobody calls `forget`.
 _MOST_PODS: Final = 1000
-# Of one pod; kubelet restarts containers for as long as it likes.
+# For each pod, because kubelet may restart containers for ever.
 _MOST_PHASES: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """`began_at` in nanoseconds since the epoch; `seconds` None while it goes on; `error`: why it failed. `container` None: the
-    sandbox's own."""
+    """`began_at`: nanoseconds since the epoch. `since`: the same by the monotonic clock, in seconds. `container`: None for a
+    phase of the sandbox. `seconds`: None while the phase lasts. `error`: why it failed."""
 
     name: str
     began_at: int
@@ -36,7 +36,7 @@ class Phase:
     error: str = ""
 
     def lasted(self, now: float) -> float:
-        """Seconds; `now` is the monotonic clock's."""
+        """The phase's seconds so far. `now`: by the monotonic clock."""
         return max(0.0, now - self.since) if self.seconds is None else self.seconds
 
 
@@ -58,12 +58,12 @@ class StartUps:
         self._listeners: tuple[Callable[[SandboxId, Phase], None], ...] = ()
 
     def on_phase(self, callback: Callable[[SandboxId, Phase], None]) -> None:
-        """It hears of each phase that is over, on the thread that ended it: it must not wait."""
+        """Calls `callback` for each phase that ends, on the thread that ended it. The callback must not block."""
         self._listeners = (*self._listeners, callback)
 
     @contextlib.contextmanager
     def phase(self, name: str, sandbox: SandboxId, container: ContainerId | None = None) -> Iterator[None]:
-        """What happens inside the block."""
+        """The block is a phase."""
         self.begin(name, sandbox, container)
         try:
             yield
@@ -74,7 +74,7 @@ class StartUps:
 
     @contextlib.contextmanager
     def step(self, which: observed.Step, sandbox: SandboxId, container: ContainerId | None = None) -> Iterator[None]:
-        """The same for what is counted, too: the phase has the step's name."""
+        """The block is a phase with the step's name, and is also counted as that step."""
         with observed.step(which), self.phase(which.value, sandbox, container):
             yield
 
@@ -88,7 +88,7 @@ class StartUps:
                 del self._phases[next(iter(self._phases))]
 
     def end(self, name: str, sandbox: SandboxId, container: ContainerId | None = None, *, error: str = "") -> None:
-        """The last one of that name that goes on; nothing happens if there is none."""
+        """Ends the last phase of that name that still lasts, if there is one."""
         now = self._clock.monotonic()
         with self._lock:
             phases = self._phases.get(sandbox, [])
@@ -102,11 +102,11 @@ class StartUps:
         for callback in self._listeners:
             try:
                 callback(sandbox, over)
-            except Exception:  # who listens must not fail a start
+            except Exception:  # a listener must not fail a start
                 log.exception("start_up.listener.failed", phase=name)
 
     def end_all(self, sandbox: SandboxId, container: ContainerId, error: str) -> None:
-        """Of this container nothing goes on any more."""
+        """Ends all phases of the container that still last."""
         for phase in self.start_up(sandbox).phases:
             if phase.container == container:
                 self.end(phase.name, sandbox, container, error=error)
@@ -121,6 +121,5 @@ class StartUps:
             return [StartUp(sandbox, tuple(phases)) for sandbox, phases in self._phases.items()]
 
     def forget(self, sandbox: SandboxId) -> None:
-        """It was removed."""
         with self._lock:
             self._phases.pop(sandbox, None)

@@ -1,5 +1,5 @@
-"""Spans of calls and their parts, joined to the caller's. Implements `virtshim.metrics.observed.Tracer`. Loaded only where
-traces are sent somewhere."""
+"""Records calls and their parts as spans in the caller's trace. Implements `virtshim.metrics.observed.Tracer`. Loaded only if
+traces are sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from virtshim.metrics.span_sender import Sending, SpanSender
 
 _CONTEXT: Final = TraceContextTextMapPropagator()
 _CARRIED: Final = frozenset(_CONTEXT.fields)
-# Codes that are not the server's fault, as OpenTelemetry's rules for gRPC have it.
+# Codes that are not the server's fault, by OpenTelemetry's conventions for gRPC.
 _NO_ERRORS: Final = frozenset(
     {"OK", "CANCELLED", "INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"}
     | {"FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNAUTHENTICATED"}
@@ -41,7 +41,7 @@ class _Traced:
 
 
 class OtlpTracer:
-    """`close` ends it. What a span says are the product's own words: no request, no error's text, nothing of a pod's."""
+    """Spans contain only virtshim's own words: no request, no error text, nothing from a pod. Must be closed."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class OtlpTracer:
         count: Callable[[str, int], None],
         sending: Sending | None = None,
     ) -> None:
-        """`sampling`: the share of traces that are begun here; of others whoever began them has decided."""
+        """`sampling`: the share of recorded traces, among those that begin here. For other traces the caller has decided."""
         sending = sending or Sending()
         is_plain = not endpoint.startswith("https://")
         exporter = OTLPSpanExporter(endpoint=endpoint, insecure=is_plain, timeout=sending.export)
@@ -97,7 +97,7 @@ class OtlpTracer:
         return self._tracer.start_span(name).end if _current_is_recorded() else _nothing
 
     def forwarded(self, metadata: Sequence[tuple[str, str | bytes]]) -> Sequence[tuple[str, str | bytes]]:
-        """The same, for a call that is part of the current one."""
+        """`metadata` for an outgoing call that is part of the current call."""
         if not trace.get_current_span().get_span_context().is_valid:
             return metadata
         carried: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What containers and pods use: one reading for all that are requested, joined with the records. Never writes."""
+"""What containers and pods use: one reading for all requested ones, combined with their records. Never writes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from virtshim.vm.ports import VmReadings
 
 log = structlog.get_logger(__name__)
 
-# Seconds: numbers that come later than this are worth less than the list they would delay.
+# Seconds. Beyond that, a list without the network's numbers is better than a late one.
 _NETWORK_LIMIT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerUsage:
-    """`taken_at` in ns is the time of all that has no time of its own. Of a container that does not run, only the disk and the
-    devices that it had are known; of one that runs, each part that could be read."""
+    """`taken_at`: nanoseconds, for all numbers without a time of their own. For a container that does not run, only the disk and
+    its former devices are known. For a running one, a part that could not be read is missing."""
 
     container: Container
     taken_at: int
@@ -55,8 +55,8 @@ class ContainerUsage:
 
 @dataclass(frozen=True, slots=True)
 class SandboxUsage:
-    """The pod is its VMs: nothing else runs in it. `interfaces` are in the pod's order, its first NIC first; empty if they
-    could not be read."""
+    """The sum of the pod's VMs, because nothing else runs in a pod. `interfaces`: in the pod's order, its first NIC first; empty
+    if they could not be read."""
 
     sandbox: Sandbox
     taken_at: int
@@ -65,13 +65,12 @@ class SandboxUsage:
     interfaces: tuple[InterfaceUsage, ...]
     processes: int
     containers: tuple[ContainerUsage, ...]
-    # How often its requests met a limit, by what was limited.
+    # How often the pod's requests exceeded a limit, by limit.
     refused: Mapping[str, int] = field(default_factory=dict)
 
 
 class Usage:
-    """Thread-safe. A list is one reading for all in it, however many VMs there are; what cannot be read in time is left
-    out, the rest is told."""
+    """Thread-safe. One reading serves a whole list, however many VMs it has. Numbers that cannot be read in time are omitted."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class Usage:
         clock: Clock,
         refused: Callable[[str], Mapping[str, int]],
     ) -> None:
-        """`refused`: how often requests for a pod, by its `namespace/name`, met a limit, by what was limited."""
+        """`refused`: a pod's `namespace/name` -> how often its requests exceeded a limit, by limit."""
         self._records = records
         self._refused = refused
         self._readings = readings
@@ -97,14 +96,14 @@ class Usage:
         self._network_trouble = TroubleLog(log, over="network.counters_read_again")
 
     def containers(self, chosen: Sequence[Container]) -> Sequence[ContainerUsage]:
-        """In the order given."""
+        """In the order of `chosen`."""
         running = [c for c in chosen if c.is_running]
         usages = self._readings.usage({c.domain_uuid: c.domain_name for c in running})
         cpu = self._metered(running, usages)
         return [self._container(c, usages.get(c.domain_uuid), cpu.get(c.id.value)) for c in chosen]
 
     def process_id(self, container: Container) -> int | None:
-        """QEMU's; None if it does not run, or cannot be found."""
+        """QEMU's process id; None if it does not run or cannot be found."""
         if not container.is_running:
             return None
         domain = container.domain_uuid
@@ -112,7 +111,7 @@ class Usage:
         return found.process.pid if found and found.process else None
 
     def sandboxes(self, chosen: Sequence[Sandbox]) -> Sequence[SandboxUsage]:
-        """In the order given."""
+        """In the order of `chosen`."""
         ids = {sandbox.id for sandbox in chosen}
         members = [c for c in self._records.containers.all() if c.is_visible and c.sandbox_id in ids]
         by_sandbox: dict[SandboxId, list[ContainerUsage]] = {}
@@ -148,7 +147,7 @@ class Usage:
 
     def _disk(self, container: Container) -> DiskUsage | None:
         try:
-            # A disk of the pod counts as the container's that runs on it: the attempts before have left it.
+            # A pod's disk counts for the container that runs on it, because earlier attempts no longer use it.
             pod_disk = container.spec.pod_disk if container.is_running else ""
             used = self._disks.use(container.id, pod_disk)
         except ShimError as exc:
@@ -186,7 +185,7 @@ class Usage:
 
 
 def _in_order(sandbox: Sandbox, counters: Sequence[InterfaceUsage]) -> tuple[InterfaceUsage, ...]:
-    """Empty without the first NIC: another must not be taken for the pod's own."""
+    """Empty if the first NIC is missing, because kubelet would take another for the pod's default interface."""
     names = [nic.name for nic in sandbox.network.interfaces] if sandbox.network else []
     by_name = {interface.name: interface for interface in counters}
     if not names or names[0] not in by_name:

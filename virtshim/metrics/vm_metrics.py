@@ -1,6 +1,6 @@
-"""The metrics of VMs as such, after KubeVirt's `kubevirt_vmi_*`: what the guest does with what it was given.
+"""Metrics of VMs and their host devices. Names and meanings follow KubeVirt's `kubevirt_vmi_*`.
 
-Memory numbers that only the guest knows come from its balloon driver; there is no sample before it reports.
+Memory numbers that only the guest knows come from its balloon driver; they have no sample until it reports.
 """
 
 from __future__ import annotations
@@ -83,23 +83,29 @@ _CPU = (
     _counter("cpu_user_usage_seconds_total", "CPU time in user mode, guest code included.", _cpu(lambda c: c.cpu_user)),
     _counter("cpu_system_usage_seconds_total", "CPU time in the host's kernel.", _cpu(lambda c: c.cpu_system)),
     _counter("vcpu_seconds_total", "CPU time of each vCPU.", _vcpus(lambda v: v.time), "vcpu"),
-    _counter("vcpu_wait_seconds_total", "Time each vCPU waited for I/O or QEMU.", _vcpus(lambda v: v.wait), "vcpu"),
-    _counter("vcpu_delay_seconds_total", "Time each vCPU was ready and had no CPU.", _vcpus(lambda v: v.delay), "vcpu"),
+    _counter(
+        "vcpu_wait_seconds_total", "Time that each vCPU waited for I/O or QEMU.", _vcpus(lambda v: v.wait), "vcpu"
+    ),
+    _counter(
+        "vcpu_delay_seconds_total", "Time that each vCPU was ready but had no CPU.", _vcpus(lambda v: v.delay), "vcpu"
+    ),
 )
 
 _MEMORY = (
-    _gauge("memory_domain_bytes", "RAM the VM was given.", _memory(lambda m: m.maximum)),
-    _gauge("memory_actual_balloon_bytes", "RAM that the balloon leaves it.", _memory(lambda m: m.current)),
+    _gauge("memory_domain_bytes", "RAM of the VM.", _memory(lambda m: m.maximum)),
+    _gauge("memory_actual_balloon_bytes", "RAM that the balloon leaves to the guest.", _memory(lambda m: m.current)),
     _gauge("memory_resident_bytes", "Resident memory of QEMU.", _resident),
-    _gauge("memory_available_bytes", "RAM as the guest counts it.", _memory(lambda m: m.available)),
-    _gauge("memory_unused_bytes", "RAM the guest does not use.", _memory(lambda m: m.unused)),
+    _gauge("memory_available_bytes", "RAM by the guest's own count.", _memory(lambda m: m.available)),
+    _gauge("memory_unused_bytes", "RAM that the guest does not use.", _memory(lambda m: m.unused)),
     _gauge(
-        "memory_usable_bytes", "RAM the guest could give to programs without swapping.", _memory(lambda m: m.usable)
+        "memory_usable_bytes",
+        "RAM that the guest could give to programs without swapping.",
+        _memory(lambda m: m.usable),
     ),
-    _gauge("memory_used_bytes", "RAM the guest uses, page cache included.", _memory(_used)),
+    _gauge("memory_used_bytes", "RAM that the guest uses, page cache included.", _memory(_used)),
     _gauge("memory_cached_bytes", "Page cache of the guest.", _memory(lambda m: m.disk_caches)),
-    _gauge("memory_swap_in_traffic_bytes", "Bytes the guest read from its swap.", _memory(lambda m: m.swap_in)),
-    _gauge("memory_swap_out_traffic_bytes", "Bytes the guest wrote to its swap.", _memory(lambda m: m.swap_out)),
+    _gauge("memory_swap_in_traffic_bytes", "Bytes that the guest read from its swap.", _memory(lambda m: m.swap_in)),
+    _gauge("memory_swap_out_traffic_bytes", "Bytes that the guest wrote to its swap.", _memory(lambda m: m.swap_out)),
     _counter("memory_pgmajfault_total", "Page faults of the guest that needed I/O.", _memory(lambda m: m.major_faults)),
     _counter("memory_pgminfault_total", "Page faults of the guest without I/O.", _memory(lambda m: m.minor_faults)),
 )
@@ -114,19 +120,19 @@ _STORAGE = (
     ),
     _counter(
         "storage_read_times_seconds_total",
-        "Time of all reads together.",
+        "Total time of all reads.",
         _blocks(lambda b: b.read_time / SECOND),
         "drive",
     ),
     _counter(
         "storage_write_times_seconds_total",
-        "Time of all writes together.",
+        "Total time of all writes.",
         _blocks(lambda b: b.write_time / SECOND),
         "drive",
     ),
     _counter(
         "storage_flush_times_seconds_total",
-        "Time of all flushes together.",
+        "Total time of all flushes.",
         _blocks(lambda b: b.flush_time / SECOND),
         "drive",
     ),
@@ -136,9 +142,7 @@ CONTAINER = (*_CPU, *_MEMORY, *_STORAGE)
 POD = network_families(_PREFIX)
 
 
-# The metrics of host devices: of those in VMs, and of those that a pod's VMs have or had.
-
-# Conformance wants a sample of all that is described from every running pod.
+# A placeholder: the conformance tests require a sample of every described metric from every running pod.
 _NO_DEVICE: Final = (Sample(0, ("",)),)
 
 
@@ -154,7 +158,7 @@ def _errors(pick: Callable[[DeviceErrors], int]) -> Callable[[ContainerUsage], I
 
 
 def _of_pod(use: SandboxUsage) -> dict[PciAddress, DeviceStatus]:
-    """Each once, though several of its containers had it."""
+    """Each device once, even if several containers of the pod had it."""
     return {address: device for container in use.containers for address, device in container.devices.items()}
 
 
@@ -182,7 +186,7 @@ DEVICE_METRICS_CONTAINER = (
     Family(
         "virtshim_device_nonfatal_errors_total",
         Kind.COUNTER,
-        "Uncorrectable but not fatal PCI Express errors of a host device in the VM, since the kernel found it.",
+        "Uncorrectable, non-fatal PCI Express errors of a host device in the VM, since the kernel found it.",
         _errors(lambda errors: errors.nonfatal),
         ("device",),
     ),

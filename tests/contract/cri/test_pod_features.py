@@ -225,7 +225,7 @@ REFUSALS: list[Refusal] = [
     (
         "container",
         {"mounts": [{"container_path": "/x", "host_path": "/x", "mount_options": ["noexec"]}]},
-        "cannot be passed on to a virtual machine; remove them",
+        "cannot be applied in a virtual machine; remove them",
     ),
     (
         "container",

@@ -69,7 +69,7 @@ def test_a_context_that_a_vm_cannot_honour_is_one_fault_of_sandbox_and_container
         ({"recursive_read_only": True}, "recursive_read_only is set without readonly"),
         (
             {"recursive_read_only": True, "readonly": True, "propagation": pb.PROPAGATION_HOST_TO_CONTAINER},
-            "recursive_read_only: the guest could write to what the node mounts there later",
+            "recursive_read_only: the guest could write to mounts that the node adds later",
         ),
     ],
 )
@@ -91,7 +91,7 @@ def test_an_image_takes_the_place_of_a_path_of_the_node() -> None:
     ("mount", "says"),
     [
         (pb.Mount(image=pb.ImageSpec(image="x")), "readonly is false: an image volume cannot be written"),
-        (pb.Mount(image=pb.ImageSpec(image="x"), readonly=True, host_path="/y"), "host_path is set beside image"),
+        (pb.Mount(image=pb.ImageSpec(image="x"), readonly=True, host_path="/y"), "host_path and image are both set"),
         (pb.Mount(image_sub_path="a", host_path="/y"), "image_sub_path is set without image"),
         (pb.Mount(), "host_path and image are both empty"),
         *(
