@@ -199,7 +199,7 @@ class StatsCalls(ServicerPart):
 
     def _all_metrics(self) -> Sequence[pb.PodSandboxMetrics]:
         uses = self._services.usage.sandboxes(list_sandboxes(self._services.records, Filter()))
-        return [_of_one(use) for use in uses]
+        return [_pod_metrics(use) for use in uses]
 
     def _of_containers(self, wanted: pb.ContainerStatsFilter) -> Sequence[pb.ContainerStats]:
         chosen = list_containers(
@@ -212,7 +212,7 @@ class StatsCalls(ServicerPart):
         return [sandbox_stats(use) for use in self._services.usage.sandboxes(chosen)]
 
 
-def _of_one(use: SandboxUsage) -> pb.PodSandboxMetrics:
+def _pod_metrics(use: SandboxUsage) -> pb.PodSandboxMetrics:
     return pb.PodSandboxMetrics(
         pod_sandbox_id=use.sandbox.id.value,
         metrics=_messages(of_pod(POD_FAMILIES, use)),

@@ -103,12 +103,12 @@ def _locked(device: str) -> Iterator[int]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise WrongState(f"the volume {device} is being written to; try again when the writing has ended") from None
-        if _is_a_vms(file):
+        if _is_locked_by_qemu(file):
             raise WrongState(f"a VM runs on the volume {device}; stop it first")
         yield file
 
 
-def _is_a_vms(file: int) -> bool:
+def _is_locked_by_qemu(file: int) -> bool:
     """Whether QEMU holds a lock. It locks one byte for each kind of access that it has, or that it lets nobody else have."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _QEMU_LOCKS[0], _QEMU_LOCKS[1], 0)
     answer = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked))

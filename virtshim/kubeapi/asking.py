@@ -103,7 +103,7 @@ def _in_time(connection: HTTPSConnection, exchange: Callable[[], Answer], second
             with contextlib.closing(connection):
                 connection.connect()
                 connected.append(connection.sock)
-                # The waiting side has shut this socket down if it gave up after the connect, and not if it gave up before.
+                # If the caller gave up before the connect, nobody shuts this socket down, so the exchange must not begin.
                 if not given_up.is_set():
                     done.set_result(exchange())
         except BaseException as exc:  # noqa: BLE001 - the waiting caller raises it

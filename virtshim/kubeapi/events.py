@@ -34,7 +34,7 @@ _RATE: Final = 1 / 60
 # The number of pods whose rates are kept.
 _PODS: Final = 1024
 # Seconds: between two attempts to send, and until an Event is given up.
-_AGAIN: Final = 10.0
+_RETRY_AFTER: Final = 10.0
 _GIVE_UP_AFTER: Final = 600.0
 _JOIN_LIMIT: Final = 1.0
 # Characters of an object's name.
@@ -46,7 +46,7 @@ EVENTS_GUIDE: Final = "docs/security.md, Events of pods"
 
 _EXISTS: Final = 409
 # The server limits requests, or has a temporary fault.
-_LATER: Final = (429, 500, 502, 503, 504)
+_RETRYABLE: Final = (429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class KubeEvents:
                 if is_done or self._clock.monotonic() >= first.until:
                     self._drop(first)
                 else:
-                    self._clock.wait(self._closing, _AGAIN)
+                    self._clock.wait(self._closing, _RETRY_AFTER)
 
     def _first(self) -> _Waiting | None:
         with self._lock:
@@ -167,7 +167,7 @@ class KubeEvents:
         why = f"the API server answers {answer.status} {answer.reason}"
         remedy = f"grant its user the right to create events: {EVENTS_GUIDE}"
         self._failures.met("events.unsent", error=why, remedy=remedy if answer.status in (401, 403) else "see its log")
-        return answer.status not in _LATER
+        return answer.status not in _RETRYABLE
 
 
 def _name(event: PodEvent) -> str:

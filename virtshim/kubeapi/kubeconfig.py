@@ -67,13 +67,13 @@ def access(kubeconfig: str, *, verified: bool = False) -> Access:
     context = _named(document, "contexts", "context", str(document.get("current-context", "")))
     cluster = _named(document, "clusters", "cluster", str(context.get("cluster", "")))
     user = _named(document, "users", "user", str(context.get("user", "")))
-    _refuse_others("cluster", cluster, _OF_CLUSTER)
-    _refuse_others("user", user, _OF_USER)
+    _refuse_unsupported("cluster", cluster, _OF_CLUSTER)
+    _refuse_unsupported("user", user, _OF_USER)
     server = _server(str(cluster.get("server", "")))
     tls = _server_tls(cluster, kubeconfig, verified=verified)
-    shown = _show_who_asks(tls, user, kubeconfig)
+    has_certificate = _load_certificate(tls, user, kubeconfig)
     token = _token(user, kubeconfig)
-    if not token and not shown:
+    if not token and not has_certificate:
         raise InvalidRequest(
             "its user has neither a token nor a certificate, so its requests would be anonymous: add one of them"
         )
@@ -82,9 +82,9 @@ def access(kubeconfig: str, *, verified: bool = False) -> Access:
     return Access(host, server.port or 443, server.path.rstrip("/"), name, tls, token)
 
 
-def _refuse_others(whose: str, entry: Mapping[str, Any], done: Container[str]) -> None:
+def _refuse_unsupported(whose: str, entry: Mapping[str, Any], supported: Container[str]) -> None:
     for name, value in entry.items():
-        if value and name not in done:
+        if value and name not in supported:
             raise InvalidRequest(f"its {whose}'s {escaped(str(name), 40)}: {_WHY_NOT.get(name, _UNKNOWN)}")
 
 
@@ -123,7 +123,7 @@ def _server_tls(cluster: Mapping[str, Any], kubeconfig: str, *, verified: bool) 
     return tls
 
 
-def _show_who_asks(tls: ssl.SSLContext, user: Mapping[str, Any], kubeconfig: str) -> bool:
+def _load_certificate(tls: ssl.SSLContext, user: Mapping[str, Any], kubeconfig: str) -> bool:
     """Loads the client certificate. False if there is none."""
     certificate, key = (_pem(user, name, kubeconfig) for name in ("client-certificate", "client-key"))
     if bool(certificate) != bool(key):

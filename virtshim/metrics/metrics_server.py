@@ -139,7 +139,7 @@ class MetricsServer:
                     oldest.shutdown(socket.SHUT_RDWR)  # ends its thread
             self._open[connection] = False
 
-    def _asks(self, connection: socket.socket) -> None:
+    def _mark_as_asking(self, connection: socket.socket) -> None:
         with self._lock:
             if connection in self._open:
                 self._open[connection] = True
@@ -164,8 +164,8 @@ class MetricsServer:
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD)
         status, kind, body = 200, "text/plain; charset=utf-8", b""
         try:
-            accepted = _asked(http, connection, is_local=self._is_local)
-            self._asks(connection)
+            accepted = _read_request(http, connection, is_local=self._is_local)
+            self._mark_as_asking(connection)
             kind, body = self._render(accepted)
         except _Refused as refused:
             status, body = refused.status, f"{refused.text}\n".encode()
@@ -204,7 +204,7 @@ def _listen_unix(path: str) -> socket.socket:
     return listener
 
 
-def _asked(http: h11.Connection, connection: socket.socket, *, is_local: bool) -> str:
+def _read_request(http: h11.Connection, connection: socket.socket, *, is_local: bool) -> str:
     """Reads the request and returns its Accept header. Raises _Refused, RemoteProtocolError, OSError."""
     until = time.monotonic() + _REQUEST
     while (event := http.next_event()) is h11.NEED_DATA:
@@ -220,12 +220,12 @@ def _asked(http: h11.Connection, connection: socket.socket, *, is_local: bool) -
     if event.target.partition(b"?")[0] != b"/metrics":
         raise _Refused(404, "only /metrics exists")
     host = next((value.decode("latin-1") for name, value in event.headers if name == b"host"), "localhost")
-    if is_local and not _is_no_name(host):
+    if is_local and not _is_address_or_localhost(host):
         raise _Refused(421, "use an IP address or localhost in the URL")
     return next((value.decode("latin-1") for name, value in event.headers if name == b"accept"), "")
 
 
-def _is_no_name(host: str) -> bool:
+def _is_address_or_localhost(host: str) -> bool:
     """Whether `host` is an IP address or localhost. A web page in a browser on this machine could point any other name to the
     loopback address, and then read the answers (DNS rebinding)."""
     name = host if host.endswith("]") else host.rpartition(":")[0] or host

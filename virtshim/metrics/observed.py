@@ -145,7 +145,7 @@ class Untraced:
 def _nothing() -> None: ...
 
 
-class _Nobody:
+class _NoMeter:
     def took(self, step: Step, result: str, seconds: float) -> None: ...
 
     def call_took(self, method: str, code: str, seconds: float) -> None: ...
@@ -159,7 +159,7 @@ class _Nobody:
     def spans(self, result: str, number: int) -> None: ...
 
 
-_meter: Meter = _Nobody()
+_meter: Meter = _NoMeter()
 _tracer: Tracer = Untraced()
 
 

@@ -88,7 +88,7 @@ class StartUps:
                 del self._phases[next(iter(self._phases))]
 
     def end(self, name: str, sandbox: SandboxId, container: ContainerId | None = None, *, error: str = "") -> None:
-        """Ends the last phase of that name that still lasts, if there is one."""
+        """Ends the newest running phase of that name, if there is one."""
         now = self._clock.monotonic()
         with self._lock:
             phases = self._phases.get(sandbox, [])
@@ -106,7 +106,7 @@ class StartUps:
                 log.exception("start_up.listener.failed", phase=name)
 
     def end_all(self, sandbox: SandboxId, container: ContainerId, error: str) -> None:
-        """Ends all phases of the container that still last."""
+        """Ends all running phases of the container."""
         for phase in self.start_up(sandbox).phases:
             if phase.container == container:
                 self.end(phase.name, sandbox, container, error=error)

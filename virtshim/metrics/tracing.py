@@ -41,7 +41,7 @@ class _Traced:
 
 
 class OtlpTracer:
-    """Spans contain only virtshim's own words: no request, no error text, nothing from a pod. Must be closed."""
+    """Spans contain only virtshim's own words: no request, no error text, nothing from a pod. The owner must call `close`."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ CONFIG_DRIVE_DIRECTORY: Final = "openstack/latest"
 
 _ANY: Final = "0.0.0.0"  # noqa: S104  nothing is bound
 # Keys that cloud-init passes through.
-_THROUGH: Final = ("pointopoint", "dns_nameservers", "dns_search")
+_PASSED_THROUGH: Final = ("pointopoint", "dns_nameservers", "dns_search")
 
 
 def config_drive_meta_data(generated: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _network(subnet: Mapping[str, Any]) -> dict[str, Any]:
     else:
         # cloud-init turns "ipv6" into a type that not all of its renderers know.
         network = {"type": "static", "ip_address": str(address)}
-    network |= {key: subnet[key] for key in _THROUGH if key in subnet}
+    network |= {key: subnet[key] for key in _PASSED_THROUGH if key in subnet}
     routes = list(_routes(subnet))
     gateway = subnet.get("gateway")
     if gateway is not None:
@@ -296,7 +296,7 @@ def _volume_commands(request: SeedRequest) -> Iterator[tuple[str, ...]]:
     if request.blocks:
         yield guest_links_command(request.blocks)
     if _has_volumes(request):
-        yield _mounting(request)
+        yield _mount_command(request)
 
 
 def _mount_script(request: SeedRequest) -> str:
@@ -323,7 +323,7 @@ def _has_volumes(request: SeedRequest) -> bool:
     return bool(request.volumes or request.memory_volumes) or any(not volume.written for volume in request.copies)
 
 
-def _mounting(request: SeedRequest) -> tuple[str, ...]:
+def _mount_command(request: SeedRequest) -> tuple[str, ...]:
     """Contains nothing of the copied volumes' content, because cloud-init keeps user-data on the guest's disk."""
     return command(request.volumes, request.copies, Copies.SEED, request.memory_volumes)
 

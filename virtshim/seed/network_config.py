@@ -81,7 +81,7 @@ def _routing(
     if address.version in families_with_default:
         default = None
     result: dict[str, Any] = {}
-    others = [route for route in routes if not _is_default(route) and not _is_the_kernels(route, own)]
+    others = [route for route in routes if not _is_default(route) and not _is_kernel_route(route, own)]
     if default:
         families_with_default.add(address.version)
         if default.gateway is None:
@@ -93,16 +93,16 @@ def _routing(
     gateways = [route.gateway for route in (default, *others) if route and route.gateway]
     on_link = [route for route in others if route.gateway is None]
     through = [route for route in others if route.gateway is not None]
-    written = [_route(route) for route in (*_ways(gateways, own, on_link), *on_link, *through)]
+    written = [_route(route) for route in (*_gateway_routes(gateways, own, on_link), *on_link, *through)]
     return {**result, "routes": written} if written else result
 
 
-def _is_the_kernels(route: Route, own: Sequence[_Network]) -> bool:
+def _is_kernel_route(route: Route, own: Sequence[_Network]) -> bool:
     """Whether the kernel adds the route together with the address."""
     return route.gateway is None and _destination(route) in own
 
 
-def _ways(gateways: Iterable[str], own: Sequence[_Network], on_link: Sequence[Route]) -> Iterable[Route]:
+def _gateway_routes(gateways: Iterable[str], own: Sequence[_Network], on_link: Sequence[Route]) -> Iterable[Route]:
     """Routes to the gateways outside the NIC's subnets, as is usual with /32 addresses. Without them, the guest's kernel would
     refuse a route through such a gateway."""
     near = [*own, *(_destination(route) for route in on_link if not _is_default(route))]

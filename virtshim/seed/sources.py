@@ -194,11 +194,11 @@ def merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
     and if the types differ, `upper` wins. Neither argument is changed."""
     result = dict(lower)
     for key, value in upper.items():
-        result[key] = _over(result[key], value) if key in result else value
+        result[key] = _merged_value(result[key], value) if key in result else value
     return result
 
 
-def _over(lower: Any, upper: Any) -> Any:
+def _merged_value(lower: Any, upper: Any) -> Any:
     if isinstance(lower, Mapping) and isinstance(upper, Mapping):
         return merged(lower, upper)
     if isinstance(lower, list) and isinstance(upper, list):

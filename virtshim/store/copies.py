@@ -25,7 +25,7 @@ _MAX_NOTE_BYTES = 4 << 20
 
 
 class ImageNoteFiles:
-    """One file for each image. Only root can write these files, as it is with the database, so they are trusted as much."""
+    """One file for each image. Only root can write these files, so they are trusted as the database is."""
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)

@@ -41,8 +41,8 @@ images = Table(
     Column("document", Text, nullable=False),
 )
 
-# The `claims` of the container documents, written in the same transaction. The primary key prevents that two containers hold one
-# device. A claim is deleted with its container.
+# The `claims` of the container documents, written in the same transaction. The primary key keeps two containers from holding the
+# same device. A claim is deleted with its container.
 claims = Table(
     "claims",
     metadata,

@@ -108,7 +108,7 @@ class DatabaseWriter:
             error = database_trouble(exc)
             if isinstance(error, DatabaseDamaged):
                 self._damage = str(error)
-            # A full disk is no trouble in this sense: it would make the node not ready, and then kubelet removes no pods.
+            # A full disk is not reported as trouble: that would make the node not ready, and then kubelet removes no pods.
             self._trouble = "" if isinstance(error, ResourceExhausted) else str(error)
             raise error from exc
         self._trouble = ""

@@ -200,4 +200,6 @@ def test_a_file_that_cannot_be_is_refused_with_its_key(data: Data, says: str) ->
 def test_files_that_are_too_large_together_are_refused() -> None:
     data = dict.fromkeys("abc", b"x" * (200 * 1024))
     data |= {f"{key}_path": f"/{key}".encode() for key in "abc"} | {f"{key}_encoding": b"plain" for key in "abc"}
-    assert "its files have 614400 bytes; at most 524288 are allowed" in refusal({"secret/f": data}, **{FILES: "secret/f"})
+    assert "its files have 614400 bytes; at most 524288 are allowed" in refusal(
+        {"secret/f": data}, **{FILES: "secret/f"}
+    )
