@@ -120,9 +120,9 @@ def test_whoever_begins_anew_has_a_half_disk_again(world: World) -> None:
 def test_only_who_has_begun_goes_on(world: World) -> None:
     world.volumes.begin(world.device, A)
     world.volumes.begin(world.device, B)
-    with pytest.raises(WrongState, match="somebody else"):
+    with pytest.raises(WrongState, match="something else"):
         world.volumes.copy(world.device, A, world.image, world.path)
-    with pytest.raises(WrongState, match="somebody else"):
+    with pytest.raises(WrongState, match="something else"):
         world.volumes.seal(world.device, A, world.image.digest)
     assert world.content() is Content.HALF
 
