@@ -76,7 +76,7 @@ class LibvirtControl:
 
     def agent_answers(self, domain: uuid.UUID) -> None:
         """Hands over. libvirt's own event for agents only covers ports with the name that the guest sees, which
-        virtshim's ports do not have in the definition (devices/serial.py)."""
+        virtshim's ports do not have in the definition (elements/small_devices.py)."""
         with contextlib.suppress(RuntimeError):  # closed
             self._worker.submit(self._tell, domain)
 

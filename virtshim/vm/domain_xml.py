@@ -1,6 +1,6 @@
 """Builds libvirt's domain XML from a VmSpec. Pure: equal specs and nodes give equal bytes.
 
-The machine is a q35 with SeaBIOS or UEFI; devices/root_bus.py says where its devices are on PCI. vmwrapper adds the
+The machine is a q35 with SeaBIOS or UEFI; elements/root_bus.py says where its devices are on PCI. vmwrapper adds the
 NICs (`bus=pcie.0,addr=0x10+N`), and libvirt does not know them.
 """
 
@@ -268,7 +268,7 @@ def _devices(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> etr
 
 
 def _for_qemu(domain: etree._Element, spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> None:
-    """vmwrapper's environment, with the name of the port that only the guest may see (see devices/serial.py)."""
+    """vmwrapper's environment, with the port name that only the guest may see (see elements/small_devices.py)."""
     environment = {
         "VIRTSHIM_EMULATOR": absolute_path(profile.qemu, "QEMU binary"),
         "VIRTSHIM_SANDBOX": spec.sandbox_id.value,

@@ -31,7 +31,7 @@ from virtshim.vm.elements import disk, hostdev
 from virtshim.vm.elements.processors import DomainType
 from virtshim.vm.elements.small_devices import vnc_socket_in
 from virtshim.vm.elements.text import vm_uid_in
-from virtshim.vm.ends import QemuExitWatcher, handed_on_is_there, start_failed
+from virtshim.vm.ends import QemuExitWatcher, has_reusable_parts, start_failed
 from virtshim.vm.errors import code_of, message_of
 from virtshim.vm.events import Lifecycle
 from virtshim.vm.file_owner import give_to_qemu, take_back_libvirts, take_back_vms, vnc_directory_writable
@@ -185,7 +185,7 @@ class LibvirtHypervisor:
             definition = found.XMLDesc()
             # libvirt keeps the devices from the next VM until it has cleaned up.
             has_devices = "<hostdev" in definition or bool(hostdev.files_in(definition))
-            patience = _CLEANED_UP if handed_on_is_there(definition, container) else 0.0
+            patience = _CLEANED_UP if has_reusable_parts(definition, container) else 0.0
             self._exits.will_destroy(domain)
             with self._events.watching(domain) as news:
                 self._destroying.call(

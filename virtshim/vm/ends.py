@@ -1,8 +1,4 @@
-"""What of a VM the next one may have: libvirt is not through with it yet when QEMU has ended. Pure.
-
-It gives devices their owners and labels back, and ends a TPM's swtpm, when it has seen QEMU's end, which is up to 200 ms after
-the kernel has. A VM that takes one of them in between finds it taken, or taken away from it.
-"""
+"""How VMs end: which guests shut down, why a start failed, and QEMU's exit before libvirt reports it."""
 
 from __future__ import annotations
 
@@ -28,19 +24,18 @@ from virtshim.system.threads import lasting
 from virtshim.vm import qemu_process
 from virtshim.vm.errors import code_of, message_of, translated
 
-# Which guests have shut their VMs down: empty files, one a VM, named by its UUID.
+# Remembers which guests shut their VMs down, as an empty file per VM, named by its UUID.
 #
-# libvirt remembers why a VM is off in memory. The embedded one dies with this process, and the next takes a VM that
-# ended before that was recorded for one that crashed, or knows nothing. Nothing is synced: what a killed process has
-# written is there.
+# libvirt only remembers in memory why a VM is off. The embedded one dies with this process, and the next one reports a
+# crash, or nothing. The files are not synced, because the writes of a killed process are not lost.
 
 
 class GuestEnds:
-    """`directory` "" keeps nothing. Thread-safe; raises nothing: without its file an end is as unknown as libvirt says."""
+    """`directory`: "" keeps nothing. Thread-safe. Raises nothing: without a file, libvirt's answer counts."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        # Of an earlier process.
+        # Written by an earlier process.
         self._before = set(self._listed())
 
     def add(self, domain: uuid.UUID) -> None:
@@ -51,18 +46,17 @@ class GuestEnds:
                 os.close(os.open(self._path(domain), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 
     def forget(self, domain: uuid.UUID) -> None:
-        """What is known is of an earlier run."""
         self._before.discard(domain)
         if self._directory:
             with contextlib.suppress(OSError):
                 os.unlink(self._path(domain))
 
     def has(self, domain: uuid.UUID) -> bool:
-        """Whether its guest did, as an earlier process saw."""
+        """Whether an earlier process saw the VM's guest shut down."""
         return domain in self._before
 
     def keep(self, there: Collection[uuid.UUID]) -> None:
-        """Of VMs that are gone nobody asks."""
+        """Forgets all other VMs."""
         for domain in self._listed():
             if domain not in there:
                 self.forget(domain)
@@ -80,10 +74,10 @@ class GuestEnds:
         return os.path.join(self._directory, str(domain))
 
 
-# Why a VM could not be started, where libvirt's code does not say: it has one code for every exit of QEMU during its
-# start, and passes on what QEMU wrote before. So only this module matches message text. Unknown text changes nothing.
+# Why a start failed. libvirt has one error code for every exit of QEMU during its start, and adds QEMU's output. So only
+# this module matches message text. Unknown text changes nothing.
 
-# qemuProcessReportLogError and qemuMonitorIO; then QEMU's own words, if it said any.
+# The text of qemuProcessReportLogError and qemuMonitorIO, followed by QEMU's output, if any.
 _ENDED: Final = re.compile(
     r"(?:closed the monitor|exited while connecting to monitor)(?::\s*(?P<said>.*))?\s*$", re.DOTALL
 )
@@ -92,7 +86,7 @@ _SIGNALLED: Final = re.compile(r"terminating on signal \d+")
 
 
 def start_failed(name: str, exc: libvirt.libvirtError, words: str) -> ShimError:
-    """The error to raise for `exc`, which `virDomain.create` raised. `words`: what QEMU said that libvirt has not read."""
+    """The error to raise for `exc`, which `virDomain.create` raised. `words`: QEMU's output that libvirt has not read."""
     what = f"start VM {name}"
     found = _ENDED.search(message_of(exc)) if code_of(exc) == libvirt.VIR_ERR_INTERNAL_ERROR else None
     if found is None:
@@ -114,30 +108,30 @@ def _with(words: str, error: ShimError) -> ShimError:
     return type(error)(f"{error}: {words}") if words else error
 
 
-# Exits of VMs' QEMUs as reported by the kernel, until libvirt reports them. Must not claim more than is certain.
+# QEMU's exits as the kernel reports them, until libvirt does. Must not claim more than is certain.
 #
-# libvirt looks after a QEMU that closed its monitor in steps of 200 ms and keeps the VM locked meanwhile: its event
-# comes late, and whoever asks it waits. A pidfd tells at once that QEMU has ended. Why it ended is libvirt's own
-# rule: destroyed if we asked for that; shut down if QEMU said so before, which libvirt writes into the VM's status
-# file before it lets QEMU end (qemuProcessHandleShutdown); else crashed. Under a libvirtd somebody else may have
-# destroyed it, so there the last case is left to libvirt's own event.
+# After QEMU closed its monitor, libvirt checks for its end every 200 ms and keeps the VM locked meanwhile. So its event
+# comes late, and callers wait. A pidfd reports the end at once. The reason follows libvirt's rule: "destroyed" if we
+# asked for that; "shut down" if QEMU reported a shutdown, which libvirt writes into the VM's status file before it lets
+# QEMU end (qemuProcessHandleShutdown); otherwise "crashed". Under a libvirtd somebody else may have destroyed the VM, so
+# there libvirt's own event decides the last case.
 #
-# QEMU also says that it shuts down when it gets a SIGTERM from outside. libvirt tells that apart in an event, and
-# forgets it: its state is that of a guest which has shut down. Here it is remembered, and counts as destroyed.
+# QEMU also reports a shutdown if it gets a SIGTERM from outside. libvirt's event says so, but its state does not. So it
+# is remembered here, and counts as destroyed.
 
 log = structlog.get_logger(__name__)
 
-# The beginning of a status file: `state` is of the words that virsh uses.
+# The beginning of a status file; `state` is one of virsh's words.
 _STATE: Final = re.compile(rb"<domstatus state='(\w+)'")
 _BEGINNING: Final = 4096
-# Seconds: libvirt writes the file and then sends its event, while QEMU is ending.
+# Seconds from libvirt's status file to its event, while QEMU ends.
 _EVENT_WAIT: Final = 0.1
 
 
 @dataclass(slots=True)
 class _WatchedQemu:
-    """One QEMU. `why` if we are about to end it; `by` once it is known who shut it down; `is_reported` once libvirt has told
-    of its end."""
+    """One QEMU. `why`: set if we are about to end it; `by`: set once it is known who shut it down; `is_reported`: libvirt has
+    reported its end."""
 
     domain: uuid.UUID
     name: str
@@ -147,14 +141,14 @@ class _WatchedQemu:
 
 
 class QemuExitWatcher:
-    """`notify` is called from a thread of its own when `over` has news of a domain. `directory` as `qemu_process` knows it;
-    "" follows nothing. `is_embedded`: libvirt is in this process."""
+    """`notify` is called from a separate thread when `over` has a new answer for a domain. `directory`: see
+    `qemu_process.pid_directory`; "" follows nothing. `is_embedded`: libvirt is in this process."""
 
     def __init__(self, directory: str, notify: Callable[[uuid.UUID], None], *, is_embedded: bool) -> None:
         self._directory = directory
         self._notify = notify
         self._is_embedded = is_embedded
-        # Where others run libvirt it remembers by itself.
+        # A libvirtd remembers by itself.
         self._guest_ends = GuestEnds(os.path.join(directory, "guest-ends") if directory and is_embedded else "")
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
@@ -168,12 +162,12 @@ class QemuExitWatcher:
         self._poll.register(self._closing, select.EPOLLIN)
 
     def over(self, domain: uuid.UUID) -> PowerState | None:
-        """OFF and why, from QEMU's end until libvirt tells of it; else None: ask libvirt."""
+        """OFF with the reason, from QEMU's end until libvirt reports it; otherwise None: ask libvirt."""
         with self._lock:
             return self._over.get(domain)
 
     def corrected(self, domain: uuid.UUID, told: PowerState) -> PowerState:
-        """What libvirt reports, corrected."""
+        """Corrects the state that libvirt reports."""
         with self._lock:
             from_outside = domain in self._ended_from_outside
         if told.power is not Power.OFF:
@@ -185,18 +179,19 @@ class QemuExitWatcher:
         return told
 
     def forget(self, domain: uuid.UUID) -> None:
-        """It is about to be started, or it is removed: what is known is of an earlier run."""
+        """For a domain that is about to start or is removed."""
         with self._lock:
             self._ended_from_outside.discard(domain)
         self._guest_ends.forget(domain)
         self._drop(domain)
 
     def keep(self, there: Collection[uuid.UUID]) -> None:
-        """Nothing is remembered of others, which are gone."""
+        """Forgets all other domains, which are gone."""
         self._guest_ends.keep(there)
 
     def follow(self, domain: uuid.UUID, name: str) -> None:
-        """It runs. One that cannot be found (it has just ended) is left to libvirt; a second call does nothing."""
+        """For a running domain. If its QEMU is not found, because it has just ended, libvirt reports the end. A second call does
+        nothing."""
         if not self._directory:
             return
         with self._lock:
@@ -209,21 +204,20 @@ class QemuExitWatcher:
                 if self._thread is None:
                     self._thread = lasting(self._run, "qemu-ends")
                 self._poll.register(descriptor, select.EPOLLIN)
-            except BaseException:  # the next call is to begin anew
+            except BaseException:  # the next call must start again
                 os.close(descriptor)
                 raise
             self._descriptors[descriptor] = _WatchedQemu(domain, name)
 
     def will_destroy(self, domain: uuid.UUID) -> None:
-        """We are about to end it."""
         with self._lock:
             for followed in self._of(domain):
                 followed.why = OffReason.DESTROYED
 
     def shutting_down(self, domain: uuid.UUID, *, by_host: bool) -> None:
-        """QEMU has said so: its guest did it, or something on the host. The first word counts: libvirt ends a QEMU whose guest
-        has shut down by a signal, too. Called on libvirt's event thread."""
-        if not by_host:  # first: from here on libvirt ends QEMU
+        """QEMU has reported a shutdown by its guest or by the host. The first report counts, because libvirt also sends a signal
+        to a QEMU whose guest has shut down. Called on libvirt's event thread."""
+        if not by_host:  # first, because libvirt ends QEMU from here on
             self._guest_ends.add(domain)
         with self._news:
             for followed in self._of(domain):
@@ -234,11 +228,11 @@ class QemuExitWatcher:
             self._news.notify_all()
 
     def stopped(self, domain: uuid.UUID) -> None:
-        """libvirt has told of its end. Called on its event thread."""
+        """libvirt has reported the end. Called on libvirt's event thread."""
         self._drop(domain)
 
     def forget_exits(self) -> None:
-        """Events may have been lost: libvirt is to be asked."""
+        """Events may have been lost, so libvirt must be asked."""
         with self._lock:
             self._over.clear()
 
@@ -262,7 +256,6 @@ class QemuExitWatcher:
         return [followed for followed in self._descriptors.values() if followed.domain == domain]
 
     def _drop(self, domain: uuid.UUID) -> None:
-        """From here on libvirt is asked."""
         with self._lock:
             self._over.pop(domain, None)
             for descriptor, followed in list(self._descriptors.items()):
@@ -288,9 +281,9 @@ class QemuExitWatcher:
     def _tell_of(self, descriptor: int, followed: _WatchedQemu) -> None:
         try:
             self._ended(descriptor, followed)
-        except Exception:  # the edge of a thread: the ends of others must be told
+        except Exception:  # any error: the ends of other VMs must be reported
             log.exception("qemu.end.crashed", name=followed.name)
-            with self._lock:  # libvirt tells of this one; it must not be reported for ever
+            with self._lock:  # libvirt reports this one; without this the epoll would report it for ever
                 if descriptor in self._descriptors:
                     self._forget(descriptor)
 
@@ -306,7 +299,7 @@ class QemuExitWatcher:
         self._notify(followed.domain)
 
     def _why(self, followed: _WatchedQemu) -> OffReason | None:
-        """None: libvirt will tell."""
+        """None: libvirt will report the reason."""
         match _last_state(self._directory, followed.name):
             case "":
                 return None
@@ -326,14 +319,14 @@ def _pidfd(directory: str, name: str, domain: uuid.UUID) -> int | None:
         descriptor = os.pidfd_open(pid)
     except OSError:
         return None
-    if qemu_process.find(directory, name, domain) != pid:  # the number could have changed hands in between
+    if qemu_process.find(directory, name, domain) != pid:  # another process may have got the number meanwhile
         os.close(descriptor)
         return None
     return descriptor
 
 
 def _last_state(directory: str, name: str) -> str:
-    """What libvirt last wrote of the VM, "" if it has removed that (then it is through)."""
+    """The VM's last state in libvirt's status file; "" if libvirt has removed it, because it has finished with the VM."""
     try:
         with open(f"{directory}/{name}.xml", "rb") as file:
             found = _STATE.search(file.read(_BEGINNING))
@@ -342,8 +335,12 @@ def _last_state(directory: str, name: str) -> str:
     return found[1].decode() if found else ""
 
 
-def handed_on_is_there(definition: str, container: ContainerId) -> bool:
-    """Whether that VM has a block device, UEFI's variables, a TPM, or a disk that it writes and that outlives its container."""
+def has_reusable_parts(definition: str, container: ContainerId) -> bool:
+    """Whether a later VM may get something of this VM's: a block device, UEFI's variables, a TPM, or a writable disk that
+    outlives its container.
+
+    libvirt restores their owners and labels, and ends the swtpm, up to 200 ms after QEMU has ended. A VM that took one of them
+    before would find it in use, or lose it."""
     domain = etree.fromstring(definition.encode())
     if domain.find("os/nvram") is not None or domain.find("devices/tpm") is not None:
         return True

@@ -1,6 +1,6 @@
-"""libvirt error codes -> our errors. The one table; decided by code and domain, never by text.
+"""Turns libvirt's errors into ours, by code and domain, never by text.
 
-The message keeps libvirt's own words: for a failed start they hold what QEMU or vmwrapper wrote to stderr.
+The message keeps libvirt's words, which for a failed start include the output of QEMU or vmwrapper.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BY_CODE: dict[int, type[ShimError]] = {
     libvirt.VIR_ERR_GNUTLS_ERROR: Unavailable,
 }
 
-# Trouble on the way to libvirtd comes with a general code, but from these parts of libvirt.
+# Failures between us and libvirtd have a general code, but come from these parts of libvirt.
 _TRANSPORT = frozenset({libvirt.VIR_FROM_RPC, libvirt.VIR_FROM_REMOTE})
 _GENERAL = frozenset({libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_ERR_SYSTEM_ERROR})
 
@@ -59,19 +59,19 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, er
 
 
 def code_of(exc: libvirt.libvirtError) -> int:
-    """libvirt-python gives None where libvirt set no error at all."""
+    """libvirt-python returns None if libvirt set no error."""
     code: int | None = exc.get_error_code()
     return libvirt.VIR_ERR_INTERNAL_ERROR if code is None else code
 
 
 def message_of(exc: libvirt.libvirtError) -> str:
-    """libvirt's message without the Python wrapper's decoration."""
+    """libvirt's message without libvirt-python's additions."""
     message: str | None = exc.get_error_message()
     return message or str(exc)
 
 
 def translated(what: str, exc: libvirt.libvirtError) -> ShimError:
-    """The error to raise for `exc`; `what` says what was being done, for people."""
+    """The error to raise for `exc`; `what` names the action, for people."""
     message = f"{what}: {message_of(exc)}"
     code = code_of(exc)
     if code in _GENERAL and exc.get_error_domain() in _TRANSPORT:

@@ -1,12 +1,11 @@
-"""Makes files usable by the unprivileged user that a VM's QEMU runs as. Must not touch anything a disk is based on.
+"""Gives files to the unprivileged user that a VM's QEMU runs as. Must not touch the images that disks are based on.
 
-libvirt could do it for disks at each start, but it would give QEMU the shared base image too, and takes files away from
-their owner when a VM ends. Here only the files named in the VmSpec are changed, and only as far as QEMU needs:
-of a VM with a user of its own they become that user's alone. Where all VMs' QEMUs are one user, a writable disk becomes its, and
-a read-only one becomes readable by its group.
+libvirt could do this at each start, but it would also give QEMU the shared base image, and it changes the owner again when a VM
+ends. Here only the files of the VmSpec change, and only as far as QEMU needs. If the VM has its own user, that user becomes their
+owner. If all QEMUs run as one user, that user gets the writable disks, and its group may read the read-only ones.
 
-QEMUs have a group in common, and may be one user. So the directory of a VNC socket is QEMU's only while it makes the socket, and
-root's alone from then on: no QEMU reaches another's screen.
+All QEMUs share a group and perhaps a user. So QEMU has the directory of a VNC socket only while it makes the socket, and
+root has it afterwards: no QEMU can reach another's screen.
 """
 
 from __future__ import annotations
@@ -25,40 +24,40 @@ from virtshim.model.vm import Disk
 
 @dataclass(frozen=True, slots=True)
 class QemuIds:
-    """Whom libvirt runs QEMU as."""
+    """The user and group that QEMU runs as."""
 
     uid: int
     gid: int
     # No other VM's QEMU is this user.
     is_its_own: bool = False
-    # That of the VMs that have a user of their own; None: `gid`.
+    # The group of VMs that have their own users; None: `gid`.
     group_of_vms: int | None = None
-    # What disks are based on is opened by root for it, and by nobody else.
+    # Root opens the base images for QEMU, which cannot open them itself.
     gets_images: bool = False
 
     def for_vm(self, uid: int) -> QemuIds:
-        """`uid`: the VM's own; 0 for one that has none."""
-        gid = self.gid if self.group_of_vms is None else self.group_of_vms  # that all VMs' QEMUs have
+        """`uid`: the VM's own; 0 if it has none."""
+        gid = self.gid if self.group_of_vms is None else self.group_of_vms
         return dataclasses.replace(self, uid=uid, gid=gid, is_its_own=True) if uid else self
 
     @property
     def readers(self) -> int:
-        """The group that images are for."""
+        """The group that may read images."""
         if self.gets_images:
             return os.getegid()
         return self.gid if self.group_of_vms is None else self.group_of_vms
 
 
 def give_to_qemu(disks: Iterable[Disk], qemu: QemuIds) -> None:
-    """NotFound if a file is missing, InternalError if its rights cannot be changed. Files that fit are left as
-    they are."""
+    """Leaves files with suitable rights unchanged. NotFound if a file is missing, InternalError if its rights cannot be
+    changed."""
     for disk in disks:
         if disk.is_device:
-            continue  # libvirt does it, and takes it back
+            continue  # libvirt changes the owner and restores it
         try:
             _give_to_qemu(disk, qemu)
         except FileNotFoundError as exc:
-            raise NotFound(f"disk file {disk.path} is not there") from exc
+            raise NotFound(f"disk file {disk.path} does not exist") from exc
         except OSError as exc:
             raise InternalError(f"disk file {disk.path} cannot be chowned to QEMU's user: {exc.strerror}") from exc
 
@@ -83,7 +82,7 @@ def _give_to_qemu(disk: Disk, qemu: QemuIds) -> None:
 
 
 def _may_use(found: os.stat_result, qemu: QemuIds, *, writable: bool) -> bool:
-    """As the kernel decides: the first of owner, group, others that fits counts alone."""
+    """Decides as the kernel does: only the first match of owner, group and others counts."""
     if found.st_uid == qemu.uid:
         shift = 6
     elif found.st_gid == qemu.gid:
@@ -96,8 +95,8 @@ def _may_use(found: os.stat_result, qemu: QemuIds, *, writable: bool) -> bool:
 
 @contextlib.contextmanager
 def vnc_directory_writable(socket: str, qemu: QemuIds | None) -> Iterator[None]:
-    """Inside the block QEMU may make `socket`. The directory is made if missing; a socket of an earlier start goes. Nothing for
-    "". Raises InternalError."""
+    """Lets QEMU make `socket` in the block. Makes the directory if needed, and removes an old socket. Does nothing for "". Raises
+    InternalError."""
     if not socket:
         yield
         return
@@ -105,7 +104,7 @@ def vnc_directory_writable(socket: str, qemu: QemuIds | None) -> Iterator[None]:
     parent = os.path.dirname(directory)
     try:
         os.makedirs(parent, exist_ok=True)
-        os.chmod(parent, 0o711)  # noqa: S103  QEMU's user must reach what is in it, whatever the umask
+        os.chmod(parent, 0o711)  # noqa: S103  QEMU's user must pass it, whatever the umask
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, 0o700)
         with contextlib.suppress(FileNotFoundError):
@@ -121,13 +120,14 @@ def vnc_directory_writable(socket: str, qemu: QemuIds | None) -> Iterator[None]:
             os.chown(directory, os.geteuid(), os.getegid(), follow_symlinks=False)
 
 
-# What libvirt gives to QEMU's user when it starts: below its directories for VMs, and for their processes.
+# Directories that libvirt gives to QEMU's user when libvirt starts: below its state directory, and below its run directory.
 _LIBVIRTS = ("", "channel", "channel/target", "checkpoint", "dump", "nvram", "ram", "save", "snapshot")
 _RUNNING = ("dbus", "passt", "slirp")
 
 
 def take_back_libvirts(state: str, running: str) -> None:
-    """Those of an embedded libvirt that has just been opened, with those of VMs that run. Raises InternalError."""
+    """Takes back the directories of an embedded libvirt that has just been opened, and of its running VMs. Raises
+    InternalError."""
     for directory in (*(f"{state}/{name}" for name in _LIBVIRTS), *(f"{running}/{name}" for name in _RUNNING)):
         _take_back(directory)
     for place in (state, f"{state}/channel/target"):
@@ -136,8 +136,8 @@ def take_back_libvirts(state: str, running: str) -> None:
 
 
 def take_back_vms(state: str, number: int, name: str) -> None:
-    """Those of a VM that runs; they are named by libvirt's convention. Raises InternalError, also if its monitor's socket is none
-    of libvirt's any more: QEMU may have put another VM's in its place, as long as it could."""
+    """Takes back the directories of a running VM. Raises InternalError, also if the monitor's socket is no longer
+    libvirt's, because QEMU could replace it by another VM's until now."""
     short = f"domain-{number}-{name[:20]}"
     for directory in (f"{state}/{short}", f"{state}/channel/target/{short}"):
         _take_back(directory)
@@ -149,8 +149,8 @@ def take_back_vms(state: str, number: int, name: str) -> None:
 
 
 def _take_back(directory: str) -> None:
-    """It is root's from now on, for QEMU to pass and not to write: what libvirt opens there by name, such as a monitor's socket,
-    must stay what libvirt made, and nothing may take the place of what it makes."""
+    """Gives the directory to root; QEMU may pass it but not write. libvirt opens files there by name, such as the monitor's
+    socket, so QEMU must not replace them."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

@@ -1,4 +1,5 @@
-"""Whether files can be opened past the page cache: asked before a VM is defined, whose start would fail."""
+"""UEFI and TPMs on the node: files, programs and swtpm's state. Also refuses VMs whose start would fail for the lack of them, or
+of O_DIRECT."""
 
 from __future__ import annotations
 
@@ -25,15 +26,15 @@ from virtshim.model.vm import Disk
 from virtshim.system.files import remove_tree
 from virtshim.vm.file_owner import QemuIds
 
-# swtpm, which libvirt runs for each VM with a TPM: where it keeps what, and who reaches its socket.
+# swtpm, which libvirt runs for each VM with a TPM.
 #
-# libvirt lets the user that it runs QEMU as, and swtpm's group, into the directory of the sockets. VMs' own users are
-# neither, so their group may pass it. Each socket is its VM's alone. libvirt sets the directory's mode again at each
-# start, which leaves the entry for the group as it is.
+# libvirt gives the directory of the sockets to its own user for QEMU and to swtpm's group. VMs' own users are neither, so
+# an ACL entry lets their group pass. Each socket belongs to its VM alone. libvirt sets the directory's mode at each
+# start, which does not change the entry.
 
 log = structlog.get_logger(__name__)
 
-# acl(5): as the kernel has it in an attribute of the file.
+# acl(5), as the kernel encodes it in a file's attribute.
 _ATTRIBUTE: Final = "system.posix_acl_access"
 _VERSION: Final = struct.pack("<I", 2)
 _ENTRY: Final = struct.Struct("<HHI")
@@ -42,14 +43,14 @@ _NOBODY: Final = 0xFFFFFFFF
 
 
 def tpm_state_directory(pid_directory: str) -> str:
-    """libvirt's directory of what TPMs remember, by UUID of the VM. `pid_directory`: see qemu_process.py."""
+    """libvirt's directory for TPMs' state, by the VM's UUID. `pid_directory`: see qemu_process.py."""
     return _beside(pid_directory, "/lib/swtpm", "/var/lib/libvirt/swtpm")
 
 
 def refuse_foreign_tpm_state(directory: str, vm: uuid.UUID) -> None:
-    """Raises AlreadyExists if state of a TPM with that UUID is left: of a VM that is no longer defined, and whose operator
-    kept the state (`virsh undefine --keep-tpm`). The next VM with the UUID would get that state, and pods choose UUIDs.
-    `directory`: see `tpm_state_directory`; "" has no state."""
+    """Raises AlreadyExists if a VM that is no longer defined left TPM state with that UUID (`virsh undefine --keep-tpm`).
+    The next VM with the UUID would get that state, and pods choose UUIDs. `directory`: see `tpm_state_directory`; "" has no
+    state."""
     state = os.path.join(directory, str(vm))
     if directory and os.path.lexists(state):
         raise AlreadyExists(
@@ -59,9 +60,9 @@ def refuse_foreign_tpm_state(directory: str, vm: uuid.UUID) -> None:
 
 
 def remove_tpm_state(directory: str, vm: uuid.UUID, definition: str) -> None:
-    """Removes the state of the VM's TPM, unless the definition keeps it. Must run before the VM is undefined: libvirt removes
-    them in the other order, and a kill in between would leave state that nobody can tell from another VM's. The VM is off.
-    `directory`: see `tpm_state_directory`. Raises InternalError; the definition must stay then."""
+    """Removes the state of the VM's TPM, unless the definition keeps it. The VM must be off and still defined: libvirt
+    removes the definition first, and a kill in between would leave state that looks like another VM's. `directory`: see
+    `tpm_state_directory`. Raises InternalError; then the definition must stay."""
     backend = etree.fromstring(definition.encode()).find("devices/tpm/backend")
     if not directory or backend is None or backend.get("persistent_state") == "yes":
         return
@@ -88,7 +89,7 @@ def _beside(pid_directory: str, embedded: str, system: str) -> str:
 
 
 def let_qemu_reach_tpm_sockets(directory: str, qemu: QemuIds | None) -> None:
-    """VMs' QEMUs may pass the directory of the sockets, from before libvirt makes one. Raises InternalError."""
+    """Lets VMs' QEMUs pass the sockets' directory, before libvirt makes a socket. Raises InternalError."""
     if qemu is None or not qemu.is_its_own:
         return
     entries = ((_OWNER, 7, _NOBODY), (_GROUP_OF_FILE, 7, _NOBODY), (_GROUP, 1, qemu.gid), (_MASK, 7, _NOBODY))
@@ -104,13 +105,15 @@ def let_qemu_reach_tpm_sockets(directory: str, qemu: QemuIds | None) -> None:
 
 
 def end_abandoned_swtpms(directory: str) -> None:
-    """Those of starts that were cut off before QEMU came. Each would wait for it for ever, and hold what its TPM remembers, which
-    no other start of that VM could open. `directory`: of the sockets; nobody starts a VM there now."""
+    """Ends the swtpms of starts that were interrupted before QEMU ran. Each would wait for QEMU for ever and lock its TPM's
+    state, so that its VM could not start again. `directory`: of the sockets; no VM may be starting."""
     files = glob.glob(f"{glob.escape(directory)}/*-swtpm.pid")
     lines = dict(_command_lines()) if files else {}
     for file in files:
         socket = os.fsencode(f"{file.removesuffix('.pid')}.sock")
-        vm = os.fsencode(f"/domain-{os.path.basename(file).removesuffix('-swtpm.pid')}/")  # of QEMU's other files
+        vm = os.fsencode(
+            f"/domain-{os.path.basename(file).removesuffix('-swtpm.pid')}/"
+        )  # in the paths of QEMU's other files
         using = [pid for pid, line in lines.items() if socket in line or vm in line]
         with contextlib.suppress(OSError, ValueError):
             with open(file, encoding="ascii") as told:
@@ -120,7 +123,7 @@ def end_abandoned_swtpms(directory: str) -> None:
 
 
 def _end(pid: int, socket: bytes) -> None:
-    """If it still is the TPM of that socket: its number may have gone to another process since it was read. Raises OSError."""
+    """Ends the process if it still serves that socket, because another process may have got its number. Raises OSError."""
     process = os.pidfd_open(pid)
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -132,35 +135,35 @@ def _end(pid: int, socket: bytes) -> None:
 
 
 def _command_lines() -> Iterator[tuple[int, bytes]]:
-    """Raises OSError: a QEMU that cannot be seen may use what else would be ended."""
+    """Raises OSError, because a QEMU that cannot be seen may use its swtpm."""
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{name}/cmdline", "rb") as file:
             yield int(name), file.read()
 
 
 def remove_tpm_log(directory: str, name: str) -> None:
-    """Of the VM of that name. Raises OSError."""
+    """Removes the log of the named VM's swtpm. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(directory, f"{name}-swtpm.log"))
 
 
-# Which UEFI a node has: what its packages describe, and whether the files of one that a disk knows are still there.
+# The node's UEFI firmware.
 #
-# A VM whose variables are older than itself has the files that they were made for: those of another build may keep
-# them in another shape, and what a guest has sealed to its TPM goes by what started it.
+# A VM whose UEFI variables are older than itself gets the firmware that they were made for. Another build may use another
+# format, and keys that a guest sealed to its TPM depend on the firmware.
 
-# Where packages describe their firmware; a file of a directory further on is in place of one of that name.
+# Where packages describe their firmware. A file in a later directory replaces one of the same name.
 DESCRIPTORS: Final = ("/usr/share/qemu/firmware", "/etc/qemu/firmware")
 
 
 def firmware_kinds(directories: Sequence[str] = DESCRIPTORS) -> frozenset[Firmware]:
-    """What can be had."""
+    """The kinds of firmware that this node has."""
     return frozenset({Firmware.BIOS, *(kind for kind, _ in _described(directories))})
 
 
 def first_uefi(wanted: Firmware, directories: Sequence[str] = DESCRIPTORS) -> FirmwareFiles | None:
-    """What libvirt takes: the first of that kind, by the names of the descriptors. None if there is none, or it is no pair of raw
-    files."""
+    """The firmware that libvirt chooses: the first of that kind by its descriptor's name. None if there is none, or if it
+    is not a pair of raw files."""
     for kind, descriptor in _described(directories):
         if kind is wanted:
             return _files(descriptor.get("mapping"))
@@ -168,18 +171,18 @@ def first_uefi(wanted: Firmware, directories: Sequence[str] = DESCRIPTORS) -> Fi
 
 
 def refuse_missing_uefi(files: FirmwareFiles, nvram: str) -> None:
-    """WrongState, naming the file. `nvram`: the variables; while they are not there `files` are those that the node has now."""
+    """Raises WrongState, naming the file. `nvram`: the variables; before they exist, `files` are the node's current firmware."""
     if not os.path.exists(nvram):
         _refuse_undelivered(files)
         return
     if not os.path.exists(files.code):
         raise WrongState(
-            f"annotation {FIRMWARE}: {files.code}, which started this disk first, is gone; {_remedy(nvram)}"
+            f"annotation {FIRMWARE}: {files.code}, with which this disk first started, is gone; {_remedy(nvram)}"
         )
     with contextlib.suppress(OSError):
         if os.path.getsize(files.variables) != os.path.getsize(nvram):
             raise WrongState(
-                f"annotation {FIRMWARE}: {files.variables} has another size than this disk's variables, which were made of it: "
+                f"annotation {FIRMWARE}: {files.variables} has another size than this disk's variables, which were made from it: "
                 f"the firmware is another build; {_remedy(nvram)}"
             )
 
@@ -188,20 +191,20 @@ def _refuse_undelivered(files: FirmwareFiles) -> None:
     for path in (files.code, files.variables):
         if not os.path.exists(path):
             raise WrongState(
-                f"annotation {FIRMWARE}: {path}, which a descriptor of this node names (in {' or '.join(DESCRIPTORS)}), is not "
-                "there; install its package anew (ovmf), or remove that descriptor"
+                f"annotation {FIRMWARE}: {path}, which a descriptor of this node names (in {' or '.join(DESCRIPTORS)}), does not "
+                "exist; install its package again (ovmf), or remove that descriptor"
             )
 
 
 def _remedy(nvram: str) -> str:
     return (
-        "install the version of its package again that this node had (ovmf), or give the guest new variables, of the firmware "
-        f"that is there now: remove {nvram} (keys that the guest has sealed to its TPM are lost to it then)"
+        "install the earlier version of its package again (ovmf), or give the guest new variables for the current firmware: "
+        f"remove {nvram} (the guest then loses the keys that it sealed to its TPM)"
     )
 
 
 def _described(directories: Sequence[str]) -> Iterator[tuple[Firmware, Any]]:
-    """In the order in which libvirt looks at them."""
+    """The descriptors, in libvirt's order."""
     files: dict[str, Path] = {}
     for directory in directories:
         with contextlib.suppress(OSError):
@@ -236,9 +239,7 @@ def _files(mapping: Any) -> FirmwareFiles | None:
     return None
 
 
-# Whether this node has what UEFI and TPMs need: asked before a VM is defined, whose start would fail.
-
-# swtpm's, which libvirt runs.
+# swtpm's programs, which libvirt runs.
 PROGRAMS: Final = ("swtpm", "swtpm_setup")
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -254,8 +255,8 @@ def refuse_missing_programs(
     kinds: Callable[[], Collection[Firmware]] = firmware_kinds,
     missing_programs: Callable[[], Sequence[str]] = missing_tpm_programs,
 ) -> None:
-    """Unimplemented, naming annotation and remedy. `files`: whose variables those at `nvram` are, or will be, if that is known;
-    WrongState if they are gone. `kinds` of firmware are installed here, and `missing_programs` of a TPM are not."""
+    """Raises Unimplemented, naming annotation and remedy. `files`: the firmware that the variables at `nvram` are for, if it is
+    known; raises WrongState if it is gone. `kinds` returns the node's firmware, `missing_programs` what a TPM lacks."""
     if files is not None:
         refuse_missing_uefi(files, nvram)
     elif wanted.firmware.is_uefi and wanted.firmware not in kinds():
@@ -271,7 +272,7 @@ def refuse_missing_programs(
 
 
 def refuse_without_direct_io(cache: Cache, disks: Sequence[Disk]) -> None:
-    """InvalidRequest for the first disk whose file system has no O_DIRECT."""
+    """Raises InvalidRequest for the first disk whose file system lacks O_DIRECT."""
     if not cache.is_direct:
         return
     for path in (
@@ -285,7 +286,7 @@ def refuse_without_direct_io(cache: Cache, disks: Sequence[Disk]) -> None:
 
 
 def _opens(path: str) -> bool:
-    """True also where something else is wrong: that is told elsewhere."""
+    """True also for other errors, which are reported elsewhere."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC))
     except OSError as exc:

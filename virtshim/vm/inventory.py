@@ -1,4 +1,4 @@
-"""Which VMs exist, and what their definitions hold: implements `virtshim.store.ports.VmInventory`."""
+"""Lists the VMs and reads their definitions; implements `virtshim.store.ports.VmInventory`."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ def _forget_record(domain: libvirt.virDomain) -> None:
     where = libvirt.VIR_DOMAIN_AFFECT_CONFIG
     if domain.isActive():
         where |= libvirt.VIR_DOMAIN_AFFECT_LIVE
-    nothing: Any = None  # removes it; the binding's own annotation does not know
+    nothing: Any = None  # removes the element, although libvirt-python's annotation forbids None
     domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, nothing, nothing, ownership.RECORD_NAMESPACE, where)
 
 
 def _owner(domain: libvirt.virDomain) -> ownership.OwnerMark | None:
-    """None for a foreign domain, and one that has just gone. Raises libvirtError, InvalidRequest."""
+    """None for a foreign domain, and for one that has just gone. Raises libvirtError, InvalidRequest."""
     text = ownership.mark_text(domain)
     return None if text is None else ownership.read_mark(text)

@@ -1,8 +1,7 @@
-"""Whether this node's VMs run under KVM: decides `libvirt.domain_type = "auto"` by booting a probe guest.
+"""Decides `libvirt.domain_type = "auto"`: boots a probe guest to see whether this node's VMs can run under KVM.
 
-That /dev/kvm is there, opens and makes VMs proves nothing: there are KVMs (paravirtual ones inside a VM) under
-which a BIOS runs and no kernel ever does. So a tiny guest does what kernels do first, with the CPU model that
-VMs will get.
+A /dev/kvm that opens and makes VMs proves nothing: under some KVMs (paravirtual ones inside a VM) a BIOS runs but no
+kernel does. So a tiny guest does what kernels do first, with the CPU model that VMs will get.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from virtshim.system.files import replace_text
 from virtshim.system.process import Finished, run
 from virtshim.vm.elements.processors import DomainType
 
-# The probe guest's ROM, as bytes: what `probe_guest.S` beside it assembles to. Pure.
-
-# What QEMU ends with when the guest came through.
+# QEMU's exit code if the guest succeeded.
 PROBE_GUEST_PASSED: Final = 99
 
 _SIZE: Final = 0x10000
@@ -38,14 +35,14 @@ _CODE: Final = bytes.fromhex(
 
 
 def probe_guest_rom() -> bytes:
-    """The 64 KiB for QEMU's `-bios`."""
+    """The 64 KiB for QEMU's `-bios`, assembled from `probe_guest.S`."""
     start = _CODE.ljust(_RESET_VECTOR, b"\0") + _JUMP_TO_START
     return start.ljust(_SIZE, b"\0")
 
 
 log = structlog.get_logger(__name__)
 
-# Under a real KVM it takes 0.1 s; a node that is busy starting may need longer.
+# A real KVM takes 0.1 s, and longer while the node boots.
 _LIMIT: Final = 10.0
 
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
@@ -60,7 +57,7 @@ class RunProgram(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`why` is for people; `final` is False if the same question may get another answer later in this boot."""
+    """`why` is for people; `final`: a later probe in this boot would have the same result."""
 
     domain_type: DomainType
     why: str
@@ -75,7 +72,7 @@ def probe_choose(
     run_program: RunProgram = run,
     kvm: str = _KVM,
 ) -> Verdict:
-    """What VMs are to run under. `auto` probes once a boot and keeps the answer in the file `remembered`."""
+    """Chooses the domain type. `auto` probes once per boot and keeps the verdict in the file `remembered`."""
     if wanted != "auto":
         return Verdict(DomainType(wanted), f"set by libvirt.domain_type = {wanted!r}")
     if not os.path.exists(kvm):
@@ -92,7 +89,7 @@ def probe_choose(
 
 
 def probe(qemu: str, *, run_program: RunProgram = run) -> Verdict:
-    """Boots the probe guest under KVM now."""
+    """Boots the probe guest under KVM."""
     with tempfile.NamedTemporaryFile(prefix="virtshim-probe-") as rom:
         rom.write(probe_guest_rom())
         rom.flush()
@@ -112,7 +109,6 @@ def probe(qemu: str, *, run_program: RunProgram = run) -> Verdict:
 
 
 def probe_command_line(qemu: str, rom: str) -> list[str]:
-    """Of the probe guest under KVM."""
     machine = ["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "16", "-bios", rom]
     exit_device = ["-device", "isa-debug-exit,iobase=0xf4,iosize=1"]
     quiet = ["-display", "none", "-nodefaults", "-no-user-config", "-no-reboot", "-serial", "stdio", "-sandbox", "on"]
@@ -120,7 +116,7 @@ def probe_command_line(qemu: str, rom: str) -> list[str]:
 
 
 def _key(qemu: str) -> str:
-    """Another boot, or another QEMU, is another question."""
+    """A verdict is valid for one boot and one QEMU."""
     with open(_BOOT_ID, encoding="ascii") as file:
         boot = file.read().strip()
     try:
@@ -131,7 +127,7 @@ def _key(qemu: str) -> str:
 
 
 def _recall(path: str, key: str) -> Verdict | None:
-    """None for whatever cannot be used: the probe is cheap."""
+    """None if the file is unusable: a new probe is cheap."""
     try:
         with open(path, encoding="utf-8") as file:
             kept = json.load(file)

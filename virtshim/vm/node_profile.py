@@ -1,4 +1,4 @@
-"""How this node uses libvirt and QEMU, by its settings."""
+"""Derives from the settings how this node uses libvirt and QEMU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from virtshim.vm.kvm_probe import probe_choose
 
 
 def libvirt_uri(settings: Settings) -> str:
-    """For the embedded driver its directory is made ready first: own qemu.conf, unprivileged QEMU user."""
+    """Prepares the directory of the embedded driver: own qemu.conf, unprivileged QEMU user."""
     if not settings.libvirt.uri.startswith(embed.URI_OF_ROOT):
         return settings.libvirt.uri
     user = embed.qemu_user(settings.libvirt.qemu_user, settings.libvirt.qemu_group)
@@ -20,8 +20,8 @@ def libvirt_uri(settings: Settings) -> str:
 
 
 def group_of_vms(settings: Settings) -> int | None:
-    """The group of VMs that have a user of their own: they have no other, and need the one that /dev/kvm and tapmanager's
-    socket belong to. libvirt's own for QEMU may not be that: Debian's is one beside. None where VMs have no such user."""
+    """The only group of VMs that have their own users: it must be that of /dev/kvm and tapmanager's socket, which libvirt's group
+    for QEMU is not on Debian. None if VMs do not have their own users."""
     if not settings.libvirt.vm_uids:
         return None
     return embed.qemu_user(settings.libvirt.qemu_user, settings.libvirt.qemu_group).gid
@@ -42,20 +42,20 @@ def node_profile(settings: Settings, node_id: str) -> NodeProfile:
 
 
 def own_groups(settings: Settings) -> bool:
-    """Whether tapmanager makes the VMs' cgroups. Below systemd's slices libvirt does, as systemd wants it; its embedded
-    driver speaks to no systemd."""
+    """Whether tapmanager makes the VMs' cgroups. Below systemd's slices libvirt makes them through systemd; the embedded driver
+    cannot."""
     return settings.libvirt.uri.startswith(embed.URI_OF_ROOT) or not systemd_cgroups(settings)
 
 
 def systemd_cgroups(settings: Settings) -> bool:
-    """`auto`: what sd_booted(3) says."""
+    """`auto` decides as sd_booted(3) does."""
     if settings.cri.cgroup_driver == "auto":
         return machine.systemd_runs()
     return settings.cri.cgroup_driver == "systemd"
 
 
 def _domain_type(settings: Settings) -> DomainType:
-    """Remembered in the run directory: another boot asks again."""
+    """The run directory keeps the verdict, so each boot probes once."""
     verdict = probe_choose(
         settings.libvirt.domain_type, settings.libvirt.emulator, f"{settings.paths.run_dir}/kvm-probe.json"
     )

@@ -1,7 +1,7 @@
-"""Which domains are this node's: the owner mark in their definitions, and finding them by it.
+"""The owner mark in domains' definitions, and how to find this node's domains by it.
 
-The mark is a metadata element that says which node, container and sandbox a domain is for. Only a domain with it *and* this
-node's id is ours; all others are treated as absent, whatever their UUID (a pod may choose one), and never touched.
+The mark is a metadata element that names a domain's node, container and sandbox. Only a domain with the mark *and* this node's id
+is ours. All others are treated as absent, whatever their UUID (a pod may choose one), and never touched.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from virtshim.vm.elements.text import printable
 from virtshim.vm.errors import code_of
 from virtshim.vm.power import to_power
 
-# libvirt looks metadata up by this URI. It is in the definition of every VM: it must never change.
+# libvirt looks metadata up by this URI. It must never change, because the definition of every VM has it.
 NAMESPACE = "https://virtshim.io/domain/1"
 _PREFIX = "virtshim"
 
-# Earlier versions wrote a copy of the pod's records beside it, where every local user may read it.
+# Earlier versions wrote a copy of the pod's records here, where every local user may read it.
 RECORD_NAMESPACE = "https://virtshim.io/record/1"
 
 _NO_MARK = frozenset({libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN})
@@ -49,7 +49,7 @@ def metadata_element(mark: OwnerMark) -> etree._Element:
 
 
 def node_of(xml: str) -> str:
-    """The node id in an `<owner>` element as libvirt returns it (it drops the namespace); "" if there is none."""
+    """The node id in an `<owner>` element as libvirt returns it, without the namespace; "" if there is none."""
     return _parsed(xml).get("node", "")
 
 
@@ -64,7 +64,7 @@ def read_mark(xml: str) -> OwnerMark:
 
 
 def _parsed(xml: str) -> etree._Element:
-    # No entities, no network: the text comes from libvirt, but others may have written it there.
+    # No entities and no network, because others may have written this text into libvirt.
     parser = etree.XMLParser(resolve_entities=False, no_network=True)
     try:
         return etree.fromstring(xml.encode(), parser)
@@ -75,8 +75,7 @@ def _parsed(xml: str) -> etree._Element:
 def find(
     conn: libvirt.virConnect, domain: uuid.UUID, node: str, container: ContainerId | None = None
 ) -> libvirt.virDomain:
-    """Raises NotFound, also for a domain of another container than `container`, if that is given; libvirtError, NO_DOMAIN
-    included."""
+    """Raises NotFound, also if `container` is given and the domain is another's; libvirtError, including NO_DOMAIN."""
     found = conn.lookupByUUID(domain.bytes)
     if not is_ours(found, node):
         raise NotFound(f"VM {domain} is not one of this node's")
@@ -96,8 +95,8 @@ def is_ours(domain: libvirt.virDomain, node: str) -> bool:
 
 
 def mark_text(domain: libvirt.virDomain) -> str | None:
-    """The owner mark; None if there is none or the domain has just gone. Any other error is raised: a mark that
-    cannot be read is not an absent one."""
+    """The owner mark; None if there is none, or the domain has just gone. Raises any other error, because an unreadable mark is
+    not an absent one."""
     try:
         return domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE)
     except libvirt.libvirtError as exc:
@@ -107,8 +106,7 @@ def mark_text(domain: libvirt.virDomain) -> str | None:
 
 
 def carried_record(domain: libvirt.virDomain) -> str:
-    """The copy of its pod's records that an earlier version wrote into its definition; "" if there is none. Raises libvirtError,
-    InvalidRequest."""
+    """The records in a definition that an earlier version wrote; "" if there are none. Raises libvirtError, InvalidRequest."""
     try:
         found = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, RECORD_NAMESPACE)
     except libvirt.libvirtError as exc:
@@ -119,7 +117,7 @@ def carried_record(domain: libvirt.virDomain) -> str:
 
 
 def owned(domain: libvirt.virDomain, owner: OwnerMark, stats: Mapping[str, Any]) -> OwnedDomain:
-    """`stats`: libvirt's, of its state."""
+    """`stats`: libvirt's statistics of the domain's state."""
     return OwnedDomain(
         uuid=uuid.UUID(domain.UUIDString()),
         name=domain.name(),

@@ -26,13 +26,13 @@ from virtshim.vm.power import power_of
 log = structlog.get_logger(__name__)
 
 _ENDED: Final = frozenset({libvirt.VIR_ERR_OPERATION_ABORTED, libvirt.VIR_ERR_OPERATION_FAILED})
-# Seconds between two tries to abort: the job may not have begun when the time is over.
+# Seconds between attempts to abort: when the time is over, the job may not have begun yet.
 _AGAIN: Final = 0.2
 
 
 class LibvirtPausing:
     def __init__(self, connection: Connection, profile: NodeProfile, limit: float = 10.0) -> None:
-        """`limit`: seconds for a QEMU that answers its monitor at all."""
+        """`limit`: seconds for QEMU to answer its monitor."""
         self._limit = limit
         self._connection = connection
         self._profile = profile
@@ -41,7 +41,7 @@ class LibvirtPausing:
         self._asking = BoundedCalls("ask for disk errors of")
 
     def pause(self, domain: uuid.UUID) -> None:
-        """One that comes when it is not waited for any more is taken back."""
+        """If the pause takes effect after the time limit, it is undone."""
         is_paused, given_up = threading.Event(), threading.Event()
 
         def suspend() -> None:
@@ -57,7 +57,7 @@ class LibvirtPausing:
             self._pausing.call(domain, suspend, self._limit)
         except DeadlineExceeded:
             given_up.set()
-            if is_paused.is_set():  # this moment
+            if is_paused.is_set():  # meanwhile
                 self.resume(domain)
             raise
 
@@ -84,7 +84,7 @@ class LibvirtPausing:
             return cast("dict[str, int]", found.diskErrors())  # libvirt-python's annotation says str
 
     def save_memory(self, domain: uuid.UUID, path: str, timeout: float) -> None:
-        """A snapshot of memory alone: the VM and its disks stay as they are, and libvirt remembers nothing of it."""
+        """Makes a snapshot of the memory only. The VM and its disks stay unchanged, and libvirt keeps no record of it."""
         with self._using(domain, "save the memory of") as (conn, found):
             over = threading.Event()
             try:
@@ -140,9 +140,9 @@ def _aborted_after(found: libvirt.virDomain, timeout: float, over: threading.Eve
 
 
 def _remove_secrets(conn: libvirt.virConnect, path: str) -> None:
-    """The file holds the VM's definition; what opens the pod's network does not belong into an archive."""
+    """Removes the values that open the pod's network from the VM's definition in the file, because archives leave the node."""
     definition = etree.fromstring(conn.saveImageGetXMLDesc(path, libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE).encode())
     for variable in definition.iterfind("{*}commandline/{*}env"):
         if variable.get("name") in SECRETS:
-            variable.getparent().remove(variable)  # type: ignore[union-attr]  # it has a parent: it was found in it
+            variable.getparent().remove(variable)  # type: ignore[union-attr]  # the xpath found it below its parent
     conn.saveImageDefineXML(path, etree.tostring(definition, encoding="unicode"), 0)

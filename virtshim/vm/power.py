@@ -1,7 +1,7 @@
-"""libvirt's (state, reason) -> PowerState. The one table.
+"""Turns libvirt's (state, reason) into a PowerState.
 
-Reasons of a domain that is off are kept by libvirt in memory: after libvirtd (or the process with the embedded
-driver) was restarted they are UNKNOWN.
+libvirt only remembers in memory why a domain is off. After a restart of libvirtd, or of the process with the embedded driver, the
+reason is UNKNOWN.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from virtshim.model.vm import OffReason, PauseReason, Power, PowerState
 
 ABSENT: Final = PowerState(Power.ABSENT)
 
-# NOSTATE: "cannot tell", which must never be taken for off.
+# NOSTATE means "unknown", which must never be taken for off.
 _POWER: Final = {
     libvirt.VIR_DOMAIN_NOSTATE: Power.RUNNING,
     libvirt.VIR_DOMAIN_RUNNING: Power.RUNNING,
@@ -22,8 +22,8 @@ _POWER: Final = {
     libvirt.VIR_DOMAIN_PAUSED: Power.PAUSED,
     libvirt.VIR_DOMAIN_SHUTDOWN: Power.SHUTTING_DOWN,
     libvirt.VIR_DOMAIN_SHUTOFF: Power.OFF,
-    # The guest panicked. `on_crash` is preserve: QEMU stays until we end it, as a domain that libvirt ended after a panic
-    # looks just like one whose QEMU was killed.
+    # The guest panicked. `on_crash` is preserve, so QEMU stays until we end it: a domain that libvirt ended after a panic
+    # would look like one whose QEMU was killed.
     libvirt.VIR_DOMAIN_CRASHED: Power.CRASHED,
     libvirt.VIR_DOMAIN_PMSUSPENDED: Power.PAUSED,
 }
@@ -38,7 +38,7 @@ _OFF_REASON: Final = {
 _PAUSED: Final = {
     libvirt.VIR_DOMAIN_PAUSED_SHUTTING_DOWN: PowerState(Power.SHUTTING_DOWN),
     libvirt.VIR_DOMAIN_PAUSED_IOERROR: PowerState(Power.PAUSED, pause=PauseReason.IO_ERROR),
-    # What a libvirt says that was started again and found QEMU's state to be guest-panicked.
+    # libvirt reports this after its own restart, if QEMU's state is guest-panicked.
     libvirt.VIR_DOMAIN_PAUSED_CRASHED: PowerState(Power.CRASHED),
 }
 

@@ -1,12 +1,12 @@
-/* The probe guest: does what every kernel does first, and what a KVM that cannot run kernels does not survive.
+/* The probe guest does what every kernel does first, at which a KVM that cannot run kernels fails.
  *
- * A 64 KiB ROM at 0xf0000 that QEMU starts at its reset vector, in place of a BIOS. Real mode -> paging and long mode
- * (an MSR write) -> SSE, CPUID -> 20 million instructions (a KVM that interprets instead of running needs minutes)
- * -> writes 0x31 to the isa-debug-exit device: QEMU ends with exit code 2 * 0x31 + 1 = 99. "P" on the serial port says
- * that the guest began, "L" that long mode was reached.
+ * QEMU starts this 64 KiB ROM at 0xf0000 instead of a BIOS, at its reset vector. Real mode -> paging and long mode (an
+ * MSR write) -> SSE, CPUID -> 20 million instructions (a KVM that interprets them needs minutes) -> 0x31 to the
+ * isa-debug-exit device: QEMU ends with exit code 2 * 0x31 + 1 = 99. On the serial port, "P" says that the guest began,
+ * and "L" that it reached long mode.
  *
  * Build:  as --64 probe_guest.S -o p.o && ld -Ttext 0xf0000 --oformat binary p.o -o p.bin
- * probe_guest.py holds the result; a test builds it again and compares.
+ * kvm_probe.py has the result; a test builds it again and compares.
  */
         .code16
         .globl  _start

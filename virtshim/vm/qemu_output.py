@@ -1,9 +1,9 @@
-"""What a VM's QEMU says on standard output and error, where libvirt is embedded: there is no virtlogd that would bound it.
+"""Limits and keeps QEMU's standard output and error if libvirt is embedded, where no virtlogd does.
 
-libvirt hands QEMU its log file, which a QEMU that its guest took over fills without end. So vmwrapper puts a pipe in the place of
-it, which the kernel bounds whatever becomes of this process: QEMU holds both ends, and what does not fit is lost to it. Here the
-pipe is read when QEMU has ended, and put where it would have been: at the end of libvirt's log of that VM. Words of a QEMU that
-ends while no virtshim runs are lost; nothing in this module is needed for the bound.
+The embedded libvirt gives QEMU its log file, which a taken-over QEMU could fill without end. So vmwrapper replaces the file by a
+pipe. QEMU holds both ends, so the kernel's limit holds even without virtshim, and output that does not fit is lost. When QEMU has
+ended, virtshim reads the pipe and appends it to libvirt's log of the VM. If QEMU ends while virtshim is not running, its output
+is lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from virtshim.vm.file_owner import QemuIds
 
 log = structlog.get_logger(__name__)
 
-# A pipe has 64 KiB, and 1 MiB if QEMU asks the kernel for that.
+# A pipe holds 64 KiB, or 1 MiB if QEMU asks the kernel for that.
 _MOST_READ: Final = 1 << 20
 _MOST_KEPT: Final = 64 << 10
 _MOST_TOLD: Final = 2000
@@ -34,8 +34,7 @@ _APPENDING: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.
 
 
 class QemuOutput:
-    """`pipes`: a directory of an embedded libvirt's root, as `embed.output_pipes` tells it; "" where libvirt has a virtlogd: then
-    nothing is done."""
+    """`pipes`: the directory from `embed.output_pipes`. If it is "", because virtlogd limits the output, this does nothing."""
 
     def __init__(self, pipes: str) -> None:
         root = os.path.dirname(pipes)
@@ -52,8 +51,8 @@ class QemuOutput:
 
     @contextlib.contextmanager
     def of_start(self, name: str, qemu: QemuIds | None) -> Iterator[Callable[[], str]]:
-        """Around the VM's start. What it yields tells, after a failure, what QEMU has said; it is in the log from then on.
-        Raises InternalError."""
+        """Wraps the VM's start. Yields a function that, after a failed start, moves QEMU's output to the log and returns
+        it. Raises InternalError."""
         if not self._pipes:
             yield lambda: ""
             return
@@ -71,7 +70,7 @@ class QemuOutput:
                 os.unlink(path)
 
     def follow(self, name: str, domain: uuid.UUID) -> None:
-        """Of a VM that an earlier virtshim has started. One that has no such pipe, and one that is followed already, are left."""
+        """Follows a VM that an earlier virtshim has started. Does nothing for a VM without a pipe, or one that is followed."""
         with self._lock:
             if not self._pipes or name in self._names.values():
                 return
@@ -95,7 +94,7 @@ class QemuOutput:
         os.close(self._closing)
 
     def _follow_or_lose(self, name: str, reader: int) -> None:
-        """The VM is on: it does not fail for what its QEMU might say."""
+        """A started VM must not fail because its output cannot be followed."""
         try:
             self._follow(name, reader)
         except Exception as exc:  # noqa: BLE001  no thread, no descriptor
@@ -103,7 +102,7 @@ class QemuOutput:
             log.warning("qemu.output.not_followed", name=name, error=str(exc))
 
     def _follow(self, name: str, reader: int) -> None:
-        """Until nobody can write into it any more: the kernel reports that unasked."""
+        """Registers for no event: epoll always reports the hang-up that follows the last writer's end."""
         with self._lock:
             if self._closed:
                 os.close(reader)
@@ -123,7 +122,7 @@ class QemuOutput:
                     name = self._names[reader]
                 try:
                     self._kept(name, reader)
-                except Exception:  # the edge of a thread: the words of others must be kept
+                except Exception:  # any error: the output of other VMs must be kept
                     log.exception("qemu.output.crashed", name=name)
                 with self._lock:
                     self._poll.unregister(reader)
@@ -131,7 +130,7 @@ class QemuOutput:
                 os.close(reader)
 
     def _kept(self, name: str, reader: int) -> bytes:
-        """The last of what is in the pipe, which is in the log from now on."""
+        """Appends the end of the pipe's content to the log, and returns it."""
         words = _read(reader)[-_MOST_KEPT:]
         if not words:
             return words
@@ -144,7 +143,7 @@ class QemuOutput:
 
 
 def _made(path: str, qemu: QemuIds | None) -> int:
-    """Its reading end; that QEMU's user alone may open it otherwise."""
+    """Makes a pipe that only QEMU's user may open, and returns its reading end."""
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -153,11 +152,11 @@ def _made(path: str, qemu: QemuIds | None) -> int:
             os.chown(path, qemu.uid, -1, follow_symlinks=False)
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as exc:
-        raise InternalError(f"the pipe {path} for what QEMU says cannot be made: {exc.strerror}") from exc
+        raise InternalError(f"the pipe {path} for QEMU's output cannot be made: {exc.strerror}") from exc
 
 
 def _reopened(pid: int) -> int | None:
-    """Whatever QEMU has there now, nothing but a pipe is opened."""
+    """Opens only a pipe, because QEMU may have replaced its standard error."""
     try:
         found = os.open(f"/proc/{pid}/fd/2", os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -181,6 +180,6 @@ def _read(reader: int) -> bytes:
 
 
 def _shown(words: bytes) -> str:
-    """The last of it, for a message."""
+    """The end of QEMU's output, for a message."""
     text = words.decode(errors="replace").strip()[-_MOST_TOLD:]
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

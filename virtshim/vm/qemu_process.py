@@ -1,8 +1,8 @@
-"""QEMU's process by /proc: which one is a VM's, and what it uses; where libvirt keeps what is of it. Asks neither libvirt nor
-QEMU, so it works when they hang.
+"""Finds a VM's QEMU process and reads its usage from /proc; knows libvirt's directories. Asks neither libvirt nor QEMU, so it
+works if they hang.
 
-Not smaps_rollup: it walks the page tables of the whole guest while it holds the lock QEMU needs for page faults. The sums
-in `status` cost nothing.
+It does not read smaps_rollup, which walks the page tables of the whole guest under the lock that QEMU needs for page faults.
+The sums in `status` cost nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOFILE = re.compile(r"^Max open files\s+(\S+)", re.MULTILINE)
 
 
 def pid_directory(uri: str) -> str:
-    """Where libvirt's QEMU driver writes `<VM's name>.pid`; "" for drivers that run no QEMU, or not as root."""
+    """Where libvirt's QEMU driver writes `<VM's name>.pid`; "" for drivers that do not run QEMU as root."""
     scheme, _, rest = uri.partition("://")
     path, _, options = rest.partition("?")
     if scheme == "qemu" and path == "/embed" and options.startswith("root="):
@@ -30,17 +30,17 @@ def pid_directory(uri: str) -> str:
 
 
 def state_directory(uri: str) -> str:
-    """Where that driver keeps a directory for each VM that runs, with its monitor's socket; "" as above."""
+    """Where that driver has a directory for each running VM, with the monitor's socket; "" as in `pid_directory`."""
     return re.sub("^/run/libvirt/qemu$", "/var/lib/libvirt/qemu", re.sub("/run/qemu$", "/lib/qemu", pid_directory(uri)))
 
 
 def log_directory(uri: str) -> str:
-    """Where that driver, or virtlogd, writes `<VM's name>.log`; "" as above."""
+    """Where that driver, or virtlogd, writes `<VM's name>.log`; "" as in `pid_directory`."""
     return re.sub("^/run/libvirt/qemu$", "/var/log/libvirt/qemu", re.sub("/run/qemu$", "/log/qemu", pid_directory(uri)))
 
 
 def remove_logs(directory: str, name: str) -> None:
-    """What a VM has left there, rotated ones too: libvirt keeps them for ever. Raises OSError."""
+    """Removes a VM's logs, also rotated ones, because libvirt keeps them for ever. Raises OSError."""
     log = os.path.join(glob.escape(directory), f"{glob.escape(name)}.log")
     for path in (*glob.glob(log), *glob.glob(f"{log}.[0-9]*")):
         with contextlib.suppress(FileNotFoundError):
@@ -48,8 +48,7 @@ def remove_logs(directory: str, name: str) -> None:
 
 
 def find(directory: str, name: str, domain: uuid.UUID) -> int | None:
-    """The process id of the VM's QEMU. A file that outlived its process, whose number another may have now, is seen
-    through: QEMU has its VM's UUID on the command line."""
+    """The process id of the VM's QEMU. A stale file may name another process, so the command line must have the VM's UUID."""
     try:
         with open(os.path.join(directory, f"{name}.pid"), encoding="ascii") as file:
             pid = int(file.read())
@@ -61,7 +60,7 @@ def find(directory: str, name: str, domain: uuid.UUID) -> int | None:
 
 
 def usage_of(pid: int) -> ProcessUsage | None:
-    """None if it has just ended."""
+    """None if the process has just ended."""
     try:
         return _parsed(
             pid,
@@ -78,9 +77,9 @@ def usage_of(pid: int) -> ProcessUsage | None:
 def _parsed(
     pid: int, *, status: str, stat: str, limits: str, open_to: list[str] | None, descriptors: int
 ) -> ProcessUsage:
-    """Raises KeyError, ValueError, IndexError for a process that is a zombie by now."""
+    """Raises KeyError, ValueError or IndexError for a zombie."""
     fields = {name: int(value) for name, value in _FIELD.findall(status)}
-    # After the name, which may hold anything: state is word 0, so minflt (10th field of proc(5)) is 7, majflt 9.
+    # The words after the name, which may contain anything. The state is word 0, so minflt (field 10 in proc(5)) is 7.
     words = stat.rpartition(")")[2].split()
     found = _NOFILE.search(limits)
     most = found[1] if found else "unlimited"
@@ -106,7 +105,7 @@ def _text(path: str) -> str:
 
 
 def _open_to(directory: str) -> list[str] | None:
-    """None without CAP_SYS_PTRACE, which the service does not have: it may count descriptors, and not see what they are."""
+    """None without CAP_SYS_PTRACE: the service lacks it, so it can count descriptors but not read their targets."""
     found = []
     for name in os.listdir(directory):
         try:

@@ -1,6 +1,6 @@
-"""Changes of a VM that exists, by way of libvirt: implements `virtshim.vm.ports.VmResizing`.
+"""Resizes existing VMs; implements `virtshim.vm.ports.VmResizing`.
 
-Each change is made to the running VM first, then to its definition, so that a refusal leaves both as they were.
+It changes the running VM first and then its definition, so that a refusal leaves both unchanged.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from virtshim.vm.elements.small_devices import BALLOON_STATS_SECONDS
 _LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
 _CONFIG = libvirt.VIR_DOMAIN_AFFECT_CONFIG
 
-# libvirt tells of a balloon's movement by an event, but QEMU sends it once a second at most: looking costs less.
+# Polling is faster than libvirt's event, which QEMU sends at most once a second.
 _BALLOON_POLL = 0.1
-# A guest from which nothing came for so long, in seconds, has nothing to spare.
+# If a guest releases nothing for these seconds, it has nothing to spare.
 _STALLED = 5.0
-# A guest stops a few pages short of what it was asked for.
+# A guest stops a few pages before the target.
 _BALLOON_TOLERANCE = 1 << 20
-# Seconds in which a QEMU that works has long answered.
+# Seconds; a working QEMU answers much sooner.
 _ANSWER_TIMEOUT = 10.0
 
 
@@ -101,11 +101,11 @@ class LibvirtResizing:
             if not found.isActive():
                 return None
             stats = _fresh_stats(found, cancelled)
-        # What the kernel could hand out without swapping; older guests tell of free pages only.
+        # What the kernel could give without swapping; older guests only report free pages.
         spare = stats.get("usable", stats.get("unused"))
         if spare is None or "actual" not in stats:
             return None
-        # Of `actual`, some is the guest kernel's own from boot and never "available": it is in use.
+        # `actual` includes the guest kernel's own memory, which is in use, but is not part of "available".
         return (stats["actual"] - spare) << 10
 
     def set_limits(self, domain: uuid.UUID, limits: CgroupLimits) -> None:
@@ -116,7 +116,7 @@ class LibvirtResizing:
         with self._connection.using(f"change the limits of VM {domain}") as conn:
             found = ownership.find(conn, domain, self._profile.node)
             if self._profile.cgroups is Cgroups.OFF:
-                # The kernel gives a thread that is held to some CPUs of its group none of the others.
+                # The kernel never runs a pinned thread on its group's other CPUs.
                 if "<vcpupin" in found.XMLDesc():
                     self._pin(conn, found, limits.cpuset_cpus)
                 return
@@ -131,7 +131,7 @@ class LibvirtResizing:
         node = cast("list[int]", conn.getInfo())  # annotated as str, and the maps below as bytes
         online = cast("bytes", tuple(number in chosen for number in range(node[2])))
         for scope in _scopes(found):
-            # The same ones again, kubelet says after its restart: cells keep theirs.
+            # After its restart kubelet sends the same CPUs again, and the cells' pins must stay.
             if _pinned_to(found, scope) != chosen:
                 for vcpu in range(found.vcpusFlags(scope | libvirt.VIR_DOMAIN_VCPU_MAXIMUM)):  # also those to come
                     found.pinVcpuFlags(vcpu, online, scope)
@@ -144,15 +144,14 @@ def _scopes(domain: libvirt.virDomain) -> tuple[int, ...]:
 
 
 def _pinned_to(domain: libvirt.virDomain, scope: int) -> frozenset[int]:
-    """The CPUs that one vCPU or another may run on."""
+    """The CPUs that any vCPU may run on."""
     maps = cast("list[tuple[bool, ...]]", domain.vcpuPinInfo(scope))
     return frozenset(cpu for allowed in maps for cpu, is_allowed in enumerate(allowed) if is_allowed)
 
 
 def _fresh_stats(domain: libvirt.virDomain, cancelled: threading.Event) -> dict[str, int]:
-    """What the guest says of its memory from now on; nothing if it stays silent. Between two regular readings the balloon
-    may have moved: the `actual` of now and the `usable` of then together would say that a full guest has room, and a shrink
-    would make its kernel kill programs."""
+    """New readings of the guest's memory; empty if the guest stays silent. Old readings will not do, because the balloon may have
+    moved since: the new `actual` with an old `usable` could show room in a full guest, and its kernel would kill programs."""
     old = _stats(domain)
     if "usable" not in old and "unused" not in old:
         return {}
@@ -174,5 +173,5 @@ def _stats(domain: libvirt.virDomain) -> dict[str, int]:
 
 
 def _actual(domain: libvirt.virDomain) -> int:
-    """Bytes that the guest has now, by the balloon."""
+    """Bytes that the guest has now, according to the balloon."""
     return _stats(domain)["actual"] << 10

@@ -1,4 +1,4 @@
-"""How long guests take from their start until their agent first answers."""
+"""Reads what running VMs use, from libvirt's statistics, /proc and cgroups, and how long their agents take to answer."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from virtshim.vm.cgroup_usage import CgroupTree
 from virtshim.vm.connection import Connection
 from virtshim.vm.errors import code_of
 
-# libvirt's domain statistics, a flat mapping of names to numbers -> VmCounters. Pure.
-
+# libvirt's domain statistics: names and numbers.
 Stats = Mapping[str, object]
 
 _KIB = 1024
 
 
 def to_counters(stats: Stats, taken_at: int) -> VmCounters:
-    """What is missing (a driver that has it not, a VM that did not answer) is None or empty."""
+    """Numbers that the driver lacks, or that the VM did not answer, are None or empty."""
     return VmCounters(
         taken_at=taken_at,
         cpu=_number(stats, "cpu.time"),
@@ -52,7 +51,7 @@ def _number(stats: Stats, name: str) -> int | None:
 
 
 def _vcpus(stats: Stats) -> tuple[VcpuUsage, ...]:
-    """Hot-unplugged ones leave gaps in the numbers."""
+    """Hot-unplugged vCPUs leave gaps in the numbering."""
     found = []
     for number in range(_number(stats, "vcpu.maximum") or 0):
         time = _number(stats, f"vcpu.{number}.time")
@@ -63,7 +62,7 @@ def _vcpus(stats: Stats) -> tuple[VcpuUsage, ...]:
 
 
 def _memory(stats: Stats) -> GuestMemory | None:
-    """All in KiB there. Until the guest's driver has reported (last-update 0), numbers that only it knows are not taken."""
+    """libvirt's numbers are in KiB. While last-update is 0, the guest's driver has not reported, so its numbers are ignored."""
     current, maximum = _number(stats, "balloon.current"), _number(stats, "balloon.maximum")
     if current is None or maximum is None:
         return None
@@ -89,7 +88,7 @@ def _memory(stats: Stats) -> GuestMemory | None:
 
 
 def _blocks(stats: Stats) -> tuple[BlockUsage, ...]:
-    """A disk without request counts is one whose VM did not answer: left out, for 0 would be wrong."""
+    """If a disk has no request counts, its VM did not answer. It is left out, because 0 would be wrong."""
     found = []
     for at in range(_number(stats, "block.count") or 0):
         name = stats.get(f"block.{at}.name")
@@ -115,20 +114,20 @@ def _block(stats: Stats, at: int, name: str) -> BlockUsage:
     )
 
 
-# One libvirt call for the statistics of many VMs, which returns in time whatever libvirt and the VMs do.
+# One libvirt call for the statistics of many VMs, which returns in time even if libvirt or a VM hangs.
 #
-# A QEMU that does not answer its monitor holds up the call that asks it, for ever, and with it the numbers of all
-# other VMs. But that call also holds the VM's job lock, and a call with NOWAIT skips the monitor of a VM whose lock
-# is taken. So a call that is late is left behind on its thread, and the next one gets everything else.
+# A call hangs for ever if one QEMU does not answer its monitor, and with it the numbers of all other VMs. But it holds
+# that VM's job lock, and a call with NOWAIT skips the monitor of a VM whose lock is taken. So a late call is abandoned on
+# its thread, and the next one gets the numbers of all other VMs.
 
 log = structlog.get_logger(__name__)
 
 Read = Callable[[Collection[uuid.UUID]], Mapping[uuid.UUID, Stats]]
 
-# libvirtd works on 5 calls of one client at a time (max_client_requests): calls left behind must leave room for the others.
+# libvirtd handles 5 calls of a client at a time (max_client_requests). Abandoned calls must leave room for others.
 _MAX_CALLS: Final = 3
 
-# While guests boot, a call is late and the next is not, each second. It is over when none was late for so long, seconds.
+# While guests boot, late and timely calls alternate every second. The trouble is over if none was late for these seconds.
 _CALM: Final = 60.0
 
 
@@ -144,9 +143,8 @@ class _Call:
 
 
 class BulkStats:
-    """`timeout` in seconds is for each attempt; an answer takes three attempts at most. That calls are late is over when none
-    was for `calm` seconds. Calls in flight, those left behind
-    included, are few. Thread-safe."""
+    """`timeout`: seconds for each of at most three attempts. `calm`: see _CALM. Calls in flight, abandoned ones included, are
+    limited. Thread-safe."""
 
     def __init__(
         self, read: Read, timeout: float = 1.0, now: Callable[[], int] = time.time_ns, calm: float = _CALM
@@ -162,13 +160,13 @@ class BulkStats:
         self._trouble = TroubleLog(log, over="libvirt.statistics.back")
 
     def latest(self, wanted: Collection[uuid.UUID]) -> tuple[int, Mapping[uuid.UUID, Stats]]:
-        """When they were read (ns since the epoch), and the numbers of each wanted VM that could be read; none if libvirt
+        """The time of the reading (ns since the epoch), and the numbers of each wanted VM that could be read; none if libvirt
         does not answer. Never raises."""
         until = time.monotonic() + self._limit
         finished: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         while (left := until - time.monotonic()) > 0 and self._begin(wanted, finished, min(left, self._timeout)):
             try:
-                # A call that is only slow may still be the first to come back.
+                # An earlier call that is only slow may still return first.
                 call = finished.get(timeout=min(left, self._timeout))
             except queue.Empty:
                 self._late_until = time.monotonic() + self._calm
@@ -178,16 +176,16 @@ class BulkStats:
         return self._now(), {}
 
     def _begin(self, wanted: Collection[uuid.UUID], finished: queue.SimpleQueue[_Call], timeout: float) -> bool:
-        """Starts a call, waiting for one of others' to end if there are too many. False if all of them are left behind."""
+        """Starts a call; if there are too many, waits until one ends. False if all of them are abandoned."""
         with self._changed:
             if self._all_left_behind():
                 return False
             self._changed.wait_for(lambda: len(self._running) < _MAX_CALLS, timeout)
             if len(self._running) >= _MAX_CALLS:
-                return True  # a call of our own may be among them
+                return True  # one of them may be ours
             call = _Call(wanted, time.monotonic(), finished)
             started(threading.Thread(target=self._run, args=(call,), name="vm-statistics", daemon=True))
-            self._running.append(call)  # it takes the lock before it takes itself out
+            self._running.append(call)  # the thread needs the lock before it removes the call
         return True
 
     def _all_left_behind(self) -> bool:
@@ -209,11 +207,8 @@ class BulkStats:
             call.finished.put(call)
 
 
-# VMs that libvirt is starting or ending for us.
-
-
 class BusyVms:
-    """While libvirt starts or ends a VM it holds it locked, in parts for as long as that takes: whoever asks about it waits.
+    """VMs that libvirt is starting or ending for us. libvirt locks them meanwhile, so calls that ask about them wait.
     Thread-safe."""
 
     def __init__(self) -> None:
@@ -233,15 +228,12 @@ class BusyVms:
                     del self._held[domain]
 
     def others(self, domains: Collection[uuid.UUID]) -> list[uuid.UUID]:
-        """Those of `domains` that can be asked about."""
+        """Those of `domains` that are not busy."""
         with self._lock:
             return [domain for domain in domains if domain not in self._held]
 
 
-# libvirt's statistics of running VMs, in one call. One that is being started or ended is not asked: libvirt has it
-# locked, and a call that asks for it waits until libvirt is through, with the numbers of all others.
-
-# No interface statistics: NICs are passed as file descriptors, libvirt does not know of them.
+# No interface statistics: libvirt does not know the NICs, which vmwrapper adds.
 _GROUPS: Final = (
     libvirt.VIR_DOMAIN_STATS_STATE
     | libvirt.VIR_DOMAIN_STATS_CPU_TOTAL
@@ -251,12 +243,13 @@ _GROUPS: Final = (
 )
 _FLAGS: Final = libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE | libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
 
-# Handles of VMs that nobody asks for any more are dropped when there are so many.
+# Unused handles are dropped when there are more than this.
 _SPARE: Final = 64
 
 
 class VmStatistics:
-    """Thread-safe. A VM's handle is looked up once: that is a call by itself, and a list of numbers is one."""
+    """Reads the numbers of all VMs in one call, except those of busy VMs, which would delay it. Keeps the VMs' handles, because a
+    look-up is a call too. Thread-safe."""
 
     def __init__(self, connection: Connection, busy: BusyVms) -> None:
         self._connection = connection
@@ -265,7 +258,7 @@ class VmStatistics:
         self._handles: dict[uuid.UUID, libvirt.virDomain] = {}
 
     def read(self, wanted: Collection[uuid.UUID]) -> Mapping[uuid.UUID, Stats]:
-        """VMs that are off are not in it. Raises ShimError."""
+        """Leaves out VMs that are off. Raises ShimError."""
         with self._connection.using("read the statistics of VMs") as conn:
             asked = self._handles_of(conn, self._busy.others(wanted))
             # An empty list would mean all.
@@ -292,11 +285,8 @@ class VmStatistics:
         return {domain: handles[domain] for domain in wanted if domain in handles}
 
 
-# What running VMs use: implements `virtshim.vm.ports.VmReadings` by libvirt's statistics, /proc and cgroups.
-
-
 class LibvirtReadings:
-    """`pid_directory` is where libvirt keeps QEMU's process ids, "" if nowhere."""
+    """Implements `virtshim.vm.ports.VmReadings`. `pid_directory`: see `qemu_process.pid_directory`."""
 
     def __init__(self, stats: BulkStats, pid_directory: str, tree: CgroupTree | None = None) -> None:
         self._stats = stats
@@ -322,7 +312,7 @@ class LibvirtReadings:
 
 
 class AgentArrivals:
-    """A guest that has no agent is forgotten when it ends. Thread-safe."""
+    """Measures the time from a guest's start until its agent first answers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -333,7 +323,7 @@ class AgentArrivals:
             self._awaited[domain] = time.monotonic(), observed.tracer().later(Step.AGENT.value)
 
     def arrived(self, domain: uuid.UUID) -> None:
-        """Once for each start: the guest may be restarted, or its agent."""
+        """Counts once per start, because the agent or the guest may restart."""
         with self._lock:
             awaited = self._awaited.pop(domain, None)
         if awaited is not None:

@@ -95,10 +95,10 @@ def known(tmp_path: Path) -> FirmwareFiles:
         (
             "code",
             True,
-            "/code, which started this disk first, is gone; install the version of its package .* remove .*/d.nvram ",
+            "/code, with which this disk first started, is gone; install the earlier version .* remove .*/d.nvram ",
         ),
-        ("code", False, "/code, which a descriptor of this node names .*, is not there; install its package anew"),
-        ("vars", False, "/vars, which a descriptor of this node names .*, is not there; install its package anew"),
+        ("code", False, "/code, which a descriptor of this node names .*, does not exist; install its package again"),
+        ("vars", False, "/vars, which a descriptor of this node names .*, does not exist; install its package again"),
     ],
 )
 def test_a_disk_whose_firmware_is_gone_is_refused_by_the_files_name(

@@ -1,23 +1,20 @@
-"""Disks and the controller they hang on. Pure.
+"""Disks and their SCSI controller. Pure.
 
-Choices, each for a reason:
-
-- `cache='writeback'`, unless the pod asks for another, is explicit: the guest's flushes are honoured, so nothing is lost that
-  the guest was told is safe, and the shared base image stays in the host's page cache once instead of being read again for every
-  pod (`none` would go round it, and fails at start on file systems without O_DIRECT).
+- `cache='writeback'` is the default and always explicit. The guest's flushes are honoured, so nothing is lost that the guest
+  believes safe. The host's page cache holds the shared base image once for all pods. (`none` would bypass the cache, and
+  fails at start on file systems without O_DIRECT.)
 - `discard='unmap'`: space freed in the guest is freed on the host. Not for read-only disks.
-- `error_policy='enospace'`: a full disk on the host pauses the VM, and no write is lost; it can go on when there is
-  room. Every other error is the guest's to see, as with a real disk.
-- The driver type is always explicit: a guest must not be able to turn its raw disk into a qcow2 that names a
-  host file. So is the whole backing chain, to its end: a QEMU that its guest took over can write another name
-  into its disk's header, which libvirt would follow (see chains/unchanged.py).
-- `relabel='no'`: the files already belong to whom they must (`Disk.path` promises it). libvirt would otherwise
-  give the *shared* base image to the QEMU user on each start, who could then change it for every other pod. The
-  whole backing chain inherits it.
-- A block volume as the root disk: its data begins behind a header (`<slices>`), which the guest does not see. It goes past
+- `error_policy='enospace'`: a full disk on the host pauses the VM, so no write is lost, and the VM resumes when there is
+  room. The guest sees every other error, as with a real disk.
+- The driver type is always explicit, so that a guest cannot turn its raw disk into a qcow2 that names a host file. So is the
+  whole backing chain: if a guest takes over its QEMU, it can write another name into its disk's header, which libvirt would
+  follow (see `virtshim/vm/disk_chains.py`).
+- `relabel='no'`: the files already have the right owners (`Disk.path` promises it). Otherwise libvirt would give the *shared*
+  base image to QEMU's user at each start, who could change it for every other pod. The whole backing chain inherits this.
+- A block volume as the root disk: its data begins behind a header (`<slices>`), which the guest does not see. It bypasses
   the host's page cache, as other block volumes do (see hostdev.py).
-- A seed ISO is a CD-ROM beside SCSI and SATA disks. With virtio-blk, the default, there is no CD-ROM: it is a read-only
-  disk. So a guest needs one driver and probes one bus, and cloud-init goes by the file system's label.
+- A seed ISO is a CD-ROM beside SCSI and SATA disks. With virtio-blk, the default, it is a read-only disk instead, so a guest
+  needs one driver and probes one bus. cloud-init finds it by the file system's label.
 """
 
 from __future__ import annotations
@@ -41,27 +38,27 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 _PLAIN = HardwareOptions()
 
-# What the guest's drivers show: serials of virtio-blk and ATA have 20 bytes, QEMU's SCSI disks take 36.
+# The guest's drivers show serials of 20 bytes for virtio-blk and ATA, and of 36 for QEMU's SCSI disks.
 _LONGEST_SERIAL = {DiskBus.SCSI: 36, DiskBus.VIRTIO: 20, DiskBus.SATA: 20}
 _PREFIX = {DiskBus.SCSI: "sd", DiskBus.VIRTIO: "vd", DiskBus.SATA: "sd"}
-# Of the CD-ROM beside them: port and name.
+# Port and name of the CD-ROM beside the disks.
 _CDROM_PORT, _CDROM_NAME = 5, 26 * 27 - 1  # sdzz
 
-# virtio-blk: what the root bus has room for, beside block devices of the host. SCSI: units of one controller.
-# SATA: ports of the controller that q35 has.
+# virtio-blk: the places on the root bus, without those for the host's block devices. SCSI: units of one controller.
+# SATA: ports of q35's own controller.
 MAX_DISKS = {DiskBus.SCSI: 64, DiskBus.VIRTIO: root_bus.DISKS - GUEST_VIEW_MAX_BLOCK_DEVICES, DiskBus.SATA: 6}
 
 
 @dataclass(frozen=True, slots=True)
 class DiskRates:
-    """What each writable disk serves at most, a second; 0: as much as it can."""
+    """Limits of each writable disk, per second; 0: none."""
 
     iops: int = 0
     bandwidth: int = 0
 
 
 def target_name(prefix: str, index: int) -> str:
-    """sda, sdb, ... sdz, sdaa: as Linux counts."""
+    """Counts as Linux does: sda, sdb, ... sdz, sdaa."""
     name = ""
     index += 1
     while index:
@@ -80,9 +77,9 @@ def build(
     gets_images: bool = False,
     owner: QemuIds | None = None,
 ) -> list[etree._Element]:
-    """All `<disk>` elements in order, and the SCSI controller if there is a use for it. The first disk is the
-    boot disk. `numbers`: the place of each on its bus; (): in order. `gets_images`: what they are based on comes to QEMU as
-    descriptors (see chains/open_images.py). `owner`: whom libvirt gives devices of the host to."""
+    """All `<disk>` elements in order, and the SCSI controller if it is needed. The first disk is the boot disk. `numbers`: the
+    place of each disk on its bus; (): in order. `gets_images`: QEMU gets the base images as descriptors (see
+    `virtshim/vm/disk_chains.py`). `owner`: whom libvirt gives the host's devices to."""
     if not disks:
         raise InvalidRequest("a VM without a disk has nothing to boot from")
     if len(disks) > MAX_DISKS[bus]:
@@ -103,8 +100,8 @@ def build(
 
 
 def sata_cdrom(path: str, serial: str, bus: DiskBus, disks: int) -> etree._Element:
-    """On the last port of the controller that each q35 machine has (AHCI); its name is after those of all other disks.
-    `disks`: how many there are on `bus`. Raises InvalidRequest if that port is one of theirs."""
+    """A CD-ROM on the last port of q35's own controller (AHCI). Its name comes after those of all other disks. `disks`: the
+    number of disks on `bus`. Raises InvalidRequest if one of them has that port."""
     if bus is DiskBus.SATA and disks > _CDROM_PORT:
         raise InvalidRequest(
             f"annotation {SYSPREP_ANNOTATION}: {disks} disks on SATA leave no port for the CD-ROM; take one away, or write "
@@ -123,7 +120,7 @@ def sata_cdrom(path: str, serial: str, bus: DiskBus, disks: int) -> etree._Eleme
 
 
 def qcow2_files_in(definition: str) -> list[Disk]:
-    """The qcow2 files of a VM's definition that name what is below them; their serials are left out."""
+    """The qcow2 files in a VM's definition whose backing file it names; without their serials."""
     found = []
     for element in etree.fromstring(definition.encode()).iterfind("devices/disk[@type='file']"):
         driver, source, below = element.find("driver"), element.find("source"), element.find("backingStore")
@@ -134,7 +131,7 @@ def qcow2_files_in(definition: str) -> list[Disk]:
 
 
 def images_in(definition: str) -> list[tuple[str, str]]:
-    """What comes to QEMU as descriptors: the name that libvirt has for each, and its path."""
+    """The base images that QEMU gets as descriptors: libvirt's name for each, and its path."""
     sources = etree.fromstring(definition.encode()).iterfind("devices/disk/backingStore/source[@fdgroup]")
     return [(source.get("fdgroup", ""), source.get("file", "")) for source in sources]
 
@@ -147,7 +144,7 @@ def _backing_in(below: etree._Element) -> Backing | None:
 
 
 def _backing_store(backing: Backing | None) -> etree._Element:
-    """Empty at the end of the chain."""
+    """An empty element ends the chain."""
     element = etree.Element("backingStore")
     if backing is not None:
         element.set("type", "file")
@@ -190,7 +187,7 @@ def _disk(
     hardware: HardwareOptions,
     owner: QemuIds | None,
 ) -> etree._Element:
-    """`place`: the how manieth it is, and its number on the bus."""
+    """`place`: its index in the VM, and its number on the bus."""
     index, number = place
     as_cdrom = disk.cdrom and bus is not DiskBus.VIRTIO
     readonly = disk.cdrom or disk.readonly

@@ -1,10 +1,10 @@
 """Devices of the host in the guest: PCI functions, mediated devices, vDPA, USB, block devices. Pure.
 
-Each on PCI has a root port of its own, and these ports are the first on the root bus: the guest's bus numbers follow from that
-(see `virtshim.devices.guest_view`). libvirt puts its own ports behind them.
+Each device on PCI has its own root port. These ports are the first on the root bus, which determines the guest's bus numbers
+(see `virtshim.devices.guest_view`). libvirt adds its own ports after them.
 
-Memory: a device reaches all of the guest's, so QEMU pins it at the start and the VM's cgroup is charged for it. libvirt raises
-RLIMIT_MEMLOCK for devices that it knows; vmwrapper, in between, only inherits it.
+A device reaches all of the guest's memory. So QEMU pins that memory at the start, and the VM's cgroup is charged for it. libvirt
+raises RLIMIT_MEMLOCK for devices that it knows; vmwrapper only inherits the limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from virtshim.vm.elements.disk import target_name
 from virtshim.vm.elements.text import absolute_path, device_security_label
 from virtshim.vm.file_owner import QemuIds
 
-# What the aliases of devices on PCI begin with. `ua-` is for users: libvirt makes none of its own with it.
+# The prefix of the aliases of devices on PCI. `ua-` is for users: libvirt's own aliases never have it.
 ON_PCI = "ua-host-pci"
 
 _PORTS_A_SLOT = 8
@@ -38,13 +38,13 @@ _FIRST_SLOT = 1
 
 
 def root_ports(passthrough: Sequence[Passthrough]) -> list[etree._Element]:
-    """The k-th port, on index k, is for the k-th device on PCI."""
+    """The port with index k is for the k-th device on PCI."""
     return [_root_port(bus) for bus, _ in guest_view_buses(passthrough)]
 
 
 def fillers(numbers: Sequence[int], passthrough: Sequence[Passthrough]) -> list[etree._Element]:
-    """Ports with nothing behind them, for the slots of virtio disks whose first disk is gone: a guest looks at no other function
-    of a slot without its first. `numbers`: the disks'."""
+    """Empty ports for the slots of virtio disks whose first disk is gone: a guest ignores a slot that lacks its first function.
+    `numbers`: the numbers of the disks that are left."""
     first = len(guest_view_buses(passthrough)) + 1
     return [_port(bus, PciAddress(0, 0, slot, 0)) for bus, slot in enumerate(root_bus.headless(numbers), start=first)]
 
@@ -72,7 +72,7 @@ def usb_controller() -> etree._Element:
 
 
 def build(passthrough: Sequence[Passthrough]) -> list[etree._Element]:
-    """`managed='no'`: whoever has bound the functions to VFIO (a device plugin, or virtshim) unbinds them."""
+    """`managed='no'`, because a device plugin or virtshim binds the functions to VFIO and unbinds them."""
     buses = {device: bus for bus, device in guest_view_buses(passthrough)}
     usb = [device for device in passthrough if isinstance(device, UsbDevice)]
     return [
@@ -122,9 +122,9 @@ def _usb(device: UsbDevice, port: int) -> etree._Element:
 
 
 def disks(blocks: Sequence[BlockDevice], numbers: Sequence[int], owner: QemuIds | None = None) -> list[etree._Element]:
-    """virtio disks, at the places of these `numbers`. Past the host's page cache: what the guest flushed is on the volume
-    if the node goes down, and the host's memory is not filled with it. (Files do not: their
-    file system may not be able to.) libvirt gives the nodes to QEMU's user while it runs, or to the `owner`."""
+    """virtio disks at these `numbers`. Block devices bypass the host's page cache: flushed data survives a crash of the node, and
+    does not fill the host's memory. Files do not, because their file system may lack O_DIRECT. While QEMU runs, libvirt gives the
+    device nodes to QEMU's user, or to the `owner`."""
     return [
         _disk(block, serial, number, owner)
         for block, serial, number in zip(blocks, guest_view_serials(blocks), numbers, strict=True)
@@ -132,7 +132,7 @@ def disks(blocks: Sequence[BlockDevice], numbers: Sequence[int], owner: QemuIds 
 
 
 def files_in(definition: str) -> list[tuple[str, str, bool]]:
-    """Of those that come to QEMU as descriptors: the name that libvirt has for each, its path, and whether it is only read."""
+    """The files that QEMU gets as descriptors: libvirt's name for each, its path, and whether it is read-only."""
     disks = etree.fromstring(definition.encode()).iterfind("devices/disk")
     found = [(disk.find("source[@fdgroup]"), disk.find("readonly") is not None) for disk in disks]
     return [
@@ -163,7 +163,7 @@ def _disk(block: BlockDevice, serial: str, index: int, owner: QemuIds | None) ->
 
 
 def _source_of_disk(block: BlockDevice, index: int, owner: QemuIds | None) -> etree._Element:
-    """A file stays whose it is, in a directory that QEMU cannot reach."""
+    """A file keeps its owner, and stays in a directory that QEMU cannot reach."""
     if not block.is_file:
         source = etree.Element("source", dev=absolute_path(block.host_path, "block device"))
         if owner is not None and owner.is_its_own:
@@ -192,6 +192,6 @@ def _address(address: PciAddress) -> etree._Element:
 
 
 def _mac(path: str) -> str:
-    """For a vDPA device that has none of its own; the same at each start."""
+    """For a vDPA device that has no MAC of its own; the same at each start."""
     digest = hashlib.sha256(path.encode(errors="surrogateescape")).digest()
     return ":".join(f"{byte:02x}" for byte in (0x52, 0x54, 0x00, *digest[:3]))

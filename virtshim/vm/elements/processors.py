@@ -1,6 +1,6 @@
-"""A guest's NUMA nodes, and where their vCPUs and memory are on the host. Pure.
+"""CPUs, the clock, NUMA nodes, and the limits of VMs whose cgroups libvirt manages. Pure.
 
-QEMU binds the memory of each itself, and libvirt pins the threads of vCPUs: neither needs a cgroup of libvirt's.
+NUMA needs no cgroup of libvirt's: QEMU binds each node's memory itself, and libvirt pins the vCPUs' threads.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from virtshim.model.hardware import Clock, Topology
 from virtshim.model.vm import CpuDetails, CpuModel, NumaCell
 from virtshim.vm.elements.text import printable
 
-# Number and model of the CPUs, the clock, and cgroup settings of a VM where libvirt manages its cgroup. Pure.
-
-# More need an IOMMU with interrupt remapping on q35.
+# On q35, more need an IOMMU with interrupt remapping.
 MAX_VCPUS = 255
 
-# Bounds that libvirt puts on `<quota>` and `<period>`.
+# libvirt's bounds for `<quota>` and `<period>`.
 _SMALLEST_QUOTA = 1000
 _PERIODS = (1000, 1_000_000)
 _DEFAULT_PERIOD = 100_000
@@ -31,7 +29,7 @@ _UNLIMITED = (2**63 - 1) >> 10
 
 
 class DomainType(enum.Enum):
-    """Who runs the guest's instructions: KVM, QEMU's translator (TCG), or nobody (libvirt's test driver)."""
+    """What runs the guest's instructions: KVM, QEMU's translator (TCG), or nothing (libvirt's test driver)."""
 
     KVM = "kvm"
     QEMU = "qemu"
@@ -39,13 +37,13 @@ class DomainType(enum.Enum):
 
     @property
     def has_guest(self) -> bool:
-        """Whether something runs that could give memory back."""
+        """Whether a guest runs that could give memory back."""
         return self is not DomainType.TEST
 
 
 class Cgroups(enum.Enum):
-    """Which cgroups libvirt manages for a VM. OFF: none (`cgroup_controllers = [ ]`): then it refuses all
-    tuning, and the pod's own cgroup holds the limits."""
+    """Which cgroups libvirt manages for a VM. OFF: none (`cgroup_controllers = [ ]`). libvirt then refuses all tuning, and
+    the pod's own cgroup has the limits."""
 
     OFF = "off"
     V1 = "v1"
@@ -53,8 +51,8 @@ class Cgroups(enum.Enum):
 
 
 def vcpus(count: int, most: int, cpuset: str, cgroups: Cgroups) -> etree._Element:
-    """`count` from the start, `most` later. `cpuset` pins them where libvirt manages cgroups; elsewhere the VM's own
-    cgroup does."""
+    """`count` at the start, up to `most` later. `cpuset` pins them if libvirt manages the cgroup; otherwise the VM's own cgroup
+    does."""
     if not 1 <= count <= most <= MAX_VCPUS:
         raise InvalidRequest(f"{count} vCPUs of {most}: must be 1 to {MAX_VCPUS}")
     element = etree.Element("vcpu", placement="static")
@@ -67,9 +65,8 @@ def vcpus(count: int, most: int, cpuset: str, cgroups: Cgroups) -> etree._Elemen
 
 
 def cpu_model(wanted: CpuModel, details: CpuDetails, domain_type: DomainType, topology: Topology) -> etree._Element:
-    """By default a guest gets all the node
-    has: the host's own CPU under KVM, everything that QEMU can translate without it (distributions refuse to
-    run on QEMU's plain qemu64)."""
+    """By default a guest gets every feature of the node: the host's CPU under KVM, otherwise everything that QEMU can translate
+    (distributions refuse to run on QEMU's plain qemu64)."""
     if wanted is CpuModel.HOST_PASSTHROUGH and domain_type is DomainType.QEMU:
         raise InvalidRequest(
             "CPU model host-passthrough needs KVM, and this node runs VMs without it: choose host-model or none"
@@ -94,7 +91,7 @@ def cpu_model(wanted: CpuModel, details: CpuDetails, domain_type: DomainType, to
 
 
 def guest_clock(counts_in: Clock, *, hyperv: bool) -> etree._Element:
-    """With the timers that do not cost the host anything while the guest idles; Hyper-V's is one of its enlightenments."""
+    """Leaves out the timers that cost the host time while the guest idles. Hyper-V's timer is one of its enlightenments."""
     element = etree.Element("clock", offset=counts_in.value)
     etree.SubElement(element, "timer", name="rtc", tickpolicy="catchup")
     etree.SubElement(element, "timer", name="pit", tickpolicy="delay")
@@ -105,7 +102,7 @@ def guest_clock(counts_in: Clock, *, hyperv: bool) -> etree._Element:
 
 
 def cpu_tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
-    """`<cputune>`; None if there is nothing to set. They hold for the whole VM, QEMU's own threads included."""
+    """`<cputune>`; None if there is nothing to set. The limits are for the whole VM, including QEMU's own threads."""
     if cgroups is Cgroups.OFF:
         return None
     element = etree.Element("cputune")
@@ -119,12 +116,11 @@ _CPU_ELEMENTS = {"cpu_shares": "shares", "global_period": "global_period", "glob
 
 
 def live_cpu(limits: CgroupLimits, cgroups: Cgroups) -> dict[str, int]:
-    """libvirt's scheduler parameters; quota -1 takes a limit away."""
+    """libvirt's scheduler parameters; quota -1 removes a limit."""
     found = {}
     if limits.cpu_shares > 0:
         shares = min(max(limits.cpu_shares, 2), 262_144)
-        # libvirt writes the number into cpu.weight as it is; kubelet's own conversion keeps us in step with
-        # other pods.
+        # libvirt writes the number unchanged into cpu.weight. kubelet converts it this way, so VMs weigh as other pods do.
         found["cpu_shares"] = shares if cgroups is Cgroups.V1 else 1 + (shares - 2) * 9999 // 262_142
     if limits.cpu_quota > 0:
         found["global_period"] = min(max(limits.cpu_period or _DEFAULT_PERIOD, _PERIODS[0]), _PERIODS[1])
@@ -133,7 +129,7 @@ def live_cpu(limits: CgroupLimits, cgroups: Cgroups) -> dict[str, int]:
 
 
 def memory_tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
-    """`<memtune>`; None if there is nothing to say."""
+    """`<memtune>`; None if there is nothing to set."""
     if cgroups is Cgroups.OFF:
         return None
     element = etree.Element("memtune")
@@ -144,8 +140,8 @@ def memory_tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | No
 
 
 def live_memory(limits: CgroupLimits, cgroups: Cgroups) -> dict[str, int]:
-    """libvirt's memory parameters, KiB. InvalidRequest for `unified` files that it has no name for. A VM is one process, so
-    `memory.oom.group` changes nothing."""
+    """libvirt's memory parameters, in KiB. InvalidRequest for `unified` files that have no such parameter. `memory.oom.group` is
+    ignored, because a VM is one process."""
     found = {"hard_limit": limits.memory >> 10 if limits.memory else _UNLIMITED}
     swap = limits.swap
     for key, value in limits.unified.items():
@@ -154,7 +150,7 @@ def live_memory(limits: CgroupLimits, cgroups: Cgroups) -> dict[str, int]:
         elif key == "memory.swap.max" and cgroups is Cgroups.V2:
             swap = None if value == "max" else int(value)
         elif key in ("memory.min", "memory.low") and value == "0":
-            continue  # no request, as kubelet's memory QoS says it
+            continue  # kubelet's memory QoS writes this for a pod without a request
         elif key != "memory.oom.group":
             raise InvalidRequest(
                 f"unified[{key}] cannot be set below systemd's slices; set cgroup_controllers = [ ] in libvirt's qemu.conf, or "
@@ -166,7 +162,7 @@ def live_memory(limits: CgroupLimits, cgroups: Cgroups) -> dict[str, int]:
 
 
 def numa_tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
-    """`<numatune>`; None if there is nothing to say."""
+    """`<numatune>`; None if there is nothing to set."""
     if cgroups is Cgroups.OFF or not limits.cpuset_mems:
         return None
     element = etree.Element("numatune")
@@ -175,7 +171,7 @@ def numa_tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None
 
 
 def cgroup_partition(cgroup_parent: str, cgroups: Cgroups) -> etree._Element | None:
-    """`<resource>`: the pod's slice; None for libvirt's own choice."""
+    """`<resource>` with the pod's slice; None for libvirt's own choice."""
     if cgroups is Cgroups.OFF or not (path := libvirt_partition(cgroup_parent)):
         return None
     element = etree.Element("resource")
@@ -195,7 +191,7 @@ def numa_cells(wanted: Sequence[NumaCell], *, shared: bool) -> etree._Element:
 
 
 def with_vcpu_pins(tuning: etree._Element | None, wanted: Sequence[NumaCell]) -> etree._Element | None:
-    """`<cputune>` with a pin for each vCPU: to the CPUs of its cell, among which the host's scheduler may choose."""
+    """`<cputune>` that pins each vCPU to the CPUs of its cell."""
     if not wanted:
         return tuning
     element = etree.Element("cputune") if tuning is None else tuning
@@ -206,8 +202,8 @@ def with_vcpu_pins(tuning: etree._Element | None, wanted: Sequence[NumaCell]) ->
 
 
 def with_memory_nodes(tuning: etree._Element | None, wanted: Sequence[NumaCell]) -> etree._Element | None:
-    """`<numatune>` with the host's node of each cell, where its memory is as long as there is some. Nobody has made sure that
-    each has as much to give: kubelet's memory manager counts what all nodes of a pod have together."""
+    """`<numatune>` that prefers a host node for each cell's memory. It cannot require one: kubelet's memory manager only
+    guarantees the sum over all nodes of a pod."""
     if not wanted:
         return tuning
     element = etree.Element("numatune") if tuning is None else tuning
@@ -217,7 +213,7 @@ def with_memory_nodes(tuning: etree._Element | None, wanted: Sequence[NumaCell])
 
 
 def listed(numbers: Collection[int]) -> str:
-    """0-3,7, as libvirt and the kernel write sets."""
+    """Writes a set as libvirt and the kernel do: 0-3,7."""
     words: list[str] = []
     start = last = -2
     for number in (*sorted(numbers), -2):

@@ -2,13 +2,13 @@
 
 | slots | what |
 |---|---|
-| 0x01 to 0x06 | root ports, eight a slot: those of the host's devices, behind them libvirt's for all that is not here |
-| 0x07 | what each VM has beside disks, a function each |
+| 0x01 to 0x06 | root ports, eight a slot: first those of the host's devices, then libvirt's for everything else |
+| 0x07 | the devices that each VM has beside disks, a function each |
 | 0x08 to 0x0f | disks, eight a slot |
 | 0x10 to 0x1b | the NICs, which vmwrapper adds |
 
-A root port is a bridge that firmware and kernel walk before they find what is behind it, and of use only to what may be plugged
-in or out. So what a VM keeps for its life is on the root bus itself.
+Firmware and kernel must scan each root port, and only devices that may be plugged need one. So devices that a VM keeps for its
+whole life are on the root bus itself.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ _OWN_SLOT = 0x07
 _FIRST_DISK_SLOT = 0x08
 _LAST_DISK_SLOT = 0x0F
 
-# Disks that there is room for.
 DISKS = (_LAST_DISK_SLOT - _FIRST_DISK_SLOT + 1) * _FUNCTIONS_A_SLOT
 
 
 class Own(enum.IntEnum):
-    """Functions of the slot of what each VM has. A slot without its first function has none, so that one is always there."""
+    """Functions of slot 0x07. The first one is always there, because guests ignore a slot that lacks its first function."""
 
     SERIAL = 0
     BALLOON = 1
@@ -41,18 +40,18 @@ class Own(enum.IntEnum):
 
 
 def own(device: Own) -> etree._Element:
-    """The `<address>` of that device."""
+    """The device's `<address>`."""
     return _address(_OWN_SLOT, device.value)
 
 
 def disk(index: int) -> etree._Element:
-    """The `<address>` of a virtio disk by its number, less than DISKS."""
+    """The `<address>` of the virtio disk with this number, which is less than DISKS."""
     slot, function = divmod(index, _FUNCTIONS_A_SLOT)
     return _address(_FIRST_DISK_SLOT + slot, function)
 
 
 def headless(numbers: Sequence[int]) -> Sequence[int]:
-    """The slots that have some of these disks, and not the one that is their first function."""
+    """The slots that have some of these disks, but not the one at their first function."""
     slots = {number // _FUNCTIONS_A_SLOT for number in numbers}
     return [_FIRST_DISK_SLOT + slot for slot in sorted(slots) if slot * _FUNCTIONS_A_SLOT not in numbers]
 

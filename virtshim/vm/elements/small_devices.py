@@ -1,7 +1,4 @@
-"""A video card, and QEMU's VNC server that shows what is on it. Pure.
-
-The server listens on a Unix socket alone and asks for no password: who may open the socket is what protects it.
-"""
+"""Small devices: console, agent and exec ports, TPM, watchdog, balloon, virtiofs, screen; UEFI and the kernel. Pure."""
 
 from __future__ import annotations
 
@@ -16,20 +13,19 @@ from virtshim.vm.elements import root_bus
 from virtshim.vm.elements.text import absolute_path, printable, socket_path
 from virtshim.volumes.shares import TAG
 
-# UEFI and the TPM. Pure.
+# UEFI and the TPM.
 #
-# libvirt chooses the firmware's files by what their packages say of them (QEMU's firmware descriptors), unless the
-# variables are older than the VM, and makes a VM's file of variables from the one that belongs to them. It runs
-# swtpm, one a VM, as its own user for that, which is no VM's.
+# libvirt chooses the firmware's files by QEMU's firmware descriptors, unless the variables are older than the VM. It
+# makes the VM's file of variables from the firmware's template. It runs one swtpm per VM, as a user that no VM has.
 
 
 def new_os_element(kind: Firmware, files: FirmwareFiles | None) -> etree._Element:
-    """`<os>`, empty."""
+    """An `<os>` without children."""
     return etree.Element("os", firmware="efi") if kind.is_uefi and files is None else etree.Element("os")
 
 
 def add_uefi(os_element: etree._Element, kind: Firmware, files: FirmwareFiles | None, nvram: str) -> None:
-    """Which UEFI, and where its variables are; nothing of a BIOS."""
+    """Adds the UEFI and the path of its variables; nothing for a BIOS."""
     if not kind.is_uefi:
         return
     secure = "yes" if kind is Firmware.SECURE else "no"
@@ -48,7 +44,7 @@ def add_uefi(os_element: etree._Element, kind: Firmware, files: FirmwareFiles | 
 
 
 def add_kernel(os_element: etree._Element, kernel: str, initrd: str, arguments: str) -> None:
-    """In place of a boot loader; nothing for ""."""
+    """Adds the kernel that boots instead of a boot loader; nothing for ""."""
     if not kernel:
         return
     etree.SubElement(os_element, "kernel").text = absolute_path(kernel, "file of the kernel")
@@ -59,7 +55,7 @@ def add_kernel(os_element: etree._Element, kernel: str, initrd: str, arguments: 
 
 
 def tpm_device(*, keeps: bool) -> etree._Element:
-    """`keeps`: what it remembers stays when the definition goes."""
+    """`keeps`: its state stays when the VM is undefined."""
     element = etree.Element("tpm", model="tpm-crb")
     backend = etree.SubElement(element, "backend", type="emulator", version="2.0")
     if keeps:
@@ -67,9 +63,9 @@ def tpm_device(*, keeps: bool) -> etree._Element:
     return element
 
 
-# What some guests want beside the rest: a watchdog, a pointer for screens, Hyper-V's enlightenments. Pure.
+# Options of some guests: a watchdog, a tablet for screens, Hyper-V's enlightenments.
 
-# As Microsoft recommends it for guests of other hypervisors; the times of a spin before it tells the host.
+# The enlightenments and the spinlock retries are those that Microsoft recommends to other hypervisors.
 _ENLIGHTENMENTS = ("relaxed", "vapic", "vpindex", "runtime", "synic", "stimer", "frequencies")
 _SPINS = 8191
 
@@ -93,13 +89,13 @@ def hyperv_features() -> etree._Element:
     return element
 
 
-# The small devices every VM gets. Pure.
+# Devices of every VM.
 
 BALLOON_STATS_SECONDS = 10
 
 
 def entropy_device() -> etree._Element:
-    """virtio-rng fed from /dev/urandom: first boots do not wait for entropy."""
+    """virtio-rng, fed from /dev/urandom, so that first boots do not wait for entropy."""
     element = etree.Element("rng", model="virtio")
     etree.SubElement(element, "backend", model="random").text = "/dev/urandom"
     element.append(root_bus.own(root_bus.Own.ENTROPY))
@@ -107,9 +103,9 @@ def entropy_device() -> etree._Element:
 
 
 def memory_balloon(*, holds_back: bool, pinned: bool) -> etree._Element:
-    """Gives memory readings, and hands pages the guest has freed back to the host. One that `holds_back` memory for later
-    must not let go of it by itself: the VM's cgroup has no room for it. Of `pinned` memory nothing can be handed back: a
-    device still writes to what it was told of."""
+    """Reads the guest's memory use, and returns freed pages to the host. A balloon that `holds_back` memory for a later resize
+    must not deflate by itself, because the VM's cgroup has no room. `pinned` memory cannot be returned, because a device may
+    still write to it."""
     deflates = "off" if holds_back or pinned else "on"
     reports = "off" if pinned else "on"
     element = etree.Element("memballoon", model="virtio", autodeflate=deflates, freePageReporting=reports)
@@ -119,41 +115,40 @@ def memory_balloon(*, holds_back: bool, pinned: bool) -> etree._Element:
 
 
 def panic_device() -> etree._Element:
-    """pvpanic: a guest kernel tells of its panic instead of spinning or booting again."""
+    """pvpanic: a guest's kernel reports its panic."""
     return etree.Element("panic", model="isa")
 
 
 def no_usb_controller() -> etree._Element:
-    """q35 gets a USB controller unless told otherwise; nothing here is on USB."""
+    """Without this element libvirt adds a USB controller to q35."""
     return etree.Element("controller", type="usb", index="0", model="none")
 
 
 def virtio_serial_controller() -> etree._Element:
-    """With room for what is plugged in later: libvirt cannot plug in another of these. Port 0 stays free, as a console's by
-    convention, and one is the guest agent's."""
+    """Has room for ports that are plugged in later, because libvirt cannot plug in a second controller. Port 0 stays free: by
+    convention it is a console's. Port 1 is the guest agent's."""
     element = etree.Element("controller", type="virtio-serial", index="0", ports=str(MAX_EXEC_PORTS + 2))
     element.append(root_bus.own(root_bus.Own.SERIAL))
     return element
 
 
-# The serial console, the guest-agent channel and the ports for commands in the guest. Pure.
+# The serial console, the guest agent's port and the ports for commands in the guest.
 #
-# libvirt binds both sockets itself and hands QEMU the descriptors (the same for the log), so the directories need not
-# be open to the QEMU user.
+# libvirt binds the sockets and opens the log itself, and passes QEMU the descriptors. So QEMU's user needs no access to
+# the directories.
 #
-# libvirt treats a channel *it* knows as `org.qemu.guest_agent.0` as its own: it connects to the socket as soon as the
-# guest opens the port, and QEMU serves one client. So libvirt knows ours by another name, and only the guest sees the
-# agent's.
+# If a channel has the name `org.qemu.guest_agent.0`, libvirt connects to its socket as soon as the guest opens the port,
+# and QEMU serves only one client. So the definition has another name, and only the guest sees the agent's.
 
 AGENT_ALIAS = "ua-agent"
 AGENT_PORT = "org.qemu.guest_agent.0"
 _HOST_NAME = "virtshim.agent"
-# Of the controller's ports; 0 is a console's by convention.
+# The agent's port on the controller.
 _AGENT_NUMBER = 1
 
 
 def serial_console(socket: str, log: str) -> etree._Element:
-    """QEMU listens on `socket` and appends every byte to `log`, whether or not anyone is connected."""
+    """QEMU listens on `socket`, and appends every byte to `log` even if nobody is connected."""
     element = etree.Element("serial", type="unix")
     etree.SubElement(element, "source", mode="bind", path=socket_path(socket, "console socket"))
     etree.SubElement(element, "log", file=absolute_path(log, "console log"), append="on")
@@ -171,7 +166,6 @@ def guest_agent_port(socket: str) -> etree._Element:
 
 
 def exec_port_elements(sockets: Sequence[str]) -> Sequence[etree._Element]:
-    """One virtio-serial port for each socket, named by its number."""
     return [exec_port_element(number, socket) for number, socket in enumerate(sockets)]
 
 
@@ -184,15 +178,15 @@ def exec_port_element(number: int, socket: str) -> etree._Element:
 
 
 def _address(port: int) -> etree._Element:
-    """Fixed, for the scripts in the guest: without udev they find a port by its number, which is in its device's name."""
+    """A fixed number: without udev, scripts in the guest find a port by the number in its device's name."""
     return etree.Element("address", type="virtio-serial", controller="0", bus="0", port=str(port))
 
 
-# The device by which a guest has its pod's volumes. Pure.
+# The pod's volumes.
 
 
 def virtiofs_device(socket: str) -> etree._Element:
-    """All volumes on one: libvirt is told where who serves them listens, and starts nobody itself."""
+    """One device for all volumes. libvirt gets the socket of a running virtiofsd, and starts none itself."""
     element = etree.Element("filesystem", type="mount")
     etree.SubElement(element, "driver", type="virtiofs")
     etree.SubElement(element, "source", socket=absolute_path(socket, "socket of the volumes"))
@@ -201,7 +195,9 @@ def virtiofs_device(socket: str) -> etree._Element:
     return element
 
 
-# Of VGA, which firmware and every guest's kernel can draw on without a driver of their own.
+# The screen. The VNC server listens only on a Unix socket and asks for no password: access to the socket protects it.
+
+# For VGA, which firmware and every guest's kernel can use without a special driver.
 _VIDEO_KIB = 16 << 10
 
 

@@ -1,8 +1,8 @@
-"""Who a VM's QEMU is on the node, in its definition. Pure.
+"""Text that domain XML may contain, and the security labels that say which user QEMU runs as. Pure.
 
-A label of libvirt's DAC driver: QEMU runs as that user, and what libvirt gives the VM (its directories, device nodes, huge pages)
-is that user's while the VM runs. The user has no name, so its only group is the label's: the one that all QEMUs have, which
-/dev/kvm and tapmanager's socket belong to. No other driver is named: those label the VM by themselves.
+The label is for libvirt's DAC driver. QEMU runs as that user, and while the VM runs, that user owns what libvirt gives the
+VM: its directories, device nodes and huge pages. The user has no name, so its only group is the label's. All QEMUs share
+that group, which /dev/kvm and tapmanager's socket belong to. Other security drivers label the VM by themselves.
 """
 
 from __future__ import annotations
@@ -15,17 +15,14 @@ from virtshim.model.errors import InvalidRequest
 from virtshim.model.layout import LONGEST_SOCKET_PATH
 from virtshim.vm.file_owner import QemuIds
 
-# What may go into domain XML as text or attribute value. Pure. Refusals name the field and the remedy.
-
-# XML 1.0 "Char", less the line breaks: libvirt refuses them in titles, and they have no business in a name or
-# path.
+# XML 1.0 "Char", without line breaks: libvirt refuses them in titles, and names and paths need none.
 _NOT_ALLOWED = re.compile("[^\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 _SERIAL = re.compile(r"[A-Za-z0-9_.+ -]*")
 
 
 def printable(value: str, what: str) -> str:
-    """`value`, if XML can carry it and it is one line."""
+    """Returns `value`, if it is one line that XML can carry."""
     if found := _NOT_ALLOWED.search(value):
         raise InvalidRequest(
             f"{what} {value[:80]!r} contains U+{ord(found.group()):04X}, which is not allowed in a VM definition:"
@@ -35,7 +32,7 @@ def printable(value: str, what: str) -> str:
 
 
 def domain_name(value: str) -> str:
-    """A name that libvirt, file names made from it and a shell's user can all live with."""
+    """Returns `value`, if it suits libvirt, file names and shells."""
     if not _NAME.fullmatch(value):
         raise InvalidRequest(
             f"not a VM name: {value[:80]!r} (1 to 200 of A-Z a-z 0-9 . _ + -, starting with a letter or a digit)"
@@ -75,21 +72,21 @@ def vm_security_label(qemu: QemuIds) -> etree._Element:
 
 
 def device_security_label(qemu: QemuIds) -> etree._Element:
-    """For one whose node lets its group in: that group is nobody's."""
+    """For device nodes, which give their group access: the label's group has no members."""
     element = etree.Element("seclabel", model="dac", relabel="yes")
     etree.SubElement(element, "label").text = f"+{qemu.uid}:+{qemu.uid}"
     return element
 
 
 def security_models_in(capabilities: str) -> list[str]:
-    """What libvirt labels VMs for by itself (sVirt): of `apparmor` and `selinux` those in its capabilities. A definition that
-    says nothing of one gets a label of it."""
+    """Which of `apparmor` and `selinux` libvirt's capabilities list. libvirt adds their labels to definitions by itself
+    (sVirt)."""
     models = [element.text for element in etree.fromstring(capabilities.encode()).iterfind("host/secmodel/model")]
     return [model for model in models if model in ("apparmor", "selinux")]
 
 
 def vm_uid_in(definition: str) -> int:
-    """The VM's own user; 0 if it has none, or that cannot be read."""
+    """The VM's own user; 0 if it has none, or if the definition cannot be read."""
     label = etree.fromstring(definition.encode()).findtext("seclabel[@type='static'][@model='dac']/label", "")
     uid = label.partition(":")[0].removeprefix("+")
     return int(uid) if uid.isdecimal() else 0

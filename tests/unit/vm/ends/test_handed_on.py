@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from virtshim.model.ids import ContainerId
-from virtshim.vm.ends import handed_on_is_there
+from virtshim.vm.ends import has_reusable_parts
 
 OWN = ContainerId("a" * 64)
 ROOT = f"<disk type='file'><source file='/state/containers/{OWN}/root.qcow2'/></disk>"
@@ -25,7 +25,7 @@ def definition(devices: str, system: str = "") -> str:
     ],
 )
 def test_what_goes_with_its_container_is_nobody_elses(devices: str) -> None:
-    assert not handed_on_is_there(definition(devices), OWN)
+    assert not has_reusable_parts(definition(devices), OWN)
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_what_goes_with_its_container_is_nobody_elses(devices: str) -> None:
     ],
 )
 def test_what_stays_may_be_the_next_vms(devices: str, system: str) -> None:
-    assert handed_on_is_there(definition(devices, system), OWN)
+    assert has_reusable_parts(definition(devices, system), OWN)
