@@ -1,7 +1,7 @@
 """One runtime behind the proxy: its connection, whether it answers, calls to it as bytes.
 
-gRPC connects again by itself, with back-off. What is added here: a runtime that cannot be reached, or that does not answer a call
-that others wait for, is down until it has answered a Version; until then calls to it fail at once.
+gRPC reconnects by itself, with back-off. In addition, a runtime is down if it cannot be reached, or does not answer a call whose
+answer is merged with others'. Calls to it then fail at once, until it has answered a Version.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from virtshim.proxy.measuring import OTHER, ProxyMeter, short, waiting
 from virtshim.proxy.routes import Runtime
 
 if TYPE_CHECKING:
-    # The stubs make these generic for the checker only.
+    # Generic only in the stubs.
     _UnaryUnary = aio.UnaryUnaryMultiCallable[bytes, bytes]
     _UnaryStream = aio.UnaryStreamMultiCallable[bytes, bytes]
     _StreamStream = aio.StreamStreamMultiCallable[bytes, bytes]
@@ -37,13 +37,13 @@ MESSAGE_BYTES: Final = 16 << 20
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
-    # A runtime's error message may be long, and comes as metadata.
+    # A runtime's error message arrives as metadata, and may be long.
     ("grpc.max_metadata_size", 64 << 10),
-    # A connection of its own: two runtimes never share one, whatever their sockets.
+    # Two runtimes never share a connection, even with the same socket.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # How long a connect may take: a stopped process has its socket's queue accept it, and says nothing.
+    # The time limit for connecting: the socket of a stopped process accepts connections, but nothing answers.
     ("grpc.min_reconnect_backoff_ms", 5000),
 )
 
@@ -51,7 +51,7 @@ _VERSION: Final = "/runtime.v1.RuntimeService/Version"
 _ASK: Final = pb.VersionRequest(version="0.1.0").SerializeToString()
 _ASK_LIMIT: Final = 5.0
 _ASK_INTERVAL: Final = 0.2
-# Of the time that the caller has.
+# The share of the caller's remaining time that a runtime gets.
 _SHARE: Final = 0.8
 
 
@@ -63,8 +63,8 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Told:
-    """The metadata of an answer that comes in pieces."""
+class StreamMetadata:
+    """The metadata of a streamed answer."""
 
     initial: Metadata = ()
     trailing: Metadata = ()
@@ -72,22 +72,22 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long an answer is waited for that others are merged with."""
+    """How long to wait for an answer that is merged with others'."""
 
     seconds: float
     is_full: bool = True
-    """Whoever takes longer is down; otherwise it was the caller who had no more time for it."""
+    """A runtime that takes longer is down; otherwise the caller's own time was over."""
 
     @classmethod
     def within(cls, seconds: float, remaining: float | None, *, is_full: bool = True) -> Patience:
-        """The caller is to have its answer before it gives up."""
+        """Leaves time to answer the caller before it gives up."""
         if remaining is None or remaining * _SHARE >= seconds:
             return cls(seconds, is_full)
         return cls(remaining * _SHARE, is_full=False)
 
 
 class CallFailed(Exception):
-    """What a runtime answered instead, or what is said in its place: passed on as it is."""
+    """An error of a runtime, or one on its behalf; passed on unchanged."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailing: Metadata = (), *, is_down: bool = False) -> None:
         super().__init__(details)
@@ -95,7 +95,7 @@ class CallFailed(Exception):
         self.details = details
         self.trailing = trailing
         self.is_down = is_down
-        """The runtime did not answer: it cannot be reached, or is silent."""
+        """The runtime cannot be reached, or does not answer."""
 
 
 class Backend:
@@ -134,7 +134,7 @@ class Backend:
         return Answer(body, _pairs(await call.initial_metadata()), _pairs(await call.trailing_metadata()))
 
     async def ask(self, method: str, request: bytes, patience: Patience, metadata: Metadata = ()) -> bytes:
-        """For calls whose answer others wait for: silence is being down. Raises CallFailed."""
+        """For calls whose answers are merged. A runtime that does not answer is down. Raises CallFailed."""
         try:
             return (await self.call(method, request, patience.seconds, metadata)).body
         except CallFailed as failed:
@@ -147,7 +147,7 @@ class Backend:
     async def read(
         self, method: str, request: bytes, remaining: float | None, metadata: Metadata = ()
     ) -> AsyncGenerator[bytes, None]:
-        """What it streams. Raises CallFailed."""
+        """Yields a streamed answer. Raises CallFailed."""
         self.refuse_if_down()
         ready: _UnaryStream = self._channel.unary_stream(method)
         with self._measured(method):
@@ -161,19 +161,24 @@ class Backend:
                 call.cancel()
 
     async def converse(
-        self, method: str, requests: AsyncIterator[bytes], remaining: float | None, metadata: Metadata, told: Told
+        self,
+        method: str,
+        requests: AsyncIterator[bytes],
+        remaining: float | None,
+        metadata: Metadata,
+        metadata_out: StreamMetadata,
     ) -> AsyncGenerator[bytes, None]:
-        """What it answers to a stream of requests, for methods of any shape: a single message is such a stream, too. `told` gets
-        its metadata. Raises CallFailed."""
+        """Yields the answers to a stream of requests. Suits every method, because a single message is a stream too.
+        `metadata_out` gets the answer's metadata. Raises CallFailed."""
         self.refuse_if_down()
         ready: _StreamStream = self._channel.stream_stream(method)
         with self._measured(OTHER):
             call = ready(requests, timeout=remaining, metadata=tuple(metadata))
             try:
-                told.initial = _pairs(await call.initial_metadata())
+                metadata_out.initial = _pairs(await call.initial_metadata())
                 async for message in call:
                     yield message
-                told.trailing = _pairs(await call.trailing_metadata())
+                metadata_out.trailing = _pairs(await call.trailing_metadata())
             except aio.AioRpcError as exc:
                 raise self._failed(exc) from None
             finally:
@@ -181,21 +186,21 @@ class Backend:
 
     @contextlib.contextmanager
     def _measured(self, method: str) -> Iterator[None]:
-        """The block is one call of it."""
+        """Measures the block as one call."""
         began, code = time.monotonic(), grpc.StatusCode.OK
         try:
             yield
         except CallFailed as failed:
             code = failed.code
             raise
-        except BaseException:  # given up by its caller
+        except BaseException:  # the caller has given up
             code = grpc.StatusCode.CANCELLED
             raise
         finally:
             self._meter.runtime_took(self.name, short(method), code.name, time.monotonic() - began)
 
     def silent(self, seconds: float) -> CallFailed:
-        """It has left a call unanswered for that long: it is down, and this is what is said of it."""
+        """Marks the runtime as down, because it left a call unanswered for that long. Returns the error to raise."""
         why = f"no answer within {seconds:.1f} s"
         self._mark_down(why)
         return self._unavailable(why)
@@ -213,7 +218,7 @@ class Backend:
             raise self._unavailable(self._why_down)
 
     def _failed(self, error: aio.AioRpcError) -> CallFailed:
-        """A runtime's own UNAVAILABLE is passed on as any other; that of a lost connection says who is lost."""
+        """Passes on a runtime's own UNAVAILABLE; for a lost connection, the error names the runtime."""
         details = error.details() or ""
         if error.code() is grpc.StatusCode.UNAVAILABLE and not self._is_connected():
             self._mark_down(details)
@@ -237,7 +242,7 @@ class Backend:
     async def _ask_until_back(self) -> None:
         version: _UnaryUnary = self._channel.unary_unary(_VERSION)
         while True:
-            # It may have gone while its answer to another call came.
+            # The runtime may have gone while it answered another call.
             await asyncio.sleep(_ASK_INTERVAL)
             with contextlib.suppress(aio.AioRpcError):
                 await version(_ASK, timeout=_ASK_LIMIT, wait_for_ready=True)
@@ -251,7 +256,7 @@ def _pairs(metadata: aio.Metadata | None) -> Metadata:
     return [(key, value) for key, value in metadata or ()]
 
 
-# One call that has come in, and all runtimes asked the same.
+# A call that has come in, and the same question to all runtimes.
 
 Outcome = bytes | CallFailed
 
@@ -266,8 +271,8 @@ class Asked:
 
 
 async def ask_all(backends: Sequence[Backend], asked: Asked, seconds: float, *, is_full: bool = True) -> list[Outcome]:
-    """The answers in the order of `backends`; none takes longer than `seconds`, or than its caller has time. `is_full`: whoever
-    takes as long as that is down."""
+    """The answers in the order of `backends`. None takes longer than `seconds` or the caller's time. `is_full`: a runtime
+    that takes `seconds` is down."""
     patience = Patience.within(seconds, asked.remaining, is_full=is_full)
     return await asyncio.gather(*(_ask(backend, asked, patience) for backend in backends))
 

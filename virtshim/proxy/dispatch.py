@@ -1,4 +1,4 @@
-"""Which rule a method goes by. Answers and errors are passed on as they are."""
+"""Chooses the rule for each method. Answers and errors are passed on unchanged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Final
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.proxy.backend import Answer, Asked, Backend, CallFailed, Told
+from virtshim.proxy.backend import Answer, Asked, Backend, CallFailed, StreamMetadata
 from virtshim.proxy.images import Images
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import Lists
@@ -39,9 +39,9 @@ from virtshim.proxy.wire import (
 
 _ANNOTATIONS: Final = methods_field(pb.PodSandboxConfig, "annotations")
 _SANDBOX: Final = methods_field(pb.CreateContainerRequest, "sandbox_config")
-# The id of what was made, in RunPodSandboxResponse, RestorePodResponse and CreateContainerResponse.
+# The field of the new id in RunPodSandboxResponse, RestorePodResponse and CreateContainerResponse.
 _MADE: Final = 1
-# An id of a pod or container as runtimes make them. In a method that nobody knows, this many texts may look like one.
+# The length of runtimes' ids of pods and containers, and the number of ids to try in a request of an unknown method.
 _ID_LENGTH: Final = 64
 _HEX: Final = frozenset("0123456789abcdef")
 _CANDIDATES: Final = 4
@@ -97,18 +97,20 @@ class Dispatch:
         """A stream of answers. Raises CallFailed, ShimError."""
         return self._streams.pieces(asked) if method.shape is Shape.LIST_STREAM else self._streams.events(asked)
 
-    async def unknown(self, asked: Asked, requests: AsyncIterator[bytes], told: Told) -> AsyncGenerator[bytes, None]:
-        """A method of a CRI to come, or of another service: of the runtime whose id it carries, else of the primary. `asked` has
-        its first message, `requests` all of them. Raises CallFailed, ShimError."""
+    async def unknown(
+        self, asked: Asked, requests: AsyncIterator[bytes], metadata_out: StreamMetadata
+    ) -> AsyncGenerator[bytes, None]:
+        """A method of a later CRI or of another service. It goes to the runtime that owns an id in it, otherwise to the primary.
+        `asked` has the first message, `requests` all of them. Raises CallFailed, ShimError."""
         owner = await self._owner_of_any(texts(asked.request), asked.remaining) or self._primary
-        async for answer in owner.converse(asked.method, requests, asked.remaining, asked.metadata, told):
+        async for answer in owner.converse(asked.method, requests, asked.remaining, asked.metadata, metadata_out):
             yield answer
 
     async def _by_id(self, method: Method, asked: Asked) -> Answer:
         id_ = text(asked.request, method.id_field)
         found = await self._owners.owner(id_, method.id, asked.remaining)
         if found and method.path == METHODS_CREATE_CONTAINER:
-            # Also if it fails, for an image that only another runtime has: kubelet asks for the image again, and pulls it here.
+            # Also if the call failed because only another runtime has the image: kubelet then pulls the image here.
             self._images.remember_pod(message(asked.request, _SANDBOX), found)
         owner = found or self._primary
         if method.path == METHODS_CONTAINER_STATUS:
@@ -121,15 +123,15 @@ class Dispatch:
         return answer
 
     async def _container_status(self, owner: Backend, id_: str, asked: Asked) -> Answer:
-        """The last one of a runtime that is down: without it kubelet collects no images on the whole node, also none of the
-        runtimes that are there."""
+        """Gives the last known status if the runtime is down. Without it kubelet would remove no unused images on the whole node,
+        not even those of other runtimes."""
         try:
             answer = await _pass_on(owner, asked)
         except CallFailed as failed:
-            told = self._last_known.status(owner.name, id_) if failed.is_down else None
-            if told is None:
+            last = self._last_known.status(owner.name, id_) if failed.is_down else None
+            if last is None:
                 raise
-            return Answer(told)
+            return Answer(last)
         self._last_known.keep_status(owner.name, answer.body)
         return answer
 
@@ -137,7 +139,7 @@ class Dispatch:
         config = message(asked.request, method.config_field)
         handler = text(asked.request, method.handler_field)
         owner = self._by_runtime[self._routes.for_pod(handler, text_map(config, _ANNOTATIONS))]
-        # Before the pod is there: its images may be pulled by a call that is quicker than this one's end.
+        # Before the pod exists, because kubelet may pull its images before this call ends.
         self._images.remember_pod(config, owner)
         answer = await _pass_on(owner, asked)
         self._made(answer, owner)
@@ -148,7 +150,7 @@ class Dispatch:
         self._refresh(owner)
 
     def _refresh(self, owner: Backend) -> None:
-        """It may go down before kubelet lists again."""
+        """Renews what is kept of the runtime, which may go down before kubelet's next list."""
         if owner.runtime.degraded:
             task = asyncio.create_task(self._lists.refresh(owner))
             self._refreshing.add(task)

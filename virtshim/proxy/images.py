@@ -1,7 +1,7 @@
-"""Image calls: to the runtime that the image's name, its pod or its handler says; else to whoever has the image.
+"""Image calls. They go to the runtime that the image's name, its pod or its handler names, otherwise to one that has the image.
 
-kubelet asks for an image's status with the pod's annotations and nothing else of the pod. One of them is kubelet's own: the time
-at which it first saw the pod, to the nanosecond. It stays when somebody edits the pod, and the pod's sandbox has it, too.
+When kubelet asks for an image's status, it only passes the pod's annotations. One of them identifies the pod: the time at which
+kubelet first saw it, in nanoseconds. The pod's sandbox has it too, and edits of the pod do not change it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from virtshim.proxy.owners import Recent
 from virtshim.proxy.routes import Routes, Runtime
 from virtshim.proxy.wire import LIST_PODS, METHODS_IMAGE_STATUS, message, methods_field, text, text_map
 
-# In PullImageRequest, ImageStatusRequest and RemoveImageRequest alike; a test says so.
+# The same number in PullImageRequest, ImageStatusRequest and RemoveImageRequest; a test compares.
 _IMAGE: Final = methods_field(pb.PullImageRequest, "image")
 _NAME: Final = methods_field(pb.ImageSpec, "image")
 _IMAGE_ANNOTATIONS: Final = methods_field(pb.ImageSpec, "annotations")
@@ -32,10 +32,10 @@ _FILTER: Final = methods_field(pb.ListImagesRequest, "filter")
 _FILTER_IMAGE: Final = methods_field(pb.ImageFilter, "image")
 _FOUND: Final = methods_field(pb.ImageStatusResponse, "image")
 
-# Twice the pods whose runtime is remembered for their containers' images: each has two keys.
+# Keys of pods whose runtime is remembered for their images; each pod has two.
 _REMEMBERED: Final = 8192
 
-# Namespace, name and uid; or when kubelet first saw the pod.
+# Namespace, name and uid; or the time at which kubelet first saw the pod.
 PodKey = tuple[str, ...]
 
 
@@ -52,14 +52,14 @@ class Images:
         self._pods: Recent[PodKey, Backend] = Recent(_REMEMBERED)
 
     def remember_pod(self, sandbox_config: bytes, backend: Backend) -> None:
-        """From RunPodSandbox; and from CreateContainer, because a kubelet that was restarted has seen its pods anew."""
+        """Called by RunPodSandbox, and by CreateContainer, because a restarted kubelet gives its pods new times."""
         if any(names := _names(sandbox_config)):
             self._pods.put(names, backend)
         if seen := _seen(text_map(sandbox_config, _POD_ANNOTATIONS)):
             self._pods.put(seen, backend)
 
     async def pull(self, asked: Asked) -> Answer:
-        """To the runtime of the image's name, which must be that of its pod; else to the pod's. Raises CallFailed,
+        """Asks the runtime that the image's name says, which must be its pod's; otherwise the pod's. Raises CallFailed,
         InvalidRequest."""
         image, sandbox = message(asked.request, _IMAGE), message(asked.request, _SANDBOX)
         named = self._named(image)
@@ -71,8 +71,8 @@ class Images:
         return await backend.call(asked.method, asked.request, asked.remaining, asked.metadata)
 
     async def status(self, asked: Asked) -> Answer:
-        """Of the runtime that the image's name or its pod says, which must be the same; else of the first that has it, the
-        primary first. Raises CallFailed, InvalidRequest."""
+        """Asks the runtime of the image's name and its pod, which must be the same. Otherwise answers for the first runtime
+        that has the image, beginning with the primary. Raises CallFailed, InvalidRequest."""
         image = message(asked.request, _IMAGE)
         named, pods = self._named(image), await self._runtime_of_image(image, asked)
         if named and pods:
@@ -82,7 +82,7 @@ class Images:
         return Answer(next(iter((await self._having(asked)).values()), b""))
 
     async def remove(self, asked: Asked) -> Answer:
-        """From every runtime that has it, unless its name or handler says which. Raises CallFailed, InvalidRequest."""
+        """Removes the image from the runtime of its name or handler, otherwise from all. Raises CallFailed, InvalidRequest."""
         image = message(asked.request, _IMAGE)
         if named := self._named(image):
             owners = [self._by_runtime[named]]
@@ -97,7 +97,7 @@ class Images:
         return answer
 
     async def list(self, asked: Asked) -> Answer:
-        """Of one runtime if the filter's image says which. Raises CallFailed, InvalidRequest."""
+        """Lists the images of one runtime if the filter's image names it, otherwise of all. Raises CallFailed, InvalidRequest."""
         named = self._named(message(message(asked.request, _FILTER), _FILTER_IMAGE))
         if named:
             return await self._by_runtime[named].call(asked.method, asked.request, asked.remaining, asked.metadata)
@@ -107,7 +107,7 @@ class Images:
         return self._routes.for_image(text(image, _NAME), text(image, _HANDLER), text_map(image, _IMAGE_ANNOTATIONS))
 
     async def _having(self, asked: Asked, *, all_must_answer: bool = False) -> dict[Backend, bytes]:
-        """Who has the image, and what each says of it. A runtime that does not answer may have it."""
+        """The runtimes that have the image, with their answers. A runtime that does not answer may have it."""
         outcomes = await ask_all(self._backends, asked, self._patience)
         found: dict[Backend, bytes] = {}
         failures: list[CallFailed] = []
@@ -116,7 +116,7 @@ class Images:
             if isinstance(outcome, bytes):
                 if message(outcome, _FOUND):
                     found[backend] = outcome
-            # Names are refused that only another runtime takes for one.
+            # A runtime may refuse a name that only another one accepts.
             elif backend.runtime.degraded if outcome.is_down else some_answered:
                 continue
             else:
@@ -126,15 +126,15 @@ class Images:
         return found
 
     async def _runtime_of_image(self, image: bytes, asked: Asked) -> Runtime | None:
-        """Of the pod that kubelet wants the image for. None if that is not known: images of the runtimes that are there are still
-        told while another is down."""
+        """The runtime of the image's pod. None if it is not known, so that images are still found while another runtime is
+        down."""
         seen = _seen(text_map(image, _IMAGE_ANNOTATIONS))
         with contextlib.suppress(CallFailed):
             return await self._runtime_of(seen, asked) if seen else None
         return None
 
     async def _runtime_of(self, key: PodKey, asked: Asked) -> Runtime | None:
-        """Of a pod that has been started; after a start of the proxy its runtime is asked for. None if it is nobody's."""
+        """The runtime of a started pod. After a restart of the proxy, asks all runtimes. None if none has the pod."""
         if backend := self._pods.get(key):
             return backend.runtime
         question = Asked(LIST_PODS, b"", asked.remaining)
@@ -161,7 +161,7 @@ def _names(sandbox_config: bytes) -> PodKey:
 
 
 def _seen(annotations: Mapping[str, str]) -> PodKey:
-    """() if kubelet did not see it."""
+    """() for a pod that is not kubelet's."""
     seen = annotations.get(_SEEN)
     return (seen,) if seen else ()
 

@@ -1,8 +1,8 @@
-"""The pods and containers that a runtime listed last, and its containers' last statuses, for while it is down. On disk too, for a
-proxy that is started anew meanwhile.
+"""Keeps the last lists of a runtime's pods and containers, and the containers' last statuses, for the time that the runtime
+is down. They are on disk too, for a proxy that restarts meanwhile.
 
-States stay as they were: VMs and containers run on without their runtime. For a container whose state is unknown kubelet starts
-another one, and kills the first; a kubelet that starts takes its devices away.
+The states stay unchanged, because VMs and containers keep running without their runtime. For a container with an unknown state,
+kubelet would start another one and kill the first, and a restarting kubelet would take its devices away.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from virtshim.system.files import replace_bytes
 
 log = structlog.get_logger(__name__)
 
-# The end of a file's name, and the message in it: lists as they came; for statuses, the one message that has a list of them.
+# Each file's suffix and message. Lists are kept as they came; statuses are kept as the message that has a list of them.
 _KEPT: Final[Mapping[str, tuple[str, type[Message]]]] = {
     LIST_PODS: ("pods", pb.ListPodSandboxResponse),
     LIST_CONTAINERS: ("containers", pb.ListContainersResponse),
@@ -35,13 +35,13 @@ _Key = tuple[str, str]
 
 
 class LastKnown:
-    """What is kept of each runtime that may be down while the others go on, by its name."""
+    """Keeps the state of each runtime that may be down while the others go on, by its name."""
 
     def __init__(self, directory: str, runtimes: Iterable[str]) -> None:
-        """`directory` is there. Files of runtimes that are not in `runtimes` are removed: they would be old when they are in it
-        again. Raises InvalidRequest for a file that cannot be read or removed."""
+        """`directory` must exist. Removes the files of runtimes that are not in `runtimes`: they would be old when those return.
+        Raises InvalidRequest for a file that cannot be read or removed."""
         self._directory = directory
-        # None: never heard, and nothing can be said in the runtime's place.
+        # None: the runtime has never answered, so nothing can stand in for it.
         self._lists: dict[_Key, bytes | None] = {}
         self._states: dict[str, dict[str, int]] = {}
         self._statuses: dict[str, dict[str, bytes]] = {}
@@ -61,22 +61,22 @@ class LastKnown:
         return (runtime, method) in self._lists
 
     def stands_in(self, runtime: str) -> bool:
-        """Whether this answers for the runtime while it is down. Not for one that has never been heard: kubelet would take its
-        pods for gone and start each a second time."""
+        """Whether this answers for the runtime while it is down. Not for one that has never answered: kubelet would think
+        that its pods are gone, and start each a second time."""
         return all(self._lists.get((runtime, method)) is not None for method in (LIST_PODS, LIST_CONTAINERS))
 
     def asking(self) -> int:
-        """When a runtime is asked for a list, for `keep`."""
+        """A number for `keep`, to be taken before a runtime is asked for a list."""
         return next(self._clock)
 
     def keep(self, runtime: str, method: str, answer: bytes, asked: int) -> None:
-        """`answer` to a request without a filter. Of several the one that was asked for last counts, in whatever order they come:
-        a list that took long does not bring back what has gone since, nor lose what has been made."""
+        """`answer` is to a request without a filter. The latest request counts, even if its answer comes first: a slow list must
+        neither bring back removed pods nor lose new ones."""
         if asked < self._asked.get((runtime, method), 0):
             return
         self._asked[runtime, method] = asked
         before = self._lists[runtime, method]
-        # Some list in another order each time.
+        # Some runtimes list in another order each time.
         if before is not None and (
             answer == before or (len(answer) == len(before) and sorted(payloads(answer)) == sorted(payloads(before)))
         ):
@@ -97,19 +97,18 @@ class LastKnown:
             return
         with contextlib.suppress(DecodeError):
             status = pb.ContainerStatusResponse.FromString(answer).status
-            told = status.SerializeToString()
-            if status.id and self._statuses[runtime].get(status.id) != told:
-                self._statuses[runtime][status.id] = told
+            content = status.SerializeToString()
+            if status.id and self._statuses[runtime].get(status.id) != content:
+                self._statuses[runtime][status.id] = content
                 self._save_soon(runtime, METHODS_CONTAINER_STATUS)
 
     async def saved(self) -> None:
-        """When it returns, what was kept is on disk."""
+        """Waits until everything is on disk."""
         if self._saving is not None:
             await self._saving
 
     def answer(self, runtime: str, method: str, request: bytes) -> bytes:
-        """In the place of the runtime's own, if this stands in for it. Empty for lists that are not kept. Raises
-        InvalidRequest."""
+        """The answer for a runtime that this stands in for. Empty for lists that are not kept. Raises InvalidRequest."""
         try:
             if method == LIST_PODS:
                 pods = _matching_pods(self._pods(runtime), pb.ListPodSandboxRequest.FromString(request).filter)
@@ -123,18 +122,18 @@ class LastKnown:
         return b""
 
     def status(self, runtime: str, container: str) -> bytes | None:
-        """A ContainerStatusResponse: the last one. None if there is none, or if the container's state has changed since: a wrong
-        state or exit code would have kubelet kill, restart or finish it."""
-        told = self._statuses.get(runtime, {}).get(container)
-        if told is None:
+        """The last ContainerStatusResponse. None if there is none, or if the container's state has changed since: a wrong
+        state or exit code would make kubelet kill, restart or finish it."""
+        last = self._statuses.get(runtime, {}).get(container)
+        if last is None:
             return None
-        status = pb.ContainerStatus.FromString(told)
+        status = pb.ContainerStatus.FromString(last)
         if self._states[runtime].get(container) != status.state:
             return None
         return pb.ContainerStatusResponse(status=status).SerializeToString()
 
     def has(self, runtime: str, kind: Id | None, id_: str) -> bool:
-        """`id_` may be the beginning of one; of a pod or of a container, if it is not said."""
+        """`id_` may be a prefix. `kind` None: a pod's or a container's."""
         found: list[str] = []
         if kind is not Id.CONTAINER:
             found += [pod.id for pod in self._pods(runtime)]

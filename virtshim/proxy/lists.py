@@ -1,4 +1,4 @@
-"""Lists of all runtimes as one. Messages that are nothing but lists are merged by writing them one behind the other."""
+"""Merges the lists of all runtimes. Messages that only consist of lists are merged by joining their bytes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from virtshim.proxy.wire import (
     text,
 )
 
-# In every request for a list; a test says so.
+# The same number in every request for a list; a test compares.
 _FILTER: Final = methods_field(pb.ListContainersRequest, "filter")
-# No filter, and one that says nothing: kubelet asks for all its pods with the one, for all its containers with the other.
+# No filter, and an empty one: kubelet uses the first to list all pods, and the second to list all containers.
 _FOR_ALL: Final = (b"", bytes((_FILTER << 3 | 2, 0)))
 _ID_FIELDS: Final = {
     "ListPodSandbox": (methods_field(pb.PodSandboxFilter, "id"),),
@@ -46,7 +46,8 @@ class Lists:
         self._patience = patience
 
     async def merged(self, asked: Asked) -> bytes:
-        """Complete, or CallFailed: UNIMPLEMENTED also if one runtime does not know the method, kubelet then asks otherwise."""
+        """The complete list. Raises CallFailed: UNIMPLEMENTED even if only one runtime lacks the method, so that kubelet uses
+        another."""
         backends = self._backends
         if owner := self._filtered_owner(asked):
             backends = (owner,)
@@ -66,11 +67,11 @@ class Lists:
         refuse(failures)
         if asked.method == LIST_METRICS_KNOWN:
             return _each_once(parts)
-        # One part alone is not copied.
+        # join() does not copy a single part.
         return _filesystems(parts) if asked.method == IMAGE_FS_INFO else b"".join(filter(None, parts))
 
     async def refresh(self, backend: Backend) -> None:
-        """What is kept of a runtime that may be down has what was just made or started there, too."""
+        """Renews what is kept of the runtime after a pod or container was made or started."""
         for method in (LIST_PODS, LIST_CONTAINERS):
             if self._last_known.keeps(backend.name, method):
                 since = self._last_known.asking()
@@ -89,19 +90,19 @@ class Lists:
 
 
 def asks_for_all(request: bytes) -> bool:
-    """Whether the answer to this request for a list leaves nothing out."""
+    """Whether this request for a list has no filter."""
     return request in _FOR_ALL
 
 
 def refuse(failures: Sequence[CallFailed]) -> None:
-    """Raises what is worth most to the caller: that there is another way, else what the first runtime said."""
+    """Raises the most useful error: UNIMPLEMENTED, after which the caller tries another method, otherwise the first runtime's."""
     unknown = [one for one in failures if one.code is grpc.StatusCode.UNIMPLEMENTED]
     for failed in unknown or failures:
         raise failed
 
 
 def _each_once(parts: Sequence[bytes]) -> bytes:
-    """A metric that several runtimes describe is one metric."""
+    """Merges descriptions of the same metric."""
     known: dict[str, pb.MetricDescriptor] = {}
     for one in pb.ListMetricDescriptorsResponse.FromString(b"".join(parts)).descriptors:
         known.setdefault(one.name, one)
@@ -109,13 +110,13 @@ def _each_once(parts: Sequence[bytes]) -> bytes:
 
 
 def _filesystems(parts: Sequence[bytes]) -> bytes:
-    """A runtime that names no file system for containers has them on that of its images. Beside one that names its own this has
-    to be said: kubelet takes the first."""
+    """If a runtime names no file system for containers, they are on that of its images. The merged list must say so,
+    because kubelet takes the first."""
     merged = pb.ImageFsInfoResponse()
-    told = [pb.ImageFsInfoResponse.FromString(part) for part in parts]
-    are_told = any(one.container_filesystems for one in told)
-    for one in told:
-        if are_told and not one.container_filesystems:
+    answers = [pb.ImageFsInfoResponse.FromString(part) for part in parts]
+    any_names_it = any(one.container_filesystems for one in answers)
+    for one in answers:
+        if any_names_it and not one.container_filesystems:
             one.container_filesystems.extend(one.image_filesystems)
         merged.MergeFrom(one)
     return merged.SerializeToString()

@@ -1,4 +1,4 @@
-"""What the proxy's calls take, and how much of it the proxy itself: the rest is spent waiting for runtimes."""
+"""Measures the proxy's calls, and how much of their time the proxy itself takes, not the runtimes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from virtshim.metrics.observed import Call, Metadata, Untraced
 
-# Of methods that nobody knows: callers make names up.
+# The label of unknown methods, because callers may invent names.
 OTHER: Final = "other"
 
 
@@ -19,7 +19,7 @@ class ProxyMeter(Protocol):
     """Called on the loop: quick, and never raises."""
 
     def call_took(self, method: str, code: str, seconds: float, added: float | None) -> None:
-        """`added`: the part of it in which no runtime was waited for; None for streams."""
+        """`added`: the seconds without waiting for a runtime; None for streams."""
 
     def runtime_took(self, runtime: str, method: str, code: str, seconds: float) -> None: ...
 
@@ -38,14 +38,14 @@ class ProxyTracer(Protocol):
 
 
 class Unforwarded(Untraced):
-    """The caller's own trace goes on in the runtime."""
+    """Passes the caller's own trace on to the runtime."""
 
     def forwarded(self, metadata: Sequence[tuple[str, str | bytes]]) -> Sequence[tuple[str, str | bytes]]:
         return metadata
 
 
 class Uncounted:
-    """Where nobody wants to know."""
+    """Counts nothing."""
 
     def call_took(self, method: str, code: str, seconds: float, added: float | None) -> None: ...
 
@@ -55,7 +55,7 @@ class Uncounted:
 
 
 class Waits:
-    """The time in which one call, and the tasks that it has begun, have waited for at least one runtime."""
+    """The time that a call and its tasks have waited for at least one runtime."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -77,7 +77,7 @@ _waits: ContextVar[Waits | None] = ContextVar("waits", default=None)
 
 
 def counted() -> Waits:
-    """Of the call whose task this is, and those that it begins from now on."""
+    """Starts counting for the current task and the tasks that it starts from now on."""
     waits = Waits()
     _waits.set(waits)
     return waits
@@ -85,7 +85,7 @@ def counted() -> Waits:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """A runtime is waited for inside the block."""
+    """Counts the block as waiting for a runtime."""
     waits = _waits.get()
     if waits is None:
         yield
@@ -98,5 +98,5 @@ def waiting() -> Iterator[None]:
 
 
 def short(path: str) -> str:
-    """A method's name, of its path."""
+    """The method's name in its path."""
     return path.rpartition("/")[2]

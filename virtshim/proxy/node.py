@@ -1,4 +1,4 @@
-"""What kubelet hears about the node: the primary's word, and beside it how the others are."""
+"""What kubelet learns about the node: the primary's answers, and the other runtimes' conditions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from virtshim.proxy.lists import refuse
 from virtshim.proxy.pending import PendingConfigs
 from virtshim.proxy.wire import METHODS_RUNTIME_CONFIG
 
-# kubelet asks for the status each five seconds, and nobody waits for a runtime that is not the primary. That one is slow does not
-# make it down: it may be given much longer for a list.
+# kubelet asks for the status every five seconds, and must not wait for other runtimes than the primary. A slow runtime is
+# not down, because lists may take much longer.
 _OTHERS_PATIENCE: Final = 2.0
 
 
@@ -24,53 +24,53 @@ class Node:
     def __init__(
         self, backends: Sequence[Backend], pending: PendingConfigs, last_known: LastKnown, patience: float
     ) -> None:
-        """The primary is the first."""
+        """`backends`: the primary first."""
         self._backends = backends
         self._pending = pending
         self._last_known = last_known
         self._patience = patience
 
     async def version(self, asked: Asked) -> Answer:
-        """The primary's; fails while lists do. It is the first thing that a kubelet asks when it starts. Lists that fail it takes
-        for empty then: it would admit no pod again whose container has a device, and fail those pods for good. Raises
+        """The primary's version; fails while lists do. kubelet asks this first when it starts, and would take failing lists
+        for empty ones: it would not admit pods whose containers have devices, and would fail them for good. Raises
         CallFailed."""
         primary, *others = self._backends
         needed = [one for one in others if not self._last_known.stands_in(one.name)]
-        own, told = await asyncio.gather(
+        own, outcomes = await asyncio.gather(
             primary.call(asked.method, asked.request, asked.remaining, asked.metadata),
             ask_all(needed, asked, self._patience),
         )
-        refuse([one for one in told if isinstance(one, CallFailed)])
+        refuse([one for one in outcomes if isinstance(one, CallFailed)])
         return own
 
     async def status(self, asked: Asked) -> Answer:
-        """The primary's, with the conditions of each other runtime under names of its own, and with its handlers: that one is
-        down, or not ready, is not the node's condition. Raises CallFailed."""
+        """The primary's status, with the other runtimes' handlers, and their conditions under prefixed names: a runtime
+        that is down or not ready does not make the node so. Raises CallFailed."""
         primary, *others = self._backends
-        own, told = await asyncio.gather(
+        own, outcomes = await asyncio.gather(
             primary.call(asked.method, asked.request, asked.remaining, asked.metadata),
             self._soon(others, asked),
         )
         status = pb.StatusResponse.FromString(own.body)
         handlers = {handler.name: primary.name for handler in status.runtime_handlers}
-        for backend, outcome in zip(others, told, strict=True):
+        for backend, outcome in zip(others, outcomes, strict=True):
             _add(status, backend, outcome, handlers)
         if pb.StatusRequest.FromString(asked.request).verbose:
             status.info["proxy"] = _info(self._backends, handlers)
         return Answer(status.SerializeToString(), own.initial, own.trailing)
 
     async def runtime_config(self, asked: Asked) -> Answer:
-        """The primary's. Raises CallFailed; WrongState if another runtime has another cgroup driver, for one kubelet has one."""
+        """The primary's answer. Raises CallFailed; WrongState if the cgroup drivers differ, because kubelet has only one."""
         primary, *others = self._backends
-        own, told = await asyncio.gather(
+        own, outcomes = await asyncio.gather(
             primary.call(asked.method, asked.request, asked.remaining, asked.metadata),
             self._soon(others, asked),
         )
-        self._refuse_other_drivers([own.body, *told])
+        self._refuse_other_drivers([own.body, *outcomes])
         return own
 
     async def check_drivers(self) -> None:
-        """At start; whoever does not answer is checked when kubelet asks. Raises WrongState."""
+        """Called at the start. Runtimes that do not answer are checked when kubelet asks. Raises WrongState."""
         asked = Asked(METHODS_RUNTIME_CONFIG, b"", None)
         self._refuse_other_drivers(await self._soon(self._backends, asked))
 
@@ -85,13 +85,13 @@ class Node:
             if (driver := _driver(outcome))
         }
         if len(set(drivers.values())) > 1:
-            told = ", ".join(f"{name}: {driver}" for name, driver in drivers.items())
+            listed = ", ".join(f"{name}: {driver}" for name, driver in drivers.items())
             raise WrongState(
-                f"the runtimes of this node use different cgroup drivers ({told}); set them to the same one"
+                f"the runtimes of this node use different cgroup drivers ({listed}); set them to the same one"
             )
 
     async def update(self, asked: Asked) -> Answer:
-        """To all, also if one refuses; to one that may be down as soon as it is back. Raises CallFailed."""
+        """Updates all runtimes, even if one refuses, and those that may be down when they are back. Raises CallFailed."""
         failures: list[CallFailed] = []
         for backend, outcome in zip(self._backends, await ask_all(self._backends, asked, self._patience), strict=True):
             if not isinstance(outcome, CallFailed):
@@ -105,7 +105,7 @@ class Node:
 
 
 def _driver(outcome: Outcome) -> str:
-    """ "" if it does not say."""
+    """ "" if the runtime does not name it."""
     if isinstance(outcome, CallFailed):
         return ""
     answer = pb.RuntimeConfigResponse.FromString(outcome)
@@ -122,12 +122,12 @@ def _add(status: pb.StatusResponse, backend: Backend, outcome: Outcome, handlers
     for condition in theirs.status.conditions:
         condition.type = f"{backend.name}/{condition.type}"
         conditions.append(condition)
-    told = {handler.name: handler for handler in theirs.runtime_handlers}
-    # "" is the primary's. A handler that its runtime says nothing about is there without features.
-    for name in [*backend.runtime.handlers, *told]:
+    described = {handler.name: handler for handler in theirs.runtime_handlers}
+    # "" belongs to the primary. A handler that its runtime does not describe is listed without features.
+    for name in [*backend.runtime.handlers, *described]:
         if name and name not in handlers:
             handlers[name] = backend.name
-            status.runtime_handlers.append(told.get(name) or pb.RuntimeHandler(name=name))
+            status.runtime_handlers.append(described.get(name) or pb.RuntimeHandler(name=name))
 
 
 def _info(backends: Sequence[Backend], handlers: dict[str, str]) -> str:

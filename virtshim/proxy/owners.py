@@ -1,4 +1,4 @@
-"""Whose a pod's or container's id is. The runtimes know: an id that is not remembered is asked of all of them, once."""
+"""Finds the runtime that owns a pod's or container's id. For an id that is not remembered, asks all runtimes once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from virtshim.proxy.backend import Asked, Backend, CallFailed, ask_all
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.wire import LIST_CONTAINERS, LIST_PODS, Id
 
-# What was used last, up to a number of entries.
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """Of more than `most` entries the one that rested longest is forgotten."""
+    """Keeps the `most` entries that were used last."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -38,7 +36,7 @@ class Recent(Generic[K, V]):
         return found
 
 
-# Of the ids last used; each is some 200 bytes.
+# Ids; each takes some 200 bytes.
 _REMEMBERED: Final = 65536
 
 
@@ -47,13 +45,13 @@ class Owners:
         self._backends = backends
         self._last_known = last_known
         self._patience = patience
-        # Ids are random, and no other runtime ever has the same one: an id whose pod is gone need not be forgotten.
+        # Ids are random and never used again, so those of removed pods may stay.
         self.known: Recent[str, Backend] = Recent(_REMEMBERED)
 
     async def owner(self, id_: str, kind: Id | None, remaining: float | None) -> Backend | None:
-        """None if no runtime has it; `id_` may be the beginning of one; a pod's or a container's, if `kind` does not say. The
-        owner may be down. Raises Unavailable if it may be that of a runtime that is down and whose pods are not known,
-        InvalidRequest if several have one that begins so."""
+        """None if no runtime has the id. `id_` may be a prefix. `kind` None: a pod's or a container's. The owner may be
+        down. Raises Unavailable if a runtime is down whose pods are not known, InvalidRequest if several runtimes have an
+        id with this prefix."""
         if not id_:
             return None
         if owner := self.known.get(id_):
@@ -73,18 +71,18 @@ class Owners:
             self.known.put(full, owner)
         owners = set(found.values())
         if len(owners) > 1:
-            raise InvalidRequest(f"several runtimes have an id that begins with {id_!r}; write more of it")
+            raise InvalidRequest(f"several runtimes have an id that begins with {id_!r}; give a longer prefix")
         return next(iter(owners), None) or self._last_owner(silent.values(), id_, kind)
 
     def _last_owner(self, silent: Iterable[Backend], id_: str, kind: Id | None) -> Backend | None:
-        """Of runtimes that are down the one that had it."""
+        """The runtime that had the id, of those that are down."""
         for backend in silent:
-            # All pods are known that it had.
+            # All its pods are known.
             if self._last_known.stands_in(backend.name):
                 if self._last_known.has(backend.name, kind, id_):
                     return backend
             else:
-                raise Unavailable(f"{id_} may be of the runtime {backend.name}, which is not available; try again")
+                raise Unavailable(f"{id_} may belong to the runtime {backend.name}, which is not available; try again")
         return None
 
 

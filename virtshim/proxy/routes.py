@@ -1,4 +1,4 @@
-"""Which runtime a pod or an image asks for: by handler, by annotation, by the image's name. Pure."""
+"""Finds the runtime for a pod or an image, by handler, annotation or the image's name. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Runtime:
     name: str
     socket: str
     handlers: tuple[str, ...] = ()
-    """RuntimeClass handlers that are its own. The primary: all that it knows; none means that it judges them itself."""
+    """Its RuntimeClass handlers. None at the primary: it decides itself which it knows."""
     image_prefixes: tuple[str, ...] = ()
     degraded: bool = False
-    """While it is down, its last known pods stay in the lists; otherwise lists fail."""
+    """While it is down, lists have its last known pods; otherwise lists fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Routes:
     others: tuple[Runtime, ...]
     annotation: str
     annotation_alone: bool = True
-    """Whether the annotation is enough for a pod of another runtime than the primary; if not, it takes a RuntimeClass."""
+    """Whether a pod may choose another runtime than the primary by its annotation alone, without a RuntimeClass."""
 
     @property
     def runtimes(self) -> tuple[Runtime, ...]:
@@ -35,25 +35,25 @@ class Routes:
         return (self.primary, *self.others)
 
     def for_pod(self, handler: str, annotations: Mapping[str, str]) -> Runtime:
-        """Raises InvalidRequest for an unknown name, two that contradict each other, or an annotation that is not enough."""
+        """Raises InvalidRequest for an unknown name, a contradiction, or an annotation that needs a RuntimeClass."""
         by_handler = self.by_handler(handler)
         by_annotation = self.by_annotation(annotations)
         if by_handler and by_annotation and by_handler is not by_annotation:
             raise InvalidRequest(
-                f"the pod's RuntimeClass handler {handler!r} is of the runtime {by_handler.name}, its annotation "
-                f"{self.annotation} asks for {by_annotation.name}; take one of them away"
+                f"the pod's RuntimeClass handler {handler!r} belongs to the runtime {by_handler.name}, but its annotation "
+                f"{self.annotation} asks for {by_annotation.name}; remove one of them"
             )
         if by_annotation and by_annotation is not self.primary and not by_handler and not self.annotation_alone:
             handlers = " or ".join(by_annotation.handlers)
             raise InvalidRequest(
-                f"the annotation {self.annotation} alone does not make a pod one of the runtime {by_annotation.name} on this "
-                f"node (proxy.annotation_alone); give it a runtimeClassName with the handler {handlers}, whose overhead kubelet "
+                f"on this node, the annotation {self.annotation} alone does not choose the runtime {by_annotation.name} "
+                f"(proxy.annotation_alone); give the pod a runtimeClassName with the handler {handlers}, whose overhead kubelet "
                 "counts"
             )
         return by_handler or by_annotation or self.primary
 
     def for_image(self, name: str, handler: str, annotations: Mapping[str, str]) -> Runtime | None:
-        """None if nothing about the image says it. Raises InvalidRequest as `for_pod` does."""
+        """None if nothing determines it. Raises InvalidRequest as `for_pod` does."""
         by_name = self._by_prefix(name)
         by_pod = self.by_handler(handler) or self.by_annotation(annotations)
         if by_name and by_pod:
@@ -64,8 +64,8 @@ class Routes:
         """Raises InvalidRequest if an image and its pod belong to different runtimes."""
         if by_name is not by_pod:
             raise InvalidRequest(
-                f"the image {image} is of the runtime {by_name.name} by its name, and the pod runs on {by_pod.name}; give the "
-                f"pod the annotation {self.annotation}={by_name.name} or its RuntimeClass, or name another image"
+                f"the image {image} belongs to the runtime {by_name.name} by its name, but the pod runs on {by_pod.name}; "
+                f"give the pod the annotation {self.annotation}={by_name.name} or its RuntimeClass, or name another image"
             )
 
     def by_handler(self, handler: str) -> Runtime | None:

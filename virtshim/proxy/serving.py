@@ -1,4 +1,4 @@
-"""The proxy's life: lock, runtimes, socket, stop. It holds nothing that a runtime does not know: killed, it loses nothing."""
+"""Starts, serves and stops the proxy. A kill loses nothing, because the runtimes know everything that the proxy does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tapmanager import thread_dump
 from virtshim.cri.error_codes import GRPC_CODES, on_the_wire
 from virtshim.metrics.observed import Call
 from virtshim.model.errors import ShimError
-from virtshim.proxy.backend import MESSAGE_BYTES, Asked, Backend, CallFailed, Metadata, Told
+from virtshim.proxy.backend import MESSAGE_BYTES, Asked, Backend, CallFailed, Metadata, StreamMetadata
 from virtshim.proxy.dispatch import Dispatch
 from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.measuring import OTHER, ProxyMeter, ProxyTracer, Uncounted, Unforwarded, counted
@@ -36,11 +36,10 @@ if TYPE_CHECKING:
     from virtshim.metrics.tracing import OtlpTracer
 
 
-# The proxy's side of gRPC: methods as bytes, whatever they are called; errors as they came, or as ours are told
-# everywhere.
+# gRPC: all methods as bytes; errors as they came, or ours in the usual form.
 
 if TYPE_CHECKING:
-    # The stubs make these generic for the checker only.
+    # Generic only in the stubs.
     _Context = aio.ServicerContext[bytes, bytes]
     _Handler = grpc.RpcMethodHandler[bytes, bytes]
 else:
@@ -49,38 +48,38 @@ else:
 
 log = structlog.get_logger(__name__)
 
-# gRPC says these itself, for each connection.
+# gRPC sends these itself on each connection.
 _OF_THE_CONNECTION: Final = frozenset({"user-agent", "grpc-accept-encoding", "grpc-encoding", "grpc-timeout"})
 _STREAMED: Final = (Shape.LIST_STREAM, Shape.EVENTS)
 
 
 class Front(grpc.GenericRpcHandler):
-    """For one server. Requests are never logged: they hold secrets."""
+    """Requests are never logged, because they contain secrets."""
 
     def __init__(self, dispatch: Dispatch, meter: ProxyMeter, tracer: ProxyTracer) -> None:
         self._dispatch = dispatch
-        self._told = _Told(meter, tracer)
+        self._wrapper = _CallWrapper(meter, tracer)
         self._known = {path: self._handler(method) for path, method in METHODS.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> _Handler | None:
-        # What a caller makes up is not kept.
+        # Unknown names are not kept, because callers may invent them.
         return self._known.get(handler_call_details.method) or grpc.stream_stream_rpc_method_handler(
-            _unknown(self._dispatch, handler_call_details.method, self._told)
+            _unknown(self._dispatch, handler_call_details.method, self._wrapper)
         )
 
     def _handler(self, method: Method) -> _Handler:
         if method.shape in _STREAMED:
-            return grpc.unary_stream_rpc_method_handler(_many(self._dispatch, method, self._told))
-        return grpc.unary_unary_rpc_method_handler(_one(self._dispatch, method, self._told))
+            return grpc.unary_stream_rpc_method_handler(_many(self._dispatch, method, self._wrapper))
+        return grpc.unary_unary_rpc_method_handler(_one(self._dispatch, method, self._wrapper))
 
 
-def _one(dispatch: Dispatch, method: Method, told: _Told) -> Callable[[bytes, _Context], Awaitable[bytes]]:
+def _one(dispatch: Dispatch, method: Method, wrapper: _CallWrapper) -> Callable[[bytes, _Context], Awaitable[bytes]]:
     async def call(request: bytes, context: _Context) -> bytes:
-        traced = told.tracer.call(method.path.lstrip("/"), context.invocation_metadata() or (), begins=False)
+        traced = wrapper.tracer.call(method.path.lstrip("/"), context.invocation_metadata() or (), begins=False)
         with traced as span:
-            async with told.answering(method.path, method.name, context, span):
+            async with wrapper.answering(method.path, method.name, context, span):
                 asked = _asked(method.path, request, context)
-                asked = dataclasses.replace(asked, metadata=told.tracer.forwarded(asked.metadata))
+                asked = dataclasses.replace(asked, metadata=wrapper.tracer.forwarded(asked.metadata))
                 answer = await dispatch.one(method, asked)
         if answer.initial:
             await context.send_initial_metadata(tuple(answer.initial))
@@ -91,10 +90,15 @@ def _one(dispatch: Dispatch, method: Method, told: _Told) -> Callable[[bytes, _C
     return call
 
 
-def _many(dispatch: Dispatch, method: Method, told: _Told) -> Callable[[bytes, _Context], AsyncIterator[bytes]]:
+def _many(
+    dispatch: Dispatch, method: Method, wrapper: _CallWrapper
+) -> Callable[[bytes, _Context], AsyncIterator[bytes]]:
     async def call(request: bytes, context: _Context) -> AsyncIterator[bytes]:
         asked = _asked(method.path, request, context)
-        async with told.answering(method.path, method.name, context), aclosing(dispatch.many(method, asked)) as answers:
+        async with (
+            wrapper.answering(method.path, method.name, context),
+            aclosing(dispatch.many(method, asked)) as answers,
+        ):
             async for answer in answers:
                 yield answer
 
@@ -102,20 +106,20 @@ def _many(dispatch: Dispatch, method: Method, told: _Told) -> Callable[[bytes, _
 
 
 def _unknown(
-    dispatch: Dispatch, path: str, around: _Told
+    dispatch: Dispatch, path: str, wrapper: _CallWrapper
 ) -> Callable[[AsyncIterator[bytes], _Context], AsyncIterator[bytes]]:
     async def call(requests: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
-        told = Told()
-        async with around.answering(path, OTHER, context):
+        metadata = StreamMetadata()
+        async with wrapper.answering(path, OTHER, context):
             first = await anext(aiter(requests), None)
             asked = _asked(path, first or b"", context)
-            async with aclosing(dispatch.unknown(asked, _again(first, requests), told)) as answers:
+            async with aclosing(dispatch.unknown(asked, _again(first, requests), metadata)) as answers:
                 async for answer in answers:
-                    if told.initial:
-                        await context.send_initial_metadata(tuple(told.initial))
-                        told.initial = ()
+                    if metadata.initial:
+                        await context.send_initial_metadata(tuple(metadata.initial))
+                        metadata.initial = ()
                     yield answer
-            context.set_trailing_metadata(tuple(told.trailing))
+            context.set_trailing_metadata(tuple(metadata.trailing))
 
     return call
 
@@ -134,13 +138,13 @@ def _asked(path: str, request: bytes, context: _Context) -> Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _CallWrapper:
     meter: ProxyMeter
     tracer: ProxyTracer
 
     @asynccontextmanager
     async def answering(self, path: str, name: str, context: _Context, span: Call | None = None) -> AsyncIterator[None]:
-        """Around a call: what it raises is its answer. `name` is what it is counted as; a stream has no `span`."""
+        """Wraps a call and turns its exceptions into its answer. `name` is for the metrics; streams have no `span`."""
         began, waits = time.monotonic(), counted()
         failed: CallFailed | None = None
         code = grpc.StatusCode.OK
@@ -154,7 +158,7 @@ class _Told:
         except Exception:
             log.exception("proxy.crashed", rpc=path)
             failed = CallFailed(grpc.StatusCode.INTERNAL, "the proxy failed; its log has the details")
-        except BaseException:  # its caller has given it up
+        except BaseException:  # the caller has given up
             code = grpc.StatusCode.CANCELLED
             raise
         finally:
@@ -169,7 +173,7 @@ class _Told:
 
 log = structlog.get_logger(__name__)
 
-# For calls under way when it is told to stop. kubelet repeats what is cut off.
+# Seconds for running calls at the stop. kubelet repeats those that are cut off.
 _DRAIN: Final = 2.0
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -181,19 +185,19 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the settings say."""
+    """The proxy's settings."""
 
     socket: str
     directory: str
-    """For what outlives a start: the last known pods of runtimes that may be down."""
+    """The directory for what outlives a restart: the last known pods of runtimes that may be down."""
     routes: Routes
     patience: float
-    """Seconds that a runtime may take for an answer that is merged with others."""
+    """Seconds for a runtime's answer that is merged with others'."""
     max_calls: int
     metrics_address: str = ""
-    """Where its `/metrics` is served; "" for nowhere."""
+    """The address of `/metrics`; "" for none."""
     traces: str = ""
-    """The collector of its spans; "" for none."""
+    """The collector for spans; "" for none."""
     sampling: float = 0.0
 
 
@@ -262,7 +266,7 @@ def _tracer(plan: Plan, meter: ProxyMeter) -> OtlpTracer | _NoTraces:
 
 
 def _meter(address: str, backends: Sequence[Backend]) -> tuple[ProxyMeter, MetricsServer | _NoServer]:
-    """Who counts, and who tells it. Nothing is loaded for it without an address. `backends`: as they are when it is asked."""
+    """The meter and the server of its metrics. Without an address, loads no code for them. `backends`: read at each scrape."""
     if not address:
         return Uncounted(), _NoServer()
     from virtshim.metrics.daemons import ProxyRecorder, process_registry, renderer
@@ -274,7 +278,7 @@ def _meter(address: str, backends: Sequence[Backend]) -> tuple[ProxyMeter, Metri
 
 
 async def _wait(stopping: asyncio.Event) -> None:
-    """Feeds systemd's watchdog from the loop that serves; a stuck one stops feeding it."""
+    """Feeds systemd's watchdog from the event loop, so that systemd notices a stuck loop."""
     interval = watchdog_interval()
     while not stopping.is_set():
         with contextlib.suppress(TimeoutError):

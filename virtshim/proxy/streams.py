@@ -1,4 +1,4 @@
-"""Streams of all runtimes as one: lists in pieces, and events."""
+"""Merges the streams of all runtimes: streamed lists, and events."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import asks_for_all, refuse
 from virtshim.proxy.wire import LIST_CONTAINERS, LIST_PODS
 
-# Messages that one listener has not read yet; then the runtimes wait, or do with it what they do with slow listeners.
+# Messages that a listener has not read yet. Beyond that, the proxy stops reading, and the runtimes treat it as a slow listener.
 _ROOM: Final = 64
-# Between two attempts to listen to a runtime that may be down.
+# Seconds between attempts to listen to a runtime that may be down.
 _AGAIN: Final = 1.0
-# The lists whose pieces these are: the same messages, by the same field numbers.
+# The list for each streamed list: the same messages with the same field numbers.
 _LISTED_BY: Final = {"StreamPodSandboxes": LIST_PODS, "StreamContainers": LIST_CONTAINERS}
 
 Pieces = AsyncGenerator[bytes, None]
@@ -24,7 +24,7 @@ Pieces = AsyncGenerator[bytes, None]
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A runtime's list: what has come of it, and what is to come. `kept_as`: the list that it is kept as once it is whole; "" for
+    """A runtime's streamed list: the first piece and the rest. `kept_as`: under which list the complete answer is kept; "" for
     none."""
 
     head: list[bytes]
@@ -39,8 +39,8 @@ class Streams:
         self._patience = patience
 
     async def pieces(self, asked: Asked) -> Pieces:
-        """Lists. Every runtime has begun before the first piece is passed on: a method that one of them does not know ends as if
-        nobody knew it, so that kubelet asks for the whole list instead."""
+        """Merges streamed lists. Passes nothing on before every runtime has begun: if one lacks the method, the call fails
+        as if all did, so that kubelet asks for an unstreamed list."""
         since = self._last_known.asking()
         begun = await asyncio.gather(*(self._begin(backend, asked) for backend in self._backends))
         try:
@@ -63,7 +63,6 @@ class Streams:
                     await one.rest.aclose()
 
     async def _begin(self, backend: Backend, asked: Asked) -> _Begun | CallFailed:
-        """Its first piece, if it has one, and the others."""
         rest = backend.read(asked.method, asked.request, asked.remaining, asked.metadata)
         listed_by = _LISTED_BY.get(asked.method.rpartition("/")[2], "")
         kept = asks_for_all(asked.request) and self._last_known.keeps(backend.name, listed_by)
@@ -81,8 +80,8 @@ class Streams:
         return failed
 
     async def events(self, asked: Asked) -> Pieces:
-        """Ends, or fails, as soon as one runtime's stream does: its listener has missed something and begins anew. But one that
-        may be down is listened to again when it is back."""
+        """Ends or fails as soon as one runtime's stream does, because the listener has missed events and must start again.
+        The proxy itself reconnects to runtimes that may be down."""
         room: asyncio.Queue[bytes | CallFailed | None] = asyncio.Queue(_ROOM)
         listening = [asyncio.create_task(self._listen(backend, asked, room)) for backend in self._backends]
         try:

@@ -1,6 +1,6 @@
-"""Reads single fields of a protobuf message's bytes, and leaves the rest alone: what the proxy does not know passes through.
+"""Reads single fields from a protobuf message's bytes, so that unknown fields pass through. Also describes the CRI's methods.
 
-As a parser would: of a field that is there several times the last counts, and messages are merged.
+If a field is repeated, the last value counts and messages are merged, as in any protobuf parser.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VARINT, _EIGHT_BYTES, _PAYLOAD, _FOUR_BYTES = 0, 1, 2, 5
 
 
 def payloads(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Number and content of each string, bytes or message field, in order. Raises InvalidRequest for what is no message."""
+    """Number and content of each string, bytes or message field, in order. Raises InvalidRequest if `data` is not a message."""
     place = 0
     while place < len(data):
         key, place = _varint(data, place)
@@ -43,12 +43,12 @@ def payloads(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def message(data: bytes, number: int) -> bytes:
-    """The message in field `number`; merging two messages is writing one behind the other."""
+    """The message in field `number`. Joining the bytes of two messages merges them."""
     return b"".join(content for found, content in payloads(data) if found == number)
 
 
 def text(data: bytes, number: int) -> str:
-    """The string in field `number`, "" if it is not there."""
+    """The string in field `number`; "" if there is none."""
     content = b""
     for found, candidate in payloads(data):
         if found == number:
@@ -62,7 +62,7 @@ def text_map(data: bytes, number: int) -> dict[str, str]:
 
 
 def texts(data: bytes) -> list[str]:
-    """All strings that stand in the message itself, in order; none of what is no message."""
+    """All strings in the message itself, in order; none if `data` is not a message."""
     found: list[str] = []
     try:
         for _, content in payloads(data):
@@ -96,15 +96,14 @@ def _broken() -> InvalidRequest:
     return InvalidRequest("the request is no protobuf message of the CRI; send it as Kubernetes does")
 
 
-# What the CRI's own description says of its methods: which field holds an id, which answers are lists, what is
-# streamed.
+# The CRI's methods, from its own descriptors: which field holds an id, which answers are lists, which are streamed.
 #
-# So a method that a later CRI adds in the shape of those that are there is routed as they are, once criproto knows
-# it; before that it is passed on too, see `virtshim.proxy.dispatch.Dispatch.unknown`.
+# If a later CRI adds a method of a known shape, it is routed by that shape as soon as criproto has it. Until then see
+# `virtshim.proxy.dispatch.Dispatch.unknown`.
 
 
 class Id(enum.Enum):
-    """Whose id it is."""
+    """What an id is for."""
 
     POD = "pod_sandbox_id"
     CONTAINER = "container_id"
@@ -122,7 +121,7 @@ class Shape(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Method:
     path: str
-    """As in HTTP/2: /package.Service/Name."""
+    """The path in HTTP/2: /package.Service/Name."""
     shape: Shape
     id: Id | None = None
     id_field: int = 0

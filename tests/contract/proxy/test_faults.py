@@ -265,7 +265,7 @@ def test_the_last_known_pods_of_one_that_may_be_down_stay_listed(
         proxy.start()
         wait_until(lambda: _answers(proxy.client), WAIT_LIMIT, "the proxy is reached again")
         assert {pod.id for pod in proxy.client.pods()} == listed
-        with refused(grpc.StatusCode.UNAVAILABLE, "may be of the runtime other|is not available"):
+        with refused(grpc.StatusCode.UNAVAILABLE, "may belong to the runtime other|is not available"):
             proxy.client.pod_status(theirs)
         program.start()  # with one pod of its own: the others have gone meanwhile
         wait_until(lambda: len(proxy.client.pods()) == 2, WAIT_LIMIT, "the runtime is heard again")

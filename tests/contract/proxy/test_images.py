@@ -89,7 +89,7 @@ def test_an_image_of_one_runtime_for_a_pod_of_another_is_refused(
     client.run("plain")
     with refused(grpc.StatusCode.INVALID_ARGUMENT, "give the pod the annotation kubernetes.io/target-runtime=other"):
         pull(client, "virtlet.cloud/cirros", pod("plain"))
-    with refused(grpc.StatusCode.INVALID_ARGUMENT, "virtlet.cloud/cirros is of the runtime other by its name"):
+    with refused(grpc.StatusCode.INVALID_ARGUMENT, "virtlet.cloud/cirros belongs to the runtime other by its name"):
         pull(client, "virtlet.cloud/cirros", handler="runc")
 
 
@@ -213,7 +213,9 @@ def test_a_container_whose_images_name_is_of_another_runtime_is_refused_before_k
     other.add_image("sha256:other", "virtlet.cloud/cirros")
     web = KubeletPod(kubelet, "web")
     web.run()
-    with refused(grpc.StatusCode.INVALID_ARGUMENT, "is of the runtime other by its name, and the pod runs on primary"):
+    with refused(
+        grpc.StatusCode.INVALID_ARGUMENT, "belongs to the runtime other by its name, but the pod runs on primary"
+    ):
         web.start("main", "virtlet.cloud/cirros")
 
 

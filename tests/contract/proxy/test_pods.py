@@ -45,11 +45,15 @@ def test_a_pod_goes_by_handler_then_annotation_then_to_the_primary(
     [
         ("", "xen", "no runtime of this node is called 'xen'; known are primary, other"),
         ("", "", "no runtime of this node is called ''; known are primary, other"),
-        ("vm", "primary", "'vm' is of the runtime other, its annotation kubernetes.io/target-runtime asks for primary"),
+        (
+            "vm",
+            "primary",
+            "'vm' belongs to the runtime other, but its annotation kubernetes.io/target-runtime asks for primary",
+        ),
         (
             "runc",
             "other",
-            "'runc' is of the runtime primary, its annotation kubernetes.io/target-runtime asks for other",
+            "'runc' belongs to the runtime primary, but its annotation kubernetes.io/target-runtime asks for other",
         ),
     ],
 )
