@@ -1,4 +1,4 @@
-"""The client's connection as a bounded two-way channel of bytes."""
+"""Bounded pipes of bytes, and the client's connection as a channel."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ import termios
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
 
-# Tasks of which the first to end cancels the others.
-
 T = TypeVar("T")
 
 
 async def run_until(main: Coroutine[Any, Any, T], *others: Coroutine[Any, Any, Any]) -> T | None:
-    """The result of `main`; None, and `main` is cancelled, if one of the others returns first; if it raises first, its exception.
-    Returns when all tasks have ended."""
+    """Returns the result of `main`. If one of the others returns first, cancels `main` and returns None; if one raises
+    first, raises its exception. All tasks have ended afterwards."""
     first = asyncio.ensure_future(main)
     rest = [asyncio.ensure_future(other) for other in others]
     try:
@@ -38,29 +36,26 @@ async def run_until(main: Coroutine[Any, Any, T], *others: Coroutine[Any, Any, A
 
 
 async def then_wait_forever(work: Coroutine[Any, Any, Any]) -> None:
-    """For a task beside another in `run_until` whose end must not end the other."""
+    """For a task in `run_until` whose end must not end the others."""
     await work
     await asyncio.Event().wait()
 
 
-# A bounded pipe of bytes between two tasks: the writer waits when the reader does not keep up.
-
-
 class ByteRoom(Protocol):
-    """What several pipes may hold together."""
+    """A limit for what several pipes hold together."""
 
     def allowed(self, mine: int) -> int:
-        """How many bytes more a pipe may hold that holds `mine`."""
+        """How many more bytes a pipe that holds `mine` may hold."""
 
     def hold(self, more: int) -> None:
-        """So many more, or fewer, are held."""
+        """Counts `more` bytes as held; negative for released ones."""
 
     def wait(self, event: asyncio.Event) -> None:
-        """It is set when there may be more room than now."""
+        """Sets the event when there may be more room."""
 
 
 class Boundless:
-    """Implements `ByteRoom` for a pipe that has only its own limit."""
+    """Implements `ByteRoom` without a common limit."""
 
     def allowed(self, mine: int) -> int:
         del mine
@@ -74,8 +69,9 @@ class Boundless:
 
 
 class Pipe:
-    """One task writes (`room`, then `put` of what fits), one reads. Holds at most `limit` bytes and one piece, and of `room` what
-    waits here and what was read last: until the next `read` its reader is still passing that on."""
+    """A bounded pipe: one task writes (`room`, then `put` of what fits) and waits if the other does not read fast enough.
+    Holds at most `limit` bytes and one piece. Counts waiting bytes against `room`, and those of the last `read` until the
+    next one, because the reader is still passing them on."""
 
     def __init__(self, limit: int = 256 << 10, room: ByteRoom | None = None) -> None:
         self._limit = limit
@@ -93,11 +89,11 @@ class Pipe:
 
     @property
     def waiting(self) -> int:
-        """Bytes that nobody has read yet."""
+        """The number of unread bytes."""
         return len(self._bytes)
 
     async def room(self) -> int:
-        """Returns when there is room: for how many bytes."""
+        """Waits for room and returns how many bytes fit."""
         while not (fits := self._fits()):
             self._room.clear()
             self._shared.wait(self._room)
@@ -117,12 +113,12 @@ class Pipe:
         self._changed.set()
 
     def end(self) -> None:
-        """No more comes; what is there can still be read."""
+        """Ends the input; waiting bytes can still be read."""
         self._ended = True
         self._changed.set()
 
     def discard(self) -> None:
-        """Nobody reads any more: what is there and what comes is thrown away, and there is always room."""
+        """Ends the reading: drops all present and future bytes, so there is always room."""
         self._discarding = True
         self._shared.hold(-len(self._bytes) - self._passing)
         self._passing = 0
@@ -130,7 +126,7 @@ class Pipe:
         self._room.set()
 
     async def read(self) -> bytes:
-        """All that is there, at least one byte; b"" at the end, again and again."""
+        """All waiting bytes, at least one; b"" at the end, also repeatedly."""
         if self._passing:
             self._shared.hold(-self._passing)
             self._passing = 0
@@ -145,28 +141,28 @@ class Pipe:
         return data
 
 
-# One read, and the most that waits to be sent to a client that does not read.
+# The size of one read, and the limit of unsent bytes for a client that does not read.
 PIECE: Final = 64 << 10
-# What the kernel holds of it; by itself it would take up to 4 MiB for each connection whose peer does not read.
+# The kernel's send buffer. By default it would grow to 4 MiB for each connection whose peer does not read.
 SEND_BUFFER: Final = 256 << 10
 
-# Frames of one read, after which others get their turn: there may be ten thousand. Those of a client that sends what it has in
-# large ones never are so many.
+# After so many frames of one read, other tasks get their turn. One read may have ten thousand frames, but clients that send large
+# frames never reach this number.
 TURN: Final = 16
 
 _ESTABLISHED: Final = 1  # tcpi_state, the first byte of struct tcp_info
 
 
 class Gone(Exception):
-    """The peer has left, or the stream to it was reset."""
+    """The peer has left, or reset the stream."""
 
 
-# Seconds between two looks whether the last bytes have arrived.
+# Seconds between checks whether the last bytes have arrived.
 _DELIVERY_CHECK: Final = 0.05
 
 
 async def put(pipe: Pipe, data: bytes, gone: Callable[[], bool], look_every: float = 5.0) -> None:
-    """Waits for room, as long as the client is there: that is looked at every so many seconds. Raises Gone."""
+    """Waits for room while the client is there, which it checks every `look_every` seconds. Raises Gone."""
     while data:
         try:
             async with asyncio.timeout(look_every):
@@ -181,13 +177,13 @@ async def put(pipe: Pipe, data: bytes, gone: Callable[[], bool], look_every: flo
 
 class ByteChannel(Protocol):
     async def receive(self) -> bytes:
-        """At least one byte; b"" when the peer sends no more. Raises Gone."""
+        """At least one byte; b"" after the peer's end of input. Raises Gone."""
 
     async def send(self, data: bytes) -> None:
         """Waits while the peer does not read. Raises Gone."""
 
     def gone(self) -> bool:
-        """Whether the peer has left; works also while nothing is read."""
+        """Whether the peer has left; also works while nothing is read."""
 
 
 class TcpChannel:
@@ -211,7 +207,7 @@ class TcpChannel:
         return data
 
     def unread(self, data: bytes) -> None:
-        """These bytes were received, and belong to whoever receives next."""
+        """Puts received bytes back for the next `receive`."""
         self._unread = data
 
     async def send(self, data: bytes) -> None:
@@ -225,7 +221,7 @@ class TcpChannel:
         self.active_at = self._loop.time()
 
     def gone(self) -> bool:
-        """Read from the kernel: while a full pipe keeps us from reading, no end of input is seen."""
+        """Asks the kernel, because the end of input is not visible while a full pipe keeps us from reading."""
         if self._writer.transport.is_closing():
             return True
         sock = self._writer.get_extra_info("socket")
@@ -235,7 +231,7 @@ class TcpChannel:
             return True
 
     async def idle(self, seconds: float) -> None:
-        """Returns when no byte has moved for so long."""
+        """Returns when no byte has moved for `seconds`."""
         while True:
             left = self.active_at + seconds - self._loop.time()
             if left <= 0:
@@ -243,22 +239,22 @@ class TcpChannel:
             await asyncio.sleep(left)
 
     async def delivered(self, seconds: float) -> None:
-        """Returns when the peer's system has taken all that was sent, the peer has left, or after `seconds`: a user may
+        """Returns when the peer's system has received everything, when the peer has left, or after `seconds`: a user may
         look at the last page of output for a while."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(seconds):
-                while not self.gone() and self._on_the_way():  # noqa: ASYNC110  the kernel tells of it nowhere else
+                while not self.gone() and self._on_the_way():  # noqa: ASYNC110  the kernel has no event for it
                     await asyncio.sleep(_DELIVERY_CHECK)
 
     def _on_the_way(self) -> int:
-        """Bytes. Raises OSError."""
+        """Bytes that the peer's system has not acknowledged. Raises OSError."""
         sock = self._writer.get_extra_info("socket")
         unacknowledged: int = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0]
         return unacknowledged + self._writer.transport.get_write_buffer_size()
 
     async def close(self, seconds: float) -> None:
-        """Sends what waits, says so, and reads the peer's rest: a close with unread bytes would throw away what the peer
-        has not read yet. After `seconds` the connection is cut."""
+        """Sends all waiting bytes and the end, and reads the peer's remaining bytes: a close with unread input would
+        discard output that the peer has not read yet. Cuts the connection after `seconds`."""
         with contextlib.suppress(OSError, TimeoutError):
             self._writer.transport.set_write_buffer_limits(high=0)  # drain() now waits for the last byte
             async with asyncio.timeout(seconds):

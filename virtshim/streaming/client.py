@@ -1,4 +1,4 @@
-"""The client's side of exec, attach and port-forward: WebSocket, channels of k8s.io. One thread, one socket that never blocks."""
+"""The client's side of exec, attach and port-forward: Kubernetes' channels on WebSocket. One thread, one non-blocking socket."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ FORWARD: Final = "v4.channel.k8s.io"
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 _CLOSE: Final = 255
 
-# Of a session beyond a limit, which the node's words name.
+# The status of a session beyond a limit, which the node's text names.
 _TOO_MANY: Final = 429
 _CONNECTING: Final = 30.0
 _READ: Final = 64 << 10
 
 
 class StreamClient:
-    """After the handshake. Waiting is the caller's: for reading always, for writing while `pending`."""
+    """A connection after the handshake. The caller waits for readability, and while `pending` for writability."""
 
     def __init__(self, sock: socket.socket, ws: WSConnection) -> None:
         self._sock = sock
@@ -46,14 +46,14 @@ class StreamClient:
         self._arrived: deque[Piece] = deque()
         self.is_closed = False
         sock.setblocking(False)
-        self._take_events()  # what came together with the handshake's answer
+        self._take_events()  # those that came with the handshake's answer
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
     @property
     def pending(self) -> bool:
-        """Bytes wait to be sent: nothing more should be given."""
+        """Whether bytes wait to be sent, so that the caller should send no more."""
         return bool(self._unsent)
 
     def send(self, channel: int, data: bytes) -> None:
@@ -63,12 +63,12 @@ class StreamClient:
         self.send(_CLOSE, bytes([channel]))
 
     def receive(self) -> list[Piece]:
-        """What has arrived; sets `is_closed` at the end. Raises InternalError for what is no WebSocket."""
+        """What has arrived; sets `is_closed` at the end. Raises InternalError if it is not WebSocket."""
         data: bytes | None
         try:
             data = self._sock.recv(_READ)
         except BlockingIOError:
-            data = None  # nothing has come
+            data = None  # nothing has arrived
         except ConnectionError:
             data = b""
         if data:
@@ -84,14 +84,14 @@ class StreamClient:
         return pieces
 
     def flush(self) -> None:
-        """Sends what the socket takes."""
+        """Sends as much as the socket accepts."""
         try:
             while self._unsent:
                 del self._unsent[: self._sock.send(self._unsent)]
         except BlockingIOError:
             pass
         except ConnectionError:
-            self._unsent.clear()  # the reading side tells
+            self._unsent.clear()  # `receive` reports the end
 
     def _take_events(self) -> None:
         for event in self._ws.events():
@@ -118,7 +118,7 @@ class StreamClient:
 
 
 def connect(url: str, protocol: str = PROTOCOL) -> StreamClient:
-    """Dials a URL that Exec or Attach gave; one of PortForward with `FORWARD`. Raises Unavailable, ResourceExhausted,
+    """Connects to a URL from Exec or Attach, or from PortForward with `FORWARD`. Raises Unavailable, ResourceExhausted,
     InternalError."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or 80

@@ -1,4 +1,4 @@
-"""The life of a connection: handshake, token, session, close. Lives on the streaming loop."""
+"""The life of a connection: handshake, token, session, close. Runs on the streaming loop."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from virtshim.streaming.upgrade import Exchange, HttpRefused, Negotiated, Transp
 from virtshim.streaming.websocket import TunnelChannel, WebSocket
 from virtshim.system.pod_places import Places, PodPlaces
 
-# Single-use tokens: each stands for one request that was allowed. Any thread.
+# Single-use tokens: each is for one allowed request. Any thread.
 #
-# Local processes can reach the streaming port; the token is all that keeps them out. So it is 128 random bits, serves
-# once, also if that fails, lives a minute, and says what it is for.
+# Local processes can reach the streaming port, and only the token keeps them out. So it has 128 random bits, is valid for
+# one attempt within a minute, and only for its request.
 
 LIFETIME: Final = 60.0
 MAX_PENDING: Final = 1000
-# Of one pod.
+# For one pod.
 MAX_OF_POD: Final = 100
 _RANDOM_BYTES: Final = 16
 
@@ -63,7 +63,7 @@ class Tokens:
         self._pending: dict[str, _Pending] = {}  # in order of their end
 
     def issue(self, request: StreamRequest) -> str:
-        """Raises ResourceExhausted if too many wait to be used, of this pod or of all."""
+        """Raises ResourceExhausted if too many tokens are unused, of this pod or of all."""
         with self._lock:
             self._drop_expired()
             self.places.take(pod_of(request))
@@ -72,7 +72,7 @@ class Tokens:
             return token
 
     def redeem(self, token: str) -> StreamRequest | None:
-        """The request, once. None if it is unknown, used, expired or revoked."""
+        """The token's request. None if the token is unknown, used, expired or revoked."""
         with self._lock:
             found = self._pending.pop(token, None)
             if found is None:
@@ -99,24 +99,24 @@ class Tokens:
 
 log = structlog.get_logger(__name__)
 
-# The first part of a URL's path.
+# The first part of the URL's path.
 KINDS: Final[dict[type[StreamRequest], str]] = {
     ExecRequest: "exec",
     AttachStreams: "attach",
     ForwardRequest: "portforward",
 }
 
-# Connections that have not presented a token yet; one more closes the oldest.
+# Connections without a token yet; another one closes the oldest.
 MAX_UNAUTHENTICATED: Final = 128
 
-# Seconds that a session gets to end by itself when the daemon stops.
+# Seconds for a session to end by itself when the daemon stops.
 _SHUTDOWN_TIMEOUT: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTimeouts:
-    """Seconds: for the whole handshake, for the client to open the streams that belong together, without any byte in a session,
-    for a client that has all to leave, and for a closing connection's last bytes."""
+    """Seconds: for the handshake, for the client to open all streams, without a byte in a session, for the client to leave after
+    its output, and for the last bytes of a closing connection."""
 
     handshake: float = 10.0
     streams: float = 30.0
@@ -154,7 +154,7 @@ class ConnectionHandler:
                 ended.set()
 
     async def end_sessions(self) -> None:
-        """Once no more connections are accepted: all sessions are asked to end; those that do not are cancelled."""
+        """Asks all sessions to end, and cancels those that do not. No more connections may be accepted."""
         for task in self._unauthenticated:
             task.cancel()
         for ended in self._sessions:
@@ -166,7 +166,7 @@ class ConnectionHandler:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def connected(self, sock: socket.socket) -> None:
-        """A client has connected; the socket is ours now."""
+        """Takes over the socket of a new client."""
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         task = asyncio.create_task(self._connection(sock))
         self._tasks.add(task)
@@ -175,7 +175,7 @@ class ConnectionHandler:
             next(iter(self._unauthenticated)).cancel()
 
         def closed(_: asyncio.Task[None]) -> None:
-            sock.close()  # if the task was cancelled before it began
+            sock.close()  # if the task was cancelled before it started
             self._unauthenticated.pop(task, None)
             self._tasks.discard(task)
 
@@ -210,7 +210,7 @@ class ConnectionHandler:
     async def _handshake(
         self, channel: TcpChannel, place: contextlib.ExitStack
     ) -> tuple[StreamRequest, Negotiated, SessionRoom] | None:
-        """None if the request was refused. What the session may hold is given back with `place`. Raises Gone."""
+        """None if the request was refused. Closing `place` gives the session's room back. Raises Gone."""
         exchange = Exchange(channel)
         try:
             head = await exchange.head()
@@ -232,7 +232,7 @@ class ConnectionHandler:
             raise HttpRefused(429, str(exc)) from exc
 
     def _request_for(self, path: str) -> StreamRequest:
-        """Unknown, used, expired and of another kind look the same from outside. Raises HttpRefused."""
+        """Answers the same for unknown, used and expired tokens, and those of another kind. Raises HttpRefused."""
         _, _, kind_and_token = path.partition("/")
         kind, _, token = kind_and_token.partition("/")
         request = self._tokens.redeem(token)

@@ -1,4 +1,4 @@
-"""The pod's end of a forwarded connection that is dialed inside the guest: a command there, whose streams are the connection."""
+"""One forwarded connection: connects to the pod from the node, or inside the guest by a command, and copies both ways."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from virtshim.model.text import printable_text
 from virtshim.streaming.channel import PIECE, SEND_BUFFER, Gone
 from virtshim.streaming.ports import VNC_PORT, Ended, Execs, Output, OutStream, Screens, StreamSession
 
-# A TCP connection inside a guest, made with the tools of its image. Pure.
-
 _ENV: Final = (("PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),)
 
-# Argument: the port. Joins input and output with the connection; the end of the input is the end of what is sent. The first that
-# is there is taken, the exact and quick ones first; bash alone cannot pass the end of the input on.
+# Connects standard input and output to a port (the argument), and passes the end of input on. Uses the first tool that the guest
+# has, quick and exact ones first; only bash cannot pass the end of input on.
 DIAL_SCRIPT: Final = r"""
 port=$1
 for nc in nc "busybox nc"; do
@@ -62,13 +60,11 @@ exit 127
 
 
 def dial_command(port: int) -> GuestCommand:
-    """Exit code 0 when the connection has ended; another one, and a reason on stderr, if there was none."""
+    """Exits with 0 after the connection; with another code and a reason on stderr if there was no connection."""
     return GuestCommand(("/bin/sh", "-c", DIAL_SCRIPT, "virtshim-dial", str(port)), _ENV)
 
 
-# One forwarded connection: dials the pod and copies both ways, half-closes included.
-
-# Seconds until a pod that does not answer counts as unreachable.
+# Seconds for a pod to answer; after that it counts as unreachable.
 _DIAL: Final = 10.0
 
 
@@ -76,38 +72,38 @@ class PodEnd(Protocol):
     """The pod's end of one forwarded connection. Raises OSError, ForwardFailed, ShimError."""
 
     async def read(self) -> bytes:
-        """b"" when the pod sends no more."""
+        """b"" after the pod's end of input."""
 
     async def write(self, data: bytes) -> None: ...
 
     async def finish(self) -> None:
-        """The client sends no more."""
+        """Passes the client's end of input on."""
 
     def is_over(self) -> bool:
-        """Nobody reads what is written any more."""
+        """Whether nobody reads any more."""
 
     async def close(self) -> None:
-        """Called exactly once, last."""
+        """Called exactly once, at the end."""
 
 
 Dial = Callable[[str, int], Awaitable[PodEnd]]
 
 
 class ForwardFailed(Exception):
-    """For the client's user: what could not be reached, and why."""
+    """The message tells the user what could not be reached, and why."""
 
 
 class ClientEnd(Protocol):
     """The client's end of one forwarded connection."""
 
     async def read(self) -> bytes:
-        """b"" when the client sends no more."""
+        """b"" after the client's end of input."""
 
     async def write(self, data: bytes) -> None:
         """Raises Gone."""
 
     async def finish(self) -> None:
-        """The pod sends no more. Raises Gone."""
+        """Passes the pod's end of input on. Raises Gone."""
 
 
 class TcpPodEnd:
@@ -131,7 +127,7 @@ class TcpPodEnd:
         self._writer.write_eof()
 
     def is_over(self) -> bool:
-        """A pod that sends no more may still read."""
+        """Never, because a pod that has ended its input may still read."""
         return False
 
     async def close(self) -> None:
@@ -139,15 +135,15 @@ class TcpPodEnd:
 
 
 async def dial(address: str, port: int) -> TcpPodEnd:
-    """From the host's own namespace: the pod's is a mere bridge between the network's link and the guest's tap, and has
-    no address of its own to dial from. That a node reaches its pods is what every Kubernetes network promises."""
+    """Connects from the host's namespace, because the pod's only bridges the network's link and the guest's tap, and has no
+    address. Every Kubernetes network lets a node reach its pods."""
     reader, writer = await asyncio.open_connection(address, port, limit=PIECE)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     return TcpPodEnd(reader, writer)
 
 
 def with_vnc(dial_pod: Dial, screens: Screens, container: ContainerId | None) -> Dial:
-    """As `dial_pod`, but the VNC port is that container's screen."""
+    """Returns `dial_pod` with the VNC port going to that container's screen."""
     if container is None:
         return dial_pod
 
@@ -188,7 +184,7 @@ class _Over(Exception):
 
 
 async def _both(one: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None]) -> None:
-    """Until both are done; the first exception ends the other."""
+    """Runs both to their end; an exception in one ends the other."""
     tasks = [asyncio.create_task(one), asyncio.create_task(other)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -201,7 +197,7 @@ async def _both(one: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None]
 
 
 async def _to_pod(client: ClientEnd, pod: PodEnd) -> None:
-    """A pod that reads no more may still send: what is wrong with it shows when it is read from."""
+    """Ignores errors of writing: a pod that does not read may still send, and reading reports its errors."""
     with contextlib.suppress(OSError, ShimError):
         while data := await client.read():
             await pod.write(data)
@@ -218,20 +214,20 @@ async def _to_client(pod: PodEnd, client: ClientEnd) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """asyncio puts words of its own in place of the system's."""
+    """The system's text instead of asyncio's."""
     return os.strerror(error.errno).lower() if error.errno else str(error)
 
 
 log = structlog.get_logger(__name__)
 
-# Bytes of the guest's error message.
+# The most bytes of the guest's error message.
 _WORDS: Final = 300
-# Seconds that a command gets to be ended.
+# Seconds to end a command.
 _CLEAN_UP: Final = 10.0
 
 
 class GuestPodEnd:
-    """Implements `splice.PodEnd`."""
+    """Implements `PodEnd` by a command in the guest."""
 
     def __init__(self, session: StreamSession, port: int) -> None:
         self._session = session
@@ -276,7 +272,7 @@ class GuestPodEnd:
 
 
 def in_guest(execs: Execs, container: ContainerId) -> Dial:
-    """Dials the loopback of that container's guest, whatever the address."""
+    """Connects to the loopback of that container's guest, whatever the address."""
 
     async def dial_inside(address: str, port: int) -> PodEnd:
         del address

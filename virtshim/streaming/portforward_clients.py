@@ -1,6 +1,7 @@
-"""Port forwarding over WebSocket, for clients without SPDY: channels 2i and 2i+1 are data and error of the i-th port.
+"""Port forwarding over SPDY and over WebSocket.
 
-The ports are those of the request. This protocol has no half-close and one connection a port.
+SPDY: each connection has an error and a data stream, paired by the request id in their headers. WebSocket: channels 2i and
+2i+1 are data and error of the request's i-th port. It has no half-close, and only one connection per port.
 """
 
 from __future__ import annotations
@@ -22,20 +23,17 @@ from virtshim.streaming.spdy.frames import Status
 from virtshim.streaming.spdy.peer import SpdyPeer, SpdyStream
 from virtshim.streaming.websocket import BadMessage, ChannelReader, WebSocket, encode
 
-# Port forwarding over SPDY: an error and a data stream for each connection, paired by the request id in their
-# headers.
-
 log = structlog.get_logger(__name__)
 
 FORWARD_SPDY_PROTOCOLS: Final = ("portforward.k8s.io",)
 
-# Two streams a connection.
+# Two streams per connection.
 _MAX_STREAMS: Final = 1000
 
 
 @dataclass(slots=True)
 class _Half:
-    """The stream of a pair that came first, and the task that waits for the other."""
+    """The first stream of a pair, and the task that waits for the second."""
 
     stream: SpdyStream
     kind: str
@@ -44,10 +42,10 @@ class _Half:
 
 
 class SpdyForward:
-    """All connections of one client to one pod."""
+    """A client's connections to a pod."""
 
     def __init__(self, channel: ByteChannel, address: str, dial: Dial, pairing: float, room: SessionRoom) -> None:
-        """`pairing`: seconds in which the second stream of a pair must come."""
+        """`pairing`: seconds to wait for the second stream of a pair."""
         self._address = address
         self._dial = dial
         self._pairing = pairing
@@ -57,7 +55,7 @@ class SpdyForward:
         self._peer = SpdyPeer(channel, _MAX_STREAMS, self._opened, room.pipe)
 
     async def serve(self, ended: asyncio.Event) -> None:
-        """Until the client leaves, or `ended`: the pod has stopped."""
+        """Serves until the client leaves, or `ended`, because the pod has stopped."""
         try:
             await run_until(self._peer.run(), ended.wait())
         except Gone:
@@ -124,7 +122,7 @@ class SpdyForward:
                 await error.write(failed.encode(errors="replace"))
             await data.finish()
             await error.finish()
-            # A client that still sends, to a pod that no longer listens, learns that nobody reads.
+            # If the client still sends but the pod reads no more, the reset tells the client.
             if not data.incoming.ended:
                 await data.reset()
 
@@ -136,7 +134,7 @@ def _port(text: str) -> int | None:
 
 
 def _key_without_request_id(number: int, kind: str) -> str:
-    """Clients before request ids opened the error stream, then at once the data stream: the next odd number."""
+    """Clients without request ids open the error stream and then the data stream, whose number is the next odd one."""
     return f"stream {number if kind == 'error' else number - 2}"
 
 
@@ -144,10 +142,10 @@ log = structlog.get_logger(__name__)
 
 FORWARD_WEBSOCKET_PROTOCOLS: Final = ("v4.channel.k8s.io", "v4.base64.channel.k8s.io")
 
-# Raw SPDY inside binary messages.
+# SPDY inside binary messages.
 WEBSOCKET_TUNNEL: Final = "SPDY/3.1+portforward.k8s.io"
 
-# Channel numbers are one byte; those of the base64 protocol one digit.
+# A channel number is one byte, in the base64 protocol one digit.
 _MAX_PORTS: Final = 127
 _MAX_PORTS_BASE64: Final = 5
 
@@ -157,7 +155,7 @@ def websocket_max_ports(protocol: str) -> int:
 
 
 class _Port:
-    """Implements `splice.ClientEnd`."""
+    """Implements `portforward.ClientEnd`."""
 
     def __init__(self, forward: WebSocketForward, index: int, incoming: Pipe) -> None:
         self._forward = forward
@@ -174,7 +172,7 @@ class _Port:
         await self._forward.send(2 * self._index + 1, data)
 
     async def finish(self) -> None:
-        """The protocol has no word for half an end: the pod's is the end of both ways."""
+        """Ends both directions, because the protocol has no half-close."""
         self.incoming.discard()
         self.incoming.end()
 
@@ -192,7 +190,7 @@ class WebSocketForward:
         self._ports = [_Port(self, index, room.pipe()) for index in range(len(ports))]
 
     async def serve(self, ended: asyncio.Event) -> None:
-        """Until the client leaves, all ports have ended, or `ended`: the pod has stopped."""
+        """Serves until the client leaves, all ports have ended, or `ended`, because the pod has stopped."""
         with contextlib.suppress(Gone):
             await run_until(self._forward(), self._receive(), ended.wait())
             await self._ws.close()
@@ -210,7 +208,7 @@ class WebSocketForward:
 
     async def _forward(self) -> None:
         for port, number in zip(self._ports, self._numbers, strict=True):
-            # Each channel begins with the port's number, so that clients can check that both count alike.
+            # Each channel begins with the port's number, so that clients can check it.
             await port.write(struct.pack("<H", number))
             await port.write_error(struct.pack("<H", number))
         await asyncio.gather(

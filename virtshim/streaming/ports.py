@@ -1,4 +1,4 @@
-"""Streams between clients and guests."""
+"""What clients may stream to and from containers and pods, and what the streaming server needs of guests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Final, Protocol
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.ids import ContainerId, SandboxId
 
-# What a caller may stream to and from a container or a pod: requests, and the items of a session. No I/O.
-#
-# A request's `pod` is its `namespace/name`.
+# In all requests, `pod` is the pod's `namespace/name`.
 
 
 class OutStream(enum.Enum):
@@ -23,7 +21,7 @@ class OutStream(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Which streams a caller wants. With `tty` there is one output, stdout."""
+    """The streams that a caller wants. With `tty` the only output is stdout."""
 
     stdin: bool = False
     stdout: bool = False
@@ -54,8 +52,8 @@ class ExecRequest:
 
 @dataclass(frozen=True, slots=True)
 class AttachStreams:
-    """`stdin_once`: the container's input ends for good when the first client that has it closes or leaves. `to_entrypoint`: to
-    the streams of the container's own command, not to the console."""
+    """`stdin_once`: the container's input ends for good when the first client with input closes it or leaves. `to_entrypoint`:
+    attaches to the container's own command, not to the console."""
 
     container: ContainerId
     streams: Streams
@@ -65,20 +63,20 @@ class AttachStreams:
 
     @property
     def leaves_with_input(self) -> bool:
-        """True for a client at a terminal: it closes its input when somebody types the keys to detach (crictl), and
-        then waits for the session to end. Other runtimes end it, too."""
+        """True for a client at a terminal. When its user types the keys to detach, the client (crictl) closes its input and
+        waits for the session to end. Other runtimes end it too."""
         return self.streams.stdin and self.streams.tty
 
 
-# Where VNC's first display is by its own rules (RFC 6143, 8.2).
+# The port of VNC's first display (RFC 6143, 8.2).
 VNC_PORT: Final = 5900
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardRequest:
-    """`address` is the pod's, the only one that is dialed. `ports` is empty if they come with the streams. `screen`: the VM whose
-    screen port 5900 then means; None if it means the guest's own port. `inside`: the container in whose guest the ports are
-    dialed, on its loopback, instead of from the node."""
+    """`address`: the pod's. `ports`: empty if the streams name them. `screen`: the VM whose screen port 5900 leads to; None
+    for the guest's own port. `inside`: the container to whose guest's loopback the ports are connected, not from the
+    node."""
 
     sandbox: SandboxId
     address: str
@@ -101,7 +99,7 @@ def owner(request: StreamRequest) -> ContainerId | SandboxId:
 
 
 def pod_of(request: StreamRequest) -> str:
-    """Whose limits hold for it: `namespace/name`, where that is known."""
+    """The pod whose limits apply: `namespace/name`, if known."""
     return request.pod or owner(request).short
 
 
@@ -115,31 +113,31 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The command has ended and all its output was read. `code` is 0 to 255; a console that ends gives 0."""
+    """The command has ended and all its output was read. `code` is 0 to 255, and 0 for a console."""
 
     code: int
 
 
 class StreamSession(Protocol):
-    """A running command, or a client's share of a console. Lives on the streaming loop: all its coroutines are called there,
-    `read` by one task, `write_stdin` and `close_stdin` by a second, `resize` by a third, all at the same time. Both sides are
-    bounded: a slow reader slows the command down (a console loses output instead)."""
+    """A running command, or a client's share of a console. Runs on the streaming loop: one task calls `read`, a second
+    `write_stdin` and `close_stdin`, a third `resize`, all at the same time. Both directions are bounded: a slow reader
+    slows the command down (a console loses output instead)."""
 
     async def read(self) -> Output | Ended:
-        """The next piece of output (at most 64 KiB), in the order it came; `Ended` once, last. ShimError if the session broke."""
+        """The next piece of output (at most 64 KiB), in its order; finally `Ended`, once. ShimError if the session broke."""
 
     async def write_stdin(self, data: bytes) -> None:
-        """Returns when there is room for more. What nobody reads any more is thrown away without an error."""
+        """Returns when there is room for more. Silently drops input that nobody reads any more."""
 
     async def close_stdin(self) -> None:
-        """End of input. May be called twice."""
+        """Ends the input. May be called twice."""
 
     async def resize(self, width: int, height: int) -> None:
-        """The client's terminal has so many columns and rows. No error without a terminal."""
+        """Sets the columns and rows of the client's terminal. No error without a terminal."""
 
     async def close(self) -> None:
-        """The client is gone: ends the command if it still runs. Called exactly once, also after `Ended` or an error; must
-        neither raise nor take longer than a few seconds."""
+        """Ends the command if it still runs, because the client is gone. Called exactly once, also after `Ended` or an
+        error. Must neither raise nor take longer than a few seconds."""
 
 
 class Execs(Protocol):
@@ -147,7 +145,8 @@ class Execs(Protocol):
 
     async def start(self, request: ExecRequest) -> StreamSession: ...
     async def dial(self, container: ContainerId, port: int) -> StreamSession:
-        """Its input and output are a TCP connection to its guest's loopback; stderr and an exit code tell why there is none."""
+        """Starts a command whose input and output are a TCP connection to the guest's loopback. If there is no connection,
+        stderr and an exit code say why."""
 
 
 class Attaches(Protocol):
@@ -157,23 +156,23 @@ class Attaches(Protocol):
 
 
 class Screens(Protocol):
-    """VMs' screens, as VNC serves them."""
+    """VMs' screens, by VNC."""
 
     def connect(self, container: ContainerId) -> socket.socket:
-        """A connection to this VM's QEMU and to nobody else. Raises Unavailable."""
+        """A connection to this VM's QEMU, certainly not to another process. Raises Unavailable."""
 
 
 class Streaming(Protocol):
-    """The server that kubelet takes its users' connections to. Called from any thread; answers at once."""
+    """The server to which kubelet forwards its users' connections. Called from any thread; answers at once."""
 
     def offer(self, request: StreamRequest) -> str:
-        """A URL that serves this request once, within a minute. ResourceExhausted if too many wait."""
+        """A URL that serves this request once, within a minute. ResourceExhausted if too many are unused."""
 
     def refused(self, pod: str) -> Mapping[str, int]:
-        """How often a request for that pod met a limit, by what was limited."""
+        """How often the pod's requests met each limit."""
 
     def end_container(self, container: ContainerId) -> None:
-        """The container has ended: its sessions end, and URLs that wait for it are void."""
+        """Ends the sessions of an ended container, and revokes its unused URLs."""
 
     def end_sandbox(self, sandbox: SandboxId) -> None:
-        """The same for the pod's port forwards."""
+        """Does the same for the pod's port forwards."""

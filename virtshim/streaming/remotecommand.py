@@ -1,4 +1,4 @@
-"""Exec and attach: joins a client (SPDY or WebSocket) to a session (a command in the guest, a console)."""
+"""Exec and attach: connects a client (SPDY or WebSocket) to a session (a command in the guest, or a console)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from virtshim.streaming.channel import Gone, run_until, then_wait_forever
 from virtshim.streaming.ports import Ended, Output, OutStream, StreamSession
 from virtshim.streaming.remotecommand_status import Exited, Failed, Outcome
 
-# The resize stream: JSON objects one after another, `{"Width":80,"Height":24}`. Pure.
+# The resize stream has JSON objects: `{"Width":80,"Height":24}`.
 
 _MAX_PENDING: Final = 4096
 _MAX: Final = 0xFFFF  # struct winsize holds 16 bits
@@ -29,17 +29,17 @@ class Size:
 
 
 class SizeReader:
-    """Nonsense is thrown away: a wrong size is no reason to end somebody's shell."""
+    """Ignores invalid input, because a wrong size must not end a user's shell."""
 
     def __init__(self) -> None:
         self._text = ""
         self._decoder = json.JSONDecoder()
 
     def feed(self, data: bytes) -> Size | None:
-        """The newest whole size in what came, if there is one."""
+        """The newest complete size, if there is one."""
         text = self._text + data.decode("ascii", errors="replace")
         if len(text) > _MAX_PENDING:
-            # The newest is at the end, and all sessions wait while this is read.
+            # Reads only the end, because all sessions wait meanwhile.
             text = text[text.find("{", len(text) - _MAX_PENDING) :]
         newest, place = None, 0
         while place < len(text):
@@ -56,7 +56,7 @@ class SizeReader:
 
 
 def _pending(text: str) -> str:
-    """What may still become an object; the rest is nonsense."""
+    """The end that may still become an object."""
     return text if text.startswith("{") and len(text) < _MAX_PENDING else ""
 
 
@@ -71,11 +71,11 @@ def _size(value: object) -> Size | None:
 
 log = structlog.get_logger(__name__)
 
-# Seconds that the client gets to take what it has not read yet, and that a session gets to clean up.
+# Seconds for the client to read the rest of the output, and for a session to clean up.
 DELIVERY_TIMEOUT: Final = 600.0
 _CLEAN_UP: Final = 10.0
 
-# Seconds that a session of a container that has ended gets to end by itself.
+# Seconds for a session to end by itself after its container has ended.
 _END_GRACE: Final = 2.0
 
 
@@ -93,13 +93,13 @@ class RemoteClient(Protocol):
         """Bytes of the resize stream; b"" at the end."""
 
     async def write(self, stream: OutStream, data: bytes) -> None:
-        """What the client did not ask for is thrown away. Raises Gone."""
+        """Drops output that the client did not ask for. Raises Gone."""
 
     async def finish(self, outcome: Outcome) -> None:
-        """Ends the output and tells how it went. Raises Gone."""
+        """Ends the output and sends the outcome. Raises Gone."""
 
     def discard_input(self) -> None:
-        """What still comes is thrown away, so that the client's leaving is seen."""
+        """Drops further input, so that the client's end is noticed."""
 
 
 Start = Callable[[], Awaitable[StreamSession]]
@@ -108,8 +108,8 @@ Start = Callable[[], Awaitable[StreamSession]]
 async def serve(
     client: RemoteClient, start: Start, ended: asyncio.Event, stream_timeout: float, leaving: float
 ) -> None:
-    """One session from its start to its end. `ended`: the container is gone, or the daemon stops. `stream_timeout` and `leaving`:
-    seconds that the client gets to open its streams, and to close the connection at the end."""
+    """Serves one session. `ended`: the container is gone, or the daemon stops. `stream_timeout` and `leaving`: seconds for
+    the client to open its streams, and to close the connection at the end."""
     with contextlib.suppress(Gone):
         await run_until(_whole(client, start, ended, stream_timeout, leaving), client.run())
 
@@ -117,13 +117,13 @@ async def serve(
 async def _whole(
     client: RemoteClient, start: Start, ended: asyncio.Event, stream_timeout: float, leaving: float
 ) -> None:
-    """While `client.run` runs beside it."""
+    """Runs beside `client.run`."""
     outcome = await _outcome(client, start, ended, stream_timeout)
     client.discard_input()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DELIVERY_TIMEOUT):
             await client.finish(outcome)
-    # What the client has not read when the connection closes may be lost: it should close first.
+    # The client should close first, because closing here may lose output that it has not read.
     await asyncio.sleep(leaving)
 
 
@@ -173,7 +173,7 @@ async def _output(client: RemoteClient, session: StreamSession) -> Outcome:
 
 
 async def _feed(client: RemoteClient, session: StreamSession) -> None:
-    """A session that accepts no more input reports why in `read`."""
+    """If the session accepts no more input, its `read` reports why."""
     with contextlib.suppress(ShimError):
         while data := await client.stdin():
             await session.write_stdin(data)

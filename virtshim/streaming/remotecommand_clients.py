@@ -1,4 +1,8 @@
-"""Remotecommand over WebSocket: channels 0 stdin, 1 stdout, 2 stderr, 3 error, 4 resize."""
+"""The clients of exec and attach, over SPDY and over WebSocket.
+
+SPDY has one stream each for error, stdin, stdout, stderr and resize. WebSocket has channels: 0 stdin, 1 stdout, 2 stderr, 3
+error, 4 resize.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,7 @@ from virtshim.streaming.spdy.frames import Status
 from virtshim.streaming.spdy.peer import SpdyPeer, SpdyStream
 from virtshim.streaming.websocket import BadMessage, ChannelReader, WebSocket, encode
 
-# Remotecommand over SPDY: one stream each for error, stdin, stdout, stderr and resize.
-
-# In the order the server prefers them. v1 clients of Kubernetes 1.0 name no version at all.
+# In the server's order of preference. Clients of Kubernetes 1.0 speak v1 and name no version.
 REMOTE_SPDY_PROTOCOLS: Final = (
     "v5.channel.k8s.io",
     "v4.channel.k8s.io",
@@ -75,7 +77,7 @@ class SpdyRemote:
         await target.write(data)
 
     async def finish(self, outcome: Outcome) -> None:
-        """Output ends before the error stream does: clients read it in this order."""
+        """Ends the output before the error stream, because clients read them in this order."""
         for name in ("stdout", "stderr"):
             if name in self._streams:
                 await self._streams[name].finish()
@@ -105,7 +107,7 @@ def _names(wanted: Streams, protocol: str) -> set[str]:
 
 log = structlog.get_logger(__name__)
 
-# "" is spoken by clients that name no protocol: the oldest one.
+# "" is the oldest protocol, of clients that name none.
 REMOTE_WEBSOCKET_PROTOCOLS: Final = (
     "v5.channel.k8s.io",
     "v4.channel.k8s.io",
@@ -118,7 +120,7 @@ REMOTE_WEBSOCKET_PROTOCOLS: Final = (
 _STDIN, _ERROR, _RESIZE = 0, 3, 4
 _OUT: Final = {OutStream.STDOUT: 1, OutStream.STDERR: 2}
 
-# v5: the second byte names a channel on which the client sends no more.
+# v5: the second byte names the channel whose input ends.
 _V5_CLOSE: Final = 255
 
 
@@ -160,7 +162,7 @@ class WebSocketRemote:
             pipe.end()
 
     async def ready(self) -> None:
-        """An empty message on the first channel it can read tells the client that all is set up."""
+        """Sends an empty message on the first channel that the client reads, which tells it that the session is ready."""
         first = next((number for stream, number in _OUT.items() if self._out[stream]), _ERROR)
         await self._send(first, b"")
 
@@ -175,9 +177,9 @@ class WebSocketRemote:
             await self._send(_OUT[stream], data)
 
     async def finish(self, outcome: Outcome) -> None:
-        told = as_status(outcome) if self._with_status else as_text(outcome)
-        if told:
-            await self._send(_ERROR, told)
+        status = as_status(outcome) if self._with_status else as_text(outcome)
+        if status:
+            await self._send(_ERROR, status)
         await self._ws.close()
 
     def discard_input(self) -> None:

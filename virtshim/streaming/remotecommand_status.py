@@ -1,4 +1,4 @@
-"""How a session ended, as clients read it on the error stream. Pure."""
+"""A session's outcome, as clients read it on the error stream. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-# Bytes of an error text that reaches the user.
+# The most bytes of an error text for the user.
 _MAX_TEXT: Final = 8000
 
 
@@ -24,7 +24,7 @@ Outcome = Exited | Failed
 
 
 def as_status(outcome: Outcome) -> bytes:
-    """A metav1.Status, for protocols v4 and later. Clients take the exit code from the cause named ExitCode."""
+    """A metav1.Status, for protocols from v4. Clients read the exit code from the cause named ExitCode."""
     status: dict[str, Any]
     match outcome:
         case Exited(0):
@@ -49,10 +49,10 @@ def as_status(outcome: Outcome) -> bytes:
     return json.dumps(status).encode()
 
 
-def from_status(told: bytes) -> Outcome:
-    """What `as_status` told, as a client understands it. Nonsense is a failure that says so."""
+def from_status(content: bytes) -> Outcome:
+    """Reads what `as_status` wrote. Unreadable content is a failure."""
     try:
-        status = json.loads(told)
+        status = json.loads(content)
         if status["status"] == "Success":
             return Exited(0)
         for cause in status.get("details", {}).get("causes", ()):
@@ -60,11 +60,11 @@ def from_status(told: bytes) -> Outcome:
                 return Exited(int(cause["message"]))
         return Failed(str(status["message"]))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Failed(f"the node sent an unreadable end status: {told[:200]!r}")
+        return Failed(f"the node sent an unreadable end status: {content[:200]!r}")
 
 
 def as_text(outcome: Outcome) -> bytes:
-    """For the protocols before v4: nothing means success."""
+    """For the protocols before v4; empty means success."""
     match outcome:
         case Exited(0):
             return b""

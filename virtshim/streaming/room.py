@@ -1,4 +1,4 @@
-"""What the sessions of each pod may hold: places, forwarded connections, bytes that its guest has not read yet."""
+"""Limits the sessions of each pod: their number, forwarded connections, and bytes that the guest has not read yet."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from virtshim.streaming.channel import PIECE, Pipe
 from virtshim.streaming.portforward import ForwardFailed
 from virtshim.system.pod_places import Places, PodPlaces
 
-# Bytes at a time for a stream that holds nothing, when its pod holds all it may: it goes on, slowly.
+# Bytes at a time for an empty stream when its pod has reached its limit, so that it goes on slowly.
 _LITTLE: Final = 16 << 10
-# Bytes that each pod may hold, whatever the others hold.
+# Bytes that each pod may always hold, even if the others use up the node's.
 _SURE: Final = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Of one pod and of the node; `bytes` are what clients have sent and guests have not read."""
+    """Limits of a pod and of the node. `bytes`: those that clients have sent and guests have not read."""
 
     pod_sessions: int = 64
     sessions: int = 512
@@ -53,7 +53,7 @@ def _connections(limits: StreamLimits) -> Places:
 
 
 class StreamRoom:
-    """Of the node. Lives on the streaming loop, but for `sessions` and `connections`."""
+    """The node's limits. Used on the streaming loop, except `sessions` and `connections`."""
 
     def __init__(self, limits: StreamLimits) -> None:
         self._limits = limits
@@ -64,7 +64,7 @@ class StreamRoom:
         self._waiting: set[asyncio.Event] = set()
 
     def allow(self, limits: StreamLimits) -> None:
-        """From now on, for what comes. Any thread."""
+        """For new sessions and bytes. Any thread."""
         self._limits = limits
         self.sessions.allow(_sessions(limits))
         self.connections.allow(_connections(limits))
@@ -82,7 +82,7 @@ class StreamRoom:
     # --- for the sessions' bytes
 
     def allowed(self, pod: str) -> bool:
-        """Whether that pod's sessions may hold more."""
+        """Whether the pod's sessions may hold more."""
         mine = self._held.get(pod, 0)
         return mine < self._limits.pod_bytes and (mine < _SURE or self._total < self._limits.bytes)
 
@@ -98,12 +98,12 @@ class StreamRoom:
                 event.set()
 
     def wait(self, event: asyncio.Event) -> None:
-        """It is set when somebody holds less than now."""
+        """Sets the event when bytes are released."""
         self._waiting.add(event)
 
 
 class SessionRoom:
-    """One session's. Implements `pipe.ByteRoom`."""
+    """The limits of one session. Implements `channel.ByteRoom`."""
 
     def __init__(self, node: StreamRoom, pod: str) -> None:
         self._node = node
@@ -116,7 +116,7 @@ class SessionRoom:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[None]:
-        """Of one forwarded connection. Raises ForwardFailed."""
+        """Takes a place for a forwarded connection. Raises ForwardFailed."""
         with contextlib.ExitStack() as place:
             try:
                 place.enter_context(self._node.connections.held(self._pod))
@@ -125,11 +125,11 @@ class SessionRoom:
             yield
 
     def close(self) -> None:
-        """What its pipes still hold is let go."""
+        """Releases what its pipes still hold."""
         self._node.hold(self._pod, -self._held)
         self._held, self._closed = 0, True
 
-    # --- pipe.ByteRoom
+    # --- channel.ByteRoom
 
     def allowed(self, mine: int) -> int:
         if self._node.allowed(self._pod):

@@ -1,4 +1,4 @@
-"""The streaming server: one event loop on a thread of its own, a listening socket on loopback, sessions in between."""
+"""The streaming server: its thread with an event loop, and its listening socket on loopback."""
 
 from __future__ import annotations
 
@@ -20,18 +20,15 @@ from virtshim.streaming.ports import Attaches, Execs, Screens, StreamRequest, ow
 from virtshim.streaming.room import StreamLimits, StreamRoom
 from virtshim.system.clock import Clock
 
-# Accepts connections on the event loop.
-#
-# Not asyncio's own server: closing it loses the connections that it accepts at that moment.
-
 log = structlog.get_logger(__name__)
 
-# Seconds without accepting after it failed.
+# Seconds until the next attempt after a failed accept.
 _RETRY_PAUSE: Final = 1.0
 
 
 class ConnectionListener:
-    """Open while its `async with` lasts; then the listener is closed. `on_connection` gets each new socket, and owns it."""
+    """Accepts connections inside its `async with`, and then closes the listener. `on_connection` owns each new socket. Closing
+    asyncio's own server would lose connections that it is just accepting."""
 
     def __init__(self, listener: socket.socket, on_connection: Callable[[socket.socket], None]) -> None:
         self._listener = listener
@@ -59,7 +56,7 @@ class ConnectionListener:
             sock, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError as exc:  # no descriptors left: whoever waits is served when there are some again
+        except OSError as exc:  # no descriptors left; clients wait until there are some again
             log.warning("streaming.accept.failed", error=str(exc))
             self._loop.remove_reader(self._listener)
             self._again = self._loop.call_later(_RETRY_PAUSE, self._open)
@@ -85,7 +82,7 @@ class StreamingServer:
         timeouts: StreamTimeouts | None = None,
         limits: StreamLimits | None = None,
     ) -> None:
-        """`port` 0 lets the kernel choose one. Nothing happens before `start`."""
+        """`port`: 0 lets the kernel choose. Nothing happens before `start`."""
         self._address = address
         self._port = port
         self._timeouts = timeouts or StreamTimeouts()
@@ -99,7 +96,7 @@ class StreamingServer:
     # --- life
 
     def allow(self, limits: StreamLimits) -> None:
-        """From now on; sessions that are there go on."""
+        """For new sessions; existing ones go on."""
         self._room.allow(limits)
 
     def start(self, attaches: Attaches, execs: Execs, screens: Screens) -> None:
@@ -149,7 +146,7 @@ class StreamingServer:
                 started.set_exception(exc)
 
     def stop(self) -> None:
-        """Sessions are told to end and get a few seconds; then they are cut off. May be called twice."""
+        """Asks sessions to end, and cuts them off after a few seconds. May be called twice."""
         if self._handler is None or self._thread is None:
             return
         self._call(self._handler.closing.set)
@@ -181,7 +178,7 @@ class StreamingServer:
             self._call(self._handler.end, whose)
 
     def _call(self, what: Callable[..., object], *args: object) -> None:
-        """On the loop; nothing if it runs no more."""
+        """Calls on the loop; does nothing if the loop has ended."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # closed
                 self._loop.call_soon_threadsafe(what, *args)

@@ -1,4 +1,4 @@
-"""Which transport and which version of the protocol a client and this server speak with each other. Pure."""
+"""The HTTP part of a streaming connection, and the choice of transport and protocol version."""
 
 from __future__ import annotations
 
@@ -23,20 +23,18 @@ from virtshim.streaming.portforward_clients import (
 from virtshim.streaming.ports import ForwardRequest, StreamRequest
 from virtshim.streaming.remotecommand_clients import REMOTE_SPDY_PROTOCOLS, REMOTE_WEBSOCKET_PROTOCOLS
 
-# The HTTP side of a streaming connection, until it is switched to another protocol. h11 parses; this decides.
-#
-# The order of checks tells strangers nothing: method and size, then the token; only its owner learns what is wrong
-# with the upgrade. `Origin` is no reason to refuse: the Kubernetes project's Python client sends it, as do web
-# consoles through the API server; a web page cannot guess the token, and no answer lets one read it.
+# The order of checks reveals nothing to strangers: method and size, then the token. Only the token's owner learns what is
+# wrong with the upgrade. `Origin` is not refused: Kubernetes' Python client sends it, and so do web consoles through the
+# API server. A web page cannot guess the token, and no answer lets it read the token.
 
-# Bytes of request line and headers together.
+# The most bytes of request line and headers.
 MAX_HEAD: Final = 16 << 10
 
 _METHODS: Final = ("GET", "POST")
 
 
 class HttpRefused(Exception):
-    """The request is answered with this status and text."""
+    """Becomes an answer with this status and text."""
 
     def __init__(self, status: int, text: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(text)
@@ -47,14 +45,14 @@ class HttpRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """`headers` have lower-case names, in order. `target` and headers hold what the client sent: secrets among it."""
+    """`headers`: in order, with lower-case names. `target` and `headers` may contain secrets."""
 
     method: str
     target: str
     headers: tuple[tuple[str, str], ...] = field(repr=False)
 
     def values(self, name: str) -> list[str]:
-        """All values of a header; a comma separates values as a repeated header does."""
+        """All values of a header, which may be repeated or separated by commas."""
         return [part.strip() for key, value in self.headers if key == name for part in value.split(",") if part.strip()]
 
     @property
@@ -87,7 +85,7 @@ class Exchange:
             )
             self._head_only = head.method == "HEAD"
             _check(head)
-            await self._next()  # the end of the message: it has no body
+            await self._next()  # the end of the message, which has no body
         except h11.RemoteProtocolError as exc:
             raise HttpRefused(exc.error_status_hint, "the request is not valid HTTP/1.1") from exc
         return head
@@ -96,14 +94,14 @@ class Exchange:
         while True:
             event = self._http.next_event()
             if event is not h11.NEED_DATA:
-                return event  # type: ignore[return-value]  # NEED_DATA and PAUSED are of one type to the checker
+                return event  # type: ignore[return-value]  # NEED_DATA and PAUSED have the same type
             data = await self._channel.receive()
             if not data:
-                raise Gone("the client left before its request was whole")
+                raise Gone("the client left before its request was complete")
             self._http.receive_data(data)
 
     async def switch(self, headers: list[tuple[str, str]]) -> bytes:
-        """Answers 101; HTTP is over. Bytes that the client has sent already, of the new protocol. Raises Gone."""
+        """Answers 101, which ends HTTP. Returns bytes that the client has already sent in the new protocol. Raises Gone."""
         answer = h11.InformationalResponse(status_code=101, headers=headers, reason=b"Switching Protocols")
         await self._channel.send(self._http.send(answer) or b"")
         return bytes(self._http.trailing_data[0])
@@ -140,7 +138,7 @@ class Transport(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Negotiated:
-    """`protocol` is the name both sides use; `headers` those of the 101 answer."""
+    """`protocol`: the name that both sides use; `headers`: those of the 101 answer."""
 
     transport: Transport
     protocol: str
@@ -160,7 +158,7 @@ def _spdy(head: Head, request: StreamRequest) -> Negotiated:
     served = FORWARD_SPDY_PROTOCOLS if isinstance(request, ForwardRequest) else REMOTE_SPDY_PROTOCOLS
     offered = head.values("x-stream-protocol-version")
     headers = [("Connection", "Upgrade"), ("Upgrade", _SPDY)]
-    if not offered:  # clients from before there were versions
+    if not offered:  # clients older than versions
         return Negotiated(Transport.SPDY, served[-1], headers)
     chosen = _first_common(offered, served)
     if chosen is None:
@@ -210,7 +208,7 @@ def _check_ports(request: ForwardRequest, protocol: str) -> None:
 
 
 def _first_common(offered: Sequence[str], served: Sequence[str]) -> str | None:
-    """The client's order of preference counts."""
+    """Chooses by the client's order of preference."""
     return next((name for name in offered if name in served), None)
 
 

@@ -1,4 +1,4 @@
-"""WebSocket messages over a byte channel; the protocol itself is wsproto's."""
+"""WebSocket over a byte channel, by wsproto, and Kubernetes' channel protocols on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from virtshim.streaming.channel import TURN, ByteChannel
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A piece of a message, as it arrived; messages may be of any length. `data` may be empty."""
+    """A piece of a message, as it arrived. `data` may be empty."""
 
     data: bytes
     starts: bool
@@ -50,7 +50,7 @@ class WebSocket:
                 if number % TURN == 0:
                     await asyncio.sleep(0)
         if len(self._fragments) % TURN == 0:
-            await asyncio.sleep(0)  # what is done with one takes as long as reading it
+            await asyncio.sleep(0)  # handling a frame takes as long as reading it
         return self._fragments.popleft()
 
     async def _handle(self, event: Event) -> None:
@@ -62,7 +62,7 @@ class WebSocket:
             case Ping():
                 await self._send(event.response())
             case CloseConnection():
-                # The client's own close, or wsproto's verdict on a frame that breaks the protocol.
+                # The client closes, or wsproto found a frame that breaks the protocol.
                 self._closed = True
                 await self._send(CloseConnection(code=event.code, reason=event.reason))
             case _:
@@ -77,7 +77,7 @@ class WebSocket:
             await self._send(CloseConnection(code=code))
 
     async def _send(self, event: Event) -> None:
-        with contextlib.suppress(LocalProtocolError):  # closing already
+        with contextlib.suppress(LocalProtocolError):  # already closing
             await self._channel.send(self._ws.send(event))
 
     def gone(self) -> bool:
@@ -85,7 +85,7 @@ class WebSocket:
 
 
 class TunnelChannel:
-    """A byte channel inside a WebSocket: binary messages one after another. Empty ones are legal and mean nothing."""
+    """A byte channel inside a WebSocket's binary messages. Empty messages are allowed and ignored."""
 
     def __init__(self, ws: WebSocket) -> None:
         self._ws = ws
@@ -108,9 +108,8 @@ class TunnelChannel:
         await self._ws.close()
 
 
-# Kubernetes' channel protocols on WebSocket: the first byte of each message names a channel. Pure.
-#
-# Binary protocols: a byte 0 to 255, then the data. base64 protocols (text messages): an ASCII digit, then base64.
+# Kubernetes' channel protocols: the first byte of each message names a channel. Binary protocols have a byte 0 to 255 and
+# the data. base64 protocols (text messages) have an ASCII digit and base64.
 
 
 class BadMessage(Exception):
@@ -124,7 +123,7 @@ class Piece:
 
 
 class ChannelReader:
-    """Takes messages in pieces, so that a message's length costs no memory."""
+    """Reads messages piece by piece, so that long ones need no memory."""
 
     def __init__(self, *, in_base64: bool) -> None:
         self._in_base64 = in_base64
@@ -132,7 +131,7 @@ class ChannelReader:
         self._carry = b""
 
     def feed(self, fragment: Fragment) -> Piece | None:
-        """None if there is nothing in it yet. Raises BadMessage."""
+        """None if the fragment adds no data. Raises BadMessage."""
         data = fragment.data
         if fragment.starts:
             self._channel, self._carry = None, b""

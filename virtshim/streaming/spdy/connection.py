@@ -1,10 +1,11 @@
-"""The server's side of one SPDY/3.1 connection: which stream is in which state. No I/O.
+"""The server's side of a SPDY/3.1 connection: the states of its streams. No I/O.
 
-    arriving(bytes) -> events       what the client did, frame by frame; `receive`: all of it at once
+    arriving(bytes) -> events       what the client did, frame by frame; `receive`: all at once
     reply, data, reset, goaway      what we do
-    output() -> bytes               what must be sent now, answers to PING and the like included
+    output() -> bytes               what must be sent now, including answers to PING
 
-A client that breaks the protocol gets GOAWAY (in `output`), both raise SpdyError, and nothing is to be received after it.
+If a client breaks the protocol, `arriving` and `receive` raise SpdyError, and `output` has a GOAWAY. Nothing may be received
+afterwards.
 """
 
 from __future__ import annotations
@@ -48,12 +49,11 @@ def _counted(word: str) -> bytes:
 DICTIONARY = b"".join(_counted(word) for word in _WORDS.split(",")) + _TAIL.encode("ascii")
 
 
-# SPDY/3 header blocks: names and values, compressed with one zlib context a direction for the whole connection. Pure.
-#
-# Every block that arrives must be unpacked, also one that nobody wants: the context goes on from it.
+# Header blocks are names and values, compressed with one zlib context per direction for the whole connection. So every
+# block that arrives must be unpacked, even if nobody needs it.
 
-# Clients of Kubernetes have three, of some hundred bytes. A block may unpack to a thousand times its size, and all sessions wait
-# meanwhile.
+# Kubernetes' clients have three headers, of some hundred bytes. A block may unpack to a thousand times its size, and all sessions
+# wait meanwhile.
 MAX_HEADERS: Final = 100
 MAX_BYTES: Final = 8 << 10
 
@@ -63,7 +63,7 @@ class HeaderReader:
         self._inflate = zlib.decompressobj(zdict=DICTIONARY)
 
     def read(self, block: bytes) -> dict[str, str]:
-        """Raises SpdyError. Never more than MAX_BYTES are unpacked, whatever the block says."""
+        """Raises SpdyError. Never unpacks more than MAX_BYTES."""
         try:
             plain = self._inflate.decompress(block, MAX_BYTES + 1)
         except zlib.error as exc:
@@ -89,7 +89,7 @@ class HeaderWriter:
 
 
 def _parse(plain: bytes) -> dict[str, str]:
-    """Names in lower case, as they should be on the wire; several values of one name stay joined by NUL."""
+    """Names are in lower case, as they should be on the wire. Several values of a name stay joined by NUL."""
     count, at = _number(plain, 0)
     if count > MAX_HEADERS:
         raise SpdyError(f"{count} headers; {MAX_HEADERS} at most")
@@ -118,14 +118,14 @@ def _text(plain: bytes, at: int) -> tuple[str, int]:
     return plain[at : at + length].decode("latin-1"), at + length
 
 
-# What Kubernetes' clients say of a stream. All else is dropped: it would be held as long as the stream, and comes compressed.
+# Headers of Kubernetes' clients. All others are dropped, because they may be large and would be kept as long as the stream.
 _KEPT: Final = frozenset(("streamtype", "port", "requestid"))
 _LONGEST: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Wants `reply` or `reset`. `headers`: those of a stream's kind, port and request."""
+    """Must be answered by `reply` or `reset`. `headers`: the stream's kind, port and request."""
 
     stream: int
     headers: Mapping[str, str]
@@ -188,7 +188,7 @@ class SpdyConnection:
         return [event for events in self.arriving(data) for event in events]
 
     def arriving(self, data: bytes) -> Iterator[list[Event]]:
-        """The same, frame by frame: whoever takes them may do something else in between."""
+        """Yields the events frame by frame, so that the caller can do other work in between."""
         if self._broken is not None:
             raise self._broken
         try:
@@ -211,7 +211,7 @@ class SpdyConnection:
             case frames.RstStream():
                 return [Reset(frame.stream)] if self._streams.pop(frame.stream, None) else []
             case frames.Ping():
-                if frame.id % 2:  # ours would be even
+                if frame.id % 2:  # our own would be even
                     self._out.append(frames.ping(frame.id))
                 return []
             case frames.GoAway():
@@ -237,7 +237,7 @@ class SpdyConnection:
     def _data(self, frame: frames.DataPiece) -> list[Event]:
         state = self._streams.get(frame.stream)
         if state is None:
-            # Bytes that were under way when the stream ended are normal; those of a stream that was never opened are not.
+            # Data for a stream that has just ended is normal, but not for one that was never opened.
             if frame.stream % 2 == 0 or frame.stream > self._last:
                 raise SpdyError(f"data for stream {frame.stream}, which was never opened")
             return []
@@ -259,10 +259,10 @@ class SpdyConnection:
         if not (state.client or state.server):
             del self._streams[stream]
 
-    # --- to the client; a stream that is gone meanwhile takes no more, without an error
+    # --- to the client; data for a stream that is gone is dropped
 
     def reply(self, stream: int) -> None:
-        """Accepts an opened stream. The client waits for it."""
+        """Accepts an opened stream; the client waits for this."""
         if stream in self._streams:
             self._out.append(frames.syn_reply(stream, self._writer.write({})))
 
@@ -271,11 +271,11 @@ class SpdyConnection:
         return state is not None and state.server
 
     def known(self, stream: int) -> bool:
-        """Whether one half at least is open."""
+        """Whether at least one direction is open."""
         return stream in self._streams
 
     def data(self, stream: int, payload: bytes, *, fin: bool = False) -> None:
-        """`fin`: we send no more on this stream."""
+        """`fin`: ends our output on this stream."""
         state = self._streams.get(stream)
         if state is None or not state.server:
             return
@@ -289,7 +289,7 @@ class SpdyConnection:
             self._out.append(frames.rst_stream(stream, status))
 
     def goaway(self, status: GoAwayStatus = GoAwayStatus.OK) -> None:
-        """New streams are refused from now on."""
+        """Refuses new streams from now on."""
         if not self._leaving:
             self._leaving = True
             self._out.append(frames.goaway(self._last, status))

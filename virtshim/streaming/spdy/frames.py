@@ -1,7 +1,7 @@
-"""SPDY/3.1 frames: bytes in, frames out, and the other way round. Pure; knows nothing of streams.
+"""Decodes and encodes SPDY/3.1 frames. Pure; knows nothing of streams.
 
-A data frame is passed on piece by piece as its bytes arrive, so its length (24 bits) costs no memory; a control frame is
-kept until it is whole, and so has a limit.
+Data frames, of up to 16 MiB, are passed on piece by piece and need no memory. Control frames are kept until they are complete, so
+they have a limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 VERSION: Final = 3
 FLAG_FIN: Final = 0x01
 
-# Compressed headers of real clients have some hundred bytes; SETTINGS with all its entries some dozen.
+# Real clients' compressed headers have some hundred bytes, and a full SETTINGS some dozen.
 MAX_CONTROL_BYTES: Final = 1 << 20
 
 _HEAD: Final = 8
@@ -54,7 +54,7 @@ class GoAwayStatus(enum.IntEnum):
 
 
 class SpdyError(Exception):
-    """The peer broke the protocol; the connection is of no more use."""
+    """The peer broke the protocol; the connection must end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ class GoAway:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """SETTINGS, WINDOW_UPDATE, and types nobody knows, which must be passed over. Flow control is left out on purpose: the
-    clients of Kubernetes neither send nor obey it."""
+    """SETTINGS, WINDOW_UPDATE and unknown types, which must be ignored. Flow control is omitted, because Kubernetes'
+    clients neither send nor obey it."""
 
     type: int
 
@@ -118,7 +118,7 @@ Frame = DataPiece | SynStream | SynReply | Headers | RstStream | Ping | GoAway |
 class Decoder:
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._stream = 0  # of the data frame that is under way
+        self._stream = 0  # of the current data frame
         self._left = 0
         self._fin = False
         self._in_data = False
@@ -200,7 +200,7 @@ def _encode(kind: Type, payload: bytes, flags: int = 0) -> bytes:
 
 
 def data(stream: int, payload: bytes, *, fin: bool = False) -> bytes:
-    """At most 16 MiB less one byte."""
+    """`payload`: less than 16 MiB."""
     return struct.pack(">II", stream, (FLAG_FIN if fin else 0) << 24 | len(payload)) + payload
 
 

@@ -1,7 +1,7 @@
-"""A SPDY client on the event loop: the protocol of `spdy.connection` over a byte channel, a bounded pipe for each stream.
+"""Serves a SPDY client on the event loop: `spdy.connection` over a byte channel, with a bounded pipe for each stream.
 
-SPDY as Kubernetes speaks it has no flow control a stream: when a stream's pipe is full, the whole connection is not read until
-there is room. Memory stays bounded and nothing is lost; streams of one connection can hold each other up.
+Kubernetes' SPDY has no flow control per stream. So if a stream's pipe is full, the whole connection waits until there is room.
+Memory stays bounded and nothing is lost, but the streams of a connection can block each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SpdyStream:
         self._peer = peer
 
     async def read(self) -> bytes:
-        """b"" when the client sends no more (or has reset the stream)."""
+        """b"" after the client's end of input, or its reset."""
         return await self.incoming.read()
 
     async def write(self, data: bytes) -> None:
@@ -45,7 +45,7 @@ class SpdyStream:
             await self._peer.send(self.number, data[at : at + PIECE])
 
     async def finish(self) -> None:
-        """We send no more. May be called twice."""
+        """Ends our output. May be called twice."""
         await self._peer.send(self.number, b"", fin=True)
 
     async def reset(self, status: Status = Status.CANCEL) -> None:
@@ -62,8 +62,8 @@ class SpdyPeer:
         on_open: Callable[[SpdyStream], Status | None],
         make_pipe: Callable[[], Pipe],
     ) -> None:
-        """`on_open` is called for each new stream and answers why it is refused, None if it is not. `make_pipe`: for what
-        the client sends on one."""
+        """`on_open`: called for each new stream; returns why it is refused, or None. `make_pipe`: makes the pipe for a stream's
+        input."""
         self._channel = channel
         self._spdy = SpdyConnection(max_streams)
         self._on_open = on_open
@@ -85,10 +85,10 @@ class SpdyPeer:
                 stream.incoming.end()
 
     async def _take(self, data: bytes) -> None:
-        """Raises SpdyError after all that came before the mistake; Gone."""
+        """Raises Gone, and SpdyError after it has handled all events before the error."""
         for number, events in enumerate(self._spdy.arriving(data), 1):
             if events:
-                await self._flush()  # before what may have to wait
+                await self._flush()  # before events that may wait
             for event in events:
                 await self._handle(event)
             if number % TURN == 0:
