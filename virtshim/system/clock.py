@@ -1,12 +1,10 @@
-"""The system's clock, and stamps that never repeat."""
+"""The system's clock, and unique time stamps."""
 
 from __future__ import annotations
 
 import threading
 import time
 from typing import Protocol
-
-# Time.
 
 
 class Clock(Protocol):
@@ -34,8 +32,8 @@ class SystemClock:
 
 
 class Stamps:
-    """Creation times: kubelet orders sandboxes and containers by them, so they increase strictly, also when the wall clock
-    is set back."""
+    """Creation times, by which kubelet orders sandboxes and containers. They always increase, even if the wall clock is set
+    back."""
 
     def __init__(self, clock: Clock, last: int) -> None:
         self._clock = clock

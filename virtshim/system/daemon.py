@@ -1,4 +1,4 @@
-"""What our daemons have in common: systemd is told their state, signals stop or reload them, glibc keeps their memory."""
+"""Parts of all our daemons: messages to systemd, signals that stop or reload, settings of glibc's memory allocator."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Final
 
-# Tells systemd the daemon's state: sd_notify(3) and the watchdog, by hand. Does nothing where nobody listens.
+# sd_notify(3) and the watchdog:
 #
 # READY=1      recovery is over, calls are served
 # STATUS=...   one line for `systemctl status`
 # WATCHDOG=1   still alive
-# STOPPING=1   on the way out
+# STOPPING=1   the daemon is stopping
 
-# systemd reads at once; a full queue must never hold a life-cycle step up.
+# systemd reads at once; a full queue must never delay a life-cycle step.
 _TIMEOUT = 0.5
 
 
 def notify_systemd(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Sends `lines`, each `KEY=value`, as one message to NOTIFY_SOCKET. True if somebody took it: the daemon's work never
-    depends on that, so nothing is raised for a listener that is gone. Line breaks inside a line become spaces."""
+    """Sends `lines`, each `KEY=value`, as one message to NOTIFY_SOCKET, and returns whether it was delivered. Raises
+    nothing, because the daemon works without systemd too. Line breaks inside a line become spaces."""
     address = environ.get("NOTIFY_SOCKET", "")
     if address[:1] not in ("/", "@"):
         return False
@@ -41,8 +41,7 @@ def notify_systemd(*lines: str, environ: Mapping[str, str] = os.environ) -> bool
 
 
 def watchdog_interval(environ: Mapping[str, str] = os.environ) -> float | None:
-    """Seconds within which WATCHDOG=1 must come, or systemd kills the daemon; None if no watchdog runs for this process.
-    Tell it twice as often."""
+    """Seconds after which systemd kills the daemon unless it gets WATCHDOG=1; None without a watchdog. Send it twice as often."""
     try:
         microseconds = int(environ.get("WATCHDOG_USEC", ""))
         pid = int(environ.get("WATCHDOG_PID", str(os.getpid())))
@@ -53,12 +52,11 @@ def watchdog_interval(environ: Mapping[str, str] = os.environ) -> float | None:
     return microseconds / 1_000_000
 
 
-# How a program of ours is told to stop: SIGTERM by systemd, SIGINT by whoever started it in a terminal; and to read
-# its settings again: SIGHUP.
+# SIGTERM (by systemd) and SIGINT (in a terminal) stop our programs; SIGHUP makes them read their settings again.
 
 
 def stop_event() -> threading.Event:
-    """Set by either signal from now on. Called in the main thread."""
+    """An event that SIGTERM and SIGINT set from now on. Called in the main thread."""
     stopping = threading.Event()
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -71,7 +69,7 @@ def stop_event() -> threading.Event:
 
 def reload_requests() -> queue.SimpleQueue[None]:
     """One entry for each SIGHUP from now on. Called in the main thread."""
-    # A queue's put() may be called where a signal has interrupted it; an Event's set() may not.
+    # A SimpleQueue's put() is safe in a signal handler; an Event's set() is not.
     asked: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def reload(_signal: int, _frame: FrameType | None) -> None:
@@ -81,9 +79,7 @@ def reload_requests() -> queue.SimpleQueue[None]:
     return asked
 
 
-# How glibc keeps this process's memory; nothing happens with another C library. Before threads are started.
-
-# malloc.h
+# Settings of glibc's allocator, before threads are started. They do nothing with another C library. From malloc.h:
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
@@ -92,14 +88,14 @@ _LARGE: Final = 32 << 20
 
 
 def share_one_heap() -> None:
-    """glibc gives threads heaps of their own, against contention. Ours seldom run at once (one holds Python's lock), and each
-    heap keeps what it once held: 7 MiB with a handful of pods."""
+    """Turns off glibc's separate heaps for threads. They avoid contention, but our threads seldom run at once (Python's
+    lock), and each heap keeps its memory: 7 MiB with a handful of pods."""
     _mallopt(_M_ARENA_MAX, 1)
 
 
 def keep_large_blocks() -> None:
-    """What is given back to the system for each message has to be faulted in and cleared for the next: a list of 500 pods, of
-    640 KiB, cost half as much again. Up to 32 MiB are kept instead."""
+    """Keeps up to 32 MiB of freed memory. Otherwise glibc returns it to the kernel after each message and gets it again for
+    the next, which made a list of 500 pods (640 KiB) half as slow again."""
     _mallopt(_M_MMAP_THRESHOLD, _LARGE)
     _mallopt(_M_TRIM_THRESHOLD, _LARGE)
 

@@ -1,8 +1,4 @@
-"""Directories removed with all below them, and nothing that is mounted there: it may be a pod's volume.
-
-Mounts are told by the kernel's mount id. A device number does not tell them: a bind of a directory has that of the file system
-which it is a part of.
-"""
+"""Files: synced, replaced atomically, counted, locked, and removed as whole trees."""
 
 from __future__ import annotations
 
@@ -17,14 +13,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-# What the rooms that keep files do alike: make sure of them, replace them whole, count what they take.
-
 _BLOCK = 512  # the unit of st_blocks, whatever the file system's own is
 _SYNC_FILE_RANGE_WRITE = 2
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """A file's content, or a directory's names, are on disk when it returns. Raises OSError."""
+    """Waits until a file's content, or a directory's names, are on disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -33,8 +27,8 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 def begin_sync(descriptor: int, first: int, count: int) -> None:
-    """These bytes begin their way to the disk; nobody waits for them, and a later fsync is the shorter. Nothing where the file
-    system, or the C library, knows no such wish."""
+    """Starts to write these bytes to the disk without waiting, so that a later fsync takes less time. Does nothing if the
+    file system or the C library cannot."""
     if (ask := _sync_file_range()) is not None:
         ask(descriptor, first, count, _SYNC_FILE_RANGE_WRITE)
 
@@ -48,15 +42,15 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
 
 
 def replace_text(path: str, text: str, mode: int = 0o600) -> None:
-    """The file has this text and no other, or what it had before; on disk when it returns. `mode` for a new one, less the umask.
-    Raises OSError."""
+    """Replaces a file's content atomically, and waits until it is on disk. `mode`: for a new file, less the umask. Raises
+    OSError."""
     replace_bytes(path, text.encode(), mode)
 
 
 def replace_bytes(path: str, content: bytes, mode: int = 0o600) -> None:
     """As `replace_text`."""
     new = f"{path}.new"
-    # What a killed process left there goes; what somebody put there, a link maybe, is never written to.
+    # Removes the file of a killed process, and never writes into a file or link that somebody else put here.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
@@ -69,14 +63,14 @@ def replace_bytes(path: str, content: bytes, mode: int = 0o600) -> None:
 
 
 def free_bytes(place: str | int | os.PathLike[str]) -> int:
-    """For root, on the file system of a path or an open file. Raises OSError."""
+    """Bytes that root may still use on the file system of a path or an open file. Raises OSError."""
     found = os.statvfs(place)
     return found.f_bavail * found.f_frsize
 
 
 def space_taken(paths: Iterable[str | os.PathLike[str]]) -> tuple[int, int]:
-    """Bytes on disk, holes not counted, and inodes of these files and directories, of a file by several names once; what is gone
-    meanwhile takes none."""
+    """The bytes on disk, without holes, and inodes of these files and directories. Counts hard links once, and files that
+    are gone as nothing."""
     taken: dict[tuple[int, int], int] = {}
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
@@ -86,7 +80,7 @@ def space_taken(paths: Iterable[str | os.PathLike[str]]) -> tuple[int, int]:
 
 
 def mountpoint(directory: str | os.PathLike[str]) -> str:
-    """Where the file system that holds it, or will, is mounted: the highest parent that is on the same device."""
+    """The mount point of the file system that holds, or will hold, the directory: the highest parent on the same device."""
     here = Path(directory).resolve()
     while not here.exists():
         here = here.parent
@@ -97,7 +91,7 @@ def mountpoint(directory: str | os.PathLike[str]) -> str:
 
 
 class FileLocked(Exception):
-    """Another process holds it; `holder` is that process's id, 0 if it is not known."""
+    """Another process has the lock; `holder` is its process id, 0 if unknown."""
 
     def __init__(self, holder: int) -> None:
         super().__init__(f"held by process {holder}")
@@ -105,8 +99,8 @@ class FileLocked(Exception):
 
 
 def lock_file(path: str) -> int:
-    """A descriptor that holds the lock until it is closed; the file, made if missing, then has our process id. Raises FileLocked,
-    OSError; PermissionError for a file that another user made, or that has another name too."""
+    """Takes the lock until the returned descriptor is closed. Makes the file if needed, and writes our process id into it. Raises
+    FileLocked, OSError; PermissionError if another user made the file, or if it has another name too."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
@@ -123,8 +117,7 @@ def lock_file(path: str) -> int:
 
 
 def lock_holder(path: str) -> int:
-    """The process id in a lock's file, if that process has the file open; 0 otherwise: what is written there may be old, or
-    somebody else's."""
+    """The process id in a lock's file; 0 unless that process has the file open, because the number may be stale or forged."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, encoding="ascii") as file:
@@ -140,20 +133,22 @@ def _has_open(pid: int, file: os.stat_result) -> bool:
     links = f"/proc/{pid}/fd"
     found = 0
     for name in os.listdir(links):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # just closed
             found += os.path.samestat(os.stat(f"{links}/{name}"), file)
-    return found > own  # we have it open to read it
+    return found > own  # we have the file open ourselves
 
 
-# Others (QEMU, libvirt) may be adding files of their own meanwhile.
+# Removing trees. QEMU and libvirt may add files meanwhile, so there are several attempts.
 _ATTEMPTS: Final = 5
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOUNT_ID: Final = "mnt_id:"
 
 
 def remove_tree(parent: str, name: str) -> None:
-    """Removes `parent/name` and all below it; no error for what is gone already. A symbolic link is removed, never followed.
-    Raises OSError: EXDEV or EBUSY for a mount point, whatever it is a mount of."""
+    """Removes `parent/name` and everything below it; no error if it is gone. Never follows symbolic links. Never removes
+    anything in a mount, which may be a pod's volume: raises OSError, EXDEV or EBUSY, for a mount point.
+
+    Mounts are recognized by the kernel's mount id, because a bind mount may have the same device number."""
     try:
         directory = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -172,7 +167,7 @@ def remove_tree(parent: str, name: str) -> None:
 
 
 def _remove_entry(name: str, directory: int, mount: str) -> None:
-    """`name` in the open directory, which is on that mount."""
+    """Removes `name` from the open directory, which is on `mount`."""
     with contextlib.suppress(FileNotFoundError):
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not stat.S_ISDIR(found.st_mode):
@@ -180,7 +175,7 @@ def _remove_entry(name: str, directory: int, mount: str) -> None:
             return
         inside = os.open(name, _DIRECTORY, dir_fd=directory)
         try:
-            # Of what was opened: whatever is mounted over it later is not looked into.
+            # Checks the opened directory, so that a later mount over it cannot be entered.
             if _mount_id(inside) != mount:
                 raise OSError(errno.EXDEV, f"{name} is a mount point; unmount it")
             for entry in os.listdir(inside):
@@ -191,7 +186,7 @@ def _remove_entry(name: str, directory: int, mount: str) -> None:
 
 
 def _mount_id(descriptor: int) -> str:
-    """The kernel's number of the mount that an open file is on."""
+    """The mount that an open file is on."""
     with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as file:
         for line in file:
             if line.startswith(_MOUNT_ID):

@@ -1,4 +1,4 @@
-"""A gRPC server's Unix socket: who may serve it; root's alone from its first moment."""
+"""A gRPC server's Unix socket: its lock, and its mode, which only ever lets root in."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from virtshim.system.files import FileLocked, lock_file
 
 
 class CanListen(Protocol):
-    """gRPC's servers, with threads or an event loop."""
+    """gRPC's servers, with threads or with an event loop."""
 
     def add_insecure_port(self, address: str) -> int: ...
 
 
 class SocketLock:
-    """Held as long as a process serves (or is about to serve) a socket path. grpc silently takes over a live socket,
-    so the lock comes first."""
+    """A lock for serving a socket path, because grpc silently takes over a live socket."""
 
     def __init__(self, socket_path: str) -> None:
-        """Makes its directory. Raises WrongState if another process holds it, or it cannot be there; PermissionRefused for who
-        is not root."""
+        """Makes the directory and takes the lock. Raises WrongState if another process has it, or if the path is unusable;
+        PermissionRefused if the caller is not root."""
         directory = os.path.dirname(socket_path)
         try:
             os.makedirs(directory, mode=0o711, exist_ok=True)
@@ -35,15 +34,15 @@ class SocketLock:
             found = f"{exc.filename or directory} cannot be used: {exc.strerror}"
             if isinstance(exc, PermissionError) and os.geteuid() != 0:
                 raise PermissionRefused(f"{found}; run this as root") from exc
-            raise WrongState(f"{found}; move it away, or choose another place in the settings") from exc
+            raise WrongState(f"{found}; move it away, or choose another path in the settings") from exc
 
     def release(self) -> None:
         os.close(self._descriptor)
 
 
 def listen(server: CanListen, path: str) -> None:
-    """Has the server listen on `path`, whose `SocketLock` the caller holds; a socket that is left there is removed. WrongState
-    for anything else there, or if it cannot be listened on."""
+    """Makes the server listen on `path`, whose `SocketLock` the caller has. Removes a stale socket. WrongState for any other file
+    there, or if the server cannot listen."""
     _remove_stale(path)
     before = os.umask(0o177)
     try:
@@ -62,5 +61,5 @@ def _remove_stale(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise WrongState(f"{path} is there and is not a socket; move it away or set another path")
+        raise WrongState(f"{path} exists and is not a socket; move it away or set another path")
     os.unlink(path)

@@ -1,4 +1,4 @@
-"""A value that an operator may change while the node is served."""
+"""A setting that an operator may change while virtshim runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class Live(Generic[T]):
-    """`now` is read at each use, once for what belongs together. Any thread."""
+    """Read `now` at each use, once for values that belong together. Any thread."""
 
     __slots__ = ("now",)
 

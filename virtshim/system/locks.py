@@ -1,7 +1,4 @@
-"""One running call per key.
-
-kubelet gives a call up at its deadline and repeats it. The first goes on; the repeat joins it and gets its result.
-"""
+"""Locks of pods, and calls that their repeats join."""
 
 from __future__ import annotations
 
@@ -16,21 +13,20 @@ from typing import Generic, TypeVar
 from virtshim.model.errors import AlreadyExists, DeadlineExceeded
 from virtshim.model.ids import SandboxId
 
-# One lock a sandbox, and one for what all sandboxes of a pod share.
-
 
 class PodLocks:
-    """Calls that change one pod take turns; pods never wait for each other. Re-entrant within a thread."""
+    """One lock for each sandbox, and one for what all sandboxes of a pod share. Calls that change a pod take turns; pods
+    never wait for each other. Re-entrant within a thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._locks: dict[SandboxId | str, tuple[threading.RLock, int]] = {}
-        # By who waits for a guest; of those who wait to end its VM, how many.
+        # The event of a call that waits for the guest, and the number of calls that wait to end the VM.
         self._waits: dict[SandboxId, threading.Event] = {}
         self._ends = Counter[SandboxId]()
 
     def is_busy(self, sandbox: SandboxId) -> bool:
-        """Whether a call has the pod, or waits for it."""
+        """Whether a call has the lock, or waits for it."""
         with self._lock:
             return sandbox in self._locks
 
@@ -41,14 +37,14 @@ class PodLocks:
 
     @contextmanager
     def held_for_all(self, pod: str) -> Iterator[None]:
-        """For all sandboxes of the pod whose `pod_hash` that is: none is recorded while its disks go. Taken after a sandbox's
-        own lock, never before, and for a moment only."""
+        """The lock for all sandboxes of the pod with this `pod_hash`, so that none is recorded while the pod's disks are removed.
+        Taken after a sandbox's own lock, never before, and only for a moment."""
         with self._known(pod) as lock, lock:
             yield
 
     @contextmanager
     def held_soon(self, sandbox: SandboxId, seconds: float) -> Iterator[bool]:
-        """False, and not held, if it could not be had within that time."""
+        """Yields False, without the lock, if the time is over."""
         with self._known(sandbox) as lock:
             held = lock.acquire(timeout=seconds)
             try:
@@ -59,7 +55,7 @@ class PodLocks:
 
     @contextmanager
     def held_while_waiting(self, sandbox: SandboxId) -> Iterator[threading.Event]:
-        """As `held`, by who waits for the pod's guest, and not within another `held`: it leaves off when the event is set."""
+        """As `held`, for a call that waits for the guest. The call must stop waiting when the event is set. Not within `held`."""
         with self.held(sandbox):
             leave_off = threading.Event()
             with self._lock:
@@ -74,7 +70,7 @@ class PodLocks:
 
     @contextmanager
     def held_to_end(self, sandbox: SandboxId) -> Iterator[None]:
-        """As `held`, by who is to end the pod's VM: who waits for its guest need not."""
+        """As `held`, for a call that ends the VM. Stops calls that wait for its guest."""
         with self._lock:
             self._ends[sandbox] += 1
             if (waits := self._waits.get(sandbox)) is not None:
@@ -109,14 +105,15 @@ R = TypeVar("R")
 
 
 class Inflight(Generic[R]):
-    """`what` is compared between a running call and its repeat: same key with something different is AlreadyExists."""
+    """One running call per key. kubelet abandons a call at its deadline and repeats it: the first goes on, and the repeat
+    gets its result. If the repeat's `what` differs, that is AlreadyExists."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: dict[Hashable, tuple[object, Future[R]]] = {}
 
     def run(self, key: Hashable, what: object, call: Callable[[], R], timeout: float) -> R:
-        """Runs `call`, or waits up to `timeout` seconds for the one that runs already."""
+        """Runs `call`, or waits up to `timeout` seconds for the running one."""
         mine: Future[R] = Future()
         with self._lock:
             running = self._running.setdefault(key, (what, mine))

@@ -1,7 +1,7 @@
-"""Logging: structlog events to standard error, as text for people or as JSON lines for collectors.
+"""Logging: structlog events to standard error, as text for people, or JSON lines for collectors, or to systemd's journal.
 
-Names, paths and errors in fields come from pods, guests, images and servers. Here, for all events, they become short and
-printable, so that a line is what somebody here has logged, and whoever causes warnings without end fills no log.
+Names, paths and errors in fields come from pods, guests, images and servers. They become short and printable here, so that nobody
+can forge a line, and warnings are limited, so that nobody can fill the log.
 """
 
 from __future__ import annotations
@@ -20,21 +20,19 @@ import structlog
 from tapmanager.log_lines import FILE_VARIABLE, LineLimit, LogFile
 from virtshim.model.text import escaped
 
-# systemd's journal, by its own protocol: each field of an event is a field of the entry
-# (systemd.io/JOURNAL_NATIVE_PROTOCOL).
-
+# The journal's own protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL): each field of an event is a field of the entry.
 JOURNAL_SOCKET: Final = "/run/systemd/journal/socket"
-# An event's own fields are below it: the journal's names are everybody's.
+# The prefix of events' own fields, because all programs share the journal's names.
 _PREFIX: Final = "VIRTSHIM_"
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Z0-9_]")
 _PRIORITIES: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
-_TOLD_OTHERWISE: Final = frozenset({"event", "level", "timestamp"})
+_STANDARD_KEYS: Final = frozenset({"event", "level", "timestamp"})
 
 
 def stderr_is_journal(
     environ: Mapping[str, str] = os.environ, descriptor: int = 2, socket: str = JOURNAL_SOCKET
 ) -> bool:
-    """Whether systemd has joined standard error to the journal."""
+    """Whether systemd has connected standard error to the journal."""
     try:
         found = os.fstat(descriptor)
     except OSError:
@@ -43,7 +41,7 @@ def stderr_is_journal(
 
 
 class JournalHandler(logging.Handler):
-    """`line` makes the text that people read of a record. What the journal does not take goes to `otherwise`."""
+    """`line`: formats a record for people. `otherwise`: gets the records that the journal does not accept."""
 
     def __init__(self, line: logging.Formatter, otherwise: logging.Handler, path: str = JOURNAL_SOCKET) -> None:
         super().__init__()
@@ -57,19 +55,19 @@ class JournalHandler(logging.Handler):
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A formatter that takes the event apart leaves it whole for the next: it works on a copy.
+        # A copy, because formatters take the event apart and the next one needs it whole.
         event = dict(record.msg) if isinstance(record.msg, dict) else {}
         try:
             message = self.format(record)
             self._socket.sendto(journal_entry(message, record.levelno, event), socket.MSG_NOSIGNAL, self._path)
         except (OSError, ValueError):  # too long, or the journal is being restarted
             self._otherwise.handle(record)
-        except Exception:  # noqa: BLE001  as logging's own handlers: a library's mistake in a log line is not its caller's
+        except Exception:  # noqa: BLE001  as logging's own handlers: a bad log line must not break its caller
             self.handleError(record)
 
 
 def journal_entry(message: str, level: int, event: Mapping[str, Any]) -> bytes:
-    """One of the protocol's messages. Values are shown as the log shows them. Pure."""
+    """One of the protocol's messages. Values look as in the log. Pure."""
     fields = {
         "MESSAGE": message,
         "PRIORITY": str(_PRIORITIES.get(level, 6)),
@@ -77,7 +75,7 @@ def journal_entry(message: str, level: int, event: Mapping[str, Any]) -> bytes:
         f"{_PREFIX}EVENT": str(event.get("event", "")),
     }
     for key, value in event.items():
-        if key not in _TOLD_OTHERWISE and not key.startswith("_") and key != "exc_info" and value is not None:
+        if key not in _STANDARD_KEYS and not key.startswith("_") and key != "exc_info" and value is not None:
             fields[_PREFIX + _NOT_IN_NAMES.sub("_", str(key).upper())[:50]] = str(value)
     return b"".join(_field(name, value.encode(errors="backslashreplace")) for name, value in fields.items() if value)
 
@@ -88,12 +86,12 @@ def _field(name: str, value: bytes) -> bytes:
     return name.encode() + b"\n" + len(value).to_bytes(8, "little") + value + b"\n"
 
 
-# Characters of one value, and entries of one list: an error may quote a kernel's or a plugin's whole answer.
+# The most characters of a value, and entries of a list: an error may quote a kernel's or a plugin's whole answer.
 _LONGEST = 2000
 _MOST_ENTRIES = 100
 _DEEPEST = 5
 
-# Warnings and errors of one name: so many at once, and so many a second after that.
+# Warnings and errors of one name: the most at once, and then per second.
 _BURST = 100
 _RATE = 2.0
 
@@ -110,7 +108,7 @@ def set_up_logging(
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        _of_others,
+        _shorten_values,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     render: Any
@@ -139,7 +137,7 @@ def set_up_logging(
     logging.getLogger("grpc._common").addFilter(_in_one_line)
     for chatty in ("urllib3", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    # It tells each attempt that failed; virtshim.metrics tells such trouble once.
+    # opentelemetry logs each failed attempt; virtshim.metrics logs such trouble once.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
 
@@ -148,12 +146,11 @@ def _in_colour() -> bool:
 
 
 def set_log_level(level: str) -> None:
-    """From now on, of all that is logged here."""
     logging.getLogger().setLevel(level.upper())
 
 
 def _file(path: str, shared: list[Any]) -> logging.Handler:
-    """JSON lines, whatever standard error has."""
+    """Writes JSON lines, whatever form standard error has."""
     without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     lines = structlog.stdlib.ProcessorFormatter(
         processors=[
@@ -169,8 +166,8 @@ def _file(path: str, shared: list[Any]) -> logging.Handler:
     return handler
 
 
-def _of_others(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A processor: every value is short and printable."""
+def _shorten_values(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A processor that makes every value short and printable."""
     for key, value in event.items():
         if key not in ("exc_info", "_record", "_from_structlog"):
             event[key] = _plain(value, _DEEPEST)
@@ -178,7 +175,7 @@ def _of_others(_logger: object, _method: str, event: MutableMapping[str, Any]) -
 
 
 def _plain(value: Any, deep: int) -> Any:
-    """Numbers, flags and nothing stay what they are."""
+    """Keeps numbers, flags and None."""
     match value:
         case None | bool() | int() | float():
             return value
@@ -190,7 +187,7 @@ def _plain(value: Any, deep: int) -> Any:
         case list() | tuple() | set() | frozenset() if deep:
             items = [_plain(item, deep - 1) for item in _few(value)]
             return items if len(value) <= _MOST_ENTRIES else [*items, f"... {len(value)} in all"]
-        case _ if hasattr(value, "DESCRIPTOR"):  # a message of CRI's may hold registry logins and pods' variables
+        case _ if hasattr(value, "DESCRIPTOR"):  # CRI messages may contain registry logins and pods' variables
             return f"<{type(value).__name__}>"
         case _:
             return escaped(str(value), _LONGEST)
@@ -201,20 +198,20 @@ def _few(values: Any) -> list[Any]:
 
 
 def _indented_traceback(out: Any, exc_info: Any) -> None:
-    """No line of it looks like an event of its own."""
+    """Indents a traceback, so that none of its lines looks like an event."""
     text = structlog.processors.format_exc_info(None, "", {"exc_info": exc_info}).get("exception", "")
     out.write("\n" + "\n".join(f"    {escaped(line, _LONGEST)}" for line in text.splitlines()))
 
 
 class _Flood(logging.Filter):
-    """Cuts off more warnings of one name than anybody reads; the next one that passes says how many there were."""
+    """Limits warnings of one name. The next warning that passes says how many were dropped."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._lines = LineLimit(_BURST, 1 / _RATE, monotonic)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """False for a record that is not to be logged."""
+        """False drops the record."""
         if record.levelno < logging.WARNING:
             return True
         unlogged = self._lines.unlogged(str(record.msg.get("event")) if isinstance(record.msg, dict) else record.name)
@@ -224,7 +221,7 @@ class _Flood(logging.Filter):
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
-    """A request that is no protobuf is its client's fault; grpc logs where in its own code it saw that."""
+    """Shortens grpc's traceback for a request that is not protobuf, because that is the client's fault."""
     if record.exc_info:
         reason = " ".join(str(record.exc_info[1]).split())
         record.msg, record.args, record.exc_info = f"{record.getMessage()} {reason}", None, None

@@ -1,4 +1,4 @@
-"""What this machine has: CPUs, memory nodes, huge pages, cgroups, systemd. Reads only."""
+"""Reads what this machine has: CPUs, memory nodes, huge pages, cgroups, systemd."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CGROUPS = "/sys/fs/cgroup"
 
 @functools.cache
 def cpus() -> int:
-    """CPUs that the kernel has configured; they are numbered from 0."""
+    """The number of CPUs that the kernel has configured; they are numbered from 0."""
     return os.sysconf("SC_NPROCESSORS_CONF")
 
 
 @functools.cache
 def memory_nodes(folder: str = _NODES) -> int:
-    """One more than the highest number of a memory node."""
+    """The highest number of a memory node, plus one."""
     try:
         found = [int(name[4:]) for name in os.listdir(folder) if re.fullmatch(r"node[0-9]+", name)]
     except OSError:  # a kernel without NUMA
@@ -32,8 +32,8 @@ def memory_nodes(folder: str = _NODES) -> int:
 
 
 def numa_nodes(folder: str = _NODES) -> dict[int, frozenset[int]]:
-    """The CPUs of each node that has memory, by its number; none on a kernel without NUMA. The kernel refuses other nodes as
-    places for memory."""
+    """The CPUs of each node that has memory, by its number; empty on a kernel without NUMA. The kernel refuses to put memory on
+    other nodes."""
     found: dict[int, frozenset[int]] = {}
     with contextlib.suppress(OSError, ValueError):
         for node in numbers_in(Path(folder, "has_memory").read_text(encoding="ascii").strip()):
@@ -42,7 +42,7 @@ def numa_nodes(folder: str = _NODES) -> dict[int, frozenset[int]]:
 
 
 def free_hugepages(page_bytes: int, folder: str = _HUGEPAGES) -> int:
-    """Bytes in free huge pages of that size; 0 if the kernel has none of it."""
+    """Bytes in free huge pages of that size; 0 if the kernel has none."""
     try:
         with open(f"{folder}/hugepages-{page_bytes >> 10}kB/free_hugepages", encoding="ascii") as file:
             return int(file.read()) * page_bytes
@@ -51,7 +51,7 @@ def free_hugepages(page_bytes: int, folder: str = _HUGEPAGES) -> int:
 
 
 def uids_in_use(*directories: str, proc: str = "/proc") -> frozenset[int]:
-    """The users that processes run as, and those that own a file in a directory below one of `directories`."""
+    """The users of processes, and the owners of files in directories below `directories`."""
     found = set()
     for process in _entries(proc):
         if process.name.isdigit():
@@ -65,7 +65,7 @@ def uids_in_use(*directories: str, proc: str = "/proc") -> frozenset[int]:
 
 
 def _entries(directory: str) -> list[os.DirEntry[str]]:
-    """None of what is no directory, or is gone."""
+    """Empty if it is not a directory, or gone."""
     try:
         with os.scandir(directory) as entries:
             return list(entries)
@@ -74,15 +74,15 @@ def _entries(directory: str) -> list[os.DirEntry[str]]:
 
 
 def boot_id() -> str:
-    """Another one each time the machine is booted."""
+    """An id that changes at each boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def has_cgroup_v2(root: str = CGROUPS) -> bool:
-    """Whether what is mounted there is version 2; else each of version 1's hierarchies is below it."""
+    """Whether version 2 is mounted there; otherwise version 1's hierarchies are below it."""
     return os.path.exists(f"{root}/cgroup.controllers")
 
 
 def systemd_runs() -> bool:
-    """As sd_booted(3) decides."""
+    """Decides as sd_booted(3) does."""
     return os.path.isdir("/run/systemd/system")

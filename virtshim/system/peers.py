@@ -1,4 +1,4 @@
-"""Which user of this machine has the other end of a TCP connection: the kernel says so in /proc/net, while it is open."""
+"""Makes sure who has the other end of a socket: a Unix socket that another user may have replaced, or a local TCP connection."""
 
 from __future__ import annotations
 
@@ -12,26 +12,23 @@ import struct
 import sys
 from typing import Final
 
-# A Unix socket whose name somebody else may have made: connects to the process that is meant, and to no other.
-#
-# Who connects shows the listener its own credentials. Root's are worth a lot to libvirt, D-Bus or our own daemons, so
-# a name is never followed: what is there is opened without a look at what it leads to, judged, and then connected to
-# itself.
+# Connects only to the intended process, even if somebody else may have made the Unix socket's name. Connecting shows the
+# listener our credentials, and root's mean much to libvirt, D-Bus or our own daemons. So the name is never followed: it is
+# opened with O_PATH, checked, and then that very socket is connected to.
 
-# The pid, uid and gid of a peer, unix(7); a timeval.
+# A peer's pid, uid and gid (unix(7)), and a timeval.
 _CREDENTIALS: Final = struct.Struct("iII")
 _TIME: Final = struct.Struct("@ll")
 _UID: Final = re.compile(r"^Uid:\s+\d+\s+(\d+)", re.MULTILINE)
 
 
 class WrongPeer(Exception):
-    """Something else is there; says what."""
+    """The message says what is there instead."""
 
 
 def connect_to(path: str, pid: int, limit: int) -> socket.socket:
-    """A connection to the socket at `path` that the process `pid` listens on, and that its user owns. Nothing is said to anybody
-    else: the connection is given up before a byte. Raises WrongPeer; OSError, also if it does not answer within `limit`
-    seconds."""
+    """A connection to the socket at `path`, on which the process `pid` must listen and which its user must own. Sends
+    nothing before it has checked that. Raises WrongPeer; OSError, also if there is no answer within `limit` seconds."""
     place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         user = _user_of(pid)
@@ -51,16 +48,16 @@ def connect_to(path: str, pid: int, limit: int) -> socket.socket:
 
 def _refuse_unless_socket_of(user: int, found: os.stat_result) -> None:
     if not stat.S_ISSOCK(found.st_mode):
-        raise WrongPeer("what is there is no socket")
+        raise WrongPeer("it is not a socket")
     if found.st_uid != user:
-        raise WrongPeer(f"the socket belongs to user {found.st_uid}, and not to {user}")
+        raise WrongPeer(f"the socket belongs to user {found.st_uid}, not to {user}")
 
 
 def _refuse_unless_peer_is(pid: int, user: int, connected: socket.socket) -> None:
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     peer, uid, _ = _CREDENTIALS.unpack(credentials)
     if (peer, uid) != (pid, user):
-        raise WrongPeer(f"process {peer} of user {uid} listens there, and not process {pid} of user {user}")
+        raise WrongPeer(f"process {peer} of user {uid} listens there, not process {pid} of user {user}")
 
 
 def _connect(connected: socket.socket, place: int) -> None:
@@ -71,7 +68,7 @@ def _connect(connected: socket.socket, place: int) -> None:
 
 
 def _user_of(pid: int) -> int:
-    """Its effective user. Not the owner of its directory in /proc: that is root for a process that hides its memory."""
+    """The process's effective user. The owner of its directory in /proc may differ: it is root for an undumpable process."""
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         found = _UID.search(file.read())
     if found is None:
@@ -85,7 +82,8 @@ _MAPPED: Final = bytes(10) + b"\xff\xff"
 
 
 def tcp_peer_uid(connected: socket.socket) -> int | None:
-    """None if nobody of this machine has it, or not any more: an end that was closed is listed as root's. Raises OSError."""
+    """The user that has the other end, by /proc/net. None if it is not on this machine, or is closed, because the kernel
+    lists closed ends as root's. Raises OSError."""
     theirs, ours = _ends(connected)
     for table in _TABLES:
         try:
@@ -101,11 +99,11 @@ def tcp_peer_uid(connected: socket.socket) -> int | None:
 
 
 def _ends(connected: socket.socket) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return _spelt(*connected.getpeername()[:2]), _spelt(*connected.getsockname()[:2])
+    return _table_entries(*connected.getpeername()[:2]), _table_entries(*connected.getsockname()[:2])
 
 
-def _spelt(host: str, port: int) -> tuple[str, ...]:
-    """As in the tables. An IPv4 address may be in that of IPv6, too."""
+def _table_entries(host: str, port: int) -> tuple[str, ...]:
+    """The address as the tables spell it. An IPv4 address may be in the table for IPv6 too."""
     if ":" in host:
         return (_words(socket.inet_pton(socket.AF_INET6, host), port),)
     address = socket.inet_pton(socket.AF_INET, host)

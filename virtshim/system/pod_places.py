@@ -1,5 +1,4 @@
-"""So many places on a node for something that pods, or namespaces, hold: fewer for one of them, and some kept for those that have
-none."""
+"""Limits how many places pods or namespaces hold, each of them and all together, and keeps some for holders without any."""
 
 from __future__ import annotations
 
@@ -12,14 +11,13 @@ from typing import Final
 
 from virtshim.model.errors import ResourceExhausted
 
-# Pods whose refusals are remembered; of more the one that met a limit first is forgotten.
+# Pods whose refusals are counted; beyond this, the oldest count is dropped.
 _REMEMBERED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """`what` is a plural, `each` the most of one holder. The remedies say what to do when a holder, and when the node has no
-    more."""
+    """`what`: a plural; `each`: the limit of a holder. The remedies are for a holder at its limit, and for a full node."""
 
     what: str
     total: int
@@ -30,12 +28,13 @@ class Places:
 
     @property
     def kept(self) -> int:
-        """For pods that hold none: however many others hold all they may, each pod's first place is still there."""
+        """Places for pods that have none, even if others have all that they may."""
         return self.total // 4
 
 
 class PodPlaces:
-    """Who holds how many; pods by `namespace/name`, or namespaces; all without a pod are one holder, "". Any thread."""
+    """Counts the places of pods (`namespace/name`) or namespaces. The holder "" stands for everything without a pod. Any
+    thread."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -48,7 +47,7 @@ class PodPlaces:
         return self._places
 
     def allow(self, places: Places) -> None:
-        """From now on. Whoever holds more keeps what it has."""
+        """Changes the limits. Holders above them keep their places."""
         with self._lock:
             self._places = places
 
@@ -63,7 +62,7 @@ class PodPlaces:
             self._held[pod] += 1
 
     def refusals(self, pod: str) -> int:
-        """How often it did not get a place."""
+        """How often the pod did not get a place."""
         with self._lock:
             return self._refusals.get(pod, 0)
 

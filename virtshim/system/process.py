@@ -1,8 +1,8 @@
-"""The one place where the daemon runs other programs.
+"""Runs other programs; nothing else in the daemon does.
 
-A program gets an argument list (never a shell line), a clean environment, /dev/null as stdin, umask 077 and a process group
-of its own. When `run` returns or raises, nothing of that group is left: a program that must outlive the call has to leave
-the group itself (setsid), or be started by somebody else.
+A program gets an argument list (never a shell line), a clean environment, /dev/null as stdin, umask 077 and its own process
+group. When `run` returns or raises, nothing of that group is left. A program that must outlive the call has to leave the
+group (setsid).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from virtshim.model.text import printable_text
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 _CHUNK = 1 << 16
 _CANCEL_POLL = 0.2
-# More than a pipe holds (1 MiB, fs.pipe-max-size): enough to take what a program left, and an end if somebody still writes.
+# More than a pipe holds (1 MiB, fs.pipe-max-size): reads all that a program left, but ends if somebody still writes.
 _PIPE_CHUNKS = 32
 _WIDE_PIPE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """`returncode` is negative for a signal. `stdout` and `stderr` are the first bytes, at most the limit asked for."""
+    """`returncode`: negative for a signal. `stdout`, `stderr`: the first bytes, up to the limit."""
 
     returncode: int
     stdout: bytes
@@ -51,7 +51,7 @@ class Finished:
 
 @dataclass(slots=True)
 class _Captured:
-    """The kept beginning of one output stream."""
+    """The beginning of an output stream."""
 
     limit: int
     data: bytearray
@@ -70,12 +70,11 @@ def run(
     cancelled: threading.Event | None = None,
     output_limit: int = 1 << 20,
 ) -> Finished:
-    """Runs `argv` to its end and returns what it said, whatever its exit code.
+    """Runs `argv` to its end and returns its output, whatever its exit code.
 
-    `timeout` is in seconds; `name` is what messages call it; the program has `pass_fds` under the same numbers; `environment` is
-    added to the clean one; output beyond `output_limit` bytes a stream is read and dropped. Secrets do not belong in `argv`:
-    every local user can read it. Raises DeadlineExceeded (time over or `cancelled` set; the whole process group is killed) and
-    InternalError (it cannot be started).
+    `timeout`: seconds. `name`: for messages. `pass_fds`: keep their numbers. `environment`: added to the clean one. Output of a
+    stream beyond `output_limit` bytes is dropped. `argv` must have no secrets, because every local user can read it. Raises
+    DeadlineExceeded (time over or `cancelled` set; the whole process group is killed) and InternalError (it cannot be started).
     """
     deadline = time.monotonic() + timeout
     child = _started(argv, subprocess.DEVNULL, environment, pass_fds)
@@ -86,7 +85,7 @@ def run(
         with child.stdout, child.stderr:
             _collect(child.pid, {child.stdout: out, child.stderr: err}, name or argv[0], deadline, cancelled)
     finally:
-        # Not reaped yet, so the number still names this group, whoever is left in it.
+        # The child is not reaped yet, so its number still names this group.
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     return Finished(child.returncode, bytes(out.data), bytes(err.data))
@@ -94,8 +93,8 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class Piped:
-    """A program that runs: `feed` is its standard input, `answers` its standard output, neither blocks. `end` waits so many
-    seconds for the program's end, then kills it."""
+    """A running program. `feed` and `answers`: its standard input and output, non-blocking. `end`: waits for the program's
+    end for some seconds, then kills it."""
 
     feed: int
     answers: int
@@ -104,8 +103,8 @@ class Piped:
 
 @contextlib.contextmanager
 def piped(argv: Sequence[str]) -> Iterator[Piped]:
-    """Starts `argv`, to be fed and listened to while it runs; none of its group is left behind. Beyond a pipe's fill, what it
-    says on standard error makes it wait. Raises as `run`."""
+    """Starts `argv` with pipes for its input and output. Nothing of its group is left afterwards. If it writes more to
+    standard error than a pipe holds, it blocks. Raises as `run`."""
     child = _started(argv, subprocess.PIPE, None, ())
     assert child.stdin is not None
     assert child.stdout is not None
@@ -114,7 +113,7 @@ def piped(argv: Sequence[str]) -> Iterator[Piped]:
         for stream in (child.stdin, child.stdout, child.stderr):
             os.set_blocking(stream.fileno(), False)
         for stream in (child.stdin, child.stdout):
-            with contextlib.suppress(OSError):  # root may; fs.pipe-user-pages-soft holds others
+            with contextlib.suppress(OSError):  # fs.pipe-user-pages-soft limits other users than root
                 fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _WIDE_PIPE)
         yield Piped(child.stdin.fileno(), child.stdout.fileno(), functools.partial(_ended, child))
     finally:
@@ -167,7 +166,7 @@ def _collect(
     deadline: float,
     cancelled: threading.Event | None,
 ) -> None:
-    """Reads until the program itself has ended; what it left running may hold the pipes open and is not waited for."""
+    """Reads until the program itself has ended. Does not wait for its children, which may keep the pipes open."""
     pidfd = os.pidfd_open(pid)
     try:
         with selectors.DefaultSelector() as selector:
@@ -196,7 +195,7 @@ def _collect(
 
 
 def _drain(fd: int, captured: _Captured, *, chunks: int) -> bool:
-    """Takes what is there, at most that many chunks. False at end of file."""
+    """Reads what is there, at most `chunks`. False at end of file."""
     for _ in range(chunks):
         try:
             chunk = os.read(fd, _CHUNK)

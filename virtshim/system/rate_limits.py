@@ -1,4 +1,4 @@
-"""Trouble that is met again and again: logged when it begins and when it is over, not each time."""
+"""Limits of rates: bytes written, small reads, and repeated log messages."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import Final
 
 import structlog
 
-# A token bucket: how much may be written at once, and how much per second after that; and how often may be read.
-
-# What one container may add to its CRI log, in bytes a second and in bytes at once. kubelet looks every 10 s whether a log
-# is to be rotated, and keeps five: a log directory is full at this pace or never.
+# What a container may add to its CRI log, in bytes per second and at once. kubelet checks every 10 s whether to rotate a log and
+# keeps five, which limits a log directory at this rate.
 LOG_RATE: Final = 16 << 20
 LOG_BURST: Final = 64 << 20
 
 
 class TokenBucket:
-    """`rate` bytes a second; what was not used is saved, up to `burst` bytes. It may be overdrawn; `wait` waits that off.
-    Times are of a monotonic clock, in seconds."""
+    """Allows `rate` bytes a second, and saves unused ones up to `burst`. It may be overdrawn, and `wait` says for how long
+    to pause. Times are seconds of a monotonic clock."""
 
     __slots__ = ("_at", "_burst", "_left", "_rate")
 
@@ -40,8 +38,8 @@ class TokenBucket:
         return min(self._burst, self._left + (now - self._at) * self._rate)
 
 
-# Reads of few bytes: a second, and at once. After these a read waits until more has gathered: to somebody who types, or a
-# program that tells its progress, that makes no difference.
+# Small reads per second, and at once. After these, a read waits for more bytes, which nobody notices in typed input or in a
+# program's progress.
 _CRUMBS: Final = 200
 _CRUMBS_AT_ONCE: Final = 1000
 _FEW: Final = 16 << 10
@@ -49,7 +47,7 @@ _ANSWER: Final = 4
 
 
 class ReadPace:
-    """Of one connection to a guest: what it says a byte at a time is as much work, byte by byte, as whole pages."""
+    """The pace of reads from a guest, because reading a single byte costs as much as a whole page."""
 
     __slots__ = ("_bucket",)
 
@@ -63,12 +61,12 @@ class ReadPace:
         return self._bucket.wait(now)
 
     def spoken_to(self, now: float) -> None:
-        """The guest was sent something: a few reads of its answer are free."""
+        """Something was sent to the guest, so a few reads of its answer are free."""
         self._bucket.spend(-_ANSWER, now)
 
 
 class TroubleLog:
-    """`over`: the event that tells its end. Thread-safe."""
+    """Logs repeated trouble once when it begins, and once when it is over. `over`: the event of its end. Thread-safe."""
 
     def __init__(self, log: structlog.stdlib.BoundLogger, over: str) -> None:
         self._log = log
@@ -77,7 +75,7 @@ class TroubleLog:
         self._present: dict[Hashable, str] = {}
 
     def met(self, event: str, key: Hashable = None, **facts: object) -> None:
-        """`key` says what is in trouble, where that may be several; a different `event` is different trouble."""
+        """`key`: what is in trouble, if there may be several. A different `event` is different trouble."""
         with self._lock:
             new = self._present.get(key) != event
             self._present[key] = event
@@ -85,14 +83,14 @@ class TroubleLog:
             self._log.warning(event, **facts)
 
     def over(self, key: Hashable = None, **facts: object) -> None:
-        """Nothing happens if there was none."""
+        """Does nothing if there was no trouble."""
         with self._lock:
             was = self._present.pop(key, None)
         if was is not None:
             self._log.info(self._over, **facts)
 
     def retain_only(self, keys: Iterable[Hashable]) -> None:
-        """Forgets what does not exist any more."""
+        """Forgets all other keys."""
         with self._lock:
             known = set(keys) if self._present else set()
             self._present = {key: event for key, event in self._present.items() if key in known}

@@ -1,4 +1,4 @@
-"""Undo steps in reverse order, each run even if another fails; forgotten on success."""
+"""Undo steps, run in reverse order after a failure, each even if another fails."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ log = structlog.get_logger(__name__)
 class Rollback:
     """`with Rollback() as undo: undo.add("what", step); ...; undo.commit()`.
 
-    Register a step before the work that it undoes, when that work may fail after it allocated. `clean` tells, after the
-    block, whether every undo step worked.
+    Register a step before the work that it undoes if that work may fail halfway. After the block, `clean` says whether every undo
+    step worked.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A thread for each container that something is done for in the background."""
+"""Threads: permanent ones, pools of workers, and one for each container with background work."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ import structlog
 
 from virtshim.model.ids import ContainerId
 
-# Threads: only one that runs is remembered, one that must not end is watched, and work waits for a thread that can be
-# had.
-
 log = structlog.get_logger(__name__)
 
 P = ParamSpec("P")
@@ -27,14 +24,15 @@ _lasting: dict[str, threading.Thread] = {}
 
 
 def started(thread: threading.Thread) -> threading.Thread:
-    """It, running. Where the system has no thread to give, RuntimeError: so `self._thread = started(...)` remembers none."""
+    """Starts and returns the thread. Raises RuntimeError if the system has none, so `self._thread = started(...)` is only
+    set to a running one."""
     thread.start()
     return thread
 
 
 def lasting(run: Callable[[], object], name: str) -> threading.Thread:
-    """A thread, running, without which a part of virtshim stands still. `run` returns when its part is closed. If it raises
-    instead, that is logged, and `lasting_threads` tells it. RuntimeError as that of `started`."""
+    """Starts a thread that a part of virtshim needs until it is closed, when `run` returns. If `run` raises, that is logged and
+    visible in `lasting_threads`. Raises RuntimeError as `started` does."""
 
     def kept() -> None:
         try:
@@ -53,17 +51,18 @@ def lasting(run: Callable[[], object], name: str) -> threading.Thread:
 
 
 def lasting_threads() -> Mapping[str, bool]:
-    """Name of each thread that should run now -> whether it does."""
+    """Whether each thread that should run does so, by name."""
     with _lock:
         return {name: thread.is_alive() for name, thread in _lasting.items()}
 
 
 class Workers(ThreadPoolExecutor):
-    """At most `most` threads, made as they are needed and used again. The first is made at once: RuntimeError if the system gives
-    none. When the system gives no more, work waits for those that there are: `submit` raises only after `shutdown`.
+    """At most `most` threads, made when needed and reused. The first is made at once, so this raises RuntimeError if the
+    system has none. If the system has no more threads, work waits for the existing ones, and `submit` only raises after
+    `shutdown`.
 
-    Python's own pool raises then, and runs the work later all the same; gRPC's server does not survive that. It is a subclass
-    because gRPC takes no other."""
+    In that case Python's own pool raises and still runs the work later, which gRPC's server does not survive. This is a subclass
+    because gRPC requires one."""
 
     def __init__(self, most: int, name: str) -> None:
         super().__init__(most, thread_name_prefix=name)
@@ -92,7 +91,7 @@ class Workers(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As that of the base class. May be called by a worker, which is not waited for."""
+        """As in the base class. A worker may call it, and is then not waited for."""
         with self._changed:
             self._is_over = True
             dropped = [future for future, _ in self._due] if cancel_futures else []
@@ -106,7 +105,7 @@ class Workers(ThreadPoolExecutor):
             worker.join()
 
     def _add_worker(self) -> None:
-        """The lock is held. It counts as idle from now on."""
+        """The lock is held. The new worker counts as idle."""
         name = f"{self._name}_{len(self._workers)}"
         self._workers.add(started(threading.Thread(target=self._run, name=name, daemon=True)))
         self._idle += 1
@@ -120,7 +119,7 @@ class Workers(ThreadPoolExecutor):
                 future, work = self._due.popleft()
                 self._idle -= 1
             _do(future, work)
-            del future, work  # what is in them is not kept while nothing is to be done
+            del future, work  # an idle worker must not keep their contents
             with self._changed:
                 self._idle += 1
 
@@ -129,7 +128,7 @@ def _do(future: Future[T], work: Callable[[], T]) -> None:
     if future.set_running_or_notify_cancel():
         try:
             result = work()
-        except BaseException as exc:  # noqa: BLE001  whoever waits for it is told
+        except BaseException as exc:  # noqa: BLE001  passed on to the caller
             future.set_exception(exc)
         else:
             future.set_result(result)
@@ -137,16 +136,16 @@ def _do(future: Future[T], work: Callable[[], T]) -> None:
 
 log = structlog.get_logger(__name__)
 
-# Seconds that all of them together get to end.
+# Seconds for all threads together to end.
 _CLOSE: Final = 5.0
 
 
 class ContainerThreads:
-    """`name`: what the threads' names begin with."""
+    """At most one thread for each container. `name`: the prefix of the threads' names."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # What runs in a thread looks at this, and ends soon after it is set.
+        # The threads check this, and end soon after it is set.
         self.closing = threading.Event()
         self._lock = threading.Lock()
         self._threads: dict[ContainerId, threading.Thread] = {}
@@ -155,9 +154,9 @@ class ContainerThreads:
     def start(
         self, container: ContainerId, run: Callable[[], None], *, beside_earlier: bool = False, again: bool = False
     ) -> None:
-        """Nothing happens after `close`, nor if one of that container runs: unless `beside_earlier` is set, or `again`, which has
-        `run` follow it."""
-        # Its lines in the log belong to the call that has begun it, but are not that call's own.
+        """Does nothing after `close`, nor if the container has a thread already, except with `beside_earlier`, or with
+        `again`, which makes `run` follow the earlier one."""
+        # The thread's log lines belong to the call that started it, but the call's own name would be wrong.
         bound = {key: value for key, value in structlog.contextvars.get_contextvars().items() if key != "rpc"}
         thread = threading.Thread(
             target=self._run, args=(container, run, bound), name=f"{self._name}-{container.short}", daemon=True
@@ -173,7 +172,7 @@ class ContainerThreads:
             return self._threads.get(container)
 
     def close(self) -> None:
-        """Waits for them, but not for one that hangs."""
+        """Waits a few seconds for the threads to end."""
         self.closing.set()
         with self._lock:
             threads = tuple(self._threads.values())
@@ -187,13 +186,13 @@ class ContainerThreads:
             try:
                 with structlog.contextvars.bound_contextvars(**bound):
                     due()
-            except Exception:  # the edge of a thread: what was asked for meanwhile is due all the same
+            except Exception:  # any error: work that was added meanwhile must still run
                 log.exception("container.thread_crashed", thread=self._name, container=container.short)
             finally:
                 due = self._next(container)
 
     def _next(self, container: ContainerId) -> Callable[[], None] | None:
-        """What was asked for meanwhile. Looked at and forgotten under one lock: who asks later starts a thread."""
+        """Takes the work that was added meanwhile, under the lock, so that a later call starts a new thread."""
         with self._lock:
             if self._threads.get(container) is not threading.current_thread():
                 return None
