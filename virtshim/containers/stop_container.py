@@ -250,7 +250,7 @@ class StopContainer:
         return found.status.command_begun and found.status.ending is None
 
     def _signal(self, container: Container, stop: _Stop) -> None:
-        """Sends the signal once; later calls only ask whether the command runs. Raises ShimError."""
+        """Has the signal sent once (`guest/entrypoint.py`); later calls only ask whether the command runs. Raises ShimError."""
         now = self._clock.monotonic()
         left = stop.until - now
         number = 0 if stop.signalled else stop_signal_of(container)

@@ -276,7 +276,8 @@ _STOP_SIGNAL_NAMES: Final = (
 
 
 def stop_signal_of(container: Container) -> int:
-    """Linux's number of the signal that the container asks for, otherwise its image, otherwise SIGTERM."""
+    """Linux's number of the signal that the container asks for, otherwise its image, otherwise SIGTERM. It is sent in
+    `guest/entrypoint.py`."""
     return (
         _of_cri(container.config.stop_signal)
         or _by_name(container.spec.image_config.stop_signal)

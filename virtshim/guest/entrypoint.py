@@ -89,6 +89,7 @@ class Entrypoint:
         return self._vm.run_script(entrypoint_scripts.IS_KNOWN, (self._directory,), deadline) == 0
 
     def signal(self, number: int, deadline: CancellableDeadline) -> bool:
+        """Sends SIGTERM or another stop signal to the entrypoint; 0 only asks whether it runs."""
         return self._vm.run_script(entrypoint_scripts.SIGNAL, (self._directory, str(number)), deadline) == 0
 
     def progress(self, read_to: OutputPosition) -> EntrypointProgress:

@@ -148,7 +148,7 @@ IS_KNOWN: Final = r"""
 read -r pid <"$1/pid" && kill -0 "$pid" 2>/dev/null
 """
 
-# Arguments: directory, number of a signal, or 0. Exit code 0: the command runs and has received the signal.
+# For `Entrypoint.signal`. Arguments: directory, signal number or 0. Exit code 0: the command runs and has received the signal.
 SIGNAL: Final = r"""
 until [ -s "$1/command" ]; do
   [ -e "$1/pid" ] && [ ! -e "$1/exit" ] || exit 1

@@ -70,8 +70,8 @@ class GuestAgents(Protocol):
     def signal_entrypoint(
         self, container: ContainerId, number: int, timeout: float, cancelled: threading.Event
     ) -> bool:
-        """Sends the container's command that signal (Linux's number), or none if it is 0. False if the command does not
-        run. Waits `timeout` seconds for the agent's answer, or until `cancelled` is set (Aborted)."""
+        """Sends the container's command that signal (Linux's number), or none if it is 0, by `guest/entrypoint.py`. False
+        if the command does not run. Waits `timeout` seconds for the agent's answer, or until `cancelled` is set (Aborted)."""
 
     def guest_info(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
         """What the guest reports about itself, as JSON of a few KiB at most. Leaves out what it does not report within
