@@ -1,22 +1,21 @@
-"""libvirt's `<emulator>`: fetches this VM's taps from tapmanager, gives up what QEMU does not need, and becomes QEMU.
+"""libvirt's `<emulator>`: fetches this VM's taps from tapmanager, drops the rights that QEMU does not need, and becomes QEMU.
 
-libvirt also runs its emulator to learn what it can do, with none of our variables set: then the real emulator is run
-unchanged.
+libvirt also runs its emulator to learn its features, with none of our variables set. Then this runs the real emulator unchanged.
 
     VIRTSHIM_EMULATOR    the real QEMU; default: the distribution's
-    VIRTSHIM_SANDBOX     whose network
-    VIRTSHIM_FETCH_KEY   the secret that opens it; empty or unset: a VM without network
+    VIRTSHIM_SANDBOX     the sandbox whose network the VM gets
+    VIRTSHIM_FETCH_KEY   the secret for that network; empty or unset: a VM without network
     VIRTSHIM_TAPMANAGER  tapmanager's socket
-    VIRTSHIM_NICS        numbers of the NICs' places, with commas, which its guest knows them by; unset: in order
-    VIRTSHIM_NIC_MODEL   what they are to the guest; unset: virtio
-    VIRTSHIM_CONFINE     what holds QEMU back, beside its user: words of landlock, seccomp, core-scheduling, with commas; unset: a
-                         VM that an earlier version has defined, which nothing holds back
-    VIRTSHIM_PARTS       paths that it may read and run besides, with colons
-    VIRTSHIM_OUTPUT      a pipe with a name, for all that QEMU says; unset: what libvirt gave it
-    VIRTSHIM_THREADS     how many its user may have, who is this VM's alone
+    VIRTSHIM_NICS        the numbers of the NICs' slots, separated by commas; unset: in order
+    VIRTSHIM_NIC_MODEL   the NICs' model; unset: virtio
+    VIRTSHIM_CONFINE     how QEMU is confined, in addition to its user: landlock (rules: jail.py), seccomp, core-scheduling,
+                         separated by commas; unset: not at all, for a VM that an earlier version has defined
+    VIRTSHIM_PARTS       further paths that QEMU may read and run, separated by colons
+    VIRTSHIM_OUTPUT      a named pipe for QEMU's output; unset: what libvirt gave QEMU
+    VIRTSHIM_THREADS     the most threads of QEMU's user, which no other VM has
 
-The domain XML sets them (<qemu:env>); QEMU itself does not get them. Python takes 10 ms to start, this program must not double
-that: it imports almost nothing, and bundle.py gives it the C parts of `json` and `socket` alone.
+The domain XML sets them (<qemu:env>), and QEMU itself does not get them. Python takes 10 ms to start, and this program must not
+double that. So it imports almost nothing, and bundle.py gives it only the C parts of `json` and `socket`.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ if TYPE_CHECKING:
 
 _PREFIX = "VIRTSHIM_"
 _DEFAULT_SOCKET = "/run/virtshim/tapmanager.sock"
-# Seconds between two looks for tapmanager.
+# Seconds between attempts to reach tapmanager.
 _RETRY_EVERY = 0.05
 _LONGEST_MESSAGE = 2000
-# Bytes of a core dump: a file has at least a page, and of one byte the kernel starts no program that takes dumps either.
+# The limit of a core dump in bytes. A file has at least a page, and with a limit of 1 the kernel starts no program for dumps.
 _NO_DUMP = 1
 
 
@@ -52,7 +51,7 @@ def main() -> None:
     try:
         _become_qemu(sys.argv[1:], dict(os.environ))
     except (CannotStart, argv_plan.PlanError, OSError) as exc:
-        # libvirt puts it into its own error and log: one line, whoever worded it.
+        # One printable line, because libvirt puts it into its own error and log.
         why = "".join(char if char.isprintable() else "?" for char in str(exc)[:_LONGEST_MESSAGE])
         sys.stderr.write(f"virtshim vmwrapper: cannot start the virtual machine: {why}\n")
         sys.exit(1)
@@ -74,23 +73,26 @@ def _become_qemu(argv: Sequence[str], environ: Mapping[str, str]) -> None:
         argv = _call_servers(argv)
         args[1 : len(argv) + 1] = argv
         _confine(argv, emulator, environ)
-    # libvirt hands a library that is loaded into the daemon on; it is none of QEMU's, and may need what QEMU gave up.
+    # libvirt passes LD_PRELOAD on. QEMU must not load the daemon's libraries, which may need rights that QEMU has dropped.
     environment = {
         name: value for name, value in environ.items() if not name.startswith(_PREFIX) and name != "LD_PRELOAD"
     }
     try:
-        os.execve(emulator, args, environment)  # noqa: S606  becoming QEMU, under libvirt's eyes, is what this program is for
+        os.execve(emulator, args, environment)  # noqa: S606  becoming QEMU is the purpose of this program
     except OSError as exc:
         remedy = "install QEMU, or correct the emulator's path in the config"
         raise CannotStart(f"{emulator}: {exc.strerror}; {remedy}") from exc
 
 
 def _say_into(path: str) -> None:
-    """From here on. Both ends of the pipe are QEMU's: nobody else need be there, and what does not fit is lost without a wait."""
+    """Sends all output into the pipe. QEMU holds both ends, so it needs no reader, and output that does not fit is dropped at
+    once."""
     try:
         pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as exc:
-        raise CannotStart(f"{path}, for what QEMU says: {exc.strerror}; virtshim alone can start this VM") from exc
+        raise CannotStart(
+            f"{path}, the pipe for QEMU's output: {exc.strerror}; only virtshim can start this VM"
+        ) from exc
     for descriptor in (1, 2):
         os.dup2(pipe, descriptor)
     os.close(pipe)
@@ -102,12 +104,12 @@ def _call_servers(argv: Sequence[str]) -> Sequence[str]:
     try:
         return calls.call_servers(argv)
     except OSError as exc:
-        why = "what serves one of its devices (virtiofsd, swtpm) has ended; start the VM again"
+        why = "a program that serves one of its devices (virtiofsd, swtpm) has ended; start the VM again"
         raise CannotStart(f"{exc.filename}: {exc.strerror}; {why}") from exc
 
 
 def _confine(argv: Sequence[str], emulator: str, environ: Mapping[str, str]) -> None:
-    """For good, for this process and the QEMU that it becomes."""
+    """Confines this process, and the QEMU that it becomes, for good."""
     from vmwrapper import jail
     from vmwrapper.confine import kernel, landlock, seccomp
 
@@ -121,7 +123,7 @@ def _confine(argv: Sequence[str], emulator: str, environ: Mapping[str, str]) -> 
         try:  # noqa: SIM105  contextlib would take 5 ms
             kernel.share_no_core()
         except OSError:
-            pass  # the kernel has none, or cores have no siblings: `virtshim check` says so
+            pass  # no core scheduling in the kernel, or no sibling threads: `virtshim check` says so
     kernel.forbid_new_privileges()
     try:
         if "landlock" in wanted:
@@ -129,25 +131,23 @@ def _confine(argv: Sequence[str], emulator: str, environ: Mapping[str, str]) -> 
         if "seccomp" in wanted:
             seccomp.install(jail.refused_calls(argv))
     except OSError as exc:
-        raise CannotStart(
-            f"it cannot be confined: {exc.strerror}; libvirt.confine in virtshim's config says by what"
-        ) from exc
+        raise CannotStart(f"QEMU cannot be confined: {exc.strerror}; see libvirt.confine in virtshim's config") from exc
 
 
 def _limit(kind: int, most: int) -> None:
-    """Never more than it is already."""
+    """Only ever lowers the limit."""
     _, hard = resource.getrlimit(kind)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(kind, (most, most))
 
 
 def _leave_out_of_dumps() -> None:
-    """All memory: with a limit of 0, which libvirt may have set and nobody here can raise, the kernel still starts a program that
-    takes dumps."""
+    """Excludes all memory from dumps. With a limit of 0, which libvirt may have set and this program cannot raise, the
+    kernel still starts a program for dumps."""
     try:
         file = os.open("/proc/self/coredump_filter", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
-        return  # this kernel makes none
+        return  # a kernel without core dumps
     os.write(file, b"0")
     os.close(file)
 
@@ -159,8 +159,8 @@ def _default_emulator() -> str:
 
 
 def fetch(environ: Mapping[str, str], patience: float = 10.0) -> tuple[list[dict[str, object]], list[int]]:
-    """This VM's interfaces and tap descriptors (close-on-exec still). `patience`: seconds tapmanager may be away (an upgrade, a
-    restart) before the VM's start fails."""
+    """This VM's interfaces and tap descriptors (still close-on-exec). `patience`: seconds to wait for tapmanager, which may be
+    restarting."""
     path = environ.get("VIRTSHIM_TAPMANAGER") or _DEFAULT_SOCKET
     args = {"sandbox": environ.get("VIRTSHIM_SANDBOX", ""), "key": environ["VIRTSHIM_FETCH_KEY"]}
     ok, fds = _call(path, args, patience)
@@ -171,7 +171,7 @@ def fetch(environ: Mapping[str, str], patience: float = 10.0) -> tuple[list[dict
 
 
 def _call(path: str, args: dict[str, str], patience: float) -> tuple[dict[str, object], list[int]]:
-    """fetch may be repeated by the same process as often as the connection breaks."""
+    """Repeats fetch as often as the connection breaks, which tapmanager allows to the same process."""
     until = time.monotonic() + patience
     while True:
         try:

@@ -1,4 +1,4 @@
-"""From libvirt's command line and this VM's NICs to QEMU's command line. Pure; imports only json."""
+"""Turns libvirt's command line and this VM's NICs into QEMU's command line. Pure; imports only json."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# The first slot tried on the root bus. libvirt gives out slots from the low end (root ports from 0x01 or 0x02 on, eight to a
-# slot) and puts chipset devices at the high end (0x1a to 0x1f); a domain would need more than a hundred PCIe devices to come
-# here. The guest sees a stable name: enp0s16.
+# The first slot for NICs on the root bus. libvirt assigns slots from the low end (root ports from 0x01 or 0x02, eight per
+# slot), and chipset devices at the high end (0x1a to 0x1f). It would reach this slot only with more than a hundred PCIe
+# devices. The guest sees a stable name: enp0s16.
 _FIRST_SLOT = 0x10
 _LAST_SLOT = 0x19
 
-# machine type -> its root bus; a PCIe root port of our own would need one more slot a NIC.
+# Machine type -> its root bus. A root port for each NIC would need one more slot.
 _ROOT_BUSES = (("q35", "pcie.0"), ("virt", "pcie.0"), ("i440fx", "pci.0"), ("pc", "pci.0"))
 
 _MOST_QUEUES = 8
 
-# What a pod may ask for -> QEMU's device.
+# Models that a pod may ask for -> QEMU's device.
 _MODELS = {"virtio": "virtio-net-pci", "e1000e": "e1000e", "e1000": "e1000", "rtl8139": "rtl8139"}
 
-# Each of a guest's serial ports has two queues, and each queue a descriptor that QEMU's loop looks at for every frame, unless
-# the guest's kicks are taken where they happen.
+# Without this, each serial port has two queues with a descriptor each, which QEMU's loop checks for every frame.
 QUIET_PORTS = ("-global", "virtio-serial-pci.ioeventfd=off")
 
 
@@ -39,10 +38,9 @@ def nic_arguments(
     numbers: Sequence[int] = (),
     model: str = "virtio",
 ) -> list[str]:
-    """What to append to `argv` so that QEMU has one NIC for each of `nics`: {"mac", "mtu"}, "queues" where it has several,
-    and "vhost" where the kernel moves its frames. `fds` are theirs in turn: of each a tap's for each queue, and then as many of
-    vhost-net. `numbers`: of the place of each, which its guest knows; (): in order. `model`: what they are to the guest. Raises
-    PlanError."""
+    """The arguments that give QEMU one NIC for each of `nics`: {"mac", "mtu"}, "queues" if there are several, and "vhost"
+    if the kernel moves its frames. `fds`: for each NIC in turn, a tap descriptor per queue, and then as many of vhost-net.
+    `numbers`: the numbers of the NICs' slots; (): in order. `model`: the NICs' model. Raises PlanError."""
     needed = sum(_descriptors(nic) for nic in nics)
     if needed != len(fds):
         raise PlanError(f"tapmanager sent {len(nics)} interfaces and {len(fds)} descriptors, not {needed}")
@@ -60,13 +58,13 @@ def nic_arguments(
         queues = _queues(nic)
         own, rest = rest[: _descriptors(nic)], rest[_descriptors(nic) :]
         added += ["-netdev", f"tap,id=virtshimnet{index},{_on(own[:queues], own[queues:])}"]
-        # An empty romfile: no boot from the network, and no option ROM to read at each start.
+        # An empty romfile avoids booting from the network, and reading an option ROM at each start.
         device = f"{_MODELS[model]},netdev=virtshimnet{index},id=virtshimnic{index},mac={_mac(nic)}"
         if model == "virtio":
             device += f",host_mtu={_mtu(nic)}"
         elif queues > 1:
             raise PlanError(f"a NIC of model {model} has one queue, and tapmanager sent {queues}")
-        if queues > 1:  # an interrupt for each queue's two directions, one for changes, one for the control queue
+        if queues > 1:  # an interrupt for each direction of each queue, for changes, and for the control queue
             device += f",mq=on,vectors={2 * queues + 2}"
         added += ["-device", f"{device},bus={bus},addr={slot:#x},romfile="]
     return added
@@ -108,7 +106,7 @@ def _mtu(nic: Mapping[str, object]) -> int:
 
 
 def root_bus(argv: Sequence[str]) -> str:
-    """The name of the machine's root PCI bus. Raises PlanError for a machine that has none we know."""
+    """The name of the machine's root PCI bus. Raises PlanError for an unknown machine."""
     machine = _machine(argv)
     for part, bus in _ROOT_BUSES:
         if machine == part or machine.startswith(part + "-") or f"-{part}-" in f"{machine}-":
@@ -141,7 +139,7 @@ def _taken_slots(argv: Sequence[str], bus: str) -> set[int]:
 
 
 def _properties(value: str) -> dict[str, str]:
-    """libvirt writes devices as JSON objects or, before version 7.10, as key=value lists."""
+    """Reads a device, which libvirt writes as a JSON object or, before version 7.10, as a key=value list."""
     if value.startswith("{"):
         try:
             return {key: str(item) for key, item in json.loads(value).items()}
@@ -151,7 +149,7 @@ def _properties(value: str) -> dict[str, str]:
 
 
 def _slot(address: str) -> int:
-    """`0x2.0x1` or `2.1` or `0x2`: QEMU reads slot and function as hexadecimal with or without 0x; -1 for anything else."""
+    """The slot of `0x2.0x1`, `2.1` or `0x2`, in hexadecimal with or without 0x, as QEMU reads it; -1 for anything else."""
     try:
         return int(address.partition(".")[0], 16)
     except ValueError:

@@ -1,12 +1,11 @@
 """Writes vmwrapper as one executable file: `python -m vmwrapper.bundle PATH`.
 
-QEMU's user can read neither root's home nor a virtual environment, so the file carries all it needs and runs under the
+QEMU's user can read neither root's home nor a virtual environment. So the file contains everything and runs under the
 system's Python, isolated (-I: no user site, no PYTHON* variables) and without site packages (-S). The same sources and the
 same Python give the same bytes.
 
-Each VM's start waits for it, so it is a plain script that carries its modules compiled: a zip archive would load runpy and
-zipimport, and what those load, for as long as Python itself needs to start. A system's Python of another version than the one
-that wrote the file does not take that, and compiles the sources, which are there, too.
+Each VM's start waits for it. So it is a script with compiled modules: loading runpy and zipimport for a zip archive would take as
+long as starting Python. The sources are included too, for a system's Python of another version, which compiles them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import os
 import sys
 import tempfile
 
-# (as what it is imported, where it comes from), each after those it imports.
+# (name for imports, source), each after the modules that it imports.
 _MODULES = (
     ("json", "vmwrapper.json_core"),
     ("socket", "vmwrapper.socket_core"),
@@ -58,29 +57,28 @@ sys.modules["vmwrapper.__main__"].main()
 
 
 def build(magic: bytes = importlib.util.MAGIC_NUMBER) -> bytes:
-    """The whole file. `magic`: of the Python that is to take the compiled code."""
+    """The whole file. `magic`: that of the Python for the compiled code."""
     modules = [(name, source := _source(where), _compiled(name, source)) for name, where in _MODULES]
     return _SCRIPT.format(magic=magic, modules=modules).encode()
 
 
 def _compiled(name: str, source: str) -> bytes:
-    # Version 2: later ones share equal objects as it happens, so that no two runs give the same bytes.
+    # Later versions than 2 share equal objects by chance, so the bytes would differ between runs.
     return marshal.dumps(compile(source, name, "exec", dont_inherit=True), 2)
 
 
 def _source(name: str) -> str:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        raise FileNotFoundError(f"the source of {name} is not there; install virtshim again")
+        raise FileNotFoundError(f"the source of {name} does not exist; install virtshim again")
     with open(spec.origin, encoding="utf-8") as file:
         return file.read()
 
 
 def write(path: str) -> None:
-    """Replaces `path` atomically, mode 0755; a VM starting right now runs the old or the new file, never half of one.
+    """Replaces `path` atomically, mode 0755, because a VM may be starting. Raises OSError.
 
-    A file that has these bytes already is left alone: libvirt probes an emulator anew when its time stamp changes. Raises
-    OSError.
+    Leaves a file with the same bytes unchanged, because libvirt probes an emulator again if its time stamp changes.
     """
     data = build()
     if _is_current(path, data):

@@ -1,4 +1,4 @@
-"""Calls the programs that serve a VM's devices, as long as that is allowed: the QEMU that this process becomes calls nobody.
+"""Connects to the programs that serve a VM's devices, because QEMU itself may not connect to anything.
 
 libvirt names their sockets on the command line: virtiofsd's for volumes, swtpm's for a TPM.
 """
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def call_servers(argv: Sequence[str]) -> list[str]:
-    """`argv` with an open descriptor, which exec keeps, in the place of each socket's path. Raises OSError with that path."""
+    """Returns `argv` with each socket's path replaced by a connected descriptor, which exec keeps. Raises OSError with the
+    path."""
     called = list(argv)
     for at, (option, value) in enumerate(itertools.pairwise(argv), start=1):
         fields = value.replace(",,", "\0").split(",")
@@ -29,7 +30,7 @@ def _is_client(fields: Sequence[str]) -> bool:
 
 
 def _calls_again(field: str) -> bool:
-    """QEMU takes no descriptor beside this, and could not call again."""
+    """Whether this is the option to reconnect, which QEMU could not do, and does not accept together with a descriptor."""
     return field.partition("=")[0] in ("reconnect", "reconnect-ms")
 
 
@@ -39,7 +40,7 @@ def _called(field: str) -> str:
 
 
 def _connected(path: str) -> int:
-    """Not closed on failure: this process ends then."""
+    """Not closed after a failure, because then this process ends."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path)

@@ -1,5 +1,5 @@
-"""`ctypes` in the written vmwrapper: the C module that the standard library's has inside. What is around it would take 4 ms more.
-It has what `vmwrapper.confine.kernel` uses of it."""
+"""`ctypes` in the written vmwrapper: only the standard library's C module, because the rest takes 4 ms to load. It has what
+`vmwrapper.confine.kernel` uses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Function(CFuncPtr):
 
 
 class CDLL:
-    """What the program is linked with; functions keep errno for `get_errno`."""
+    """The program's own libraries; functions keep errno for `get_errno`."""
 
     def __init__(self, _name: None, *, use_errno: bool) -> None:
         assert use_errno

@@ -1,7 +1,7 @@
-"""What a QEMU may open and ask the kernel for, by the command line that libvirt gave it. Pure.
+"""QEMU's Landlock rules and seccomp filter, derived from the command line that libvirt gave it. Pure.
 
-libvirt names every file of a VM there: disks with all that they are based on, device nodes, huge pages' directory, firmware, the
-screen's socket. Consoles, logs and taps come as open descriptors.
+libvirt names every file of a VM there: disks with their backing files, device nodes, the directory of huge pages, firmware, the
+screen's socket. Consoles, logs and taps are open descriptors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from vmwrapper.confine.seccomp import Case
 
-# Of every QEMU: libraries and modules, firmware and keymaps, what libc, glib and GnuTLS read, what the machine looks like. Of its
-# own process no more than that: its mounts and its network are the node's.
+# For every QEMU: libraries and modules, firmware and keymaps, what libc, glib and GnuTLS read, descriptions of the machine. Only
+# these files of its own process, because its mounts and its network are the node's.
 _READ = (
     "/lib",
     "/lib64",
@@ -51,24 +51,24 @@ _READ = (
     "/sys/kernel/mm",
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/kvm")
-# exec of QEMU runs it: what a library's name leads to could not be run without.
+# exec of QEMU runs the dynamic loader.
 _LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1")
 
-# Of a QEMU that has a device of the host on PCI, or on USB: where and what it is.
+# For a QEMU with a device of the host on PCI or USB: the device's place and description.
 _READ_FOR_PCI = ("/sys/bus/pci", "/sys/bus/mdev", "/sys/devices", "/sys/class", "/sys/kernel/iommu_groups")
-# libudev looks for a mount of /dev before it tells libusb of devices.
+# libudev checks the mount of /dev before it reports devices to libusb.
 _READ_FOR_USB = ("/sys/bus/usb", "/sys/class", "/sys/devices", "/sys/dev", "/run/udev", "/proc/self")
 
 
 def files(argv: Sequence[str], emulator: str, more: Sequence[str]) -> list[tuple[str, int]]:
-    """Path and Landlock rights. `more`: what the node's settings add, for an emulator with parts in unusual places."""
+    """QEMU's paths and their Landlock rights. `more`: paths from the node's settings, for an emulator in unusual places."""
     prefix = os.path.dirname(os.path.dirname(os.path.realpath(emulator)))
     own = [f"{prefix}/{part}" for part in ("lib", "lib64", "share/qemu")] if prefix != "/" else []
     allowed = [(path, READ) for path in (*_READ, *own)]
     allowed += [(path, DEVICE) for path in _DEVICES]
     allowed += [(path, EXECUTE) for path in (emulator, *_LOADERS, *more)]
     for option, value in _options(argv):
-        if option == "-append":  # the guest's kernel's words, which pods choose: their paths are the guest's
+        if option == "-append":  # pods choose the kernel's command line, and its paths are the guest's
             continue
         allowed += [_named(path) for path in _paths(value)]
         if option == "-vnc":  # QEMU makes the socket itself
@@ -79,8 +79,8 @@ def files(argv: Sequence[str], emulator: str, more: Sequence[str]) -> list[tuple
 
 
 def refused_calls(argv: Sequence[str]) -> bytes:
-    """The seccomp filter. No process, no network, no socket of anybody: QEMU listens on the sockets that it was given, and calls
-    nobody. The programs that serve its devices were called before (`calls`)."""
+    """The seccomp filter: no new process, no network, no connection to a socket. QEMU only listens on the sockets that it
+    was given. Those of the programs that serve its devices are connected already (`calls`)."""
     sockets: list[Case] = [seccomp.UNIX_STREAMS]
     if any(option == "-device" and "usb-host" in value for option, value in _options(argv)):
         sockets.append(seccomp.DEVICE_NEWS)
@@ -93,7 +93,7 @@ def refused_calls(argv: Sequence[str]) -> bytes:
 
 
 def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Every word, with the one before it."""
+    """Each word, after the previous one."""
     return itertools.pairwise(argv)
 
 
@@ -118,7 +118,7 @@ def _texts(found: object) -> Iterator[str]:
 
 
 def _named(path: str) -> tuple[str, int]:
-    """As much as its kind needs; who may write it is the file's own to say."""
+    """The path with the rights that its kind needs; the file's mode still decides about writing."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -139,12 +139,12 @@ def _for_device(value: str) -> Iterator[tuple[str, int]]:
     for place in _sysfs_places(value):
         try:
             yield f"/dev/vfio/{os.path.basename(os.readlink(f'{place}/iommu_group'))}", DEVICE
-        except OSError:  # QEMU says what is wrong
+        except OSError:  # QEMU reports the error
             continue
 
 
 def _sysfs_places(value: str) -> list[str]:
-    """Of a device at VFIO: named by its address on PCI, or by its place."""
+    """A VFIO device's directories in sysfs; it is named by its PCI address, or by its path."""
     if value.startswith("{"):
         try:
             texts = list(_texts(json.loads(value)))

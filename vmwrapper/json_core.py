@@ -1,5 +1,5 @@
-"""`json` in the written vmwrapper: the C parser that the standard library's module has inside. What is around it loads `re`,
-which would double vmwrapper's time. It has what vmwrapper and tapmanager.protocol use of `json`."""
+"""`json` in the written vmwrapper: only the standard library's C parser, because the rest loads `re`, which would double
+vmwrapper's time. It has what vmwrapper and tapmanager.protocol use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ else:
 
 
 class _Rules:
-    """What the parser asks its decoder."""
+    """The attributes that the parser reads from its decoder."""
 
     strict = True
     object_hook = None
@@ -23,10 +23,10 @@ class _Rules:
     parse_float = float
     parse_int = int
     parse_constant = float
-    memo: dict[str, str] = {}  # noqa: RUF012  the parser's own: it keeps keys there while it reads
+    memo: dict[str, str] = {}  # noqa: RUF012  the parser keeps keys here while it reads
 
 
-_scan = make_scanner(cast("make_scanner", _Rules))  # any object with these names will do
+_scan = make_scanner(cast("make_scanner", _Rules))  # any object with these attributes will do
 
 
 def loads(text: str | bytes) -> Any:
@@ -35,15 +35,15 @@ def loads(text: str | bytes) -> Any:
         text = text.decode()
     try:
         value, end = _scan(text, 0)
-    except (StopIteration, ImportError, SystemError) as exc:  # its own error is in a module that is not there
+    except (StopIteration, ImportError, SystemError) as exc:  # the parser's error is in a module that is not included
         raise ValueError("malformed JSON") from exc
     if text[end:].strip():
-        raise ValueError("there is more behind the JSON value")
+        raise ValueError("there is more after the JSON value")
     return value
 
 
 def dumps(value: object, *, separators: tuple[str, str] = (",", ":")) -> str:
-    """Of strings, numbers, and mappings of them. Raises TypeError for anything else."""
+    """For strings, numbers, and mappings of them. Raises TypeError for anything else."""
     if isinstance(value, str):
         return encode_basestring_ascii(value)
     if isinstance(value, dict):
@@ -51,4 +51,4 @@ def dumps(value: object, *, separators: tuple[str, str] = (",", ":")) -> str:
         return "{" + comma.join(f"{dumps(key)}{colon}{dumps(item)}" for key, item in value.items()) + "}"
     if type(value) in (int, float):
         return repr(value)
-    raise TypeError(f"no JSON is made of a {type(value).__name__} here")
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON here")

@@ -1,5 +1,5 @@
-"""`socket` in the written vmwrapper: the C module that the standard library's has inside. What is around it loads `enum` and
-`selectors`, which would double vmwrapper's time, and is not used."""
+"""`socket` in the written vmwrapper: only the standard library's C module, because the rest loads `enum` and `selectors`, which
+would double vmwrapper's time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-class socket(_socket.socket):  # type: ignore[no-redef]  # noqa: N801  the standard library's name, and what it does with it
+class socket(_socket.socket):  # type: ignore[no-redef]  # noqa: N801  the standard library's name
     __slots__ = ()
 
     def __enter__(self) -> Self:

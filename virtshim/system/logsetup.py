@@ -99,10 +99,10 @@ _RATE = 2.0
 def set_up_logging(
     level: str, form: str, journal_socket: str = JOURNAL_SOCKET, monotonic: Callable[[], float] = time.monotonic
 ) -> None:
-    """`form` is auto, text, json or journal; auto is text on a terminal, the journal where systemd has joined it, else json.
-    Standard library loggers come out the same way. `monotonic` is the clock of the bound on warnings.
+    """`form`: auto, text, json or journal. auto is text on a terminal, the journal if standard error is connected to it,
+    otherwise json. Standard library loggers do the same. `monotonic`: the clock for the limit of warnings.
 
-    Tracebacks come without local variables, which structlog would show: passwords and pods' data are among them."""
+    Tracebacks omit local variables, which structlog would show: they may contain passwords and pods' data."""
     if form == "auto":
         form = "text" if sys.stderr.isatty() else "journal" if stderr_is_journal() else "json"
     shared: list[Any] = [

@@ -1,7 +1,7 @@
-"""What a child of root gives up before it reads what a stranger wrote: its user, its network, its share of the machine.
+"""How a child of root drops its user, network and resources before it reads untrusted files.
 
-In a process with one thread, in this order: `own_namespaces` while it is root still, `bound`, `become`, `end_with` (the kernel
-forgets that wish when the user changes), then `kernel.forbid_new_privileges`, Landlock and seccomp.
+In a process with one thread, in this order: `own_namespaces` while it is still root, `bound`, `become`, `end_with` (the kernel
+forgets it when the user changes), then `kernel.forbid_new_privileges`, landlock.py (QEMU's rules: jail.py) and seccomp.py.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 _UNSHARE, _PRCTL, _CAPSET = 272, 157, 126
 _PR_SET_PDEATHSIG = 1
-# Effective, permitted and inheritable ones, 64 bits each.
+# Effective, permitted and inheritable capabilities, 64 bits each.
 _CAPABILITY_VERSION, _CAPABILITY_BYTES = 0x20080522, 24
 _NAMESPACES = (("network", 0x40000000), ("ipc", 0x08000000), ("uts", 0x04000000))
 
 _DESCRIPTORS = 64
-# Threads of that user on the whole node; that none of them starts a process is seccomp's to see to.
+# Threads of that user on the whole node. seccomp prevents them from starting processes.
 _TASKS = 512
 _FIRST_TO_GO = b"1000"
 
 
 def own_namespaces() -> Sequence[str]:
-    """Empty ones instead of the node's. Returns what it has now: a service may be forbidden to make any."""
+    """Enters new, empty namespaces. Returns the new ones, because a service may not be allowed to make any."""
     held = []
     for name, flag in _NAMESPACES:
         try:
@@ -45,8 +45,8 @@ def own_namespaces() -> Sequence[str]:
 
 
 def bound(address_space: int, cpu_seconds: int) -> None:
-    """Bytes of memory and seconds of CPU time: too many of those are SIGXCPU. No file can be written, and when the node runs
-    out of memory this process goes first. Raises OSError."""
+    """Limits memory (bytes) and CPU time (seconds, then SIGXCPU). No file can be written, and if the node runs out of
+    memory, this process is killed first. Raises OSError."""
     for which, soft, hard in (
         (resource.RLIMIT_AS, address_space, address_space),
         (resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1),
@@ -65,11 +65,12 @@ def bound(address_space: int, cpu_seconds: int) -> None:
         with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
             file.write(_FIRST_TO_GO)
     except OSError:
-        pass  # /proc is mounted for reading only
+        pass  # /proc is mounted read-only
 
 
 def become(uid: int, gid: int) -> None:
-    """That user alone, no group beside its own, no capability, for good. Who is not root stays who he is. Raises OSError."""
+    """Becomes this user for good, without other groups or capabilities. Does nothing if the caller is not root. Raises
+    OSError."""
     if os.geteuid() != 0:
         return
     os.setgroups([])
@@ -78,13 +79,14 @@ def become(uid: int, gid: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Also root's own, for what it becomes too if `kernel.forbid_new_privileges` follows. Raises OSError."""
+    """Drops all capabilities, even root's. If `kernel.forbid_new_privileges` follows, also for programs started by exec. Raises
+    OSError."""
     this_process = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     kernel.syscall(_CAPSET, this_process, bytes(_CAPABILITY_BYTES))
 
 
 def end_with(parent: int) -> None:
-    """Is killed as soon as that process, which started it, is no more; ends at once if that is so already. Raises OSError."""
+    """Makes the kernel kill this process when its parent ends; ends at once if it already has. Raises OSError."""
     kernel.syscall(_PRCTL, _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

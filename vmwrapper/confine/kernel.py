@@ -1,7 +1,7 @@
-"""System calls that Python has no function for, by ctypes alone: vmwrapper loads this at each VM's start. x86-64.
+"""System calls for which Python has no function, on x86-64. Only uses ctypes, because vmwrapper loads this at each VM's start.
 
-What this package does needs no privilege, and none is got back. It holds for the calling thread and what that starts from then
-on: call it in a process with one thread, before exec.
+This package needs no privileges, and its effects cannot be undone. They apply to the calling thread and what it starts
+afterwards, so call it in a process with one thread, before exec.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def syscall(number: int, *arguments: int | bytes | None) -> int:
-    """Integers as the kernel's unsigned long, bytes as a pointer to them, None as the null pointer. Raises OSError."""
+    """Passes integers as unsigned long, bytes as a pointer to them, None as the null pointer. Raises OSError."""
     words = [ctypes.c_ulong(word) if isinstance(word, int) else ctypes.c_char_p(word) for word in arguments]
     result: int = _libc.syscall(ctypes.c_long(number), *words)
     if result < 0:
@@ -30,25 +30,25 @@ def syscall(number: int, *arguments: int | bytes | None) -> int:
 
 
 def pointer_to(data: bytes) -> bytes:
-    """As it lies in a structure; good as long as `data` is there."""
+    """A pointer for a structure; valid as long as `data` exists."""
     return bytes(ctypes.c_char_p(data))
 
 
 def forbid_new_privileges() -> None:
-    """No exec gives rights (set-user-ID, file capabilities) from here on. Landlock and seccomp ask for it."""
+    """From now on no exec grants rights (set-user-ID, file capabilities). landlock.py and seccomp.py require this."""
     syscall(_PRCTL, _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def can_share_no_core() -> bool:
-    """Whether `share_no_core` has something to do here."""
+    """Whether the kernel has core scheduling."""
     try:
         syscall(_PRCTL, _PR_SCHED_CORE, _PR_SCHED_CORE_GET, 0, _ONE_THREAD, 0)
     except OSError as exc:
-        return exc.errno == errno.EFAULT  # where it is there, it has nowhere to write its answer
+        return exc.errno == errno.EFAULT  # with core scheduling, the null pointer for the answer fails
     return True
 
 
 def share_no_core() -> None:
-    """No other task runs on the sibling threads of a core while this process does. Raises OSError: ENODEV where cores have no
-    siblings, EINVAL where the kernel has no core scheduling."""
+    """No other task may run on a core's sibling threads while this process runs. Raises OSError: ENODEV without sibling threads,
+    EINVAL without core scheduling in the kernel."""
     syscall(_PRCTL, _PR_SCHED_CORE, _PR_SCHED_CORE_CREATE, 0, _THREAD_GROUP, 0)

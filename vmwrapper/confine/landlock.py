@@ -1,7 +1,8 @@
-"""Landlock: files by path, and nothing else; no signal and no abstract socket out of the domain, no TCP.
+"""Landlock: restricts files by path, and forbids TCP, and signals and abstract sockets to others. QEMU's rules:
+vmwrapper/jail.py.
 
-What the running kernel's Landlock is too old for is left out, `abi` says how old it is. It does not hold back: what is open
-already, metadata (stat, chmod), and connecting to a Unix socket by its path: that is the file's mode's matter, and seccomp's.
+Leaves out what the kernel's Landlock (`abi`) is too old for. It restricts neither open files, nor metadata (stat, chmod), nor
+connecting to a Unix socket by its path; file modes and seccomp do that.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_CHAR, _MAKE_DIR, _MAKE_REG, _MAKE_SOCK = (1 << bit for bit in range(4, 10))
 _TRUNCATE, _IOCTL_DEV = 1 << 14, 1 << 15
 
-# What may be done with a file, or with all below a directory.
+# Rights on a file, or on everything below a directory.
 READ = _READ_FILE | _READ_DIR
 WRITE = READ | _WRITE_FILE | _TRUNCATE
 DEVICE = WRITE | _IOCTL_DEV
 EXECUTE = READ | _EXECUTE
 LIST = _READ_DIR
-# In a directory.
+# Rights in a directory.
 MAKE = WRITE | _REMOVE_FILE | _MAKE_REG | _MAKE_SOCK
 
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
-# The version that brought it -> what it is. Version 1 has the first 13 bits.
+# The version that added rights, and the rights. Version 1 has the first 13 bits.
 _FILE_RIGHTS = ((1, (1 << 13) - 1), (2, 1 << 13), (3, _TRUNCATE), (5, _IOCTL_DEV))
 _TCP = (4, 0b11)  # bind, connect
 _SCOPES = (6, 0b11)  # abstract Unix sockets, signals
 
 
 def abi() -> int:
-    """The version of the kernel's Landlock; 0 if it has none, or it is not turned on."""
+    """The version of the kernel's Landlock; 0 if it has none (QEMU's rules: vmwrapper/jail.py)."""
     try:
         return kernel.syscall(_CREATE_RULESET, None, 0, _ASK_VERSION)
     except OSError as exc:
@@ -53,8 +54,8 @@ def abi() -> int:
 
 
 def restrict(allowed: Iterable[tuple[str, int]]) -> int:
-    """From here on only these paths can be opened, made, removed or run; one that is not there is passed over. Returns the `abi`;
-    0: nothing was restricted. `kernel.forbid_new_privileges` comes first. Raises OSError."""
+    """From now on only these paths can be opened, made, removed or run. Ignores missing paths. Returns the `abi`; 0: nothing is
+    restricted. Call `kernel.forbid_new_privileges` first. Raises OSError."""
     version = abi()
     if not version:
         return 0
@@ -70,7 +71,7 @@ def restrict(allowed: Iterable[tuple[str, int]]) -> int:
 
 
 def _described(version: int, files: int) -> tuple[bytes, int]:
-    """struct landlock_ruleset_attr, as long as this version knows it."""
+    """struct landlock_ruleset_attr, in this version's length."""
     fields = [files]
     if version >= _TCP[0]:
         fields.append(_TCP[1])
@@ -84,7 +85,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return  # nobody who may not look it up could open it
+        return  # a process that may not look the path up cannot open it
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             rights &= _OF_FILES

@@ -1,7 +1,7 @@
-"""seccomp: system calls that are refused from here on, for the process and all that it becomes.
+"""seccomp: refuses system calls from now on, in this process and the programs that it becomes.
 
-A list of what is refused, and not of what is allowed: QEMU's own list lies above it, and a new libc must not end VMs. What is
-new in a kernel has to be asked for by number, so `REFUSED` is to be read again when kernels bring calls of the kinds it names.
+It lists refused calls, not allowed ones, because QEMU adds its own list, and a new libc must not end VMs. When a kernel
+adds calls of the kinds in `REFUSED`, they must be added here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    # Argument (by number), which of its bits count, and the values that are allowed of them.
+    # Number of an argument, a mask for its bits, and the allowed values.
     Condition = tuple[int, int, Sequence[int]]
-    # All of these hold.
+    # All conditions must hold.
     Case = Sequence[Condition]
 
 _SECCOMP, _SET_MODE_FILTER = 317, 1
@@ -26,17 +26,17 @@ _X86_64 = 0xC000003E
 _X32_BIT = 0x40000000
 _LOAD, _AND, _JUMP, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-# Offsets in struct seccomp_data. Of an argument its lower half: what is looked at here, the kernel takes as 32 bits.
+# Offsets in struct seccomp_data. Only the lower half of arguments is checked, because the kernel uses 32 bits of them.
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 
 # fmt: off
-# Nobody who runs a guest or reads a file needs these.
+# Neither running a guest nor reading a file needs these.
 REFUSED: Sequence[int] = (
     101, 310, 311, 312, 440,            # ptrace, process_vm_readv, process_vm_writev, kcmp, process_madvise
     424, 434, 438, 448,                 # pidfd_send_signal, pidfd_open, pidfd_getfd, process_mrelease
     248, 249, 250,                      # add_key, request_key, keyctl
     321, 298, 323, 300,                 # bpf, perf_event_open, userfaultfd, fanotify_init
-    425, 426, 427,                      # io_uring: its operations pass seccomp by
+    425, 426, 427,                      # io_uring: its operations bypass seccomp
     165, 166, 155, 161, 272, 308,       # mount, umount2, pivot_root, chroot, unshare, setns
     428, 429, 430, 431, 432, 433, 442,  # open_tree, move_mount, fsopen, fsconfig, fsmount, fspick, mount_setattr
     303, 304,                           # name_to_handle_at, open_by_handle_at
@@ -64,14 +64,14 @@ _ALL_BITS = 0xFFFFFFFF
 _KOBJECT_UEVENT = 15
 
 UNIX_STREAMS: Case = ((0, _ALL_BITS, (UNIX,)), (1, _TYPE_BITS, (STREAM,)))
-# The kernel's news of devices.
+# The kernel's device events.
 DEVICE_NEWS: Case = ((0, _ALL_BITS, (NETLINK,)), (1, _TYPE_BITS, (RAW,)), (2, _ALL_BITS, (_KOBJECT_UEVENT,)))
 THREADS: Case = ((0, _CLONE_THREAD | _CLONE_NEW, (_CLONE_THREAD,)),)
 
 
 def program(refused: Iterable[int], only: Mapping[int, Sequence[Case]], absent: Iterable[int] = ()) -> bytes:
-    """A filter in the kernel's own form. The calls `refused` fail with EPERM, those of `only` outside of their cases, and those
-    `absent` as on a kernel that lacks them, so that libc does without. A call of another architecture kills."""
+    """A filter in the kernel's format. `refused` calls fail with EPERM, and so do calls in `only` outside their cases. `absent`
+    calls fail as on a kernel that lacks them, so that libc falls back. A call of another architecture kills the process."""
     code = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         (_JUMP_EQUAL, 1, 0, _X86_64),
@@ -93,7 +93,7 @@ def program(refused: Iterable[int], only: Mapping[int, Sequence[Case]], absent: 
 
 
 def only_these(allowed: Iterable[int]) -> bytes:
-    """A filter that refuses all calls but these with EPERM: for code that is known to the last call. Others as in `program`."""
+    """A filter that refuses all other calls with EPERM, for code whose calls are all known. Otherwise as `program`."""
     code = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         (_JUMP_EQUAL, 1, 0, _X86_64),
@@ -107,10 +107,10 @@ def only_these(allowed: Iterable[int]) -> bytes:
 
 
 def _allowing(case: Case) -> list[tuple[int, int, int, int]]:
-    """Returns what allows the call, or runs on to what follows."""
+    """Instructions that allow the call if the case holds, and otherwise continue."""
     code: list[tuple[int, int, int, int]] = [(_RETURN, 0, 0, _ALLOW)]
     for argument, bits, values in reversed(case):
-        # Each value jumps past the other ones, and past the jump out of this case that follows the last one.
+        # A matching value jumps past the other values, and past the jump out of this case after them.
         equal = [(_JUMP_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
         code = [
             (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument),
@@ -123,6 +123,7 @@ def _allowing(case: Case) -> list[tuple[int, int, int, int]]:
 
 
 def install(filter_program: bytes) -> None:
-    """For good. `kernel.forbid_new_privileges` comes first. Raises OSError: EINVAL where the kernel has no seccomp filters."""
+    """Installs the filter for good. Call `kernel.forbid_new_privileges` first. Raises OSError: EINVAL without seccomp filters in
+    the kernel."""
     described = struct.pack("=H6x", len(filter_program) // 8) + kernel.pointer_to(filter_program)
     kernel.syscall(_SECCOMP, _SET_MODE_FILTER, 0, described)

@@ -137,7 +137,7 @@ def test_what_qemu_says_goes_into_the_pipe_that_is_named(program: str, qemu: str
 def test_a_vm_whose_pipe_nobody_has_made_does_not_start(program: str, qemu: str, tmp_path: Path) -> None:
     done = run(program, [], VIRTSHIM_EMULATOR=qemu, VIRTSHIM_OUTPUT=str(tmp_path / "none"))
     assert done.returncode == 1
-    assert "none, for what QEMU says: No such file or directory; virtshim alone can start this VM" in done.stderr
+    assert "none, the pipe for QEMU's output: No such file or directory; only virtshim can start this VM" in done.stderr
 
 
 def test_the_default_emulator_answers_libvirts_version_probe(program: str) -> None:
