@@ -41,7 +41,7 @@ def on_the_console(environment: dict[str, str]) -> None:
         assert screen.sees(b"ctrl-] leaves"), screen.seen
         assert screen.is_answered_by_a_shell(), screen.seen
         screen.press(b"\x1d")
-        assert screen.sees(b"the virtual machine runs on\r\n"), screen.seen
+        assert screen.sees(b"the virtual machine keeps running\r\n"), screen.seen
         assert screen.process.wait(LIMIT) == 0
 
 

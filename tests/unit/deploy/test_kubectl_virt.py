@@ -119,7 +119,7 @@ def test_the_console_gets_every_key_and_ctrl_bracket_leaves(kubectl: FakeKubectl
     assert b"<031a0d>" in opened.seen.replace(b"><", b"")
     opened.types(b"\x1d")
     assert opened.ends() == 0
-    opened.sees(b"detached; the virtual machine runs on")
+    opened.sees(b"detached; the virtual machine keeps running")
     assert termios.tcgetattr(opened.its) == opened.modes, "the terminal is as it was"
     where = ["--context", "prod", "--namespace", "team"]
     assert kubectl.calls == [
