@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the dashboard's page into build/dashboard/dist: npm's packages as package-lock.json has them, no script of theirs run.
-# Does nothing while what it is made of is what it was. Run from anywhere; wants node and npm.
+# Builds the dashboard's page into build/dashboard/dist, with npm packages from package-lock.json, without running their scripts.
+# Does nothing if the inputs are unchanged. Runs from any directory; needs node and npm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +14,7 @@ inputs=$(cat deploy/dashboard.sh <(find "$web" -type f -print0 | LC_ALL=C sort -
 command -v npm >/dev/null || die "needs npm: apt-get install npm, or Node.js from elsewhere"
 
 mkdir -p "$out"
-# Two builds at once would take each other's files away.
+# Two builds at once would remove each other's files.
 exec 9> "$out/lock"
 flock 9
 packages=$(sha256sum "$web/package-lock.json" | cut -d' ' -f1)
@@ -32,7 +32,7 @@ mkdir -p "$out/new"
 NODE_PATH="$out/node_modules" "$out/node_modules/.bin/esbuild" "$web/src/main.js" --bundle --format=esm --splitting --minify \
   --target=es2022,chrome123,firefox121,safari17.5 --charset=utf8 --legal-comments=none --chunk-names=part-[hash] \
   --log-level=warning --outdir="$out/new"
-# What a part imports is a file; its styles are another, which only the page itself can load.
+# A part's code is one file and its styles another, which only the page itself can load.
 cat "$out"/new/*.css > "$out/new.css"
 rm "$out"/new/*.css
 mv "$out/new.css" "$out/new/main.css"

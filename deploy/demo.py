@@ -1,4 +1,5 @@
-"""`make demo`: a node, an image over HTTP, a VM pod through the CRI socket, its console and its IP; then all of it gone."""
+"""`make demo`: starts a node, serves an image by HTTP, runs a VM pod through the CRI socket, tries console and IP, removes
+everything."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def step(text: str) -> Iterator[None]:
 
 @contextmanager
 def node(directory: str) -> Iterator[str]:
-    """A running node; yields its CRI socket. Afterwards everything it made is gone, also after a failure."""
+    """Runs a node and yields its CRI socket. Afterwards removes everything, also after a failure."""
     log = Path(directory, "node.log")
     settings = Path(directory, "demo.toml")
     settings.write_text('[images]\ndownload_protocol = "http"\n', encoding="utf-8")  # the image is served on loopback
@@ -60,7 +61,7 @@ def node(directory: str) -> Iterator[str]:
 
 
 def ssh_key(directory: str) -> str:
-    """Path of a fresh private key; the public one is beside it."""
+    """Makes a key and returns the path of its private part."""
     path = f"{directory}/key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "demo", "-f", path], check=True)
     return path

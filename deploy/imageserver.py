@@ -1,7 +1,7 @@
-"""Places to pull VM images from: a directory by HTTP, and a real OCI registry with images pushed to it.
+"""Serves VM images for the demo and the tests: a directory by HTTP, and a real OCI registry with pushed images.
 
-For the demo and the tests. Everything listens on the loopback address, on a port the kernel chooses, and is gone when its
-``with`` block ends. Needs the packages docker-registry and skopeo for the registry; otherwise the standard library only.
+Everything listens on loopback, on a port that the kernel chooses, until its ``with`` block ends. The registry needs the packages
+docker-registry and skopeo; everything else needs only the standard library.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 5.0
-_QEMU_UID = 107  # what KubeVirt's documentation gives the file in a container disk
+_QEMU_UID = 107  # the owner of a container disk's file in KubeVirt's documentation
 
 
 class ImageServerError(Exception):
@@ -45,12 +45,12 @@ class _QuietHandler(http.server.SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Say nothing: the caller's output is not an access log."""
+        """Logs nothing into the caller's output."""
 
 
 @contextlib.contextmanager
 def serve_directory(directory: Path) -> Iterator[str]:
-    """Serves a directory; gives the URL of its top, without a slash at the end."""
+    """Serves a directory; yields its URL, without a slash at the end."""
     handler = functools.partial(_QuietHandler, directory=os.fspath(directory))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
@@ -68,14 +68,14 @@ def serve_directory(directory: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Registry:
-    """A running registry: ``address`` is HOST:PORT, as it stands at the beginning of an image name."""
+    """A running registry; ``address``: HOST:PORT, as in image names."""
 
     address: str
     directory: Path
     process_id: int
 
     def log(self) -> str:
-        """What the registry has written, its access log included."""
+        """The registry's output, including its access log."""
         return (self.directory / "log").read_text(errors="replace")
 
 
@@ -83,11 +83,9 @@ class Registry:
 def registry(
     users: Mapping[str, str] | None = None, directory: Path | None = None, tls: tuple[Path, Path] | None = None
 ) -> Iterator[Registry]:
-    """Runs a registry. With ``users`` (name to password) it asks for a name and password. ``tls``: its certificate and key; a
-    client has to show one of the same CA. Without it it speaks plain HTTP.
-
-    Without ``directory`` the images live in a temporary one; with it they stay there.
-    """
+    """Runs a registry. ``users``: name to password, if it asks for them. ``tls``: its certificate and key; a client must
+    then have a certificate of the same CA. Without ``tls`` it speaks plain HTTP. ``directory``: keeps the images; without
+    it they are temporary."""
     with contextlib.ExitStack() as stack:
         if directory is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="registry-")))
@@ -99,7 +97,7 @@ def registry(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # The registry reads REGISTRY_... variables as settings; the caller's are not meant for it.
+                # Not the caller's environment, because the registry reads REGISTRY_... variables as settings.
                 env={"PATH": os.environ.get("PATH", os.defpath), "OTEL_TRACES_EXPORTER": "none"},
             )
         stack.callback(_stop, process)
@@ -129,7 +127,7 @@ def _write_registry_config(directory: Path, users: Mapping[str, str] | None, tls
 
 
 def _bcrypt(password: str) -> str:
-    """The only kind of hash that the registry accepts; the C library's crypt knows it."""
+    """The registry only accepts bcrypt hashes, which libcrypt makes."""
     library = ctypes.CDLL("libcrypt.so.1")
     library.crypt_gensalt.restype = ctypes.c_char_p
     library.crypt_gensalt.argtypes = [ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_int]
@@ -184,11 +182,9 @@ def write_container_disk(
     says: Mapping[str, Any] | None = None,
     boot: Sequence[Path] = (),
 ) -> str:
-    """Writes an OCI image layout whose one layer holds ``disk/NAME``, if there is one, and ``boot/NAME`` of each of ``boot``, and
-    nothing else. Gives the manifest's digest.
-
-    The same files give the same digests. ``says``: of containers made of it (Entrypoint, Env ...).
-    """
+    """Writes an OCI image layout with one layer, which only has ``disk/NAME``, if there is a disk, and ``boot/NAME`` for each of
+    ``boot``. Returns the manifest's digest. The same files give the same digests. ``says``: the container's configuration
+    (Entrypoint, Env ...)."""
     files = {f"disk/{disk.name}": disk} if disk else {}
     files |= {f"boot/{file.name}": file for file in boot}
 
@@ -202,7 +198,7 @@ def write_container_disk(
 
 
 def write_files(directory: Path, files: Mapping[str, bytes], tag: str = "latest") -> str:
-    """As ``write_container_disk``, of an ordinary image with these files, root's."""
+    """Writes an ordinary image with these files, owned by root, as ``write_container_disk`` does."""
 
     def fill(archive: tarfile.TarFile) -> None:
         for name, data in files.items():
@@ -301,18 +297,15 @@ def push_container_disk(
     says: Mapping[str, Any] | None = None,
     boot: Sequence[Path] = (),
 ) -> str:
-    """Pushes a disk image as SERVER/NAME:TAG, with ``docker_format`` under Docker's media types. ``says``: of its containers;
-    ``boot``: files for its /boot, with which it needs no disk.
-
-    Gives the digest of the manifest that the registry now has.
-    """
+    """Pushes a disk image as SERVER/NAME:TAG, with ``docker_format`` under Docker's media types, and returns the manifest's
+    digest. ``says``: the container's configuration; ``boot``: files for /boot, with which the image needs no disk."""
     with tempfile.TemporaryDirectory(prefix="containerdisk-") as scratch:
         write_container_disk(Path(scratch, "layout"), disk, tag, says, boot)
         return _push(Path(scratch), f"{server}/{name}", tag, credentials, docker_format=docker_format)
 
 
 def push_files(server: str, name: str, files: Mapping[str, bytes], tag: str = "latest") -> str:
-    """Pushes an ordinary image with these files. Gives its manifest's digest."""
+    """Pushes an ordinary image with these files, and returns its manifest's digest."""
     with tempfile.TemporaryDirectory(prefix="files-") as scratch:
         write_files(Path(scratch, "layout"), files, tag)
         return _push(Path(scratch), f"{server}/{name}", tag, None, docker_format=False)
@@ -322,7 +315,7 @@ def _push(work: Path, name: str, tag: str, credentials: tuple[str, str] | None, 
     login = base64.b64encode(":".join(credentials).encode()).decode() if credentials else None
     server = name.partition("/")[0]
     (work / "auth.json").write_text(json.dumps({"auths": {server: {"auth": login}} if login else {}}))
-    # Without --insecure-policy skopeo wants a policy file that a minimal installation lacks.
+    # Without --insecure-policy skopeo needs a policy file, which a minimal installation lacks.
     command = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false"]
     command += ["--authfile", str(work / "auth.json"), "--digestfile", str(work / "digest")]
     command += ["--format", "v2s2" if docker_format else "oci"]

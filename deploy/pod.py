@@ -1,11 +1,11 @@
-"""A pod's manifest without a cluster: asks a node's CRI socket for it as kubelet would. For trying things, and the tutorial.
+"""Runs a pod's manifest without a cluster: calls a node's CRI socket as kubelet would. For the tutorial and for trying things.
 
-    python deploy/pod.py apply FILE      makes the pods of a manifest and starts them
-    python deploy/pod.py logs NAME       what a pod's container has said
+    python deploy/pod.py apply FILE      makes and starts the pods of a manifest
+    python deploy/pod.py logs NAME       shows the log of a pod's container
     python deploy/pod.py delete NAME     stops and removes a pod
 
-The socket is CONTAINER_RUNTIME_ENDPOINT. Of a manifest: metadata, runtimeClassName, and of one container name, image, command,
-env and memory limit.
+The socket is CONTAINER_RUNTIME_ENDPOINT. It reads of a manifest metadata, runtimeClassName, and one container's name, image,
+command, env and memory limit.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main() -> None:
             else:
                 delete(node, what)
     except grpc.RpcError as exc:
-        sys.exit(f"the node answered: {exc.details()}")
+        sys.exit(f"the node refused: {exc.details()}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A small CRI client: what the demo, the benchmark and the tests ask of a node's socket."""
+"""A small CRI client for the demo, the benchmark and the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MESSAGE_BYTES = 16 << 20
 
 
 class PodClient:
-    """`with PodClient("/run/virtshim/virtshim.sock") as node: ...`; the plain stubs are `node.runtime` and `node.images`."""
+    """`with PodClient("/run/virtshim/virtshim.sock") as node: ...`; `node.runtime` and `node.images` are gRPC's stubs."""
 
     def __init__(self, socket_path: str, timeout: float = 120.0) -> None:
         self._channel = grpc.insecure_channel(
@@ -99,7 +99,7 @@ def pod_config(
     annotations: Mapping[str, str] | None = None,
     namespace: str = "default",
 ) -> pb.PodSandboxConfig:
-    """As kubelet fills it, with a UID of its own."""
+    """Filled as by kubelet, with a new UID."""
     uid = str(uuid.uuid4())
     return pb.PodSandboxConfig(
         metadata=pb.PodSandboxMetadata(name=name, namespace=namespace, uid=uid, attempt=0),
@@ -129,7 +129,7 @@ def container_config(image: str, memory: int = 128 << 20, name: str = "vm", atte
 
 
 def log_lines(path: str) -> list[str]:
-    """The text of a CRI log, partial pieces glued."""
+    """The lines of a CRI log, with partial ones joined."""
     lines: list[str] = [""]
     for raw in (
         Path(path).read_bytes().decode(errors="replace").split("\n")[:-1]
@@ -142,7 +142,7 @@ def log_lines(path: str) -> list[str]:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Polls; raises TimeoutError naming what did not come true."""
+    """Polls `condition`. Raises TimeoutError, which names `what`."""
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:
@@ -151,7 +151,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
 
 
 def wait_for_log(path: str, text: str, seconds: float) -> str:
-    """The first console line that holds `text`."""
+    """The first console line that contains `text`."""
     found: list[str] = []
 
     def seen() -> bool:

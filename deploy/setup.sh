@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a Debian 12 / Ubuntu machine ready to build, test and run virtshim: system packages, the images' reader, /dev/kvm's rights, .venv.
-# Safe to run again: each step looks first and does only what is missing. Run as root from the project's top directory.
+# Prepares a Debian 12 / Ubuntu machine to build, test and run virtshim: system packages, the images' reader, /dev/kvm's mode, .venv.
+# Safe to repeat: each step only does what is missing. Run as root from the project's top directory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,7 +32,7 @@ PACKAGES=(
 install_packages() {
   say "installing $# packages: $*"
   export DEBIAN_FRONTEND=noninteractive
-  # A container or a build machine has no init to start services in; nothing here needs them running.
+  # Containers and build machines have no init that could start services, and nothing here needs them.
   apt-get update -qq
   apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
@@ -42,27 +42,27 @@ for package in "${PACKAGES[@]}"; do
   dpkg-query -W -f='${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' || missing+=("$package")
 done
 [ "${#missing[@]}" = 0 ] || install_packages "${missing[@]}"
-# The passthrough tests' machine has its files by it. QEMU came with it up to 7.2; since then it is a package of its own.
+# The passthrough tests' machine shares files by it. It was part of QEMU up to 7.2, and is a separate package now.
 [ -e /usr/lib/qemu/virtiofsd ] || [ -e /usr/libexec/virtiofsd ] || install_packages virtiofsd
-# What tests and benchmark start pods beside, in a directory of its own. Docker's packages have them too, and exclude the distribution's.
+# Other runtimes for tests and the benchmark. Docker's packages contain them too, and conflict with the distribution's.
 if ! command -v containerd >/dev/null || ! command -v runc >/dev/null; then install_packages containerd runc; fi
-# They build the dashboard's page. Node.js from elsewhere brings an npm of its own, and excludes the distribution's.
+# These build the dashboard's page. Node.js from elsewhere has its own npm, and conflicts with the distribution's.
 command -v npm >/dev/null || install_packages nodejs npm
 
-# Who reads images, as on a node that is installed.
+# The user that reads images, as on an installed node.
 if ! getent passwd virtshim-parser >/dev/null; then
   say "making the user virtshim-parser"
   systemd-sysusers "$PWD/systemd/virtshim-sysusers.conf"
 fi
 
-# /dev/kvm as 0600 root:root makes libvirt probe QEMU anew at every look-up (4 s each); 0660 root:kvm is the distribution's own rule.
+# With /dev/kvm as 0600 root:root, libvirt probes QEMU at every look-up (4 s each). The distribution's rule is 0660 root:kvm.
 if [ -e /dev/kvm ] && [ "$(stat -c '%a %G' /dev/kvm)" != "660 kvm" ]; then
   say "/dev/kvm: setting root:kvm 0660, as the distribution's udev rule would"
   chgrp kvm /dev/kvm && chmod 0660 /dev/kvm
 fi
 
-# The virtual environment: anew when the lock changes, the project itself (an editable install) when pyproject.toml does.
-# What builds is locked too and there before what is built: pip's own build environments take whatever the index has.
+# The virtual environment is rebuilt when the lock changes, and the project (an editable install) when pyproject.toml does. Build
+# tools are locked too and installed first, because pip's own build environments would take any version from the index.
 locked=$(sha256sum requirements.lock | cut -d' ' -f1)
 if [ "$(cat .venv/.locked 2>/dev/null || true)" != "$locked" ]; then
   say "building .venv"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Builds the Debian package of a node: virtshim_VERSION_amd64.deb, for the distribution that it is built on.
 #
-#   build.sh DIRECTORY [VERSION]    (VERSION: default that of pyproject.toml; DEB_CACHE: where the locked packages stay once they
-#                                    are built, default build/deb)
-#   build.sh --packages             those alone, which are fetched; what is left to do needs no network
+#   build.sh DIRECTORY [VERSION]    (VERSION: default that of pyproject.toml; DEB_CACHE: keeps the built locked packages, default
+#                                    build/deb)
+#   build.sh --packages             only fetches and builds the locked packages; the rest needs no network
 #
-# The same sources on the same distribution give the same bytes: times are SOURCE_DATE_EPOCH's, by default that of the last commit.
+# The same sources on the same distribution give the same bytes: times are SOURCE_DATE_EPOCH, by default that of the last commit. The
 # Python packages are those of the locks, checked by their hashes, in a virtual environment below /usr/lib/virtshim.
 set -euo pipefail
 
@@ -42,14 +42,14 @@ trap 'rm -rf "$work"' EXIT
 
 # ---- packages of the locks, built once ------------------------------------------------------------------------------
 
-# What dpkg keeps is not kept twice, and pip's own notes tell when and from where it was.
+# Removes what dpkg records anyway, and pip's notes about the time and place of the build.
 without_notes() {
   rm -rf "$1/bin"
   find "$1" -type f -perm /111 ! -name '*.so*' -exec chmod 644 {} +
   find "$1" \( -path '*.dist-info/RECORD' -o -path '*.dist-info/INSTALLER' -o -path '*.dist-info/REQUESTED' \
     -o -path '*.dist-info/direct_url.json' \) -delete
 }
-# compiled DIRECTORY PREFIX: checked against no source at run time: dpkg puts both there.
+# compiled DIRECTORY PREFIX: Python does not check the result against its source, because dpkg installs both.
 compiled() {
   $python -m compileall -q -j 1 --invalidation-mode unchecked-hash -s "$2" -p / "$1" >/dev/null ||
     die "a module of $1 cannot be compiled"
@@ -70,7 +70,7 @@ if [ ! -e "$layer" ]; then
   $python -m venv "$new/builder"
   pip="$new/builder/bin/python -m pip --quiet --disable-pip-version-check"
   $pip install --require-hashes --only-binary :all: -r requirements-build.lock
-  # Paths of this build are not for the package.
+  # The package must not contain paths of this build.
   CFLAGS=-g0 $pip install --require-hashes --no-build-isolation --only-binary :all: --no-binary libvirt-python \
     --no-compile --target "$new/root/$site" -r requirements-run.lock
   without_notes "$new/root/$site"
@@ -91,7 +91,7 @@ if [ "$in_git" = true ]; then
 else
   tar -c --exclude=./tests --exclude=./build --exclude=./dist --exclude=./.venv . | tar -x -C "$source"
 fi
-# The dashboard's page is built beside the sources: deploy/dashboard.sh makes it, and `make setup` calls that.
+# deploy/dashboard.sh builds the dashboard's page beside the sources; `make setup` calls it.
 if [ -f build/dashboard/dist/index.html ]; then
   mkdir -p "$source/build/dashboard"
   cp -r build/dashboard/dist "$source/build/dashboard/"
@@ -111,7 +111,7 @@ ln -s "../../../bin/python$python_version" "$home/bin/python3"
 ln -s python3 "$home/bin/python"
 printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\n' "$python_version" > "$home/pyvenv.cfg"
 while read -r name module function; do
-  # Isolated: root's environment and working directory bring no code.
+  # Isolated, so that no code comes from root's environment or working directory.
   cat > "$home/bin/$name" <<END
 #!/usr/lib/virtshim/bin/python3 -I
 import sys
@@ -161,7 +161,7 @@ find "$root/usr/share/man" "$root/$doc/changelog" -type f -exec gzip -9n {} +
 
 mkdir -p "$root/DEBIAN"
 (cd "$root" && find . -path ./DEBIAN -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum) > "$work/md5sums"
-# As dpkg counts: each file in whole KiB, and one for all else.
+# As dpkg counts: files in whole KiB, and one for everything else.
 size=$(find "$root" -printf '%y %s\n' | awk '{sum += $1 == "f" ? int(($2 + 1023) / 1024) : 1} END {print sum}')
 upstream() { dpkg-query -W -f '${Version}' "$1" | sed 's/^[0-9]*://; s/[-+].*//'; }
 install -m 644 "$work/md5sums" "$root/DEBIAN/md5sums"

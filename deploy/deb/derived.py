@@ -1,4 +1,4 @@
-"""What the package holds that is made of the program itself: manual pages, shell completions, AppArmor's rules.
+"""Writes the package's files that are made from the program itself: manual pages, shell completions, AppArmor's rules.
 
 `python -m deb.derived ROOT VERSION`, for ./build.sh.
 """
@@ -18,7 +18,7 @@ from virtshim.config.settings import Settings
 from virtshim.preflight.virtualization import rules_of_daemon, rules_of_guests
 
 NAME = "virtshim"
-# Where each shell looks for what a package brings.
+# Where each shell looks for packages' completions.
 _COMPLETIONS = {
     "bash": f"usr/share/bash-completion/completions/{NAME}",
     "zsh": f"usr/share/zsh/vendor-completions/_{NAME}",

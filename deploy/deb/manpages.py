@@ -1,4 +1,4 @@
-"""Manual pages, of what the command line says of itself: `virtshim.1`, and one for each of its commands."""
+"""Manual pages from the command line's own help: one for `virtshim`, and one for each of its commands."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typer.main import get_command
 
 
 def pages(app: typer.Typer, name: str, version: str, changed: int) -> Iterator[tuple[str, str]]:
-    """(file name, roff) of each command. `changed`: when the sources were, in seconds since 1970."""
+    """(file name, roff) of each command. `changed`: the time of the sources' last change, in seconds since 1970."""
     command = get_command(app)
     footer = f'"{datetime.fromtimestamp(changed, UTC):%Y-%m-%d}" "{name} {version}"'
     yield from _of(command, typer.Context(command, info_name=name), footer)
 
 
-# Commands are of a class inside Typer; here they are asked only what its own help asks them.
+# Commands have a class inside Typer. This only uses what Typer's own help uses.
 def _of(command: Any, ctx: Any, footer: str) -> Iterator[tuple[str, str]]:
     name = ctx.command_path.replace(" ", "-")
     names = command.list_commands(ctx) if hasattr(command, "list_commands") else []
@@ -40,7 +40,7 @@ def _of(command: Any, ctx: Any, footer: str) -> Iterator[tuple[str, str]]:
 
 
 def _summary(command: Any) -> str:
-    """The beginning of its help, up to where a sentence or the first part of one ends."""
+    """The beginning of the command's help, up to the end of a sentence or clause."""
     return re.split(r"\s\(|[.;:](?:\s|$)", " ".join((command.help or "").split()))[0]
 
 
@@ -59,7 +59,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """As roff prints it: no control character at a line's beginning, hyphens that can be copied."""
+    """Escapes text for roff: no control character at a line's beginning, and hyphens that can be copied."""
     escaped = (
         " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga")
     )

@@ -1,4 +1,4 @@
-"""The programs of a node and who talks to whom, as docs/programs.svg: `python deploy/docs_site/diagram.py` draws it."""
+"""Draws docs/programs.svg, the programs of a node and their connections: `python deploy/docs_site/diagram.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 PICTURE: Final = Path(__file__).resolve().parents[2] / "docs/programs.svg"
 
 _WIDTH, _HEIGHT = 170, 46
-# Name -> place of its middle, and who it runs as.
+# Name -> its centre, and its user.
 BOXES: Final = {
     "kubelet, crictl": (110, 60, ""),
     "virtshim proxy": (110, 170, "root; optional"),

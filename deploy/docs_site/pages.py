@@ -1,5 +1,5 @@
-"""MkDocs hook: README, CONTRIBUTING and CHANGELOG are pages too, and so is what the code says of itself; links that lead out of
-docs/ lead to copies of the files."""
+"""MkDocs hook: adds README, CONTRIBUTING and CHANGELOG, and the pages made from the code. Links out of docs/ lead to copies
+of the files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ sys.path[:0] = [ROOT, f"{ROOT}/deploy"]  # the code of this tree, whatever is in
 
 from docs_site import reference  # noqa: E402
 
-# Of the tree -> of the site.
+# Path in the tree -> path in the site.
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 _LINK = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
@@ -49,7 +49,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _lists_apart(markdown: str) -> str:
-    """Python-Markdown begins a list after an empty line only, others at once."""
+    """Adds an empty line before lists, which Python-Markdown needs."""
     return re.sub(r"^(?![-*] |\d+\. |\s|\|)(.+)\n(?=- )", r"\1\n\n", markdown, flags=re.MULTILINE)
 
 
@@ -65,12 +65,12 @@ def _site_path(path: str) -> str:
 
 
 def _copy(path: str) -> str:
-    """Of a file that is no page: as text, which browsers show."""
+    """The path of a file that is not a page: as text, which browsers show."""
     return f"files/{path}.txt"
 
 
 def _content(path: str) -> bytes:
-    """Of a directory the names."""
+    """A file's content, or a directory's names."""
     if os.path.isdir(path):
         return "".join(f"{name}\n" for name in sorted(os.listdir(path))).encode()
     with open(path, "rb") as file:

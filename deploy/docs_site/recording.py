@@ -1,9 +1,9 @@
-"""The picture that README opens with: a real run of `make demo`, as an animated SVG.
+"""The README's first picture: a real run of `make demo`, as an animated SVG.
 
-    python deploy/docs_site/recording.py record     runs it, and writes docs/demo.json and docs/demo.svg
-    python deploy/docs_site/recording.py draw       draws docs/demo.svg again of docs/demo.json
+    python deploy/docs_site/recording.py record     runs the demo, and writes docs/demo.json and docs/demo.svg
+    python deploy/docs_site/recording.py draw       draws docs/demo.svg again from docs/demo.json
 
-A line appears when it appeared in the run; pauses longer than two seconds are shown as two.
+Each line appears as in the run, with pauses of at most two seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PICTURE = ROOT / "docs/demo.svg"
 
 _COLUMNS = 110
 _PAUSE = 2.0
-_LAST = 6.0  # seconds that the end is shown before it begins anew
+_LAST = 6.0  # seconds for the end, before the animation starts again
 _CHARACTER, _LINE, _EDGE, _HEAD = 7.8, 18, 16, 34
 
 # Seconds since the start, and the line.
@@ -48,7 +48,7 @@ def record() -> Recording:
 
 
 def draw(recording: Recording) -> str:
-    """Who sees no animation sees all of it at once."""
+    """Without animation, all lines are visible."""
     shown = _shown_at([at for at, _ in recording])
     whole = shown[-1] + _LAST
     width, height = round(_COLUMNS * _CHARACTER + 2 * _EDGE), _HEAD + _LINE * len(recording) + _EDGE

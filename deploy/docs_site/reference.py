@@ -1,4 +1,4 @@
-"""What the code itself says: RPCs, errors, a part of the page of annotations. `pages.py` adds it when the site is built."""
+"""Pages made from the code: RPCs, errors, a part of the page of annotations. `pages.py` adds them when the site is built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from virtshim.model.errors import ShimError
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# One value of each that is taken, to see what becomes of it.
+# A valid value of each annotation.
 EXAMPLES = {
     "kubernetes.io/target-runtime": "virtlet.cloud",
     "virtshim.io/command": "ignore",
@@ -70,16 +70,16 @@ def pages() -> dict[str, str]:
 
 
 def annotations_section() -> str:
-    """The end of annotations.md: what each annotation sets, and what a wrong value is answered. The code reads both."""
+    """The end of annotations.md: what each annotation sets, and the error for a wrong value, both from the code."""
     rows = [_annotation(name) for name in sorted(_READERS, key=str.lower)]
     return "\n".join(
         [
             "",
             "## Examples and refusals",
             "",
-            "Made from `virtshim/annotations` when this site was built: the code read each example, and a wrong value.",
+            "Made from `virtshim/annotations` when this site was built: the code has read each example and a wrong value.",
             "",
-            "| annotation | example | sets | a wrong value is answered |",
+            "| annotation | example | sets | error for a wrong value |",
             "|---|---|---|---|",
             *rows,
             "",
@@ -123,16 +123,16 @@ _RPC = re.compile(r"((?:^ *//[^\n]*\n)*)^ *rpc (\w+)\((?:\w+)\)\s*returns \((str
 
 
 def rpcs_page() -> str:
-    """The contract's own words, and whether a servicer of ours has the call."""
+    """The contract's comments, and whether our servicers have each call."""
     text = (ROOT / "criproto/api.proto").read_text(encoding="utf-8")
     runtime, images = text.split("service ImageService {")[0], text.split("service ImageService {")[1]
     admin = (ROOT / "criproto/admin.proto").read_text(encoding="utf-8")
     parts = [
         "# Calls of CRI",
         "",
-        "Made from `criproto/api.proto` and the servicers in `virtshim/cri` when this site was built. *Answered* is what",
-        "virtshim has; all others answer UNIMPLEMENTED. [lifecycle.md](../dev/lifecycle.md) says step by step what each call",
-        "does, [conformance.md](../dev/conformance.md) what CRI's conformance client finds.",
+        "Made from `criproto/api.proto` and the servicers in `virtshim/cri` when this site was built. *Answered*: virtshim has",
+        "the call; to others it answers UNIMPLEMENTED. [lifecycle.md](../dev/lifecycle.md) says step by step what each call",
+        "does, and [conformance.md](../dev/conformance.md) has the results of CRI's conformance client.",
         "",
     ]
     for title, contract, servicer in (
@@ -155,16 +155,16 @@ def _words(comment: str) -> str:
 
 
 def errors_page() -> str:
-    """Every message with which the code raises one of its errors; `…` stands for what is filled in."""
+    """All messages of the errors that the code raises; `…` stands for values."""
     kinds = {
         name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, ShimError)
     }
     parts = [
         "# Error messages",
         "",
-        "Made from the code when this site was built. `…` stands for what is filled in. They show in a pod's events, in",
-        "`crictl`'s answers and in the log; causes and remedies of the usual ones are in",
-        "[Troubleshooting](../how-to/troubleshooting.md), kinds in [failures.md](../dev/failures.md#error-kinds).",
+        "Made from the code when this site was built. `…` stands for values. The messages appear in a pod's events, in",
+        "`crictl`'s answers and in the log. [Troubleshooting](../how-to/troubleshooting.md) has causes and remedies of the usual",
+        "ones, and [failures.md](../dev/failures.md#error-kinds) the kinds.",
         "",
     ]
     found: dict[str, set[tuple[str, str]]] = {}

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds a small bootable VM image from the distribution's own packages: SeaBIOS, syslinux, the distribution's kernel for
-# clouds, and one initramfs with busybox, the QEMU guest agent and an SSH server. What the guest does is in ./init.
+# Builds a small bootable VM image from the distribution's packages: SeaBIOS, syslinux, the distribution's kernel for clouds, and
+# an initramfs with busybox, the QEMU guest agent and an SSH server. ./init is the guest's first program.
 #
-#   build.sh OUT.qcow2      (GUEST_CACHE: where downloaded packages stay; default: guest-cache beside OUT.qcow2;
-#                            remove that directory to take newer packages)
+#   build.sh OUT.qcow2      (GUEST_CACHE: keeps downloaded packages; default: guest-cache beside OUT.qcow2; remove that directory
+#                            for newer packages)
 #
-# Nothing is mounted and nothing outside OUT's directory and the cache is changed. A second run with the same inputs does nothing.
+# It mounts nothing, and only changes OUT's directory and the cache. A second run with the same inputs does nothing.
 set -euo pipefail
 
 say() { printf 'guest: %s\n' "$*"; }
@@ -30,7 +30,7 @@ if ldd "$busybox_binary" >/dev/null 2>&1; then die "$busybox_binary is not stati
 
 mkdir -p "$cache/debs"
 cache=$(cd "$cache" && pwd)
-# Of two runs at once the second waits and finds the work done.
+# If two run at once, the second waits and finds the work done.
 exec 9> "$cache/lock"
 flock 9
 if up_to_date; then exit 0; fi
@@ -42,7 +42,7 @@ trap 'rm -rf "$work"' EXIT
 depends_of() { apt-cache depends --important "$1" 2>/dev/null | sed -n 's/^ *Depends: *//p'; }
 known() { apt-cache show --no-all-versions "$1" >/dev/null 2>&1; }
 
-# The kernel package's name carries a version; the meta package (Debian's, or Ubuntu's) knows it.
+# The kernel package's name contains a version, which the meta package of Debian or Ubuntu depends on.
 find_kernel() {
   local meta
   for meta in linux-image-cloud-amd64 linux-image-virtual linux-image-generic linux-image-amd64; do
@@ -58,7 +58,7 @@ fetch() {
   wanted=("$kernel" qemu-guest-agent)
   if known dropbear-bin; then wanted+=(dropbear-bin); else say "no package dropbear-bin: the guest will have no SSH server"; fi
   if known "linux-modules-${kernel#linux-image-}"; then wanted+=("linux-modules-${kernel#linux-image-}"); fi
-  # The C library is the machine's own; of the others those that are not installed are brought too.
+  # The C library is the machine's. Other libraries are downloaded too if they are not installed.
   for library in $(depends_of qemu-guest-agent; depends_of dropbear-bin; depends_of libtomcrypt1); do
     case " ${wanted[*]} " in *" $library "*) continue ;; esac
     case $library in lib*) dpkg-query -W "$library" >/dev/null 2>&1 || wanted+=("$library") ;; esac
@@ -97,10 +97,10 @@ gcc -Os -Wall -Wextra -s -o "$root/sbin/nocloud" "$here/nocloud.c" "$here/yaml.c
 
 install -m 0755 "$(find "$packages/usr" -name qemu-ga -type f | head -n 1)" "$root/usr/sbin/qemu-ga"
 if [ -e "$packages/usr/sbin/dropbear" ]; then install -m 0755 "$packages/usr/sbin/dropbear" "$root/usr/sbin/dropbear"; fi
-# A terminal for a command that was started without one.
+# Gives a terminal to a command that was started without one.
 install -m 0755 "$(command -v script)" "$root/usr/bin/script"
 
-# Shared libraries, those of the downloaded packages included, flat in /lib64.
+# All shared libraries, also those of downloaded packages, are directly in /lib64.
 library_path=$(find "$packages" -name '*.so*' -printf '%h\n' | grep -v /modules/ | sort -u | paste -sd:)
 for binary in "$root"/sbin/{devices,nocloud} "$root"/usr/sbin/{qemu-ga,dropbear} "$root/usr/bin/script"; do
   [ -e "$binary" ] || continue
@@ -111,7 +111,7 @@ for binary in "$root"/sbin/{devices,nocloud} "$root"/usr/sbin/{qemu-ga,dropbear}
   done
 done
 ln -s ../lib64 "$root/lib/x86_64-linux-gnu"
-# Account names are looked up in /etc/passwd by this plug-in where it is not part of the C library.
+# If this plug-in is not part of the C library, it looks account names up in /etc/passwd.
 for plugin in /lib/x86_64-linux-gnu/libnss_files.so.2 /usr/lib/x86_64-linux-gnu/libnss_files.so.2; do
   [ ! -e "$plugin" ] || install -m 0755 "$plugin" "$root/lib64/"
 done
@@ -136,14 +136,14 @@ printf 'ID=virtshim-guest\nNAME="virtshim guest"\nPRETTY_NAME="virtshim guest"\n
 
 # ---- kernel modules ------------------------------------------------------------------------------------------------
 
-# Loaded at boot, in this order: disks last but one, because loading a module waits for the probing that the ones before it began.
-# Which of the lists are: ./devices.c.
+# Loaded at boot, in this order. Disks come last but one, because loading a module waits until earlier ones have probed their
+# devices. ./devices.c chooses the lists.
 declare -A at_boot=(
   [virtio]="virtio_pci isofs virtio_console virtio_net virtio_blk virtio-rng virtio_balloon evdev button pvpanic-mmio pvpanic-pci"
   [scsi]="sd_mod sr_mod virtio_scsi"
   [ata]="sd_mod sr_mod ahci ata_piix"
 )
-# Loaded when something asks for them.
+# Loaded on demand.
 on_demand=(ext4 loop vfat nls_ascii nls_cp437 nls_utf8 nls_iso8859-1 fuse virtiofs 9p 9pnet_virtio nvme e1000 e1000e squashfs overlay
   vmw_vsock_virtio_transport virtio_mem 8021q af_packet qemu_fw_cfg)
 
@@ -155,7 +155,7 @@ mkdir -p "$work/all/lib/modules" "$root/lib/modules/$version"
 ln -s "$tree" "$work/all/lib/modules/$version"
 depmod -b "$work/all" "$version"
 
-# Paths, below the tree, of a module and of what it needs; nothing if it is built in or does not exist.
+# Paths, below the tree, of a module and its dependencies; nothing if it is built in or does not exist.
 paths_of() {
   { modprobe -d "$work/all" -S "$version" --show-depends "$1" 2>/dev/null || true; } |
     sed -n "s|^insmod .*/lib/modules/$version/\([^ ]*\).*|\1|p"
@@ -165,7 +165,7 @@ for module in ${at_boot[*]} "${on_demand[@]}"; do
   for path in $(paths_of "$module"); do
     [ ! -e "$root/lib/modules/$version/$path" ] || continue
     mkdir -p "$root/lib/modules/$version/$(dirname "$path")"
-    # Without signature, debug and type information: less to read and to check at each boot.
+    # Without signature, debug and type information, so that each boot has less to read and check.
     objcopy --strip-debug --remove-section=.BTF "$tree/$path" "$root/lib/modules/$version/$path"
   done
 done
@@ -195,7 +195,7 @@ syslinux --install "$work/disk"
 mcopy -i "$work/disk" "$kernel_image" ::vmlinuz
 mcopy -i "$work/disk" "$work/initramfs" ::initramfs
 mcopy -i "$work/disk" "$work/syslinux.cfg" ::syslinux.cfg
-# Not compressed: under emulation that costs a boot some 0.6 s and saves 11 MB.
+# Not compressed: that would save 11 MB, but a boot under emulation would take some 0.6 s longer.
 qemu-img convert -q -O qcow2 "$work/disk" "$work/disk.qcow2"
 mv "$work/disk.qcow2" "$out"
 echo "$inputs" > "$out.inputs"

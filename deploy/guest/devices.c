@@ -1,11 +1,11 @@
-/* The guest's stand-in for udev, kept small so that a boot under emulation stays short.
+/* The guest's small replacement for udev, for short boots under emulation.
  *
- *   devices boot     load the modules that the machine's devices want, make the links, print the NoCloud seed's device
+ *   devices boot     load the modules for the machine's devices, make the links, print the NoCloud seed's device
  *   devices links    make the links again, after a hot-plug
  *   devices address  print the first global address of the network interfaces
  *
- * Modules: those listed in /lib/modules/virtio; those in /lib/modules/scsi and /lib/modules/ata, which take longer than all others
- * together, where there is such a controller and no disk without them.
+ * Modules: those listed in /lib/modules/virtio. Those in /lib/modules/scsi and /lib/modules/ata, which take longer than all others
+ * together, only if there is such a controller and no other disk.
  * Links: /dev/virtio-ports/NAME, /dev/disk/by-id/... and /dev/disk/by-path/... with the names udev gives them.
  */
 #define _GNU_SOURCE
@@ -94,7 +94,7 @@ static void load_modules(const char *which)
 		int fd = open(path, O_RDONLY | O_CLOEXEC);
 		if (fd < 0)
 			continue;
-		/* Not having the hardware is the usual answer and no error. */
+		/* Missing hardware is the usual answer, not an error. */
 		syscall(SYS_finit_module, fd, "", 0);
 		close(fd);
 	}
@@ -115,7 +115,7 @@ static int has_disk(void)
 	return found;
 }
 
-/* Of virtio devices the type, which is 8 for a SCSI controller. */
+/* The type of a virtio device; 8 is a SCSI controller. */
 static int has_virtio_scsi(void)
 {
 	DIR *devices = opendir("/sys/bus/virtio/devices");
@@ -262,7 +262,7 @@ static void scan_disks(int print_seed)
 		closedir(disks);
 }
 
-/* Of the interface with the lowest number; IPv4 first. */
+/* The address of the interface with the lowest number; IPv4 first. */
 static void print_address(void)
 {
 	struct ifaddrs *all, *one;

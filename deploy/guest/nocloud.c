@@ -1,13 +1,13 @@
 /* Reads cloud-init's NoCloud documents and prints the shell commands that carry them out.
  *
- *   nocloud PART FILE ...  for each part whose file is there, a shell function on_PART:
+ *   nocloud PART FILE ...  for each part whose file exists, a shell function on_PART:
  *     meta      instance id, host name, SSH keys
  *     network   addresses, routes and name servers; network-config versions 1 and 2
  *     user      the "#cloud-config" subset below; the files of write_files are written at once
  *     commands  mounts and runcmd, for when the network is up
- *   nocloud dump FILE      the document as it was understood, as JSON
+ *   nocloud dump FILE      the parsed document as JSON
  *
- * The functions that the commands call (host_name, key, dhcp ...) stand in the guest's init.
+ * The functions that the commands call (host_name, key, dhcp ...) are in the guest's init.
  * cloud-config: hostname, fqdn, bootcmd, users, ssh_authorized_keys, write_files, mounts, runcmd, resolv_conf.
  */
 #define _GNU_SOURCE
@@ -127,7 +127,7 @@ static void print_route(const char *device, const struct node *route)
 
 static void print_routes(const char *device, const struct node *routes)
 {
-	/* Routes without a gateway first: the others may need them to reach theirs. */
+	/* Routes without a gateway first, because the others may need them to reach their gateways. */
 	for (int direct = 1; direct >= 0; direct--)
 		for (size_t n = 0; n < routes->count; n++)
 			if ((*first_of(routes->values[n], (const char *[]){"via", "gateway", NULL}) == 0) == direct)
@@ -276,7 +276,7 @@ static void make_parents(const char *path)
 	free(copy);
 }
 
-/* Quoted permissions are octal digits; a bare number is what YAML 1.1 says it is. */
+/* Quoted permissions are octal digits; a bare number is read as in YAML 1.1. */
 static mode_t permissions(const struct node *node)
 {
 	if (node->kind != SCALAR)
@@ -346,7 +346,7 @@ static void print_user(const struct node *item)
 	each(yaml_get(item, "ssh-authorized-keys"), print_key, (void *)name);
 }
 
-/* Options of the resolver: a flag is true, all else NAME:VALUE. */
+/* Options of the resolver: true makes a flag, other values NAME:VALUE. */
 static void resolver(const struct node *document)
 {
 	const struct node *settings = yaml_get(document, "resolv_conf"), *options = yaml_get(settings, "options");

@@ -1,6 +1,6 @@
 /* The null guest: a boot sector that prints one line on the first serial port and sleeps for good.
- * The line begins as a kernel's does, so that the guest counts as one that has booted.
- * Interrupts stay off, so an idle null guest costs the host no CPU, and it hears neither ACPI nor a key. */
+ * The line begins like a kernel's, so that the guest counts as booted.
+ * Interrupts stay off, so the guest costs the host no CPU, and reacts neither to ACPI nor to keys. */
 	.code16
 	.globl _start
 _start:

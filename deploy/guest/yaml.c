@@ -143,7 +143,7 @@ static void skip_blanks(struct parser *p)
 		p->at++;
 }
 
-/* To the next token: over blanks, line ends and comments. */
+/* Skips blanks, line ends and comments. */
 static void skip_lines(struct parser *p)
 {
 	for (;;) {
@@ -157,7 +157,7 @@ static void skip_lines(struct parser *p)
 	}
 }
 
-/* Line ends inside a quoted or plain scalar: one is a blank, more are that many less one. */
+/* Line ends inside a quoted or plain scalar: one becomes a blank, n become n-1 line ends. */
 static void fold(struct parser *p, struct bytes *b, size_t least)
 {
 	int breaks = 0;
@@ -219,7 +219,7 @@ static struct node *parse_quoted(struct parser *p)
 {
 	struct bytes b = {0};
 	int quote = *p->at++;
-	size_t least = 0;       /* what an escape wrote is not trimmed at a line's end */
+	size_t least = 0;       /* characters from escapes are not trimmed at a line's end */
 
 	while (*p->at && (*p->at != quote || (quote == '\'' && p->at[1] == '\''))) {
 		if (*p->at == '\n') {
@@ -375,7 +375,7 @@ static struct node *alias(struct parser *p)
 	return fail(p, "an alias names no anchor");
 }
 
-/* Tags and anchors before a value. Returns where the anchor is to be noted, or -1. */
+/* Reads tags and anchors before a value. Returns the index for the anchor, or -1. */
 static int properties(struct parser *p, int *binary)
 {
 	int slot = -1;
@@ -416,7 +416,7 @@ static struct node *parse_value(struct parser *p, int parent, int after_dash)
 		node = parse_literal(p, parent);
 	} else if (is_break(*p->at) || *p->at == '#') {
 		skip_lines(p);
-		/* A mapping's sequence may stand at the column of its key. */
+		/* A mapping's sequence may begin at the column of its key. */
 		dash = *p->at == '-' && (is_blank(p->at[1]) || is_break(p->at[1]));
 		node = parse_block(p, !after_dash && dash ? parent : parent + 1, parent);
 	} else if (after_dash) {

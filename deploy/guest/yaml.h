@@ -1,5 +1,5 @@
 /* A reader for JSON and for the YAML that common emitters write: block and flow collections, plain, quoted, literal
- * and folded scalars, anchors and aliases. Tags other than !!binary are ignored; complex keys are not known. */
+ * and folded scalars, anchors and aliases. Tags other than !!binary are ignored; complex keys are not supported. */
 #ifndef YAML_H
 #define YAML_H
 
@@ -16,13 +16,13 @@ struct node {
 	size_t count;
 };
 
-/* Never returns NULL; an error message on stderr and what was read so far if the document is broken. */
+/* Never returns NULL. If the document is broken, prints an error and returns what was read so far. */
 struct node *yaml_read(const char *name, const char *text);
 
 /* The value under a key, or an empty node. */
 const struct node *yaml_get(const struct node *mapping, const char *key);
 
-/* Base64 to bytes; stops at the first character that does not belong. */
+/* Base64 to bytes; stops at the first invalid character. */
 char *base64_decode(const char *text, size_t *length);
 
 #endif

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds the image that puts virtshim onto nodes: an OCI archive with Debian's python3, the package's files and on_node.py.
+# Builds the image that installs virtshim onto nodes: an OCI archive with Debian's python3, the package's files and on_node.py.
 #
-#   build.sh DEB OUT.tar     (IMAGE_CACHE: where the base stays, default build/image; IMAGE_BASE: a tar to take in its place)
+#   build.sh DEB OUT.tar     (IMAGE_CACHE: keeps the base, default build/image; IMAGE_BASE: a tar to use instead)
 #
-# Without a registry: the base is made of Debian's packages by mmdebstrap, of the distribution that this runs on, as the package is.
+# It needs no registry: mmdebstrap makes the base from Debian's packages, for the distribution that this runs on, as for the package.
 # Load it: skopeo copy oci-archive:OUT.tar docker://REGISTRY/virtshim:VERSION, or on a node: ctr -n k8s.io images import OUT.tar
 set -euo pipefail
 
@@ -15,7 +15,7 @@ die() { printf 'image: %s\n' "$*" >&2; exit 1; }
 for tool in buildah mmdebstrap dpkg-deb; do
   command -v $tool >/dev/null || die "$tool is missing; run: make setup"
 done
-[ -e "$1" ] || die "$1 is not there; run: make deb"
+[ -e "$1" ] || die "$1 does not exist; run: make deb"
 here=$(cd "$(dirname "$0")" && pwd)
 deb=$(realpath "$1")
 mkdir -p "$(dirname "$2")"
@@ -60,7 +60,7 @@ dpkg-deb --extract "$deb" "$work/payload"
 printf '%s %s\n' "$version" "$(sha256sum "$deb" | cut -c1-16)" > "$work/payload/.version"
 install -D -m 755 "$here/on_node.py" "$work/program/usr/local/bin/on_node.py"
 
-# All of buildah's images below the work directory. What remains is its cache of blobs' digests, /var/lib/containers/cache.
+# buildah's images are below the work directory. Only its cache of blobs' digests remains, /var/lib/containers/cache.
 export STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot
 in_work() { buildah --root "$work/store" --runroot "$work/run" "$@"; }
 container=$(in_work from scratch)

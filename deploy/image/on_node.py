@@ -1,11 +1,11 @@
-"""The program of virtshim's image: puts virtshim onto the node whose root is at /host, keeps it there, and takes it off if asked.
+"""The program of virtshim's image: installs virtshim onto the node whose root is at /host, and uninstalls it if asked.
 
-    on_node.py run          install; once a VM could start: restart kubelet for its new files, label the node; wait; for the
-                            DaemonSet (deploy/daemonset.yaml)
-    on_node.py install      once, without label; exit code 1 if no VM could start
-    on_node.py uninstall    takes back what `install` did; the records and disks in /var/lib/virtshim stay
+    on_node.py run          for the DaemonSet (deploy/daemonset.yaml): installs; as soon as a VM could start, restarts kubelet for
+                            its new files and labels the node; then waits
+    on_node.py install      installs once, without a label; exit code 1 if no VM could start
+    on_node.py uninstall    undoes `install`; the records and disks in /var/lib/virtshim stay
 
-It has the standard library alone. The node's own programs (systemctl, virtshim itself) are run in the node's namespaces.
+It only needs the standard library. It runs the node's own programs (systemctl, virtshim itself) in the node's namespaces.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ UNITS = (
     "virtshim-proxy.service",
     "virtshim-device-plugin.service",
 )
-# The operator's to enable; a restart would be refused while its service runs.
+# Operators enable it. systemd refuses to restart it while its service runs.
 SOCKETS = ("tapmanager.socket",)
 STATE = "var/lib/virtshim/image"
 VIRTSHIM = "/usr/lib/virtshim/bin/virtshim"
 _LIBVIRTS = "/var/lib/libvirt/qemu"
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-# Set-up waits for services that look at every pod before they are ready.
+# Set-up waits for services that check every pod before they are ready.
 _LIMIT = 1800.0
 _RECHECK = 60.0
-# What `virtshim check` finds amiss there, kubelet's restart may mend.
+# Findings of `virtshim check` that a restart of kubelet may fix.
 _OF_KUBELET = ("kubelet_configuration", "kubelet_cgroups", "kubelet_runtime")
 _TO_RESTART = "kubelet has not read its new configuration yet: systemctl restart kubelet (RESTART_KUBELET is false)"
 
 
 class Trouble(Exception):
-    """What keeps virtshim from the node, and what to do."""
+    """The message says what prevents the installation, and what to do."""
 
 
 def say(text: str) -> None:
@@ -58,7 +58,7 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The cluster's, with the pod's own account."""
+    """The API server, with the pod's own account."""
 
     node: str
     host: str
@@ -66,11 +66,11 @@ class Api:
     account: Path = _ACCOUNT
 
     def label(self, value: str | None) -> None:
-        """None takes it away. Raises Trouble."""
+        """Sets the label; None removes it. Raises Trouble."""
         body = json.dumps({"metadata": {"labels": {LABEL: value}}})
         try:
             headers = {
-                # Read anew: it is renewed every hour.
+                # Read each time, because it is renewed every hour.
                 "Authorization": f"Bearer {(self.account / 'token').read_text().strip()}",
                 "Content-Type": "application/merge-patch+json",
             }
@@ -87,8 +87,8 @@ class Api:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`root`: where the node's file system is mounted here; `enter`: what runs a program in its namespaces; `payload`: the files
-    of the package, and `.version`, which tells two payloads apart."""
+    """`root`: where the node's file system is mounted; `enter`: the command that runs a program in the node's namespaces;
+    `payload`: the package's files, and `.version`, which identifies the payload."""
 
     root: Path = Path("/host")
     payload: Path = Path("/payload")
@@ -100,7 +100,7 @@ class Node:
         object.__setattr__(self, "_state", self.place(STATE))
 
     def place(self, path: str) -> Path:
-        """Where a path of the node's is here: its links lead to its own files, not to those of the image."""
+        """The place of a node's path here. Follows symbolic links within the node, not into the image."""
         here, ahead, followed = self.root, list(Path(path.lstrip("/")).parts), 0
         while ahead:
             part = ahead.pop(0)
@@ -116,7 +116,7 @@ class Node:
         return here
 
     def run(self, *argv: str, codes: Sequence[int] = (0,)) -> str:
-        """Its standard output. Raises Trouble for another exit code."""
+        """The program's standard output. Raises Trouble for other exit codes."""
         done = subprocess.run(
             [*self.enter, *argv], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT, check=False
         )
@@ -127,7 +127,7 @@ class Node:
 
 
 def install(node: Node) -> None:
-    """The files; `set_up` follows. Safe to repeat: what is there already is not copied again. Raises Trouble."""
+    """Copies the files; `set_up` follows. Safe to repeat: does not copy the same version again. Raises Trouble."""
     refuse_foreign(node)
     version = (node.payload / ".version").read_text().strip()
     before = listed(node)
@@ -139,15 +139,15 @@ def install(node: Node) -> None:
     node.run("systemd-tmpfiles", "--create", "virtshim.conf")
     node.run("systemctl", "daemon-reload")
     if before and before.get("version") != version:
-        # Together: programs of different versions do not talk to each other. VMs run on.
+        # All together, because programs of different versions cannot talk to each other. VMs keep running.
         node.run("systemctl", "try-restart", *UNITS)
-    # Only now: a run that was killed before has all of this done again.
+    # Only now, so that a killed run is repeated completely.
     remember(node, version=version)
 
 
 def set_up(node: Node, *, is_first: bool = True) -> list[str]:
-    """What keeps VMs from starting, as set-up and its check say it. kubelet is restarted for its new files if nothing does: else
-    it would ask a runtime that does not work. Safe to repeat. Raises Trouble."""
+    """Returns what prevents VMs from starting, according to set-up and its check. If nothing does, restarts kubelet for its new
+    files; otherwise kubelet would call a runtime that does not work. Safe to repeat. Raises Trouble."""
     open_libvirts_directory(node)
     told = with_kubelet_in_mind(node, "setup", "--json")
     report(told, is_first=is_first)
@@ -155,7 +155,7 @@ def set_up(node: Node, *, is_first: bool = True) -> list[str]:
     found = [one for one in asked(node, "check", "--json") if one["level"] == "error"]
     if wrong or any(one.get("check") not in _OF_KUBELET for one in found):
         if kubelet_is_stale(node):
-            say("kubelet is left alone, and asks the runtime that it asked before, until what follows is mended")
+            say("kubelet is not restarted, and keeps using its earlier runtime, until the following is fixed")
     elif kubelet_is_stale(node) and not node.restarts_kubelet:
         wrong.append(_TO_RESTART)
     elif kubelet_is_stale(node):
@@ -165,8 +165,8 @@ def set_up(node: Node, *, is_first: bool = True) -> list[str]:
 
 
 def open_libvirts_directory(node: Node) -> None:
-    """As the package does it. Each VM's QEMU is a user of its own, and has to pass libvirt's directory, which Debian's libvirt
-    closes at each of its upgrades unless dpkg is told otherwise. Libvirt may come later than this."""
+    """Does what the package does. Each VM's QEMU has its own user, which must be able to pass libvirt's directory. Debian's
+    libvirt closes it at each upgrade unless dpkg has an override. libvirt may be installed later."""
     if not node.place("usr/bin/dpkg-statoverride").exists() or not node.place(_LIBVIRTS).exists():
         return
     if not node.run("dpkg-statoverride", "--list", _LIBVIRTS, codes=(0, 1)):
@@ -175,7 +175,7 @@ def open_libvirts_directory(node: Node) -> None:
 
 
 def close_libvirts_directory(node: Node) -> None:
-    """If it was opened here, and nobody has said anything else since."""
+    """Closes it if it was opened here, and the override is unchanged."""
     if listed(node).get("opened_libvirts"):
         said = node.run("dpkg-statoverride", "--list", _LIBVIRTS, codes=(0, 1))
         if said.startswith("libvirt-qemu libvirt-qemu 751 "):
@@ -184,7 +184,7 @@ def close_libvirts_directory(node: Node) -> None:
 
 
 def with_kubelet_in_mind(node: Node, *argv: str) -> Any:
-    """What `virtshim setup` says. Which kubelet has to read its files anew is on disk before they are changed."""
+    """Returns the answer of `virtshim setup`. Before kubelet's files change, records on disk which kubelet must restart."""
     was_stale = kubelet_is_stale(node)
     remember(node, stale_kubelet=kubelet_started(node))
     told = asked(node, *argv)
@@ -194,14 +194,14 @@ def with_kubelet_in_mind(node: Node, *argv: str) -> Any:
 
 
 def kubelet_started(node: Node) -> str:
-    """When, "" if it does not run."""
+    """The time of kubelet's start; "" if it does not run."""
     return node.run(
         "systemctl", "show", "--property=ExecMainStartTimestamp", "--value", "kubelet", codes=(0, 1)
     ).strip()
 
 
 def kubelet_is_stale(node: Node) -> bool:
-    """The one that runs has not read its files. It may have been restarted by somebody else, or with the node."""
+    """Whether the running kubelet has not read its files yet. Somebody else may have restarted it, or the node."""
     stale = listed(node).get("stale_kubelet")
     return stale is not None and stale == kubelet_started(node)
 
@@ -214,21 +214,21 @@ def restart_kubelet(node: Node) -> None:
 
 
 def asked(node: Node, *argv: str) -> Any:
-    """What virtshim on the node answers. Raises Trouble."""
+    """The JSON answer of virtshim on the node. Raises Trouble."""
     said = node.run(VIRTSHIM, *argv, codes=(0, 1))
     try:
         return json.loads(said)
     except ValueError as exc:
-        raise Trouble(f"virtshim {' '.join(argv)} on the node answers no JSON ({exc}): {said[:200]!r}") from exc
+        raise Trouble(f"virtshim {' '.join(argv)} on the node did not answer JSON ({exc}): {said[:200]!r}") from exc
 
 
 def refuse_foreign(node: Node) -> None:
     if node.place("var/lib/dpkg/info/virtshim.list").exists():
-        raise Trouble("the node has virtshim's own package: upgrade that with apt, or purge it before")
+        raise Trouble("the node has virtshim's Debian package: upgrade it with apt, or purge it first")
     for unit in UNITS:
         with contextlib.suppress(OSError):
             if "=/usr/local/bin/" in node.place(f"etc/systemd/system/{unit}").read_text():
-                raise Trouble(f"the node has virtshim from its sources: /etc/systemd/system/{unit}; remove that before")
+                raise Trouble(f"the node has virtshim from its sources: remove /etc/systemd/system/{unit} first")
     python = os.path.basename(os.readlink(node.payload / "usr/lib/virtshim/bin/python3"))
     if not node.place(f"usr/bin/{python}").exists():
         raise Trouble(
@@ -238,7 +238,7 @@ def refuse_foreign(node: Node) -> None:
 
 
 def copy(node: Node, version: str, old: Sequence[str]) -> None:
-    """The list of files is on the node before they are: a killed run is finished, or taken off, by the next."""
+    """Writes the list of files before the files, so that the next run can finish or remove those of a killed one."""
     files = sorted(str(path.relative_to(node.payload)) for path in files_of(node.payload))
     remember(node, version="", files=sorted({*files, *old}))
     for name in files:
@@ -256,7 +256,7 @@ def files_of(payload: Path) -> Iterator[Path]:
 
 
 def put(source: Path, target: Path) -> None:
-    """Whole or not at all: somebody may be running it."""
+    """Replaces the file atomically, because it may be running."""
     target.parent.mkdir(parents=True, exist_ok=True)
     new = target.with_name(f"{target.name}.virtshim-new")
     with contextlib.suppress(FileNotFoundError):
@@ -268,7 +268,7 @@ def put(source: Path, target: Path) -> None:
 
 
 def remove(node: Node, files: Sequence[str]) -> None:
-    """And the directories that are empty then, but for the distribution's."""
+    """Removes the files, and directories that become empty, except the distribution's."""
     for name in files:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             (node.place(os.path.dirname(name)) / os.path.basename(name)).unlink()
@@ -295,8 +295,8 @@ def listed(node: Node) -> dict[str, Any]:
 
 
 def remember(node: Node, **changed: object) -> None:
-    """`version`: "" until the `files` are in use; `stale_kubelet`: when the one was started that has
-    not read its files yet; `opened_libvirts`: dpkg was told that libvirt's directory is open."""
+    """`version`: "" until the `files` are in use; `stale_kubelet`: the start time of the kubelet that has not read its files yet;
+    `opened_libvirts`: dpkg has the override for libvirt's directory."""
     kept = {**listed(node), **changed}
     directory = node.place(STATE)
     directory.mkdir(parents=True, exist_ok=True)
@@ -309,7 +309,7 @@ def remember(node: Node, **changed: object) -> None:
 
 
 def report(told: Mapping[str, Any], *, is_first: bool = True) -> None:
-    """What set-up saw, and has changed."""
+    """Prints what set-up found and changed."""
     for subject, text in told["seen"].items() if is_first else ():
         say(f"{subject}: {text}")
     for one in told["files"]:
@@ -318,7 +318,7 @@ def report(told: Mapping[str, Any], *, is_first: bool = True) -> None:
 
 
 def uninstall(node: Node) -> None:
-    """Raises Trouble, with nothing done, while a VM runs."""
+    """Raises Trouble, without any change, while a VM runs."""
     vms = sorted(path.stem for path in node.place("run/libvirt/qemu").glob("virtshim-*.pid"))
     if vms:
         raise Trouble(f"not uninstalled: VMs run ({', '.join(vms)}); delete their pods, and uninstall again")
@@ -328,12 +328,12 @@ def uninstall(node: Node) -> None:
         report(told)
         for text in told["failed"]:
             say(f"PROBLEM: {text}")
-        # Whatever failed: the runtime goes.
+        # Even if something failed, because the runtime is removed.
         if kubelet_is_stale(node) and node.restarts_kubelet:
             restart_kubelet(node)
         elif kubelet_is_stale(node):
             say(_TO_RESTART)
-    # Set-up's are stopped; others may have been enabled by hand.
+    # Set-up has stopped its own units; others may have been enabled by hand.
     ours = [unit for unit in (*SOCKETS, *UNITS) if any(name.endswith(f"/{unit}") for name in files)]
     if ours:
         node.run("systemctl", "disable", "--now", *ours, codes=(0, 1))
@@ -345,7 +345,7 @@ def uninstall(node: Node) -> None:
 
 
 def stay(node: Node, api: Api, stopped: threading.Event, *, then_uninstall: bool, recheck: float = _RECHECK) -> None:
-    """Sets the node up, and waits until the pod is ended. The node gets pods once a VM could start there."""
+    """Sets the node up, and waits for the pod's end. The node gets pods as soon as a VM could start there."""
     labelled, is_first = False, True
     while not stopped.is_set():
         if not labelled:
@@ -361,7 +361,7 @@ def stay(node: Node, api: Api, stopped: threading.Event, *, then_uninstall: bool
     if then_uninstall:
         try:
             api.label(None)
-        except Trouble as exc:  # the account may be deleted already
+        except Trouble as exc:  # the account may have been deleted
             say(str(exc))
         uninstall(node)
 

@@ -420,7 +420,7 @@ def test_units_that_the_operator_enabled_are_stopped_before_their_files_go(node:
 
 def test_an_answer_that_is_none_is_told(node: Node) -> None:
     broken = Node(node.root, node.payload, (sys.executable, "-c", "print('Traceback')"))
-    with pytest.raises(Trouble, match=r"virtshim check --json on the node answers no JSON .*: 'Traceback"):
+    with pytest.raises(Trouble, match=r"virtshim check --json on the node did not answer JSON .*: 'Traceback"):
         on_node.asked(broken, "check", "--json")
 
 
