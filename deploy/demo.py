@@ -48,7 +48,7 @@ def node(directory: str) -> Iterator[str]:
     try:
         wait_until(lambda: "up: ready" in log.read_text() or process.poll() is not None, 60, "the node is ready")
         if process.poll() is not None:
-            sys.exit(f"the node did not start:\n{log.read_text()}\n`virtshim check` may tell why")
+            sys.exit(f"the node did not start:\n{log.read_text()}\n`virtshim check` may say why")
         yield socket
     except BaseException:
         console.print(f"the node's log:\n{log.read_text()[-4000:]}")

@@ -149,9 +149,9 @@ def set_up(node: Node, *, is_first: bool = True) -> list[str]:
     """Returns what prevents VMs from starting, according to set-up and its check. If nothing does, restarts kubelet for its new
     files; otherwise kubelet would call a runtime that does not work. Safe to repeat. Raises Trouble."""
     open_libvirts_directory(node)
-    told = with_kubelet_in_mind(node, "setup", "--json")
-    report(told, is_first=is_first)
-    wrong = [*told["problems"], *told["failed"]]
+    outcome = with_kubelet_in_mind(node, "setup", "--json")
+    report(outcome, is_first=is_first)
+    wrong = [*outcome["problems"], *outcome["failed"]]
     found = [one for one in asked(node, "check", "--json") if one["level"] == "error"]
     if wrong or any(one.get("check") not in _OF_KUBELET for one in found):
         if kubelet_is_stale(node):
@@ -187,10 +187,10 @@ def with_kubelet_in_mind(node: Node, *argv: str) -> Any:
     """Returns the answer of `virtshim setup`. Before kubelet's files change, records on disk which kubelet must restart."""
     was_stale = kubelet_is_stale(node)
     remember(node, stale_kubelet=kubelet_started(node))
-    told = asked(node, *argv)
-    changed = any("kubelet" in one["path"] for one in told["files"] if one["action"] not in ("same", "keep"))
+    outcome = asked(node, *argv)
+    changed = any("kubelet" in one["path"] for one in outcome["files"] if one["action"] not in ("same", "keep"))
     remember(node, stale_kubelet=kubelet_started(node) if was_stale or changed else None)
-    return told
+    return outcome
 
 
 def kubelet_started(node: Node) -> str:
@@ -308,11 +308,11 @@ def remember(node: Node, **changed: object) -> None:
     new.replace(directory / "files.json")
 
 
-def report(told: Mapping[str, Any], *, is_first: bool = True) -> None:
+def report(outcome: Mapping[str, Any], *, is_first: bool = True) -> None:
     """Prints what set-up found and changed."""
-    for subject, text in told["seen"].items() if is_first else ():
+    for subject, text in outcome["seen"].items() if is_first else ():
         say(f"{subject}: {text}")
-    for one in told["files"]:
+    for one in outcome["files"]:
         if one["action"] not in (("same",) if is_first else ("same", "keep")):
             say(f"{one['action']} {one['path']} {one['note']}".rstrip())
 
@@ -324,9 +324,9 @@ def uninstall(node: Node) -> None:
         raise Trouble(f"not uninstalled: VMs run ({', '.join(vms)}); delete their pods, and uninstall again")
     files = listed(node).get("files", [])
     if node.place(VIRTSHIM).exists():
-        told = with_kubelet_in_mind(node, "setup", "--undo", "--json")
-        report(told)
-        for text in told["failed"]:
+        outcome = with_kubelet_in_mind(node, "setup", "--undo", "--json")
+        report(outcome)
+        for text in outcome["failed"]:
             say(f"PROBLEM: {text}")
         # Even if something failed, because the runtime is removed.
         if kubelet_is_stale(node) and node.restarts_kubelet:

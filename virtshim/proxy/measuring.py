@@ -24,7 +24,7 @@ class ProxyMeter(Protocol):
     def runtime_took(self, runtime: str, method: str, code: str, seconds: float) -> None: ...
 
     def spans(self, result: str, number: int) -> None:
-        """As those of `virtshim.metrics.observed.Meter`."""
+        """As in `virtshim.metrics.observed.Meter`."""
 
 
 class ProxyTracer(Protocol):

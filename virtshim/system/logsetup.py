@@ -1,7 +1,7 @@
 """Logging: structlog events to standard error, as text for people, or JSON lines for collectors, or to systemd's journal.
 
-Names, paths and errors in fields come from pods, guests, images and servers. They become short and printable here, so that nobody
-can forge a line, and warnings are limited, so that nobody can fill the log.
+Names, paths and errors in fields come from pods, guests, images and servers. This makes them short and printable, so that nobody
+can forge a line, and limits warnings, so that nobody can fill the log.
 """
 
 from __future__ import annotations

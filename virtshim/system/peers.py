@@ -1,4 +1,4 @@
-"""Makes sure who has the other end of a socket: a Unix socket that another user may have replaced, or a local TCP connection."""
+"""Checks who has the other end: of a Unix socket that another user may have replaced, or of a local TCP connection."""
 
 from __future__ import annotations
 

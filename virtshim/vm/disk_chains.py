@@ -197,7 +197,7 @@ def _difference(disk: Disk) -> str:
     if header.backing != path:
         return f"its header names {header.backing or 'nothing'!r} below it, and not {path or 'nothing'!r}"
     if header.backing_format != kind:
-        return f"its header says that what is below it is {header.backing_format[:40]!r}, and not {kind!r}"
+        return f"its header gives the file below it the format {header.backing_format[:40]!r}, not {kind!r}"
     return ""
 
 

@@ -79,7 +79,7 @@ class NodeProfile:
 
     def __post_init__(self) -> None:
         if not self.node:
-            raise InvalidRequest("the node id is empty: VMs of this node could not be told from others")
+            raise InvalidRequest("the node id is empty: VMs of this node could not be distinguished from others")
         printable(self.node, "node id")
 
 

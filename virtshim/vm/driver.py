@@ -238,11 +238,13 @@ class LibvirtHypervisor:
         if self._profile.domain_type is DomainType.TEST:
             return
         try:
-            told = conn.getDomainCapabilities(self._profile.vmwrapper, "x86_64", "q35", self._profile.domain_type.value)
+            capabilities = conn.getDomainCapabilities(
+                self._profile.vmwrapper, "x86_64", "q35", self._profile.domain_type.value
+            )
         except libvirt.libvirtError as exc:
             log.warning("libvirt.capabilities.failed", emulator=self._profile.vmwrapper, error=message_of(exc))
             return
-        self.machine_type = etree.fromstring(told.encode()).findtext("machine", "")
+        self.machine_type = etree.fromstring(capabilities.encode()).findtext("machine", "")
         why_not = cpu_query.refusal(conn, self._profile.vmwrapper, self._profile.domain_type.value)
         if why_not:
             log.warning("libvirt.cpu_query.long", error=why_not)  # each start takes some 0.4 s longer
@@ -312,7 +314,7 @@ class LibvirtHypervisor:
         self._events.happened(uuid.UUID(domain.UUIDString()))
 
     def _on_device(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, *_: object) -> None:
-        """Runs on libvirt's event thread, so it only hands over, to whoever waits for a guest to release a device."""
+        """Runs on libvirt's event thread, so it only wakes the callers that wait for a guest to release a device."""
         self._events.wake(uuid.UUID(domain.UUIDString()))
 
     def _remove_earlier(self, conn: libvirt.virConnect, spec: VmSpec) -> None:

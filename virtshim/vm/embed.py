@@ -39,8 +39,7 @@ _QEMU_CONF = """\
 # Written by virtshim at each start: change virtshim's configuration instead.
 user = "{user}"
 group = "{group}"
-# Disk files belong to whom they must already (no relabelling per disk); this is for QEMU's own directories and
-# sockets.
+# Disk files already have the right owners (no relabelling per disk); this is for QEMU's own directories and sockets.
 dynamic_ownership = 1
 remember_owner = 0
 security_driver = "none"
@@ -48,11 +47,11 @@ security_default_confined = 0
 seccomp_sandbox = 1
 # The pod's cgroup holds QEMU and its limits.
 cgroup_controllers = [ ]
-# No mount namespace a VM: it would hide device nodes that come later.
+# No mount namespace per VM, because it would hide device nodes that come later.
 namespaces = [ ]
-# No virtlogd: libvirt opens the log files and hands QEMU the descriptors; for its own log vmwrapper gives it a pipe.
+# No virtlogd: libvirt opens the log files and passes QEMU the descriptors; vmwrapper gives QEMU a pipe for its own log.
 stdio_handler = "file"
-# A byte, which is less than any dump: with 0 the kernel still starts a program that takes dumps.
+# One byte is less than any dump. With 0 the kernel would still start a program for dumps.
 max_core = 1
 """
 

@@ -166,17 +166,17 @@ class QemuExitWatcher:
         with self._lock:
             return self._over.get(domain)
 
-    def corrected(self, domain: uuid.UUID, told: PowerState) -> PowerState:
+    def corrected(self, domain: uuid.UUID, reported: PowerState) -> PowerState:
         """Corrects the state that libvirt reports."""
         with self._lock:
             from_outside = domain in self._ended_from_outside
-        if told.power is not Power.OFF:
-            return told
-        if told.reason is OffReason.SHUTDOWN and from_outside:
+        if reported.power is not Power.OFF:
+            return reported
+        if reported.reason is OffReason.SHUTDOWN and from_outside:
             return PowerState(Power.OFF, OffReason.DESTROYED)
-        if told.reason in (OffReason.CRASHED, OffReason.UNKNOWN) and self._guest_ends.has(domain):
+        if reported.reason in (OffReason.CRASHED, OffReason.UNKNOWN) and self._guest_ends.has(domain):
             return PowerState(Power.OFF, OffReason.SHUTDOWN)
-        return told
+        return reported
 
     def forget(self, domain: uuid.UUID) -> None:
         """For a domain that is about to start or is removed."""

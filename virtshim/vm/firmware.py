@@ -54,8 +54,8 @@ def refuse_foreign_tpm_state(directory: str, vm: uuid.UUID) -> None:
     state = os.path.join(directory, str(vm))
     if directory and os.path.lexists(state):
         raise AlreadyExists(
-            f"VirtletSystemUUID {vm}: the TPM of an earlier VM of that UUID, which is none of this pod's, is still in {state}; "
-            "choose another UUID, or have the node's operator remove that directory if nobody needs it"
+            f"VirtletSystemUUID {vm}: the TPM state of an earlier VM with that UUID, which is not this pod's, is still in "
+            f"{state}; choose another UUID, or have the node's operator remove that directory if nobody needs it"
         )
 
 
@@ -69,9 +69,7 @@ def remove_tpm_state(directory: str, vm: uuid.UUID, definition: str) -> None:
     try:
         remove_tree(directory, str(vm))
     except OSError as exc:
-        raise InternalError(
-            f"what the TPM of VM {vm} remembers cannot be removed from {directory}: {exc.strerror}"
-        ) from exc
+        raise InternalError(f"the state of VM {vm}'s TPM cannot be removed from {directory}: {exc.strerror}") from exc
 
 
 def tpm_log_directory(pid_directory: str) -> str:
@@ -99,7 +97,7 @@ def let_qemu_reach_tpm_sockets(directory: str, qemu: QemuIds | None) -> None:
         os.setxattr(directory, _ATTRIBUTE, packed)
     except OSError as exc:
         raise InternalError(
-            f"VMs' users cannot be let into {directory}, where the sockets of their TPMs are: {exc.strerror}; its file system "
+            f"VMs' users cannot get access to {directory}, which has the sockets of their TPMs: {exc.strerror}; its file system "
             "must have POSIX ACLs"
         ) from exc
 
@@ -116,8 +114,8 @@ def end_abandoned_swtpms(directory: str) -> None:
         )  # in the paths of QEMU's other files
         using = [pid for pid, line in lines.items() if socket in line or vm in line]
         with contextlib.suppress(OSError, ValueError):
-            with open(file, encoding="ascii") as told:
-                own = int(told.read())
+            with open(file, encoding="ascii") as pid_file:
+                own = int(pid_file.read())
             if using == [own]:
                 _end(own, socket)
 

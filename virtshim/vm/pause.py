@@ -57,7 +57,7 @@ class LibvirtPausing:
             self._pausing.call(domain, suspend, self._limit)
         except DeadlineExceeded:
             given_up.set()
-            if is_paused.is_set():  # meanwhile
+            if is_paused.is_set():  # the pause took effect after all
                 self.resume(domain)
             raise
 

@@ -91,7 +91,7 @@ class LibvirtResizing:
                 )
             if cancelled.wait(_BALLOON_POLL):
                 found.setMemoryFlags(before >> 10, _LIVE)
-                raise Aborted(f"the memory of VM {found.name()} is what it was: it is being stopped")
+                raise Aborted(f"the memory of VM {found.name()} is unchanged, because the VM is being stopped")
             last, has = has, _actual(found)
             moved = time.monotonic() if has < last else moved
 
@@ -160,7 +160,7 @@ def _fresh_stats(domain: libvirt.virDomain, cancelled: threading.Event) -> dict[
         until = time.monotonic() + _STALLED
         while (now := _stats(domain)).get("last_update") == old.get("last_update"):
             if cancelled.wait(_BALLOON_POLL):
-                raise Aborted(f"the memory of VM {domain.name()} is what it was: it is being stopped")
+                raise Aborted(f"the memory of VM {domain.name()} is unchanged, because the VM is being stopped")
             if time.monotonic() >= until:
                 return {}
         return now

@@ -9,8 +9,9 @@
 - The driver type is always explicit, so that a guest cannot turn its raw disk into a qcow2 that names a host file. So is the
   whole backing chain: if a guest takes over its QEMU, it can write another name into its disk's header, which libvirt would
   follow (see `virtshim/vm/disk_chains.py`).
-- `relabel='no'`: the files already have the right owners (`Disk.path` promises it). Otherwise libvirt would give the *shared*
-  base image to QEMU's user at each start, who could change it for every other pod. The whole backing chain inherits this.
+  - `relabel='no'`: the files already have the right owners (`Disk.path` promises it). Otherwise libvirt would give the
+    *shared* base image to QEMU's user at each start, and that user could change it for every other pod. The whole backing
+    chain inherits this.
 - A block volume as the root disk: its data begins behind a header (`<slices>`), which the guest does not see. It bypasses
   the host's page cache, as other block volumes do (see hostdev.py).
 - A seed ISO is a CD-ROM beside SCSI and SATA disks. With virtio-blk, the default, it is a read-only disk instead, so a guest
@@ -104,8 +105,8 @@ def sata_cdrom(path: str, serial: str, bus: DiskBus, disks: int) -> etree._Eleme
     number of disks on `bus`. Raises InvalidRequest if one of them has that port."""
     if bus is DiskBus.SATA and disks > _CDROM_PORT:
         raise InvalidRequest(
-            f"annotation {SYSPREP_ANNOTATION}: {disks} disks on SATA leave no port for the CD-ROM; take one away, or write "
-            "virtio or scsi into VirtletDiskDriver"
+            f"annotation {SYSPREP_ANNOTATION}: {disks} disks on SATA leave no port for the CD-ROM; remove one, or set "
+            "VirtletDiskDriver to virtio or scsi"
         )
     element = etree.Element("disk", type="file", device="cdrom")
     etree.SubElement(element, "driver", name="qemu", type=DiskFormat.RAW.value, cache="writeback")
@@ -149,9 +150,7 @@ def _backing_store(backing: Backing | None) -> etree._Element:
     if backing is not None:
         element.set("type", "file")
         etree.SubElement(element, "format", type=backing.format.value)
-        source = etree.SubElement(
-            element, "source", file=absolute_path(backing.path, "path of what a disk is laid over")
-        )
+        source = etree.SubElement(element, "source", file=absolute_path(backing.path, "path of a backing file"))
         etree.SubElement(source, "seclabel", model="dac", relabel="no")
         etree.SubElement(element, "backingStore")
     return element
