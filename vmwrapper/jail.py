@@ -67,7 +67,7 @@ def files(argv: Sequence[str], emulator: str, more: Sequence[str]) -> list[tuple
     allowed = [(path, READ) for path in (*_READ, *own)]
     allowed += [(path, DEVICE) for path in _DEVICES]
     allowed += [(path, EXECUTE) for path in (emulator, *_LOADERS, *more)]
-    for option, value in _options(argv):
+    for option, value in itertools.pairwise(argv):
         if option == "-append":  # pods choose the kernel's command line, and its paths are the guest's
             continue
         allowed += [_named(path) for path in _paths(value)]
@@ -82,7 +82,7 @@ def refused_calls(argv: Sequence[str]) -> bytes:
     """The seccomp filter: no new process, no network, no connection to a socket. QEMU only listens on the sockets that it
     was given. Those of the programs that serve its devices are connected already (`calls`)."""
     sockets: list[Case] = [seccomp.UNIX_STREAMS]
-    if any(option == "-device" and "usb-host" in value for option, value in _options(argv)):
+    if any(option == "-device" and "usb-host" in value for option, value in itertools.pairwise(argv)):
         sockets.append(seccomp.DEVICE_NEWS)
     only: Mapping[int, Sequence[Case]] = {
         seccomp.SOCKET: sockets,
@@ -90,11 +90,6 @@ def refused_calls(argv: Sequence[str]) -> bytes:
         seccomp.CLONE: (seccomp.THREADS,),
     }
     return seccomp.program((*seccomp.REFUSED, seccomp.CONNECT), only, absent=(seccomp.CLONE3,))
-
-
-def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each word, after the previous one."""
-    return itertools.pairwise(argv)
 
 
 def _paths(value: str) -> list[str]:
