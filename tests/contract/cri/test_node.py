@@ -207,7 +207,7 @@ def test_a_second_server_is_refused_by_the_lock_and_told_who_holds_it(tmp_path: 
 
 def test_a_lock_that_cannot_be_there_is_told_with_what_stands_in_its_way(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(WrongState, match=r"/file/run cannot be used: Not a directory; .*choose another place"):
+    with pytest.raises(WrongState, match=r"/file/run cannot be used: Not a directory; .*choose another path"):
         SocketLock(f"{tmp_path}/file/run/s")
     (tmp_path / "s.lock").mkdir()
     with pytest.raises(WrongState, match=r"/s\.lock cannot be used: Is a directory; move it away"):

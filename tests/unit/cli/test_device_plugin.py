@@ -108,7 +108,7 @@ def test_a_resource_that_is_there_twice_is_an_error(tmp_path) -> None:
 def test_without_its_run_directory_the_plugin_says_what_to_do(tmp_path: Path) -> None:
     text = '[paths]\nrun_dir = "/dev/null/run"\n[[device_plugin.resources]]\nname = "a.b/c"\nvendor = "8086"\n'
     (tmp_path / "c.toml").write_text(text)
-    with pytest.raises(WrongState, match=r"/dev/null/run cannot be used: Not a directory; .* choose another place"):
+    with pytest.raises(WrongState, match=r"/dev/null/run cannot be used: Not a directory; .* choose another path"):
         device_plugin_command(str(tmp_path / "c.toml"))
 
 
