@@ -169,14 +169,14 @@ def world(request: pytest.FixtureRequest) -> World:
     return made
 
 
-def test_a_group_is_made_with_its_limits(world: World) -> None:
+def test_a_cgroup_is_created_with_its_limits(world: World) -> None:
     world.vm_cgroups.make(world.group(), SECONDS)
     assert world.limits() == (50_000, 256 * MIB)
     assert not world.exists(B)
 
 
 @pytest.mark.network
-def test_a_group_whose_record_was_lost_goes_with_its_sandboxs_network(on_this_machine: OnThisMachine) -> None:
+def test_a_cgroup_without_a_record_is_removed_with_its_sandboxs_network(on_this_machine: OnThisMachine) -> None:
     """kubelet removes it with the pod's own group, but only where it lies in that."""
     on_this_machine.vm_cgroups.make(on_this_machine.group(), SECONDS)
     on_this_machine.node.release(SANDBOX.value)
@@ -184,7 +184,7 @@ def test_a_group_whose_record_was_lost_goes_with_its_sandboxs_network(on_this_ma
 
 
 @pytest.mark.network
-def test_a_group_with_a_vm_in_it_stays_when_its_network_goes(on_this_machine: OnThisMachine) -> None:
+def test_a_cgroup_with_a_vm_stays_when_its_network_is_removed(on_this_machine: OnThisMachine) -> None:
     on_this_machine.vm_cgroups.make(on_this_machine.group(), SECONDS)
     with on_this_machine.running():
         on_this_machine.node.release(SANDBOX.value)
@@ -201,39 +201,39 @@ def test_the_network_is_open_to_the_next_vm_until_its_start_fails(world: World) 
     world.vm_cgroups.start_failed(SandboxId("6" * 64), SECONDS)
 
 
-def test_making_it_again_brings_its_limits_up_to_date(world: World) -> None:
+def test_creating_a_cgroup_again_updates_its_limits(world: World) -> None:
     world.vm_cgroups.make(world.group(), SECONDS)
     world.vm_cgroups.make(world.group(LARGE), SECONDS)
     assert world.limits() == (80_000, 512 * MIB)
 
 
-def test_limits_of_a_group_that_is_there_change(world: World) -> None:
+def test_limits_of_an_existing_cgroup_change(world: World) -> None:
     world.vm_cgroups.make(world.group(), SECONDS)
     world.vm_cgroups.limit(world.group(LARGE), SECONDS)
     assert world.limits() == (80_000, 512 * MIB)
 
 
-def test_limits_of_a_group_that_is_not_there_do_not(world: World) -> None:
+def test_limits_of_a_missing_cgroup_are_not_set(world: World) -> None:
     with pytest.raises(NotFound):
         world.vm_cgroups.limit(world.group(), SECONDS)
     assert not world.exists()
 
 
-def test_a_limit_that_the_kernel_refuses_is_named_and_no_other_changes(world: World) -> None:
+def test_a_limit_that_the_kernel_refuses_is_named_and_no_other_limit_changes(world: World) -> None:
     world.vm_cgroups.make(world.group(), SECONDS)
     with pytest.raises(InvalidRequest, match="cpuset_cpus"):
         world.vm_cgroups.limit(world.impossible(), SECONDS)
     assert world.limits() == (50_000, 256 * MIB)
 
 
-def test_what_is_left_of_a_group_whose_limits_are_refused_can_be_removed(world: World) -> None:
+def test_a_cgroup_whose_limits_were_refused_can_be_removed(world: World) -> None:
     with pytest.raises(InvalidRequest, match="cpuset_cpus"):
         world.vm_cgroups.make(world.impossible(), SECONDS)
     world.vm_cgroups.remove(A, world.parent, SECONDS)
     assert not world.exists()
 
 
-def test_a_removed_group_is_gone_and_may_be_removed_again(world: World) -> None:
+def test_a_cgroup_may_be_removed_twice(world: World) -> None:
     for container in (A, B):
         world.vm_cgroups.make(world.group(container=container), SECONDS)
     for _ in range(2):
@@ -242,14 +242,14 @@ def test_a_removed_group_is_gone_and_may_be_removed_again(world: World) -> None:
     assert world.exists(B)
 
 
-def test_a_group_with_a_vm_in_it_stays(world: World) -> None:
+def test_a_cgroup_with_a_vm_in_it_is_not_removed(world: World) -> None:
     world.vm_cgroups.make(world.group(), SECONDS)
     with world.running(), pytest.raises(WrongState):
         world.vm_cgroups.remove(A, world.parent, SECONDS)
     assert world.exists()
 
 
-def test_nothing_was_killed_in_a_group_that_is_new_or_gone(world: World) -> None:
+def test_new_and_removed_cgroups_have_no_oom_kills(world: World) -> None:
     world.vm_cgroups.make(world.group(), SECONDS)
     assert world.vm_cgroups.oom_kills(A, world.parent) == 0
     world.vm_cgroups.remove(A, world.parent, SECONDS)
@@ -264,7 +264,7 @@ ASKED: dict[str, Callable[[World], object]] = {
 }
 
 
-def test_without_tapmanager_nothing_can_be_asked_but_what_was_killed(world: World) -> None:
+def test_without_tapmanager_only_oom_kills_can_be_read(world: World) -> None:
     world.end_tapmanager()
     for ask in ASKED.values():
         with pytest.raises(Unavailable):
@@ -273,7 +273,7 @@ def test_without_tapmanager_nothing_can_be_asked_but_what_was_killed(world: Worl
 
 
 @pytest.mark.network
-def test_without_a_pods_cgroup_a_vm_has_its_limit_of_huge_pages_too() -> None:
+def test_a_vm_has_its_huge_page_limit_without_a_pod_cgroup() -> None:
     """Their controller may be in a hierarchy where nothing else is."""
     found = cgroups.hierarchies()
     if not any("hugetlb" in one.controllers for one in found):
@@ -291,6 +291,6 @@ def test_without_a_pods_cgroup_a_vm_has_its_limit_of_huge_pages_too() -> None:
 
 
 @pytest.mark.network
-def test_a_vm_may_have_as_many_threads_as_a_qemu_has_and_no_more(on_this_machine: OnThisMachine) -> None:
+def test_a_vm_may_have_only_as_many_threads_as_a_qemu_needs(on_this_machine: OnThisMachine) -> None:
     on_this_machine.vm_cgroups.make(on_this_machine.group(), SECONDS)
     assert on_this_machine.value("pids", "pids.max", "pids.max") == 1024

@@ -241,7 +241,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
             yield from _libvirt_world(beside, DomainType.QEMU, connected, directory)
 
 
-def test_a_defined_vm_is_off_and_ours(world: World) -> None:
+def test_a_defined_vm_is_off_and_owned_by_this_node(world: World) -> None:
     spec = world.spec()
     world.hypervisor.define(spec)
     assert world.hypervisor.power(spec.uuid) == PowerState(Power.OFF)
@@ -251,7 +251,7 @@ def test_a_defined_vm_is_off_and_ours(world: World) -> None:
     assert owned.state.power is Power.OFF
 
 
-def test_an_unknown_vm_is_absent_and_ending_it_is_no_error(world: World) -> None:
+def test_an_unknown_vm_is_absent_and_may_be_destroyed(world: World) -> None:
     unknown = uuid.uuid4()
     assert world.hypervisor.power(unknown).power is Power.ABSENT
     world.hypervisor.ask_to_shut_down(unknown)
@@ -261,14 +261,14 @@ def test_an_unknown_vm_is_absent_and_ending_it_is_no_error(world: World) -> None
         world.hypervisor.start(unknown)
 
 
-def test_defining_again_replaces(world: World) -> None:
+def test_defining_a_vm_again_replaces_its_definition(world: World) -> None:
     world.hypervisor.define(world.spec())
     world.hypervisor.define(world.spec(size=VmSize(vcpus=2, memory_bytes=32 << 20)))
     world.hypervisor.define(world.spec(name="virtshim-contract-renamed"))
     assert [domain.name for domain in world.hypervisor.owned()] == ["virtshim-contract-renamed"]
 
 
-def test_start_runs_it_and_a_second_start_is_refused(world: World) -> None:
+def test_a_started_vm_runs_and_a_second_start_is_refused(world: World) -> None:
     domain = world.running()
     assert world.hypervisor.power(domain) == PowerState(Power.RUNNING)
     assert world.hypervisor.owned()[0].state.power is Power.RUNNING
@@ -276,7 +276,7 @@ def test_start_runs_it_and_a_second_start_is_refused(world: World) -> None:
         world.hypervisor.start(domain)
 
 
-def test_destroy_says_so_and_may_be_called_twice(world: World) -> None:
+def test_destroy_reports_its_reason_and_may_be_called_twice(world: World) -> None:
     domain = world.running()
     world.hypervisor.destroy(domain, A)
     assert world.hypervisor.power(domain) == PowerState(Power.OFF, OffReason.DESTROYED)
@@ -294,7 +294,7 @@ def test_the_next_vm_starts_on_a_disk_as_soon_as_the_last_one_is_destroyed(world
     assert {domain.state.power for domain in world.hypervisor.owned()} == {Power.OFF}
 
 
-def test_a_vm_with_nodes_of_its_own_runs_and_grows(world: World) -> None:
+def test_a_vm_with_numa_nodes_runs_and_grows(world: World) -> None:
     cells = tuple(NumaCell(0, frozenset({0}), (vcpu, vcpu + 2), 32 << 20) for vcpu in range(2))
     size = VmSize(vcpus=2, max_vcpus=4, memory_bytes=32 << 20, max_memory_bytes=64 << 20)
     spec = world.spec(size=size, cells=cells)
@@ -305,7 +305,7 @@ def test_a_vm_with_nodes_of_its_own_runs_and_grows(world: World) -> None:
     assert world.hypervisor.power(spec.uuid).power is Power.RUNNING
 
 
-def test_undefine_needs_it_off_and_may_be_called_twice(world: World) -> None:
+def test_undefine_needs_a_vm_that_is_off_and_may_be_called_twice(world: World) -> None:
     domain = world.running()
     with pytest.raises(WrongState):
         world.hypervisor.undefine(domain, A)
@@ -317,7 +317,7 @@ def test_undefine_needs_it_off_and_may_be_called_twice(world: World) -> None:
     assert not world.hypervisor.owned()
 
 
-def test_a_vm_of_another_container_is_left_alone_although_its_uuid_is_the_same(world: World) -> None:
+def test_a_vm_of_another_container_with_the_same_uuid_is_left_alone(world: World) -> None:
     earlier = world.spec("a")
     world.hypervisor.define(earlier)
     later = world.spec("b", uuid=earlier.uuid)
@@ -338,7 +338,7 @@ def test_a_running_vm_is_not_redefined(world: World) -> None:
     assert world.hypervisor.power(domain).power is Power.RUNNING
 
 
-def test_a_foreign_vm_is_never_touched_whatever_its_uuid(world: World) -> None:
+def test_a_foreign_vm_with_a_known_uuid_is_never_touched(world: World) -> None:
     spec = world.spec()
     world.add_foreign(spec.uuid, "somebody-elses")
     with pytest.raises(AlreadyExists):
@@ -371,7 +371,7 @@ def test_another_nodes_vm_is_foreign(world: World) -> None:
     assert not world.hypervisor.owned()
 
 
-def test_a_watcher_hears_of_its_own_vm_only(world: World) -> None:
+def test_a_watcher_gets_events_of_its_own_vm_only(world: World) -> None:
     for digit in "ab":
         world.hypervisor.define(world.spec(digit))
     with (
@@ -389,7 +389,7 @@ def test_a_watcher_hears_of_its_own_vm_only(world: World) -> None:
         assert not other.wait(0.2)
 
 
-def test_callbacks_come_from_other_threads_even_after_one_failed(world: World) -> None:
+def test_callbacks_run_on_other_threads_even_after_one_failed(world: World) -> None:
     seen: list[tuple[uuid.UUID, int]] = []
     off = threading.Event()
     spec = world.spec()
@@ -414,7 +414,9 @@ def test_callbacks_come_from_other_threads_even_after_one_failed(world: World) -
     assert threading.get_ident() not in {thread for _, thread in seen}
 
 
-def test_what_xml_cannot_carry_is_refused_and_nothing_is_defined(world: World, request: pytest.FixtureRequest) -> None:
+def test_text_that_xml_cannot_hold_is_refused_and_nothing_is_defined(
+    world: World, request: pytest.FixtureRequest
+) -> None:
     if "fake" in request.node.name:
         return  # a fake has no XML
     with pytest.raises(InvalidRequest):
@@ -422,11 +424,11 @@ def test_what_xml_cannot_carry_is_refused_and_nothing_is_defined(world: World, r
     assert not world.hypervisor.owned()
 
 
-def test_no_trouble_while_it_works(world: World) -> None:
+def test_a_working_hypervisor_reports_no_trouble(world: World) -> None:
     assert world.hypervisor.trouble() == ""
 
 
-def test_only_running_vms_that_were_asked_for_have_numbers(world: World) -> None:
+def test_statistics_have_only_running_vms_that_were_requested(world: World) -> None:
     running, off = world.spec("a"), world.spec("b")
     world.running("a")
     world.hypervisor.define(off)
@@ -442,7 +444,7 @@ def test_only_running_vms_that_were_asked_for_have_numbers(world: World) -> None
     assert unasked.uuid in world.usage_of(unasked)
 
 
-def test_a_vm_that_ended_has_no_numbers(world: World) -> None:
+def test_an_ended_vm_has_no_statistics(world: World) -> None:
     spec = world.spec()
     world.running()
     assert spec.uuid in world.usage_of(spec)
@@ -450,9 +452,7 @@ def test_a_vm_that_ended_has_no_numbers(world: World) -> None:
     assert world.usage_of(spec) == {}
 
 
-def test_cpu_time_memory_and_disks_are_told_and_each_reading_is_a_new_one(
-    world: World, request: pytest.FixtureRequest
-) -> None:
+def test_each_reading_has_new_cpu_time_memory_and_disk_numbers(world: World, request: pytest.FixtureRequest) -> None:
     if "test-driver" in request.node.name:
         return  # it knows states only
     spec = world.spec()
@@ -502,7 +502,7 @@ def _somebody_waits_for_a_reader() -> bool:
     return any(task.read_text() == "wait_for_partner" for task in Path("/proc/self/task").glob("*/wchan"))
 
 
-def test_a_vm_that_hangs_takes_no_numbers_from_the_others(world: World, request: pytest.FixtureRequest) -> None:
+def test_a_hung_vm_does_not_fail_the_statistics_of_others(world: World, request: pytest.FixtureRequest) -> None:
     if "qemu" not in request.node.name:
         return  # only a real process can be stopped
     broken = world.spec("a")
@@ -531,7 +531,7 @@ def test_a_vm_that_hangs_takes_no_numbers_from_the_others(world: World, request:
 # --- changes of a VM that exists
 
 
-def test_a_vm_gets_more_vcpus_up_to_what_it_was_made_for_on_or_off(world: World) -> None:
+def test_a_vm_gets_vcpus_up_to_its_maximum_whether_on_or_off(world: World) -> None:
     spec = world.spec(size=VmSize(vcpus=1, max_vcpus=3, memory_bytes=32 << 20))
     world.hypervisor.define(spec)
     world.resizing.add_vcpus(spec.uuid, 2)
@@ -542,7 +542,7 @@ def test_a_vm_gets_more_vcpus_up_to_what_it_was_made_for_on_or_off(world: World)
         world.resizing.add_vcpus(spec.uuid, 4)
 
 
-def test_a_vm_that_is_off_takes_memory_up_to_what_it_was_made_for(world: World) -> None:
+def test_a_vm_that_is_off_takes_memory_up_to_its_maximum(world: World) -> None:
     spec = world.spec(size=VmSize(vcpus=1, memory_bytes=32 << 20, max_memory_bytes=64 << 20))
     world.hypervisor.define(spec)
     world.resizing.set_memory(spec.uuid, 48 << 20, WAIT_LIMIT, threading.Event())
@@ -554,7 +554,7 @@ def test_a_vm_that_is_off_takes_memory_up_to_what_it_was_made_for(world: World) 
     world.resizing.set_memory(spec.uuid, 64 << 20, WAIT_LIMIT, threading.Event())
 
 
-def test_no_foreign_and_no_unknown_vm_is_resized(world: World) -> None:
+def test_foreign_and_unknown_vms_are_not_resized(world: World) -> None:
     foreign = world.spec().uuid
     world.add_foreign(foreign, "somebody-elses")
     for domain in (foreign, uuid.uuid4()):
@@ -567,7 +567,7 @@ def test_no_foreign_and_no_unknown_vm_is_resized(world: World) -> None:
                 change()
 
 
-def test_where_libvirt_manages_no_cgroups_its_limits_are_left_alone(world: World) -> None:
+def test_limits_are_left_alone_where_libvirt_manages_no_cgroups(world: World) -> None:
     domain = world.running()
     world.resizing.set_limits(domain, CgroupLimits(cpu_quota=50_000, memory=1 << 30))
     assert world.hypervisor.power(domain).power is Power.RUNNING
@@ -576,7 +576,7 @@ def test_where_libvirt_manages_no_cgroups_its_limits_are_left_alone(world: World
 # --- VMs that stand still
 
 
-def test_a_paused_vm_stands_still_until_it_is_resumed(world: World) -> None:
+def test_a_paused_vm_stays_paused_until_it_is_resumed(world: World) -> None:
     domain = world.running()
     world.pausing.pause(domain)
     assert world.hypervisor.power(domain) == PowerState(Power.PAUSED)
@@ -588,7 +588,7 @@ def test_a_paused_vm_stands_still_until_it_is_resumed(world: World) -> None:
         assert world.hypervisor.power(domain) == PowerState(Power.RUNNING)
 
 
-def test_only_what_runs_is_paused_and_resuming_anything_else_is_no_error(world: World) -> None:
+def test_only_running_vms_are_paused_and_resuming_others_does_nothing(world: World) -> None:
     spec = world.spec()
     world.hypervisor.define(spec)
     with pytest.raises(WrongState):
@@ -600,7 +600,7 @@ def test_only_what_runs_is_paused_and_resuming_anything_else_is_no_error(world: 
         assert not world.pausing.out_of_space(domain)
 
 
-def test_a_foreign_vm_is_not_made_to_stand_still(world: World) -> None:
+def test_a_foreign_vm_is_not_paused(world: World) -> None:
     foreign = uuid.uuid4()
     world.add_foreign(foreign, "somebody-elses")
     with pytest.raises(NotFound):
@@ -608,7 +608,9 @@ def test_a_foreign_vm_is_not_made_to_stand_still(world: World) -> None:
     assert world.foreign_runs(foreign)
 
 
-def test_a_reset_vm_runs_on_and_one_that_is_off_is_not_reset(world: World, request: pytest.FixtureRequest) -> None:
+def test_a_reset_vm_keeps_running_and_a_vm_that_is_off_is_not_reset(
+    world: World, request: pytest.FixtureRequest
+) -> None:
     if "test-driver" in request.node.name:
         return  # it has no reset button
     domain = world.running()
@@ -621,7 +623,7 @@ def test_a_reset_vm_runs_on_and_one_that_is_off_is_not_reset(world: World, reque
         world.control.reset(domain)
 
 
-def test_a_definition_is_shown_without_what_opens_the_pods_network(world: World) -> None:
+def test_a_definition_is_shown_without_the_network_key(world: World) -> None:
     spec = world.spec(fetch_key="s3cret", tapmanager_socket="/run/tapmanager.sock")
     world.hypervisor.define(spec)
     shown = world.control.definition(spec.uuid)
@@ -638,7 +640,7 @@ def test_a_foreign_vm_is_neither_reset_nor_shown(world: World) -> None:
     assert world.foreign_runs(foreign)
 
 
-def test_memory_is_saved_of_a_paused_vm_that_stays_paused(world: World, request: pytest.FixtureRequest) -> None:
+def test_saving_memory_leaves_a_paused_vm_paused(world: World, request: pytest.FixtureRequest) -> None:
     if "test-driver" in request.node.name:
         return  # it has no memory
     domain = world.running()
@@ -663,7 +665,7 @@ def test_a_definition_remembers_its_pod(world: World) -> None:
     assert (found.title, found.has_run) == (spec.title, False)
 
 
-def test_a_definition_that_carries_no_record_has_none_to_be_taken_out(world: World) -> None:
+def test_a_definition_without_a_record_yields_no_record(world: World) -> None:
     world.hypervisor.define(world.spec())
     kept: list[str] = []
     world.inventory.take_records_out(lambda _, text: kept.append(text))
@@ -677,7 +679,7 @@ def test_only_this_nodes_vms_are_remembered(world: World) -> None:
         world.inventory.domain_metadata(domain)
 
 
-def test_the_census_tells_ours_and_leaves_the_others_out(world: World) -> None:
+def test_the_census_lists_only_this_nodes_vms(world: World) -> None:
     world.add_foreign(uuid.uuid4(), "somebody-elses")
     world.add_other_node(uuid.uuid4(), "another-nodes")
     domain = world.running()
@@ -686,7 +688,7 @@ def test_the_census_tells_ours_and_leaves_the_others_out(world: World) -> None:
     assert not inventory.unreadable
 
 
-def test_a_vm_without_devices_of_the_host_has_nothing_to_let_go_of(world: World) -> None:
+def test_unplug_does_nothing_for_a_vm_without_host_devices(world: World) -> None:
     spec = world.spec()
     world.hypervisor.define(spec)
     assert not world.unplugging.unplug(spec.uuid, A, WAIT_LIMIT)
@@ -696,7 +698,7 @@ def test_a_vm_without_devices_of_the_host_has_nothing_to_let_go_of(world: World)
     assert world.hypervisor.power(spec.uuid).power is Power.RUNNING
 
 
-def test_what_a_guest_lets_go_of_is_the_vms_no_more(world: World, request: pytest.FixtureRequest) -> None:
+def test_a_device_that_the_guest_releases_is_detached(world: World, request: pytest.FixtureRequest) -> None:
     if "test-driver" in request.node.name:
         return  # it plugs nothing
     domain = world.running()
@@ -707,7 +709,9 @@ def test_what_a_guest_lets_go_of_is_the_vms_no_more(world: World, request: pytes
     assert world.hypervisor.power(domain).power is Power.RUNNING
 
 
-def test_a_guest_that_does_not_let_go_costs_the_time_and_no_more(world: World, request: pytest.FixtureRequest) -> None:
+def test_unplug_gives_up_at_its_time_limit_if_the_guest_keeps_the_device(
+    world: World, request: pytest.FixtureRequest
+) -> None:
     if "test-driver" in request.node.name:
         return
     spec = world.spec()
@@ -722,7 +726,7 @@ def test_a_guest_that_does_not_let_go_costs_the_time_and_no_more(world: World, r
     assert not world.unplugging.unplug(domain, A, AN_HOUR)
 
 
-def test_a_guest_that_stands_still_is_not_asked(world: World, request: pytest.FixtureRequest) -> None:
+def test_unplug_does_not_ask_a_paused_guest(world: World, request: pytest.FixtureRequest) -> None:
     if "test-driver" in request.node.name:
         return
     domain = world.running()
@@ -734,9 +738,7 @@ def test_a_guest_that_stands_still_is_not_asked(world: World, request: pytest.Fi
 
 
 @pytest.mark.parametrize("ended", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_a_vm_that_hangs_holds_nobody_up_who_unplugs(
-    world: World, request: pytest.FixtureRequest, *, ended: bool
-) -> None:
+def test_unplug_does_not_wait_for_a_hung_vm(world: World, request: pytest.FixtureRequest, *, ended: bool) -> None:
     """`ended`: and is destroyed, for which libvirt takes ten seconds."""
     if "qemu" not in request.node.name:
         return  # only a real process can be stopped
@@ -752,7 +754,7 @@ def test_a_vm_that_hangs_holds_nobody_up_who_unplugs(
     assert world.hypervisor.power(domain).is_on != ended
 
 
-def test_a_vm_has_the_machine_that_its_guest_knows(world: World) -> None:
+def test_a_vm_keeps_the_machine_type_that_its_guest_knows(world: World) -> None:
     """Only QEMU's driver has machines of several versions."""
     spec = world.spec(machine="pc-q35-6.2")
     world.hypervisor.define(spec)
@@ -761,7 +763,7 @@ def test_a_vm_has_the_machine_that_its_guest_knows(world: World) -> None:
         assert "pc-q35-6.2" in world.control.definition(spec.uuid)
 
 
-def test_a_vm_starts_with_all_that_a_pod_may_ask_of_its_hardware(world: World) -> None:
+def test_a_vm_starts_with_all_hardware_that_a_pod_may_request(world: World) -> None:
     """Beside UEFI and TPM, which the real Debian guest has."""
     hardware = HardwareOptions(
         cache=Cache.DIRECTSYNC, io=DiskIo.NATIVE, video=Video.VIRTIO, watchdog=True, topology=Topology(1, 1, 1),

@@ -130,7 +130,7 @@ def seen(entries: tuple[Entry, ...]) -> dict[str, bytes]:
     }
 
 
-def test_a_volume_is_read_with_its_links_as_they_are(node: Node) -> None:
+def test_a_volume_is_read_with_its_links_unchanged(node: Node) -> None:
     node.write({"a": b"1", "b": b"2"})
     entries = node.volumes.read(CopiedVolume("/s", node.path))
     assert seen(entries) == {"a": b"1", "b": b"2"}
@@ -140,12 +140,12 @@ def test_a_volume_is_read_with_its_links_as_they_are(node: Node) -> None:
     assert seen(node.volumes.read(CopiedVolume("/s", node.path))) == {"a": b"3"}
 
 
-def test_a_volume_that_is_not_there_is_told(node: Node) -> None:
+def test_a_missing_volume_is_reported(node: Node) -> None:
     with pytest.raises(NotFound, match=r"the volume at .*/none does not exist"):
         node.volumes.read(CopiedVolume("/s", f"{node.path}/none"))
 
 
-def test_one_that_is_new_is_told_once_and_then_its_changes(node: Node) -> None:
+def test_a_new_volume_is_reported_once_and_then_each_change(node: Node) -> None:
     node.write({"a": b"1"})
     assert set(node.volumes.changed({node.path}, SECONDS)) == {node.path}
     while node.volumes.changed({node.path}, 0.0):
@@ -156,7 +156,7 @@ def test_one_that_is_new_is_told_once_and_then_its_changes(node: Node) -> None:
     assert set(node.volumes.changed({node.path}, SECONDS)) == {node.path}
 
 
-def test_a_file_that_kubelet_writes_in_its_place_is_told_when_it_changes(node: Node) -> None:
+def test_a_file_that_kubelet_rewrites_in_place_is_reported_when_it_changes(node: Node) -> None:
     path = node.put(b"1")
     assert set(node.volumes.changed({path}, SECONDS)) == {path}
     while node.volumes.changed({path}, 0.0):
@@ -166,7 +166,7 @@ def test_a_file_that_kubelet_writes_in_its_place_is_told_when_it_changes(node: N
     assert [one.content for one in node.volumes.read(CopiedVolume("/etc/hosts", path, written=True))] == [b"2"]
 
 
-def test_a_part_is_known_by_its_volume(node: Node, tmp_path: Path) -> None:
+def test_a_subpath_is_recognised_by_its_volume(node: Node, tmp_path: Path) -> None:
     node.write({"a": b"1"})
     assert node.volumes.is_part(f"{tmp_path}/pods/{UID}/volume-subpaths/s/vm/0", UID)
     assert not node.volumes.is_part(f"{tmp_path}/pods/{UID}/volume-subpaths/claim/vm/0", UID)
@@ -175,7 +175,7 @@ def test_a_part_is_known_by_its_volume(node: Node, tmp_path: Path) -> None:
 # --- what is only on disk
 
 
-def test_modes_owners_and_whole_directories_are_told(files: KubeletVolumeFiles, tmp_path: Path) -> None:
+def test_modes_owners_and_directories_are_read(files: KubeletVolumeFiles, tmp_path: Path) -> None:
     volume = WrittenVolume(tmp_path, UID, "configmap", "c")
     volume.write({"deep/er/a": b"1"}, mode=0o440, group=2000 if os.geteuid() == 0 else -1)
     (found,) = [one for one in files.read(CopiedVolume("/c", str(volume.path))) if one.kind is EntryKind.FILE]
@@ -189,7 +189,7 @@ def test_a_single_file_is_a_volume_too(files: KubeletVolumeFiles, tmp_path: Path
     assert (found.path, found.content) == ("", b"1")
 
 
-def test_a_link_that_leads_out_is_copied_as_it_is_and_not_followed(files: KubeletVolumeFiles, tmp_path: Path) -> None:
+def test_a_link_out_of_the_volume_is_copied_and_not_followed(files: KubeletVolumeFiles, tmp_path: Path) -> None:
     (tmp_path / "v").mkdir()
     (tmp_path / "v" / "out").symlink_to("/etc/shadow")
     (tmp_path / "v" / "..data").symlink_to("/etc")
@@ -208,7 +208,7 @@ def test_a_pods_directory_that_is_a_link_is_not_followed(files: KubeletVolumeFil
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a socket", "a device"])
-def test_what_is_no_file_is_refused_by_its_path_and_nobody_waits_for_it(
+def test_a_special_file_is_refused_by_path_without_blocking(
     files: KubeletVolumeFiles, tmp_path: Path, kind: str
 ) -> None:
     odd = tmp_path / "v" / "new\nline"
@@ -254,7 +254,7 @@ def _deep(volume: Path) -> None:
         (_deep, f"{MAX_DEPTH} levels"),
     ],
 )
-def test_a_volume_has_limits(
+def test_a_volume_beyond_its_limits_is_refused(
     files: KubeletVolumeFiles, tmp_path: Path, fill: Callable[[Path], None], what: str
 ) -> None:
     fill(tmp_path)
@@ -262,12 +262,12 @@ def test_a_volume_has_limits(
         files.read(CopiedVolume("/v", str(tmp_path)))
 
 
-def test_a_volume_of_just_that_size_is_read(files: KubeletVolumeFiles, tmp_path: Path) -> None:
+def test_a_volume_at_its_limits_is_read(files: KubeletVolumeFiles, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(MAX_BYTES))
     assert len(files.read(CopiedVolume("/v", str(tmp_path)))) == 2
 
 
-def test_what_is_read_while_kubelet_swaps_is_one_version_and_not_two(files: KubeletVolumeFiles, tmp_path: Path) -> None:
+def test_a_read_while_kubelet_swaps_the_volume_sees_one_version(files: KubeletVolumeFiles, tmp_path: Path) -> None:
     """A volume that changes without a pause may be told to change all the time; half of each is never read."""
     volume = WrittenVolume(tmp_path, UID, "configmap", "c")
     names = [f"{number:02}" for number in range(20)]
@@ -295,7 +295,7 @@ def test_what_is_read_while_kubelet_swaps_is_one_version_and_not_two(files: Kube
         writer.join()
 
 
-def test_a_volume_that_is_gone_is_looked_for_again(files: KubeletVolumeFiles, tmp_path: Path) -> None:
+def test_a_removed_volume_is_looked_for_again(files: KubeletVolumeFiles, tmp_path: Path) -> None:
     """It cannot be watched, and so is told now and then."""
     host = f"{tmp_path}/late"
     assert set(files.changed({host}, SECONDS)) == {host}
@@ -303,16 +303,16 @@ def test_a_volume_that_is_gone_is_looked_for_again(files: KubeletVolumeFiles, tm
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
-def test_an_empty_dir_in_memory_is_told_with_its_size_mode_and_group(node: Node) -> None:
+def test_an_empty_dir_in_memory_is_recognised_with_size_mode_and_group(node: Node) -> None:
     assert node.volumes.empty_tmpfs(node.empty_dir(tmpfs=True)) == TMPFS
 
 
-def test_an_empty_dir_of_another_medium_is_told_apart(node: Node) -> None:
+def test_an_empty_dir_of_another_medium_is_refused(node: Node) -> None:
     with pytest.raises(InvalidRequest, match="does not have medium: Memory"):
         node.volumes.empty_tmpfs(node.empty_dir(tmpfs=False))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
-def test_an_empty_dir_in_memory_that_has_files_is_told_apart(node: Node) -> None:
+def test_an_empty_dir_in_memory_with_files_is_refused(node: Node) -> None:
     with pytest.raises(WrongState, match=r"already has files \(from an init container\?\)"):
         node.volumes.empty_tmpfs(node.empty_dir(tmpfs=True, filled=True))

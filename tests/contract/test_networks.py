@@ -125,7 +125,7 @@ def world(request: pytest.FixtureRequest) -> World:
     return made
 
 
-def test_an_attached_pod_has_addresses_and_a_link_that_carries_them(world: World) -> None:
+def test_an_attached_pod_has_addresses_routes_and_a_link(world: World) -> None:
     network = world.networks.attach(request(), SECONDS)
     (nic,) = network.interfaces
     assert nic.name == "eth0"
@@ -142,7 +142,7 @@ def test_attaching_again_gives_the_same_network(world: World) -> None:
     assert world.networks.attach(request(), SECONDS) == world.networks.attach(request(), SECONDS)
 
 
-def test_what_is_one_pods_is_no_other_pods(world: World) -> None:
+def test_pods_share_no_address_mac_key_or_namespace(world: World) -> None:
     first, second = (world.networks.attach(request(sandbox), SECONDS) for sandbox in (A, B))
     assert set(first.ips).isdisjoint(second.ips)
     assert first.fetch_key != second.fetch_key
@@ -150,7 +150,7 @@ def test_what_is_one_pods_is_no_other_pods(world: World) -> None:
     assert first.interfaces[0].mac != second.interfaces[0].mac
 
 
-def test_a_released_pod_is_gone_and_may_be_released_again(world: World) -> None:
+def test_a_pod_may_be_released_twice(world: World) -> None:
     for sandbox in (A, B):
         world.networks.attach(request(sandbox), SECONDS)
     for _ in range(2):
@@ -158,7 +158,7 @@ def test_a_released_pod_is_gone_and_may_be_released_again(world: World) -> None:
         assert world.networks.attached(SECONDS) == {B}
 
 
-def test_what_never_was_may_be_released(world: World) -> None:
+def test_an_unknown_pod_may_be_released(world: World) -> None:
     world.networks.release(A, SECONDS)
     assert world.networks.attached(SECONDS) == frozenset()
 
@@ -171,7 +171,7 @@ def test_a_network_knows_its_pod_but_not_the_attempt(world: World) -> None:
     assert world.networks.pod_of(A, SECONDS) is None
 
 
-def test_the_guests_links_are_counted_while_they_are_attached(world: World) -> None:
+def test_traffic_is_counted_while_links_are_attached(world: World) -> None:
     assert world.networks.counters(SECONDS) == {}
     for sandbox in (A, B):
         world.networks.attach(request(sandbox), SECONDS)
@@ -180,7 +180,7 @@ def test_the_guests_links_are_counted_while_they_are_attached(world: World) -> N
     assert [usage.name for usage in usages] == ["eth0"]
 
 
-def test_a_network_that_lost_a_part_is_told_until_it_is_released(world: World) -> None:
+def test_a_damaged_network_is_reported_until_it_is_released(world: World) -> None:
     for sandbox in (A, B):
         world.networks.attach(request(sandbox), SECONDS)
     assert world.networks.lost(SECONDS) == {}
@@ -192,7 +192,7 @@ def test_a_network_that_lost_a_part_is_told_until_it_is_released(world: World) -
     assert world.networks.lost(SECONDS) == {}
 
 
-def test_a_failing_plugins_words_are_told_and_the_next_attach_may_work(world: World) -> None:
+def test_a_plugins_error_is_reported_and_the_next_attach_may_work(world: World) -> None:
     world.let_plugins_fail("no lemons left")
     with pytest.raises(InternalError, match="no lemons left"):
         world.networks.attach(request(), SECONDS)
@@ -207,7 +207,7 @@ def failed_adds(world: World) -> int:
     return sum(run.failures for run in world.networks.plugin_runs(SECONDS) if run.command == "ADD")
 
 
-def test_what_plugins_did_is_counted_also_what_failed(world: World) -> None:
+def test_plugin_calls_are_counted_including_failed_ones(world: World) -> None:
     world.networks.attach(request(), SECONDS)
     world.networks.release(A, SECONDS)
     before = failed_adds(world)
@@ -224,7 +224,7 @@ def test_what_plugins_did_is_counted_also_what_failed(world: World) -> None:
     world.networks.release(B, SECONDS)
 
 
-def test_without_a_configuration_no_network_can_be_made(world: World) -> None:
+def test_without_a_configuration_no_network_can_be_created(world: World) -> None:
     assert world.networks.trouble() == ""
     world.lose_configuration()
     assert "CNI" in world.networks.trouble()
@@ -244,7 +244,7 @@ ASKED: dict[str, Callable[[KnownNetworks], object]] = {
 }
 
 
-def test_without_tapmanager_nothing_can_be_asked_and_the_trouble_is_told(world: World) -> None:
+def test_without_tapmanager_calls_fail_and_the_trouble_is_reported(world: World) -> None:
     world.end_tapmanager()
     answered = []
     for name, ask in ASKED.items():

@@ -56,7 +56,7 @@ def container(*hosts: Path) -> Container:
     return changed(CONTAINER, volumes=volumes)
 
 
-def test_a_share_is_served_from_its_start_to_its_end(shares: VmShares, tmp_path: Path) -> None:
+def test_a_share_is_served_until_it_is_ended(shares: VmShares, tmp_path: Path) -> None:
     made = container(tmp_path)
     assert shares.served(LIMIT) == {}
     shares.start(made, "", LIMIT)
@@ -67,7 +67,7 @@ def test_a_share_is_served_from_its_start_to_its_end(shares: VmShares, tmp_path:
     assert shares.served(LIMIT) == {}
 
 
-def test_a_volume_that_is_not_there_is_named_and_leaves_nothing(shares: VmShares, tmp_path: Path) -> None:
+def test_a_missing_volume_is_named_and_leaves_nothing(shares: VmShares, tmp_path: Path) -> None:
     gone = container(tmp_path, tmp_path / "gone")
     for ask in (lambda: shares.check(gone.spec.volumes, LIMIT), lambda: shares.start(gone, "", LIMIT)):
         with pytest.raises(NotFound, match=f"{tmp_path}/gone does not exist"):
@@ -93,7 +93,7 @@ def test_an_empty_dir_of_huge_pages_is_refused_with_the_remedy(shares: VmShares,
         shares.check(container(hugetlbfs).spec.volumes, LIMIT)
 
 
-def test_a_share_program_that_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None:
+def test_a_missing_share_program_is_reported_with_the_remedy(tmp_path: Path) -> None:
     client = VmShareClient(TapmanagerConnection(f"{tmp_path}/s", SHARES), f"{tmp_path}/shares", lambda: 1)
     with pytest.raises(Unavailable, match="systemctl status virtshim-shares"):
         client.served(LIMIT)

@@ -63,7 +63,7 @@ def is_exited(container: Container) -> bool:
     return container.phase is ContainerPhase.EXITED
 
 
-def test_a_vm_that_somebody_destroys_was_killed_from_outside(world: World, virsh: Any) -> None:
+def test_a_vm_destroyed_by_virsh_is_reported_as_killed_from_outside(world: World, virsh: Any) -> None:
     _, container = world.running()
     virsh(world, container).destroy()
     ended = becomes(world, container, is_exited).exit
@@ -72,7 +72,7 @@ def test_a_vm_that_somebody_destroys_was_killed_from_outside(world: World, virsh
     assert "externally" in ended.message
 
 
-def test_a_vm_that_somebody_shuts_down_is_completed(world: World, virsh: Any) -> None:
+def test_a_vm_shut_down_by_virsh_is_completed(world: World, virsh: Any) -> None:
     _, container = world.running()
     virsh(world, container).shutdown()
     ended = becomes(world, container, is_exited).exit
@@ -80,7 +80,7 @@ def test_a_vm_that_somebody_shuts_down_is_completed(world: World, virsh: Any) ->
     assert (ended.code, ended.reason) == (0, ExitReason.COMPLETED)
 
 
-def test_a_paused_vm_is_running_and_says_so(world: World, virsh: Any) -> None:
+def test_a_paused_vm_counts_as_running_with_a_message(world: World, virsh: Any) -> None:
     _, container = world.running()
     virsh(world, container).suspend()
     paused = becomes(world, container, lambda c: c.status.trouble != "")
@@ -90,7 +90,7 @@ def test_a_paused_vm_is_running_and_says_so(world: World, virsh: Any) -> None:
     becomes(world, container, lambda c: c.status.trouble == "")
 
 
-def test_reboots_are_no_ends_however_often_they_come(world: World, virsh: Any) -> None:
+def test_reboots_do_not_end_the_container(world: World, virsh: Any) -> None:
     _, container = world.running()
     before = world.container(container)
     for _ in range(3):
@@ -102,7 +102,7 @@ def test_reboots_are_no_ends_however_often_they_come(world: World, virsh: Any) -
     assert becomes(world, container, lambda c: c.status.trouble == "") == before
 
 
-def test_a_vm_that_somebody_destroyed_and_undefined_is_exited_too(world: World, virsh: Any) -> None:
+def test_a_vm_destroyed_and_undefined_by_virsh_is_exited(world: World, virsh: Any) -> None:
     _, container = world.running()
     vm = virsh(world, container)
     vm.destroy()

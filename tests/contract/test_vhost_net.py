@@ -21,7 +21,7 @@ def offered(request: pytest.FixtureRequest) -> Offered:
     return VhostNet()
 
 
-def test_there_is_a_descriptor_for_each_queue_which_no_program_inherits(offered: Offered) -> None:
+def test_each_queue_has_a_descriptor_that_is_not_inherited(offered: Offered) -> None:
     fds = offered.open(3)
     try:
         assert len(set(fds)) == 3
@@ -31,13 +31,13 @@ def test_there_is_a_descriptor_for_each_queue_which_no_program_inherits(offered:
             os.close(fd)
 
 
-def test_each_call_gives_others(offered: Offered) -> None:
+def test_each_call_returns_new_descriptors(offered: Offered) -> None:
     first, second = offered.open(2), offered.open(2)
     assert set(first).isdisjoint(second)
     for fd in (*first, *second):
         os.close(fd)
 
 
-def test_there_is_none_where_it_is_not_wanted(offered: Offered) -> None:
+def test_there_are_no_descriptors_if_vhost_net_is_disabled(offered: Offered) -> None:
     offered.wanted = False
     assert offered.open(2) == []

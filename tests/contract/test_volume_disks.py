@@ -55,7 +55,7 @@ def test_a_flex_volume_has_the_options_that_its_driver_wrote(
 
 
 @pytest.mark.parametrize("made", [on_node, in_memory])
-def test_a_disks_image_in_a_volume_is_known_by_the_same_name_each_time(
+def test_a_disk_image_in_a_volume_always_has_the_same_name(
     made: Callable[[Path], VolumeDiskFiles], tmp_path: Path
 ) -> None:
     files = made(tmp_path)
@@ -64,7 +64,7 @@ def test_a_disks_image_in_a_volume_is_known_by_the_same_name_each_time(
         files.image(str(tmp_path / "other"), readonly=False)
 
 
-def test_a_disks_image_is_the_same_by_whatever_path_and_another_one_is_not(tmp_path: Path) -> None:
+def test_a_disk_image_is_identified_independently_of_its_path(tmp_path: Path) -> None:
     files = VolumeDisksOnNode()
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -78,7 +78,7 @@ def test_a_disks_image_is_the_same_by_whatever_path_and_another_one_is_not(tmp_p
 
 @pytest.mark.hostile
 @pytest.mark.parametrize("kind", ["link", "fifo", "directory", "empty"])
-def test_what_is_no_disks_image_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_not_a_disk_image_is_refused(tmp_path: Path, kind: str) -> None:
     image = tmp_path / "disk.img"
     {
         "link": lambda: image.symlink_to("/etc/shadow"),
@@ -90,12 +90,12 @@ def test_what_is_no_disks_image_is_refused(tmp_path: Path, kind: str) -> None:
         VolumeDisksOnNode().image(str(tmp_path), readonly=kind == "link")
 
 
-def test_the_driver_says_what_kubelet_need_not_ask_it() -> None:
+def test_the_driver_reports_its_capabilities() -> None:
     assert driver("init")["capabilities"] == {"attach": False, "selinuxRelabel": False, "fsGroup": False}
     assert driver("attach", "{}", "node") == {"status": "Not supported"}
 
 
-def test_the_drivers_volume_has_the_options_and_takes_no_data_and_is_gone_again(tmp_path: Path) -> None:
+def test_the_drivers_volume_holds_the_options_only_and_can_be_unmounted(tmp_path: Path) -> None:
     volume, seen = tmp_path / "scratch", tmp_path / "seen"
     script = f"""
     set -e
@@ -116,20 +116,20 @@ def test_the_drivers_volume_has_the_options_and_takes_no_data_and_is_gone_again(
     assert flex_volumes_parse(VolumeDisksOnNode().flex_options(str(seen)), "scratch", "/data").size_bytes == 1 << 30
 
 
-def test_what_the_driver_cannot_do_is_told_as_kubelet_reads_it(tmp_path: Path) -> None:
+def test_the_driver_reports_errors_in_kubelets_format(tmp_path: Path) -> None:
     (tmp_path / 'a "file"').write_text("")
     answer = driver("mount", str(tmp_path / 'a "file"' / "below"), OPTIONS)
     assert answer["status"] == "Failure"
     assert "a file" in str(answer["message"])
 
 
-def test_options_that_are_not_there_are_told_with_the_driver_to_install(tmp_path: Path) -> None:
+def test_missing_options_are_reported_with_the_driver_to_install(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "none"):
         with pytest.raises(NotFound, match=f"{FILE} is not there.*/usr/share/virtshim/flexvolume_driver"):
             VolumeDisksOnNode().flex_options(str(place))
 
 
-def test_options_are_read_from_a_file_of_some_size_and_from_nothing_else(tmp_path: Path) -> None:
+def test_options_are_read_only_from_a_regular_file_of_limited_size(tmp_path: Path) -> None:
     files, file = VolumeDisksOnNode(), tmp_path / FILE
     file.write_bytes(b" " * (MAX_BYTES + 1))
     with pytest.raises(InvalidRequest, match="shorten the flexVolume's options"):

@@ -58,7 +58,7 @@ def use_all_memory(cri: PodClient, container: str) -> int:
     return int(done.stdout)
 
 
-def test_a_guest_uses_all_of_a_memory_limit_that_has_no_overhead_beside_it(groups, cri, node, image_url):
+def test_a_guest_can_use_its_whole_memory_limit_without_pod_overhead(groups, cri, node, image_url):
     asked = Asked(cpu=100, memory=64 * MIB, memory_limit=192 * MIB)
     config = pod_config("limited", f"{node.directory}/logs/limited")
     own = groups.make_pod(config.metadata.uid, asked)
@@ -254,7 +254,7 @@ def begins_again(policy: str, status: pb.ContainerStatus) -> bool:
 
 
 @pytest.mark.full  # ends by the power button and by a stop: test_events.py, test_pod_lifecycle.py
-def test_what_has_ended_is_begun_again_as_the_restart_policy_says(groups, cri, node, image_url):
+def test_ended_containers_restart_as_the_restart_policy_says(groups, cri, node, image_url):
     image = cri.pull(f"{image_url}/guest.qcow2")
     asked = Asked(cpu=100, memory=128 * MIB, memory_limit=128 * MIB)
     config = pod_config("policies", f"{node.directory}/logs/policies")

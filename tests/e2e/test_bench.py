@@ -18,7 +18,7 @@ BOOTS = ("boot_ratio", "exec_true_ms")
 
 
 @pytest.mark.parametrize(("section", "keys"), [("starts", STARTS), pytest.param("boot", BOOTS, marks=pytest.mark.full)])
-def test_one_round_measures(tmp_path: Path, section: str, keys: tuple[str, ...]) -> None:
+def test_one_benchmark_round_produces_figures(tmp_path: Path, section: str, keys: tuple[str, ...]) -> None:
     output = tmp_path / "results.json"
     command = [sys.executable, "-m", "tests.bench", "--rounds", "1", "--only", section, "--output", str(output)]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
@@ -29,7 +29,7 @@ def test_one_round_measures(tmp_path: Path, section: str, keys: tuple[str, ...])
         assert key in done.stdout
 
 
-def test_a_section_that_does_not_exist_is_named_with_those_that_do() -> None:
+def test_an_unknown_section_is_refused_with_the_list_of_sections() -> None:
     command = [sys.executable, "-m", "tests.bench", "--only", "starts,stops"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2

@@ -29,7 +29,7 @@ def checkpoint(cri, container: str, location: str, timeout: int = 100) -> None:
     cri.runtime.CheckpointContainer(request, timeout=120)
 
 
-def test_a_checkpoint_holds_memory_and_disk_and_the_guest_runs_on(cri, node, image_url, tmp_path):
+def test_a_checkpoint_holds_memory_and_disk_and_the_guest_keeps_running(cri, node, image_url, tmp_path):
     pod, container, log = boot(cri, node, f"{image_url}/guest.qcow2", "saved")
     console = console_of(node, container)
     console.type("echo in-memory-only > /tmp/note; word=kept; dd if=/dev/vda bs=512 count=1 of=/dev/vda seek=9000 2>&1")
@@ -78,7 +78,7 @@ def test_a_checkpoint_holds_memory_and_disk_and_the_guest_runs_on(cri, node, ima
     cri.remove_pod(pod)
 
 
-def test_file_systems_rest_while_the_disk_is_copied_and_the_clock_is_right_afterwards(cri, node, image_url, tmp_path):
+def test_file_systems_are_frozen_during_the_disk_copy_and_the_clock_is_right_afterwards(cri, node, image_url, tmp_path):
     pod, container, _log = boot(cri, node, f"{image_url}/guest.qcow2", "resting")
     # This guest needs its boot disk no more: it is a file system now.
     made = cri.exec_sync(
@@ -126,7 +126,7 @@ def checkpoint_at_once(cri, container: str, location: str) -> None:
 
 
 @pytest.mark.full  # the disk that is the pod's: test_uefi.py has it too
-def test_a_pods_root_disk_and_uuid_stay_over_restarts_and_sandboxes(cri, node, image_url):
+def test_a_pods_root_disk_and_uuid_survive_restarts_and_new_sandboxes(cri, node, image_url):
     chosen = str(uuid.uuid4())
     annotations = {
         "virtshim.io/root-disk": "pod",

@@ -34,7 +34,9 @@ def lines(log: Path) -> list[str]:
     return [line.split(" ", 1)[1] for line in log.read_bytes().decode().split("\n")[:-1]] if log.exists() else []
 
 
-def test_a_command_writes_the_log_outlives_virtshim_and_ends_the_container(cri: PodClient, node: Node, image_url: str):
+def test_a_command_writes_the_log_survives_a_restart_of_virtshim_and_ends_the_container(
+    cri: PodClient, node: Node, image_url: str
+):
     config = pod_config("job", f"{node.directory}/logs/job")
     config.linux.sysctls["net.core.somaxconn"] = "321"  # securityContext.sysctls
     pod = cri.run_pod(config)
@@ -73,7 +75,7 @@ def test_a_command_writes_the_log_outlives_virtshim_and_ends_the_container(cri: 
     cri.remove_pod(pod)
 
 
-def test_an_image_with_an_entrypoint_runs_it_as_a_container_does(
+def test_an_image_with_an_entrypoint_runs_it_as_the_containers_command(
     cri: PodClient, node: Node, oci_registry: Registry, guest_image: Path
 ):
     """Beside a plain one of the same disk, which stays a VM."""
@@ -96,7 +98,7 @@ def test_an_image_with_an_entrypoint_runs_it_as_a_container_does(
 
 
 @pytest.mark.full  # running/test_exec.py has a terminal, running/test_streaming.py a console that is attached to
-def test_people_attach_to_a_command_with_a_terminal(cri: PodClient, node: Node, image_url: str):
+def test_attach_reaches_a_command_with_a_terminal(cri: PodClient, node: Node, image_url: str):
     config = pod_config("typed", f"{node.directory}/logs/typed")
     pod = cri.run_pod(config)
     wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
@@ -132,7 +134,7 @@ while :; do sleep 0.2; done
 """
 
 
-def test_a_command_that_is_stopped_gets_its_signal_says_its_last_and_its_code_counts(
+def test_a_stopped_command_gets_its_signal_and_its_last_output_and_exit_code_count(
     cri: PodClient, node: Node, image_url: str
 ):
     config = pod_config("server", f"{node.directory}/logs/server")
@@ -159,7 +161,7 @@ while :; do sleep 0.2; done
 
 
 @pytest.mark.full
-def test_virtshim_killed_while_a_command_ends_loses_neither_its_words_nor_its_code(
+def test_output_and_exit_code_survive_if_virtshim_is_killed_while_a_command_ends(
     cri: PodClient, node: Node, image_url: str
 ):
     config = pod_config("drained", f"{node.directory}/logs/drained")

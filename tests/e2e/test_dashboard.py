@@ -45,7 +45,7 @@ def page(node: Node) -> Iterator[Any]:
             assert process.wait(60) == 0
 
 
-def test_a_real_vm_is_seen_coming_up_typed_to_and_looked_at(
+def test_the_dashboard_shows_a_vm_booting_and_reaches_its_console_and_screen(
     page: Any, cri: PodClient, node: Node, image_url: str
 ) -> None:
     config = pod_config("seen", f"{node.directory}/logs/dashboard", annotations={"virtshim.io/vnc": "true"})

@@ -208,7 +208,7 @@ def shut_down(debian_pod: Debian) -> Debian:
     return debian_pod
 
 
-def test_the_root_disk_is_vda_and_has_grown_to_what_the_pod_asks_for(debian: Debian):
+def test_the_root_disk_is_vda_and_has_grown_to_the_requested_size(debian: Debian):
     assert debian.says("findmnt --noheadings --output SOURCE /") == "/dev/vda1"
     assert int(debian.says("cat /sys/class/block/vda/size")) * 512 == 3 * GIB
     assert int(debian.says("df --output=size -B1 / | tail -n 1")) > 2.8 * GIB, "partition and file system too"
@@ -219,7 +219,7 @@ def test_the_root_disk_is_vda_and_has_grown_to_what_the_pod_asks_for(debian: Deb
 
 
 @pytest.mark.full
-def test_uefi_started_only_what_is_signed_and_there_is_a_tpm(debian: Debian):
+def test_uefi_starts_only_signed_programs_and_there_is_a_tpm(debian: Debian):
     """Microsoft's keys are the firmware's, shim has Debian's: GRUB and kernel are Debian's own."""
     debian.says("test -d /sys/firmware/efi && test -c /dev/tpm0")
     assert debian.says("cat /sys/class/tpm/tpm0/tpm_version_major") == "2"
@@ -228,7 +228,7 @@ def test_uefi_started_only_what_is_signed_and_there_is_a_tpm(debian: Debian):
     assert "[integrity]" in debian.says("cat /sys/kernel/security/lockdown"), "the kernel knows it, too"
 
 
-def test_cloud_init_found_the_seed_and_no_fault_in_it(debian: Debian):
+def test_cloud_init_finds_the_seed_and_reports_no_fault(debian: Debian):
     result = json.loads(debian.says("cat /run/cloud-init/result.json"))["v1"]
     assert result["errors"] == []
     assert result["datasource"].startswith("DataSourceNoCloud [seed=/dev/vdb]")
@@ -236,7 +236,7 @@ def test_cloud_init_found_the_seed_and_no_fault_in_it(debian: Debian):
     assert debian.says("sudo grep -h WARNING /var/log/cloud-init.log || true") == ""
 
 
-def test_hostname_user_data_and_commands_are_the_pods(debian: Debian):
+def test_hostname_user_data_and_commands_come_from_the_pod(debian: Debian):
     assert debian.says("hostname; cat /etc/hostname /etc/from-user-data").split() == [
         "debian-pod",
         "debian-pod",
@@ -245,7 +245,7 @@ def test_hostname_user_data_and_commands_are_the_pods(debian: Debian):
     assert debian.says("cat /var/lib/boots").splitlines()[-1] == "ran on debian-pod"
 
 
-def test_ignition_itself_finds_its_configuration_in_the_firmware(debian: Debian, claim: Path):
+def test_ignition_finds_its_configuration_in_the_firmware(debian: Debian, claim: Path):
     assert ENGINE.exists(), "needs Debian's package ignition; run make setup"
     debian.says("sudo modprobe qemu_fw_cfg")
     for name in IGNITION_FIRMWARE_NAMES:
@@ -262,7 +262,7 @@ def test_ignition_itself_finds_its_configuration_in_the_firmware(debian: Debian,
 
 
 @pytest.mark.volumes
-def test_its_volumes_are_there_before_cloud_inits_first_runcmd(debian: Debian, claim: Path):
+def test_volumes_are_mounted_before_cloud_inits_first_runcmd(debian: Debian, claim: Path):
     assert debian.says("cat /var/lib/at-runcmd") == "from the node"
     assert "virtiofs" in debian.says("findmnt --noheadings --output FSTYPE /srv/claim")
     assert (
@@ -272,7 +272,7 @@ def test_its_volumes_are_there_before_cloud_inits_first_runcmd(debian: Debian, c
     assert (claim / "mine").stat().st_uid == 1000
 
 
-def test_a_secret_is_there_before_runcmd_is_renewed_and_on_no_disk(debian: Debian):
+def test_a_secret_exists_before_runcmd_is_updated_and_is_on_no_disk(debian: Debian):
     assert debian.says("ls /var/lib/texts-were-there")
     assert debian.says("cat /etc/texts/text; stat -L -c '%u %g %a' /etc/texts/text") == (
         "the words of a secret\n0 1000 440"
@@ -315,7 +315,7 @@ networkctl reconfigure eth0
 
 
 @pytest.mark.full  # the guest's own network daemon asks for as long as emulation makes it wait
-def test_networkd_learns_the_same_by_asking_the_network_without_cloud_init(debian: Debian):
+def test_networkd_gets_the_same_addresses_by_dhcp_without_cloud_init(debian: Debian):
     def has_all() -> bool:
         return addresses_of(debian, "eth0") == set(CALICO) and gateways_of(debian, "6") == [GATEWAY_6]
 
@@ -341,7 +341,7 @@ def gateways_of(debian: Debian, family: str) -> list[str]:
     return [route["gateway"] for route in json.loads(debian.says(f"ip -json -{family} route show default"))]
 
 
-def test_a_person_with_the_pods_key_logs_in_over_the_network(debian: Debian, ssh_key: Path):
+def test_the_pods_ssh_key_allows_a_login_over_the_network(debian: Debian, ssh_key: Path):
     options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "BatchMode=yes", "ConnectTimeout=60"]
     done = subprocess.run(
         ["ssh", "-i", ssh_key, *(word for one in options for word in ("-o", one)), f"debian@{debian.address}",
@@ -351,7 +351,7 @@ def test_a_person_with_the_pods_key_logs_in_over_the_network(debian: Debian, ssh
     assert (done.returncode, done.stdout.split()) == (7, ["debian-pod", "root"]), done.stderr
 
 
-def test_commands_run_as_the_containers_user_in_its_directory_with_its_environment(debian: Debian):
+def test_commands_run_with_the_containers_user_directory_and_environment(debian: Debian):
     assert debian.says("id -un; id -u; pwd; echo $HOME; echo $GREETING").splitlines() == [
         "debian", "1000", "/var/lib/cloud", "/home/debian", "hello there",
     ]  # fmt: skip
@@ -363,7 +363,7 @@ def test_commands_run_as_the_containers_user_in_its_directory_with_its_environme
     assert len(debian.run("head -c 3000000 /dev/zero").stdout) == 3_000_000
 
 
-def test_a_command_has_a_terminal_that_is_its_users(debian: Debian):
+def test_the_terminal_of_a_command_belongs_to_its_user(debian: Debian):
     words = ["sh", "-c", "stty size; test -O $(tty) && echo mine; read word; echo said $word; exit 4"]
     request = pb.ExecRequest(container_id=debian.containers[-1], cmd=words, tty=True, stdin=True, stdout=True)
     client = spdy(debian.cri.runtime.Exec(request, timeout=60).url)
@@ -376,7 +376,7 @@ def test_a_command_has_a_terminal_that_is_its_users(debian: Debian):
     close_all()
 
 
-def test_port_forward_reaches_what_listens_on_the_guests_own_loopback(debian: Debian):
+def test_port_forward_reaches_a_service_on_the_guests_loopback(debian: Debian):
     """Dialed by what Debian has for it."""
     request = pb.PortForwardRequest(pod_sandbox_id=debian.pod)
     client = spdy(debian.cri.runtime.PortForward(request, timeout=60).url, "portforward.k8s.io")
@@ -394,7 +394,7 @@ def test_the_console_is_the_containers_log(debian: Debian):
     assert "debian-pod login:" in log
 
 
-def test_the_guest_agent_tells_what_runs(debian: Debian):
+def test_the_guest_agent_reports_system_and_hostname(debian: Debian):
     request = pb.ContainerStatusRequest(container_id=debian.containers[-1], verbose=True)
     told = json.loads(debian.cri.runtime.ContainerStatus(request, timeout=60).info["guestInfo"])
     assert told["system"]["pretty-name"] == "Debian GNU/Linux 12 (bookworm)"
@@ -403,7 +403,7 @@ def test_the_guest_agent_tells_what_runs(debian: Debian):
 
 @pytest.mark.full
 @pytest.mark.volumes
-def test_its_volumes_are_there_again_after_the_guest_has_rebooted(debian: Debian):
+def test_volumes_are_mounted_again_after_the_guest_reboots(debian: Debian):
     boot = "cat /proc/sys/kernel/random/boot_id"
     before = debian.says(boot)
     debian.run("sudo systemd-run --on-active=1 systemctl reboot")
@@ -420,7 +420,7 @@ def test_its_volumes_are_there_again_after_the_guest_has_rebooted(debian: Debian
     assert debian.says("cat /srv/claim/text") == "from the node"
 
 
-def test_systemd_hears_the_power_button(debian: Debian):
+def test_systemd_obeys_the_power_button(debian: Debian):
     ended = debian.shut_down()
     status = debian.cri.status(ended)
     assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, 143, "Error")

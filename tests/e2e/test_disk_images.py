@@ -82,7 +82,7 @@ def qemu_on(image: Path) -> int:
     raise AssertionError(f"no QEMU has {image} open")
 
 
-def test_a_guest_has_the_disk_and_whatever_ends_the_vm_the_volume_is_free_at_once(
+def test_a_guest_has_the_disk_image_and_any_end_of_the_vm_frees_the_volume(
     cri: PodClient, node: Node, image_url: str, volume: Path
 ) -> None:
     first, image = Pod(cri, node, volume), volume / "disk.img"

@@ -54,7 +54,7 @@ def listener(cri: PodClient):
     listener.close()
 
 
-def test_a_vms_life_is_told_in_order_with_a_power_off_inside_the_guest(cri, node: Node, image_url, listener):
+def test_events_of_a_vm_arrive_in_order_including_a_power_off_by_the_guest(cri, node: Node, image_url, listener):
     pod, container, _log = boot(cri, node, f"{image_url}/guest.qcow2")
     console_of_pod(cri, node, pod).type("poweroff")
     events = [listener.next() for _ in range(5)]
@@ -75,7 +75,7 @@ def test_a_vms_life_is_told_in_order_with_a_power_off_inside_the_guest(cri, node
     assert (ended.state, ended.exit_code, ended.reason) == (pb.CONTAINER_EXITED, 0, "Completed")
 
 
-def test_a_killed_qemu_and_a_stop_without_grace_are_told_apart_and_the_pod_can_start_again(
+def test_events_distinguish_a_killed_qemu_from_a_stop_without_grace_period(
     cri, node: Node, null_image, image_url, listener
 ):
     config = pod_config("killed", f"{node.directory}/logs/killed")

@@ -51,7 +51,7 @@ def started(cri: PodClient, node: Node, image: str, answers: Callable[[str], Pat
     return pod, made
 
 
-def test_qemu_has_the_cdrom_and_no_other_user_can_read_what_the_guest_is_told(
+def test_qemu_has_the_sysprep_cdrom_and_no_other_user_can_read_it(
     cri: PodClient, node: Node, image_url: str, null_image: Path, answers: Callable[[str], Path]
 ) -> None:
     pod, made = started(cri, node, f"{image_url}/{null_image.name}", answers)

@@ -26,7 +26,7 @@ def dialing(cri: PodClient, node: Node, image_url: str) -> Iterator[Vm]:
     close_all()
 
 
-def test_a_gibibyte_passes_and_a_port_where_nobody_listens_is_told(dialing: Vm) -> None:
+def test_a_gibibyte_passes_and_a_port_without_a_listener_is_reported(dialing: Vm) -> None:
     serve_echo(dialing)
     client, error, data = forwarded(dialing)
     there_and_back(client, data, data, 1 << 30, dialing.node)

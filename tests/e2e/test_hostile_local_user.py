@@ -165,7 +165,7 @@ def tried(it: Attacked, attempt: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("attempt", [name for name in ATTEMPTS if name not in DISTURBING])
-def test_no_stranger(attacked: Attacked, attempt: str) -> None:
+def test_an_attempt_of_a_stranger_fails(attacked: Attacked, attempt: str) -> None:
     daemons = attacked.node.daemons()
     result = tried(attacked, attempt)
     assert not result.get("got"), result
@@ -175,7 +175,7 @@ def test_no_stranger(attacked: Attacked, attempt: str) -> None:
 
 
 @pytest.mark.parametrize("attempt", DISTURBING)
-def test_the_node_serves_others_while_a_stranger(attacked: Attacked, attempt: str) -> None:
+def test_the_node_serves_others_during_an_attempt_of_a_stranger(attacked: Attacked, attempt: str) -> None:
     with trying(attacked, attempt) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "READY\n"
@@ -184,7 +184,7 @@ def test_the_node_serves_others_while_a_stranger(attacked: Attacked, attempt: st
         attacked.cri.remove_pod(pod)
 
 
-def test_the_same_attempts_succeed_for_root(attacked: Attacked) -> None:
+def test_the_attempts_of_a_stranger_succeed_for_root(attacked: Attacked) -> None:
     """So that a stranger's failure means something."""
     reading = [name for name in ATTEMPTS if name.startswith(("reads_", "lists_", "sees_"))]
     talking = [
@@ -202,7 +202,7 @@ def test_the_same_attempts_succeed_for_root(attacked: Attacked) -> None:
 
 
 @pytest.mark.parametrize("command", ["up", "down"])
-def test_a_stranger_commands_no_node(attacked: Attacked, command: str) -> None:
+def test_a_stranger_cannot_control_a_node(attacked: Attacked, command: str) -> None:
     daemons = attacked.node.daemons()
     source = os.environ.get("PYTHONPATH", os.getcwd())
     argv = (*AS_NOBODY, VIRTSHIM[0], "-m", "virtshim", command, "--dir", attacked.node.directory)
@@ -211,7 +211,7 @@ def test_a_stranger_commands_no_node(attacked: Attacked, command: str) -> None:
     assert attacked.is_undisturbed(daemons)
 
 
-def test_a_directory_that_a_stranger_prepared_becomes_no_node(attacked: Attacked, node_root: str) -> None:
+def test_up_refuses_a_directory_that_a_stranger_prepared(attacked: Attacked, node_root: str) -> None:
     place = Path(node_root, "strangers")
     place.mkdir()
     try:

@@ -57,14 +57,14 @@ def refused(attempt: Attempt, call: Any, *arguments: Any) -> None:
     judge(error.value, attempt)
 
 
-def test_what_no_pod_may_have_is_refused(cri: PodClient, logs: str, unharmed: None) -> None:
+def test_forbidden_pod_settings_are_refused(cri: PodClient, logs: str, unharmed: None) -> None:
     for attempt in REFUSED_PODS:
         refused(attempt, cri.run_pod, ordinary.pod(**{"log_directory": logs} | attempt.changes))
     assert cri.pods() == []
     assert not Path(logs).exists()
 
 
-def test_what_no_container_may_have_is_refused(cri: PodClient, logs: str, image_url: str, unharmed: None) -> None:
+def test_forbidden_container_settings_are_refused(cri: PodClient, logs: str, image_url: str, unharmed: None) -> None:
     config = pod_config("author", logs)
     pod, image = cri.run_pod(config), pb.ImageSpec(image=cri.pull(f"{image_url}/null.qcow2"))
     for attempt in REFUSED_CONTAINERS:
@@ -73,7 +73,7 @@ def test_what_no_container_may_have_is_refused(cri: PodClient, logs: str, image_
     assert cri.create(pod, ordinary.container(image=image), config), "an ordinary one can still be made"
 
 
-def test_what_does_no_harm_makes_a_vm_that_has_its_own_files_and_no_others(
+def test_harmless_settings_make_a_vm_with_its_own_files_only(
     cri: PodClient, node: Node, logs: str, image_url: str, unharmed: None
 ) -> None:
     """libvirt has taken the definitions."""
@@ -109,7 +109,7 @@ def definition(node: Node, pod: str, container: str) -> str:
     return re.sub(r'<!--.*?-->|(?<=name="VIRTSHIM_FETCH_KEY" value=")\w+', "", text, flags=re.DOTALL)
 
 
-def test_what_he_writes_reaches_his_guest_as_it_is_and_nothing_else(
+def test_an_authors_text_reaches_only_his_own_guest_unchanged(
     cri: PodClient, node: Node, logs: str, image_url: str, unharmed: None
 ) -> None:
     """One VM: links where its logs and its last words go, words that a shell would run, commands that are none."""

@@ -60,7 +60,7 @@ def writable(directory: Path, user: int, groups: frozenset[int]) -> Iterator[Pat
             yield from writable(path, user, groups)
 
 
-def test_it_may_write_its_disk_and_its_key_and_ask_tapmanager_and_nothing_else(
+def test_a_qemu_may_write_only_its_disk_and_key_and_connect_only_to_tapmanager(
     node: Node, running: tuple[str, str]
 ) -> None:
     """The sockets and logs of monitors, consoles, agents and screens are in directories that it cannot pass or cannot write."""
@@ -77,7 +77,7 @@ def test_it_may_write_its_disk_and_its_key_and_ask_tapmanager_and_nothing_else(
 
 
 @pytest.mark.skipif(libvirt.getVersion() < OPEN_IMAGES_SINCE, reason="NOT TESTED: needs libvirt 9.0")
-def test_no_file_that_a_vm_reads_is_open_to_its_group(cri: PodClient, node: Node, running: tuple[str, str]) -> None:
+def test_files_of_a_vm_are_not_readable_by_its_group(cri: PodClient, node: Node, running: tuple[str, str]) -> None:
     """Neither to another VM's QEMU nor to a user of the node in that group, and the image not even to the VM's own user."""
     _, container = running
     user, groups = ids_of(qemu(node, container))
@@ -106,7 +106,7 @@ def reads(path: Path, user: int, groups: frozenset[int]) -> bool:
         "touch {state}/run/qemu/dbus/planted",
     ],
 )
-def test_it_puts_nothing_where_libvirt_opens_or_makes_things_as_root(
+def test_a_qemu_cannot_write_where_libvirt_opens_or_creates_files_as_root(
     node: Node, running: tuple[str, str], attempt: str
 ) -> None:
     _, container = running
@@ -119,7 +119,7 @@ def test_it_puts_nothing_where_libvirt_opens_or_makes_things_as_root(
     assert "Permission denied" in done.stderr
 
 
-def test_a_screens_socket_that_leads_to_the_nodes_own_is_not_forwarded_to(
+def test_a_screen_socket_that_links_to_a_socket_of_the_node_is_not_forwarded(
     cri: PodClient, node: Node, running: tuple[str, str]
 ) -> None:
     pod, container = running

@@ -29,7 +29,7 @@ def reads(cri: PodClient, container: str, script: str, wanted: str) -> bool:
     return cri.exec_sync(container, "sh", "-c", script).stdout.decode() == wanted
 
 
-def test_a_guest_has_copies_of_what_kubelet_writes_and_its_changes(
+def test_a_guest_has_copies_of_kubelets_volumes_and_their_changes(
     cri: PodClient, node: Node, image_url: str, tmp_path: Path
 ) -> None:
     config = pod_config("texts", f"{node.directory}/logs/texts")

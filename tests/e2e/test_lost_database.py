@@ -74,7 +74,7 @@ def answer(cri: PodClient, container: str) -> bytes:
     return bytes(cri.runtime.ExecSync(request, timeout=70).stdout)
 
 
-def test_a_running_vm_outlives_the_database_that_knew_it(own_node: Node, image_url: str) -> None:
+def test_a_running_vm_survives_the_loss_of_the_database(own_node: Node, image_url: str) -> None:
     node = own_node
     with PodClient(node.socket) as cri:
         pod, container, log = boot(cri, node, f"{image_url}/guest.qcow2", "kept", annotations={"note": "kept \u00e9"})
@@ -143,7 +143,7 @@ conn.close()
 """
 
 
-def test_what_is_not_the_nodes_stays_whatever_happens(
+def test_objects_that_are_not_the_nodes_are_never_touched(
     own_node: Node, image_url: str, request: pytest.FixtureRequest
 ) -> None:
     node = own_node

@@ -48,7 +48,7 @@ def test_a_guest_is_on_both_networks_of_its_pod(cri, node: Node, image_url: str,
 
 
 @pytest.mark.full
-def test_a_guest_answers_by_the_network_that_it_was_asked_on(cri, node: Node, image_url: str, tmp_path: Path):
+def test_a_guest_answers_on_the_network_of_the_request(cri, node: Node, image_url: str, tmp_path: Path):
     """Its agent sets the rules and tables that CNI's sbr has made; without these its answers would leave by the first network."""
     bridge = "vst-e2e-sbr"
     with beyond(bridge) as far:

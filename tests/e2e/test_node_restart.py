@@ -31,7 +31,7 @@ def _node_runs_again(empty_node):
             cri.remove_pod(pod.id)
 
 
-def test_ctrl_c_leaves_vms_running_and_a_second_up_picks_them_up_and_knows_how_they_ended(node, image_url):
+def test_ctrl_c_leaves_vms_running_and_a_second_up_finds_them(node, image_url):
     with PodClient(node.socket) as cri:
         pod, container, log = boot(cri, node, f"{image_url}/guest.qcow2", "survivor")
         address = cri.pod_ip(pod)
@@ -59,7 +59,7 @@ def test_ctrl_c_leaves_vms_running_and_a_second_up_picks_them_up_and_knows_how_t
 
 
 @pytest.mark.parametrize("daemon", ["virtshim", "tapmanager"])
-def test_a_killed_daemon_is_started_again_and_loses_nothing(node, image_url, daemon):
+def test_a_killed_daemon_is_restarted_and_loses_nothing(node, image_url, daemon):
     with PodClient(node.socket) as cri:
         config = pod_config("steady", f"{node.directory}/logs/steady")
         pod = cri.run_pod(config)

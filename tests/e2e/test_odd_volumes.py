@@ -65,7 +65,7 @@ def says(cri: PodClient, container: str, script: str) -> str:
     return done.stdout.decode()
 
 
-def test_odd_volumes_are_what_they_are_and_those_that_fail_fail_alone(
+def test_odd_volumes_work_and_a_failing_volume_affects_no_other(
     cri: PodClient, image_url: str, odd: Odd, pod: tuple[str, pb.PodSandboxConfig]
 ) -> None:
     sandbox, config = pod
@@ -115,7 +115,7 @@ def test_odd_volumes_are_what_they_are_and_those_that_fail_fail_alone(
     cri.remove_pod(sandbox)
 
 
-def test_what_cannot_be_shared_is_refused_by_its_name(
+def test_a_path_that_cannot_be_shared_is_refused_by_name(
     cri: PodClient, image_url: str, odd: Odd, pod: tuple[str, pb.PodSandboxConfig]
 ) -> None:
     sandbox, config = pod
@@ -149,7 +149,7 @@ def test_what_cannot_be_shared_is_refused_by_its_name(
     assert "must be an absolute path" in refused("plain")
 
 
-def test_a_volume_that_vanishes_before_the_start_is_named_and_the_next_attempt_has_it(
+def test_a_volume_missing_at_the_start_is_named_and_the_next_attempt_has_it(
     cri: PodClient, node: Node, image_url: str, odd: Odd, pod: tuple[str, pb.PodSandboxConfig]
 ) -> None:
     sandbox, config = pod

@@ -47,7 +47,9 @@ def events(node: Node) -> Iterator[subprocess.Popen[str]]:
             process.terminate()
 
 
-def test_an_operators_day(cri: PodClient, node: Node, image_url: str, tmp_path: Path, request: pytest.FixtureRequest):
+def test_operator_commands_work_on_a_running_vm(
+    cri: PodClient, node: Node, image_url: str, tmp_path: Path, request: pytest.FixtureRequest
+):
     restarts = ("reboot", "reset") if request.config.getoption("--all") else ("reboot",)
     image = f"{image_url}/guest.qcow2"
     assert facts(node, "pull", image)["image"] == image
@@ -128,7 +130,7 @@ def is_picture(data: bytes) -> bool:
     return data.startswith(b"\x89PNG") and len(rows) == height * (1 + 3 * width)
 
 
-def test_a_vm_by_hand_is_gone_when_it_is_left_ends_or_is_killed(cri: PodClient, node: Node, image_url: str):
+def test_a_vm_of_virtshim_run_is_removed_when_it_is_left_ends_or_is_killed(cri: PodClient, node: Node, image_url: str):
     run = [*VIRTSHIM, "run", "--socket", node.socket, "--memory", "128Mi", f"{image_url}/guest.qcow2"]
 
     # Its command's output and exit code are those of `run`.

@@ -50,7 +50,7 @@ def test_pods_of_two_kinds_of_images_run_at_once_reach_each_other_and_stop(cri, 
     cri.stop(first, 60)
 
 
-def test_a_guest_that_ignores_shutdown_is_killed_after_the_grace_period_and_its_log_is_closed(cri, node, image_url):
+def test_a_guest_that_ignores_shutdown_is_killed_after_the_grace_period(cri, node, image_url):
     config = pod_config("deaf", f"{node.directory}/logs/deaf")
     pod = cri.run_pod(config)
     container = cri.create(pod, container_config(cri.pull(f"{image_url}/null.qcow2"), 64 << 20), config)
@@ -68,7 +68,7 @@ def test_a_guest_that_ignores_shutdown_is_killed_after_the_grace_period_and_its_
     assert not os.path.exists(log), "kubelet renames it back"
 
 
-def test_a_removed_image_keeps_the_vm_that_uses_it(cri, node, image_url):
+def test_removing_an_image_leaves_its_running_vm_alone(cri, node, image_url):
     digest = cri.pull(f"{image_url}/null.qcow2")
     config = pod_config("keeper", f"{node.directory}/logs/keeper")
     pod = cri.run_pod(config)
@@ -80,7 +80,7 @@ def test_a_removed_image_keeps_the_vm_that_uses_it(cri, node, image_url):
     assert not os.path.exists(f"{node.directory}/state/images/sha256/{digest.removeprefix('sha256:')}")
 
 
-def test_removal_leaves_only_the_log(cri, node, image_url):
+def test_removal_leaves_only_the_container_log(cri, node, image_url):
     digest = cri.pull(f"{image_url}/null.qcow2")
     config = pod_config("brief", f"{node.directory}/logs/brief")
     pod = cri.run_pod(config)

@@ -55,7 +55,7 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.volumes
-def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, image_url, pod_cgroup, in_memory):
+def test_a_vm_is_in_its_pods_cgroup_and_can_be_resized_while_it_runs(cri, node, image_url, pod_cgroup, in_memory):
     config = pod_config("sized", f"{node.directory}/logs/sized", annotations=ROOM)
     config.linux.cgroup_parent = pod_cgroup
     config.linux.overhead.memory_limit_in_bytes = OVERHEAD

@@ -77,7 +77,7 @@ class Pod:
         return done.stdout.decode().strip()
 
 
-def test_a_guest_boots_from_the_volume_and_the_next_pod_finds_what_it_wrote(
+def test_a_guest_boots_from_a_volume_and_the_next_pod_finds_its_data(
     cri: PodClient, node: Node, image_url: str, volume: Path, data: Path, tmp_path: Path
 ) -> None:
     first = Pod(cri, node, volume, tmp_path)

@@ -44,7 +44,7 @@ def banner(connected: socket.socket) -> bytes:
     return connected.recv(100)
 
 
-def test_the_screen_is_roots_is_shown_to_many_and_goes_with_the_pod(
+def test_only_root_sees_the_screen_which_many_can_share_until_the_pod_ends(
     cri: PodClient, node: Node, null_image: Path, image_url: str, tmp_path: Path
 ) -> None:
     config = pod_config("shown", f"{node.directory}/logs/shown", annotations={"virtshim.io/vnc": "true"})

@@ -38,7 +38,7 @@ def _sockets() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_sockets")
-def test_a_command_waits_for_the_boot_no_longer_than_its_limit_and_all_sessions_end_with_the_vm(
+def test_a_command_waits_for_the_boot_up_to_its_limit_and_sessions_end_with_the_vm(
     cri: PodClient, node: Node, image_url: str
 ) -> None:
     vm = started(cri, node, f"{image_url}/guest.qcow2")
@@ -64,7 +64,7 @@ def test_a_command_waits_for_the_boot_no_longer_than_its_limit_and_all_sessions_
     forward.to_the_end()
 
 
-def test_a_guest_without_an_agent_is_told_how_to_get_one(cri: PodClient, node: Node, image_url: str) -> None:
+def test_the_error_about_a_missing_agent_says_how_to_get_one(cri: PodClient, node: Node, image_url: str) -> None:
     vm = started(cri, node, f"{image_url}/null.qcow2")
     with refused(Code.DEADLINE_EXCEEDED, "install the package qemu-guest-agent"):
         vm.run("true", timeout=2)

@@ -38,7 +38,7 @@ def type_and_leave(console: SerialConsole, command: str) -> None:
 
 
 @pytest.mark.full  # reboots: test_operator_commands.py; killed QEMUs: test_events.py
-def test_a_reboot_inside_the_guest_is_no_end_and_a_killed_qemu_is_one(cri, node, image_url):
+def test_a_reboot_does_not_end_the_container_but_a_killed_qemu_does(cri, node, image_url):
     _pod, container, log = boot(cri, node, f"{image_url}/guest.qcow2", "phoenix")
     (before,) = node.qemu_pids()
     started = cri.status(container).started_at
@@ -74,7 +74,7 @@ def null_guest(cri: PodClient, node: Node, image_url: str, name: str, memory: in
     return cri.create(cri.run_pod(config), container_config(cri.pull(f"{image_url}/null.qcow2"), memory), config)
 
 
-def test_a_guest_that_has_not_reached_its_kernel_is_ended_at_once(cri, node, image_url):
+def test_a_guest_that_has_not_reached_its_kernel_is_killed_at_once(cri, node, image_url):
     config = pod_config("too-soon", f"{node.directory}/logs/too-soon")
     container = cri.create(cri.run_pod(config), container_config(cri.pull(f"{image_url}/guest.qcow2")), config)
     cri.start(container)
@@ -85,7 +85,7 @@ def test_a_guest_that_has_not_reached_its_kernel_is_ended_at_once(cri, node, ima
     assert not node.qemu_pids()
 
 
-def test_a_qemu_that_was_told_to_end_has_not_completed(cri, node, image_url):
+def test_a_qemu_ended_by_a_signal_is_not_completed(cri, node, image_url):
     """Each signal at which QEMU shuts down in good order, as it does when its guest has."""
     for how in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         container = null_guest(cri, node, image_url, f"told-{how.name.lower()}")
@@ -97,7 +97,7 @@ def test_a_qemu_that_was_told_to_end_has_not_completed(cri, node, image_url):
         assert "externally" in status.message or "QEMU was killed" in status.message
 
 
-def test_why_a_vm_could_not_start_is_told_with_what_helps(cri, node, image_url):
+def test_a_failed_start_has_its_reason_and_remedy(cri, node, image_url):
     killed = null_guest(cri, node, image_url, "killed")
 
     def kill() -> None:
@@ -136,7 +136,7 @@ def small_disk(cri: PodClient, node: Node, mebibytes: int) -> Iterator[str]:
         subprocess.run(["umount", path], check=True)
 
 
-def test_a_full_disk_pauses_the_vm_and_it_goes_on_when_there_is_room(cri, node, image_url):
+def test_a_full_disk_pauses_the_vm_until_there_is_space(cri, node, image_url):
     with small_disk(cri, node, 24) as files:
         big = {"VirtletRootVolumeSize": "200Mi"}
         _pod, container, log = boot(cri, node, f"{image_url}/guest.qcow2", "hoarder", annotations=big)

@@ -23,7 +23,7 @@ printf '\200\001\0\0\0\012\0\0\001\201' >&3
 head -c 35 <&3 | tail -c 9 | head -c 4 | hexdump -ve '1/1 "%02x"'"""
 
 
-def test_uefis_variables_and_the_tpm_are_the_root_disks(
+def test_uefi_variables_and_tpm_stay_with_the_root_disk(
     cri: PodClient, node: Node, guest_image: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """`--all` boots it once more on the same disk."""
@@ -57,9 +57,7 @@ def test_uefis_variables_and_the_tpm_are_the_root_disks(
 REFUSED = re.compile("failed to (load|start) Boot[0-9A-F]{4} .*: (Access Denied|Security Violation)")
 
 
-def test_secure_boot_starts_nothing_that_is_not_signed(
-    cri: PodClient, node: Node, guest_image: Path, tmp_path: Path
-) -> None:
+def test_secure_boot_starts_signed_programs_only(cri: PodClient, node: Node, guest_image: Path, tmp_path: Path) -> None:
     uefi_disk.make(guest_image, tmp_path / "unsigned.qcow2")
     config = pod_config("secure", f"{node.directory}/logs/secure", annotations={"virtshim.io/firmware": "uefi-secure"})
     with serve_directory(tmp_path) as url:

@@ -145,7 +145,7 @@ def _running(cri: PodClient, container: str) -> bool:
 
 
 @pytest.mark.full  # restarts: test_kubelet_volumes.py; daemons that die: tests/faults/test_virtiofsd_killed.py
-def test_a_guest_that_restarts_has_them_again_and_a_daemon_that_dies_is_told(
+def test_a_restarted_guest_has_its_volumes_and_a_dead_daemon_is_reported(
     cri: PodClient, node: Node, image_url: str, volumes: Path
 ) -> None:
     (volumes / "claim" / "text").write_text("here")
@@ -176,7 +176,7 @@ def _reads(cri: PodClient, container: str) -> str:
     return cri.exec_sync(container, "cat", "/data/text").stdout.decode()
 
 
-def test_an_empty_dir_in_memory_is_a_tmpfs_of_the_guests_own_if_the_pod_says_so(
+def test_an_empty_dir_in_memory_can_be_a_tmpfs_in_the_guest(
     cri: PodClient, node: Node, image_url: str, tmp_path: Path
 ) -> None:
     config = pod_config("memory", f"{node.directory}/logs/memory")
@@ -204,7 +204,7 @@ def test_an_empty_dir_in_memory_is_a_tmpfs_of_the_guests_own_if_the_pod_says_so(
         subprocess.run(["umount", empty_dir], check=True)
 
 
-def test_a_guest_that_cannot_mount_a_writable_volume_ends_and_its_log_says_why(
+def test_a_guest_that_cannot_mount_a_writable_volume_ends_with_the_reason_in_its_log(
     cri: PodClient, node: Node, image_url: str, volumes: Path
 ) -> None:
     """A read-only volume that cannot be mounted is told, and the guest runs on."""

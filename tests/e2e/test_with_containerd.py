@@ -85,7 +85,7 @@ def both(node_of_both: Both) -> Iterator[Both]:
         node_of_both.proxy.remove_pod(pod.id)
 
 
-def test_containers_run_on_after_ctrl_c_and_go_with_the_node(fresh_node: Both) -> None:
+def test_containers_keep_running_after_ctrl_c_and_are_removed_with_the_node(fresh_node: Both) -> None:
     node, cri = fresh_node.node, fresh_node.proxy
     config = pod_config("container", f"{node.directory}/logs")
     pod = cri.run_pod(config)
@@ -125,7 +125,7 @@ def test_kubectl_debug_adds_a_container_that_sees_the_others_processes(both: Bot
     assert "sleep 1000" in seen
 
 
-def test_static_pods_go_where_their_annotation_or_runtimeclass_says(both: Both) -> None:
+def test_static_pods_go_to_the_runtime_of_their_annotation_or_runtimeclass(both: Both) -> None:
     """A mirror pod is an object of the API server's alone: kubelet calls nobody for it."""
     static = {
         "plain": both.pod("plain", source="file"),
@@ -144,7 +144,7 @@ def test_static_pods_go_where_their_annotation_or_runtimeclass_says(both: Both) 
         assert static[name].sandbox not in at[both.containerd]
 
 
-def test_an_image_that_containerd_has_is_not_there_for_a_vm(both: Both) -> None:
+def test_an_image_of_containerd_is_not_used_for_a_vm(both: Both) -> None:
     """Also for a proxy that has not seen the pods start: both runtimes say when kubelet saw them first."""
     pods = {name: both.pod(f"{name}-image", handler) for name, handler in (("container", ""), ("vm", "virtshim"))}
     for one in pods.values():

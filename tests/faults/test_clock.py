@@ -71,7 +71,7 @@ def clock(mortal: MortalNode) -> Iterator[Clock]:
 
 
 @pytest.mark.parametrize("jump", [pytest.param("+2h", marks=pytest.mark.full), "-2h"])
-def test_what_is_made_after_a_jump_is_younger_than_what_was_there(
+def test_objects_created_after_a_clock_jump_are_newer_than_older_objects(
     mortal: MortalNode, clock: Clock, work: Work, jump: str
 ) -> None:
     clock.set("+0")
@@ -97,7 +97,7 @@ def test_what_is_made_after_a_jump_is_younger_than_what_was_there(
 
 
 @pytest.mark.parametrize("jump", ["+2h", pytest.param("-2h", marks=pytest.mark.full)])
-def test_a_grace_period_lasts_as_long_as_it_should(mortal: MortalNode, clock: Clock, work: Work, jump: str) -> None:
+def test_a_grace_period_is_not_changed_by_a_clock_jump(mortal: MortalNode, clock: Clock, work: Work, jump: str) -> None:
     """The null guest does not heed its power button."""
     clock.set("+0")
     for step in (work.run, work.create, work.start):

@@ -78,9 +78,7 @@ def database(work: Work, real_disk: Path) -> Database:
     return made
 
 
-def test_what_was_told_to_be_committed_is_there_whatever_daemon_dies(
-    mortal: MortalNode, work: Work, database: Database
-) -> None:
+def test_committed_data_survives_the_death_of_any_daemon(mortal: MortalNode, work: Work, database: Database) -> None:
     for daemon in ("virtshim", "tapmanager", "shares"):
         mortal.kill(daemon)
         mortal.up()
@@ -93,7 +91,7 @@ def test_what_was_told_to_be_committed_is_there_whatever_daemon_dies(
 
 
 @pytest.mark.full
-def test_what_was_told_to_be_committed_is_there_after_the_vm_was_cut_off(work: Work, database: Database) -> None:
+def test_committed_data_survives_a_kill_of_the_vm(work: Work, database: Database) -> None:
     database.goes_on()
     goes_on_in_the_next_vm(work, database, database.told)
 

@@ -61,7 +61,7 @@ def pull(cri: PodClient, image: str) -> None:
     cri.images.PullImage(pb.PullImageRequest(image=pb.ImageSpec(image=image)), timeout=60)
 
 
-def test_a_pull_that_cannot_fit_is_refused_and_works_when_there_is_room(place: Place, work: Work) -> None:
+def test_a_pull_that_does_not_fit_is_refused_and_works_when_there_is_space(place: Place, work: Work) -> None:
     image = f"{place.node.image_url}/guest.qcow2"
     place.disk.fill(leaving=4 << 20)
     before = place.node.image_files()
@@ -95,7 +95,7 @@ class _Gate(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_disk_that_fills_up_during_a_pull_keeps_nothing_of_it(place: Place, work: Work) -> None:
+def test_a_disk_that_fills_up_during_a_pull_keeps_none_of_the_image(place: Place, work: Work) -> None:
     before = place.node.image_files()
     errors: list[grpc.RpcError] = []
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Gate) as server:
@@ -118,7 +118,7 @@ def test_a_disk_that_fills_up_during_a_pull_keeps_nothing_of_it(place: Place, wo
     assert place.node.image_files() == before
 
 
-def test_a_full_state_directory_is_told_and_holds_up_neither_lists_nor_removal(place: Place, work: Work) -> None:
+def test_a_full_state_directory_is_reported_and_blocks_neither_lists_nor_removal(place: Place, work: Work) -> None:
     cri = work.cri
     for step in (work.run, work.create, work.start):
         step()
@@ -144,7 +144,7 @@ def test_a_full_state_directory_is_told_and_holds_up_neither_lists_nor_removal(p
     assert cri.status(late.container).state == pb.CONTAINER_RUNNING
 
 
-def test_console_output_waits_for_room_in_the_log_directory(place: Place, work: Work, tmp_path: Path) -> None:
+def test_console_output_waits_for_space_in_the_log_directory(place: Place, work: Work, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "small", str(logs)], check=True)
@@ -169,7 +169,7 @@ def test_console_output_waits_for_room_in_the_log_directory(place: Place, work: 
         subprocess.run(["umount", str(logs)], check=True)
 
 
-def test_a_read_only_state_directory_is_told_and_nothing_is_lost_by_it(place: Place, work: Work) -> None:
+def test_a_read_only_state_directory_is_reported_and_loses_nothing(place: Place, work: Work) -> None:
     """Last here: the repair needs a restart of the daemons."""
     cri, node = work.cri, place.node
     for step in (work.run, work.create, work.start):

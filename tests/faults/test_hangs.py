@@ -57,7 +57,7 @@ def conditions(work: Work) -> dict[str, pb.RuntimeCondition]:
     return {condition.type: condition for condition in status.conditions}
 
 
-def test_a_hung_qemu_holds_up_nobody_and_is_killed_when_its_grace_is_over(
+def test_a_hung_qemu_blocks_nobody_and_is_killed_after_its_grace_period(
     mortal: MortalNode, work: Work, hung: int
 ) -> None:
     runtime = work.cri.runtime
@@ -88,9 +88,7 @@ def pause(mortal: MortalNode, work: Work) -> None:
 
 
 @pytest.mark.full
-def test_a_pause_that_hangs_is_given_up_and_keeps_nobody_from_stopping_the_container(
-    mortal: MortalNode, work: Work, hung: int
-) -> None:
+def test_a_hung_pause_is_given_up_and_does_not_block_a_stop(mortal: MortalNode, work: Work, hung: int) -> None:
     with pytest.raises(DeadlineExceeded, match="does not answer"):
         pause(mortal, work)
     work.cri.stop(work.container, GRACE)
@@ -120,7 +118,7 @@ def test_a_pod_whose_qemu_hangs_can_be_removed(mortal: MortalNode, work: Work, h
 
 
 @pytest.mark.full
-def test_a_hung_qemu_keeps_no_virtshim_from_starting_again(mortal: MortalNode, work: Work, hung: int) -> None:
+def test_virtshim_can_restart_while_a_qemu_hangs(mortal: MortalNode, work: Work, hung: int) -> None:
     mortal.kill("virtshim")
     mortal.up()
     assert work.cri.status(work.container).state == pb.CONTAINER_RUNNING
@@ -131,7 +129,7 @@ def test_a_hung_qemu_keeps_no_virtshim_from_starting_again(mortal: MortalNode, w
     assert work.cri.status(work.container).state == pb.CONTAINER_EXITED
 
 
-def test_a_hung_tapmanager_is_told_and_all_goes_on_when_it_does(mortal: MortalNode, work: Work) -> None:
+def test_a_hung_tapmanager_is_reported_and_calls_work_when_it_continues(mortal: MortalNode, work: Work) -> None:
     idle, late = Work(mortal, work.cri, work.image), Work(mortal, work.cri, work.image)
     for step in (work.run, work.create, idle.run):
         step()

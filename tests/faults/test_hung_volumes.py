@@ -33,7 +33,7 @@ def slow(mortal: MortalNode) -> Iterator[tuple[SlowFuse, Path]]:
         directory.rmdir()
 
 
-def test_a_volume_that_stops_answering_holds_up_its_own_pod_alone_and_that_can_be_removed(
+def test_a_hung_volume_blocks_only_its_own_pod_which_can_be_removed(
     mortal: MortalNode, work: Work, slow: tuple[SlowFuse, Path]
 ) -> None:
     server, directory = slow

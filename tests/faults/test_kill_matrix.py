@@ -103,7 +103,9 @@ def kill_along(node: MortalNode, name: str, daemon: str, *, every: bool) -> None
 
 
 @pytest.mark.parametrize(("name", "daemon"), MATRIX)
-def test_a_kill_at_any_step_is_made_good(mortal: MortalNode, name: str, daemon: str, every_point: bool) -> None:
+def test_the_node_recovers_from_a_kill_at_any_step(
+    mortal: MortalNode, name: str, daemon: str, every_point: bool
+) -> None:
     kill_along(mortal, name, daemon, every=every_point)
 
 

@@ -33,7 +33,7 @@ def test_a_seed_always_takes_the_same_point(seeded: pytest.MonkeyPatch) -> None:
     assert killed_at() == killed_at()
 
 
-def test_many_commits_come_by_every_point(seeded: pytest.MonkeyPatch) -> None:
+def test_many_commits_together_take_every_point(seeded: pytest.MonkeyPatch) -> None:
     found = set()
     for number in range(len(POINTS) * 20):
         seeded.setenv(SEED_VARIABLE, f"commit {number}")
@@ -45,18 +45,18 @@ def test_rows_of_one_run_take_different_points(seeded: pytest.MonkeyPatch) -> No
     assert len({in_turn(POINTS, f"row {number}")[0] for number in range(20)}) > 5
 
 
-def test_a_point_that_is_not_reached_is_followed_by_another_one(seeded: pytest.MonkeyPatch) -> None:
+def test_another_point_is_tried_if_one_is_not_reached(seeded: pytest.MonkeyPatch) -> None:
     (first,) = killed_at()
     tried = killed_at(unreached=frozenset([first]))
     assert (len(tried), tried[0]) == (2, first)
 
 
-def test_every_point_is_taken_where_all_are_wanted(seeded: pytest.MonkeyPatch) -> None:
+def test_every_point_is_taken_with_all(seeded: pytest.MonkeyPatch) -> None:
     assert killed_at(every=True) == list(POINTS)
 
 
 @pytest.mark.parametrize(("every", "unreached"), [(False, POINTS), (True, POINTS[:27])])
-def test_a_row_with_too_few_kills_fails_and_says_how_it_is_repeated(
+def test_a_row_with_too_few_kills_fails_and_says_how_to_repeat_it(
     seeded: pytest.MonkeyPatch, every: bool, unreached: range
 ) -> None:
     with pytest.raises(AssertionError, match="StopContainer virtshim") as failed:
@@ -64,12 +64,12 @@ def test_a_row_with_too_few_kills_fails_and_says_how_it_is_repeated(
     assert failed.value.__notes__ == [f"{SEED_VARIABLE}=a commit repeats it"]
 
 
-def test_the_seed_is_told_with_each_row(seeded: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_row_prints_the_seed(seeded: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     killed_at()
     assert f"{SEED_VARIABLE}=a commit repeats it" in capsys.readouterr().out
 
 
-def test_without_another_one_the_seed_is_the_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_seed_is_the_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(SEED_VARIABLE, raising=False)
     assert commit_of(tmp_path) == ""
     for command in ("init -q", "-c user.name=a -c user.email=a@b commit -q --allow-empty -m first"):

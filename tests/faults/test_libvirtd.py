@@ -55,7 +55,7 @@ def runtime_ready(cri: PodClient) -> tuple[bool, str]:
     return next((one.status, one.message) for one in status.conditions if one.type == "RuntimeReady")
 
 
-def test_without_libvirtd_status_says_so_lists_answer_and_all_is_well_again_by_itself(node: LibvirtdNode) -> None:
+def test_without_libvirtd_status_reports_it_lists_answer_and_recovery_is_automatic(node: LibvirtdNode) -> None:
     it = node.bystander
     assert it is not None
     with node.client() as cri:
@@ -78,7 +78,7 @@ def test_without_libvirtd_status_says_so_lists_answer_and_all_is_well_again_by_i
         node.check_bystander(cri)
 
 
-def test_a_vm_that_ends_while_libvirtd_is_away_is_exited_once_it_is_back(node: LibvirtdNode) -> None:
+def test_a_vm_that_ends_without_libvirtd_is_exited_once_libvirtd_is_back(node: LibvirtdNode) -> None:
     with node.client() as cri, working(node, *CALLS["StopContainer"].prepare) as work:
         assert node.bystander is not None
         node.kill("libvirtd")
@@ -99,5 +99,7 @@ def test_virtshim_that_starts_before_libvirtd_waits_for_it(node: LibvirtdNode) -
 
 
 @pytest.mark.parametrize("name", _CALLS)
-def test_a_kill_of_libvirtd_at_any_step_is_made_good(node: LibvirtdNode, name: str, every_point: bool) -> None:
+def test_the_node_recovers_from_a_kill_of_libvirtd_at_any_step(
+    node: LibvirtdNode, name: str, every_point: bool
+) -> None:
     kill_along(node, name, "libvirtd", every=every_point)

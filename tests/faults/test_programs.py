@@ -65,7 +65,7 @@ OF_THE_POD = {"virtshim.io/root-disk": "pod"}
         pytest.param(OF_THE_POD, *HANGING, id="hanging, disk of the pod"),
     ],
 )
-def test_half_a_root_disk_is_never_taken_for_one(
+def test_a_half_made_root_disk_is_never_used(
     mortal: MortalNode, work: Work, annotations: dict[str, str], script: str, code: grpc.StatusCode, words: str
 ) -> None:
     # A size of its own: the disk of one that was made before is copied.
@@ -79,7 +79,7 @@ def test_half_a_root_disk_is_never_taken_for_one(
     wait_until(work.is_running, SLACK, "the VM runs from a whole disk")
 
 
-def test_a_hanging_cni_plugin_is_killed_at_its_limit_and_holds_up_no_other_pod(mortal: MortalNode, work: Work) -> None:
+def test_a_hung_cni_plugin_is_killed_at_its_limit_and_blocks_no_other_pod(mortal: MortalNode, work: Work) -> None:
     other = Work(mortal, work.cri, work.image)
     stuck = f'case "$CNI_ARGS" in *K8S_POD_NAME={work.config.metadata.name}*) ;; *) exec {{real}};; esac; '
     failures: list[grpc.RpcError] = []
@@ -119,7 +119,7 @@ def test_a_hanging_cni_plugin_is_killed_at_its_limit_and_holds_up_no_other_pod(m
     ],
     ids=["fails", "dies", "prints garbage", "prints a list", "prints nothing of use", "fails after its work"],
 )
-def test_what_a_cni_plugin_does_wrong_is_told_and_all_is_undone(
+def test_a_cni_plugins_failure_is_reported_and_everything_is_undone(
     mortal: MortalNode, work: Work, script: str, words: str
 ) -> None:
     before = mortal.left()
@@ -131,7 +131,7 @@ def test_what_a_cni_plugin_does_wrong_is_told_and_all_is_undone(
     assert work.is_ready()
 
 
-def test_a_network_that_cannot_be_released_is_kept_and_tried_again_for_ever(mortal: MortalNode, work: Work) -> None:
+def test_a_network_that_cannot_be_released_is_kept_and_retried_for_ever(mortal: MortalNode, work: Work) -> None:
     work.run()
     address = work.cri.pod_ip(work.pod)
     other = Work(mortal, work.cri, work.image)

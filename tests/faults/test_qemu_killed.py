@@ -34,7 +34,7 @@ def points_with_a_qemu(node: MortalNode, name: str) -> list[Point]:
 @pytest.mark.parametrize(
     "name", ["StartContainer", "StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox"]
 )
-def test_a_qemu_killed_at_any_step_is_told_truly(mortal: MortalNode, name: str, every_point: bool) -> None:
+def test_a_qemu_killed_at_any_step_is_reported_correctly(mortal: MortalNode, name: str, every_point: bool) -> None:
     strike(
         f"{name} QEMU",
         points_with_a_qemu(mortal, name),

@@ -39,7 +39,7 @@ def seen_by_a_local_user(there: OwnLibvirtd) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
 
 
-def test_a_local_user_sees_no_vm_on_a_libvirt_set_up_as_the_documents_say() -> None:
+def test_a_local_user_sees_no_vm_on_a_libvirt_set_up_as_documented() -> None:
     (setting,) = re.findall(r"`(unix_sock_ro_perms = .*?)`", GUIDE.read_text())
     with libvirtd("") as there:
         assert "<title>seen</title>" in seen_by_a_local_user(there), "he would on one that was not"

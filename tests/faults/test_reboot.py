@@ -46,7 +46,7 @@ def leases(node: MortalNode) -> set[str]:
     return {item for item in node.left() if "/cni/leases/" in item and item.rpartition("/")[2][0].isdigit()}
 
 
-def test_after_a_restart_of_the_node_all_that_ran_has_ended_and_nothing_else_is_lost(expendable: MortalNode) -> None:
+def test_after_a_reboot_all_vms_have_ended_and_nothing_else_is_lost(expendable: MortalNode) -> None:
     node = expendable
     with working(node, Work.pull, Work.run, Work.create, Work.start) as work:
         cri = work.cri
@@ -119,7 +119,7 @@ class recorded_dels:  # noqa: N801  a context manager
         self._program.__exit__(*error)
 
 
-def test_a_restart_of_the_daemons_alone_is_no_restart_of_the_node(mortal: MortalNode, work: Work) -> None:
+def test_a_restart_of_the_daemons_does_not_count_as_a_reboot(mortal: MortalNode, work: Work) -> None:
     for step in (work.run, work.create, work.start):
         step()
     mortal.restart()

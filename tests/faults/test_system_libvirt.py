@@ -123,7 +123,7 @@ def rights(path: Path) -> tuple[int, str]:
     return found.st_uid, stat.filemode(found.st_mode)
 
 
-def test_its_process_has_a_user_of_its_own_and_nothing_that_qemu_does_without(guest: Guest) -> None:
+def test_a_vms_process_has_its_own_user_and_minimal_rights(guest: Guest) -> None:
     status = guest.status()
     kvm = grp.getgrnam("kvm").gr_gid
     first = guest.node.settings.libvirt.first_vm_uid
@@ -140,7 +140,7 @@ def test_its_process_has_a_user_of_its_own_and_nothing_that_qemu_does_without(gu
     assert f"/virtshim-{guest.container}" in Path(f"/proc/{guest.pid}/cgroup").read_text()
 
 
-def test_its_files_are_its_users_and_what_root_opens_is_roots(guest: Guest) -> None:
+def test_a_vms_files_belong_to_its_user_and_files_that_root_opens_to_root(guest: Guest) -> None:
     assert rights(guest.files / "root.qcow2") == (guest.uid, "-rw-------")
     assert rights(guest.files / "seed.iso") == (guest.uid, "-r--------")
     assert rights(guest.files / "console.log") == (0, "-rw-------"), "virtlogd writes it"
@@ -151,7 +151,7 @@ def test_its_files_are_its_users_and_what_root_opens_is_roots(guest: Guest) -> N
 
 
 @pytest.mark.parametrize("daemon", ["virtshim", "libvirtd"])
-def test_it_goes_on_and_runs_commands_when_a_daemon_was_killed(guest: Guest, daemon: str) -> None:
+def test_a_vm_keeps_running_and_takes_commands_after_a_daemon_is_killed(guest: Guest, daemon: str) -> None:
     before = guest.says("cat", "/proc/sys/kernel/random/boot_id")
     os.chown(guest.libvirts_own(), guest.uid, -1)  # as it is if virtshim is killed in the middle of the start
     guest.node.restart(daemon)
@@ -160,7 +160,7 @@ def test_it_goes_on_and_runs_commands_when_a_daemon_was_killed(guest: Guest, dae
     assert rights(guest.files / "root.qcow2")[0] == guest.uid
 
 
-def test_a_console_whose_raw_log_is_rotated_comes_into_its_log_as_a_whole(guest: Guest) -> None:
+def test_a_console_log_is_complete_if_its_raw_log_is_rotated(guest: Guest) -> None:
     """By virtlogd, in these tests each 64 KiB."""
     with guest.node.client() as cri:
         log = cri.status(guest.container).log_path
@@ -173,7 +173,7 @@ def test_a_console_whose_raw_log_is_rotated_comes_into_its_log_as_a_whole(guest:
     assert (guest.files / "console.log.0").exists()
 
 
-def test_a_vm_that_was_stopped_and_removed_has_left_nothing(node: LibvirtdNode) -> None:
+def test_a_stopped_and_removed_vm_leaves_nothing(node: LibvirtdNode) -> None:
     before = files(node)
     with node.client() as cri:
         work = Work(node, cri, f"{node.image_url}/null.qcow2")
@@ -195,7 +195,7 @@ def files(node: LibvirtdNode) -> set[str]:
     return node.left() | {path for path in found if not LIBVIRTS_OWN.search(path)}
 
 
-def test_a_vm_in_its_jail_has_memory_of_huge_pages_and_gives_them_back(node: LibvirtdNode) -> None:
+def test_a_jailed_vm_uses_huge_pages_and_returns_them(node: LibvirtdNode) -> None:
     with reserved(PAGES), node.client() as cri:
         free, before = number("free_hugepages"), node.qemu_pids()
         config = pod_config("huge", f"{node.directory}/logs/huge")
@@ -216,7 +216,7 @@ def test_a_vm_in_its_jail_has_memory_of_huge_pages_and_gives_them_back(node: Lib
 
 @pytest.mark.full
 @pytest.mark.volumes
-def test_a_vm_with_volumes_has_huge_pages_that_virtiofsd_writes_into(node: LibvirtdNode) -> None:
+def test_virtiofsd_writes_into_the_huge_pages_of_a_vm_with_volumes(node: LibvirtdNode) -> None:
     Path(node.volume, "text").write_text("here")
     with reserved(PAGES), node.client() as cri:
         free = number("free_hugepages")
@@ -233,7 +233,7 @@ def test_a_vm_with_volumes_has_huge_pages_that_virtiofsd_writes_into(node: Libvi
         assert number("free_hugepages") == free
 
 
-def test_a_pod_whose_vm_an_earlier_version_started_goes_on_and_its_next_vm_has_a_user_of_its_own(
+def test_the_next_vm_of_a_pod_of_an_earlier_version_has_its_own_user(
     node: OlderNode,
 ) -> None:
     """On the same disk, which was the common user's."""

@@ -160,13 +160,13 @@ def test_a_container_and_a_vm_run_side_by_side_on_one_network(both: Both) -> Non
     assert to_container.exit_code == 0, to_container
 
 
-def test_the_beginning_of_an_id_is_enough_on_either_runtime(both: Both) -> None:
+def test_a_prefix_of_an_id_is_enough_on_either_runtime(both: Both) -> None:
     for pod, container in ((both.container_pod, both.container), (both.vm_pod, both.vm)):
         assert both.cri.pod_status(pod[:13]).id == pod
         assert both.cri.status(container[:13]).id == container
 
 
-def test_their_logs_are_where_kubelet_looks_for_them(both: Both) -> None:
+def test_logs_of_both_runtimes_are_where_kubelet_looks_for_them(both: Both) -> None:
     assert log_lines(both.cri.status(both.container).log_path) == ["a container speaks"]
     assert any(READY in line for line in log_lines(both.vm_log))
 
@@ -186,7 +186,7 @@ def test_exec_streams_on_either_runtime(both: Both, kind: str, shell: list[str])
         close_all()
 
 
-def test_a_node_of_both_is_ready_and_says_which_handlers_it_has(both: Both) -> None:
+def test_a_node_of_both_runtimes_is_ready_and_lists_its_handlers(both: Both) -> None:
     status = both.cri.runtime.Status(pb.StatusRequest(verbose=True), timeout=LIMIT)
     assert {one.type: one.status for one in status.status.conditions} == {
         "RuntimeReady": True, "NetworkReady": True,
@@ -198,7 +198,7 @@ def test_a_node_of_both_is_ready_and_says_which_handlers_it_has(both: Both) -> N
     assert len(both.cri.runtime.ListContainerStats(pb.ListContainerStatsRequest(), timeout=LIMIT).stats) == 2
 
 
-def test_pods_of_either_kind_end_and_their_images_are_collected(both: Both) -> None:
+def test_pods_of_either_runtime_end_and_their_images_are_collected(both: Both) -> None:
     made = {
         kind: both.run(f"short-{kind}", handler, image)
         for kind, handler, image in (("c", "", IMAGE), ("v", "virtshim", f"{both.image_url}/null.qcow2"))
@@ -224,7 +224,7 @@ def test_pods_of_either_kind_end_and_their_images_are_collected(both: Both) -> N
     assert {one.id for one in left} == {one.id for one in listed} - {unused}
 
 
-def test_vms_go_on_while_containerd_is_dead_and_containers_survive_it(both: Both) -> None:
+def test_vms_and_containers_keep_running_while_containerd_is_dead(both: Both) -> None:
     both.containerd.signal(signal.SIGKILL)
     assert both.cri.status(both.vm).state == pb.CONTAINER_RUNNING
     for call in (both.cri.pods, lambda: both.cri.status(both.container)):
@@ -236,7 +236,7 @@ def test_vms_go_on_while_containerd_is_dead_and_containers_survive_it(both: Both
     both.check_pair()
 
 
-def test_containers_go_on_while_virtshim_is_stopped_and_then_killed(both: Both) -> None:
+def test_containers_keep_running_while_virtshim_is_stopped_and_then_killed(both: Both) -> None:
     both.check_pair()  # lists, as kubelet does each second
     before = {one.id: one.state for one in both.cri.containers()}
     virtshim = both.node.daemons()["virtshim"]
@@ -253,7 +253,7 @@ def test_containers_go_on_while_virtshim_is_stopped_and_then_killed(both: Both) 
     both.check_pair()
 
 
-def test_a_killed_proxy_is_missed_by_nobody(both: Both) -> None:
+def test_a_killed_proxy_affects_no_pod(both: Both) -> None:
     both.end_proxy(signal.SIGKILL)
     both.start_proxy()
     both.check_pair()

@@ -45,7 +45,7 @@ def serves(node: Node) -> bool:
     return all(condition.status for condition in status.conditions)
 
 
-def test_a_daemon_may_be_killed_as_often_as_somebody_likes(node: Node, every_point: bool) -> None:
+def test_up_restarts_a_daemon_after_any_number_of_kills(node: Node, every_point: bool) -> None:
     kills = EVERY_KILL if every_point else KILLS
     for number in range(1, kills + 1):
         name = ("tapmanager", "virtshim")[number % 2]
@@ -55,7 +55,7 @@ def test_a_daemon_may_be_killed_as_often_as_somebody_likes(node: Node, every_poi
     assert serves(node)
 
 
-def test_settings_that_can_change_do_at_sighup_in_both_daemons(node: Node) -> None:
+def test_sighup_reloads_settings_in_both_daemons(node: Node) -> None:
     file = Path(node.directory, "config.toml")
     before = file.read_text()
     file.write_text(
@@ -74,7 +74,7 @@ def test_settings_that_can_change_do_at_sighup_in_both_daemons(node: Node) -> No
 
 
 @pytest.mark.full
-def test_a_daemon_that_never_comes_up_is_given_up_with_what_it_says(node: Node) -> None:
+def test_a_daemon_that_never_comes_up_is_given_up_with_its_error(node: Node) -> None:
     process = node.process
     assert process is not None
     file = Path(node.directory, "config.toml")
@@ -89,7 +89,7 @@ def test_a_daemon_that_never_comes_up_is_given_up_with_what_it_says(node: Node) 
     file.write_text(before)
 
 
-def test_ctrl_c_ends_it_at_once_while_a_daemon_is_waited_for(node: Node) -> None:
+def test_ctrl_c_ends_up_at_once_while_it_waits_for_a_daemon(node: Node) -> None:
     if node.process is None:
         node.up()
     file = Path(node.directory, "config.toml")

@@ -22,7 +22,9 @@ _SOON = 60.0
 
 
 @pytest.mark.parametrize("name", ["StartContainer", "StopContainer", "RemovePodSandbox"])
-def test_a_virtiofsd_killed_at_any_step_is_told_and_made_good(mortal: MortalNode, name: str, every_point: bool) -> None:
+def test_a_virtiofsd_killed_at_any_step_is_reported_and_a_restart_recovers(
+    mortal: MortalNode, name: str, every_point: bool
+) -> None:
     points = [(point.when, point.step) for point in points_of(mortal, name, "virtshim")]
     # Before it is there, and after it has gone, there is nobody to kill.
     if name == "StartContainer":

@@ -44,7 +44,7 @@ def answers(address: str) -> bool:
     return subprocess.run(["ping", "-c", "1", "-w", "2", address], capture_output=True, check=False).returncode == 0
 
 
-def test_a_vm_that_virtshim_does_not_start_gets_no_taps_and_its_pods_next_one_gets_them_and_their_lease(
+def test_a_vm_that_virtshim_did_not_start_gets_no_taps_but_the_pods_next_vm_does(
     mortal: MortalNode, work: Work
 ) -> None:
     work.run()

@@ -66,7 +66,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
-def test_while_an_agent_is_awaited_a_flood_is_read_for_a_moment_only(guest: Make, flood: bytes) -> None:
+def test_a_flood_is_read_only_briefly_while_virtshim_waits_for_the_agent(guest: Make, flood: bytes) -> None:
     agent, channel = guest(says(flood))
     with pytest.raises(Unavailable):
         ask(channel)
@@ -75,7 +75,7 @@ def test_while_an_agent_is_awaited_a_flood_is_read_for_a_moment_only(guest: Make
     assert ask(guest(polite)[1]) == {}, "another VM is served"
 
 
-def test_a_guest_that_flooded_is_left_alone_until_it_may_speak_again(guest: Make, clock: FakeClock) -> None:
+def test_a_flooding_guest_is_not_read_until_its_allowance_returns(guest: Make, clock: FakeClock) -> None:
     agent, channel = guest(says(FLOODS["answers to somebody else's requests, without end"]), polite)
     with pytest.raises(Unavailable, match="keeps sending data"):
         ask(channel)
@@ -87,9 +87,7 @@ def test_a_guest_that_flooded_is_left_alone_until_it_may_speak_again(guest: Make
     assert ask(channel) == {}
 
 
-def test_ten_floods_take_no_more_than_ten_allowances_however_often_they_are_asked(
-    guest: Make, clock: FakeClock
-) -> None:
+def test_ten_flooding_guests_take_at_most_ten_allowances(guest: Make, clock: FakeClock) -> None:
     made = [guest(says(FLOODS["JSON that is no answer"])) for _ in range(10)]
     for _, channel in made * 3:
         with pytest.raises(ShimError):
@@ -118,7 +116,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE)
-def test_a_question_answered_by_nonsense_fails_and_little_of_it_is_read(guest: Make, nonsense: bytes) -> None:
+def test_an_invalid_answer_fails_the_call_and_little_of_it_is_read(guest: Make, nonsense: bytes) -> None:
     agent, channel = guest(answers(nonsense), polite)
     with pytest.raises(Unavailable, match="connection to the guest agent broke"):
         ask(channel)
@@ -139,12 +137,12 @@ STRANGE = {
 
 
 @pytest.mark.parametrize(("line", "value"), STRANGE.values(), ids=STRANGE)
-def test_what_is_an_answer_by_its_form_comes_through_as_it_is(guest: Make, line: bytes, value: object) -> None:
+def test_a_well_formed_answer_is_returned_unchanged(guest: Make, line: bytes, value: object) -> None:
     """Who asked checks what it means."""
     assert ask(guest(answers(line))[1]) == value
 
 
-def test_an_error_with_escape_sequences_is_told_in_plain_text(guest: Make) -> None:
+def test_an_error_with_escape_sequences_is_reported_as_plain_text(guest: Make) -> None:
     words = (
         b'{"error": {"class": "Generic\\u001b[2J", "desc": "\\u001b]0;owned\\u0007\\u202e' + b"a" * 10_000 + b'"}}\n'
     )
@@ -154,7 +152,7 @@ def test_an_error_with_escape_sequences_is_told_in_plain_text(guest: Make) -> No
     assert len(str(told.value)) < 400
 
 
-def test_an_answer_a_byte_at_a_time_is_cut_off_when_the_allowance_is_used_up(guest: Make) -> None:
+def test_an_answer_sent_byte_by_byte_is_cut_off_at_the_allowance(guest: Make) -> None:
     """Each read is work, however little it brings."""
     agent, channel = guest(answers_byte_by_byte(b'{"return": "' + b"a" * 15_000 + b'"}\n'))
     with pytest.raises(Unavailable):
@@ -163,7 +161,7 @@ def test_an_answer_a_byte_at_a_time_is_cut_off_when_the_allowance_is_used_up(gue
     assert ask(guest(polite)[1]) == {}
 
 
-def test_a_big_answer_that_was_asked_for_costs_nothing_of_the_allowance(guest: Make) -> None:
+def test_a_large_requested_answer_does_not_count_against_the_allowance(guest: Make) -> None:
     """A command's output, as the follower reads it piece by piece."""
     piece = b'{"return": {"count": 131072, "buf-b64": "' + b"QUFB" * 43691 + b'", "eof": false}}\n'
     agent, channel = guest(answers(piece))
@@ -173,7 +171,7 @@ def test_a_big_answer_that_was_asked_for_costs_nothing_of_the_allowance(guest: M
     assert agent.connections == 1
 
 
-def test_a_guest_that_hangs_up_in_the_middle_of_its_answer_is_gone(guest: Make) -> None:
+def test_a_guest_that_hangs_up_during_its_answer_counts_as_gone(guest: Make) -> None:
     def half(agent: HostileAgent, connected: object) -> None:
         for request in agent.asked(connected):
             connected.sendall(in_step(request) or b'{"return')

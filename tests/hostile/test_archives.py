@@ -15,7 +15,7 @@ PASSWORD = "hunter2-of-another-tenant"
 MANY = 30_000
 
 
-def test_a_record_full_of_secrets_leaves_room_for_those_of_others() -> None:
+def test_a_record_full_of_secrets_does_not_crowd_out_other_records() -> None:
     secrets = Secrets()
     with secrets.one_record():
         secrets.record({"annotations": {f"a{n}": f"not-a-secret-{n}" for n in range(MANY)}})
@@ -25,7 +25,7 @@ def test_a_record_full_of_secrets_leaves_room_for_those_of_others() -> None:
     assert PASSWORD not in secrets.cleaned(f"a log says {PASSWORD} once")
 
 
-def test_one_pod_of_a_listing_leaves_room_for_the_others() -> None:
+def test_one_pod_does_not_crowd_out_the_other_pods_of_a_listing() -> None:
     secrets = Secrets()
     pods = [{"annotations": {"x": " ".join(f"word-{n}-{m}" for m in range(MANY // 10))}} for n in range(10)]
     kept = secrets.answer({"items": [*pods, {"annotations": {"user-data": PASSWORD}}]})
@@ -34,7 +34,7 @@ def test_one_pod_of_a_listing_leaves_room_for_the_others() -> None:
 
 
 @pytest.mark.parametrize("place", ["row", "document", "labels", "answer"])
-def test_a_tenant_with_many_pods_leaves_room_for_other_tenants(place: str) -> None:
+def test_a_tenant_with_many_pods_does_not_crowd_out_other_tenants(place: str) -> None:
     """However many records, each of them small, are his: first come is not first served."""
     secrets = Secrets()
     for n in range(60):
@@ -62,7 +62,7 @@ def pod_of(namespace: str, place: str, annotations: dict[str, str]) -> object:
     return pod
 
 
-def test_many_tenants_and_records_of_nobody_leave_some_room_for_each() -> None:
+def test_each_of_many_tenants_has_its_share_beside_records_without_a_tenant() -> None:
     secrets = Secrets()
     for n in range(60):
         for record in ({"namespace": f"hostile-{n}"}, None):
@@ -74,7 +74,7 @@ def test_many_tenants_and_records_of_nobody_leave_some_room_for_each() -> None:
     assert PASSWORD not in secrets.cleaned(f"a log says {PASSWORD} once")
 
 
-def test_ordinary_records_are_told_to_be_whole() -> None:
+def test_ordinary_records_cause_no_trouble() -> None:
     secrets = Secrets()
     with secrets.one_record():
         secrets.record({"annotations": {"user-data": PASSWORD}})

@@ -103,7 +103,7 @@ BROKEN: dict[str, Talk] = {
 
 
 @pytest.mark.parametrize("talk", BROKEN.values(), ids=BROKEN)
-def test_a_command_whose_stream_breaks_the_form_ends_with_an_error_and_little_of_it_is_read(
+def test_a_malformed_command_stream_ends_with_an_error_and_little_of_it_is_read(
     vm: Callable[[ContainerId], HostileVm], clients: AgentClients, talk: Talk
 ) -> None:
     hostile = vm(HOSTILE)
@@ -141,9 +141,7 @@ def test_a_guest_that_lies_about_a_command_harms_that_command_only(
     assert run(clients, OTHER) == CommandResult(0, b"fine", b"")
 
 
-def test_output_beyond_the_limit_is_not_kept_however_much_comes(
-    vm: Callable[[ContainerId], HostileVm], clients: AgentClients
-) -> None:
+def test_output_beyond_the_limit_is_not_kept(vm: Callable[[ContainerId], HostileVm], clients: AgentClients) -> None:
     hostile = vm(HOSTILE)
     much = b"x" * (1 << 20)
     hostile.ends = True
@@ -153,7 +151,9 @@ def test_output_beyond_the_limit_is_not_kept_however_much_comes(
     assert run(clients) == CommandResult(3, b"x" * OUTPUT_LIMIT, b"")
 
 
-def test_output_a_byte_at_a_time_is_let_gather(vm: Callable[[ContainerId], HostileVm], clients: AgentClients) -> None:
+def test_output_sent_byte_by_byte_is_read_in_batches(
+    vm: Callable[[ContainerId], HostileVm], clients: AgentClients
+) -> None:
     """Whoever reads waits, once the first thousand pieces have come."""
     waited: list[float] = []
 
@@ -172,7 +172,7 @@ def test_output_a_byte_at_a_time_is_let_gather(vm: Callable[[ContainerId], Hosti
     assert len(waited) > 500
 
 
-def test_both_streams_may_break_at_once(vm: Callable[[ContainerId], HostileVm], clients: AgentClients) -> None:
+def test_both_streams_may_be_malformed_at_once(vm: Callable[[ContainerId], HostileVm], clients: AgentClients) -> None:
     hostile = vm(HOSTILE)
     hostile.out = hostile.err = BROKEN["records without end"]
     with pytest.raises(InternalError, match="keeps sending records"):
@@ -195,7 +195,7 @@ async def all_of(session: StreamSession) -> tuple[bytes, int]:
 
 
 @pytest.mark.parametrize("talk", BROKEN.values(), ids=BROKEN)
-def test_a_session_whose_stream_breaks_the_form_is_broken_off_and_another_vm_is_served(
+def test_a_session_with_a_malformed_stream_is_broken_off_and_other_vms_are_served(
     vm: Callable[[ContainerId], HostileVm], clients: AgentClients, talk: Talk
 ) -> None:
     vm(HOSTILE).out = talk
@@ -213,7 +213,7 @@ def test_a_session_whose_stream_breaks_the_form_is_broken_off_and_another_vm_is_
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
-def test_a_sessions_output_a_byte_at_a_time_is_read_at_a_pace(
+def test_session_output_sent_byte_by_byte_is_read_at_a_limited_rate(
     vm: Callable[[ContainerId], HostileVm], clients: AgentClients
 ) -> None:
     """All sessions share one loop. A thousand reads are free."""
@@ -236,7 +236,7 @@ def test_a_sessions_output_a_byte_at_a_time_is_read_at_a_pace(
     assert asyncio.run(asyncio.wait_for(test(), 60)) > 0.9, "two hundred reads a second"
 
 
-def test_a_guest_that_answers_what_it_is_asked_is_never_made_to_wait() -> None:
+def test_a_guest_that_only_answers_input_is_never_rate_limited() -> None:
     """A chatty protocol through a session: a question, a few bytes of answer, the next question."""
     pace = ReadPace(0.0)
     for _ in range(100_000):

@@ -63,7 +63,7 @@ def guests_bytes(log: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("said", CONSOLES.values(), ids=CONSOLES)
-def test_whatever_a_console_says_its_log_keeps_the_form_and_the_bytes(layout: Layout, said: bytes) -> None:
+def test_the_log_keeps_its_format_and_all_bytes_of_the_console(layout: Layout, said: bytes) -> None:
     log = Path(layout.container_dir(HOSTILE)) / "0.log"
     Path(layout.console_log(HOSTILE)).write_bytes(said)
     tail = Tail.open(HOSTILE, LogFile.open(str(log)), layout, FakeClock(), Pace())
@@ -72,7 +72,7 @@ def test_whatever_a_console_says_its_log_keeps_the_form_and_the_bytes(layout: La
     assert guests_bytes(log.read_bytes()) == said
 
 
-def test_a_console_that_floods_loses_its_middle_and_its_log_stays_small(layout: Layout) -> None:
+def test_the_log_of_a_flooding_console_stays_small_and_lacks_its_middle(layout: Layout) -> None:
     pace = Pace(log_rate=1000, log_burst=50_000, backlog=100_000)
     log = Path(layout.container_dir(HOSTILE)) / "0.log"
     Path(layout.console_log(HOSTILE)).write_bytes(b"flood\n" * 1_000_000)
@@ -138,7 +138,7 @@ def run(layout: Layout, test: Callable[[ConsoleAttach, Qemu, Qemu], Coroutine[An
 WATCH = Streams(stdout=True)
 
 
-def test_clients_that_do_not_read_hold_four_mebibytes_of_a_flood_together(layout: Layout) -> None:
+def test_clients_that_do_not_read_hold_at_most_four_mebibytes_in_total(layout: Layout) -> None:
     async def test(hub: ConsoleAttach, hostile: Qemu, other: Qemu) -> None:
         idle = [await hub.attach(AttachStreams(HOSTILE, WATCH)) for _ in range(MAX_CLIENTS)]
         for _ in range(64):
@@ -167,13 +167,13 @@ def test_clients_that_do_not_read_hold_four_mebibytes_of_a_flood_together(layout
     run(layout, test)
 
 
-def test_one_client_may_hold_a_mebibyte() -> None:
+def test_each_client_may_hold_at_most_a_mebibyte() -> None:
     assert [room_for_each(clients) for clients in (0, 1, 4, 8, 16)] == [
         MAX_WAITING, MAX_WAITING, MAX_WAITING, MAX_WAITING // 2, MAX_WAITING // 4,
     ]  # fmt: skip
 
 
-def test_a_console_that_speaks_byte_by_byte_is_read_in_pieces(layout: Layout) -> None:
+def test_a_console_that_sends_byte_by_byte_is_read_in_batches(layout: Layout) -> None:
     """QEMU sends each byte of a UART by itself: read at once, each would be a turn of the loop that all sessions share. A
     thousand reads are free."""
 
@@ -194,7 +194,7 @@ def test_a_console_that_speaks_byte_by_byte_is_read_in_pieces(layout: Layout) ->
     run(layout, test)
 
 
-def test_reads_of_few_bytes_are_rationed_and_whole_pages_are_not() -> None:
+def test_small_reads_are_rate_limited_and_full_pages_are_not() -> None:
     pace, now = ReadPace(0.0), 0.0
     assert {pace.pause_after(65536, now) for _ in range(10_000)} == {0.0}
     assert {pace.pause_after(1, now) for _ in range(1000)} == {0.0}, "who types does not wait"

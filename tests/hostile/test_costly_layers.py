@@ -70,7 +70,7 @@ def test_a_small_layer_costs_the_daemon_little_time(web: WebServer, tmp_path: Pa
     assert time.thread_time() - began < SECONDS
 
 
-def test_directories_that_no_entry_tells_count_as_entries() -> None:
+def test_implied_parent_directories_count_as_entries() -> None:
     told: list[bytes] = []
     tree = ImageTree(lambda kind, _: told.append(kind), most_entries=1000)
     for name in branches(100, "d/" * 20):
@@ -89,14 +89,14 @@ def said(kind: str, path: str, more: str = "", mtime: int = 0) -> bytes:
     return frames.names(kind, path, "493", "0", "0", str(mtime), more)
 
 
-def test_a_child_taken_over_gives_the_disk_no_names_without_end(writer: TreeWriter) -> None:
+def test_a_taken_over_child_cannot_report_endless_names_of_the_disk(writer: TreeWriter) -> None:
     writer.tell(said("x", "root/disk"))
     for n in range(5000):
         writer.tell(said("h", f"root/{n}", "root/disk"))
     assert "names" in writer.refused
 
 
-def test_names_of_the_disk_are_no_longer_than_a_path(writer: TreeWriter) -> None:
+def test_names_of_the_disk_are_at_most_as_long_as_a_path(writer: TreeWriter) -> None:
     """Names are kept until the disk is there, and a frame may have a mebibyte."""
 
     def many(kind: str, name: str, more: str = "") -> None:
@@ -115,7 +115,7 @@ def test_names_of_the_disk_are_no_longer_than_a_path(writer: TreeWriter) -> None
     assert peak < 8 << 20
 
 
-def test_a_child_taken_over_takes_little_memory_and_time_of_the_daemon(writer: TreeWriter) -> None:
+def test_a_taken_over_child_costs_the_daemon_little_memory_and_time(writer: TreeWriter) -> None:
     began = time.thread_time()
     tracemalloc.start()
     try:
@@ -130,7 +130,7 @@ def test_a_child_taken_over_takes_little_memory_and_time_of_the_daemon(writer: T
     assert time.thread_time() - began < 5 * SECONDS  # of it is most what traces memory
 
 
-def test_inodes_are_not_taken_to_the_last(writer: TreeWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pull_leaves_a_reserve_of_inodes(writer: TreeWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         f_files, f_favail = 1_000_000, 100
 
@@ -144,7 +144,7 @@ def test_inodes_are_not_taken_to_the_last(writer: TreeWriter, monkeypatch: pytes
         many()
 
 
-def test_directories_are_as_old_as_told_whatever_was_made_in_them_later(writer: TreeWriter, tmp_path: Path) -> None:
+def test_directories_keep_their_mtime_if_files_are_created_in_them_later(writer: TreeWriter, tmp_path: Path) -> None:
     for one in (
         said("d", "root/a", mtime=100), said("d", "root/a/b", mtime=200), said("f", "root/a/b/c", "0"),
         said("d", "root/z", mtime=300), said("f", "root/a/late", "0"), said("h", "root/z/link", "root/a/b/c"),

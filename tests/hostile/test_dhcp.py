@@ -148,7 +148,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("sent", SILENCED.values(), ids=SILENCED)
-def test_what_is_no_request_of_this_guest_gets_no_answer(node: Node, sent: bytes) -> None:
+def test_a_frame_that_is_not_this_guests_request_gets_no_answer(node: Node, sent: bytes) -> None:
     node.hostile.guest.send(sent)
     assert node.answers() == []
     assert node.serves_the_other()
@@ -165,7 +165,7 @@ def test_a_strange_request_gets_one_answer_that_fits_a_frame(node: Node, asked: 
 
 
 @pytest.mark.parametrize("wanted", ["0.0.0.1", "10.88.0.6", "255.255.255.255", "127.0.0.1"])
-def test_an_address_that_is_not_its_own_is_refused(node: Node, wanted: str) -> None:
+def test_a_request_for_another_guests_address_is_refused(node: Node, wanted: str) -> None:
     kind = {packet.OPT_TYPE: bytes([packet.REQUEST]), packet.OPT_REQUESTED_IP: IPv4Address(wanted).packed}
     node.hostile.guest.send(in_frame(discover(options=kind)))
     (sent,) = node.answers()
@@ -173,12 +173,12 @@ def test_an_address_that_is_not_its_own_is_refused(node: Node, wanted: str) -> N
     assert node.serves_the_other()
 
 
-def test_a_right_request_with_the_frame_cut_anywhere_gets_no_answer() -> None:
+def test_a_truncated_request_gets_no_answer() -> None:
     assert answer(GOOD, LEASE) is not None
     assert [size for size in range(len(GOOD)) if answer(GOOD[:size], LEASE) is not None] == []
 
 
-def test_a_flood_of_requests_gets_a_seconds_worth_of_answers_and_the_guest_beside_it_is_served(node: Node) -> None:
+def test_a_flood_of_requests_is_rate_limited_and_the_other_guest_is_served(node: Node) -> None:
     node.flood(GOOD)
     assert node.serves_the_other()
     wait_until(lambda: not node.is_read(), 60, "the flood is not read for a while")

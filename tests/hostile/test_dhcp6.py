@@ -144,7 +144,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("sent", SILENCED.values(), ids=SILENCED)
-def test_what_is_no_request_of_this_guest_gets_no_answer(node: Node, sent: bytes) -> None:
+def test_a_frame_that_is_not_this_guests_request_gets_no_answer(node: Node, sent: bytes) -> None:
     node.hostile.guest.send(sent)
     assert node.answers() == []
     assert node.serves_the_other()
@@ -158,7 +158,7 @@ def test_a_strange_request_gets_one_answer_that_fits_every_link(node: Node, sent
     assert node.serves_the_other()
 
 
-def test_right_requests_with_some_of_their_bytes_changed_or_gone_end_nothing() -> None:
+def test_damaged_requests_do_not_stop_the_server() -> None:
     dice = random.Random(11)  # the same at each run
     silent = GuestNic(_Nowhere(), None, LEASE, Announcer(TOLD, _NO_ENDS, (), 0.0))  # type: ignore[arg-type]
     for _ in range(3000):
@@ -179,14 +179,14 @@ _NO_ENDS = Ends(_Nowhere().send, lambda data: None, lambda address, mac, then: t
 
 
 @pytest.mark.parametrize("noise", [GOOD, ROUTER_SOLICITATION], ids=["DHCPv6", "router solicitations"])
-def test_a_flood_gets_a_seconds_worth_of_answers_and_the_guest_beside_it_is_served(node: Node, noise: bytes) -> None:
+def test_a_flood_is_rate_limited_and_the_other_guest_is_served(node: Node, noise: bytes) -> None:
     node.flood(noise)
     assert node.serves_the_other()
     wait_until(lambda: not node.is_read(), 60, "the flood is not read for a while")
     assert node.serves_the_other()
 
 
-def test_the_length_of_a_message_is_that_of_its_datagram(node: Node) -> None:
+def test_a_message_is_as_long_as_its_datagram_says(node: Node) -> None:
     """What follows it in the frame is padding."""
     node.hostile.guest.send(GOOD + struct.pack("!HH", 1, 65535))
     (answer,) = node.answers()

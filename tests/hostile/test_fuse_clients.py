@@ -133,7 +133,7 @@ def content(client: FuseClient, path: str) -> str:
     return client.read(node, client.open(node)).decode()
 
 
-def test_it_has_its_own_volumes(client: FuseClient, volumes: Volumes) -> None:
+def test_the_attacker_can_use_its_own_volumes(client: FuseClient, volumes: Volumes) -> None:
     """Otherwise all that follows says nothing."""
     assert content(client, "0/file") == "hello"
     made, handle = client.create(client.walk("0"), "new", uid=1234)
@@ -146,9 +146,7 @@ def test_it_has_its_own_volumes(client: FuseClient, volumes: Volumes) -> None:
     "flags", [os.O_RDONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_PATH, os.O_RDONLY | os.O_NONBLOCK]
 )
 @pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFLNK])
-def test_what_is_neither_file_nor_directory_is_never_opened(
-    client: FuseClient, volumes: Volumes, kind: int, flags: int
-) -> None:
+def test_special_files_are_never_opened(client: FuseClient, volumes: Volumes, kind: int, flags: int) -> None:
     """As the node may have left it in a volume: a device that answers, a FIFO that nobody writes, a link out of the volume."""
     path = volumes.mine / "odd"
     if kind == stat.S_IFLNK:
@@ -172,7 +170,7 @@ def test_what_is_neither_file_nor_directory_is_never_opened(
     assert content(client, "0/file") == "hello", "and it serves still"
 
 
-def test_a_device_of_the_node_opens_to_nobody_in_the_daemons_mounts(attackers: Place) -> None:
+def test_device_nodes_cannot_be_opened_in_the_daemons_mounts(attackers: Place) -> None:
     """Not even to a virtiofsd that was taken over. Set-user-ID files and programs mean nothing there either."""
     for pid in serving(attackers):
         lines = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
@@ -183,21 +181,23 @@ def test_a_device_of_the_node_opens_to_nobody_in_the_daemons_mounts(attackers: P
 
 @pytest.mark.parametrize("device", [NULL, os.makedev(8, 0), os.makedev(1, 1)])
 @pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK])
-def test_it_makes_no_device_node_in_a_volume(client: FuseClient, volumes: Volumes, kind: int, device: int) -> None:
+def test_the_attacker_cannot_make_device_nodes_in_a_volume(
+    client: FuseClient, volumes: Volumes, kind: int, device: int
+) -> None:
     with pytest.raises(OSError, match=r".") as said:
         client.make_node(client.walk("0"), "device", kind | 0o666, device)
     assert refusal(said.value) == "EPERM"
     assert not (volumes.mine / "device").exists()
 
 
-def test_an_exchange_or_whiteout_leaves_no_device_that_anybody_can_use(client: FuseClient, volumes: Volumes) -> None:
+def test_exchange_and_whiteout_leave_no_usable_device(client: FuseClient, volumes: Volumes) -> None:
     with contextlib.suppress(OSError):
         client.rename(client.walk("0"), "file", client.walk("0"), "moved", WHITEOUT)
     left = volumes.mine / "file"
     assert not left.exists() or not stat.S_ISCHR(left.stat().st_mode) or left.stat().st_rdev == 0
 
 
-def test_no_name_is_linked_or_moved_from_one_volume_into_another(client: FuseClient, volumes: Volumes) -> None:
+def test_files_cannot_be_linked_or_moved_between_volumes(client: FuseClient, volumes: Volumes) -> None:
     """All are of one file system, so that the kernel could."""
     before = tree(volumes)
     for source in ("0", "1", "2"):
@@ -214,7 +214,7 @@ def test_no_name_is_linked_or_moved_from_one_volume_into_another(client: FuseCli
     assert tree(volumes) == before
 
 
-def test_a_volume_itself_is_not_moved_replaced_or_removed(client: FuseClient, volumes: Volumes) -> None:
+def test_a_volume_itself_cannot_be_moved_replaced_or_removed(client: FuseClient, volumes: Volumes) -> None:
     before = tree(volumes)
     attempts: list[Callable[[], object]] = [
         lambda: client.rename(ROOT, "0", ROOT, "9"),
@@ -232,7 +232,7 @@ def test_a_volume_itself_is_not_moved_replaced_or_removed(client: FuseClient, vo
     assert tree(volumes) == before
 
 
-def test_what_may_be_read_only_is_changed_by_no_request(client: FuseClient, volumes: Volumes) -> None:
+def test_no_request_changes_a_read_only_volume(client: FuseClient, volumes: Volumes) -> None:
     before = tree(volumes)
     top, file = client.walk("2"), client.walk("2/file")
     attempts: list[Callable[[], object]] = [
@@ -285,7 +285,7 @@ def test_no_name_leads_out_of_a_volume(client: FuseClient, volumes: Volumes, nam
     assert tree(volumes) == before
 
 
-def test_up_from_a_volume_there_is_nothing_but_the_volumes(client: FuseClient, volumes: Volumes) -> None:
+def test_the_parent_of_a_volume_shows_only_the_volumes(client: FuseClient, volumes: Volumes) -> None:
     """ROOT's own inode is not the node's, whatever is asked for."""
     for start in ("0", "2"):
         node = client.walk(start)
@@ -300,7 +300,9 @@ def test_up_from_a_volume_there_is_nothing_but_the_volumes(client: FuseClient, v
 @pytest.mark.parametrize(
     "target", ["{top}/shadow", "/etc/passwd", "../../shadow", "/proc/self/fd/3", "/proc/1/root/etc"]
 )
-def test_a_link_that_it_makes_is_never_followed_on_the_node(client: FuseClient, volumes: Volumes, target: str) -> None:
+def test_the_attackers_symlinks_are_never_followed_on_the_node(
+    client: FuseClient, volumes: Volumes, target: str
+) -> None:
     before = (volumes.top / "shadow").stat()
     top = client.walk("0")
     link = client.symlink(top, "link", target.format(top=volumes.top)).node
@@ -332,9 +334,7 @@ def test_a_link_that_it_makes_is_never_followed_on_the_node(client: FuseClient, 
     )
 
 
-def test_handles_and_nodes_that_it_was_not_given_are_nobodys(
-    client: FuseClient, victims: FuseClient, volumes: Volumes
-) -> None:
+def test_handles_and_nodes_of_others_are_invalid(client: FuseClient, victims: FuseClient, volumes: Volumes) -> None:
     """Also those that the victim's daemon gave its own client."""
     node = victims.walk("0/file")
     handle = victims.open(node)
@@ -367,7 +367,7 @@ def test_handles_and_nodes_that_it_was_not_given_are_nobodys(
 @pytest.mark.parametrize(
     "name", ["security.capability", "trusted.overlay.opaque", "security.selinux", "system.posix_acl_access"]
 )
-def test_no_attribute_that_the_node_heeds_is_set(client: FuseClient, volumes: Volumes, name: str) -> None:
+def test_attributes_with_an_effect_on_the_node_cannot_be_set(client: FuseClient, volumes: Volumes, name: str) -> None:
     capability = struct.pack("<IIIII", 0x02000001, 0xFFFFFFFF, 0, 0xFFFFFFFF, 0)
     with pytest.raises(OSError, match=r".") as said:
         client.set_attribute(client.walk("0/file"), name, capability)
@@ -375,7 +375,7 @@ def test_no_attribute_that_the_node_heeds_is_set(client: FuseClient, volumes: Vo
     assert name not in os.listxattr(volumes.mine / "file")
 
 
-def test_files_that_it_keeps_open_are_bounded_and_others_are_served(
+def test_the_attackers_open_files_are_bounded_and_others_are_served(
     client: FuseClient, victims: FuseClient, volumes: Volumes
 ) -> None:
     """Each file that a guest has looked up is one open in virtiofsd until the guest forgets it, and those of the node are few."""
@@ -392,7 +392,7 @@ def test_files_that_it_keeps_open_are_bounded_and_others_are_served(
     assert client.lookup(top, "0").node, "what it has forgotten is free"
 
 
-def test_requests_that_break_the_form_end_at_most_its_own_daemon(
+def test_malformed_requests_end_at_most_the_attackers_own_daemon(
     attackers: Place, victims: FuseClient, volumes: Volumes
 ) -> None:
     before = tree(volumes)
@@ -407,7 +407,7 @@ def test_requests_that_break_the_form_end_at_most_its_own_daemon(
 
 
 @pytest.mark.parametrize("number", range(1, 5))
-def test_a_lie_about_references_or_a_file_ends_at_most_its_own_daemon(
+def test_lies_about_references_or_files_end_at_most_the_attackers_own_daemon(
     attackers: Place, victims: FuseClient, volumes: Volumes, number: int
 ) -> None:
     before = tree(volumes)
@@ -436,7 +436,7 @@ def test_a_lie_about_references_or_a_file_ends_at_most_its_own_daemon(
         [(0x20_0000, 0, 0, 0)],
     ],
 )
-def test_a_queue_that_lies_about_memory_ends_at_most_its_own_daemon(
+def test_lies_about_memory_end_at_most_the_attackers_own_daemon(
     attackers: Place, victims: FuseClient, chain: list[tuple[int, int, int, int]]
 ) -> None:
     """Addresses outside of the guest's memory, a chain that bites its tail, one that leads out of the table."""
@@ -445,7 +445,7 @@ def test_a_queue_that_lies_about_memory_ends_at_most_its_own_daemon(
     assert content(victims, "0/file") == SECRET
 
 
-def test_a_file_that_runs_as_root_is_one_as_a_containers_root_makes_it(client: FuseClient, volumes: Volumes) -> None:
+def test_setuid_files_are_possible_as_for_the_root_of_a_container(client: FuseClient, volumes: Volumes) -> None:
     """Files keep their owners, so a guest's root can leave such a file in a volume that it may write, as a container's root can.
     What keeps local users of the node from it are the directories above a volume; a file's capabilities, which need no owner,
     cannot be set."""

@@ -97,7 +97,7 @@ LAYERS: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", LAYERS)
-def test_a_layer_made_to_do_harm_is_refused(web: WebServer, refused: Callable[..., None], case: str) -> None:
+def test_a_malicious_layer_is_refused(web: WebServer, refused: Callable[..., None], case: str) -> None:
     layer, words = LAYERS[case]
     registry = FakeRegistry(web)
     registry.manifest("a/b", [(gzip.compress(layer, 1), layer)])
@@ -110,7 +110,7 @@ def zeros(size: int) -> bytes:
 
 
 @pytest.mark.parametrize("members", [1, 8], ids=["one stream", "many streams"])
-def test_a_bomb_is_refused_before_it_has_gone_off(web: WebServer, refused: Callable[..., None], members: int) -> None:
+def test_a_decompression_bomb_is_refused_early(web: WebServer, refused: Callable[..., None], members: int) -> None:
     plain = zeros(100 * MIB)
     step = len(plain) // members
     packed = b"".join(gzip.compress(plain[at : at + step], 9) for at in range(0, len(plain), step))
@@ -120,7 +120,7 @@ def test_a_bomb_is_refused_before_it_has_gone_off(web: WebServer, refused: Calla
     refused(registry.name("a/b"), r"unpacks to more than 67108864 bytes.*images\.max_bytes")
 
 
-def test_while_a_layer_unpacks_for_an_hour_other_images_are_pulled(web: WebServer, tmp_path: Path) -> None:
+def test_other_images_are_pulled_while_a_layer_unpacks_for_an_hour(web: WebServer, tmp_path: Path) -> None:
     """A terabyte of zeros is refused at 64 GiB, after minutes; here its pull is given up before, and leaves nothing."""
     gibibyte = zstd.compress(bytes(1 << 30))
     # Called like a raw disk: of others, so many bytes are refused at once where there is no room for them.
@@ -141,7 +141,7 @@ def test_while_a_layer_unpacks_for_an_hour_other_images_are_pulled(web: WebServe
     assert list((tmp_path / "images" / "incoming").iterdir()) == []
 
 
-def test_compressed_data_that_is_damaged_is_refused(web: WebServer, refused: Callable[..., None]) -> None:
+def test_damaged_compressed_data_is_refused(web: WebServer, refused: Callable[..., None]) -> None:
     plain = tar({"disk/a.img": DISK})
     packed = gzip.compress(plain)
     for number, (data, words) in enumerate(
@@ -157,7 +157,7 @@ def test_compressed_data_that_is_damaged_is_refused(web: WebServer, refused: Cal
         refused(registry.name(f"a/{number}"), words)
 
 
-def test_a_layer_that_unpacks_to_another_than_was_signed_is_refused(
+def test_a_layer_whose_content_differs_from_the_signed_digest_is_refused(
     web: WebServer, refused: Callable[..., None]
 ) -> None:
     registry = FakeRegistry(web)
@@ -224,7 +224,7 @@ DISKS: dict[str, tuple[Callable[[Path], bytes], str]] = {
 
 @pytest.mark.parametrize("case", DISKS)
 @pytest.mark.parametrize("source", ["web server", "registry"])
-def test_a_disk_made_to_do_harm_is_refused(
+def test_a_malicious_disk_is_refused(
     web: WebServer, refused: Callable[..., None], tmp_path: Path, case: str, source: str
 ) -> None:
     make, words = DISKS[case]
@@ -235,7 +235,7 @@ def test_a_disk_made_to_do_harm_is_refused(
         refused(FakeRegistry(web).push("a/evil", {"disk/a.img": disk}), words)
 
 
-def test_after_all_that_a_sound_image_is_pulled(web: WebServer, store: ImageFileStore, tmp_path: Path) -> None:
+def test_a_sound_image_is_pulled_after_malicious_ones(web: WebServer, store: ImageFileStore, tmp_path: Path) -> None:
     """Two of them at once, and a hostile one beside them."""
     sound = qcow2(tmp_path)
     names = [web.serve("/sound.qcow2", sound), FakeRegistry(web).push("a/sound", {"disk/a.img": sound})]

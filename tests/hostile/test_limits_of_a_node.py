@@ -47,7 +47,7 @@ def trickled(web: WebServer, piece: bytes) -> str:
     return web.url("/disk.qcow2")
 
 
-def test_a_source_that_sends_a_byte_now_and_then_is_given_up(web: WebServer, tmp_path: Path) -> None:
+def test_a_source_that_sends_single_bytes_is_given_up(web: WebServer, tmp_path: Path) -> None:
     settings = ImageSettings(
         insecure_registries=LOOPBACK, download_protocol="http", progress_timeout=1.0, min_rate=1000
     )
@@ -57,9 +57,7 @@ def test_a_source_that_sends_a_byte_now_and_then_is_given_up(web: WebServer, tmp
     assert list((tmp_path / "images" / "incoming").iterdir()) == []
 
 
-def test_a_source_that_sends_little_all_the_time_is_listened_to_until_the_pull_is_over(
-    web: WebServer, tmp_path: Path
-) -> None:
+def test_a_slow_steady_source_is_read_until_the_pulls_time_is_over(web: WebServer, tmp_path: Path) -> None:
     settings = ImageSettings(
         insecure_registries=LOOPBACK, download_protocol="http", progress_timeout=1.0, min_rate=100, pull_timeout=2.5
     )
@@ -69,7 +67,7 @@ def test_a_source_that_sends_little_all_the_time_is_listened_to_until_the_pull_i
     assert list((tmp_path / "images" / "incoming").iterdir()) == []
 
 
-def test_a_pod_whose_root_volume_is_too_large_for_the_node_gets_none(tmp_path: Path) -> None:
+def test_a_root_volume_that_is_too_large_for_the_node_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path, vm=Vm(max_root_volume=10 << 30))  # type: ignore[arg-type]
     try:
         world.pull()
@@ -98,7 +96,7 @@ def reads(path: str, uid: int, gid: int) -> bool:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_an_image_is_read_by_qemus_group_and_by_nobody_else_who_knows_its_digest(
+def test_only_qemus_group_can_read_an_image_even_if_its_digest_is_known(
     web: WebServer, open_to_all: Path, sound_disk: Callable[[], bytes]
 ) -> None:
     where = str(open_to_all / "images")
@@ -117,7 +115,7 @@ def test_an_image_is_read_by_qemus_group_and_by_nobody_else_who_knows_its_digest
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_an_image_that_is_opened_for_qemus_is_read_by_root_alone(
+def test_only_root_can_read_an_image_that_virtshim_opens_for_qemu(
     web: WebServer, open_to_all: Path, sound_disk: Callable[[], bytes]
 ) -> None:
     where = str(open_to_all / "images")

@@ -27,7 +27,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def test_a_definition_says_nothing_that_a_pods_author_wrote_but_its_names(world: World) -> None:
+def test_a_definition_contains_only_names_from_the_pod(world: World) -> None:
     world.pull()
     annotations = {
         "VirtletCloudInitUserData": f"password: {SECRET}\nchpasswd: {{expire: false}}\n",

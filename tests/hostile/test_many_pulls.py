@@ -93,9 +93,7 @@ def processor_seconds() -> float:
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
-def test_the_pulls_of_a_tenant_take_a_bounded_part_of_the_node_and_leave_others_their_places(
-    web: WebServer, node: tuple[Client, Path]
-) -> None:
+def test_a_tenants_pulls_are_bounded_and_leave_places_for_others(web: WebServer, node: tuple[Client, Path]) -> None:
     """Processes, memory, inodes and processor time of all pulls together."""
     client, images = node
     registry, until = FakeRegistry(web), threading.Event()
@@ -120,7 +118,7 @@ def test_the_pulls_of_a_tenant_take_a_bounded_part_of_the_node_and_leave_others_
     assert processor_seconds() - used < PLACES * CPU_SECONDS + MANY * 0.2
 
 
-def test_places_are_given_back(web: WebServer, node: tuple[Client, Path]) -> None:
+def test_pull_places_are_given_back(web: WebServer, node: tuple[Client, Path]) -> None:
     client, _ = node
     registry = FakeRegistry(web)
     for n in range(PLACES + 2):

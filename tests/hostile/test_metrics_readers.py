@@ -56,7 +56,7 @@ def asked(address: str, port: int, host: str) -> bytes:
         "node",
     ],
 )
-def test_a_page_whose_name_leads_to_loopback_reads_no_pods_name(host: str) -> None:
+def test_a_web_page_with_a_name_for_loopback_cannot_read_pod_names(host: str) -> None:
     with serving("127.0.0.1:0") as server:
         answer = asked("127.0.0.1", server.port, host)
     assert answer.startswith(b"HTTP/1.1 421")
@@ -64,18 +64,18 @@ def test_a_page_whose_name_leads_to_loopback_reads_no_pods_name(host: str) -> No
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:10011", "localhost:10011", "LOCALHOST", "[::1]:1", "[::1]"])
-def test_who_asks_by_an_address_reads_them(host: str) -> None:
+def test_a_request_by_ip_address_can_read_metrics(host: str) -> None:
     with serving("127.0.0.1:0") as server:
         assert PODS in asked("127.0.0.1", server.port, host)
 
 
-def test_at_an_address_of_the_network_names_are_right() -> None:
+def test_host_names_are_allowed_on_a_network_address() -> None:
     with serving("0.0.0.0:0") as server:
         assert PODS in asked("127.0.0.1", server.port, "node.example:10011")
 
 
 @pytest.mark.parametrize("words", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"])
-def test_who_holds_all_connections_keeps_prometheus_from_none(words: bytes) -> None:
+def test_holding_all_connections_does_not_block_prometheus(words: bytes) -> None:
     """The last one asks, and does not read."""
     with serving("127.0.0.1:0", MUCH) as server, contextlib.ExitStack() as held:
         for _ in range(20):
@@ -84,7 +84,7 @@ def test_who_holds_all_connections_keeps_prometheus_from_none(words: bytes) -> N
         assert asked("127.0.0.1", server.port, "localhost").endswith(PODS)
 
 
-def test_clients_that_ask_again_and_again_have_few_answers_made_at_once() -> None:
+def test_repeated_requests_compute_few_answers_at_once() -> None:
     """A node's metrics take a while. Who had to make room for others has asked for them already."""
     changed, at_once, may_end = threading.Condition(), 0, False
 

@@ -45,7 +45,7 @@ def refused(store: ImageFileStore, name: str) -> None:
         "2001:db8::5efe:127.0.0.1",
     ],
 )
-def test_loopback_is_forbidden_in_every_spelling(address: str) -> None:
+def test_every_spelling_of_loopback_is_refused(address: str) -> None:
     assert ForbiddenNetworks().has(address, "node.example", 80)
 
 
@@ -53,21 +53,21 @@ def test_loopback_is_forbidden_in_every_spelling(address: str) -> None:
     "host", ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "[::ffff:127.0.0.1]", "[::1]"]
 )
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_server_on_the_node_itself_is_not_asked(web: WebServer, make_store: Make, scheme: str, host: str) -> None:
+def test_a_web_server_on_the_node_is_not_contacted(web: WebServer, make_store: Make, scheme: str, host: str) -> None:
     port = web.address.rpartition(":")[2]
     web.serve("/x.qcow2", NO_DISK)
     refused(make_store(), f"{scheme}://{host}:{port}/x.qcow2")
     assert web.seen == []
 
 
-def test_a_registry_on_the_node_itself_is_not_asked(web: WebServer, make_store: Make) -> None:
+def test_a_registry_on_the_node_is_not_contacted(web: WebServer, make_store: Make) -> None:
     name = FakeRegistry(web).push("vm", {"disk/a.img": NO_DISK})
     refused(make_store(), name)
     refused(make_store(), name.replace("127.0.0.1", "localhost"))
     assert web.seen == []
 
 
-def test_a_name_that_leads_there_is_not_asked_whatever_is_listed(
+def test_a_host_name_for_loopback_is_not_contacted_even_if_a_server_is_listed(
     web: WebServer, make_store: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operator has listed a server, and not all names that anybody has given to loopback."""
@@ -81,7 +81,7 @@ def test_a_name_that_leads_there_is_not_asked_whatever_is_listed(
     assert web.seen == []
 
 
-def test_a_redirect_there_is_refused(web: WebServer, make_store: Make) -> None:
+def test_a_redirect_to_the_node_is_refused(web: WebServer, make_store: Make) -> None:
     with serving() as other:
         other.serve("/secret", NO_DISK)
         name = web.answer("/x.qcow2", 302, Location=other.url("/secret"))
@@ -91,7 +91,7 @@ def test_a_redirect_there_is_refused(web: WebServer, make_store: Make) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "[::1]"])
-def test_a_proxy_is_not_asked_for_it_either(
+def test_an_http_proxy_is_not_asked_for_a_server_on_the_node(
     web: WebServer, make_store: Make, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     """It might be on the node, too."""
@@ -101,7 +101,7 @@ def test_a_proxy_is_not_asked_for_it_either(
     assert web.seen == []
 
 
-def test_a_registrys_login_service_there_is_not_asked(web: WebServer, make_store: Make) -> None:
+def test_a_login_service_on_the_node_is_not_contacted(web: WebServer, make_store: Make) -> None:
     with serving() as other:
         web.answer("/v2/vm/manifests/latest", 401, WWW_Authenticate=f'Bearer realm="{other.url("/token")}",service="x"')
         with pytest.raises(ShimError):
@@ -110,7 +110,7 @@ def test_a_registrys_login_service_there_is_not_asked(web: WebServer, make_store
 
 
 @pytest.mark.parametrize("listed", ["{host}:{port}", "{host}"])
-def test_a_server_that_is_listed_is_asked(web: WebServer, make_store: Make, listed: str) -> None:
+def test_a_listed_server_on_the_node_is_contacted(web: WebServer, make_store: Make, listed: str) -> None:
     host, port = web.address.split(":")
     store = make_store(insecure_registries=(listed.format(host=host, port=port),))
     with pytest.raises((NotFound, Unavailable)):
@@ -118,18 +118,18 @@ def test_a_server_that_is_listed_is_asked(web: WebServer, make_store: Make, list
     assert len(web.seen) >= 1
 
 
-def test_a_listed_port_lists_no_other_one(web: WebServer, make_store: Make) -> None:
+def test_a_listed_port_does_not_allow_other_ports(web: WebServer, make_store: Make) -> None:
     refused(make_store(insecure_registries=("127.0.0.1:1", "localhost")), web.url("/x.qcow2"))
     assert web.seen == []
 
 
-def test_what_the_operator_forbids_stays_forbidden_when_it_is_listed(web: WebServer, make_store: Make) -> None:
+def test_a_forbidden_server_stays_forbidden_even_if_it_is_listed(web: WebServer, make_store: Make) -> None:
     store = make_store(insecure_registries=("127.0.0.1",), forbidden_networks=("127.0.0.0/8",))
     refused(store, web.url("/x.qcow2"))
     assert web.seen == []
 
 
-def test_a_mirror_of_the_operators_on_the_node_is_asked_and_leads_nowhere_else_on_it(
+def test_the_operators_mirror_on_the_node_is_used_but_cannot_redirect_to_the_node(
     web: WebServer, make_store: Make, tmp_path: Path
 ) -> None:
     hosts = tmp_path / "certs.d" / "registry.example"

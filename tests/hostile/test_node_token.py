@@ -73,7 +73,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", ATTACKS)
-def test_a_nodes_token_changes_nothing_of_a_node_but_one_label(what: str) -> None:
+def test_a_nodes_token_can_change_one_label_only(what: str) -> None:
     before = changed(metadata={"ownerReferences": [{"name": "x"}]}) if what == "another owner" else NODE
     assert not is_let_in(ATTACKS[what], before)
 
@@ -82,7 +82,7 @@ OURS = {key: value for key, value in LABELS.items() if key != "virtshim.io/vms"}
 
 
 @pytest.mark.parametrize("labels", [OURS, {**OURS, "virtshim.io/vms": "true"}])
-def test_it_gives_and_takes_its_own_nodes_label(labels: dict[str, str]) -> None:
+def test_a_nodes_token_can_add_and_remove_its_own_nodes_label(labels: dict[str, str]) -> None:
     assert is_let_in(changed(metadata={"labels": labels}))
     assert is_let_in(NODE, changed(metadata={"labels": labels}))
 
@@ -102,11 +102,11 @@ def test_another_nodes_token_and_other_calls_are_refused(request_: dict[str, Any
     assert not is_let_in(changed(metadata={"labels": OURS}), **request_)
 
 
-def test_others_are_not_kept_from_nodes() -> None:
+def test_the_policy_does_not_restrict_other_users() -> None:
     assert is_let_in(ATTACKS["no taints"], userInfo={"username": "admin"})
 
 
-def test_the_policy_is_in_force_for_all_nodes() -> None:
+def test_the_policy_is_enforced_for_all_nodes() -> None:
     assert BINDING["spec"] == {"policyName": POLICY["metadata"]["name"], "validationActions": ["Deny"]}
     assert POLICY["spec"]["failurePolicy"] == "Fail"
     (rule,) = POLICY["spec"]["matchConstraints"]["resourceRules"]

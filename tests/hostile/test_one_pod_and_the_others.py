@@ -72,7 +72,7 @@ def hears_only(agent: HostileAgent, connected: object) -> None:
         pass
 
 
-def test_after_a_hundred_execs_into_a_silent_guest_another_guest_is_asked(
+def test_a_hundred_execs_into_a_silent_guest_do_not_block_another_guest(
     layout: Layout, clients: AgentClients, guests: contextlib.ExitStack
 ) -> None:
     guests.enter_context(contextlib.closing(HostileAgent(Path(layout.agent_socket(HOSTILE)), hears_only)))
@@ -91,7 +91,7 @@ def test_after_a_hundred_execs_into_a_silent_guest_another_guest_is_asked(
     asyncio.run(test())
 
 
-def test_what_waits_for_one_guest_is_bounded_and_keeps_nobody_else_waiting() -> None:
+def test_calls_waiting_for_one_guest_are_bounded_and_do_not_block_others() -> None:
     workers, go = VmWorkers(), threading.Event()
     busy = [workers.submit(HOSTILE, go.wait, 20) for _ in range(OF_VM + WAITING)]
     with pytest.raises(ResourceExhausted, match=r"256 requests wait .* whether its guest agent answers"):
@@ -104,7 +104,7 @@ def test_what_waits_for_one_guest_is_bounded_and_keeps_nobody_else_waiting() -> 
 
 
 @pytest.mark.parametrize("limits", [ExecLimits(lease=0.2)])
-def test_a_probe_runs_while_the_sessions_of_users_take_every_port_they_get(
+def test_a_probe_runs_while_user_sessions_hold_all_their_ports(
     layout: Layout, clients: AgentClients, guests: contextlib.ExitStack
 ) -> None:
     vm = guests.enter_context(contextlib.closing(HostileVm(Path(layout.socket_dir(HOSTILE)), ports=12)))
@@ -139,7 +139,7 @@ class Awaited(CancellableDeadline):
         return super().slice(waiting_for)
 
 
-def test_a_probe_has_its_turn_with_the_agent_before_all_sessions_that_wait() -> None:
+def test_a_probe_goes_before_waiting_sessions() -> None:
     turns, order, held, go = Turns(), [], threading.Event(), threading.Event()
 
     def turn(name: str, until: Awaited) -> None:
@@ -164,7 +164,7 @@ def test_a_probe_has_its_turn_with_the_agent_before_all_sessions_that_wait() -> 
     assert order == ["probe", *(f"session {number}" for number in range(5))]
 
 
-def test_the_collected_output_of_a_hundred_commands_is_bounded_and_the_next_has_room() -> None:
+def test_collected_output_of_a_hundred_commands_is_bounded_and_the_next_one_runs() -> None:
     memory, mebibyte = OutputMemory(256 << 20), 1 << 20
     held = [0] * 100
     for _ in range(40):
@@ -185,7 +185,7 @@ def test_the_collected_output_of_a_hundred_commands_is_bounded_and_the_next_has_
 PLACES = Places("commands running", 80, 16, "wait for some to end", "wait for others to end")
 
 
-def test_a_pod_gets_so_many_places_and_is_told_which_limit_it_met() -> None:
+def test_a_pod_beyond_its_session_limit_gets_an_error_that_names_the_limit() -> None:
     places = PodPlaces(PLACES)
     for _ in range(16):
         places.take("default/a")
@@ -199,7 +199,7 @@ def test_a_pod_gets_so_many_places_and_is_told_which_limit_it_met() -> None:
     places.take("default/a")
 
 
-def test_when_twenty_pods_take_all_they_can_a_pod_that_has_nothing_gets_its_first_place() -> None:
+def test_a_pod_gets_its_first_session_while_twenty_pods_hold_all_they_can() -> None:
     places = PodPlaces(PLACES)
     for number in range(20):
         with contextlib.suppress(ResourceExhausted):
@@ -210,7 +210,7 @@ def test_when_twenty_pods_take_all_they_can_a_pod_that_has_nothing_gets_its_firs
         places.take("default/other")
 
 
-def test_who_holds_places_without_a_pod_is_told_so() -> None:
+def test_the_error_about_places_without_a_pod_says_so() -> None:
     places = PodPlaces(Places("pulls under way", 24, 12, "wait for some to end", "wait", holder="namespace"))
     for _ in range(12):
         places.take("")
@@ -228,7 +228,7 @@ def test_who_holds_places_without_a_pod_is_told_so() -> None:
         places.take("")
 
 
-def test_all_places_of_a_node_are_bounded() -> None:
+def test_the_sessions_of_a_node_are_bounded() -> None:
     places = PodPlaces(PLACES)
     for number in range(80):
         places.take(f"default/{number}")
@@ -236,7 +236,7 @@ def test_all_places_of_a_node_are_bounded() -> None:
         places.take("default/last")
 
 
-def test_commands_that_hang_in_one_pod_leave_another_pods_probe_its_place(tmp_path: Path) -> None:
+def test_hung_commands_in_one_pod_do_not_block_another_pods_probe(tmp_path: Path) -> None:
     with served(tmp_path, cri={"max_calls": 32}) as (world, client, _):
         world.pull()
         _, hostile = client.running()

@@ -144,7 +144,7 @@ def pulled_from_a_registry(web: WebServer, store: ImageFileStore) -> None:
     store.fetch(FakeRegistry(web).push("a/b", {"disk/a.img": bytes(1024)}), None, NEVER)
 
 
-def test_qemu_img_taken_over_reaches_nothing(web, store, attack, false_qemu_img) -> None:
+def test_a_taken_over_qemu_img_reaches_nothing(web, store, attack, false_qemu_img) -> None:
     fd = "import sys; FD = sys.argv[-1].rpartition('/')[2]\n"
     false_qemu_img(f"{attack}{fd}sys.stderr.write(_reached()); sys.exit(1)")
     with pytest.raises(InvalidRequest, match="cannot be read by qemu-img: reached:;"):
@@ -154,7 +154,7 @@ def test_qemu_img_taken_over_reaches_nothing(web, store, attack, false_qemu_img)
 
 
 @pytest.mark.skipif(**no_loop_devices())
-def test_qemu_img_taken_over_while_it_copies_an_image_to_a_volume_reaches_that_volume_alone(
+def test_a_qemu_img_taken_over_while_it_copies_to_a_volume_reaches_only_that_volume(
     tmp_path: Path, attack: str, false_qemu_img
 ) -> None:
     """It is root's, as the device, and that is all it has of root."""
@@ -173,7 +173,7 @@ def test_qemu_img_taken_over_while_it_copies_an_image_to_a_volume_reaches_that_v
     assert str(told.value).endswith(": reached: is root, is in root's groups!")
 
 
-def test_what_unpacks_layers_taken_over_reaches_nothing(web, store, attack, false_tar_reader) -> None:
+def test_a_taken_over_layer_unpacker_reaches_nothing(web, store, attack, false_tar_reader) -> None:
     false_tar_reader(
         f"{attack}\nFD = ''\ndef _taken(self, chunks): raise InvalidRequest(_reached())\nTarStream.__init__ = _taken"
     )
@@ -183,7 +183,7 @@ def test_what_unpacks_layers_taken_over_reaches_nothing(web, store, attack, fals
         pytest.skip("NOT TO BE HAD HERE: this kernel has no Landlock; seccomp alone keeps files closed")
 
 
-def test_the_attack_would_reach_all_that_with_roots_rights(attack: str) -> None:
+def test_the_same_attack_as_root_reaches_everything(attack: str) -> None:
     """Else the two tests above would show nothing."""
     code = f"FD = ''\n{attack}\nLANDLOCK = True\nprint(_reached())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -199,13 +199,13 @@ def test_the_attack_would_reach_all_that_with_roots_rights(attack: str) -> None:
         assert name in done.stdout
 
 
-def test_an_image_is_not_blamed_for_a_qemu_img_that_somebody_killed(web, store, false_qemu_img) -> None:
+def test_a_killed_qemu_img_is_not_blamed_on_the_image(web, store, false_qemu_img) -> None:
     false_qemu_img("import os; os.kill(os.getpid(), 9)")
     with pytest.raises(InternalError, match="qemu-img was killed by signal 9"):
         store.fetch(web.serve("/x.img", bytes(1024)), None, NEVER)
 
 
-def test_a_qemu_img_that_hangs_ends_with_its_callers_wish(web, store, false_qemu_img) -> None:
+def test_a_hung_qemu_img_ends_when_its_caller_cancels(web, store, false_qemu_img) -> None:
     false_qemu_img("import time; time.sleep(600)")
     gives_up = threading.Event()
     timer = threading.Timer(1.0, gives_up.set)
@@ -215,20 +215,20 @@ def test_a_qemu_img_that_hangs_ends_with_its_callers_wish(web, store, false_qemu
     timer.join()
 
 
-def test_qemu_img_that_takes_all_memory_is_stopped(web, store, false_qemu_img) -> None:
+def test_a_qemu_img_that_takes_too_much_memory_is_stopped(web, store, false_qemu_img) -> None:
     false_qemu_img("held = []\nwhile True: held.append(bytearray(64 << 20))")
     with pytest.raises(InvalidRequest, match=r"cannot be read by qemu-img: .*MemoryError"):
         store.fetch(web.serve("/x.img", bytes(1024)), None, NEVER)
 
 
-def test_qemu_img_that_never_ends_is_stopped_and_its_limit_is_named(web, store, false_qemu_img, monkeypatch) -> None:
+def test_a_qemu_img_that_never_ends_is_stopped_and_the_limit_is_named(web, store, false_qemu_img, monkeypatch) -> None:
     monkeypatch.setattr(verify, "BOUNDS", Bounds(1 << 30, 1))
     false_qemu_img("while True: pass")
     with pytest.raises(InvalidRequest, match=r"in 1 s of processor time, the limit; convert it"):
         store.fetch(web.serve("/x.img", bytes(1024)), None, NEVER)
 
 
-def test_what_qemu_img_says_without_end_is_read_up_to_a_limit(web, store, false_qemu_img, monkeypatch) -> None:
+def test_endless_output_of_qemu_img_is_read_up_to_a_limit(web, store, false_qemu_img, monkeypatch) -> None:
     monkeypatch.setattr(verify, "BOUNDS", Bounds(1 << 30, 1))
     false_qemu_img("import os\nwhile True: os.write(1, b'[' * 65536)")
     with pytest.raises(ShimError):
@@ -246,7 +246,9 @@ def test_what_qemu_img_says_without_end_is_read_up_to_a_limit(web, store, false_
     ],
     ids=["time", "memory"],
 )
-def test_a_limit_met_while_unpacking_is_named(web, store, false_tar_reader, monkeypatch, code: str, words: str) -> None:
+def test_a_limit_reached_while_unpacking_is_named(
+    web, store, false_tar_reader, monkeypatch, code: str, words: str
+) -> None:
     monkeypatch.setattr(layer_child, "LEAST_CPU_SECONDS", -1)  # and 2 s for 64 MiB
     false_tar_reader(f"{code}\nTarStream.__init__ = _taken")
     with pytest.raises(InvalidRequest, match=words):
@@ -275,7 +277,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("case", NONSENSE)
-def test_what_a_child_taken_over_says_harms_nobody(web, store, false_tar_reader, case: str) -> None:
+def test_messages_of_a_taken_over_child_do_no_harm(web, store, false_tar_reader, case: str) -> None:
     data, words = NONSENSE[case]
     body = f"def _taken(self, chunks):\n data = memoryview({data})\n while data: data = data[os.write(1, data):]\n os._exit(1)"
     false_tar_reader(f"import os\n{body}\nTarStream.__init__ = _taken")
@@ -283,7 +285,7 @@ def test_what_a_child_taken_over_says_harms_nobody(web, store, false_tar_reader,
         pulled_from_a_registry(web, store)
 
 
-def test_a_verdict_is_worth_nothing_without_qemu_imgs_findings(web, store, false_qemu_img) -> None:
+def test_a_verdict_without_qemu_imgs_findings_is_rejected(web, store, false_qemu_img) -> None:
     for said in ("", "{}", '{"format": "raw"}', '{"format": "\\x1b[2J", "virtual-size": 1024}', "[" * 60_000):
         false_qemu_img(f"print({said!r})")
         with pytest.raises(ShimError) as caught:
@@ -320,5 +322,5 @@ def test_nothing_is_read_without_an_unprivileged_user(web, tmp_path: Path, user:
     assert store.stored() == frozenset()
 
 
-def test_layers_are_packed_as_the_tests_think() -> None:
+def test_compression_formats_are_what_the_tests_assume() -> None:
     assert gzip.decompress(gzip.compress(tar({"a": b"b"})))

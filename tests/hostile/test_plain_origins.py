@@ -18,9 +18,7 @@ pytestmark = pytest.mark.hostile
 DISK = b"\xeb\x3c" + bytes(1022)
 
 
-def test_a_prefix_lets_nothing_in_that_comes_by_plain_http_unless_its_bytes_are_named(
-    web: WebServer, tmp_path: Path
-) -> None:
+def test_an_allowed_prefix_admits_plain_http_only_with_a_digest(web: WebServer, tmp_path: Path) -> None:
     policy = (Rule("", "refuse"), Rule(web.address, "nothing"))
     store = ImageFileStore(
         str(tmp_path / "images"), ImageSettings(insecure_registries=LOOPBACK, max_bytes=1 << 20, policy=policy)

@@ -56,7 +56,7 @@ def node(tmp_path: Path) -> Iterator[tuple[World, Client]]:
 
 
 @pytest.mark.parametrize("attempt", REFUSED_PODS, ids=str)
-def test_a_pod_is_refused_that_has(node: tuple[World, Client], attempt: Attempt) -> None:
+def test_a_pod_is_refused_if_it_has(node: tuple[World, Client], attempt: Attempt) -> None:
     world, client = node
     before = dict(world.outside.files.files)
     with pytest.raises(grpc.RpcError) as error:
@@ -68,7 +68,7 @@ def test_a_pod_is_refused_that_has(node: tuple[World, Client], attempt: Attempt)
 
 
 @pytest.mark.parametrize("attempt", REFUSED_CONTAINERS, ids=str)
-def test_a_container_is_refused_that_has(node: tuple[World, Client], attempt: Attempt) -> None:
+def test_a_container_is_refused_if_it_has(node: tuple[World, Client], attempt: Attempt) -> None:
     world, client = node
     sandbox = client.run()
     before = world.everything()
@@ -99,7 +99,7 @@ def definition(world: World, container_id: str) -> str:
 
 
 @pytest.mark.parametrize("attempt", HARMLESS, ids=str)
-def test_no_harm_is_done_by(node: tuple[World, Client], attempt: Harmless) -> None:
+def test_harmless_settings_give_the_same_vm_definition(node: tuple[World, Client], attempt: Harmless) -> None:
     """The VM is defined as any other one, and its guest is told of nothing that the pod could not say plainly."""
     world, client = node
     ordinary = client.run("ordinary")
@@ -120,7 +120,7 @@ def test_no_harm_is_done_by(node: tuple[World, Client], attempt: Harmless) -> No
     assert world.everything() == []
 
 
-def test_a_pod_cannot_take_another_pods_vm_by_its_uuid(node: tuple[World, Client]) -> None:
+def test_a_pod_cannot_take_over_another_pods_vm_by_uuid(node: tuple[World, Client]) -> None:
     world, client = node
     uuid = "12345678-9abc-4def-8123-456789abcdef"
     victim = client.run("victim", **notes(VirtletSystemUUID=uuid))
@@ -139,7 +139,7 @@ def test_a_pod_cannot_take_another_pods_vm_by_its_uuid(node: tuple[World, Client
 @pytest.mark.parametrize(
     "image", ["file://etc/shadow", "../../etc/shadow", f"guest:{FORGED}", "x" * 5000, "sha256:" + "0" * 64, "http://"]
 )
-def test_what_is_no_image_is_not_pulled(node: tuple[World, Client], image: str) -> None:
+def test_an_invalid_image_name_is_not_pulled(node: tuple[World, Client], image: str) -> None:
     world, client = node
     fetched = list(world.outside.files.fetched)
     with pytest.raises(grpc.RpcError) as error:
@@ -150,7 +150,7 @@ def test_what_is_no_image_is_not_pulled(node: tuple[World, Client], image: str) 
     assert world.leftovers() == []
 
 
-def test_the_names_of_pods_and_containers_that_are_ordinary_are_taken(node: tuple[World, Client]) -> None:
+def test_ordinary_pod_and_container_names_are_accepted(node: tuple[World, Client]) -> None:
     """What is refused above is refused for what it is."""
     _, client = node
     sandbox = client.RunPodSandbox(pb.RunPodSandboxRequest(config=pod("a.b-c"))).pod_sandbox_id

@@ -146,7 +146,9 @@ PREPARED = (
 
 
 @pytest.mark.parametrize("prepared", PREPARED, ids=lambda prepared: prepared.__name__)
-def test_up_refuses_what_a_stranger_could_have_prepared(place: Path, prepared: Callable[[Path], Path]) -> None:
+def test_up_refuses_a_directory_that_a_stranger_could_have_prepared(
+    place: Path, prepared: Callable[[Path], Path]
+) -> None:
     node = prepared(place)
     with pytest.raises(InvalidRequest, match="--dir: "):
         up(node)
@@ -154,7 +156,9 @@ def test_up_refuses_what_a_stranger_could_have_prepared(place: Path, prepared: C
 
 
 @pytest.mark.parametrize("prepared", PREPARED[:8] + PREPARED[-1:], ids=lambda prepared: prepared.__name__)
-def test_down_refuses_what_a_stranger_could_have_prepared(place: Path, prepared: Callable[[Path], Path]) -> None:
+def test_down_refuses_a_directory_that_a_stranger_could_have_prepared(
+    place: Path, prepared: Callable[[Path], Path]
+) -> None:
     node = prepared(place)
     before = everything_below(place)
     with pytest.raises(InvalidRequest, match="--dir: "):
@@ -163,12 +167,12 @@ def test_down_refuses_what_a_stranger_could_have_prepared(place: Path, prepared:
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o711, 0o700])
-def test_a_directory_of_roots_own_below_a_sticky_one_is_fine(place: Path, mode: int) -> None:
+def test_a_directory_of_root_below_a_sticky_directory_is_accepted(place: Path, mode: int) -> None:
     with pytest.raises(WouldServe):
         up(own(place / "n", mode))
 
 
-def test_a_directory_that_up_makes_is_roots_alone_whatever_the_umask(place: Path) -> None:
+def test_up_creates_a_directory_for_root_only_whatever_the_umask(place: Path) -> None:
     before = os.umask(0)
     try:
         with pytest.raises(WouldServe):
@@ -180,7 +184,7 @@ def test_a_directory_that_up_makes_is_roots_alone_whatever_the_umask(place: Path
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_a_link_prepared_for_a_new_file_leads_nowhere(place: Path, link: Callable[[Path, Path], None]) -> None:
+def test_a_symlink_in_place_of_a_new_file_is_not_followed(place: Path, link: Callable[[Path, Path], None]) -> None:
     (victim := place / "victim").write_text("precious")
     node = own(place / "n")
     link(victim, node / "config.toml.new")
@@ -190,7 +194,7 @@ def test_a_link_prepared_for_a_new_file_leads_nowhere(place: Path, link: Callabl
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_a_link_prepared_for_the_lock_is_not_written_to(place: Path, link: Callable[[Path, Path], None]) -> None:
+def test_a_symlink_in_place_of_the_lock_is_not_written_to(place: Path, link: Callable[[Path, Path], None]) -> None:
     (victim := place / "victim").write_text("precious")
     own(node := place / "n")
     own(node / "run")
@@ -200,7 +204,7 @@ def test_a_link_prepared_for_the_lock_is_not_written_to(place: Path, link: Calla
     assert victim.read_text() == "precious"
 
 
-def test_a_fifo_or_a_strangers_file_is_no_lock(place: Path) -> None:
+def test_a_fifo_or_a_strangers_file_is_not_used_as_lock(place: Path) -> None:
     os.mkfifo(place / "fifo")
     strangers(place / "file", "1\n")
     for name in ("fifo", "file"):
@@ -208,7 +212,7 @@ def test_a_fifo_or_a_strangers_file_is_no_lock(place: Path) -> None:
             lock_file(str(place / name))
 
 
-def test_down_signals_nobody_whose_number_somebody_wrote_into_a_lock(place: Path) -> None:
+def test_down_does_not_signal_a_process_that_does_not_hold_the_lock(place: Path) -> None:
     """The lock is held, by one process, and names another."""
     node = NodeDir.at(str(own(place / "n")))
     own(Path(node.run))
@@ -230,7 +234,7 @@ def test_down_signals_nobody_whose_number_somebody_wrote_into_a_lock(place: Path
         victim.wait()
 
 
-def test_a_vmwrapper_that_a_stranger_owns_is_replaced_though_it_is_the_same(place: Path) -> None:
+def test_a_vmwrapper_owned_by_a_stranger_is_replaced_even_if_identical(place: Path) -> None:
     """It could be changed after the look at it."""
     bundle.write(str(place / "vmwrapper"))
     os.chown(place / "vmwrapper", STRANGER, STRANGER)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.hostile
     "location",
     ["http://[", "http://[::1", "//[", "http://a:99999999/", "http://a:b/"],
 )
-def test_a_redirect_to_what_is_no_address_is_refused(
+def test_a_redirect_to_an_invalid_address_is_refused(
     web: WebServer, refused: Callable[..., None], location: str
 ) -> None:
     web.answer("/x.img", 302, Location=location)

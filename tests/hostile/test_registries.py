@@ -68,7 +68,7 @@ MANIFESTS: dict[str, tuple[Any, grpc.StatusCode, str]] = {
 
 
 @pytest.mark.parametrize("case", MANIFESTS)
-def test_a_manifest_that_is_bad_or_broken_is_refused(web: WebServer, refused: Callable[..., None], case: str) -> None:
+def test_a_malicious_or_broken_manifest_is_refused(web: WebServer, refused: Callable[..., None], case: str) -> None:
     document, code, words = MANIFESTS[case]
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     web.serve("/v2/a/manifests/latest", body)
@@ -88,7 +88,7 @@ CONFIGS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", CONFIGS)
-def test_a_config_that_is_bad_or_broken_is_refused(web: WebServer, refused: Callable[..., None], case: str) -> None:
+def test_a_malicious_or_broken_config_is_refused(web: WebServer, refused: Callable[..., None], case: str) -> None:
     config, words = CONFIGS[case]
     registry = FakeRegistry(web)
     if "config" in config:
@@ -181,7 +181,7 @@ ANSWERS: dict[str, tuple[Callable[[Request], None], grpc.StatusCode, str]] = {
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_a_registry_that_answers_badly_is_told_of(web: WebServer, refused: Callable[..., None], case: str) -> None:
+def test_a_bad_answer_of_a_registry_is_reported(web: WebServer, refused: Callable[..., None], case: str) -> None:
     """When it is asked for the layer of an image that is sound."""
     route, code, words = ANSWERS[case]
     name, path = sound(web)
@@ -190,7 +190,7 @@ def test_a_registry_that_answers_badly_is_told_of(web: WebServer, refused: Calla
 
 
 @pytest.mark.parametrize("words", [f"bytes {NUMBER}-{NUMBER}/{NUMBER}", f"bytes {NUMBER}-/*", "bytes 100-"])
-def test_a_part_at_a_place_that_cannot_be_counted_is_not_taken(
+def test_a_part_with_an_invalid_content_range_is_rejected(
     web: WebServer, refused: Callable[..., None], words: str
 ) -> None:
     """Of a file, and of a layer, of which half has come."""
@@ -217,14 +217,14 @@ def cut_unless_a_part(part: Callable[[Request], None]) -> Callable[[Request], No
     return route
 
 
-def test_a_manifest_that_is_not_the_digests_is_refused(web: WebServer, refused: Callable[..., None]) -> None:
+def test_a_manifest_that_does_not_match_its_digest_is_refused(web: WebServer, refused: Callable[..., None]) -> None:
     name, _ = sound(web)
     wanted = f"sha256:{'3' * 64}"
     web.routes[f"/v2/a/manifests/{wanted}"] = web.routes["/v2/a/manifests/latest"]
     refused(f"{name}@{wanted}", f"expected {wanted}; the registry is damaged")
 
 
-def test_a_file_that_is_not_the_digests_is_refused(web: WebServer, refused: Callable[..., None]) -> None:
+def test_a_file_that_does_not_match_its_digest_is_refused(web: WebServer, refused: Callable[..., None]) -> None:
     refused(f"{web.serve('/a.img', bytes(1024))}@sha256:{'3' * 64}", "has changed or was tampered with")
 
 
@@ -245,7 +245,7 @@ FILES: dict[str, tuple[Callable[[Request], None], grpc.StatusCode, str]] = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_a_web_server_that_answers_badly_is_told_of(web: WebServer, refused: Callable[..., None], case: str) -> None:
+def test_a_bad_answer_of_a_web_server_is_reported(web: WebServer, refused: Callable[..., None], case: str) -> None:
     route, code, words = FILES[case]
     web.routes["/a.img"] = route
     refused(web.url("/a.img"), words, code)

@@ -186,7 +186,7 @@ def slow(found: Iterable[tuple[str, re.Pattern[Any], str]]) -> dict[str, float]:
     }
 
 
-def test_every_pattern_is_searched_for_in_linear_time_while_other_threads_go_on() -> None:
+def test_every_pattern_searches_in_linear_time_without_blocking_threads() -> None:
     with Ticks() as ticks:
         assert slow(searches()) == {}
     assert ticks.longest < STOPPED
@@ -225,7 +225,7 @@ BSD = re.compile(rb"Linux version |Copyright \(c\) \d{4}-\d{4} The .*BSD", re.MU
 
 
 @pytest.mark.parametrize("case", NEW)
-def test_a_new_pattern_is_found_wherever_it_is_written(tmp_path: Path, case: str) -> None:
+def test_the_test_finds_a_new_pattern_anywhere_in_the_code(tmp_path: Path, case: str) -> None:
     (tmp_path / "virtshim").mkdir()
     (tmp_path / "virtshim/new.py").write_text(NEW[case])
     assert slow(searches(tmp_path)) != {}
@@ -240,7 +240,7 @@ UNTOLD = {
 
 
 @pytest.mark.parametrize("case", UNTOLD)
-def test_a_pattern_that_cannot_be_told_is_not_passed_over(tmp_path: Path, case: str) -> None:
+def test_the_test_fails_for_a_pattern_that_it_cannot_determine(tmp_path: Path, case: str) -> None:
     (tmp_path / "virtshim").mkdir()
     (tmp_path / "virtshim/new.py").write_text(UNTOLD[case])
     with pytest.raises(AssertionError, match=r"line \d+: |constant of the module"):
@@ -249,7 +249,7 @@ def test_a_pattern_that_cannot_be_told_is_not_passed_over(tmp_path: Path, case: 
 
 @pytest.mark.parametrize("unit", ["a/", "a", "a:1/", "a.", "[", "library/", "docker.io/", ":", "@", "sha256:", "%"])
 @pytest.mark.parametrize("scheme", ["", "https://", "file:///"])
-def test_the_name_of_an_image_takes_no_time_however_long_it_is(scheme: str, unit: str) -> None:
+def test_a_long_image_name_is_parsed_quickly(scheme: str, unit: str) -> None:
     """The length that the patterns of names are tried with is one that they really get at most."""
     name = scheme + unit * ((8 << 20) // len(unit))
     began = time.thread_time()
@@ -269,9 +269,7 @@ COSTLY = {
 
 @pytest.mark.parametrize("length", [255, 2000, LENGTHS[-1]])
 @pytest.mark.parametrize("case", COSTLY)
-def test_a_pattern_of_an_operators_takes_linear_time_on_any_name_while_other_threads_go_on(
-    case: str, length: int
-) -> None:
+def test_an_operators_pattern_matches_in_linear_time_without_blocking_threads(case: str, length: int) -> None:
     pattern, unit = COSTLY[case]
     rules = translations.parse_translations(f"translations: [{{regex: '{pattern}', url: a.example/b}}]", "a.yaml")
     with Ticks() as ticks:
@@ -313,7 +311,9 @@ CHALLENGES = {
 
 
 @pytest.mark.parametrize("case", CHALLENGES)
-def test_a_registrys_challenge_stops_no_thread(web: WebServer, refused: Callable[..., None], case: str) -> None:
+def test_parsing_a_registrys_challenge_blocks_no_thread(
+    web: WebServer, refused: Callable[..., None], case: str
+) -> None:
     def route(request: http.server.BaseHTTPRequestHandler) -> None:
         request.send_response(401)
         for value in CHALLENGES[case]:
@@ -339,13 +339,13 @@ LOGS = {
 
 
 @pytest.mark.parametrize("case", LOGS)
-def test_an_archives_secrets_are_looked_for_in_linear_time(case: str) -> None:
+def test_secrets_in_an_archive_are_found_in_linear_time(case: str) -> None:
     began = time.thread_time()
     Secrets().cleaned(LOGS[case])
     assert time.thread_time() - began < 2
 
 
-def test_a_private_key_whose_beginning_is_cut_off_does_not_stay_in_an_archive() -> None:
+def test_a_private_key_without_its_beginning_does_not_stay_in_an_archive() -> None:
     key = f"{'k' * 64}\n" * 20 + "-----END RSA PRIVATE KEY-----"
     assert "kkkk" not in Secrets().cleaned(f"before\n{key}\nbehind")
     assert Secrets().cleaned("A" * 64 + "\nnothing secret\n") == "A" * 64 + "\nnothing secret\n"

@@ -153,7 +153,7 @@ def test_the_screen_of_the_vm_itself_is_reached(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("replaced_by", REPLACED, ids=lambda replaced: replaced.__name__)
-def test_nothing_in_its_place_gets_a_byte(machine: Machine, replaced_by: Callable[[Machine], None]) -> None:
+def test_a_socket_in_place_of_the_screen_gets_no_byte(machine: Machine, replaced_by: Callable[[Machine], None]) -> None:
     machine.screen.unlink()
     replaced_by(machine)
     with pytest.raises(Unavailable):
@@ -171,7 +171,7 @@ def test_the_screen_of_another_vm_is_not_reached(machine: Machine, make: Callabl
             machine.screens.connect(CONTAINER)
 
 
-def test_a_vm_that_has_ended_has_no_screen_whoever_listens(machine: Machine) -> None:
+def test_an_ended_vm_has_no_screen_even_if_another_process_listens(machine: Machine) -> None:
     with pytest.raises(Unavailable, match="ended"):
         ScreenSockets(machine.layout, lambda _: None).connect(CONTAINER)
 
@@ -182,7 +182,7 @@ def streams(client: SpdyClient, request: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("replaced_by", REPLACED[:2], ids=lambda replaced: replaced.__name__)
-def test_who_forwards_port_5900_is_told_and_gets_no_stream(
+def test_forwarding_port_5900_fails_with_an_error_and_no_stream(
     machine: Machine, replaced_by: Callable[[Machine], None]
 ) -> None:
     node = StreamNode(StreamTimeouts())

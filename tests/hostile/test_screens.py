@@ -77,7 +77,7 @@ def test_a_stranger_sees_no_screen(screen: tuple[str, list[bytes]]) -> None:
     assert visited(STRANGER, where) in ("b''", "ConnectionResetError", "PermissionError")
 
 
-def test_what_a_stranger_types_and_hangs_up_reaches_no_guest(screen: tuple[str, list[bytes]]) -> None:
+def test_a_strangers_input_reaches_no_guest(screen: tuple[str, list[bytes]]) -> None:
     where, typed = screen
     visited(STRANGER, where, "leaves")
     assert visited(0, where) == str(SCREEN)
@@ -85,11 +85,11 @@ def test_what_a_stranger_types_and_hangs_up_reaches_no_guest(screen: tuple[str, 
 
 
 @pytest.mark.parametrize("user", [0, OPERATOR])
-def test_who_started_it_sees_the_screen(screen: tuple[str, list[bytes]], user: int) -> None:
+def test_the_user_who_started_the_command_sees_the_screen(screen: tuple[str, list[bytes]], user: int) -> None:
     assert visited(user, screen[0]) == str(SCREEN)
 
 
-def test_a_socket_is_its_users_alone(screen: tuple[str, list[bytes]]) -> None:
+def test_only_its_user_can_open_the_screen_socket(screen: tuple[str, list[bytes]]) -> None:
     where, _ = screen
     if where.startswith("/"):
         assert stat.S_IMODE(os.stat(where).st_mode) == 0o600

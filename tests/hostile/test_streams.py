@@ -76,7 +76,7 @@ def attach(node: StreamNode, pod: str) -> str:
 # --- sessions
 
 
-def test_a_pods_sessions_beyond_its_limit_are_answered_429_and_other_pods_are_served(
+def test_sessions_beyond_a_pods_limit_get_429_and_other_pods_are_served(
     make_node: Callable[..., StreamNode],
 ) -> None:
     node = make_node(pod_sessions=3, sessions=100)
@@ -99,14 +99,14 @@ def is_let_in(url: str) -> bool:
     return head.startswith("HTTP/1.1 101 ")
 
 
-def test_sessions_of_many_pods_leave_one_to_a_pod_that_has_none(make_node: Callable[..., StreamNode]) -> None:
+def test_a_pod_without_sessions_gets_one_while_many_pods_hold_sessions(make_node: Callable[..., StreamNode]) -> None:
     node = make_node(pod_sessions=4, sessions=8)
     heads = [connected(attach(node, f"default/{n % 2}"), "v4.channel.k8s.io")[1] for n in range(8)]
     assert sum(head.startswith("HTTP/1.1 101 ") for head in heads) == 6
     assert is_served(node)
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_handshake_takes_no_place(
+def test_a_client_that_leaves_during_its_handshake_takes_no_place(
     make_node: Callable[..., StreamNode],
 ) -> None:
     node = make_node(pod_sessions=2, sessions=8)
@@ -171,7 +171,7 @@ def send_all_it_takes(client: SpdyClient, streams: list[int], most: int) -> None
                 client.write(stream, b"x" * 32768)
 
 
-def test_fifty_connections_to_a_guest_that_does_not_read_hold_what_its_pod_may(
+def test_fifty_connections_to_a_guest_that_does_not_read_stay_within_the_pods_limit(
     make_node: Callable[..., StreamNode],
 ) -> None:
     node = make_node(pod_bytes=1 << 20)
@@ -184,7 +184,7 @@ def test_fifty_connections_to_a_guest_that_does_not_read_hold_what_its_pod_may(
         assert is_served(node)
 
 
-def test_many_sessions_to_a_guest_that_does_not_read_share_what_its_pod_may_hold(
+def test_many_sessions_to_a_guest_that_does_not_read_share_the_pods_limit(
     make_node: Callable[..., StreamNode],
 ) -> None:
     node = make_node(pod_bytes=1 << 20)
@@ -198,7 +198,7 @@ def test_many_sessions_to_a_guest_that_does_not_read_share_what_its_pod_may_hold
         assert is_served(node)
 
 
-def test_what_a_session_held_is_free_when_it_ends(make_node: Callable[..., StreamNode]) -> None:
+def test_the_memory_of_a_session_is_freed_when_it_ends(make_node: Callable[..., StreamNode]) -> None:
     node = make_node(pod_bytes=1 << 20)
     with deaf() as port:
         client = spdy(node.forward(pod=HOSTILE), PORTFORWARD)
@@ -215,7 +215,7 @@ def test_what_a_session_held_is_free_when_it_ends(make_node: Callable[..., Strea
         assert held() > 1 << 19, "the pod may hold as much as before"
 
 
-def test_a_pod_that_holds_all_it_may_goes_on_in_small_pieces_and_others_at_full_speed() -> None:
+def test_a_pod_at_its_memory_limit_continues_slowly_and_others_at_full_speed() -> None:
     async def test() -> None:
         room = StreamRoom(StreamLimits(pod_bytes=1 << 20, bytes=2 << 20))
         with room.session(HOSTILE) as first, room.session(HOSTILE) as second, room.session(OTHER) as other:
@@ -239,7 +239,7 @@ def test_a_pod_that_holds_all_it_may_goes_on_in_small_pieces_and_others_at_full_
     asyncio.run(asyncio.wait_for(test(), 10))
 
 
-def test_when_the_nodes_bytes_are_used_up_each_pod_still_has_its_own() -> None:
+def test_each_pod_keeps_its_reserve_when_the_nodes_memory_limit_is_reached() -> None:
     async def test() -> None:
         room = StreamRoom(StreamLimits(pod_bytes=1 << 20, bytes=2 << 20))
         with contextlib.ExitStack() as stack:
@@ -296,7 +296,7 @@ PEERS = {
 
 
 @pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
-def test_however_a_pods_end_behaves_its_client_learns_the_end_and_other_pods_are_served(
+def test_however_a_pods_service_closes_its_client_sees_the_end_and_others_are_served(
     make_node: Callable[..., StreamNode], peer: Callable[[socket.socket], None]
 ) -> None:
     node = make_node()
@@ -310,7 +310,7 @@ def test_however_a_pods_end_behaves_its_client_learns_the_end_and_other_pods_are
     assert is_served(node)
 
 
-def test_a_pod_that_sends_without_end_to_a_client_that_does_not_read_is_not_read_either(
+def test_a_pod_is_not_read_while_its_client_does_not_read(
     make_node: Callable[..., StreamNode],
 ) -> None:
     node, sent, blocked = make_node(), [0], threading.Event()

@@ -91,7 +91,7 @@ def told(place: str, pytestconfig: pytest.Config) -> list[list[str]]:
 
 
 @at_each_place(PLACES[0])
-def test_a_build_tool_that_is_in_no_lock_never_runs(told: list[list[str]], tmp_path: Path) -> None:
+def test_a_build_tool_outside_the_locks_never_runs(told: list[list[str]], tmp_path: Path) -> None:
     """libvirt-python is built from source. What pip fetches to build a package is checked by no hash."""
     index, mark = tmp_path / "index", tmp_path / "taken over"
     index.mkdir()
@@ -106,7 +106,7 @@ def test_a_build_tool_that_is_in_no_lock_never_runs(told: list[list[str]], tmp_p
 
 
 @at_each_place(PLACES[1])
-def test_a_file_that_is_not_the_locked_one_is_refused(told: list[list[str]], tmp_path: Path) -> None:
+def test_a_file_that_does_not_match_the_lock_is_refused(told: list[list[str]], tmp_path: Path) -> None:
     index = tmp_path / "index"
     index.mkdir()
     sound = wheel(index, "grpcio", "1.0", "")
@@ -121,7 +121,7 @@ def test_a_file_that_is_not_the_locked_one_is_refused(told: list[list[str]], tmp
 
 
 @at_each_place(PLACES[2])
-def test_a_package_that_is_in_no_lock_is_not_brought_by_another(told: list[list[str]], tmp_path: Path) -> None:
+def test_a_package_outside_the_locks_is_not_installed_as_a_dependency(told: list[list[str]], tmp_path: Path) -> None:
     """A locked wheel whose metadata asks for one more."""
     index = tmp_path / "index"
     index.mkdir()

@@ -10,7 +10,7 @@ from install.outer import missing
 pytestmark = [pytest.mark.operator, pytest.mark.full, pytest.mark.timeout(3600)]
 
 
-def test_the_package_is_installed_upgraded_under_a_vm_rebooted_and_purged(pytestconfig):
+def test_the_package_survives_install_upgrade_with_a_vm_reboot_and_purge(pytestconfig):
     if lacks := missing():
         pytest.skip(f"AREA operator NOT TESTED: {lacks}")
     done = subprocess.run(

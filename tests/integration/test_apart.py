@@ -43,14 +43,14 @@ def left_of(before: Snapshot) -> Sequence[str]:
     return [found for found in before.left() if _NAME in found]
 
 
-def test_a_process_that_a_test_left_is_seen() -> None:
+def test_the_leak_check_sees_a_process_that_a_test_left() -> None:
     before = Snapshot.take()
     with lingering():
         assert len(left_of(before)) == 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_what_runs_apart_is_not_seen_and_goes_with_who_started_it(how: signal.Signals) -> None:
+def test_processes_in_another_pid_namespace_are_ignored_and_end_with_their_parent(how: signal.Signals) -> None:
     before = Snapshot.take()
     with lingering(APART) as (process, inside):
         assert left_of(before) == []
@@ -58,7 +58,7 @@ def test_what_runs_apart_is_not_seen_and_goes_with_who_started_it(how: signal.Si
         wait_until(lambda: not runs(inside), 30, "it has gone too")
 
 
-def test_what_runs_apart_has_a_network_and_temporary_files_of_its_own() -> None:
+def test_an_isolated_run_has_its_own_network_and_temporary_files() -> None:
     script = (
         "ls -A /var/tmp /run/netns; ls /sys/class/net; touch /var/tmp/virtshim-left; ip link add left type veth; exit 3"
     )

@@ -36,7 +36,7 @@ def test_every_setting_has_a_meaning_and_a_reason(what: str) -> None:
     assert silent == []
 
 
-def test_every_number_that_is_no_count_has_a_unit_or_is_a_part_of_one() -> None:
+def test_every_number_that_is_not_a_count_has_a_unit() -> None:
     unitless = [
         name
         for name, info in fields(Settings)

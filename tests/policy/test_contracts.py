@@ -36,7 +36,7 @@ def held(project: Any) -> set[str]:
     return found
 
 
-def test_every_fake_that_implements_a_port_is_held_by_a_contract_suite(project: Any, held: set[str]) -> None:
+def test_every_fake_of_a_port_is_tested_by_a_contract_suite(project: Any, held: set[str]) -> None:
     fakes = {
         name
         for path in project.modules("tests/fakes")
@@ -47,7 +47,7 @@ def test_every_fake_that_implements_a_port_is_held_by_a_contract_suite(project: 
     assert fakes - held == set()
 
 
-def test_every_fake_outside_of_the_services_says_which_port_it_implements() -> None:
+def test_every_fake_says_which_port_it_implements() -> None:
     """Or what it is made of does. `dressed` puts real parts in their places."""
     parts = [part for name, part in vars(Outside()).items() if part is not None and name not in ("journal", "dressed")]
     silent = [

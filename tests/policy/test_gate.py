@@ -31,7 +31,7 @@ def words(commands: list[str]) -> list[str]:
     return shlex.split(command)
 
 
-def test_no_step_of_the_set_up_runs_twice(commands: list[str]) -> None:
+def test_no_setup_step_runs_twice(commands: list[str]) -> None:
     assert "deploy/setup.sh" in commands
     assert len(commands) == len(set(commands))
 
@@ -46,7 +46,7 @@ def test_every_test_file_is_collected(project: Any, words: list[str], pytestconf
     assert [project.name(file) for file in files if set(not_entered) & set(file.parts)] == []
 
 
-def test_an_area_that_the_machine_could_have_run_may_not_be_skipped(words: list[str]) -> None:
+def test_an_area_that_the_machine_can_run_may_not_be_skipped(words: list[str]) -> None:
     assert "--strict-areas" in words
 
 
@@ -57,7 +57,7 @@ def test_a_marked_test_is_left_to_make_test_all(project: Any, tmp_path: Path) ->
     assert "2 passed" in run(project, tmp_path, "--all").stdout
 
 
-def test_only_what_runs_apart_is_out_of_the_leak_checks_sight(project: Any) -> None:
+def test_the_leak_check_ignores_only_other_pid_namespaces(project: Any) -> None:
     """A process of another PID namespace is not seen by tests/leaks.py."""
     makes_one = re.compile(r"\b(CLONE_NEWPID|unshare\b.*\W(--pid|-[a-zA-Z]*p))\b")
     programs = [path for path in project.files("virtshim", "tapmanager", "vmwrapper", "deploy", "tests")
@@ -75,7 +75,7 @@ def test_only_what_runs_apart_is_out_of_the_leak_checks_sight(project: Any) -> N
     ],
 )
 @pytest.mark.parametrize("workers", [(), ("-p", "tests.gate", "--two-workers")])
-def test_a_skip_fails_the_gate_unless_nobody_could_bring_what_is_missing(
+def test_a_skip_fails_the_gate_unless_the_requirement_cannot_be_installed(
     project: Any, tmp_path: Path, body: str, code: pytest.ExitCode, workers: tuple[str, ...]
 ) -> None:
     (tmp_path / "test_module.py").write_text(f"import pytest\n{body}\n")

@@ -13,7 +13,7 @@ from virtshim.model.hardware import HardwareOptions
 _TABLE = re.compile(r"(?<=<!-- annotations -->\n\n).*?(?=\n\n<!-- end -->)", re.DOTALL)
 
 
-def test_the_table_is_the_codes(project: Any) -> None:
+def test_the_table_matches_the_code(project: Any) -> None:
     page = project.root / "docs/annotations.md"
     written = page.read_text()
     if os.environ.get("GOLDEN_UPDATE") == "1":
@@ -23,6 +23,6 @@ def test_the_table_is_the_codes(project: Any) -> None:
 
 
 @pytest.mark.parametrize("one", ANNOTATIONS, ids=lambda one: one.name)
-def test_its_example_is_taken_and_changes_something(one: Annotation) -> None:
+def test_each_example_is_accepted_and_has_an_effect(one: Annotation) -> None:
     assert parse_vm_options({one.name: one.example}).hardware != HardwareOptions()
     assert parse_vm_options({one.name: ""}).hardware == HardwareOptions()

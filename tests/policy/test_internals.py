@@ -81,7 +81,7 @@ def of_product(project: Any) -> set[str]:
     return {name for path in project.modules() for name in private_names(ast.parse(path.read_text()))}
 
 
-def test_no_test_knows_a_private_name_of_the_product(project: Any, of_product: set[str]) -> None:
+def test_no_test_uses_a_private_name_of_the_product(project: Any, of_product: set[str]) -> None:
     wrong, used = [], set()
     for path in project.modules("tests"):
         file = project.name(path)
@@ -122,5 +122,5 @@ def test_a_private_name_is_found_however_it_is_reached(source: str, name: str) -
         "one, _ = pair",
     ],
 )
-def test_names_of_the_tests_own_and_of_others_are_no_matter(source: str) -> None:
+def test_private_names_of_tests_and_other_libraries_are_allowed(source: str) -> None:
     assert list(faults(ast.parse(source), {"_engine"})) == []

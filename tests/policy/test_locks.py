@@ -74,7 +74,7 @@ def asked_for(project: Any) -> dict[str, list[Requirement]]:
 
 
 @pytest.mark.parametrize("lock", [EVERYTHING, RUN, BUILD])
-def test_a_lock_holds_what_is_asked_for_in_a_version_that_is_allowed(
+def test_a_lock_has_every_requirement_in_an_allowed_version(
     locks: dict[str, dict[str, Pin]], asked_for: dict[str, list[Requirement]], lock: str
 ) -> None:
     wrong = {}
@@ -86,7 +86,7 @@ def test_a_lock_holds_what_is_asked_for_in_a_version_that_is_allowed(
 
 
 @pytest.mark.parametrize("lock", [RUN, BUILD])
-def test_a_lock_holds_nothing_that_nobody_asked_for(
+def test_a_lock_has_only_required_packages(
     locks: dict[str, dict[str, Pin]], asked_for: dict[str, list[Requirement]], lock: str
 ) -> None:
     """So no test tool gets onto a node. Each entry names whom it is for; from there it leads to a requirement."""
@@ -98,7 +98,7 @@ def test_a_lock_holds_nothing_that_nobody_asked_for(
 
 
 @pytest.mark.parametrize("lock", [RUN, BUILD])
-def test_what_a_node_gets_is_what_the_tests_ran_with(locks: dict[str, dict[str, Pin]], lock: str) -> None:
+def test_a_node_gets_the_versions_that_the_tests_ran_with(locks: dict[str, dict[str, Pin]], lock: str) -> None:
     """Also: requirements.lock changes whenever another lock does, so that set-up sees one file."""
     different = {
         name: pin.version
@@ -136,13 +136,13 @@ def installing(project: Any) -> Iterator[tuple[str, str]]:
             yield from ((project.name(path), found) for found in COMMAND.findall(text))
 
 
-def test_every_command_that_installs_takes_packages_by_a_lock_with_hashes(project: Any) -> None:
+def test_every_install_command_uses_a_lock_with_hashes(project: Any) -> None:
     commands = list(installing(project))
     assert {name for name, _ in commands} >= {"deploy/setup.sh", "deploy/deb/build.sh", "docs/install.md"}
     assert [f"{name}: {command}: {fault}" for name, command in commands for fault in faults(command)] == []
 
 
-def test_nothing_is_fetched_past_the_locks(project: Any) -> None:
+def test_nothing_is_installed_without_a_lock(project: Any) -> None:
     found = [
         f"{project.name(path)}: {match.group()}"
         for path in project.files()
@@ -163,12 +163,12 @@ def test_nothing_is_fetched_past_the_locks(project: Any) -> None:
         ("pip install --require-hashes --only-binary :all: --no-binary a -r requirements.lock", "--no-build-isolation"),
     ],
 )
-def test_a_command_that_installs_more_is_found(command: str, fault: str) -> None:
+def test_an_install_command_without_a_lock_is_detected(command: str, fault: str) -> None:
     assert COMMAND.fullmatch(command)
     assert any(fault in one for one in faults(command))
 
 
-def test_a_pin_without_a_hash_is_found(tmp_path: Path) -> None:
+def test_a_pin_without_a_hash_is_detected(tmp_path: Path) -> None:
     (tmp_path / "one.lock").write_text("a==1 \\\n    --hash=sha256:" + "0" * 64 + "\nb==2\n")
     with pytest.raises(AssertionError, match="not a pin with hashes: 'b==2'"):
         read_lock(tmp_path / "one.lock")

@@ -24,12 +24,12 @@ def packages(project: Any) -> set[str]:
     return {project.name(path.parent) for path in project.modules(*PROGRAMS)}
 
 
-def test_the_tree_names_each_package_of_the_programs_and_none_that_is_not_there(project: Any) -> None:
+def test_the_tree_names_exactly_the_packages_of_the_programs(project: Any) -> None:
     page = Path(project.root, "docs/ARCHITECTURE.md").read_text()
     assert {path for path in drawn(page) if path.partition("/")[0] in PROGRAMS} == packages(project)
 
 
-def test_a_directory_belongs_below_the_one_before_it_that_is_less_deep() -> None:
+def test_indentation_decides_the_parent_of_a_directory() -> None:
     lines = ["a/     one", "  b/   two", "    c/ three", "         more of it", "  d.py, e/f.py", "  g/   four"]
     page = "\n## Tree\n\n" + "".join(f"    {line}\n" for line in lines) + "\n## Next\n\n    z/ no\n"
     assert list(drawn(page)) == ["a", "a/b", "a/b/c", "a/g"]

@@ -68,7 +68,7 @@ def test_no_product_file_mentions_a_home_directory(project: Any) -> None:
     assert on_the_host == []
 
 
-def test_the_lock_file_and_the_project_file_leave_the_package_source_to_the_user(project: Any) -> None:
+def test_lock_and_project_file_name_no_package_index(project: Any) -> None:
     sources = [
         line for line in lines_matching(project, PACKAGE_SOURCES) if line.startswith(("requirements", "pyproject"))
     ]

@@ -24,7 +24,7 @@ def is_there(root: Path, dotted: str) -> bool:
     return False
 
 
-def test_what_a_docstring_refers_to_is_there(project: Any) -> None:
+def test_dotted_names_in_docstrings_exist(project: Any) -> None:
     wrong = [
         f"{project.name(path)}: {dotted}"
         for path in project.modules()
@@ -45,5 +45,5 @@ def test_what_a_docstring_refers_to_is_there(project: Any) -> None:
         ("virtshim.model.ShimError", False),
     ],
 )
-def test_a_reference_is_looked_up(project: Any, dotted: str, there: bool) -> None:
+def test_the_check_resolves_references(project: Any, dotted: str, there: bool) -> None:
     assert is_there(project.root, dotted) is there

@@ -9,7 +9,7 @@ from typing import Any
 OF_A_PAGE = "virtshim/config/"
 
 
-def test_no_remedy_names_a_file_of_the_sources_alone(project: Any) -> None:
+def test_no_remedy_names_a_file_that_only_the_sources_have(project: Any) -> None:
     """A node that was installed from the package has the files of deploy/ below /usr/share/virtshim."""
     found = [
         f"{name}: {path}"
@@ -20,7 +20,7 @@ def test_no_remedy_names_a_file_of_the_sources_alone(project: Any) -> None:
     assert found == []
 
 
-def test_what_a_remedy_names_below_deploy_is_there(project: Any) -> None:
+def test_files_below_deploy_that_a_remedy_names_exist(project: Any) -> None:
     named = {path for _, text in texts(project) for path in re.findall(r"/usr/share/virtshim/([\w./-]*\w)", text)}
     assert "flexvolume_driver" in named
     assert {path for path in named if not (project.root / "deploy" / path).is_file()} == set()

@@ -97,19 +97,19 @@ def written(root: Path, **texts: str) -> list[Path]:
         "def later():\n    from room.one import value\n",
     ],
 )
-def test_a_circle_inside_a_package_is_found(tmp_path: Path, back: str) -> None:
+def test_an_import_circle_inside_a_package_is_detected(tmp_path: Path, back: str) -> None:
     files = written(
         tmp_path, one="from room import two\n", two="from room.three import x\n", three=back, four="import room.one"
     )
     assert circles(import_graph(tmp_path, files)) == [["room.one", "room.three", "room.two"]]
 
 
-def test_imports_that_lead_one_way_are_no_circle(tmp_path: Path) -> None:
+def test_one_way_imports_are_not_a_circle(tmp_path: Path) -> None:
     files = written(tmp_path, one="from room import two, three\n", two="import room.three\n", three="import os, room\n")
     assert circles(import_graph(tmp_path, files)) == []
 
 
-def test_a_room_of_60_files_is_found(tmp_path: Path) -> None:
+def test_a_package_of_60_files_is_detected(tmp_path: Path) -> None:
     files = written(tmp_path, **{f"module{number}": "" for number in range(60)})
     assert crowded(files) == {tmp_path / "room": 60}
     assert crowded(files[: FILES_IN_A_PACKAGE + 1]) == {}  # __init__.py is no module to be found
@@ -140,7 +140,7 @@ def copy(project: Any, tmp_path: Path) -> Any:
         ("virtshim/new_module.py", "", "new_module"),
     ],
 )  # fmt: skip
-def test_what_crosses_a_border_is_found(copy: Any, file: str, line: str, told: str) -> None:
+def test_an_import_across_a_border_is_detected(copy: Any, file: str, line: str, told: str) -> None:
     """Also a package, or a module beside the packages, that is in no layer: nothing would be said about what it imports."""
     spoilt = copy.root / file
     spoilt.parent.mkdir(exist_ok=True)
@@ -149,5 +149,5 @@ def test_what_crosses_a_border_is_found(copy: Any, file: str, line: str, told: s
         copy.check(["lint-imports", "--no-logo", "--no-cache"])
 
 
-def test_without_such_a_thing_nothing_is_found(copy: Any) -> None:
+def test_the_unchanged_code_crosses_no_border(copy: Any) -> None:
     copy.check(["lint-imports", "--no-logo", "--no-cache"])

@@ -40,7 +40,7 @@ def test_no_record_shows_a_secret_when_it_is_printed(project: Any) -> None:
     assert hidden > 5
 
 
-def test_registry_logins_and_requests_are_hidden_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_registry_logins_and_requests_are_hidden_completely(capsys: pytest.CaptureFixture[str]) -> None:
     assert "hunter2" not in repr(Credentials(username="me", password="hunter2"))
     request = pb.PullImageRequest(auth=pb.AuthConfig(password="hunter2"))
     root = logging.getLogger()

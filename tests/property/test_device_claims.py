@@ -109,7 +109,7 @@ STEP = st.tuples(st.sampled_from((*STEPS, "create", "create", "start", "start"))
 
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEP, max_size=25))
-def test_no_two_running_vms_ever_have_one_device(steps: list[tuple[str, int, int]]) -> None:
+def test_no_two_running_vms_ever_have_the_same_device(steps: list[tuple[str, int, int]]) -> None:
     node = Node()
     for name, pick, which in steps:
         try:

@@ -235,7 +235,7 @@ STEPS = [
     )
 )
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_sequence_of_calls_does_what_the_model_says(steps: list[Any]) -> None:
+def test_any_sequence_of_calls_agrees_with_the_model(steps: list[Any]) -> None:
     node = Node()
     try:
         for step, pick, this, that in steps:

@@ -55,7 +55,7 @@ def made(root: str, owned: VfSettings, dropped: dict[str, Any]) -> tuple[FakeNet
     giving_fails_at=st.integers(0, 25),
     refused=st.sets(st.sampled_from(sorted(FIELDS))),
 )
-def test_a_card_is_as_it_was_whatever_fails_in_between(
+def test_a_card_is_restored_whatever_fails_in_between(
     owned: VfSettings, dropped: dict[str, Any], taking_fails_at: int, giving_fails_at: int, refused: set[str]
 ) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -94,7 +94,7 @@ def assert_holds(now: VfSettings, owned: VfSettings) -> None:
 
 @settings(max_examples=examples(50), deadline=None)
 @given(owned=SETTINGS)
-def test_at_a_card_that_forgets_nothing_the_mac_alone_is_set(owned: VfSettings) -> None:
+def test_only_the_mac_is_set_on_a_card_that_keeps_its_settings(owned: VfSettings) -> None:
     with tempfile.TemporaryDirectory() as root:
         card, functions, function = made(root, owned, {})
         functions.take(function)

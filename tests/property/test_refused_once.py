@@ -210,7 +210,7 @@ def lived(scarcity: Scarcity) -> None:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", [THREAD, OPEN, EPOLL, FSYNC])
-def test_what_the_system_refuses_once_is_had_by_the_next_request(kind: str) -> None:
+def test_a_request_succeeds_after_the_system_refused_a_resource_once(kind: str) -> None:
     for at in itertools.count(1):
         scarcity = Scarcity(kind, at)
         lived(scarcity)

@@ -134,7 +134,7 @@ def wire_of(client: Writer, step: tuple, number: int) -> bytes:
 
 @given(steps)
 @settings(max_examples=examples(200))
-def test_any_sequence_of_what_clients_and_we_do(sequence):
+def test_any_sequence_of_client_and_server_actions(sequence):
     fed, client, number = Fed(), Writer(), -1
     for step in sequence:
         if fed.broken:
@@ -195,7 +195,7 @@ def test_ten_thousand_streams_are_opened_and_dropped_in_bounded_memory():
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 400), max_size=6), st.booleans(), st.integers(0, 9))
-def test_channel_messages_say_the_same_however_they_are_cut(payload, cuts, in_base64, channel):
+def test_channel_messages_are_independent_of_fragmentation(payload, cuts, in_base64, channel):
     pieces = in_pieces(encode(channel, payload, in_base64=in_base64), cuts)
     reader = ChannelReader(in_base64=in_base64)
     got = [reader.feed(Fragment(piece, starts=at == 0, ends=at == len(pieces) - 1)) for at, piece in enumerate(pieces)]

@@ -485,7 +485,7 @@ TestTwoAtOnceAgain = pytest.mark.full(pytest.mark.timeout(1200)(TwoAtOnceAgain.T
 
 @pytest.mark.parametrize("beginning", dict.fromkeys(BEGINNINGS), ids=lambda one: one.__name__)
 @pytest.mark.parametrize("mine", ["keeps", pytest.param("keeps-device", marks=pytest.mark.full), "device"])
-def test_no_other_pod_and_no_pull_waits_while_the_outside_is_slow(
+def test_slow_external_calls_block_no_other_pod_and_no_pull(
     beginning: Any, mine: str, request: pytest.FixtureRequest
 ) -> None:
     another = "device" if mine != "device" else "keeps"
@@ -498,7 +498,7 @@ def test_no_other_pod_and_no_pull_waits_while_the_outside_is_slow(
 @pytest.mark.parametrize("undo_fails", [False, True])
 @pytest.mark.parametrize("error", TROUBLE, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("mine", ["keeps", "device"])
-def test_a_start_that_fails_leaves_nothing_that_another_call_does_not_end(
+def test_a_failed_start_leaves_nothing_that_other_calls_cannot_end(
     mine: str, error: Exception, undo_fails: bool
 ) -> None:
     for do, newest in itertools.product((stop, stop_sandbox, remove_sandbox, create, repair), (False, True)):
@@ -509,7 +509,7 @@ def test_a_start_that_fails_leaves_nothing_that_another_call_does_not_end(
 
 
 @pytest.mark.parametrize("mine", ["keeps", "device"])
-def test_each_thread_may_be_refused_once(mine: str) -> None:
+def test_the_system_may_refuse_each_thread_once(mine: str) -> None:
     asked = 0
     for beginning, do in ((an_empty_node, bring_up), (a_pod_that_runs, restart_guest), (a_pod_that_runs, end_guest)):
         for after in itertools.count():
@@ -546,7 +546,7 @@ PAIRS = [
 @pytest.mark.parametrize(
     ("beginning", "first", "second"), PAIRS, ids=[f"{b.__name__}-{f[0].__name__}-{s[0].__name__}" for b, f, s in PAIRS]
 )
-def test_either_call_may_come_between_any_two_steps_of_the_other(
+def test_two_calls_may_interleave_at_any_step(
     beginning: Any, first: Any, second: Any, request: pytest.FixtureRequest
 ) -> None:
     pods = list(PODS) if request.config.getoption("--all") else ["keeps"]

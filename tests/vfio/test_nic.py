@@ -24,23 +24,23 @@ def nics(console: list[str]) -> list[str]:
     return [line.strip() for line in console if line.startswith("nic ")]
 
 
-def test_a_function_that_a_plugin_moved_is_vfios_and_its_addresses_are_the_pods(told):
+def test_a_function_moved_by_a_plugin_is_bound_to_vfio_and_the_pod_has_its_addresses(told):
     moved = told("nic: moved")
     assert moved["ip"] == ADDRESSES[0].partition("/")[0]
     assert moved["state"]["driver"] == "vfio-pci"
     assert moved["state"]["link"]["ifname"] is None, "no interface on the host, nor in the pod"
 
 
-def test_the_guest_has_the_function_as_its_own_nic_with_its_mac_at_the_address_foretold(told):
+def test_the_guest_has_the_function_as_nic_with_its_mac_at_the_predicted_address(told):
     assert nics(told("nic: in the guest")["console"]) == [f'nic 01:00.0 mac={MACS[0]} sent=1 heard="{card.ANSWER}"']
     assert told("nic: in the guest")["passed"] == [card.FUNCTIONS[0]]
 
 
-def test_what_the_guest_sends_is_on_the_wire_with_the_vlan_that_the_card_has_for_it(told):
+def test_guest_packets_have_the_vlan_of_the_function_on_the_wire(told):
     assert told("nic: in the guest")["frames"] == [{"source": MACS[0], "tag": VLAN, "words": "device guest"}]
 
 
-def test_settings_of_the_card_hold_while_a_guest_has_the_function(told):
+def test_settings_of_the_card_stay_while_a_guest_has_the_function(told):
     assert told("nic: moved")["state"]["attributes"] == told("nic: functions")["states"][0]["attributes"]
 
 
@@ -60,7 +60,7 @@ def by_ip(attributes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_what_is_set_for_a_function_is_read_as_ip_tells_it_before_during_and_after(told):
+def test_settings_of_a_function_are_read_as_ip_shows_them_before_during_and_after(told):
     for state in (*told("nic: functions")["states"], told("nic: moved")["state"], told("nic: removed")["state"]):
         assert state["settings"] == by_ip(state["attributes"])
     set_for_it = told("nic: removed")["state"]["settings"]
@@ -68,7 +68,7 @@ def test_what_is_set_for_a_function_is_read_as_ip_tells_it_before_during_and_aft
     assert (set_for_it["vlan"], set_for_it["spoof_check"], set_for_it["trust"]) == (VLAN, True, True)
 
 
-def test_inspecting_the_pod_shows_its_nics_function_and_what_is_set_for_it(told):
+def test_inspect_shows_the_function_of_a_nic_and_its_settings(told):
     (nic,) = told("nic: moved")["inspected"]["interfaces"]
     function = nic["function"]
     assert (function["pci"], function["driver"], function["number"]) == (card.FUNCTIONS[0], "vfio-pci", 0)
@@ -84,13 +84,13 @@ def test_a_vm_keeps_its_function_while_both_daemons_die_and_come_back(told):
     assert after["state"] == told("nic: moved")["state"]
 
 
-def test_a_removed_pod_gives_the_host_its_function_back_as_it_was(told):
+def test_a_removed_pod_returns_its_function_to_the_host_unchanged(told):
     before, after = told("nic: functions")["states"][0], told("nic: removed")["state"]
     assert before["link"] == {"ifname": "vf0", "address": MACS[0], "mtu": MTU}
     assert after == before
 
 
-def test_a_function_whose_card_was_told_no_address_keeps_its_own_while_it_is_lent_and_may_choose_again_afterwards(told):
+def test_a_function_without_an_assigned_mac_keeps_its_own_and_may_change_it_afterwards(told):
     before, facts = told("nic: functions")["states"][2], told("nic: no address set")
     assert before["attributes"]["address"] == "00:00:00:00:00:00"
     assert facts["lent"]["driver"] == "vfio-pci"
@@ -99,14 +99,14 @@ def test_a_function_whose_card_was_told_no_address_keeps_its_own_while_it_is_len
     assert facts["may choose"]
 
 
-def test_the_plugin_found_the_function_where_it_had_put_it(told):
+def test_the_plugin_finds_the_function_where_it_put_it(told):
     log = told("nic: removed")["log"]
     assert "command=DEL plugin=host-device status=0" in log
     assert "function.not_given_back" not in log
 
 
 @pytest.mark.full
-def test_without_devices_bind_a_function_at_its_kernel_driver_is_refused_and_keeps_it(told):
+def test_without_devices_bind_a_function_with_a_kernel_driver_is_refused(told):
     refused = told("nic: not bound")
     assert (refused["of"], refused["code"], refused["left"]) == ("create", "FAILED_PRECONDITION", 0)
     assert card.FUNCTIONS[2] in refused["message"]
@@ -116,7 +116,7 @@ def test_without_devices_bind_a_function_at_its_kernel_driver_is_refused_and_kee
 
 
 @pytest.mark.full
-def test_a_function_at_vfio_that_a_plugin_names_and_kubelet_grants_is_attached_once(told):
+def test_a_function_named_by_a_plugin_and_granted_by_kubelet_is_attached_once(told):
     facts = told("nic: named, and granted too")
     assert len(facts["devices"]) == 2, "its group's node, and /dev/vfio/vfio"
     assert facts["passed"] == [card.FUNCTIONS[1]]

@@ -24,7 +24,7 @@ def unplugged(console: list[str]) -> list[str]:
     return sorted(line.split()[1] for line in console if line.startswith("unplugged "))
 
 
-def test_a_guest_lets_go_of_its_devices_before_it_is_ended(told):
+def test_a_guest_releases_its_devices_before_it_is_killed(told):
     facts = told("unplug answered")
     assert unplugged(facts["console"]) == ["01:00.0", "02:00.0"]
     (line,) = facts["unplugged"]
@@ -35,7 +35,7 @@ def test_a_guest_lets_go_of_its_devices_before_it_is_ended(told):
 
 
 @pytest.mark.full
-def test_a_guest_that_does_not_answer_is_ended_with_its_devices_when_its_time_is_over(told):
+def test_a_guest_that_does_not_release_its_devices_is_killed_after_the_time_limit(told):
     facts = told("unplug ignored")
     assert unplugged(facts["console"]) == []
     (line,) = facts["unplugged"]
@@ -48,7 +48,7 @@ def test_a_guest_that_does_not_answer_is_ended_with_its_devices_when_its_time_is
 
 
 @pytest.mark.full
-def test_a_vm_whose_end_was_begun_ends_although_virtshim_died_and_nobody_asks_again(told):
+def test_a_begun_end_of_a_vm_completes_after_virtshim_dies(told):
     facts = told("killed while it waits for the guest")
     assert (facts["state"], facts["code"], facts["message"]) == ("CONTAINER_EXITED", 137, "killed: no grace period")
     assert is_over(facts)
@@ -60,7 +60,7 @@ def test_the_next_container_of_the_pod_gets_the_same_devices_and_removing_the_po
     assert {address: facts["drivers"][address] for address in AT_VFIO} == AT_VFIO
 
 
-def test_a_function_is_reset_after_its_vm_and_counted(told):
+def test_a_function_is_reset_after_its_vm_and_the_reset_is_counted(told):
     facts = told("reset")
     assert facts["metrics"][f"virtshim_device_resets_total {FIRST} done"] >= 1
     assert facts["metrics"][f"virtshim_device_broken {FIRST}"] == 0
@@ -68,7 +68,7 @@ def test_a_function_is_reset_after_its_vm_and_counted(told):
 
 
 @pytest.mark.full
-def test_a_reset_that_the_kernel_refuses_is_told_to_everybody(told):
+def test_a_refused_reset_is_reported_everywhere(told):
     facts = told("reset fails")
     assert facts["methods"].strip(), "it could be reset before"
     assert re.search(rf"; device {FIRST} could not be reset: .*/reset cannot be written", facts["message"])
@@ -88,7 +88,7 @@ def test_no_vm_gets_a_function_that_could_not_be_reset(told):
 
 
 @pytest.mark.full
-def test_it_is_given_again_when_a_reset_works(told):
+def test_a_function_is_usable_again_after_a_successful_reset(told):
     facts = told("healed")
     assert facts["metrics"][f"virtshim_device_broken {FIRST}"] == 0
     assert facts["message"] == "killed: no grace period"
@@ -106,7 +106,7 @@ def faulty(told) -> str:
 
 
 @pytest.mark.full
-def test_errors_that_are_not_fatal_are_told_and_counted_and_keep_the_device_healthy(told, faulty):
+def test_nonfatal_errors_are_reported_and_counted_and_the_device_stays_healthy(told, faulty):
     facts = told("errors: nonfatal")
     assert facts["metrics"][f"virtshim_device_nonfatal_errors_total {faulty}"] >= 1
     assert facts["metrics"][f"virtshim_device_fatal_errors_total {faulty}"] == 0
@@ -115,7 +115,7 @@ def test_errors_that_are_not_fatal_are_told_and_counted_and_keep_the_device_heal
 
 
 @pytest.mark.full
-def test_a_fatal_error_is_told_to_kubelet_and_in_the_containers_status(told, faulty):
+def test_a_fatal_error_is_reported_to_kubelet_and_in_the_containers_status(told, faulty):
     facts = told("errors: fatal")
     assert facts["metrics"][f"virtshim_device_fatal_errors_total {faulty}"] == 1
     assert f"device {faulty} has had 1 fatal PCI Express error" in facts["message"]
@@ -123,7 +123,7 @@ def test_a_fatal_error_is_told_to_kubelet_and_in_the_containers_status(told, fau
 
 
 @pytest.mark.full
-def test_a_reset_makes_it_fit_for_the_next_vm_and_the_error_stays_in_the_status_of_the_last(told, faulty):
+def test_a_reset_repairs_a_device_and_the_last_status_keeps_the_error(told, faulty):
     facts = told("errors: reset")
     assert f"device {faulty} has had 1 fatal PCI Express error" in facts["message"]
     assert facts["metrics"][f"virtshim_device_resets_total {faulty} done"] == 1

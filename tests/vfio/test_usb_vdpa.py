@@ -39,7 +39,7 @@ def test_the_guest_reads_the_descriptors_of_the_stick_that_was_granted(step):
     assert found.endswith(f'port=1 speed=4 {STICKS} serial="{STICK}"')
 
 
-def test_the_guest_finds_the_vdpa_card_where_it_was_foretold_with_its_own_address(step):
+def test_the_guest_finds_the_vdpa_card_at_the_predicted_address_with_its_mac(step):
     (found,) = lines(step("usb and vdpa: granted")["console"], "virtio-net")
     assert found.startswith(f"virtio-net 01:00.0 mac={MAC} ")
 
@@ -53,23 +53,23 @@ def test_frames_reach_the_vdpa_card_from_the_guest_and_back(step):
     assert frame[14:].startswith(b"hello, card\0")
 
 
-def test_an_unprivileged_qemu_has_the_usb_devices_node_and_none_of_vdpas(step):
+def test_an_unprivileged_qemu_has_the_usb_device_node_but_no_vdpa_node(step):
     granted = step("usb and vdpa: granted")
     assert granted["uid"] != 0
     assert granted["usb_owner"] == f"{granted['uid']} 600"
     assert granted["vdpa_owner"] == "0 600", "libvirt opens it, and hands the descriptor on"
 
 
-def test_a_vm_with_a_vdpa_device_may_lock_its_memory_and_a_gib(step):
+def test_a_vm_with_a_vdpa_device_may_lock_its_memory_plus_one_gib(step):
     locked = step("usb and vdpa: granted")["memlock"]
     assert locked == "unlimited" or int(locked) > GIB
 
 
-def test_the_nodes_driver_lets_go_of_the_stick_while_a_vm_has_it(step):
+def test_the_nodes_driver_releases_the_stick_while_a_vm_has_it(step):
     assert step("usb and vdpa: granted")["usb_driver"] == "usbfs"
 
 
-def test_after_the_container_the_node_has_the_stick_and_the_card_as_before(step):
+def test_after_the_container_ends_the_node_has_stick_and_card_as_before(step):
     removed = step("usb and vdpa: removed")
     facts = ("usb", "usb_driver", "usb_owner", "vdpa", "vdpa_owner")
     assert [removed[fact] for fact in facts] == [step("usb and vdpa: hardware")[fact] for fact in facts]
@@ -83,7 +83,7 @@ def test_freed_devices_are_given_to_the_next_container(step):
 
 
 @pytest.mark.full
-def test_also_a_qemu_that_was_killed_leaves_the_stick_to_the_nodes_driver(step):
+def test_a_killed_qemu_returns_the_stick_to_the_nodes_driver(step):
     killed = step("usb and vdpa: killed")
     assert (killed["usb_driver"], killed["usb_owner"]) == ("usb-storage", "0 600")
 
@@ -99,14 +99,14 @@ def test_also_a_qemu_that_was_killed_leaves_the_stick_to_the_nodes_driver(step):
         ("vdpa: claimed twice", "FAILED_PRECONDITION", "of pod default/one"),
     ],
 )
-def test_what_no_container_may_have_is_refused_before_there_is_one(step, what, code, words):
+def test_forbidden_devices_are_refused_before_a_container_is_created(step, what, code, words):
     refused = step(what)
     assert (refused["of"], refused["code"], refused["left"]) == ("create", code, 0)
     assert words in refused["message"]
 
 
 @pytest.mark.full
-def test_devices_that_went_after_the_container_was_created_are_named_when_it_is_started(step):
+def test_devices_unplugged_after_creation_are_named_at_the_start(step):
     gone = step("usb and vdpa: gone")
     assert (gone["of"], gone["code"]) == ("start", "FAILED_PRECONDITION")
     bus, device = gone["usb"].split("/")[-2:]
@@ -115,5 +115,5 @@ def test_devices_that_went_after_the_container_was_created_are_named_when_it_is_
 
 
 @pytest.mark.full
-def test_a_stick_that_comes_back_is_another_device(step):
+def test_a_replugged_stick_counts_as_another_device(step):
     assert step("usb: back")["usb"] != step("usb and vdpa: gone")["usb"]

@@ -18,14 +18,14 @@ def _with_the_module(told):
         pytest.skip("NOT TO BE HAD HERE: vhost-net (machine/packages.sh could not bring a kernel that has it)")
 
 
-def test_vhost_net_is_found_to_work_once_its_module_is_there(told: Any) -> None:
+def test_vhost_net_is_detected_once_its_module_is_loaded(told: Any) -> None:
     kernels = told("vhost: the kernel's")
     assert kernels["before"].startswith(VHOST_DEVICE)
     assert kernels["after"] == ""
     assert kernels["descriptors"] == [[VHOST_DEVICE, False]] * 3
 
 
-def test_a_confined_qemu_has_a_descriptor_of_it_for_each_queue_and_the_kernels_threads(told: Any) -> None:
+def test_a_confined_qemu_has_a_vhost_descriptor_and_kernel_thread_for_each_queue(told: Any) -> None:
     guest = told("vhost: in the guest")
     assert guest["netdev"] == "tap,id=virtshimnet0,fds=N:N,vhost=on,vhostfds=N:N"
     assert f"mq=on,vectors={2 * QUEUES + 2}" in guest["device"]
@@ -38,5 +38,5 @@ def test_packets_pass_both_ways(told: Any) -> None:
     assert nic.endswith(f'sent=60 heard="{ANSWER}"')
 
 
-def test_its_threads_go_with_the_vm(told: Any) -> None:
+def test_vhost_threads_end_with_the_vm(told: Any) -> None:
     assert told("vhost: removed")["threads"] == 0

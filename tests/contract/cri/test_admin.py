@@ -28,7 +28,7 @@ def test_keys_reach_the_guest(client: Client, world: World) -> None:
     assert world.outside.guests.ssh_keys == [("root", key) for key in KEYS]
 
 
-def test_a_user_that_the_guest_has_not_is_told(client: Client, world: World) -> None:
+def test_adding_keys_for_a_user_that_the_guest_lacks_returns_not_found(client: Client, world: World) -> None:
     _, vm = client.running()
     world.journal.fail("guest_operations.add_ssh_keys", NotFound("failed to look up user"))
     with refused(Code.NOT_FOUND, "look up user"):
@@ -38,7 +38,7 @@ def test_a_user_that_the_guest_has_not_is_told(client: Client, world: World) -> 
 @pytest.mark.parametrize(
     ("user", "keys"), [("a b", KEYS), ("", KEYS), ("root", []), ("root", ["# none"]), ("root", ["key\nssh-rsa BBBB"])]
 )
-def test_what_is_no_user_or_no_key_is_refused(client: Client, user: str, keys: list[str]) -> None:
+def test_invalid_users_and_keys_are_refused(client: Client, user: str, keys: list[str]) -> None:
     _, vm = client.running()
     with refused(Code.INVALID_ARGUMENT, ""):
         add(client, vm, user, keys)
@@ -56,7 +56,7 @@ def console(client: Client, vm: str, *, stdin: bool = False) -> str:
     return admin_pb2_grpc.AdminStub(client.channel).AttachConsole(request, timeout=CALL_SECONDS).url
 
 
-def test_the_console_of_a_container_with_a_command_is_the_console(client: Client, world: World) -> None:
+def test_a_container_with_a_command_still_has_its_serial_console(client: Client, world: World) -> None:
     sandbox = client.run()
     vm = client.create(sandbox, command=["job"], stdin=True)
     client.start(vm)
@@ -66,7 +66,7 @@ def test_the_console_of_a_container_with_a_command_is_the_console(client: Client
     assert (people.to_entrypoint, kubelet.to_entrypoint) == (False, True)
 
 
-def test_a_console_without_stdin_is_looked_at_only(client: Client) -> None:
+def test_a_console_without_stdin_is_read_only(client: Client) -> None:
     _, vm = client.running()
     assert console(client, vm)
     with refused(Code.FAILED_PRECONDITION, "without stdin"):

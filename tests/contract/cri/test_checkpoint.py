@@ -18,7 +18,7 @@ def checkpoint(client: Client, container: str, location: str = "/checkpoints/x.t
     )
 
 
-def test_a_running_container_is_written_and_runs_on(client: Client, world: World) -> None:
+def test_a_checkpoint_is_written_and_the_container_keeps_running(client: Client, world: World) -> None:
     _, made = client.running()
     checkpoint(client, made[:20])
     checkpoint(client, made, "/checkpoints/y.tar", 0)
@@ -40,7 +40,7 @@ def test_a_negative_time_is_refused(client: Client) -> None:
         checkpoint(client, made, timeout=-1)
 
 
-def test_a_missing_container_is_not_found_and_one_that_does_not_run_has_no_state(client: Client) -> None:
+def test_a_checkpoint_needs_an_existing_running_container(client: Client) -> None:
     with refused(Code.NOT_FOUND):
         checkpoint(client, "f" * 64)
     with refused(Code.FAILED_PRECONDITION, "only a running container"):
@@ -51,6 +51,6 @@ def test_a_missing_container_is_not_found_and_one_that_does_not_run_has_no_state
     ("call", "request_"),
     [("CheckpointPod", pb.CheckpointPodRequest()), ("RestorePod", pb.RestorePodRequest())],
 )
-def test_checkpoints_of_whole_pods_are_not_there(client: Client, call: str, request_: object) -> None:
+def test_checkpoints_of_whole_pods_are_unimplemented(client: Client, call: str, request_: object) -> None:
     with refused(Code.UNIMPLEMENTED):
         getattr(client, call)(request_)

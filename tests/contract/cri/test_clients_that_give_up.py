@@ -20,7 +20,7 @@ Code = grpc.StatusCode
 
 
 @pytest.mark.parametrize("rpc", list(CALLS))
-def test_a_client_may_leave_at_any_step(shared: tuple[World, Client], rpc: str) -> None:
+def test_a_client_may_leave_at_any_step_of_its_call(shared: tuple[World, Client], rpc: str) -> None:
     world, client = shared
     for step in steps_of(world, client, rpc):
         name = new_name()
@@ -39,7 +39,7 @@ def test_a_client_may_leave_at_any_step(shared: tuple[World, Client], rpc: str) 
 
 
 @pytest.mark.parametrize("rpc", ["RunPodSandbox", "CreateContainer"])
-def test_the_id_of_a_call_that_ended_unseen_goes_to_its_repeat(shared: tuple[World, Client], rpc: str) -> None:
+def test_a_repeated_call_returns_the_id_that_the_departed_client_missed(shared: tuple[World, Client], rpc: str) -> None:
     world, client = shared
     request = CALLS[rpc].request(client, "late")
     table = "sandboxes" if rpc == "RunPodSandbox" else "containers"
@@ -55,7 +55,7 @@ def test_the_id_of_a_call_that_ended_unseen_goes_to_its_repeat(shared: tuple[Wor
 
 
 @pytest.mark.parametrize("rpc", ["RunPodSandbox", "CreateContainer"])
-def test_while_a_call_is_under_way_its_name_is_taken(shared: tuple[World, Client], rpc: str) -> None:
+def test_a_name_is_taken_while_its_call_is_in_progress(shared: tuple[World, Client], rpc: str) -> None:
     world, client = shared
     request = CALLS[rpc].request(client, "slow")
     other = type(request).FromString(request.SerializeToString())
@@ -74,7 +74,7 @@ def test_while_a_call_is_under_way_its_name_is_taken(shared: tuple[World, Client
 
 
 @pytest.mark.parametrize(("rpc", "step"), [("RunPodSandbox", "networks.attach"), ("CreateContainer", "disks.create")])
-def test_a_failed_call_fails_for_all_who_joined_it_and_frees_its_name(
+def test_a_failed_call_fails_for_all_clients_that_joined_it_and_frees_its_name(
     shared: tuple[World, Client], rpc: str, step: str
 ) -> None:
     world, client = shared
@@ -103,7 +103,9 @@ def test_a_failed_call_fails_for_all_who_joined_it_and_frees_its_name(
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.003, 0.01, 0.05, 2.0])
-def test_a_life_in_which_every_call_is_cut_short_and_repeated(shared: tuple[World, Client], seconds: float) -> None:
+def test_a_pod_life_cycle_works_if_every_call_is_cut_short_and_repeated(
+    shared: tuple[World, Client], seconds: float
+) -> None:
     world, client = shared
     name = new_name()
 

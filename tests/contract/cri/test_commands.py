@@ -23,7 +23,7 @@ def exited(client: Client, made: str) -> pb.ContainerStatus:
     return client.status(made)
 
 
-def test_the_exit_code_of_a_job_is_the_containers(client: Client, world: World) -> None:
+def test_the_exit_code_of_a_command_is_the_exit_code_of_its_container(client: Client, world: World) -> None:
     output = (Output(OutStream.STDOUT, b"fine\n"), Output(OutStream.STDERR, b"not so fine\n"))
     world.outside.guests.tell(0, EntrypointProgress(output, END, code=3))
     made = client.create(client.run(), command=["/bin/job"], args=["-v"])
@@ -38,7 +38,7 @@ def test_the_exit_code_of_a_job_is_the_containers(client: Client, world: World) 
     assert command.argv == ("/bin/job", "-v")
 
 
-def test_a_job_that_ends_well_is_completed(client: Client, world: World) -> None:
+def test_a_command_that_exits_with_0_is_reported_as_completed(client: Client, world: World) -> None:
     world.outside.guests.tell(0, EntrypointProgress((), END, code=0))
     made = client.create(client.run(), args=["true"])
     client.start(made)
@@ -46,7 +46,7 @@ def test_a_job_that_ends_well_is_completed(client: Client, world: World) -> None
     assert (status.exit_code, status.reason) == (0, "Completed")
 
 
-def test_a_guest_that_cannot_run_it_is_a_start_error_after_the_start(client: Client, world: World) -> None:
+def test_a_command_that_the_guest_cannot_run_ends_the_container_with_start_error(client: Client, world: World) -> None:
     world.outside.guests.begin_error = WrongState("the guest agent does not allow guest-exec")
     made = client.create(client.run(), command=["/bin/job"])
     client.start(made)
@@ -55,7 +55,7 @@ def test_a_guest_that_cannot_run_it_is_a_start_error_after_the_start(client: Cli
     assert "does not allow guest-exec" in status.message
 
 
-def test_a_container_whose_command_goes_on_is_stopped_and_removed(client: Client, world: World) -> None:
+def test_a_container_with_a_running_command_is_stopped_and_removed(client: Client, world: World) -> None:
     sandbox = client.run()
     made = client.create(sandbox, command=["/bin/server"])
     client.start(made)

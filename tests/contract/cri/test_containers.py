@@ -34,7 +34,7 @@ def domain(world: World, made: str) -> Any:
 # --- life
 
 
-def test_a_container_is_created_runs_exits_and_goes(client: Client, world: World) -> None:
+def test_a_container_is_created_runs_exits_and_is_removed(client: Client, world: World) -> None:
     sandbox = client.run()
     made = client.create(sandbox)
     assert client.status(made).state == pb.CONTAINER_CREATED
@@ -80,7 +80,7 @@ def test_status_has_everything_that_kubelet_reads(client: Client, world: World) 
     assert (status.started_at, status.finished_at, status.exit_code, status.reason) == (0, 0, 0, "")
 
 
-def test_times_come_in_order_and_stay(client: Client, world: World) -> None:
+def test_timestamps_are_in_order_and_do_not_change(client: Client, world: World) -> None:
     _, made = client.running()
     world.outside.clock.advance(60)
     running = client.status(made)
@@ -93,7 +93,7 @@ def test_times_come_in_order_and_stay(client: Client, world: World) -> None:
     assert client.status(made) == ended
 
 
-def test_the_list_says_the_same_as_the_status(client: Client) -> None:
+def test_the_list_agrees_with_the_status(client: Client) -> None:
     sandbox = client.run()
     made = client.create(sandbox, labels=LABELS, annotations=ANNOTATIONS)
     status = client.status(made)
@@ -103,7 +103,7 @@ def test_the_list_says_the_same_as_the_status(client: Client) -> None:
         assert getattr(item, field) == getattr(status, field), field
 
 
-def test_one_image_id_in_all_four_fields(client: Client) -> None:
+def test_all_four_image_fields_hold_the_same_id(client: Client) -> None:
     pulled = client.pull()
     sandbox = client.run()
     made = client.create(sandbox, image=pb.ImageSpec(image=pulled, user_specified_image=IMAGE))
@@ -113,7 +113,7 @@ def test_one_image_id_in_all_four_fields(client: Client) -> None:
     assert client.status(made).image.image == IMAGE  # what people wrote, not the id that kubelet sent
 
 
-def test_verbose_status_tells_a_person_where_things_are(client: Client) -> None:
+def test_verbose_status_has_the_disk_console_log_and_domain_uuid(client: Client) -> None:
     _, made = client.running()
     info = client.ContainerStatus(pb.ContainerStatusRequest(container_id=made, verbose=True)).info
     facts = json.loads(info["info"])
@@ -121,7 +121,7 @@ def test_verbose_status_tells_a_person_where_things_are(client: Client) -> None:
     assert set(facts) >= {"domainUUID", "consoleLog", "sandboxID", "phase"}
 
 
-def test_verbose_status_names_the_vm_as_virsh_and_ps_do(client: Client, world: World) -> None:
+def test_verbose_status_has_the_vm_name_that_virsh_and_ps_show(client: Client, world: World) -> None:
     _, made = client.running()
     facts = verbose(client, made)
     (owned,) = world.outside.vms.owned_now()
@@ -141,7 +141,7 @@ def verbose(client: Client, container_id: str) -> dict[str, Any]:
     ("reason", "code", "text"),
     [(OffReason.SHUTDOWN, 0, "Completed"), (OffReason.CRASHED, 137, "Error"), (OffReason.FAILED, 137, "Error")],
 )
-def test_a_vm_that_ends_by_itself_has_its_exit_code(
+def test_the_way_a_vm_ends_decides_exit_code_and_reason(
     client: Client, world: World, reason: OffReason, code: int, text: str
 ) -> None:
     _, made = client.running()
@@ -151,7 +151,7 @@ def test_a_vm_that_ends_by_itself_has_its_exit_code(
     assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, code, text)
 
 
-def test_environment_values_that_are_no_text_are_accepted(client: Client, world: World) -> None:
+def test_environment_values_that_are_not_text_are_accepted(client: Client, world: World) -> None:
     made = client.create(client.run(), envs=[pb.KeyValue(key="K", value=b"\xff\x00")])
     assert world.container(ContainerId(made)).config.envs == (("K", b"\xff\x00"),)
 
@@ -171,7 +171,7 @@ def test_a_config_without_metadata_or_image_is_refused(client: Client) -> None:
         client.create(sandbox, image=pb.ImageSpec())
 
 
-def test_an_image_that_is_not_here_is_not_found(client: Client) -> None:
+def test_creating_a_container_of_a_missing_image_returns_not_found(client: Client) -> None:
     with refused(Code.NOT_FOUND, "pull it first"):
         client.create(client.run(), image=pb.ImageSpec(image="registry.test/none:1"))
 
@@ -206,13 +206,13 @@ def test_a_malformed_image_name_is_refused(client: Client, name: str) -> None:
         ({"annotations": {"name": "é" * (256 << 10)}}, "labels and config.annotations hold 524292 bytes"),
     ],
 )
-def test_what_a_vm_cannot_have_is_refused(client: Client, changes: dict[str, Any], says: str) -> None:
+def test_settings_that_a_vm_cannot_have_are_refused(client: Client, changes: dict[str, Any], says: str) -> None:
     with refused(Code.INVALID_ARGUMENT, says):
         client.create(client.run(), **changes)
     assert client.containers() == []
 
 
-def test_a_volume_that_the_guest_would_not_have_is_refused_and_nothing_is_made(client: Client, world: World) -> None:
+def test_a_volume_that_cannot_reach_the_guest_is_refused_and_nothing_is_created(client: Client, world: World) -> None:
     sandbox = client.run()
     before = world.everything()
     status = client.PodSandboxStatus(pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox)).status
@@ -231,7 +231,7 @@ def test_a_volume_that_the_guest_would_not_have_is_refused_and_nothing_is_made(c
     assert world.everything() == before
 
 
-def test_volumes_are_served_from_start_to_end_and_shown(client: Client, world: World) -> None:
+def test_volumes_are_served_while_the_vm_runs_and_shown_in_the_status(client: Client, world: World) -> None:
     data = pb.Mount(
         container_path="/data", host_path="/srv", readonly=True, propagation=pb.PROPAGATION_HOST_TO_CONTAINER
     )
@@ -244,7 +244,7 @@ def test_volumes_are_served_from_start_to_end_and_shown(client: Client, world: W
     assert shares == {}
 
 
-def test_status_shows_no_mount_that_the_guest_does_not_have(client: Client) -> None:
+def test_status_omits_mounts_that_the_guest_does_not_have(client: Client) -> None:
     hosts = pb.Mount(container_path="/etc/hosts", host_path="/var/lib/kubelet/pods/u/etc-hosts")
     made = client.create(client.run(), mounts=[hosts])
     assert list(client.status(made).mounts) == []
@@ -260,13 +260,13 @@ def test_status_shows_no_mount_that_the_guest_does_not_have(client: Client) -> N
         ({"cpu_quota": 2**62}, "vCPUs; this node allows"),
     ],
 )
-def test_resources_that_make_no_vm_are_refused(client: Client, resources: dict[str, int], says: str) -> None:
+def test_resources_that_no_vm_can_have_are_refused(client: Client, resources: dict[str, int], says: str) -> None:
     linux = pb.LinuxContainerConfig(resources=pb.LinuxContainerResources(**resources))
     with refused(Code.INVALID_ARGUMENT, says):
         client.create(client.run(), linux=linux)
 
 
-def test_a_seccomp_profile_that_cannot_be_is_refused(client: Client) -> None:
+def test_an_unsupported_seccomp_profile_is_refused(client: Client) -> None:
     linux = pb.LinuxContainerConfig(
         security_context=pb.LinuxContainerSecurityContext(seccomp_profile_path="/profiles/x.json")
     )
@@ -280,7 +280,7 @@ def test_a_namespace_of_the_host_is_refused(client: Client) -> None:
         client.create(client.run(), linux=pb.LinuxContainerConfig(security_context=context))
 
 
-def test_all_faults_of_a_config_are_told_at_once(client: Client) -> None:
+def test_one_error_names_all_faults_of_a_container_config(client: Client) -> None:
     linux = pb.LinuxContainerConfig(resources=pb.LinuxContainerResources(cpu_shares=-1))
     with refused(Code.INVALID_ARGUMENT, "image is empty.*container_path.*host_path.*cpu_shares"):
         client.create(
@@ -292,9 +292,7 @@ def test_all_faults_of_a_config_are_told_at_once(client: Client) -> None:
         )
 
 
-def test_the_security_settings_of_a_pod_of_the_restricted_policy_reach_its_commands(
-    client: Client, world: World
-) -> None:
+def test_security_settings_of_the_restricted_policy_reach_commands_in_the_guest(client: Client, world: World) -> None:
     context = pb.LinuxContainerSecurityContext(
         capabilities=pb.Capability(drop_capabilities=["ALL"]),
         run_as_user=pb.Int64Value(value=1000),
@@ -313,7 +311,7 @@ def test_the_security_settings_of_a_pod_of_the_restricted_policy_reach_its_comma
     assert world.container(ContainerId(made)).config.readonly_root
 
 
-def test_the_status_tells_who_the_command_began_as(client: Client, world: World) -> None:
+def test_the_status_has_the_user_that_the_command_runs_as(client: Client, world: World) -> None:
     context = pb.LinuxContainerSecurityContext(run_as_user=pb.Int64Value(value=7), supplemental_groups=[8])
     linux = pb.LinuxContainerConfig(security_context=context)
     made = client.create(client.run(), command=["/bin/job"], linux=linux)
@@ -326,21 +324,21 @@ def test_the_status_tells_who_the_command_began_as(client: Client, world: World)
     assert client.status(made).user == pb.ContainerUser(linux=user)
 
 
-def test_of_a_guest_without_a_command_nobody_knows_who_its_programs_run_as(client: Client) -> None:
+def test_the_status_has_no_user_if_the_container_has_no_command(client: Client) -> None:
     context = pb.LinuxContainerSecurityContext(run_as_user=pb.Int64Value(value=7), run_as_group=pb.Int64Value(value=3))
     made = client.create(client.run(), linux=pb.LinuxContainerConfig(security_context=context))
     client.start(made)
     assert not client.status(made).HasField("user")
 
 
-def test_a_capability_that_there_is_not_is_refused(client: Client) -> None:
+def test_an_unknown_capability_is_refused(client: Client) -> None:
     drop = pb.Capability(drop_capabilities=["CAP_NET_RAW", "net_admin", "FLY"], add_capabilities=["SWIM"])
     linux = pb.LinuxContainerConfig(security_context=pb.LinuxContainerSecurityContext(capabilities=drop))
     with refused(Code.INVALID_ARGUMENT, "drop_capabilities: 'FLY' is not a capability.*add_capabilities: 'SWIM'"):
         client.create(client.run(), linux=linux)
 
 
-def test_a_second_running_container_in_a_pod_is_refused_and_told_why(client: Client) -> None:
+def test_a_second_running_container_in_a_pod_is_refused_with_the_reason(client: Client) -> None:
     sandbox = client.run()
     first, second = client.create(sandbox), client.create(sandbox, "sidecar")
     client.start(first)
@@ -363,13 +361,13 @@ def test_a_running_container_is_removed_by_force(client: Client, world: World) -
     assert world.everything() == []
 
 
-def test_a_negative_grace_period_is_none(client: Client) -> None:
+def test_a_negative_grace_period_counts_as_no_grace_period(client: Client) -> None:
     _, made = client.running()
     client.stop(made, -5)
     assert client.status(made).message == "killed: no grace period"
 
 
-def test_a_deaf_guest_is_killed_after_its_grace_period(client: Client, world: World) -> None:
+def test_a_guest_that_ignores_shutdown_is_killed_after_the_grace_period(client: Client, world: World) -> None:
     _, made = client.running()
     world.outside.vms.shuts_down_after = None
     client.stop(made, 45)
@@ -378,7 +376,7 @@ def test_a_deaf_guest_is_killed_after_its_grace_period(client: Client, world: Wo
     assert "within 45 s" in status.message
 
 
-def test_an_overlapping_stop_with_less_patience_wins(client: Client, world: World) -> None:
+def test_an_overlapping_stop_with_a_shorter_grace_period_wins(client: Client, world: World) -> None:
     _, made = client.running()
     world.outside.vms.shuts_down_after, world.outside.clock.held = None, True
     patient = Background(lambda: client.stop(made, 3600))
@@ -388,7 +386,7 @@ def test_an_overlapping_stop_with_less_patience_wins(client: Client, world: Worl
     assert client.status(made).state == pb.CONTAINER_EXITED
 
 
-def test_a_stop_whose_client_gave_up_goes_on_and_the_next_one_ends_it(client: Client, world: World) -> None:
+def test_after_a_stop_times_out_a_stop_without_grace_period_kills_the_guest(client: Client, world: World) -> None:
     _, made = client.running()
     world.outside.vms.shuts_down_after, world.outside.clock.held = None, True
     with refused(Code.DEADLINE_EXCEEDED):
@@ -447,7 +445,7 @@ def test_created_at_increases_over_pods_and_containers(client: Client) -> None:
 
 
 @pytest.mark.parametrize("step", ["disks.create", "seeds.create", "vms.define"])
-def test_a_container_that_cannot_be_made_leaves_nothing(client: Client, world: World, step: str) -> None:
+def test_a_failed_create_leaves_nothing_behind(client: Client, world: World, step: str) -> None:
     sandbox = client.run()
     before = world.everything()
     world.journal.fail(step, ResourceExhausted("no space left; free some"), after=True)
@@ -457,7 +455,7 @@ def test_a_container_that_cannot_be_made_leaves_nothing(client: Client, world: W
     client.create(sandbox)
 
 
-def test_a_container_that_cannot_start_says_why_and_stays_listed(client: Client, world: World) -> None:
+def test_a_container_that_cannot_start_shows_the_reason_and_stays_listed(client: Client, world: World) -> None:
     made = client.create(client.run())
     world.journal.fail("vms.start", InternalError("QEMU: could not open root.qcow2"))
     with refused(Code.INTERNAL, "could not open root.qcow2"):
@@ -468,7 +466,7 @@ def test_a_container_that_cannot_start_says_why_and_stays_listed(client: Client,
     assert status.finished_at > 0
 
 
-def test_a_removal_that_failed_shows_unknown_and_can_be_repeated(client: Client, world: World) -> None:
+def test_after_a_failed_removal_the_state_is_unknown_and_removal_can_be_repeated(client: Client, world: World) -> None:
     sandbox, made = client.running()
     world.journal.fail("vms.destroy", Unavailable("libvirt cannot be reached"))
     with refused(Code.UNAVAILABLE, "libvirt cannot be reached"):
@@ -494,7 +492,7 @@ def test_a_repeat_of_a_slow_create_joins_it(client: Client, world: World) -> Non
     assert world.journal.count("disks.create") == 1
 
 
-def test_a_pod_whose_liveness_probe_has_it_killed_is_begun_again_on_failure(client: Client, world: World) -> None:
+def test_a_container_killed_for_its_liveness_probe_is_restarted_on_failure(client: Client, world: World) -> None:
     """kubelet's calls: StopContainer with the grace, ContainerStatus; with restartPolicy OnFailure another attempt unless the
     exit code is 0, which is also what a Job counts as done."""
     sandbox, made = client.running()
@@ -520,7 +518,7 @@ def as_kubelet_sends_it(host_path: str, *names: str) -> pb.ContainerConfig:
     return config
 
 
-def test_a_repeat_as_kubelet_sends_it_joins_the_first_or_gets_its_result(client: Client, world: World) -> None:
+def test_a_create_repeated_by_kubelet_joins_the_first_call_or_gets_its_result(client: Client, world: World) -> None:
     sandbox = client.run()
     gate = world.journal.hold("disks.create")
     first = pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=as_kubelet_sends_it("0a1b2c3d", "A", "B", "C"))
@@ -539,7 +537,7 @@ def test_a_repeat_as_kubelet_sends_it_joins_the_first_or_gets_its_result(client:
         client.CreateContainer(pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=different))
 
 
-def test_a_restart_of_the_daemon_changes_no_answer(tmp_path: Path) -> None:
+def test_answers_are_the_same_after_a_restart_of_the_daemon(tmp_path: Path) -> None:
     outside = Outside()
     with served(tmp_path, outside) as (world, client, _):
         world.pull()
@@ -556,7 +554,7 @@ def test_a_restart_of_the_daemon_changes_no_answer(tmp_path: Path) -> None:
         assert world.everything() == []
 
 
-def test_the_stop_signal_comes_back(client: Client) -> None:
+def test_the_status_has_the_stop_signal(client: Client) -> None:
     made = client.create(client.run(), stop_signal=pb.Signal.Value("SIGNAL_SIGUSR1"))
     assert client.status(made).stop_signal == pb.Signal.Value("SIGNAL_SIGUSR1")
 
@@ -587,7 +585,7 @@ def test_a_second_stop_with_a_longer_grace_changes_nothing_over_the_wire(client:
     assert "within 30 s" in client.status(made).message
 
 
-def test_a_stop_whose_client_gave_up_goes_on_and_a_repeat_joins_it(client: Client, world: World) -> None:
+def test_a_stop_goes_on_after_its_client_gave_up_and_a_repeat_joins_it(client: Client, world: World) -> None:
     _, made = client.running()
     world.outside.vms.shuts_down_after = None
     world.outside.clock.held = True

@@ -52,7 +52,7 @@ def whole_life(client: Client, name: str = "web") -> tuple[str, str]:
     return sandbox, container
 
 
-def test_a_pods_life_is_told_in_order_to_every_client(client: Client) -> None:
+def test_every_client_gets_the_events_of_a_pods_life_in_order(client: Client) -> None:
     with following(client) as one, following(client) as two:
         sandbox, container = whole_life(client)
         first, second = taken(one, 8), taken(two, 8)
@@ -66,7 +66,7 @@ def test_a_pods_life_is_told_in_order_to_every_client(client: Client) -> None:
     assert stamps == sorted(set(stamps))
 
 
-def test_each_event_holds_the_pods_status_and_its_containers_as_they_were(client: Client) -> None:
+def test_each_event_holds_the_statuses_of_pod_and_containers_at_that_moment(client: Client) -> None:
     with following(client) as stream:
         sandbox = client.run()
         pod_status = client.pod_status(sandbox)
@@ -95,7 +95,7 @@ def test_each_event_holds_the_pods_status_and_its_containers_as_they_were(client
     assert statuses[4] == statuses[5] == [exited]
 
 
-def test_a_guest_that_shuts_itself_down_is_told_without_any_call(client: Client, world: World) -> None:
+def test_a_guest_that_shuts_itself_down_sends_an_event_without_any_call(client: Client, world: World) -> None:
     _, container = client.running()
     (vm,) = world.records.containers.all()
     with following(client) as stream:
@@ -106,7 +106,7 @@ def test_a_guest_that_shuts_itself_down_is_told_without_any_call(client: Client,
     assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, 0, "Completed")
 
 
-def test_the_ends_of_twenty_vms_are_told_while_the_reset_of_ones_device_hangs(client: Client, world: World) -> None:
+def test_the_ends_of_twenty_vms_send_events_while_the_reset_of_one_device_hangs(client: Client, world: World) -> None:
     node = "/dev/vfio/7"
     world.outside.devices.add_function(node, "0000:3b:00.1")
     gate = world.journal.hold("drivers.reset")
@@ -155,7 +155,7 @@ def test_streams_leave_threads_for_calls(tmp_path: Path) -> None:
 BIG = {"example.com/big": "x" * (511 << 10)}
 
 
-def test_a_client_that_does_not_read_is_dropped_and_told_and_nobody_waits_for_it(world: World, client: Client) -> None:
+def test_a_client_that_does_not_read_is_dropped_with_an_error_and_holds_nobody_up(world: World, client: Client) -> None:
     world.app.services.events.room = 8
     with following(client) as slow, following(client) as quick:
         expected = []
@@ -181,7 +181,7 @@ def test_clients_that_never_read_again_lose_their_threads_too(tmp_path: Path) ->
         assert client.Version(pb.VersionRequest()).runtime_name == "virtshim"
 
 
-def test_a_server_that_stops_ends_streams_at_once_and_says_so(world: World, tmp_path: Path) -> None:
+def test_a_stopping_server_ends_event_streams_at_once_as_unavailable(world: World, tmp_path: Path) -> None:
     settings = world.settings.model_copy(update={"cri": Cri(socket=str(tmp_path / "s"))})
     server = world.app.server(settings)
     server.start()

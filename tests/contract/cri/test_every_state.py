@@ -121,7 +121,7 @@ CONTAINER_CALLS: dict[str, Callable[[Client, str, str], object]] = {
         RemovePodSandbox           ok          ok gone              ok gone              ok gone              ok
     """),
 )
-def test_a_container(shared: tuple[World, Client], call: str, state: str, expected: str) -> None:
+def test_container_calls_in_every_state(shared: tuple[World, Client], call: str, state: str, expected: str) -> None:
     world, client = shared
     sandbox, made = container_in(client, state)
     check(
@@ -176,7 +176,7 @@ SANDBOX_CALLS: dict[str, Callable[[Client, str, str], object]] = {
         CreateContainer          NOT_FOUND  ok              FAILED_PRECONDITION  FAILED_PRECONDITION  NOT_FOUND
     """),
 )
-def test_a_sandbox(shared: tuple[World, Client], call: str, state: str, expected: str) -> None:
+def test_sandbox_calls_in_every_state(shared: tuple[World, Client], call: str, state: str, expected: str) -> None:
     world, client = shared
     name = f"pod-{next(NUMBERS)}"
     sandbox = sandbox_in(client, state, name)
@@ -235,7 +235,7 @@ IMAGE_CALLS: dict[str, Callable[[Client, str], object]] = {
         CreateContainer  NOT_FOUND  ok       ok       NOT_FOUND  NOT_FOUND
     """),
 )
-def test_an_image(shared: tuple[World, Client], call: str, state: str, expected: str) -> None:
+def test_image_calls_in_every_state(shared: tuple[World, Client], call: str, state: str, expected: str) -> None:
     world, client = shared
     name = f"registry.test/image-{next(NUMBERS)}:latest"
     image_in(world, client, state, name)

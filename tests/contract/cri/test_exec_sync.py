@@ -25,7 +25,7 @@ def run(client: Client, container: str, *words: str, timeout: int = 0) -> pb.Exe
     return client.ExecSync(pb.ExecSyncRequest(container_id=container, cmd=words, timeout=timeout))
 
 
-def test_output_and_exit_code_are_answered(client: Client, world: World) -> None:
+def test_the_answer_has_output_and_exit_code(client: Client, world: World) -> None:
     _, made = client.running()
     world.outside.guests.do = lambda *_: CommandResult(3, b"out\xff", b"err")
     answer = run(client, made, "ls", "-l")
@@ -33,7 +33,7 @@ def test_output_and_exit_code_are_answered(client: Client, world: World) -> None
     assert world.outside.guests.commands[0].argv == ("ls", "-l")
 
 
-def test_the_command_gets_what_the_container_config_says(client: Client, world: World) -> None:
+def test_the_command_has_the_settings_of_the_container_config(client: Client, world: World) -> None:
     sandbox = client.run()
     context = pb.LinuxContainerSecurityContext(
         run_as_user=pb.Int64Value(value=1000), run_as_group=pb.Int64Value(value=0), supplemental_groups=[5, 6]
@@ -71,7 +71,7 @@ def test_a_container_that_does_not_run_is_refused(client: Client) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("",), ("a\0b",)])
-def test_a_command_that_is_none_is_refused(client: Client, words: tuple[str, ...]) -> None:
+def test_an_empty_command_is_refused(client: Client, words: tuple[str, ...]) -> None:
     _, made = client.running()
     with refused(Code.INVALID_ARGUMENT, "command"):
         run(client, made, *words)
@@ -83,7 +83,7 @@ def test_a_negative_time_limit_is_refused(client: Client) -> None:
         run(client, made, "true", timeout=-1)
 
 
-def test_the_time_limit_arrives_and_its_end_is_deadline_exceeded(client: Client, world: World) -> None:
+def test_a_command_that_exceeds_its_time_limit_returns_deadline_exceeded(client: Client, world: World) -> None:
     def too_slow(_command: object, timeout: float, _cancelled: threading.Event) -> CommandResult:
         raise DeadlineExceeded(f"the command did not end within {timeout:g} s; it was killed")
 
@@ -93,7 +93,7 @@ def test_the_time_limit_arrives_and_its_end_is_deadline_exceeded(client: Client,
         run(client, made, "true", timeout=2)
 
 
-def test_a_guest_without_an_agent_is_told_with_the_remedy(client: Client, world: World) -> None:
+def test_the_error_about_a_guest_without_an_agent_has_the_remedy(client: Client, world: World) -> None:
     def no_agent(*_: object) -> CommandResult:
         raise WrongState("timed out waiting for the guest agent: install the package qemu-guest-agent")
 
@@ -184,7 +184,7 @@ def test_commands_in_one_vm_run_side_by_side(client: Client, world: World) -> No
     assert [answer.exit_code for answer in answers] == [0, 0]
 
 
-def test_verbose_status_has_what_the_guest_says_of_itself_marked_as_such(client: Client, world: World) -> None:
+def test_verbose_status_marks_facts_that_come_from_the_guest(client: Client, world: World) -> None:
     _, made = client.running()
     request = pb.ContainerStatusRequest(container_id=made, verbose=True)
     assert "guestInfo" not in client.ContainerStatus(request).info
@@ -206,7 +206,7 @@ def with_hooks(client: Client) -> str:
     return made
 
 
-def test_a_post_start_hook_waits_for_as_long_as_a_guest_may_take_to_boot(client: Client, world: World) -> None:
+def test_a_post_start_hook_waits_as_long_as_a_guest_may_take_to_boot(client: Client, world: World) -> None:
     """kubelet sends hooks without a time limit, and a hook that fails kills the container."""
     made = with_hooks(client)
     run(client, made, "configure")
@@ -215,9 +215,7 @@ def test_a_post_start_hook_waits_for_as_long_as_a_guest_may_take_to_boot(client:
     assert world.outside.guests.waits == [pytest.approx(300, abs=1), pytest.approx(200, abs=1)]
 
 
-def test_a_pre_stop_hook_waits_for_no_agent_and_neither_does_a_command_after_the_boot(
-    client: Client, world: World
-) -> None:
+def test_pre_stop_hooks_and_commands_after_the_boot_do_not_wait_for_an_agent(client: Client, world: World) -> None:
     made = with_hooks(client)
     run(client, made, *DRAIN)
     world.outside.clock.advance(301)
@@ -228,7 +226,7 @@ def test_a_pre_stop_hook_waits_for_no_agent_and_neither_does_a_command_after_the
 @pytest.mark.parametrize(
     "handler", ["", "nonsense", "[]", "{}", '{"exec": null}', '{"exec": {"command": [1]}}', "[" * 9999]
 )
-def test_a_handler_that_is_none_is_nobodys(client: Client, world: World, handler: str) -> None:
+def test_an_invalid_pre_stop_handler_is_ignored(client: Client, world: World, handler: str) -> None:
     made = client.create(client.run(), annotations={"io.kubernetes.container.preStopHandler": handler})
     client.start(made)
     run(client, made, "true")

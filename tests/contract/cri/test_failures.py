@@ -61,7 +61,7 @@ def finish(client: Client, rpc: str, request: Any, name: str) -> None:
 
 @pytest.mark.parametrize("after", [False, True], ids=["no effect", "effect"])
 @pytest.mark.parametrize("rpc", list(CALLS))
-def test_a_step_that_fails_can_be_finished(shared: tuple[World, Client], rpc: str, after: bool) -> None:
+def test_kubelet_can_finish_a_call_after_any_step_failed(shared: tuple[World, Client], rpc: str, after: bool) -> None:
     world, client = shared
     failed = 0
     for step in steps_of(world, client, rpc):

@@ -73,7 +73,7 @@ def function(address: str, resource: str) -> PciFunction:
     return PciFunction(PciAddress.parse(address), resource)
 
 
-def test_a_vf_and_a_volume_of_one_container_are_its_vms(
+def test_a_vm_gets_the_vf_and_the_volume_of_its_container(
     node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node.kubelet.grant("default", "web", "vm", ("intel.com/vfs", [VF]))
@@ -88,13 +88,13 @@ def test_a_vf_and_a_volume_of_one_container_are_its_vms(
     assert row.endswith(f"yes                {made[:12]}")
 
 
-def test_a_vf_at_its_kernel_driver_is_granted_by_kubelets_list_alone(node: Node) -> None:
+def test_kubelets_list_alone_grants_a_vf_at_its_kernel_driver(node: Node) -> None:
     node.kubelet.grant("default", "web", "vm", ("intel.com/vfs", [KERNEL_VF]))
     node.create(envs=[pb.KeyValue(key="PCIDEVICE_INTEL_COM_VFS", value=KERNEL_VF.encode())])
     assert node.granted().passthrough == (function(KERNEL_VF, "intel.com/vfs"),)
 
 
-def test_a_vf_of_a_network_card_is_called_by_its_number_there_and_inspected_with_what_is_set_for_it(node: Node) -> None:
+def test_a_vf_of_a_network_card_is_shown_with_its_number_and_its_settings(node: Node) -> None:
     node.host.interface("ens1", f"/sys/devices/pci0000:00/{PF}")
     node.world.outside.drivers.cards[VF] = CardFunction("vfio-pci", "ens1", 0, {"vlan": 100, "spoof_check": True})
     made = node.create("/dev/vfio/vfio", "/dev/vfio/41")
@@ -109,14 +109,14 @@ def test_a_vf_of_a_network_card_is_called_by_its_number_there_and_inspected_with
         node.create("/dev/vfio/vfio", "/dev/vfio/41", sandbox=node.client.run("other"))
 
 
-def test_while_kubelet_is_away_such_a_container_waits_for_it(node: Node) -> None:
+def test_a_container_with_devices_is_unavailable_while_kubelet_does_not_answer(node: Node) -> None:
     sandbox = node.client.run()
     node.kubelet_ends.close()
     with refused(grpc.StatusCode.UNAVAILABLE, "kubelet does not say which containers and devices the pod has"):
         node.create(sandbox=sandbox, envs=[pb.KeyValue(key="PCIDEVICE_X", value=KERNEL_VF.encode())])
 
 
-def test_a_forged_variable_gets_nothing_and_leaves_nothing(node: Node) -> None:
+def test_a_forged_device_variable_grants_nothing_and_leaves_nothing(node: Node) -> None:
     node.kubelet.grant("default", "web", "vm", ("intel.com/vfs", [VF]))
     sandbox = node.client.run()
     envs = [pb.KeyValue(key="QAT0", value=KERNEL_VF.encode())]
@@ -127,7 +127,7 @@ def test_a_forged_variable_gets_nothing_and_leaves_nothing(node: Node) -> None:
     assert node.client.containers() == []
 
 
-def test_a_function_that_cannot_be_attached_is_refused_before_anything_is_made(node: Node) -> None:
+def test_a_function_that_cannot_be_attached_is_refused_before_anything_is_created(node: Node) -> None:
     with refused(
         grpc.StatusCode.FAILED_PRECONDITION, r"shares IOMMU group 7 with 0000:65:00\.1, .*; bind that to vfio-pci"
     ):
@@ -135,7 +135,7 @@ def test_a_function_that_cannot_be_attached_is_refused_before_anything_is_made(n
     assert node.client.containers() == []
 
 
-def test_what_a_vm_does_not_get_of_its_cdi_devices_is_in_its_containers_status(node: Node) -> None:
+def test_the_status_lists_what_a_vm_does_not_get_of_its_cdi_devices(node: Node) -> None:
     edits = {"deviceNodes": [{"path": "/dev/vfio/41"}], "mounts": [{"hostPath": "/lib", "containerPath": "/lib"}]}
     devices = [{"name": "a", "containerEdits": edits}]
     node.host.write(
@@ -147,7 +147,7 @@ def test_what_a_vm_does_not_get_of_its_cdi_devices_is_in_its_containers_status(n
     assert [one.reason for one in node.world.outside.pod_events.told] == ["CdiLeftOut"]
 
 
-def test_a_network_interface_of_the_node_is_no_device_of_a_vm(node: Node) -> None:
+def test_a_network_interface_of_the_node_is_refused_as_a_device(node: Node) -> None:
     edits = {"netDevices": [{"hostInterfaceName": "ens1", "name": "net1"}]}
     devices = [{"name": "a", "containerEdits": edits}]
     node.host.write(
@@ -158,7 +158,7 @@ def test_a_network_interface_of_the_node_is_no_device_of_a_vm(node: Node) -> Non
     assert node.client.containers() == []
 
 
-def test_a_cdi_name_counts_on_the_container_and_not_on_the_pod(node: Node) -> None:
+def test_a_cdi_name_counts_on_the_container_but_not_on_the_pod(node: Node) -> None:
     node.host.write(
         "/etc/cdi/vf.yaml",
         "{cdiVersion: 0.6.0, kind: intel.com/vf, devices: [{name: a, containerEdits: {deviceNodes: [{path: /dev/vfio/41}]}}]}",

@@ -18,7 +18,7 @@ def seed(world: World) -> SeedRequest:
     return request
 
 
-def test_the_guest_is_told_what_the_pods_namespace_has(world: World, client: Client) -> None:
+def test_guest_data_comes_from_objects_of_the_pods_namespace(world: World, client: Client) -> None:
     world.outside.cluster.objects = {
         "default/secret/keys": {"authorized_keys": KEY.encode()},
         "default/configmap/ud": {"packages": b"[vim]"},
@@ -30,9 +30,7 @@ def test_the_guest_is_told_what_the_pods_namespace_has(world: World, client: Cli
     assert {name.partition("/")[0] for name in world.outside.cluster.asked} == {"default"}
 
 
-def test_a_container_without_its_secret_is_refused_whole_and_made_once_it_is_there(
-    world: World, client: Client
-) -> None:
+def test_a_container_is_refused_until_its_secret_exists(world: World, client: Client) -> None:
     world.outside.cluster.objects = {"default/configmap/ud": {}}
     sandbox = client.run(annotations=ASKED)
     with pytest.raises(grpc.RpcError) as refused:
@@ -48,7 +46,7 @@ def test_a_container_without_its_secret_is_refused_whole_and_made_once_it_is_the
 FILES = {"VirtletFilesFromDataSource": "secret/files"}
 
 
-def test_files_of_a_secret_are_the_guests_and_another_namespaces_are_not(world: World, client: Client) -> None:
+def test_the_guest_gets_files_of_secrets_of_its_own_namespace_only(world: World, client: Client) -> None:
     world.outside.cluster.objects = {
         "default/secret/files": {"conf": b"eA==", "conf_path": b"/etc/app.conf"},
         "kube-system/secret/files": {"conf": b"eQ==", "conf_path": b"/etc/app.conf"},
@@ -58,7 +56,7 @@ def test_files_of_a_secret_are_the_guests_and_another_namespaces_are_not(world: 
     assert world.outside.cluster.asked == ["default/secret/files"]
 
 
-def test_a_file_that_cannot_be_in_the_guest_is_refused_whole_with_its_key(world: World, client: Client) -> None:
+def test_a_container_is_refused_if_a_key_of_its_secret_cannot_be_a_file(world: World, client: Client) -> None:
     world.outside.cluster.objects = {"default/secret/files": {"conf": b"eA==", "conf_path": b"../etc"}}
     sandbox = client.run(annotations=FILES)
     with pytest.raises(grpc.RpcError) as refused:
@@ -68,7 +66,7 @@ def test_a_file_that_cannot_be_in_the_guest_is_refused_whole_with_its_key(world:
     assert client.containers() == []
 
 
-def test_a_hosts_file_of_a_source_is_not_renewed_by_kubelets(world: World, client: Client) -> None:
+def test_kubelets_hosts_file_does_not_replace_one_that_a_pod_names(world: World, client: Client) -> None:
     world.outside.cluster.objects = {"default/secret/files": {"hosts": b"eA==", "hosts_path": b"/etc/hosts"}}
     path = "/var/lib/kubelet/pods/uid-of-web/etc-hosts"
     world.outside.kubelet_volumes.put(path, b"127.0.0.1 localhost\n")
@@ -76,7 +74,7 @@ def test_a_hosts_file_of_a_source_is_not_renewed_by_kubelets(world: World, clien
     assert world.container(seed(world).container).spec.copies == ()
 
 
-def test_no_record_keeps_what_was_read(world: World, client: Client) -> None:
+def test_no_record_keeps_the_contents_of_secrets(world: World, client: Client) -> None:
     world.outside.cluster.objects = {
         "default/secret/keys": {"authorized_keys": KEY.encode()},
         "default/configmap/ud": {"password": b"hunter2"},
@@ -90,7 +88,9 @@ def test_no_record_keeps_what_was_read(world: World, client: Client) -> None:
 IGNITION = '{"ignition": {"version": "3.3.0"}}'
 
 
-def test_ignitions_configuration_is_in_the_firmware_and_goes_with_the_container(world: World, client: Client) -> None:
+def test_the_ignition_configuration_is_in_the_firmware_and_removed_with_the_container(
+    world: World, client: Client
+) -> None:
     sandbox = client.run(annotations={"virtshim.io/ignition": IGNITION})
     made = client.create(sandbox)
     (container,) = world.outside.seeds.ignition
@@ -100,7 +100,7 @@ def test_ignitions_configuration_is_in_the_firmware_and_goes_with_the_container(
     assert container not in world.outside.disks.directories
 
 
-def test_other_guests_have_no_such_file(world: World, client: Client) -> None:
+def test_guests_without_ignition_have_no_ignition_file(world: World, client: Client) -> None:
     client.create(client.run())
     assert world.outside.seeds.ignition == {}
     assert world.outside.vms.spec(world.domain(world.records.containers.all()[0].id)).ignition_file == ""
@@ -110,7 +110,7 @@ SYSPREP = {"virtshim.io/sysprep": "/sysprep"}
 ANSWERS = "/var/lib/kubelet/pods/uid-of-web/volumes/kubernetes.io~secret/answers"
 
 
-def test_a_mounted_secret_is_a_cdrom_for_windows_and_no_volume(world: World, client: Client) -> None:
+def test_a_secret_for_sysprep_becomes_a_cdrom_and_not_a_volume(world: World, client: Client) -> None:
     world.outside.kubelet_volumes.write(ANSWERS, {"unattend.xml": b"<unattend/>"})
     mounts = [pb.Mount(container_path="/sysprep", host_path=ANSWERS)]
     made = client.create(client.run(annotations=SYSPREP), mounts=mounts)
@@ -123,7 +123,9 @@ def test_a_mounted_secret_is_a_cdrom_for_windows_and_no_volume(world: World, cli
     assert container not in world.outside.disks.directories
 
 
-def test_one_without_an_answer_file_is_refused_before_anything_is_made(world: World, client: Client) -> None:
+def test_a_sysprep_secret_without_an_answer_file_is_refused_before_anything_is_created(
+    world: World, client: Client
+) -> None:
     """Nor one with a name that no CD-ROM can have."""
     sandbox = client.run(annotations=SYSPREP)
     for there in ({"other": b""}, {"unattend.xml": b"", "x" * 65: b""}):
@@ -135,7 +137,7 @@ def test_one_without_an_answer_file_is_refused_before_anything_is_made(world: Wo
     assert world.outside.disks.directories == {}
 
 
-def test_a_pod_that_mounts_its_answers_nowhere_is_refused_with_the_mounts_it_has(world: World, client: Client) -> None:
+def test_a_pod_that_does_not_mount_its_sysprep_secret_is_refused_with_its_mounts(world: World, client: Client) -> None:
     """kubelet, which lists no init containers, is who says that it is that."""
     world.outside.devices.listed = {("default", "web", "windows")}
     world.outside.kubelet_volumes.write(ANSWERS, {"unattend.xml": b"<unattend/>"})
@@ -151,7 +153,7 @@ def test_a_pod_that_mounts_its_answers_nowhere_is_refused_with_the_mounts_it_has
 
 
 @pytest.mark.parametrize("excuse", ["an init container had them", "it ran before", "its disk is a volume"])
-def test_a_container_that_may_have_been_set_up_already_needs_no_answers(
+def test_a_container_that_may_have_run_sysprep_already_needs_no_answer_file(
     world: World, client: Client, excuse: str
 ) -> None:
     world.outside.devices.listed = {("default", "web", "windows")}
@@ -170,7 +172,7 @@ def test_a_container_that_may_have_been_set_up_already_needs_no_answers(
     client.create(sandbox, "windows", attempt, devices=devices)
 
 
-def test_an_init_container_need_not_mount_what_the_one_after_it_does(world: World, client: Client) -> None:
+def test_an_init_container_need_not_mount_the_sysprep_secret(world: World, client: Client) -> None:
     world.outside.kubelet_volumes.write(ANSWERS, {"unattend.xml": b"<unattend/>"})
     sandbox = client.run(annotations=SYSPREP)
     before = client.create(sandbox, "prepare")

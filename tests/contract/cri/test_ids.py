@@ -52,7 +52,7 @@ def test_ids_are_64_hex_digits(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("rpc", "field"), TAKES_ID)
-def test_a_unique_prefix_is_as_good_as_the_id(client: Client, rpc: str, field: str) -> None:
+def test_a_unique_prefix_works_in_place_of_the_id(client: Client, rpc: str, field: str) -> None:
     sandbox, made = client.running()
     code, words = ask(client, rpc, field, (made if field == "container_id" else sandbox)[:12])
     # An image that is not there is all that CreateContainer may miss here.
@@ -77,7 +77,7 @@ def test_an_ambiguous_prefix_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize("value", ["0" * 64, "nonsense", "../x", "*"])
 @pytest.mark.parametrize(("rpc", "field"), TAKES_ID)
-def test_what_is_not_there_is_not_found_and_has_ended(
+def test_a_missing_object_is_not_found_except_in_calls_that_end_it(
     shared: tuple[World, Client], rpc: str, field: str, value: str
 ) -> None:
     code, words = ask(shared[1], rpc, field, value)

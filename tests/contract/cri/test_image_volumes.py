@@ -31,7 +31,7 @@ def files(client: Client, world: World) -> str:
     return client.pull(FILES)
 
 
-def test_a_volume_is_made_of_an_image_and_shown_by_its_id(client: Client, world: World, files: str) -> None:
+def test_the_status_shows_an_image_volume_with_the_image_id(client: Client, world: World, files: str) -> None:
     made = client.create(client.run(), mounts=[volume(files), volume(FILES, "/etc/more", image_sub_path="etc")])
     client.start(made)
     ((served, *_),) = world.outside.shares.shares.values()
@@ -42,7 +42,7 @@ def test_a_volume_is_made_of_an_image_and_shown_by_its_id(client: Client, world:
     assert served
 
 
-def test_the_guest_gets_the_files_for_reading_alone(client: Client, world: World, files: str) -> None:
+def test_the_guest_gets_the_files_read_only(client: Client, world: World, files: str) -> None:
     made = client.create(client.run(), mounts=[volume(files, image_sub_path="etc")])
     (record,) = [one for one in world.records.containers.all() if one.id.value == made]
     (shared,) = record.spec.volumes
@@ -52,7 +52,7 @@ def test_the_guest_gets_the_files_for_reading_alone(client: Client, world: World
     assert (shared.guest, shared.readonly) == ("/data", True)
 
 
-def test_the_files_stay_while_a_container_has_them(client: Client, world: World, files: str) -> None:
+def test_the_files_stay_while_a_container_uses_them(client: Client, world: World, files: str) -> None:
     trees = world.outside.files.trees
     sandbox = client.run()
     made = client.create(sandbox, mounts=[volume(files)])
@@ -65,12 +65,12 @@ def test_the_files_stay_while_a_container_has_them(client: Client, world: World,
     assert trees == {}
 
 
-def test_the_files_of_a_removed_image_that_nobody_has_are_gone(client: Client, world: World, files: str) -> None:
+def test_the_files_of_a_removed_unused_image_are_deleted(client: Client, world: World, files: str) -> None:
     remove(client, files)
     assert world.outside.files.trees == {}
 
 
-def test_a_creation_that_fails_holds_nothing(client: Client, world: World, files: str) -> None:
+def test_a_failed_creation_holds_no_image_files(client: Client, world: World, files: str) -> None:
     world.outside.shares.gone = True
     with refused(Code.UNAVAILABLE, "share program"):
         client.create(client.run(), mounts=[volume(files)])
@@ -79,7 +79,7 @@ def test_a_creation_that_fails_holds_nothing(client: Client, world: World, files
     assert world.outside.files.trees == {}
 
 
-def test_an_image_with_a_disk_is_a_vms_and_a_volume(client: Client, world: World) -> None:
+def test_an_image_with_a_disk_can_be_a_vm_and_a_volume(client: Client, world: World) -> None:
     world.outside.files.publish_files(FILES, has_disk=True)
     both = client.pull(FILES)
     made = client.create(client.run(), image=pb.ImageSpec(image=both), mounts=[volume(both)])
@@ -90,7 +90,7 @@ def test_an_image_with_a_disk_is_a_vms_and_a_volume(client: Client, world: World
     assert len(world.outside.files.files) == 1, "the other image's disk"
 
 
-def test_an_images_size_is_what_its_disk_and_its_files_take(client: Client, world: World) -> None:
+def test_the_size_of_an_image_is_that_of_its_disk_and_files(client: Client, world: World) -> None:
     world.outside.files.publish_files(FILES, has_disk=True)
     both = client.pull(FILES)
     (image,) = [one for one in world.records.images.all() if one.id.value == both]
@@ -98,9 +98,7 @@ def test_an_images_size_is_what_its_disk_and_its_files_take(client: Client, worl
     assert size == world.outside.files.files[image.digest] + TREE_BYTES
 
 
-def test_an_image_that_is_no_vms_is_told_as_such_when_a_vm_is_made_of_it(
-    client: Client, world: World, files: str
-) -> None:
+def test_a_container_of_an_image_without_a_disk_is_refused(client: Client, world: World, files: str) -> None:
     before = world.everything()
     with refused(Code.INVALID_ARGUMENT, "is not a VM image: it has no file below /disk.*; build a containerDisk"):
         client.create(client.run(), image=pb.ImageSpec(image=files))
@@ -119,7 +117,7 @@ def test_an_image_that_is_no_vms_is_told_as_such_when_a_vm_is_made_of_it(
         (volume(FILES, image_sub_path="no/such"), Code.NOT_FOUND, "has no directory no/such"),
     ],
 )
-def test_what_cannot_be_mounted_is_told_by_kubelets_word(
+def test_an_image_that_cannot_be_mounted_is_refused_with_kubelets_error_prefix(
     client: Client, world: World, files: str, mount: pb.Mount, code: grpc.StatusCode, says: str
 ) -> None:
     with refused(code, rf"^ImageVolumeMountFailed: config.mounts\[/data\]\.image .*{says}"):
@@ -127,14 +125,14 @@ def test_what_cannot_be_mounted_is_told_by_kubelets_word(
     assert client.containers() == []
 
 
-def test_a_volume_that_could_be_written_is_refused(client: Client, files: str) -> None:
+def test_a_writable_image_volume_is_refused(client: Client, files: str) -> None:
     mount = volume(files)
     mount.readonly = False
     with refused(Code.INVALID_ARGUMENT, r"mounts\[/data\]\.readonly is false"):
         client.create(client.run(), mounts=[mount])
 
 
-def test_verbose_status_tells_that_there_is_no_disk(client: Client, world: World, files: str) -> None:
+def test_verbose_status_shows_that_an_image_has_no_disk(client: Client, world: World, files: str) -> None:
     (tree,) = world.outside.files.trees
     facts = client.ImageStatus(pb.ImageStatusRequest(image=pb.ImageSpec(image=files), verbose=True)).info["info"]
     assert '"disk"' not in facts

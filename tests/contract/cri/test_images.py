@@ -58,7 +58,7 @@ def test_an_image_answers_to_id_prefix_tag_and_digest(client: Client) -> None:
         assert listed(client, reference) == [image]
 
 
-def test_a_pull_for_a_runtime_handler_that_is_not_here_is_refused(client: Client) -> None:
+def test_a_pull_for_an_unknown_runtime_handler_is_refused(client: Client) -> None:
     spec = pb.ImageSpec(image=IMAGE, runtime_handler="gvisor")
     with refused(Code.INVALID_ARGUMENT, "gvisor"):
         client.PullImage(pb.PullImageRequest(image=spec))
@@ -66,7 +66,7 @@ def test_a_pull_for_a_runtime_handler_that_is_not_here_is_refused(client: Client
     assert client.PullImage(pb.PullImageRequest(image=spec)).image_ref
 
 
-def test_verbose_status_tells_what_the_disk_is(client: Client, world: World) -> None:
+def test_verbose_status_describes_the_disk(client: Client, world: World) -> None:
     said = ImageConfig(entrypoint=("/bin/x",), stop_signal="SIGQUIT")
     world.outside.files.publish(OTHER, b"other disk", config=said)
     client.pull(OTHER)
@@ -83,7 +83,9 @@ def test_verbose_status_tells_what_the_disk_is(client: Client, world: World) -> 
     ("user", "uid", "username"),
     [("", None, ""), ("1002", 1002, ""), ("1003:users", 1003, ""), ("www-data", None, "www-data"), ("a:b", None, "a")],
 )
-def test_an_image_tells_its_user(client: Client, world: World, user: str, uid: int | None, username: str) -> None:
+def test_the_status_of_an_image_has_its_user(
+    client: Client, world: World, user: str, uid: int | None, username: str
+) -> None:
     """kubelet refuses runAsNonRoot by it, and hands it on as run_as_user; the conformance client asks for it."""
     world.outside.files.publish(OTHER, b"other disk", config=ImageConfig(user=user))
     client.pull(OTHER)
@@ -92,7 +94,7 @@ def test_an_image_tells_its_user(client: Client, world: World, user: str, uid: i
         assert (image.uid.value if image.HasField("uid") else None, image.username) == (uid, username)
 
 
-def test_a_name_without_a_tag_is_latest(client: Client, world: World) -> None:
+def test_a_name_without_a_tag_means_latest(client: Client, world: World) -> None:
     world.outside.files.publish("registry.test/bare", b"disk")
     client.pull("registry.test/bare")
     image = status(client, "registry.test/bare:latest")
@@ -130,7 +132,7 @@ def test_every_call_takes_every_form_of_a_name(client: Client, world: World) -> 
         client.pull()
 
 
-def test_images_of_one_disk_answer_each_for_itself(client: Client, world: World) -> None:
+def test_images_that_share_a_disk_have_their_own_ids_and_statuses(client: Client, world: World) -> None:
     """kubelet has only the id that it got from PullImage, and removes by it."""
     says = {
         OTHER: ImageConfig("1002", entrypoint=("/bin/a",)),
@@ -215,7 +217,7 @@ def test_an_empty_reference_is_refused_and_never_means_all(client: Client) -> No
     assert len(listed(client)) == 1
 
 
-def test_an_image_that_is_nowhere_is_not_found(client: Client) -> None:
+def test_pulling_an_image_that_does_not_exist_returns_not_found(client: Client) -> None:
     with refused(Code.NOT_FOUND, "not at its source"):
         client.pull("registry.test/none:1")
 
@@ -225,7 +227,7 @@ def pull_with(client: Client, **auth: Any) -> str:
     return client.PullImage(request).image_ref
 
 
-def test_credentials_are_asked_for_at_each_pull(client: Client, world: World) -> None:
+def test_each_pull_checks_the_credentials(client: Client, world: World) -> None:
     world.outside.files.publish(OTHER, b"secret disk", password="right")
     for auth in ({}, {"username": "me", "password": "wrong"}):
         with refused(Code.PERMISSION_DENIED, "credentials"):
@@ -256,7 +258,7 @@ def test_every_form_of_credentials_reaches_the_source_and_none_reaches_the_log(
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.1])
-def test_a_pull_ends_at_its_deadline(client: Client, world: World, seconds: float) -> None:
+def test_a_pull_is_cancelled_at_its_deadline(client: Client, world: World, seconds: float) -> None:
     world.outside.files.publish(OTHER, b"big disk")
     world.outside.files.stalled = True
     with refused(Code.DEADLINE_EXCEEDED):
@@ -266,7 +268,7 @@ def test_a_pull_ends_at_its_deadline(client: Client, world: World, seconds: floa
     assert client.pull(OTHER)
 
 
-def test_a_pull_ends_when_its_client_leaves(client: Client, world: World) -> None:
+def test_a_pull_is_cancelled_when_its_client_leaves(client: Client, world: World) -> None:
     world.outside.files.publish(OTHER, b"big disk")
     world.outside.files.stalled = True
     gate = world.journal.hold("files.fetch")
@@ -301,7 +303,7 @@ def test_a_pull_that_fails_lists_nothing_and_can_be_repeated(client: Client, wor
     client.pull(OTHER)
 
 
-def test_a_registry_that_is_away_is_called_what_kubelet_knows(client: Client, world: World) -> None:
+def test_an_unreachable_registry_gives_the_error_that_kubelet_recognises(client: Client, world: World) -> None:
     """It looks at how the message begins, and only where the code is UNKNOWN."""
     world.journal.fail("files.fetch", Unavailable("registry.test cannot be reached"))
     with pytest.raises(grpc.RpcError) as caught:
@@ -310,9 +312,7 @@ def test_a_registry_that_is_away_is_called_what_kubelet_knows(client: Client, wo
     assert caught.value.details() == "RegistryUnavailable: registry.test cannot be reached"
 
 
-def test_an_image_without_the_signature_that_is_asked_for_is_called_what_kubelet_knows(
-    client: Client, world: World
-) -> None:
+def test_a_missing_signature_gives_the_error_that_kubelet_recognises(client: Client, world: World) -> None:
     world.journal.fail("files.fetch", SignatureRefused("image 'x' has no cosign signature"))
     with pytest.raises(grpc.RpcError) as caught:
         client.pull()
@@ -327,7 +327,7 @@ def test_parallel_pulls_of_one_image_give_one_id(client: Client, world: World) -
     assert len(listed(client)) == 2
 
 
-def test_removal_takes_all_tags_and_twice_is_a_success(client: Client, world: World) -> None:
+def test_removal_takes_all_tags_and_may_be_repeated(client: Client, world: World) -> None:
     world.outside.files.publish(OTHER, b"a disk")
     assert client.pull(OTHER) == client.pull()
     for _ in range(2):
@@ -359,7 +359,7 @@ def test_image_fs_info_has_what_kubelet_dereferences(client: Client) -> None:
         assert use.timestamp > 0
 
 
-def test_the_containers_disks_are_told_apart_from_the_images(client: Client) -> None:
+def test_image_fs_info_separates_container_disks_from_images(client: Client) -> None:
     client.create(client.run())
     (containers,) = client.ImageFsInfo(pb.ImageFsInfoRequest()).container_filesystems
     (images,) = client.ImageFsInfo(pb.ImageFsInfoRequest()).image_filesystems

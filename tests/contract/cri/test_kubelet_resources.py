@@ -131,7 +131,7 @@ def test_memory_of_a_pod(
         (Asked(cpu_limit=1500), {"VirtletVCPUCount": "3"}, "annotation VirtletVCPUCount"),
     ],
 )
-def test_it_is_told_what_decided_over_the_vcpus(
+def test_verbose_status_says_what_decided_the_number_of_vcpus(
     node: tuple[World, Client], asked: Asked, annotations: dict[str, str], by: str
 ) -> None:
     _, client = node
@@ -140,7 +140,7 @@ def test_it_is_told_what_decided_over_the_vcpus(
     assert json.loads(status.info["info"])["sizedBy"]["vcpus"] == by
 
 
-def test_a_request_that_grows_gives_what_there_is_room_for_and_one_that_shrinks_takes_nothing(
+def test_a_larger_request_adds_vcpus_and_a_smaller_one_removes_none(
     node: tuple[World, Client],
 ) -> None:
     world, client = node
@@ -153,7 +153,7 @@ def test_a_request_that_grows_gives_what_there_is_room_for_and_one_that_shrinks_
     assert size(world, container).memory_bytes == 2 * GIB
 
 
-def test_cpus_that_others_leave_are_not_a_number_of_vcpus(node: tuple[World, Client]) -> None:
+def test_a_cpuset_of_shared_cpus_does_not_decide_the_number_of_vcpus(node: tuple[World, Client]) -> None:
     """The static CPU manager gives containers without exclusive CPUs the list of all others."""
     world, client = node
     resources = container_linux(Asked(cpu=500))
@@ -166,7 +166,7 @@ def test_cpus_that_others_leave_are_not_a_number_of_vcpus(node: tuple[World, Cli
 @pytest.mark.parametrize(
     "asked", [Asked(cpu=500), Asked(cpu=2000, cpu_limit=2000, memory=GIB, memory_limit=GIB, exclusive="0-1")]
 )
-def test_the_cpu_manager_moves_a_vm_whatever_the_number_of_cpus(node: tuple[World, Client], asked: Asked) -> None:
+def test_the_cpu_manager_can_move_a_vm_to_any_number_of_cpus(node: tuple[World, Client], asked: Asked) -> None:
     world, client = node
     _, container = running(client, asked)
     before = size(world, container)
@@ -177,7 +177,7 @@ def test_the_cpu_manager_moves_a_vm_whatever_the_number_of_cpus(node: tuple[Worl
     assert (shown.cpuset_cpus, shown.cpu_quota) == ("0-7", -1 if asked.exclusive else 0)
 
 
-def test_shares_that_are_worth_more_vcpus_than_there_is_room_for_are_taken_all_the_same(
+def test_cpu_shares_beyond_the_vcpu_maximum_are_accepted(
     node: tuple[World, Client],
 ) -> None:
     world, client = node
@@ -225,7 +225,7 @@ _OF_A_RESIZE = ("resizing.", "cgroups.")
 @pytest.mark.parametrize("none", [NO_MEMORY_LIMIT_V1, NO_MEMORY_LIMIT_V2], ids=["v1", "v2"])
 @pytest.mark.parametrize("overhead", [{}, OVERHEAD], ids=["alone", "overhead"])
 @pytest.mark.parametrize("kind", RESIZES)
-def test_a_pod_is_resized_and_what_has_no_limit_is_left_alone(
+def test_a_pod_resize_leaves_resources_without_limits_alone(
     node: tuple[World, Client], kind: str, overhead: dict[str, int], none: int
 ) -> None:
     world, client = node
@@ -252,7 +252,7 @@ def test_a_pod_is_resized_and_what_has_no_limit_is_left_alone(
     assert [call for call in world.journal.calls if call.startswith(_OF_A_RESIZE)] == []
 
 
-def test_the_numbers_of_no_limit_are_those_that_kubelet_sends() -> None:
+def test_the_numbers_for_no_limit_are_those_that_kubelet_sends() -> None:
     asked = Asked(cpu=500, overhead_cpu=100, overhead_memory=256 * MIB)
     pods = [
         step.resources
@@ -262,7 +262,7 @@ def test_the_numbers_of_no_limit_are_those_that_kubelet_sends() -> None:
     assert {(one.cpu_quota, one.memory_limit_in_bytes) for one in pods} == {(-10_001, -1 - 256 * MIB)}
 
 
-def test_a_pod_that_its_vm_cannot_follow_is_still_refused_in_time(node: tuple[World, Client]) -> None:
+def test_a_pod_resize_that_its_vm_cannot_follow_is_refused(node: tuple[World, Client]) -> None:
     _, client = node
     before = Asked(cpu=500, cpu_limit=1000, **OVERHEAD)
     sandbox, container = running(client, before, ROOM)

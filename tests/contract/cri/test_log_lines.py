@@ -24,7 +24,7 @@ def of_calls(lines: list[Any], rpc: str) -> list[Any]:
     return [line for line in lines if line.get("rpc") == rpc and line["event"].startswith("rpc.")]
 
 
-def test_a_call_is_one_line_with_its_code_and_whom_it_is_about(world: World, client: Client) -> None:
+def test_a_call_logs_one_line_with_its_code_and_its_pod(world: World, client: Client) -> None:
     with logged() as lines:
         sandbox, container = client.running("web")
     for rpc, about in (
@@ -39,14 +39,14 @@ def test_a_call_is_one_line_with_its_code_and_whom_it_is_about(world: World, cli
         assert about.items() <= line.items()
 
 
-def test_a_call_that_fails_is_one_line_too(world: World, client: Client) -> None:
+def test_a_failed_call_logs_one_line(world: World, client: Client) -> None:
     with logged() as lines, refused(grpc.StatusCode.NOT_FOUND):
         client.status("f" * 64)
     (line,) = of_calls(lines, "ContainerStatus")
     assert (line["event"], line["code"], line["container"]) == ("rpc.failed", "NOT_FOUND", "f" * 20)
 
 
-def test_all_lines_that_a_call_causes_say_whom_it_is_about(world: World, client: Client) -> None:
+def test_all_log_lines_of_a_call_name_its_pod(world: World, client: Client) -> None:
     _, container = client.running("web")
     with logged() as lines:
         client.stop(container)
@@ -56,7 +56,7 @@ def test_all_lines_that_a_call_causes_say_whom_it_is_about(world: World, client:
 
 
 @pytest.mark.hostile
-def test_nothing_of_a_request_but_names_is_logged(world: World, client: Client) -> None:
+def test_of_a_request_only_names_are_logged(world: World, client: Client) -> None:
     with logged() as lines:
         with refused(grpc.StatusCode.INVALID_ARGUMENT):
             annotations = {"VirtletCloudInitUserData": "password: hunter2\n\t:", "virtshim.io/nonsense": "x"}

@@ -168,7 +168,7 @@ def test_a_running_vm_in_a_cgroup_has_a_sample_of_every_metric(client: Client, i
     assert {one.name for one in flat(metrics(client))} == set(descriptors(client))
 
 
-def test_a_vm_without_a_cgroup_has_all_but_what_only_a_cgroup_accounts(client: Client) -> None:
+def test_a_vm_without_a_cgroup_lacks_only_the_samples_of_cgroups(client: Client) -> None:
     start(client)
     missing = set(descriptors(client)) - {one.name for one in flat(metrics(client))}
     assert missing == {"container_memory_cache", "container_memory_kernel_usage"} | {
@@ -229,7 +229,7 @@ def test_labels_name_the_pod_the_container_and_the_vm(client: Client, world: Wor
         ("virtshim_vmi_storage_iops_read_total", {("vda",): 10}),
     ],
 )  # fmt: skip
-def test_a_reading_becomes_that_sample(
+def test_each_reading_becomes_the_expected_sample(
     client: Client, in_cgroup: None, name: str, expected: dict[tuple[str, ...], int]
 ) -> None:
     start(client)
@@ -255,7 +255,7 @@ def test_a_container_that_does_not_run_has_no_samples_and_its_pod_keeps_its_netw
     assert {metric.name for metric in one.metrics} >= {"container_network_receive_bytes_total"}
 
 
-def test_a_guest_that_has_not_reported_has_no_memory_samples_of_its_own(client: Client, world: World) -> None:
+def test_a_guest_that_has_not_reported_its_memory_has_no_guest_memory_samples(client: Client, world: World) -> None:
     start(client)
     world.outside.readings.unreported.add(world.domain(world.records.containers.all()[0].id))
     names = {one.name for one in flat(metrics(client))}
@@ -263,7 +263,7 @@ def test_a_guest_that_has_not_reported_has_no_memory_samples_of_its_own(client: 
     assert not names & {"virtshim_vmi_memory_unused_bytes", "virtshim_vmi_memory_used_bytes"}
 
 
-def test_while_libvirt_hangs_metrics_come_without_its_numbers(client: Client, world: World) -> None:
+def test_metrics_come_without_libvirts_numbers_while_libvirt_hangs(client: Client, world: World) -> None:
     start(client)
     world.outside.readings.hung = True
     names = {one.name for one in flat(metrics(client))}
@@ -271,7 +271,7 @@ def test_while_libvirt_hangs_metrics_come_without_its_numbers(client: Client, wo
     assert not any(name.startswith("virtshim_vmi_storage") for name in names)
 
 
-def test_a_stream_brings_what_the_list_does(client: Client) -> None:
+def test_the_stream_has_the_same_metrics_as_the_list(client: Client) -> None:
     start(client)
     client.running("other")
     answers = client.StreamPodSandboxMetrics(pb.StreamPodSandboxMetricsRequest())
@@ -281,7 +281,7 @@ def test_a_stream_brings_what_the_list_does(client: Client) -> None:
     assert {m.name for m in flat(streamed)} == {m.name for m in flat(listed)}
 
 
-def test_what_a_pod_was_refused_is_counted_by_limit(client: Client, world: World) -> None:
+def test_refused_sessions_of_a_pod_are_counted_by_limit(client: Client, world: World) -> None:
     sandbox, _ = client.running()
     world.outside.streaming.refusals = {"sessions": 3}
     assert refusals(client, sandbox) == {"commands": 0, "connections": 0, "sessions": 3, "urls": 0}

@@ -43,7 +43,7 @@ def request_for(rpc: str) -> Any:
 
 
 @pytest.mark.parametrize("asked", ["", "0.1.0", "v1", "anything"])
-def test_version_is_exactly_what_kubelet_wants_whatever_it_sends(client: Client, world: World, asked: str) -> None:
+def test_version_is_what_kubelet_expects_for_any_request(client: Client, world: World, asked: str) -> None:
     assert client.Version(pb.VersionRequest(version=asked)) == pb.VersionResponse(
         version="0.1.0",
         runtime_name="virtshim",
@@ -65,7 +65,7 @@ def test_status_has_both_conditions_and_every_handler(client: Client) -> None:
     assert not answer.info
 
 
-def test_a_condition_that_is_false_says_why(client: Client, world: World) -> None:
+def test_a_false_condition_has_a_reason(client: Client, world: World) -> None:
     world.outside.vms.why_not = "libvirt cannot be reached; start libvirtd"
     world.outside.networks.why_not = "no CNI configuration in /etc/cni/net.d"
     conditions = client.Status(pb.StatusRequest()).status.conditions
@@ -81,7 +81,7 @@ def test_verbose_status_carries_json(client: Client, world: World) -> None:
 
 
 @pytest.mark.parametrize(("setting", "driver"), [("systemd", pb.SYSTEMD), ("cgroupfs", pb.CGROUPFS)])
-def test_runtime_config_tells_the_cgroup_driver_that_was_set(tmp_path: Path, setting: str, driver: int) -> None:
+def test_runtime_config_has_the_configured_cgroup_driver(tmp_path: Path, setting: str, driver: int) -> None:
     with served(tmp_path, cri={"cgroup_driver": setting}) as (_, client, _):
         answer = client.RuntimeConfig(pb.RuntimeConfigRequest())
     assert answer.HasField("linux")
@@ -89,13 +89,13 @@ def test_runtime_config_tells_the_cgroup_driver_that_was_set(tmp_path: Path, set
 
 
 @pytest.mark.parametrize("cidr", ["", "10.88.0.0/16", "10.88.0.0/16,fd00::/64", "no address"])
-def test_the_address_range_that_kubelet_tells_is_taken_note_of(client: Client, cidr: str) -> None:
+def test_the_pod_cidr_from_kubelet_is_accepted(client: Client, cidr: str) -> None:
     config = pb.RuntimeConfig(network_config=pb.NetworkConfig(pod_cidr=cidr))
     client.UpdateRuntimeConfig(pb.UpdateRuntimeConfigRequest(runtime_config=config))
 
 
 @pytest.mark.parametrize("rpc", sorted(set(RPCS) - IMPLEMENTED))
-def test_what_is_not_implemented_says_so(client: Client, rpc: str) -> None:
+def test_calls_that_are_not_implemented_return_unimplemented(client: Client, rpc: str) -> None:
     with refused(grpc.StatusCode.UNIMPLEMENTED, f"virtshim does not implement {rpc} yet"):
         answer = getattr(client, rpc)(request_for(rpc))
         if RPCS[rpc].server_streaming:
@@ -103,7 +103,7 @@ def test_what_is_not_implemented_says_so(client: Client, rpc: str) -> None:
 
 
 @pytest.mark.parametrize("rpc", sorted(IMPLEMENTED))
-def test_an_empty_request_to_what_is_implemented_is_answered_or_refused_as_invalid(client: Client, rpc: str) -> None:
+def test_every_implemented_call_answers_an_empty_request_or_refuses_it_as_invalid(client: Client, rpc: str) -> None:
     try:
         answer = getattr(client, rpc)(request_for(rpc))
         if rpc == "GetContainerEvents":
@@ -116,7 +116,7 @@ def test_an_empty_request_to_what_is_implemented_is_answered_or_refused_as_inval
         assert error.details()
 
 
-def test_a_bug_is_told_apart_from_a_refusal_and_shows_no_inside(
+def test_a_bug_is_an_internal_error_that_shows_no_details(
     client: Client, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> None:
@@ -196,7 +196,7 @@ def test_a_file_that_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
         assert in_the_way.read_text() == "precious"
 
 
-def test_a_second_server_is_refused_by_the_lock_and_told_who_holds_it(tmp_path: Path) -> None:
+def test_a_second_server_is_refused_with_the_holder_of_the_lock(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     lock = SocketLock(path)
     with pytest.raises(WrongState, match=rf"pid {os.getpid()}\) serves"):
@@ -205,7 +205,7 @@ def test_a_second_server_is_refused_by_the_lock_and_told_who_holds_it(tmp_path: 
     SocketLock(path).release()
 
 
-def test_a_lock_that_cannot_be_there_is_told_with_what_stands_in_its_way(tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_created_is_reported_with_the_obstacle(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(WrongState, match=r"/file/run cannot be used: Not a directory; .*choose another path"):
         SocketLock(f"{tmp_path}/file/run/s")
@@ -230,7 +230,7 @@ def test_the_lock_is_private(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_the_next_daemon_serves_what_the_last_one_made(tmp_path: Path) -> None:
+def test_the_next_daemon_serves_the_pods_of_the_last_one(tmp_path: Path) -> None:
     with served(tmp_path) as (_, client, _):
         sandbox = client.run()
     with served(tmp_path) as (_, client, _):

@@ -55,9 +55,7 @@ def operator(world: World) -> Iterator[Operator]:
         assert not os.path.exists(client.path)
 
 
-def test_the_phases_of_a_start_are_told_by_pod_and_all_together(
-    operator: Operator, client: Client, world: World
-) -> None:
+def test_startup_phases_are_reported_by_pod_and_for_all_pods(operator: Operator, client: Client, world: World) -> None:
     first, made = client.running("web")
     second = client.run("db")
     told = operator.StartUps(pb.StartUpsRequest()).start_ups
@@ -73,7 +71,7 @@ def test_the_phases_of_a_start_are_told_by_pod_and_all_together(
         operator.StartUps(pb.StartUpsRequest(id="f" * 64))
 
 
-def test_a_pull_that_goes_on_is_told_with_its_bytes(operator: Operator, client: Client, world: World) -> None:
+def test_a_pull_in_progress_is_shown_with_its_bytes(operator: Operator, client: Client, world: World) -> None:
     assert not operator.Pulls(pb.PullsRequest()).pulls
     world.outside.files.stalled = True
     pull = client.image.PullImage.future(_pull())
@@ -90,7 +88,7 @@ def _pull():
     return api_pb2.PullImageRequest(image=api_pb2.ImageSpec(image=IMAGE))
 
 
-def test_a_pod_is_shown_with_all_that_is_known_and_no_secret(operator: Operator, client: Client, world: World) -> None:
+def test_inspect_shows_a_pod_without_its_secrets(operator: Operator, client: Client, world: World) -> None:
     sandbox = client.run("web")
     made = client.create(sandbox, envs=[{"key": "PASSWORD", "value": b"hunter2"}])
     client.start(made)
@@ -107,7 +105,7 @@ def test_a_pod_is_shown_with_all_that_is_known_and_no_secret(operator: Operator,
     assert json.loads(operator.Inspect(pb.InspectRequest(id=empty)).json)["container"] is None
 
 
-def test_libvirt_that_cannot_be_reached_takes_one_part_of_the_picture(
+def test_inspect_lacks_only_libvirts_part_if_libvirt_is_unreachable(
     operator: Operator, client: Client, world: World
 ) -> None:
     sandbox, _ = client.running()
@@ -119,7 +117,7 @@ def test_libvirt_that_cannot_be_reached_takes_one_part_of_the_picture(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_the_socket_is_roots_alone_and_the_kernel_lets_nobody_else_connect(operator: Operator) -> None:
+def test_only_root_can_connect_to_the_admin_socket(operator: Operator) -> None:
     found = os.stat(operator.path)
     assert (found.st_mode & 0o777, found.st_uid) == (0o600, 0)
     os.chmod(os.path.dirname(operator.path), 0o711)
@@ -146,7 +144,7 @@ def test_a_socket_that_a_killed_daemon_left_is_replaced(world: World) -> None:
         server.stop(0)
 
 
-def test_another_kind_of_file_in_the_sockets_place_is_left_alone(world: World, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_socket_is_not_replaced(world: World, tmp_path: Path) -> None:
     from virtshim.model.errors import WrongState
 
     (tmp_path / "admin.sock").write_text("mine")
@@ -157,7 +155,7 @@ def test_another_kind_of_file_in_the_sockets_place_is_left_alone(world: World, t
     assert (tmp_path / "admin.sock").read_text() == "mine"
 
 
-def test_a_client_that_says_nothing_holds_nobody_up(operator: Operator) -> None:
+def test_a_silent_client_does_not_block_others(operator: Operator) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(operator.path)
         assert operator.StartUps(pb.StartUpsRequest()) is not None

@@ -27,7 +27,7 @@ def test_pods_and_vms_are_listed_newest_first_with_state_and_address(client: Cli
         assert node.addresses("f" * 64) == [], "it has gone meanwhile"
 
 
-def test_errors_are_of_the_nodes_kind_and_words(client: Client) -> None:
+def test_errors_keep_the_kind_and_the_words_of_the_node(client: Client) -> None:
     sandbox = client.run()
     made = client.create(sandbox)
     with connected(client.address.removeprefix("unix:")) as node:
@@ -39,6 +39,6 @@ def test_errors_are_of_the_nodes_kind_and_words(client: Client) -> None:
             node.exec_url(made, [], OUT)
 
 
-def test_a_node_that_is_not_there_is_unavailable_and_the_remedy_is_told(tmp_path) -> None:
+def test_a_missing_node_is_unavailable_and_the_error_has_the_remedy(tmp_path) -> None:
     with connected(f"{tmp_path}/none.sock") as node, pytest.raises(Unavailable, match="--socket"):
         node.pods()

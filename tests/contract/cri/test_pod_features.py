@@ -102,7 +102,9 @@ def names(cell: str) -> set[str]:
     return set(re.findall(r"`([^`]+)`", cell))
 
 
-def test_the_table_is_one_and_each_row_has_one_of_three_verdicts(table: list[Row], pytestconfig: pytest.Config) -> None:
+def test_there_is_one_table_and_each_row_has_one_of_three_verdicts(
+    table: list[Row], pytestconfig: pytest.Config
+) -> None:
     assert len(table) > 60
     assert [
         row for row in table if row[1].split(",")[0].split(":")[0] not in ("honoured", "refused", "impossible")
@@ -242,7 +244,7 @@ REFUSALS: list[Refusal] = [
 
 
 @pytest.mark.parametrize(("of", "changes", "says"), REFUSALS)
-def test_what_the_table_quotes_is_what_the_server_says(
+def test_the_table_quotes_the_servers_errors_verbatim(
     client: Client, table: list[Row], of: str, changes: dict[str, Any], says: str
 ) -> None:
     assert any(f'"{says}' in row[2] or f'{says}"' in row[2] for row in table), says
@@ -253,7 +255,7 @@ def test_what_the_table_quotes_is_what_the_server_says(
             client.create(client.run(), **changes)
 
 
-def test_a_second_container_is_refused_with_the_words_of_the_table(client: Client, table: list[Row]) -> None:
+def test_a_second_container_is_refused_with_the_error_of_the_table(client: Client, table: list[Row]) -> None:
     says = "cannot run in this pod: a pod is one virtual machine"
     assert any(f'"{says}"' in row[2] for row in table)
     sandbox = client.run()
@@ -278,7 +280,7 @@ CONTEXTS = {
 
 
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
-def test_what_is_impossible_outside_of_commands_is_named_in_the_log(context: dict[str, Any]) -> None:
+def test_settings_that_only_commands_can_have_are_named_in_the_log(context: dict[str, Any]) -> None:
     config = pb.ContainerConfig(
         linux=pb.LinuxContainerConfig(security_context=pb.LinuxContainerSecurityContext(**context))
     )

@@ -36,7 +36,7 @@ def linux(**options: Any) -> pb.LinuxPodSandboxConfig:
 # --- life
 
 
-def test_a_sandbox_is_ready_then_not_ready_then_gone(client: Client, world: World) -> None:
+def test_a_sandbox_is_ready_then_not_ready_then_removed(client: Client, world: World) -> None:
     sandbox = client.run()
     assert client.pod_status(sandbox).state == pb.SANDBOX_READY
     client.stop_pod(sandbox)
@@ -62,7 +62,7 @@ def test_status_has_everything_that_kubelet_reads(client: Client) -> None:
     assert status.created_at > 0
 
 
-def test_the_list_says_the_same_as_the_status(client: Client) -> None:
+def test_the_list_agrees_with_the_status(client: Client) -> None:
     sandbox = client.run(labels=LABELS, annotations=ANNOTATIONS)
     status = client.pod_status(sandbox)
     (item,) = client.pods()
@@ -106,13 +106,13 @@ def test_each_empty_field_of_metadata_is_named(client: Client, field: str) -> No
         client.run(metadata=metadata)
 
 
-def test_all_empty_fields_are_told_at_once(client: Client) -> None:
+def test_one_error_names_all_empty_fields(client: Client) -> None:
     with refused(INVALID, "name is empty; .*namespace is empty; .*uid is empty"):
         client.run(metadata=pb.PodSandboxMetadata())
 
 
 @pytest.mark.parametrize("text", ["a\0b", "x" * 4097])
-def test_a_pod_name_that_no_plugin_can_be_given_is_refused(client: Client, text: str) -> None:
+def test_a_pod_name_that_cni_plugins_cannot_take_is_refused(client: Client, text: str) -> None:
     with refused(INVALID, "config.metadata.name .*1 to 253 letters"):
         client.run(metadata=pb.PodSandboxMetadata(name=text, namespace="default", uid="u"))
 
@@ -154,20 +154,20 @@ def test_the_usual_namespaces_of_a_pod_are_accepted(client: Client) -> None:
         ({"port_mappings": [pb.PortMapping(container_port=1, protocol=9)]}, "protocol 9 is unknown"),
     ],
 )
-def test_what_a_vm_cannot_honour_is_refused(client: Client, changes: dict[str, Any], says: str) -> None:
+def test_settings_that_a_vm_cannot_honour_are_refused(client: Client, changes: dict[str, Any], says: str) -> None:
     with refused(INVALID, says):
         client.run(**changes)
     assert client.pods() == []
 
 
-def test_all_faults_of_a_config_are_told_at_once(client: Client) -> None:
+def test_one_error_names_all_faults_of_a_sandbox_config(client: Client) -> None:
     config = linux(network=NODE, pid=NODE)
     config.sysctls["a-b"] = "1"
     with refused(INVALID, "network is NODE.*pid is NODE.*a-b.*log_directory"):
         client.run(linux=config, log_directory="x")
 
 
-def test_all_bad_annotations_are_told_at_once(client: Client, world: World) -> None:
+def test_one_error_names_all_bad_annotations(client: Client, world: World) -> None:
     bad = {"VirtletVCPUCount": "many", "VirtletDiskDriver": "floppy", "VirtletSystemUUID": "1", "VirtletTypo": "x"}
     with refused(INVALID) as message:
         client.run(annotations=bad | {"example.com/other": "fine"})
@@ -196,14 +196,14 @@ def test_a_taken_name_with_a_different_config_is_refused(client: Client) -> None
     assert len(client.pods()) == 1
 
 
-def test_the_next_attempt_overlaps_with_the_last(client: Client) -> None:
+def test_the_next_attempt_may_overlap_with_the_last(client: Client) -> None:
     old = client.run()
     client.stop_pod(old)
     new = client.run("web", 1)
     assert {item.id: item.metadata.attempt for item in client.pods()} == {old: 0, new: 1}
 
 
-def test_a_repeat_after_the_clients_deadline_gets_what_the_first_made(client: Client, world: World) -> None:
+def test_a_repeat_after_the_clients_deadline_gets_the_first_calls_sandbox(client: Client, world: World) -> None:
     gate = world.journal.hold("networks.attach")
     request = pb.RunPodSandboxRequest(config=pod())
     with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -217,7 +217,7 @@ def test_a_repeat_after_the_clients_deadline_gets_what_the_first_made(client: Cl
     assert world.journal.count("networks.attach") == 1
 
 
-def test_lists_and_status_answer_while_a_pod_is_slow(client: Client, world: World) -> None:
+def test_lists_and_status_answer_while_a_pod_starts_slowly(client: Client, world: World) -> None:
     gate = world.journal.hold("networks.attach")
     slow = Background(client.run)
     gate.wait()
@@ -231,7 +231,7 @@ def test_lists_and_status_answer_while_a_pod_is_slow(client: Client, world: Worl
 # --- stop and remove
 
 
-def test_removing_a_pod_that_runs_takes_everything(client: Client, world: World) -> None:
+def test_removing_a_running_pod_removes_everything(client: Client, world: World) -> None:
     sandbox, _ = client.running()
     client.remove_pod(sandbox)
     assert (client.pods(), client.containers(), world.everything()) == ([], [], [])
@@ -288,7 +288,7 @@ def test_unknown_fields_of_a_newer_kubelet_are_ignored(client: Client) -> None:
 # --- failures leave nothing, or something that can be finished
 
 
-def test_a_failed_network_leaves_nothing_and_its_words_arrive(client: Client, world: World) -> None:
+def test_a_failed_network_leaves_nothing_and_its_error_reaches_kubelet(client: Client, world: World) -> None:
     world.journal.fail(
         "networks.attach", InternalError("CNI plugin bridge: no free address in 10.88.0.0/16"), after=True
     )
@@ -297,7 +297,7 @@ def test_a_failed_network_leaves_nothing_and_its_words_arrive(client: Client, wo
     assert (client.pods(), world.everything()) == ([], [])
 
 
-def test_if_the_network_can_neither_be_made_nor_released_kubelet_can_finish_it(client: Client, world: World) -> None:
+def test_kubelet_can_finish_a_network_that_could_neither_be_made_nor_released(client: Client, world: World) -> None:
     world.journal.fail("networks.attach", InternalError("CNI ADD failed"), after=True)
     world.journal.fail("networks.release", Unavailable("tapmanager is gone"), times=2)
     with refused(grpc.StatusCode.INTERNAL, "CNI ADD failed"):
@@ -312,7 +312,7 @@ def test_if_the_network_can_neither_be_made_nor_released_kubelet_can_finish_it(c
     assert (client.pods(), world.everything()) == ([], [])
 
 
-def test_a_container_cannot_be_made_in_a_stopped_sandbox(client: Client) -> None:
+def test_a_container_cannot_be_created_in_a_stopped_sandbox(client: Client) -> None:
     sandbox = client.run()
     client.stop_pod(sandbox)
     request = pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=container())

@@ -79,7 +79,7 @@ def test_a_running_container_has_every_number_kubelet_reads(client: Client, worl
     assert client.ContainerStats(pb.ContainerStatsRequest(container_id=made)).stats.attributes == found.attributes
 
 
-def test_without_a_memory_limit_nothing_is_said_to_be_available(client: Client) -> None:
+def test_without_a_memory_limit_available_memory_is_not_reported(client: Client) -> None:
     client.running()
     (found,) = stats(client)
     assert not found.memory.HasField("available_bytes")
@@ -110,7 +110,7 @@ def test_a_container_that_does_not_run_has_attributes_and_disk_only(client: Clie
         assert not found.HasField("memory")
 
 
-def test_a_container_is_found_by_prefix_and_one_that_is_not_there_is_not_found(client: Client) -> None:
+def test_a_container_is_found_by_prefix_and_a_missing_one_is_not_found(client: Client) -> None:
     _, made = client.running()
     assert client.ContainerStats(pb.ContainerStatsRequest(container_id=made[:7])).stats.attributes.id == made
     with refused(grpc.StatusCode.NOT_FOUND, "no such container"):
@@ -120,7 +120,7 @@ def test_a_container_is_found_by_prefix_and_one_that_is_not_there_is_not_found(c
 # --- lists
 
 
-def test_filters_are_all_to_be_met(client: Client) -> None:
+def test_a_container_must_match_all_filters(client: Client) -> None:
     one, two = client.run("one"), client.run("two")
     first = start(client, one, labels={"app": "a", "tier": "x"})
     second = start(client, two, labels={"app": "a", "tier": "y"})
@@ -132,7 +132,7 @@ def test_filters_are_all_to_be_met(client: Client) -> None:
     assert ids(stats(client, id=first, pod_sandbox_id=two)) == set()
 
 
-def test_a_list_is_one_reading_however_many_vms_run(client: Client, world: World) -> None:
+def test_a_list_takes_one_reading_for_any_number_of_vms(client: Client, world: World) -> None:
     for name in ("one", "two", "three"):
         client.running(name)
     world.outside.readings.calls = 0
@@ -140,7 +140,7 @@ def test_a_list_is_one_reading_however_many_vms_run(client: Client, world: World
     assert world.outside.readings.calls == 1
 
 
-def test_a_stream_brings_what_the_list_does_in_batches(client: Client) -> None:
+def test_the_stream_has_the_same_items_as_the_list_in_batches(client: Client) -> None:
     assert streamed(client) == []
     made = {client.running(name)[1] for name in ("one", "two", "three")}
     assert ids(streamed(client)) == made
@@ -155,7 +155,7 @@ def test_a_stream_brings_what_the_list_does_in_batches(client: Client) -> None:
 # --- trouble
 
 
-def test_a_vm_that_tells_nothing_does_not_take_the_list_with_it(client: Client, world: World) -> None:
+def test_a_vm_without_numbers_does_not_fail_the_list(client: Client, world: World) -> None:
     _, healthy = client.running("healthy")
     _, broken = client.running("broken")
     found = next(c for c in world.records.containers.all() if c.id.value == broken)
@@ -167,7 +167,7 @@ def test_a_vm_that_tells_nothing_does_not_take_the_list_with_it(client: Client, 
     assert by_id[broken].writable_layer.used_bytes.value > 0
 
 
-def test_while_libvirt_hangs_the_last_cpu_sample_is_told_with_its_own_time(client: Client, world: World) -> None:
+def test_while_libvirt_hangs_the_last_cpu_sample_keeps_its_own_time(client: Client, world: World) -> None:
     client.running()
     (before,) = stats(client)
     world.outside.readings.hung = True
@@ -182,7 +182,7 @@ def test_while_libvirt_hangs_the_last_cpu_sample_is_told_with_its_own_time(clien
 
 
 @pytest.mark.parametrize("error", [Unavailable("tapmanager is gone"), InternalError("no such verb")])
-def test_without_tapmanager_pods_have_all_but_network(client: Client, world: World, error: Exception) -> None:
+def test_without_tapmanager_pods_lack_only_network_numbers(client: Client, world: World, error: Exception) -> None:
     client.running()
     world.journal.fail("networks.counters", error)
     (found,) = pod_stats(client)
@@ -190,7 +190,7 @@ def test_without_tapmanager_pods_have_all_but_network(client: Client, world: Wor
     assert found.linux.cpu.usage_core_nano_seconds.value > 0
 
 
-def test_a_disk_that_cannot_be_read_costs_only_its_own_number(client: Client, world: World) -> None:
+def test_an_unreadable_disk_costs_only_its_own_number(client: Client, world: World) -> None:
     client.running()
     world.journal.fail("disks.use", InternalError("I/O error"))
     (found,) = stats(client)
@@ -212,7 +212,7 @@ def test_a_list_does_not_wait_for_a_container_that_is_being_stopped(client: Clie
 # --- pods
 
 
-def test_a_pod_is_its_vms_and_its_network(client: Client, world: World) -> None:
+def test_the_numbers_of_a_pod_are_those_of_its_vms_and_its_network(client: Client, world: World) -> None:
     sandbox, made = client.running(labels={"a": "b"}, annotations={"c": "d"})
     (found,) = pod_stats(client)
     now = world.outside.clock.now_ns()
@@ -256,7 +256,7 @@ def test_the_first_nic_of_the_pod_is_the_default_and_others_follow(client: Clien
     assert not found.linux.HasField("network"), "a network without its default interface ends kubelet"
 
 
-def test_a_pod_without_containers_and_one_that_was_stopped_are_told_with_what_they_have(client: Client) -> None:
+def test_pods_without_containers_and_stopped_pods_have_the_numbers_that_exist(client: Client) -> None:
     empty = client.run("empty")
     stopped, _ = client.running("stopped")
     client.stop_pod(stopped)
@@ -282,7 +282,7 @@ def test_pods_are_filtered_by_id_and_labels(client: Client) -> None:
         client.PodSandboxStats(pb.PodSandboxStatsRequest(pod_sandbox_id="e" * 64))
 
 
-def test_two_containers_of_a_pod_one_after_the_other_are_told_apart(client: Client) -> None:
+def test_successive_containers_of_a_pod_have_separate_numbers(client: Client) -> None:
     sandbox, first = client.running()
     client.stop(first)
     second = client.create(sandbox, attempt=1)

@@ -51,7 +51,7 @@ def test_many_bytes_come_in_several_messages_and_each_item_once(client: Client) 
     assert [item.id for batch in streamed for item in batch] == made
 
 
-def test_a_client_with_grpcs_own_limit_of_4_mib_can_read_what_a_plain_list_cannot_give_it(client: Client) -> None:
+def test_a_client_with_grpcs_limit_of_4_mib_can_stream_a_list_that_is_larger(client: Client) -> None:
     big = {"example.com/big": "x" * (500 << 10)}
     for n in range(10):
         client.run(f"pod-{n}", annotations=big)
@@ -64,7 +64,7 @@ def test_a_client_with_grpcs_own_limit_of_4_mib_can_read_what_a_plain_list_canno
     assert sum(len(answer.pod_sandboxes) for answer in answers) == 10
 
 
-def test_filters_are_those_of_the_plain_lists(client: Client) -> None:
+def test_filters_work_as_in_the_plain_lists(client: Client) -> None:
     labels = {"app": "db"}
     wanted = client.run("db", labels=labels)
     made = client.create(wanted, "db", labels=labels)

@@ -66,7 +66,7 @@ def test_port_forward_offers_the_pods_own_address(client: Client, world: World) 
 @pytest.mark.parametrize(
     ("streams", "says"), [({"tty": True, "stderr": True}, "tty and stderr"), ({"stdout": False}, "no stream")]
 )
-def test_streams_that_make_no_sense_are_invalid(client: Client, make: Any, streams: Any, says: str) -> None:
+def test_invalid_combinations_of_streams_are_refused(client: Client, make: Any, streams: Any, says: str) -> None:
     _, made = client.running()
     call = client.Exec if make is exec_request else client.Attach
     with refused(Code.INVALID_ARGUMENT, says):
@@ -80,13 +80,13 @@ def test_an_empty_command_is_invalid(client: Client) -> None:
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
-def test_a_port_that_is_none_is_invalid(client: Client, port: int) -> None:
+def test_an_invalid_port_is_refused(client: Client, port: int) -> None:
     sandbox, _ = client.running()
     with refused(Code.INVALID_ARGUMENT, "port"):
         client.PortForward(pb.PortForwardRequest(pod_sandbox_id=sandbox, port=[port]))
 
 
-def test_a_container_that_does_not_run_has_no_sessions(client: Client) -> None:
+def test_sessions_need_a_running_container(client: Client) -> None:
     sandbox = client.run()
     made = client.create(sandbox)
     with refused(Code.FAILED_PRECONDITION, "created, not running"):
@@ -107,7 +107,7 @@ def test_ports_are_dialed_in_the_guest_of_a_pod_that_asks_for_it(client: Client,
     assert world.outside.streaming.offered[-1].inside == ContainerId(made)
 
 
-def test_another_way_to_forward_is_refused(client: Client) -> None:
+def test_an_unknown_port_forward_mode_is_refused(client: Client) -> None:
     with refused(Code.INVALID_ARGUMENT, "neither address nor agent"):
         client.create(client.run(annotations={"virtshim.io/forward": "udp"}))
 
@@ -119,7 +119,7 @@ def test_a_stopped_pod_has_no_ports(client: Client) -> None:
         client.PortForward(pb.PortForwardRequest(pod_sandbox_id=sandbox))
 
 
-def test_sessions_end_with_their_container_and_forwards_with_their_pod(client: Client, world: World) -> None:
+def test_sessions_end_with_their_container_and_port_forwards_with_their_pod(client: Client, world: World) -> None:
     sandbox, made = client.running()
     client.stop(made)
     assert world.outside.streaming.ended == [ContainerId(made)]
@@ -127,7 +127,7 @@ def test_sessions_end_with_their_container_and_forwards_with_their_pod(client: C
     assert world.outside.streaming.ended == [ContainerId(made), SandboxId(sandbox)]
 
 
-def test_a_pod_with_a_screen_forwards_to_it_while_a_vm_of_it_runs(client: Client, world: World) -> None:
+def test_a_pod_with_a_screen_forwards_to_it_while_its_vm_runs(client: Client, world: World) -> None:
     sandbox = client.run(annotations={"virtshim.io/vnc": "true"})
     client.PortForward(pb.PortForwardRequest(pod_sandbox_id=sandbox))
     made = client.create(sandbox)

@@ -20,7 +20,7 @@ def busy() -> int:
     return sum(thread.name.startswith("cri_") for thread in threading.enumerate())
 
 
-def test_200_stops_and_100_hooks_that_wait_hold_up_neither_status_nor_lists(tmp_path: Path) -> None:
+def test_200_waiting_stops_and_100_waiting_hooks_do_not_block_status_and_lists(tmp_path: Path) -> None:
     with served(tmp_path) as (world, client, _):
         world.outside.clock.held = True
         world.outside.vms.shuts_down_after = None
@@ -60,7 +60,7 @@ def test_200_stops_and_100_hooks_that_wait_hold_up_neither_status_nor_lists(tmp_
             call.result(60)
 
 
-def test_a_call_for_which_there_is_no_thread_is_answered_and_so_are_those_that_follow(
+def test_a_call_without_a_free_thread_is_answered_and_so_are_later_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, refused = threading.Thread.start, []

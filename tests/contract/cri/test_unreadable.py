@@ -24,7 +24,9 @@ def unknown(world: World) -> tuple[SandboxId, ContainerId]:
     return sandbox, container
 
 
-def test_it_is_listed_and_says_why(client: Client, unknown: tuple[SandboxId, ContainerId]) -> None:
+def test_an_unreadable_container_is_listed_with_the_reason(
+    client: Client, unknown: tuple[SandboxId, ContainerId]
+) -> None:
     (listed,) = client.ListContainers(pb.ListContainersRequest()).containers
     assert (listed.id, listed.state) == (unknown[1].value, pb.CONTAINER_UNKNOWN)
     request = pb.ContainerStatusRequest(container_id=unknown[1].value, verbose=True)
@@ -33,7 +35,9 @@ def test_it_is_listed_and_says_why(client: Client, unknown: tuple[SandboxId, Con
 
 
 @pytest.mark.parametrize("rpc", ["StartContainer", "ExecSync", "ReopenContainerLog", "CheckpointContainer"])
-def test_what_needs_its_record_is_refused(client: Client, unknown: tuple[SandboxId, ContainerId], rpc: str) -> None:
+def test_calls_that_need_an_unreadable_record_are_refused(
+    client: Client, unknown: tuple[SandboxId, ContainerId], rpc: str
+) -> None:
     arguments = {"ExecSync": {"cmd": ["true"]}, "CheckpointContainer": {"location": "/tmp/x.tar"}}.get(rpc, {})
     request = getattr(pb, f"{rpc}Request")(container_id=unknown[1].value, **arguments)
     with pytest.raises(grpc.RpcError) as refused:
@@ -42,7 +46,7 @@ def test_what_needs_its_record_is_refused(client: Client, unknown: tuple[Sandbox
     assert "unknown" in refused.value.details()
 
 
-def test_stop_ends_its_vm_and_removal_leaves_nothing(
+def test_stop_ends_the_vm_of_an_unreadable_container_and_removal_leaves_nothing(
     world: World, client: Client, unknown: tuple[SandboxId, ContainerId]
 ) -> None:
     client.StopContainer(pb.StopContainerRequest(container_id=unknown[1].value, timeout=10))
@@ -53,7 +57,7 @@ def test_stop_ends_its_vm_and_removal_leaves_nothing(
     assert world.everything() == []
 
 
-def test_the_nodes_status_names_what_cannot_be_read(world: World, client: Client) -> None:
+def test_the_nodes_status_names_unreadable_records(world: World, client: Client) -> None:
     world.records.containers.unreadable["f" * 64] = WHY
     info = client.Status(pb.StatusRequest(verbose=True)).info
     assert json.loads(info["config"])["unreadable"] == {"f" * 64: WHY}

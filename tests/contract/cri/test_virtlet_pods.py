@@ -113,13 +113,13 @@ def told(vm: VmSpec, seed: SeedRequest) -> str:
     return ", ".join(parts)
 
 
-def test_each_of_the_21_has_a_manifest_and_so_have_those_that_are_refused() -> None:
+def test_each_of_the_21_pods_and_each_refused_pod_has_a_manifest() -> None:
     assert len(ACCEPTED) == 21
     assert sorted(path.stem for path in MANIFESTS.iterdir()) == sorted((*ACCEPTED, *REFUSED))
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_it_is_accepted_unchanged_and_its_vm_is_what_it_asks_for(name: str, world: World, client: Client) -> None:
+def test_a_virtlet_pod_is_accepted_unchanged_and_gets_its_vm(name: str, world: World, client: Client) -> None:
     container = asked_for(name, world, client)
     assert client.containers()[0].id == container, container
     (seed,) = world.outside.seeds.requests.values()
@@ -127,7 +127,7 @@ def test_it_is_accepted_unchanged_and_its_vm_is_what_it_asks_for(name: str, worl
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_is_refused_for_a_reason_that_the_document_names(name: str, world: World, client: Client) -> None:
+def test_a_refused_virtlet_pod_is_refused_for_the_documented_reason(name: str, world: World, client: Client) -> None:
     words, row = REFUSED[name]
     assert words in asked_for(name, world, client)
     assert client.containers() == []

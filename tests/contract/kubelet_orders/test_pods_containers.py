@@ -77,7 +77,7 @@ def test_each_new_sandbox_begins_with_the_first_init_container(pods: Pods) -> No
     assert list(pod.running()) == ["vm"]
 
 
-def test_a_sandbox_that_is_lost_during_initialisation_begins_anew(pods: Pods) -> None:
+def test_a_pod_that_loses_its_sandbox_during_initialisation_starts_over(pods: Pods) -> None:
     pod = pods(init=("first", "second"))
     started(pod)
     pod.ends("first", failed=True)
@@ -124,7 +124,7 @@ def test_an_ephemeral_container_is_refused_beside_an_init_container(pods: Pods) 
     assert list(pod.running()) == ["first"]
 
 
-def test_an_ephemeral_container_is_refused_beside_the_pods_own_and_in_its_place(pods: Pods) -> None:
+def test_an_ephemeral_container_is_refused_beside_and_in_place_of_the_pods_container(pods: Pods) -> None:
     """When the guest ends, kubelet asks for the ephemeral container first."""
     pod = pods(init=("prepare",))
     initialised(pod)
@@ -139,7 +139,7 @@ def test_an_ephemeral_container_is_refused_beside_the_pods_own_and_in_its_place(
     assert list(pod.running()) == ["vm"]
 
 
-def test_an_ephemeral_container_that_was_refused_keeps_no_init_container_from_the_next_sandbox(pods: Pods) -> None:
+def test_a_refused_ephemeral_container_does_not_block_init_containers_of_the_next_sandbox(pods: Pods) -> None:
     pod = pods(init=("first", "second"))
     initialised(pod)
     pod.debug()
@@ -150,7 +150,7 @@ def test_an_ephemeral_container_that_was_refused_keeps_no_init_container_from_th
     assert list(pod.running()) == ["first"]
 
 
-def test_an_ephemeral_container_that_got_in_between_gives_way_when_it_ends(pods: Pods) -> None:
+def test_after_an_early_ephemeral_container_ends_the_pod_goes_on(pods: Pods) -> None:
     """Where nothing runs yet, nobody can tell it from an init container. The pod goes on when it has ended."""
     pod = pods(init=("first", "second"))
     started(pod)
@@ -164,7 +164,7 @@ def test_an_ephemeral_container_that_got_in_between_gives_way_when_it_ends(pods:
     assert started(pod) == ["vm"]
 
 
-def test_the_refusal_of_the_pods_own_container_names_the_ephemeral_one_and_how_to_end_it(pods: Pods) -> None:
+def test_the_refusal_of_the_pods_container_names_the_ephemeral_one_and_the_remedy(pods: Pods) -> None:
     pod = pods(init=("prepare",))
     started(pod)
     pod.debug()
@@ -201,7 +201,7 @@ def test_a_native_sidecar_is_refused_before_it_boots(pods: Pods) -> None:
 # --- without the list
 
 
-def test_without_kubelets_list_init_containers_restarts_and_new_sandboxes_work(pods_without_list: Pods) -> None:
+def test_init_containers_restarts_and_new_sandboxes_work_without_kubelets_list(pods_without_list: Pods) -> None:
     pod = pods_without_list(init=("first", "second"))
     initialised(pod)
     pod.ends("vm")
@@ -212,7 +212,7 @@ def test_without_kubelets_list_init_containers_restarts_and_new_sandboxes_work(p
     initialised(pod)
 
 
-def test_without_kubelets_list_a_second_container_is_refused_while_one_runs(pods_without_list: Pods) -> None:
+def test_a_second_container_is_refused_while_one_runs_without_kubelets_list(pods_without_list: Pods) -> None:
     pod = pods_without_list(containers=("vm", "sidecar"))
     vm, sidecar = pod.sync()
     assert vm.runs
@@ -221,7 +221,7 @@ def test_without_kubelets_list_a_second_container_is_refused_while_one_runs(pods
     assert list(pod.running()) == ["vm"]
 
 
-def test_without_kubelets_list_an_ephemeral_container_is_refused_while_one_runs(pods_without_list: Pods) -> None:
+def test_an_ephemeral_container_is_refused_while_one_runs_without_kubelets_list(pods_without_list: Pods) -> None:
     pod = pods_without_list(init=("prepare",))
     started(pod)
     pod.debug()

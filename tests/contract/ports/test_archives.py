@@ -86,7 +86,7 @@ def time_is_over() -> None:
     raise DeadlineExceeded("time is over")
 
 
-def test_an_archive_is_there_when_it_is_finished_and_not_before(world: World) -> None:
+def test_an_archive_appears_only_when_it_is_finished(world: World) -> None:
     directory = world.archives.begin(world.place(), A)
     assert world.names(directory) == []
     world.archives.copy(world.source, f"{directory}/root.qcow2", go_on)
@@ -96,7 +96,7 @@ def test_an_archive_is_there_when_it_is_finished_and_not_before(world: World) ->
     assert world.manifest(world.place()) == WORDS
 
 
-def test_what_is_discarded_is_gone_and_may_be_discarded_again(world: World) -> None:
+def test_a_discarded_archive_is_gone_and_discarding_may_be_repeated(world: World) -> None:
     directory = world.archives.begin(world.place(), A)
     world.archives.copy(world.source, f"{directory}/root.qcow2", go_on)
     for _ in range(2):
@@ -112,14 +112,14 @@ def test_a_finished_archive_outlives_its_directory(world: World) -> None:
     assert world.manifest(world.place()) == WORDS
 
 
-def test_what_an_earlier_one_left_is_not_in_the_next(world: World) -> None:
+def test_an_archive_does_not_contain_leftovers_of_an_earlier_one(world: World) -> None:
     directory = world.archives.begin(world.place(), A)
     world.archives.copy(world.source, f"{directory}/root.qcow2", go_on)
     assert world.archives.begin(world.place(), A) == directory
     assert world.names(directory) == []
 
 
-def test_checkpoints_of_two_containers_keep_apart(world: World) -> None:
+def test_checkpoints_of_two_containers_are_separate(world: World) -> None:
     first, second = (world.archives.begin(world.place(name), one) for name, one in (("a.tar", A), ("b.tar", B)))
     assert first != second
     world.archives.discard(world.place("a.tar"), A)
@@ -127,7 +127,7 @@ def test_checkpoints_of_two_containers_keep_apart(world: World) -> None:
 
 
 @pytest.mark.parametrize("bad", ["one.tar", "", "/somewhere/"])
-def test_a_place_that_no_file_can_be_at_is_refused(world: World, bad: str) -> None:
+def test_an_impossible_location_is_refused(world: World, bad: str) -> None:
     with pytest.raises(InvalidRequest):
         world.archives.begin(bad, A)
 
@@ -138,7 +138,7 @@ def test_an_archive_that_was_not_begun_cannot_be_finished(world: World) -> None:
     assert world.manifest(world.place()) is None
 
 
-def test_time_may_end_an_archive_and_it_is_not_there_then(world: World) -> None:
+def test_an_archive_that_runs_out_of_time_is_not_created(world: World) -> None:
     world.archives.begin(world.place(), A)
     with pytest.raises(DeadlineExceeded):
         world.archives.finish(world.place(), A, WORDS, time_is_over)

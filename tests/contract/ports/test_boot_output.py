@@ -39,14 +39,14 @@ def fake(output: bytes) -> BootOutput:
 
 
 @pytest.mark.parametrize("part", ["fake", "real"])
-def test_firmware_and_boot_loaders_are_no_kernel(part: str, real: Written) -> None:
+def test_output_of_firmware_and_boot_loaders_does_not_count_as_a_kernel(part: str, real: Written) -> None:
     written = real if part == "real" else fake
     consoles = written(b"SeaBIOS (version 1.16.2)\r\nBooting from Hard Disk...\r\nWelcome to GRUB!\r\n\r\n")
     assert not consoles.shows_kernel(A)
 
 
 @pytest.mark.parametrize("part", ["fake", "real"])
-def test_a_linux_kernel_is_one(part: str, real: Written) -> None:
+def test_output_of_a_linux_kernel_counts_as_a_kernel(part: str, real: Written) -> None:
     written = real if part == "real" else fake
     assert written(b"Welcome to GRUB!\r\n[    0.000000] Linux version 6.1.0-18-cloud-amd64\r\n").shows_kernel(A)
 
@@ -60,11 +60,11 @@ def test_a_linux_kernel_is_one(part: str, real: Written) -> None:
         b"x" * (1 << 17),
     ],
 )
-def test_any_kernel_and_anything_long_is_one(output: bytes, real: Written) -> None:
+def test_output_of_other_kernels_and_any_long_output_counts_as_a_kernel(output: bytes, real: Written) -> None:
     assert real(output).shows_kernel(A)
 
 
-def test_a_console_that_cannot_be_read_may_show_one(tmp_path: Path) -> None:
+def test_an_unreadable_console_may_show_a_kernel(tmp_path: Path) -> None:
     assert RawBootOutput(Layout(str(tmp_path), str(tmp_path))).shows_kernel(A)
     assert FakeBootOutput().shows_kernel(A)
 
@@ -76,6 +76,6 @@ def test_a_console_is_read_piece_by_piece(part: str, real: Written) -> None:
     assert [consoles.piece(A, start, 4) for start in (0, 4, 8, 10)] == [b"0123", b"4567", b"89", b""]
 
 
-def test_a_console_that_cannot_be_read_has_no_pieces(tmp_path: Path) -> None:
+def test_an_unreadable_console_has_no_pieces(tmp_path: Path) -> None:
     assert RawBootOutput(Layout(str(tmp_path), str(tmp_path))).piece(A, 0, 4) == b""
     assert FakeBootOutput().piece(A, 0, 4) == b""

@@ -19,13 +19,13 @@ def clock(request: pytest.FixtureRequest) -> Clock:
     return made
 
 
-def test_waiting_for_what_does_not_come_takes_the_time_and_says_no(clock: Clock) -> None:
+def test_waiting_for_an_event_that_is_not_set_takes_the_full_time_and_returns_false(clock: Clock) -> None:
     before = clock.monotonic()
     assert not clock.wait(threading.Event(), A_WHILE)
     assert clock.monotonic() - before >= A_WHILE
 
 
-def test_waiting_for_what_is_there_says_yes_at_once(clock: Clock) -> None:
+def test_waiting_for_an_event_that_is_set_returns_true_at_once(clock: Clock) -> None:
     event = threading.Event()
     event.set()
     before = clock.monotonic()
@@ -33,11 +33,11 @@ def test_waiting_for_what_is_there_says_yes_at_once(clock: Clock) -> None:
     assert clock.monotonic() - before < 3600.0
 
 
-def test_waiting_for_no_time_only_looks(clock: Clock) -> None:
+def test_waiting_for_zero_seconds_only_checks(clock: Clock) -> None:
     assert not clock.wait(threading.Event(), 0.0)
 
 
-def test_the_wall_clock_tells_nanoseconds_since_the_epoch(clock: Clock) -> None:
+def test_the_wall_clock_returns_nanoseconds_since_the_epoch(clock: Clock) -> None:
     first = clock.now_ns()
     clock.wait(threading.Event(), A_WHILE)
     assert IN_2020_NS < first < clock.now_ns()

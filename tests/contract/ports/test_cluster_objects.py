@@ -52,7 +52,7 @@ def parts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Clus
     yield from request.param(tmp_path)
 
 
-def test_an_object_is_read_whole_as_it_is_now(parts: tuple[ClusterObjects, Publish]) -> None:
+def test_an_object_is_read_in_its_current_version(parts: tuple[ClusterObjects, Publish]) -> None:
     objects, publish = parts
     for source in (SECRET, CONFIGMAP):
         publish("team", source, {"key": b"\xff", "other": b""})
@@ -61,7 +61,7 @@ def test_an_object_is_read_whole_as_it_is_now(parts: tuple[ClusterObjects, Publi
         assert objects.read(source, "team") == {}
 
 
-def test_one_that_is_not_in_that_namespace_is_refused(parts: tuple[ClusterObjects, Publish]) -> None:
+def test_an_object_of_another_namespace_or_kind_is_refused(parts: tuple[ClusterObjects, Publish]) -> None:
     objects, publish = parts
     publish("other", SECRET, {"key": b"x"})
     publish("team", CONFIGMAP, {"key": b"x"})

@@ -149,20 +149,18 @@ def err(text: str) -> Output:
 # --- both kinds
 
 
-def test_the_log_is_there_and_empty_when_it_is_open(world: World, logs: Callable[[], Consoles]) -> None:
+def test_an_opened_log_exists_and_is_empty(world: World, logs: Callable[[], Consoles]) -> None:
     logs().open(A, world.log(), str(world.directory / "pods"))
     assert world.lines(world.log()) == []
 
 
-def test_opening_it_again_is_no_error_and_changes_nothing(world: World, logs: Callable[[], Consoles]) -> None:
+def test_opening_a_log_again_changes_nothing(world: World, logs: Callable[[], Consoles]) -> None:
     logs().open(A, world.log())
     logs().open(A, world.log("other"))
     assert not world.exists(world.log("other"))
 
 
-def test_a_renamed_log_has_a_new_file_in_its_place_when_it_is_reopened(
-    world: World, logs: Callable[[], Consoles]
-) -> None:
+def test_reopening_a_renamed_log_creates_a_new_file(world: World, logs: Callable[[], Consoles]) -> None:
     logs().open(A, world.log())
     world.rename(world.log(), world.log("old"))
     assert not world.exists(world.log())
@@ -170,12 +168,12 @@ def test_a_renamed_log_has_a_new_file_in_its_place_when_it_is_reopened(
     assert world.lines(world.log()) == []
 
 
-def test_what_is_not_open_cannot_be_reopened(logs: Callable[[], Consoles]) -> None:
+def test_a_log_that_is_not_open_cannot_be_reopened(logs: Callable[[], Consoles]) -> None:
     with pytest.raises(WrongState):
         logs().reopen(A)
 
 
-def test_a_log_may_be_finished_twice_and_is_not_open_then(world: World, logs: Callable[[], Consoles]) -> None:
+def test_a_finished_log_is_closed_and_may_be_finished_again(world: World, logs: Callable[[], Consoles]) -> None:
     logs().finish(A)
     logs().open(A, world.log())
     logs().finish(A)
@@ -184,14 +182,14 @@ def test_a_log_may_be_finished_twice_and_is_not_open_then(world: World, logs: Ca
         logs().reopen(A)
 
 
-def test_a_log_that_is_discarded_is_open_like_any_other(logs: Callable[[], Consoles], world: World) -> None:
+def test_a_discarded_log_counts_as_open(logs: Callable[[], Consoles], world: World) -> None:
     logs().open(A, "")
     logs().reopen(A)
     logs().finish(A)
     assert not world.exists("")
 
 
-def test_a_line_of_virtshims_own_is_in_the_log_at_once_also_after_a_rotation(
+def test_virtshims_own_lines_are_logged_at_once_also_after_a_rotation(
     world: World, logs: Callable[[], Consoles]
 ) -> None:
     logs().open(A, world.log())
@@ -203,7 +201,7 @@ def test_a_line_of_virtshims_own_is_in_the_log_at_once_also_after_a_rotation(
     assert world.lines(world.log()) == ["stderr virtshim: paused is over"]
 
 
-def test_a_line_of_virtshims_own_stays_when_the_next_process_goes_on(
+def test_virtshims_own_lines_stay_when_the_next_process_continues_the_log(
     world: World, logs: Callable[[], Consoles]
 ) -> None:
     logs().open(A, world.log())
@@ -214,7 +212,7 @@ def test_a_line_of_virtshims_own_stays_when_the_next_process_goes_on(
     assert world.lines(world.log()) == ["stderr virtshim: paused", "stderr virtshim: paused is over"]
 
 
-def test_a_line_is_added_to_no_log_that_is_not_open(world: World, logs: Callable[[], Consoles]) -> None:
+def test_virtshim_adds_lines_to_open_logs_only(world: World, logs: Callable[[], Consoles]) -> None:
     with pytest.raises(WrongState):
         logs().note(A, "virtshim: paused")
     logs().open(A, world.log())
@@ -223,7 +221,7 @@ def test_a_line_is_added_to_no_log_that_is_not_open(world: World, logs: Callable
         logs().note(A, "virtshim: paused")
 
 
-def test_a_line_for_a_log_that_is_discarded_is_discarded(world: World, logs: Callable[[], Consoles]) -> None:
+def test_lines_for_a_discarded_log_are_discarded(world: World, logs: Callable[[], Consoles]) -> None:
     logs().open(A, "")
     logs().note(A, "virtshim: paused")
     assert not world.exists("")
@@ -232,7 +230,7 @@ def test_a_line_for_a_log_that_is_discarded_is_discarded(world: World, logs: Cal
 # --- consoles
 
 
-def test_what_a_guest_says_is_in_its_log_and_in_no_other(world: World) -> None:
+def test_a_guests_output_is_in_its_own_log_only(world: World) -> None:
     world.console.open(A, world.log())
     world.console.open(B, world.log("b"))
     world.says(A, "hello")
@@ -240,20 +238,20 @@ def test_what_a_guest_says_is_in_its_log_and_in_no_other(world: World) -> None:
     assert world.lines(world.log("b")) == []
 
 
-def test_what_was_said_before_anybody_followed_is_not_lost(world: World) -> None:
+def test_output_before_anybody_followed_the_console_is_not_lost(world: World) -> None:
     world.says(A, "early")
     world.console.open(A, world.log())
     eventually(lambda: world.lines(world.log()) == ["stdout early"])
 
 
-def test_all_that_a_guest_said_is_in_the_log_when_it_is_finished(world: World) -> None:
+def test_a_finished_log_has_all_output_of_the_guest(world: World) -> None:
     world.console.open(A, world.log())
     world.says(A, "last words")
     world.console.finish(A)
     assert world.lines(world.log()) == ["stdout last words"]
 
 
-def test_after_a_rename_the_old_log_is_written_on_until_it_is_reopened(world: World) -> None:
+def test_a_renamed_log_gets_output_until_it_is_reopened(world: World) -> None:
     world.console.open(A, world.log())
     world.rename(world.log(), world.log("old"))
     world.says(A, "before")
@@ -264,7 +262,7 @@ def test_after_a_rename_the_old_log_is_written_on_until_it_is_reopened(world: Wo
     assert world.lines(world.log("old")) == ["stdout before"]
 
 
-def test_a_line_of_virtshims_own_takes_nothing_from_what_the_guest_says(world: World) -> None:
+def test_virtshims_own_lines_do_not_damage_the_guests_output(world: World) -> None:
     world.console.open(A, world.log())
     world.says(A, "before")
     eventually(lambda: world.lines(world.log()) == ["stdout before"])
@@ -274,7 +272,7 @@ def test_a_line_of_virtshims_own_takes_nothing_from_what_the_guest_says(world: W
     assert world.lines(world.log()) == ["stdout before", "stderr virtshim: paused", "stdout after"]
 
 
-def test_the_next_process_goes_on_where_this_one_stopped(world: World) -> None:
+def test_the_next_process_continues_where_this_one_stopped(world: World) -> None:
     world.console.open(A, world.log())
     world.says(A, "one")
     eventually(lambda: world.lines(world.log()) == ["stdout one"])
@@ -295,7 +293,7 @@ def test_both_streams_of_a_command_are_in_one_log_in_their_order(world: World) -
     assert world.lines(world.log()) == ["stdout one", "stderr two", "stdout three"]
 
 
-def test_a_command_goes_on_in_the_new_file_when_its_log_was_reopened(world: World) -> None:
+def test_a_reopened_command_log_continues_in_the_new_file(world: World) -> None:
     world.command.open(A, world.log())
     world.rename(world.log(), world.log("old"))
     world.command.write(A, [out("before")], OutputPosition())
@@ -305,7 +303,7 @@ def test_a_command_goes_on_in_the_new_file_when_its_log_was_reopened(world: Worl
 
 
 @pytest.mark.parametrize("discarded", [False, True])
-def test_how_far_a_command_was_read_outlives_the_process(world: World, discarded: bool) -> None:
+def test_the_read_position_of_a_command_survives_the_process(world: World, discarded: bool) -> None:
     there = OutputPosition(StreamPosition(2, 17), StreamPosition(1, 0, over=True))
     world.command.open(A, "" if discarded else world.log())
     assert world.command.read_to(A) == OutputPosition()
@@ -315,7 +313,7 @@ def test_how_far_a_command_was_read_outlives_the_process(world: World, discarded
     assert world.command.read_to(B) == OutputPosition()
 
 
-def test_more_output_is_more_bytes_of_log_also_if_it_is_discarded(world: World) -> None:
+def test_the_byte_count_of_a_log_grows_even_if_output_is_discarded(world: World) -> None:
     world.command.open(A, world.log())
     world.command.open(B, "")
     kept, discarded = (world.command.write(one, [out("some")], OutputPosition()) for one in (A, B))
@@ -323,7 +321,7 @@ def test_more_output_is_more_bytes_of_log_also_if_it_is_discarded(world: World) 
     assert world.command.write(A, [], OutputPosition()) == 0
 
 
-def test_a_log_that_is_not_open_is_not_written(world: World) -> None:
+def test_a_log_that_is_not_open_is_not_written_to(world: World) -> None:
     with pytest.raises(WrongState):
         world.command.write(A, [out("lost")], OutputPosition(StreamPosition(1)))
     assert world.command.read_to(A) == OutputPosition()

@@ -67,36 +67,36 @@ def drivers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DeviceDr
     running.stop(5.0)
 
 
-def test_a_function_changes_its_driver_and_gets_it_back(drivers: DeviceDrivers) -> None:
+def test_a_functions_driver_can_be_changed_and_restored(drivers: DeviceDrivers) -> None:
     assert drivers.driver(ONE, 5.0) == "iavf"
     for wanted in ("vfio-pci", "vfio-pci", "iavf", ""):
         drivers.bind(ONE, wanted, 5.0)
         assert drivers.driver(ONE, 5.0) == wanted
 
 
-def test_one_without_a_driver_has_none(drivers: DeviceDrivers) -> None:
+def test_a_function_without_a_driver_has_none(drivers: DeviceDrivers) -> None:
     assert drivers.driver(BARE, 5.0) == ""
     drivers.bind(BARE, "", 5.0)
     assert drivers.driver(BARE, 5.0) == ""
 
 
-def test_of_what_is_no_network_cards_vf_the_driver_is_told(drivers: DeviceDrivers) -> None:
+def test_a_function_that_is_not_a_network_vf_has_its_driver_only(drivers: DeviceDrivers) -> None:
     assert drivers.function(ONE, 5.0) == CardFunction("iavf")
 
 
-def test_one_that_is_gone_is_not_found(drivers: DeviceDrivers) -> None:
+def test_a_missing_function_is_not_found(drivers: DeviceDrivers) -> None:
     with pytest.raises(NotFound, match="0000:3b:00"):
         drivers.driver(NONE, 5.0)
     with pytest.raises(NotFound):
         drivers.bind(NONE, "vfio-pci", 5.0)
 
 
-def test_a_driver_that_takes_none_is_an_error(drivers: DeviceDrivers) -> None:
+def test_a_driver_that_does_not_bind_the_function_is_an_error(drivers: DeviceDrivers) -> None:
     with pytest.raises(InternalError, match="broken"):
         drivers.bind(ONE, "broken", 5.0)
 
 
-def test_a_reset_tells_whether_there_is_one(drivers: DeviceDrivers) -> None:
+def test_reset_returns_whether_the_function_can_be_reset(drivers: DeviceDrivers) -> None:
     assert (drivers.reset(ONE, 5.0), drivers.reset(BARE, 5.0)) == (True, False)
 
 
@@ -107,6 +107,6 @@ def test_a_usb_device_finds_its_drivers_again(drivers: DeviceDrivers) -> None:
         drivers.probe_usb(UsbDevice(2, 6), 5.0)
 
 
-def test_without_tapmanager_it_is_unavailable(tmp_path: Path) -> None:
+def test_drivers_are_unavailable_without_tapmanager(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         DeviceDriverClient(TapmanagerConnection(str(tmp_path / "none.sock"))).driver(ONE, 1.0)

@@ -81,11 +81,11 @@ def test_a_container_without_devices_is_granted_none(devices: Devices) -> None:
     assert resolve(devices) == GrantedDevices()
 
 
-def test_what_stands_behind_nodes_is_granted(devices: Devices) -> None:
+def test_devices_behind_device_nodes_are_granted(devices: Devices) -> None:
     assert claims(resolve(devices, node(ONE), node(TWO))) == [f"pci:{ONE}", f"pci:{TWO}"]
 
 
-def test_a_device_that_is_named_twice_is_granted_once(devices: Devices) -> None:
+def test_a_device_named_twice_is_granted_once(devices: Devices) -> None:
     assert claims(resolve(devices, node(ONE), node(ONE))) == [f"pci:{ONE}"]
 
 
@@ -100,7 +100,7 @@ def test_a_node_that_no_vm_can_have_is_refused(devices: Devices) -> None:
         resolve(devices, "/dev/none")
 
 
-def test_a_hint_chooses_among_what_was_granted_and_nothing_else(devices: Devices) -> None:
+def test_a_hint_chooses_among_granted_devices_only(devices: Devices) -> None:
     assert claims(resolve(devices, node(ONE), envs={HINT: ONE})) == [f"pci:{ONE}"]
     with pytest.raises(InvalidRequest, match=TWO):
         resolve(devices, node(ONE), envs={HINT: TWO})
@@ -112,6 +112,6 @@ def test_a_device_is_fit_if_it_can_be_attached_now(devices: Devices) -> None:
         devices.check(resolve(devices, node(ONE), node(UNFIT)).passthrough, guest_memory=GIB)
 
 
-def test_errors_are_told_where_the_kernel_counts_them(errors: DeviceErrorCounts) -> None:
+def test_errors_are_reported_where_the_kernel_counts_them(errors: DeviceErrorCounts) -> None:
     assert errors.errors(PciAddress.parse(ONE)) == DeviceErrors(3, 4)
     assert errors.errors(PciAddress.parse(TWO)) is None

@@ -112,21 +112,21 @@ def test_a_disk_is_as_large_as_its_image_or_larger(world: World, wanted: int, si
     assert world.size(disk) == size
 
 
-def test_creating_it_again_replaces_it(world: World) -> None:
+def test_creating_a_disk_again_replaces_it(world: World) -> None:
     first = world.create(A, 64 * MIB)
     second = world.create(A)
     assert second == first
     assert world.size(second) == 16 * MIB
 
 
-def test_containers_with_a_directory_are_known_whatever_is_in_it(world: World) -> None:
+def test_containers_are_listed_by_their_directory_whatever_it_contains(world: World) -> None:
     assert world.disks.existing() == frozenset()
     world.create(A)
     world.disks.make_directory(B)
     assert world.disks.existing() == {A, B}
 
 
-def test_making_the_directory_again_leaves_what_is_in_it(world: World) -> None:
+def test_making_a_directory_again_keeps_its_contents(world: World) -> None:
     disk = world.create(A, 32 * MIB)
     world.disks.make_directory(A)
     assert world.size(disk) == 32 * MIB
@@ -140,7 +140,7 @@ def test_a_deleted_container_is_gone_and_may_be_deleted_again(world: World) -> N
         assert world.disks.existing() == {B}
 
 
-def test_a_disk_that_goes_alone_gives_its_room_back_and_the_rest_stays(world: World) -> None:
+def test_deleting_only_the_disk_frees_its_space_and_keeps_other_files(world: World) -> None:
     world.create(A)
     disk = world.create_pod_disk()
     before = world.disks.use(A)
@@ -198,7 +198,7 @@ def test_all_disks_of_a_pod_go_together_and_no_others(world: World) -> None:
 # --- numbers
 
 
-def test_all_that_containers_and_pods_take_is_counted(world: World) -> None:
+def test_the_space_of_all_containers_and_pods_is_counted(world: World) -> None:
     before = world.room.filesystem_usage()
     world.create(A)
     after_one = world.room.filesystem_usage()
@@ -217,7 +217,7 @@ def test_a_container_without_a_directory_uses_nothing(world: World) -> None:
     assert world.disks.use(A, POD_DISK) is None
 
 
-def test_a_disk_is_counted_with_its_container_and_a_pods_with_the_one_that_runs_on_it(world: World) -> None:
+def test_a_pods_disk_is_counted_with_the_container_that_runs_on_it(world: World) -> None:
     world.disks.make_directory(A)
     empty = world.disks.use(A)
     world.create_pod_disk()
@@ -237,7 +237,7 @@ def test_there_is_room_for_disks_to_grow(world: World) -> None:
     assert world.disks.free_bytes() > 0
 
 
-def test_what_a_guest_knows_its_devices_by_is_kept_beside_the_pods_disk_and_goes_with_it(world: World) -> None:
+def test_the_guest_addresses_of_devices_are_kept_and_deleted_with_the_pods_disk(world: World) -> None:
     world.disks.create_pod_disk(POD_DISK, world.base, world.base_path, 0)
     assert world.places.read(POD_DISK) == Places()
     places = Places("pc-q35-7.2", {b"v123": 3})
@@ -248,7 +248,7 @@ def test_what_a_guest_knows_its_devices_by_is_kept_beside_the_pods_disk_and_goes
 
 
 @pytest.mark.parametrize("kind", [Firmware.UEFI, Firmware.SECURE])
-def test_whose_the_variables_are_is_kept_beside_the_pods_disk_and_goes_with_it(world: World, kind: Firmware) -> None:
+def test_the_firmware_of_uefi_variables_is_kept_and_deleted_with_the_pods_disk(world: World, kind: Firmware) -> None:
     world.create_pod_disk()
     other = {Firmware.UEFI: Firmware.SECURE, Firmware.SECURE: Firmware.UEFI}[kind]
     assert world.places.firmware(POD_DISK, kind) is None
@@ -262,9 +262,7 @@ def test_whose_the_variables_are_is_kept_beside_the_pods_disk_and_goes_with_it(w
 
 
 @pytest.mark.parametrize("kind", [Firmware.UEFI, Firmware.SECURE])
-def test_a_note_of_firmware_counts_from_the_first_start_on_which_makes_variables_of_it(
-    world: World, kind: Firmware
-) -> None:
+def test_a_firmware_note_counts_once_the_first_start_has_made_uefi_variables(world: World, kind: Firmware) -> None:
     """A kill in between, or a package that is upgraded, leaves a note of nothing."""
     world.create_pod_disk()
     old, new = FirmwareFiles("/old/code", "/old/vars"), FirmwareFiles("/new/code", "/new/vars")
@@ -276,7 +274,7 @@ def test_a_note_of_firmware_counts_from_the_first_start_on_which_makes_variables
     assert world.places.firmware(POD_DISK, kind) == new
 
 
-def test_a_tpm_is_known_to_be_a_pods_until_the_disks_of_that_pod_go(world: World) -> None:
+def test_a_tpm_belongs_to_its_pod_until_the_pods_disks_are_deleted(world: World) -> None:
     world.create_pod_disk()
     tpm = uuid.uuid5(uuid.NAMESPACE_DNS, "first")
     assert world.places.tpm_owners(tpm) == frozenset()
@@ -287,7 +285,7 @@ def test_a_tpm_is_known_to_be_a_pods_until_the_disks_of_that_pod_go(world: World
     assert world.places.tpm_owners(tpm) == frozenset()
 
 
-def test_what_tpms_remember_goes_with_the_pods_disk(tmp_path: Path) -> None:
+def test_tpm_state_is_deleted_with_the_pods_disk(tmp_path: Path) -> None:
     """Of the fake the pods' own tests see it."""
     world = OnDisk(tmp_path)
     states = tmp_path / "libvirt" / "swtpm"
@@ -302,7 +300,7 @@ def test_what_tpms_remember_goes_with_the_pods_disk(tmp_path: Path) -> None:
     assert [path.name for path in states.iterdir()] == [str(uuids[2])]
 
 
-def test_a_removal_that_was_cut_off_is_known_until_the_repeated_one_has_done_all(
+def test_an_interrupted_removal_is_remembered_until_a_repeat_completes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = OnDisk(tmp_path)
@@ -326,7 +324,7 @@ def test_a_removal_that_was_cut_off_is_known_until_the_repeated_one_has_done_all
     assert not any(os.path.exists(path) for path in made)
 
 
-def test_uefis_variables_and_a_kernel_go_with_a_containers_disk(tmp_path: Path) -> None:
+def test_uefi_variables_and_kernel_are_deleted_with_the_containers_disk(tmp_path: Path) -> None:
     world = OnDisk(tmp_path)
     world.create(A)
     beside = [Path(world.layout.container_dir(A), name) for name in (NVRAM, f"{KERNELS}0123")]

@@ -33,7 +33,7 @@ def real(directory: Path) -> tuple[RootDiskStore, EmptyDiskStore]:
 
 
 @pytest.mark.parametrize("kind", ["fake", "real"])
-def test_an_empty_disk_has_its_name_as_serial_and_goes_with_the_root_disk(kind: str, tmp_path: Path) -> None:
+def test_an_empty_disk_has_its_name_as_serial_and_is_deleted_with_the_root_disk(kind: str, tmp_path: Path) -> None:
     disks: RootDisks = (fake := FakeRootDisks())
     empty: EmptyDiskFiles = FakeEmptyDisks(fake)
     if kind == "real":
@@ -47,7 +47,7 @@ def test_an_empty_disk_has_its_name_as_serial_and_goes_with_the_root_disk(kind: 
     assert A in disks.existing()
 
 
-def test_it_is_as_large_as_asked_for_takes_no_room_and_is_made_anew(tmp_path: Path) -> None:
+def test_an_empty_disk_has_the_size_asked_for_is_sparse_and_can_be_recreated(tmp_path: Path) -> None:
     _, empty = real(tmp_path)
     for wanted in WANTED:
         path = Path(empty.create(A, wanted).path)

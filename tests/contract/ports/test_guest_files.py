@@ -39,7 +39,9 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[GuestSeeds, 
     return SeedStore(layout), RootDiskStore(layout)
 
 
-def test_a_seed_is_a_cdrom_in_the_containers_directory_and_goes_with_it(stores: tuple[GuestSeeds, RootDisks]) -> None:
+def test_a_seed_is_a_cdrom_in_the_containers_directory_and_is_deleted_with_it(
+    stores: tuple[GuestSeeds, RootDisks],
+) -> None:
     seeds, disks = stores
     disk = seeds.create(REQUEST)
     assert (disk.format, disk.serial, disk.readonly, disk.cdrom) == (DiskFormat.RAW, "seed", True, True)
@@ -103,13 +105,13 @@ def last_words(request: pytest.FixtureRequest, tmp_path: Path) -> LastWords:
     return made
 
 
-def test_last_words_replace_what_is_there(last_words: LastWords) -> None:
+def test_a_termination_message_replaces_the_files_contents(last_words: LastWords) -> None:
     last_words.files.write(last_words.path, UID, b"a long goodbye")
     last_words.files.write(last_words.path, UID, b"the end")
     assert last_words.read() == b"the end"
 
 
-def test_a_file_that_is_not_there_is_not_made(last_words: LastWords) -> None:
+def test_a_missing_termination_file_is_not_created(last_words: LastWords) -> None:
     last_words.remove()
     with pytest.raises(InternalError):
         last_words.files.write(last_words.path, UID, b"the end")

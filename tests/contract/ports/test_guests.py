@@ -211,23 +211,23 @@ def talk(world: World, command: GuestCommand, client: Callable[[StreamSession], 
 # --- commands
 
 
-def test_a_commands_streams_and_exit_code_are_told_apart(world: World) -> None:
+def test_a_command_returns_its_two_streams_and_its_exit_code(world: World) -> None:
     assert world.guests.run(A, FAIL, SECONDS, NEVER) == CommandResult(3, b"out\n", b"err\n")
 
 
 @pytest.mark.parametrize("size", [1, 300_000])
-def test_a_command_reads_the_input_that_it_is_given_to_its_end(world: World, size: int) -> None:
+def test_a_command_reads_its_input_to_the_end(world: World, size: int) -> None:
     given = bytes(range(1, 256)) * (size // 255) + b"x"
     assert world.guests.run(A, replace(ECHO, input=given), SECONDS, NEVER) == CommandResult(0, given, b"")
 
 
-def test_a_command_that_reads_no_input_ends_all_the_same(world: World) -> None:
+def test_a_command_that_does_not_read_its_input_ends(world: World) -> None:
     unread = GuestCommand(("sh", "-c", "exit 0"), PATH, input=bytes(5_000_000))
     assert world.guests.run(A, unread, SECONDS, NEVER).code == 0
     eventually(lambda: "exec-input" not in {thread.name for thread in threading.enumerate()})
 
 
-def test_a_command_that_nobody_waits_for_is_given_up(world: World) -> None:
+def test_a_command_is_given_up_if_its_caller_leaves(world: World) -> None:
     given_up = threading.Event()
     given_up.set()
     with pytest.raises(Aborted):
@@ -237,7 +237,7 @@ def test_a_command_that_nobody_waits_for_is_given_up(world: World) -> None:
 # --- commands with streams
 
 
-def test_output_comes_in_its_streams_and_the_end_comes_last(world: World) -> None:
+def test_output_comes_by_stream_and_the_exit_code_comes_last(world: World) -> None:
     async def client(session: StreamSession) -> None:
         seen = dict.fromkeys(OutStream, b"")
         while isinstance(item := await session.read(), Output):
@@ -248,7 +248,7 @@ def test_output_comes_in_its_streams_and_the_end_comes_last(world: World) -> Non
     talk(world, FAIL, client)
 
 
-def test_input_reaches_the_command_and_its_end_may_be_told_twice(world: World) -> None:
+def test_input_reaches_the_command_and_may_be_closed_twice(world: World) -> None:
     async def client(session: StreamSession) -> None:
         await session.write_stdin(b"ping")
         assert await session.read() == Output(OutStream.STDOUT, b"ping")
@@ -259,7 +259,7 @@ def test_input_reaches_the_command_and_its_end_may_be_told_twice(world: World) -
     talk(world, ECHO, client)
 
 
-def test_input_that_nobody_reads_any_more_is_thrown_away(world: World) -> None:
+def test_input_is_discarded_if_the_command_no_longer_reads(world: World) -> None:
     async def client(session: StreamSession) -> None:
         while isinstance(await session.read(), Output):
             pass
@@ -270,7 +270,7 @@ def test_input_that_nobody_reads_any_more_is_thrown_away(world: World) -> None:
     talk(world, FAIL, client)
 
 
-def test_a_command_without_a_terminal_has_no_size_and_that_is_no_error(world: World) -> None:
+def test_resizing_a_command_without_a_terminal_does_nothing(world: World) -> None:
     async def client(session: StreamSession) -> None:
         await session.resize(80, 24)
         await session.close_stdin()
@@ -286,7 +286,7 @@ def test_a_client_may_leave_while_the_command_runs(world: World) -> None:
     talk(world, WAIT, client)
 
 
-def test_a_vm_that_ends_breaks_the_session_off(world: World) -> None:
+def test_the_end_of_the_vm_breaks_the_session(world: World) -> None:
     async def client(session: StreamSession) -> None:
         reading = asyncio.create_task(session.read())
         await asyncio.to_thread(world.end_vm)
@@ -299,7 +299,7 @@ def test_a_vm_that_ends_breaks_the_session_off(world: World) -> None:
 # --- a container's own command
 
 
-def test_the_progress_of_a_command_is_all_that_it_said_and_how_it_ended(world: World) -> None:
+def test_progress_of_a_command_has_its_output_and_its_end(world: World) -> None:
     world.guests.start_entrypoint(A, FAIL, SECONDS, NEVER)
     world.guests.start_entrypoint(A, FAIL, SECONDS, NEVER)  # once in a boot, however often it is said
     seen = dict.fromkeys(OutStream, b"")
@@ -320,7 +320,7 @@ def test_the_progress_of_a_command_is_all_that_it_said_and_how_it_ended(world: W
     )
 
 
-def test_who_a_command_began_as_is_known_once_it_has_begun(world: World) -> None:
+def test_the_user_of_a_command_is_known_once_it_has_started(world: World) -> None:
     assert world.guests.entrypoint_user(A) is None
     world.guests.start_entrypoint(A, FAIL, SECONDS, NEVER)
     eventually(lambda: world.guests.entrypoint_user(A))
@@ -330,13 +330,13 @@ def test_who_a_command_began_as_is_known_once_it_has_begun(world: World) -> None
     assert (user.uid, user.gid, user.groups[0]) == (os.geteuid(), os.getegid(), os.getegid())
 
 
-def test_what_was_not_read_to_its_end_is_told_again(world: World) -> None:
+def test_unread_output_is_returned_again(world: World) -> None:
     world.guests.start_entrypoint(A, FAIL, SECONDS, NEVER)
     eventually(lambda: world.guests.progress(A, OutputPosition()).output)
     assert world.guests.progress(A, OutputPosition()).output
 
 
-def test_a_command_that_its_guest_has_lost_is_not_there(world: World) -> None:
+def test_a_command_that_the_guest_lost_is_not_found(world: World) -> None:
     world.guests.start_entrypoint(A, FAIL, SECONDS, NEVER)
     eventually(lambda: world.guests.entrypoint_exists(A))
     eventually(lambda: world.guests.progress(A, OutputPosition()).ended)
@@ -357,7 +357,7 @@ def test_guest_info_is_a_small_document(world: World) -> None:
 # --- operations
 
 
-def test_file_systems_rest_until_they_are_thawed_and_may_be_thawed_twice(world: World) -> None:
+def test_file_systems_stay_frozen_until_thawed_and_may_be_thawed_twice(world: World) -> None:
     assert world.operations.freeze(A, SECONDS) > 0
     assert world.frozen()
     for _ in range(2):
@@ -384,7 +384,7 @@ def test_the_end_of_a_file_is_read(world: World, most: int, tail: bytes) -> None
     assert world.operations.read_tail(A, world.write(b"all said"), most, SECONDS) == tail
 
 
-def test_a_file_that_is_not_there_has_no_end(world: World) -> None:
+def test_a_missing_file_has_no_end(world: World) -> None:
     assert world.operations.read_tail(A, "/nowhere/at/all", 4096, SECONDS) == b""
 
 
@@ -409,13 +409,13 @@ ASKED: dict[str, Callable[[World], object]] = {
 
 
 @pytest.mark.parametrize("call", ASKED)
-def test_of_a_vm_that_has_ended_nothing_can_be_asked(world: World, call: str) -> None:
+def test_calls_to_the_agent_of_an_ended_vm_fail(world: World, call: str) -> None:
     world.end_vm()
     with pytest.raises(Unavailable):
         ASKED[call](world)
 
 
-def test_of_a_vm_that_has_ended_nothing_is_known(world: World) -> None:
+def test_an_ended_vm_has_no_guest_facts(world: World) -> None:
     world.call_guest("web")
     world.end_vm()
     assert world.guests.guest_info(A, SECONDS) == {}

@@ -80,7 +80,7 @@ def fetch(store: ImageFileStore, name: str, cancelled: threading.Event = NEVER) 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress])
 @pytest.mark.parametrize("entries", [{"disk/a.img": DISK}, {"disk/a.img": DISK, **FILES}, FILES], ids=len)
-def test_both_bring_the_same(
+def test_the_confined_child_and_the_thread_store_the_same(
     web: WebServer, tmp_path: Path, entries: dict[str, bytes], pack: Callable[[bytes], bytes]
 ) -> None:
     plain = tar(entries)
@@ -107,7 +107,7 @@ def test_both_bring_the_same(
     ],
     ids=["broken gzip", "no tar", "two disks", "wrong disk", "too large"],
 )
-def test_a_refusal_says_why_and_leaves_nothing(
+def test_a_refusal_has_its_reason_and_leaves_nothing(
     web: WebServer, store: ImageFileStore, tmp_path: Path, packed: bytes, why: str
 ) -> None:
     plain = gzip.decompress(packed) if packed.startswith(b"\x1f\x8b") and "short" not in why else packed
@@ -116,7 +116,7 @@ def test_a_refusal_says_why_and_leaves_nothing(
     assert (store.stored(), os.listdir(tmp_path / "images/incoming")) == (frozenset(), [])
 
 
-def test_a_pull_that_is_cancelled_within_a_layer_ends(web: WebServer, store: ImageFileStore, tmp_path: Path) -> None:
+def test_a_pull_can_be_cancelled_within_a_layer(web: WebServer, store: ImageFileStore, tmp_path: Path) -> None:
     plain = tar({"disk/a.img": os.urandom(4 << 20)})
     name, cancelled = push(web, plain, plain), threading.Event()
 
@@ -135,7 +135,7 @@ def test_a_pull_that_is_cancelled_within_a_layer_ends(web: WebServer, store: Ima
 
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["not fed", "not heard"])
-def test_a_parser_that_is_given_up_leaves_nothing_open(parser: Parser, *, is_full: bool) -> None:
+def test_an_abandoned_parser_leaves_nothing_open(parser: Parser, *, is_full: bool) -> None:
     before = set(os.listdir("/proc/self/fd"))
     with parser.unpack(BOUNDS) as program:
         send(program, frames.BEGIN, frames.words("x", str(LARGEST), "disk"))
@@ -148,7 +148,7 @@ def test_a_parser_that_is_given_up_leaves_nothing_open(parser: Parser, *, is_ful
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_end_of_a_parser_that_failed_says_why(parser: Parser) -> None:
+def test_a_failed_parser_ends_with_its_reason(parser: Parser) -> None:
     with parser.unpack(BOUNDS) as program:
         send(program, frames.END)
         done = program.end(WAIT_LIMIT)
@@ -160,7 +160,7 @@ def send(program: Piped, kind: bytes, payload: bytes = b"") -> None:
     os.write(program.feed, frames.head(kind, len(payload)) + payload)
 
 
-def test_a_sound_disk_is_judged(parser: Parser, tmp_path: Path) -> None:
+def test_a_sound_disk_passes(parser: Parser, tmp_path: Path) -> None:
     raw, qcow2 = tmp_path / "raw", tmp_path / "qcow2"
     raw.write_bytes(DISK)
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", qcow2, "16M"], check=True)
@@ -189,7 +189,7 @@ def test_qemu_img_does_not_see_a_disk_that_its_header_refuses(parser: Parser, tm
 
 
 @pytest.mark.parametrize("begin", [b"", b"KDMV"], ids=["sound", "refused"])
-def test_a_cancelled_check_ends(parser: Parser, tmp_path: Path, begin: bytes) -> None:
+def test_a_check_can_be_cancelled(parser: Parser, tmp_path: Path, begin: bytes) -> None:
     disk, cancelled = tmp_path / "disk", threading.Event()
     disk.write_bytes(begin + DISK)
     cancelled.set()

@@ -157,7 +157,7 @@ def digest_of(content: bytes) -> ImageDigest:
     return ImageDigest(f"sha256:{hashlib.sha256(content).hexdigest()}")
 
 
-def test_a_pull_brings_the_content_under_its_digest(world: World, disks: list[bytes]) -> None:
+def test_a_pull_stores_the_content_under_its_digest(world: World, disks: list[bytes]) -> None:
     name = world.publish("web", disks[0])
     found = world.fetch(name)
     assert found.digest == digest_of(disks[0])
@@ -174,7 +174,7 @@ def test_a_pull_by_digest_has_no_tag(world: World, disks: list[bytes]) -> None:
     assert (found.tag, found.repo_digest) == ("", name)
 
 
-def test_content_that_is_there_is_asked_for_and_not_stored_again(world: World, disks: list[bytes]) -> None:
+def test_stored_content_is_requested_again_but_stored_once(world: World, disks: list[bytes]) -> None:
     first = world.fetch(world.publish("web", disks[0]))
     asked = world.asked()
     assert world.fetch(world.name("web")) == first
@@ -185,20 +185,20 @@ def test_content_that_is_there_is_asked_for_and_not_stored_again(world: World, d
     assert world.files.stored() == {first.digest}
 
 
-def test_a_name_brings_what_its_source_has_now(world: World, disks: list[bytes]) -> None:
+def test_a_name_pulls_the_current_content_of_its_source(world: World, disks: list[bytes]) -> None:
     first = world.fetch(world.publish("web", disks[0]))
     second = world.fetch(world.publish("web", disks[1]))
     assert first.digest != second.digest
     assert world.files.stored() == {first.digest, second.digest}
 
 
-def test_what_is_not_at_its_source_is_not_found(world: World) -> None:
+def test_an_image_missing_at_its_source_is_not_found(world: World) -> None:
     with pytest.raises(NotFound):
         world.fetch(world.name("none"))
     assert (world.files.stored(), world.half_made()) == (frozenset(), 0)
 
 
-def test_the_password_is_asked_for_at_each_pull(world: World, disks: list[bytes]) -> None:
+def test_each_pull_checks_the_password(world: World, disks: list[bytes]) -> None:
     name = world.publish("secret", disks[0], PASSWORD)
     for password in ("", "wrong"):
         with pytest.raises(PermissionRefused):
@@ -217,7 +217,7 @@ def test_a_malformed_name_is_refused(world: World, name: str) -> None:
     assert world.asked() == 0
 
 
-def test_a_pull_that_was_given_up_before_it_began_asks_nobody(world: World, disks: list[bytes]) -> None:
+def test_a_pull_cancelled_before_it_begins_asks_no_source(world: World, disks: list[bytes]) -> None:
     given_up = threading.Event()
     given_up.set()
     with pytest.raises(DeadlineExceeded):
@@ -225,7 +225,7 @@ def test_a_pull_that_was_given_up_before_it_began_asks_nobody(world: World, disk
     assert (world.asked(), world.files.stored()) == (0, frozenset())
 
 
-def test_a_pull_that_is_given_up_ends_and_leaves_nothing(world: World) -> None:
+def test_a_cancelled_pull_ends_and_leaves_nothing(world: World) -> None:
     given_up = threading.Event()
     name = world.stall("slow")
     pull = Background(lambda: world.fetch(name, cancelled=given_up))
@@ -250,7 +250,7 @@ def test_a_deleted_file_can_be_pulled_again(world: World, disks: list[bytes]) ->
     assert world.files.stored() == {found.digest}
 
 
-def test_a_sweep_removes_what_is_half_made_and_nothing_else(world: World, disks: list[bytes]) -> None:
+def test_a_sweep_removes_half_made_files_only(world: World, disks: list[bytes]) -> None:
     found = world.fetch(world.publish("web", disks[0]))
     world.leave_half_made()
     assert world.half_made() == 1
@@ -259,7 +259,7 @@ def test_a_sweep_removes_what_is_half_made_and_nothing_else(world: World, disks:
     assert world.files.stored() == {found.digest}
 
 
-def test_a_stored_file_tells_what_it_is_but_not_its_names(world: World, disks: list[bytes]) -> None:
+def test_a_stored_file_has_its_facts_but_not_its_names(world: World, disks: list[bytes]) -> None:
     found = world.fetch(world.publish("web", disks[0]))
     assert world.files.describe(found.digest) == FetchedImage(
         ImageId(found.digest.value), found.digest, "", "", found.size, found.virtual_size, found.format
@@ -271,14 +271,14 @@ def test_a_stored_file_tells_what_it_is_but_not_its_names(world: World, disks: l
         world.files.format_of(ABSENT)
 
 
-def test_a_path_is_known_before_its_file_is_there(world: World, disks: list[bytes]) -> None:
+def test_a_path_is_known_before_its_file_exists(world: World, disks: list[bytes]) -> None:
     before = world.files.path(digest_of(disks[0]))
     assert os.path.isabs(before)
     assert before == world.files.path(world.fetch(world.publish("web", disks[0])).digest)
     assert before != world.files.path(ABSENT)
 
 
-def test_what_is_stored_is_counted(world: World, disks: list[bytes]) -> None:
+def test_stored_bytes_are_counted(world: World, disks: list[bytes]) -> None:
     before = world.files.filesystem_usage()
     world.fetch(world.publish("web", disks[0]))
     after = world.files.filesystem_usage()
@@ -287,7 +287,7 @@ def test_what_is_stored_is_counted(world: World, disks: list[bytes]) -> None:
     assert os.path.isabs(after.mountpoint)
 
 
-def test_what_one_image_takes_is_told(world: World, disks: list[bytes]) -> None:
+def test_the_size_of_one_image_is_returned(world: World, disks: list[bytes]) -> None:
     found, other = (world.fetch(world.publish(name, disk)) for name, disk in zip("ab", disks, strict=True))
     taken = world.files.filesystem_usage(found.digest).used_bytes
     assert (
@@ -300,7 +300,7 @@ def test_what_one_image_takes_is_told(world: World, disks: list[bytes]) -> None:
     assert world.files.filesystem_usage(found.digest, ABSENT).used_bytes == taken
 
 
-def test_the_room_of_the_file_system_is_told(world: World) -> None:
+def test_the_space_of_the_file_system_is_returned(world: World) -> None:
     found = world.files.filesystem_usage().space
     assert 0 < found.available <= found.capacity
     assert 0 <= found.used_percent < 100

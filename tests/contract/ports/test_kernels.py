@@ -35,7 +35,7 @@ def boot(request: pytest.FixtureRequest, tmp_path: Path) -> BootFiles:
     return store
 
 
-def test_what_no_image_has_goes_and_is_gone_when_that_is_asked_again(boot: BootFiles) -> None:
+def test_kernels_of_no_image_are_deleted_and_deleting_may_be_repeated(boot: BootFiles) -> None:
     assert boot.stored() == {ONE, TWO}
     assert boot.path(ONE) != boot.path(TWO)
     for _ in range(2):
@@ -48,7 +48,7 @@ def kernels(request: pytest.FixtureRequest) -> KernelFiles:
     return FakeKernelFiles() if request.param == "fake" else KernelFileStore()
 
 
-def test_a_copy_is_there_once_it_was_made_and_may_be_made_again(kernels: KernelFiles, tmp_path: Path) -> None:
+def test_a_copy_may_be_made_again(kernels: KernelFiles, tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"kernel")
     final = str(tmp_path / "kernel")
     assert not kernels.is_there(final)
@@ -57,7 +57,7 @@ def test_a_copy_is_there_once_it_was_made_and_may_be_made_again(kernels: KernelF
         assert kernels.is_there(final)
 
 
-def test_a_copy_is_roots_alone_and_what_an_earlier_one_left_is_no_matter(tmp_path: Path) -> None:
+def test_only_root_can_read_a_copy_whatever_an_earlier_copy_left(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"kernel")
     (tmp_path / "kernel.new").write_bytes(b"half a one, and longer")
     KernelFileStore().copy(str(tmp_path / "source"), str(tmp_path / "kernel"))
@@ -66,7 +66,7 @@ def test_a_copy_is_roots_alone_and_what_an_earlier_one_left_is_no_matter(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kernel", "source"]
 
 
-def test_a_kernel_that_went_with_its_image_is_not_found_and_leaves_nothing(tmp_path: Path) -> None:
+def test_copying_a_kernel_of_a_removed_image_is_not_found_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="pull the image again"):
         KernelFileStore().copy(str(tmp_path / "gone"), str(tmp_path / "kernel"))
     (tmp_path / "source").write_bytes(b"kernel")

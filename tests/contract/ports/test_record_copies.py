@@ -46,25 +46,25 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     return made
 
 
-def test_the_last_text_is_read_again(world: World) -> None:
+def test_the_last_text_written_is_read(world: World) -> None:
     world.copies.keep(C, "a long first one")
     world.copies.keep(C, "second")
     assert world.copies.read(C) == "second"
 
 
-def test_no_copy_is_no_text(world: World) -> None:
+def test_a_missing_copy_has_no_text(world: World) -> None:
     assert world.copies.read(C) == ""
     assert world.copies.read(ContainerId("d" * 64)) == ""
 
 
-def test_a_copy_goes_with_its_containers_directory(world: World) -> None:
+def test_a_copy_is_deleted_with_its_containers_directory(world: World) -> None:
     world.copies.keep(C, "text")
     world.disks.delete(C)
     assert world.copies.read(C) == ""
 
 
 @pytest.mark.hostile
-def test_root_alone_reads_a_copy_whatever_the_umask(tmp_path: Path) -> None:
+def test_only_root_can_read_a_copy_whatever_the_umask(tmp_path: Path) -> None:
     world = on_disk(tmp_path)
     before = os.umask(0)
     try:

@@ -92,7 +92,7 @@ def test_a_new_volume_is_blank_and_has_a_size(world: World) -> None:
     assert (found.content, found.size_bytes, found.image) == (Content.BLANK, 16 * MIB, None)
 
 
-def test_a_root_disk_is_one_when_it_is_sealed_and_not_before(world: World) -> None:
+def test_a_volume_is_a_root_disk_only_after_it_is_sealed(world: World) -> None:
     seen = []
     world.volumes.begin(world.device, A)
     seen.append(world.content())
@@ -104,20 +104,20 @@ def test_a_root_disk_is_one_when_it_is_sealed_and_not_before(world: World) -> No
     assert (found.content, found.image, found.identity) == (Content.ROOT_DISK, world.image.digest, A.short)
 
 
-def test_it_is_attached_without_its_header(world: World) -> None:
+def test_a_root_volume_is_attached_without_its_header(world: World) -> None:
     world.make()
     disk = world.volumes.disk(world.device)
     assert (disk.path, disk.format, disk.serial, disk.is_device) == (world.device, DiskFormat.RAW, "root", True)
     assert (disk.data_at, disk.data_bytes) == (512, 16 * MIB - 512)
 
 
-def test_whoever_begins_anew_has_a_half_disk_again(world: World) -> None:
+def test_beginning_again_makes_the_disk_half_made_again(world: World) -> None:
     world.make()
     world.volumes.begin(world.device, B)
     assert world.content() is Content.HALF
 
 
-def test_only_who_has_begun_goes_on(world: World) -> None:
+def test_only_the_last_container_that_began_may_copy_and_seal(world: World) -> None:
     world.volumes.begin(world.device, A)
     world.volumes.begin(world.device, B)
     with pytest.raises(WrongState, match="something else"):
@@ -134,7 +134,7 @@ def test_the_volume_has_virtlets_header_and_the_image_behind_it(real: OnDisk) ->
     assert real.read(512, 4 * MIB) == Path(real.path).read_bytes()
 
 
-def test_what_was_there_before_does_not_show_through_the_image(real: OnDisk, tmp_path: Path) -> None:
+def test_old_contents_do_not_show_through_the_image(real: OnDisk, tmp_path: Path) -> None:
     with open(real.device, "r+b") as file:
         file.write(b"old" * MIB)
     real.path = str(tmp_path / "image.qcow2")
@@ -144,7 +144,7 @@ def test_what_was_there_before_does_not_show_through_the_image(real: OnDisk, tmp
     assert real.read(512, 4 * MIB) == bytes(4 * MIB)
 
 
-def test_an_image_brings_nothing_of_the_node_along(real: OnDisk, tmp_path: Path) -> None:
+def test_an_image_copies_no_files_of_the_node(real: OnDisk, tmp_path: Path) -> None:
     """Whatever its header names below it."""
     secret = tmp_path / "secret"
     secret.write_bytes(b"root:x:0:0".ljust(MIB, b"#"))
@@ -163,7 +163,7 @@ def test_an_image_that_cannot_be_read_leaves_no_root_disk(real: OnDisk) -> None:
     assert real.content() is Content.HALF
 
 
-def test_a_copy_that_outlives_virtshim_keeps_others_away(real: OnDisk) -> None:
+def test_a_copy_that_outlives_virtshim_keeps_the_volume_locked(real: OnDisk) -> None:
     """As qemu-img, which has the descriptor whose lock it is."""
     real.volumes.begin(real.device, A)
     code = f"import fcntl, os, sys; file = os.open({real.device!r}, os.O_RDWR); fcntl.flock(file, fcntl.LOCK_EX)"
@@ -187,7 +187,7 @@ def test_a_copy_that_outlives_virtshim_keeps_others_away(real: OnDisk) -> None:
     assert real.content() is Content.ROOT_DISK
 
 
-def test_a_volume_that_a_vm_runs_on_is_not_written_over(real: OnDisk) -> None:
+def test_a_volume_in_use_by_a_vm_is_not_overwritten(real: OnDisk) -> None:
     real.make()
     # What opens it as QEMU does: it takes the same locks.
     held = subprocess.Popen(
@@ -205,7 +205,7 @@ def test_a_volume_that_a_vm_runs_on_is_not_written_over(real: OnDisk) -> None:
     real.volumes.begin(real.device, B)
 
 
-def test_a_volume_says_what_its_guest_knows_its_devices_by_until_another_image_is_there(world: World) -> None:
+def test_a_volume_keeps_the_guest_addresses_of_devices_until_another_image_is_copied(world: World) -> None:
     world.make()
     places = Places("pc-q35-7.2", {b"v123": 3})
     world.volumes.keep_places(world.device, places)

@@ -101,7 +101,7 @@ def test_a_screen_becomes_a_png_of_its_size_and_colours() -> None:
 
 
 @pytest.mark.parametrize("part", ["fake", "real"])
-def test_a_vm_that_has_ended_has_none(part: str) -> None:
+def test_an_ended_vm_has_no_screenshot(part: str) -> None:
     screenshots = FakeScreenshots() if part == "fake" else VncScreenshots(Gone())
     if isinstance(screenshots, FakeScreenshots):
         screenshots.gone = True
@@ -109,7 +109,7 @@ def test_a_vm_that_has_ended_has_none(part: str) -> None:
         screenshots.take(A, 20)
 
 
-def test_a_screen_that_says_nothing_costs_the_time_and_no_more() -> None:
+def test_a_silent_screen_fails_at_the_time_limit() -> None:
     with pytest.raises(DeadlineExceeded, match="did not answer"):
         VncScreenshots(Screen(lambda connected: exactly(connected, 1))).take(A, 0.05)
 
@@ -142,12 +142,12 @@ def wants_password(connected: socket.socket) -> None:
         answers(struct.pack(">BxH", 0, 1) + rectangle(0, 0, 0, 0, b"")),
     ],
 )
-def test_a_qemu_that_lies_breaks_this_picture_and_nothing_else(serve: Serve) -> None:
+def test_a_lying_qemu_fails_its_own_screenshot_only(serve: Serve) -> None:
     with pytest.raises(InternalError, match="broke off"):
         VncScreenshots(Screen(serve)).take(A, 20)
 
 
-def test_a_screen_larger_than_any_is_refused() -> None:
+def test_an_impossibly_large_screen_is_refused() -> None:
     def huge(connected: socket.socket) -> None:
         connected.sendall(b"RFB 003.008\n\1\1" + struct.pack(">I", 0) + struct.pack(">HH16xI", 65535, 65535, 0))
         exactly(connected, 100)

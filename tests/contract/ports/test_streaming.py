@@ -65,7 +65,7 @@ def test_a_pod_that_met_no_limit_was_refused_nothing(streaming: Streaming) -> No
     assert streaming.refused("default/web") == {"urls": 0, "sessions": 0, "connections": 0}
 
 
-def test_what_has_no_sessions_may_be_ended_any_number_of_times(streaming: Streaming) -> None:
+def test_ending_a_container_without_sessions_may_be_repeated(streaming: Streaming) -> None:
     streaming.offer(AttachStreams(A, STREAMS))
     for _ in range(2):
         streaming.end_container(A)
@@ -89,7 +89,7 @@ def listeners(request: pytest.FixtureRequest, entrypoint_attach: EntrypointAttac
     return FakeEntrypointListeners() if request.param == "fake" else entrypoint_attach
 
 
-def test_an_entrypoint_without_clients_speaks_and_ends_all_the_same(listeners: EntrypointListeners) -> None:
+def test_an_entrypoint_without_clients_writes_and_ends(listeners: EntrypointListeners) -> None:
     assert not listeners.has_clients(A)
     listeners.publish(A, [HELLO])
     listeners.ended(A, 3)
@@ -120,7 +120,7 @@ def attaches(
     return entrypoint_attach, speak
 
 
-def test_who_is_attached_hears_all_and_then_the_end(attaches: tuple[Attaches, Callable[[], None]]) -> None:
+def test_an_attached_client_gets_all_output_and_then_the_end(attaches: tuple[Attaches, Callable[[], None]]) -> None:
     async def client() -> None:
         to, speak = attaches
         session = await to.attach(AttachStreams(A, Streams(stdout=True)))

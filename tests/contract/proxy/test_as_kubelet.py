@@ -133,7 +133,7 @@ def test_a_kubelet_that_starts_while_a_runtime_may_be_down_finds_all_containers_
         assert kubelet.start() == {container, vm}
 
 
-def test_a_runtime_that_was_never_heard_fails_lists_and_kubelets_start(
+def test_lists_and_kubelets_start_fail_if_a_runtime_has_never_answered(
     place: Path, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     """Its pods are not known. kubelet would start each a second time."""
@@ -158,7 +158,7 @@ def test_a_runtime_that_was_never_heard_fails_lists_and_kubelets_start(
         assert kubelet.start() == set()
 
 
-def test_what_was_kept_is_not_believed_again_after_a_time_without_keeping(
+def test_kept_lists_are_deleted_if_the_runtime_may_no_longer_be_down(
     place: Path, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     with Proxy(place, primary.socket, other.socket) as proxy:
@@ -171,7 +171,7 @@ def test_what_was_kept_is_not_believed_again_after_a_time_without_keeping(
 # --- a kubelet that runs
 
 
-def test_a_container_is_known_to_run_before_kubelet_lists_again(
+def test_a_new_container_is_known_before_kubelet_lists_again(
     place: Path, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     with Proxy(place, primary.socket, other.socket) as proxy:
@@ -188,9 +188,7 @@ def test_a_container_is_known_to_run_before_kubelet_lists_again(
         wait_until(lambda: states() == [pb.CONTAINER_RUNNING], WAIT_LIMIT, "that it runs is kept")
 
 
-def test_images_are_collected_on_the_node_while_a_runtime_is_down(
-    place: Path, primary: FakeRuntime, other: FakeRuntime
-) -> None:
+def test_kubelet_collects_images_while_a_runtime_is_down(place: Path, primary: FakeRuntime, other: FakeRuntime) -> None:
     """Also by a proxy that was started meanwhile; the image that is a volume of a VM is still in use."""
     primary.needs_images = other.needs_images = True
     with Proxy(place, primary.socket, other.socket) as proxy:
@@ -208,7 +206,7 @@ def test_images_are_collected_on_the_node_while_a_runtime_is_down(
             anew(proxy)
 
 
-def test_a_containers_last_status_is_told_while_its_runtime_is_down_and_its_pods_is_not(
+def test_while_a_runtime_is_down_last_statuses_exist_for_containers_but_not_for_pods(
     place: Path, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     """Without the pod's, kubelet decides nothing about it. Of the status it uses mounts and the log's path: an empty one would
@@ -226,7 +224,7 @@ def test_a_containers_last_status_is_told_while_its_runtime_is_down_and_its_pods
                 call()
 
 
-def test_a_status_from_before_a_containers_end_is_not_told_after_it(
+def test_a_status_from_before_a_containers_end_is_not_returned_after_its_end(
     place: Path, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     """kubelet would think that it runs, or with another exit code that it has succeeded."""
@@ -240,9 +238,7 @@ def test_a_status_from_before_a_containers_end_is_not_told_after_it(
             proxy.client.status(container)
 
 
-def test_statuses_of_containers_that_are_gone_are_forgotten(
-    place: Path, primary: FakeRuntime, other: FakeRuntime
-) -> None:
+def test_statuses_of_removed_containers_are_forgotten(place: Path, primary: FakeRuntime, other: FakeRuntime) -> None:
     with Proxy(place, primary.socket, other.socket) as proxy:
         kubelet = kubelet_of(proxy)
         (_, first), (_, second) = started(kubelet, "first", "vm"), started(kubelet, "second", "vm")

@@ -90,7 +90,7 @@ def again(client: Client) -> None:
     wait_until(both, WAIT_LIMIT, "both runtimes are listed again")
 
 
-def test_lists_fail_while_a_runtime_is_down_and_are_complete_again_when_it_is_back(
+def test_lists_fail_while_a_runtime_is_down_and_are_complete_when_it_is_back(
     place: Path, primary: FakeRuntime, program: Program
 ) -> None:
     primary.add_pod()
@@ -105,9 +105,7 @@ def test_lists_fail_while_a_runtime_is_down_and_are_complete_again_when_it_is_ba
         assert len(proxy.client.pods()) == 2
 
 
-def test_what_concerns_the_other_runtime_alone_goes_on_while_one_is_down(
-    place: Path, primary: FakeRuntime, program: Program
-) -> None:
+def test_calls_to_one_runtime_work_while_the_other_is_down(place: Path, primary: FakeRuntime, program: Program) -> None:
     with Proxy(place, primary.socket, program.socket, others=FAIL) as proxy:
         sandbox = proxy.client.run()
         theirs = proxy.client.run("vm", handler="vm")
@@ -144,7 +142,7 @@ def test_a_killed_runtime_ends_its_calls_and_events_as_unavailable(
                 waiting()
 
 
-def test_a_runtime_that_is_killed_under_load_costs_unavailable_calls_and_never_a_short_list(
+def test_killing_a_runtime_under_load_fails_calls_but_never_shortens_a_list(
     place: Path, primary: FakeRuntime, program: Program
 ) -> None:
     """Each time anew; nothing is left of it afterwards."""
@@ -202,7 +200,7 @@ def test_a_stopped_runtime_counts_as_down_until_it_answers_again(
         assert told[-2:] == ["proxy.runtime.down", "proxy.runtime.back"]
 
 
-def test_a_runtime_that_is_down_costs_no_processor_time(place: Path, primary: FakeRuntime) -> None:
+def test_a_down_runtime_costs_no_processor_time(place: Path, primary: FakeRuntime) -> None:
     """It is tried again and again, with pauses between."""
     with (
         socket.socket(socket.AF_UNIX) as nobody,
@@ -237,7 +235,7 @@ def wait_until_kept(place: Path, pods: str, containers: str = "") -> None:
     )
 
 
-def test_the_last_known_pods_of_one_that_may_be_down_stay_listed(
+def test_the_last_known_pods_of_a_runtime_with_may_be_down_stay_listed(
     place: Path, primary: FakeRuntime, program: Program
 ) -> None:
     with Proxy(place, primary.socket, program.socket) as proxy:
@@ -290,7 +288,7 @@ def _streams(client: Client) -> None:
 
 
 @pytest.mark.parametrize("ask", [_lists, _streams])
-def test_what_kubelet_has_listed_last_is_what_stays_listed(
+def test_the_pods_of_kubelets_last_list_stay_listed(
     place: Path, primary: FakeRuntime, ask: Callable[[Client], None]
 ) -> None:
     """With what was there before the proxy, and without what has gone since."""
@@ -319,7 +317,7 @@ def _pods_streamed(client: Client) -> list[str]:
 
 
 @pytest.mark.parametrize("ask", [_pods_listed, _pods_streamed])
-def test_a_list_that_comes_late_does_not_bring_back_what_has_gone_since(
+def test_a_late_list_does_not_bring_back_removed_pods(
     place: Path, primary: FakeRuntime, ask: Callable[[Client], list[str]]
 ) -> None:
     asked, over = threading.Event(), threading.Event()
@@ -349,7 +347,7 @@ def test_a_list_that_comes_late_does_not_bring_back_what_has_gone_since(
         assert _pods_listed(proxy.client) == [stays]
 
 
-def test_a_list_in_pieces_that_breaks_off_is_not_kept(place: Path, primary: FakeRuntime) -> None:
+def test_a_streamed_list_that_breaks_off_is_not_kept(place: Path, primary: FakeRuntime) -> None:
     def broken(_request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         yield other._StreamPodSandboxes(b"", context)[0]
         context.abort(grpc.StatusCode.INTERNAL, "the database is broken")
@@ -368,7 +366,9 @@ def test_a_list_in_pieces_that_breaks_off_is_not_kept(place: Path, primary: Fake
         assert _pods_listed(proxy.client) == theirs
 
 
-def test_a_pod_that_was_never_listed_stays_listed_too(place: Path, primary: FakeRuntime, program: Program) -> None:
+def test_a_pod_that_kubelet_has_not_listed_yet_stays_listed(
+    place: Path, primary: FakeRuntime, program: Program
+) -> None:
     with Proxy(place, primary.socket, program.socket) as proxy:
         theirs = proxy.client.run("vm", handler="vm")
         wait_until_kept(place, pods=theirs)
@@ -376,7 +376,7 @@ def test_a_pod_that_was_never_listed_stays_listed_too(place: Path, primary: Fake
         assert theirs in {pod.id for pod in proxy.client.pods()}
 
 
-def test_a_pull_for_a_pod_of_one_that_is_down_never_goes_to_another(
+def test_a_pull_for_a_pod_of_a_down_runtime_never_goes_to_another_runtime(
     place: Path, primary: FakeRuntime, program: Program
 ) -> None:
     """Also by a proxy that has not seen the pod start."""
@@ -395,7 +395,7 @@ def test_a_pull_for_a_pod_of_one_that_is_down_never_goes_to_another(
         assert not primary.asked("PullImage")
 
 
-def test_one_that_may_be_down_hears_the_new_configuration_when_it_is_back(place: Path, primary: FakeRuntime) -> None:
+def test_a_runtime_gets_the_new_configuration_when_it_is_back(place: Path, primary: FakeRuntime) -> None:
     """Also by a proxy that was killed meanwhile; of two it missed, the newer, and once."""
     wanted = [
         pb.UpdateRuntimeConfigRequest(
@@ -416,7 +416,7 @@ def test_one_that_may_be_down_hears_the_new_configuration_when_it_is_back(place:
             assert [call.request for call in other.asked("UpdateRuntimeConfig")] == [wanted[1].SerializeToString()]
 
 
-def test_events_of_one_that_may_be_down_are_heard_again(place: Path, primary: FakeRuntime) -> None:
+def test_events_of_a_runtime_arrive_again_when_it_is_back(place: Path, primary: FakeRuntime) -> None:
     with (
         FakeRuntime(f"{place}/other.sock", "other") as other,
         Proxy(place, primary.socket, other.socket) as proxy,
@@ -434,7 +434,7 @@ def test_events_of_one_that_may_be_down_are_heard_again(place: Path, primary: Fa
         events.cancel()
 
 
-def test_a_killed_proxy_has_lost_nothing(place: Path, primary: FakeRuntime, program: Program) -> None:
+def test_a_killed_proxy_loses_nothing(place: Path, primary: FakeRuntime, program: Program) -> None:
     with Proxy(place, primary.socket, program.socket) as proxy:
         mine, theirs = proxy.client.run(), proxy.client.run("vm", handler="vm")
         before = proxy.client.pods()
@@ -453,7 +453,9 @@ def _answers(client: Client) -> bool:
     return True
 
 
-def test_the_socket_is_roots_alone_and_is_served_once(place: Path, primary: FakeRuntime, program: Program) -> None:
+def test_only_root_can_use_the_socket_and_only_one_proxy_serves_it(
+    place: Path, primary: FakeRuntime, program: Program
+) -> None:
     with Proxy(place, primary.socket, program.socket) as proxy:
         assert stat.S_IMODE(os.stat(proxy.socket).st_mode) == 0o600
         first, proxy.log = proxy.process, place / "second.log"
@@ -464,7 +466,7 @@ def test_the_socket_is_roots_alone_and_is_served_once(place: Path, primary: Fake
         assert _answers(proxy.client)
 
 
-def test_sigterm_ends_it_with_listeners_and_calls_under_way(
+def test_sigterm_ends_the_proxy_during_calls_and_event_streams(
     place: Path, primary: FakeRuntime, program: Program
 ) -> None:
     with Proxy(place, primary.socket, program.socket) as proxy:
@@ -475,7 +477,9 @@ def test_sigterm_ends_it_with_listeners_and_calls_under_way(
             next(events)
 
 
-def test_rubbish_on_the_socket_disturbs_nobody(place: Path, primary: FakeRuntime, program: Program) -> None:
+def test_garbage_on_the_socket_does_not_disturb_other_clients(
+    place: Path, primary: FakeRuntime, program: Program
+) -> None:
     with Proxy(place, primary.socket, program.socket) as proxy:
         for said in (
             b"GET / HTTP/1.1\r\n\r\n",

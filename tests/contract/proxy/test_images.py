@@ -28,7 +28,7 @@ def image_of(client: Client, name: str, **fields: object) -> pb.Image | None:
     return answer.image if answer.HasField("image") else None
 
 
-def test_a_pull_goes_by_the_images_name(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_the_image_name_decides_where_a_pull_goes(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     pull(client, "virtlet.cloud/cirros")
     pull(client, "docker.io/library/busybox")
     assert [len(runtime.asked("PullImage")) for runtime in (primary, other)] == [1, 1]
@@ -41,7 +41,7 @@ def test_a_pull_goes_to_the_runtime_of_its_handler(client: Client, primary: Fake
     assert not primary.images
 
 
-def test_a_pull_by_hand_goes_to_the_runtime_of_the_images_own_annotation(
+def test_a_manual_pull_goes_to_the_runtime_in_the_images_annotation(
     client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     spec = pb.ImageSpec(image="quay.io/disk", annotations={TARGET: "other"})
@@ -58,7 +58,7 @@ def test_a_pull_goes_to_the_runtime_of_its_pods_annotation(
     assert not primary.images
 
 
-def test_a_pull_goes_to_where_its_pod_runs(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_a_pull_goes_to_the_runtime_of_its_pod(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     """kubelet does not say the handler again."""
     client.run("vm-pod", handler="vm")
     pull(client, "quay.io/disk", pod("vm-pod"))
@@ -66,7 +66,7 @@ def test_a_pull_goes_to_where_its_pod_runs(client: Client, primary: FakeRuntime,
     assert not primary.images
 
 
-def test_a_pull_goes_to_where_its_pod_runs_also_if_the_proxy_has_not_seen_it_start(
+def test_a_pull_goes_to_the_runtime_of_a_pod_that_the_proxy_has_not_seen_start(
     client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     other.add_pod(pod("older").metadata)
@@ -76,7 +76,7 @@ def test_a_pull_goes_to_where_its_pod_runs_also_if_the_proxy_has_not_seen_it_sta
     assert not primary.images
 
 
-def test_a_pull_for_a_pod_that_is_nowhere_is_the_primarys(
+def test_a_pull_for_an_unknown_pod_goes_to_the_primary(
     client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     pull(client, "quay.io/disk", pod("nowhere"))
@@ -93,7 +93,9 @@ def test_an_image_of_one_runtime_for_a_pod_of_another_is_refused(
         pull(client, "virtlet.cloud/cirros", handler="runc")
 
 
-def test_an_images_status_is_that_of_whoever_has_it(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_the_status_of_an_image_comes_from_the_runtime_that_has_it(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
     primary.add_image("sha256:1", "busybox")
     other.add_image("sha256:2", "disk")
     for name in ("busybox", "sha256:1", "disk", "sha256:2"):
@@ -101,7 +103,7 @@ def test_an_images_status_is_that_of_whoever_has_it(client: Client, primary: Fak
     assert image_of(client, "absent") is None
 
 
-def test_an_image_that_both_have_is_two_images(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_an_image_of_both_runtimes_is_listed_twice(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     primary.add_image("sha256:1", "same")
     other.add_image("sha256:2", "same")
     assert [one.id for one in client.ListImages(pb.ListImagesRequest()).images] == ["sha256:1", "sha256:2"]
@@ -123,7 +125,7 @@ def kubelet(client: Client, primary: FakeRuntime, other: FakeRuntime) -> Kubelet
     return Kubelet(client.runtime, client.image)
 
 
-def test_a_pod_gets_the_image_of_its_own_runtime_though_another_has_one_of_that_name(
+def test_a_pod_gets_its_own_runtimes_image_if_both_runtimes_have_that_name(
     kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     primary.add_image("sha256:primary", "disk")
@@ -134,7 +136,7 @@ def test_a_pod_gets_the_image_of_its_own_runtime_though_another_has_one_of_that_
     assert not primary.asked("PullImage")
 
 
-def test_a_container_gets_the_image_of_its_own_runtime_though_only_another_has_it(
+def test_an_image_that_only_the_other_runtime_has_is_pulled_for_the_pods_runtime(
     kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     other.add_image("sha256:other", "disk")
@@ -143,7 +145,7 @@ def test_a_container_gets_the_image_of_its_own_runtime_though_only_another_has_i
     assert primary.containers[web.start("main", "disk")].image.image == "sha256:primary"
 
 
-def test_pods_of_both_runtimes_use_one_name_at_a_time_each_its_own_image(
+def test_pods_of_both_runtimes_use_their_own_image_of_one_name(
     kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     pods = [KubeletPod(kubelet, f"pod-{number}", "vm" if number % 2 else "") for number in range(6)]
@@ -154,7 +156,9 @@ def test_pods_of_both_runtimes_use_one_name_at_a_time_each_its_own_image(
         assert runtime.containers[one.start("main", "disk")].image.image == f"sha256:{runtime.name}"
 
 
-def test_an_image_volume_is_of_the_pods_own_runtime(kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_an_image_volume_comes_from_the_pods_own_runtime(
+    kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
+) -> None:
     primary.add_image("sha256:primary", "files")
     vm = KubeletPod(kubelet, "vm", "vm")
     vm.run()
@@ -163,7 +167,7 @@ def test_an_image_volume_is_of_the_pods_own_runtime(kubelet: Kubelet, primary: F
     assert request.config.mounts[0].image.image == "sha256:other"
 
 
-def test_a_pod_whose_annotations_were_edited_still_gets_the_image_of_its_own_runtime(
+def test_a_pod_with_edited_annotations_gets_its_own_runtimes_image(
     kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     primary.add_image("sha256:primary", "disk")
@@ -173,7 +177,7 @@ def test_a_pod_whose_annotations_were_edited_still_gets_the_image_of_its_own_run
     assert vm.start("main", "disk") in other.containers
 
 
-def test_a_proxy_that_was_killed_still_knows_whose_image_a_pod_wants(
+def test_a_restarted_proxy_knows_which_runtimes_image_a_pod_wants(
     proxy: Proxy, client: Client, kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     primary.add_image("sha256:primary", "disk")
@@ -193,7 +197,7 @@ def _answers(client: Client) -> bool:
     return True
 
 
-def test_a_container_that_a_restarted_kubelet_makes_of_the_other_runtimes_image_is_refused_once_and_then_made(
+def test_a_restarted_kubelets_container_of_the_wrong_runtimes_image_is_refused_once(
     kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     """It has seen the pod anew, and no runtime knows when."""
@@ -207,7 +211,7 @@ def test_a_container_that_a_restarted_kubelet_makes_of_the_other_runtimes_image_
     assert not primary.asked("PullImage")
 
 
-def test_a_container_whose_images_name_is_of_another_runtime_is_refused_before_kubelet_takes_it_for_present(
+def test_an_image_name_of_another_runtime_is_refused_before_kubelet_finds_it_present(
     kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     other.add_image("sha256:other", "virtlet.cloud/cirros")
@@ -219,7 +223,7 @@ def test_a_container_whose_images_name_is_of_another_runtime_is_refused_before_k
         web.start("main", "virtlet.cloud/cirros")
 
 
-def test_a_runtime_that_does_not_take_it_for_a_name_does_not_have_the_image(
+def test_a_runtime_that_rejects_the_image_name_counts_as_lacking_the_image(
     client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     primary.answers["ImageStatus"] = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "no reference: Upper/Case.qcow2")
@@ -230,7 +234,9 @@ def test_a_runtime_that_does_not_take_it_for_a_name_does_not_have_the_image(
 
 
 @pytest.mark.parametrize("name", ["sha256:2", "disk"])
-def test_an_image_is_removed_where_it_is(client: Client, primary: FakeRuntime, other: FakeRuntime, name: str) -> None:
+def test_an_image_is_removed_from_the_runtime_that_has_it(
+    client: Client, primary: FakeRuntime, other: FakeRuntime, name: str
+) -> None:
     primary.add_image("sha256:1", "busybox")
     other.add_image("sha256:2", "disk")
     client.RemoveImage(pb.RemoveImageRequest(image=pb.ImageSpec(image=name)))
@@ -238,13 +244,15 @@ def test_an_image_is_removed_where_it_is(client: Client, primary: FakeRuntime, o
     client.RemoveImage(pb.RemoveImageRequest(image=pb.ImageSpec(image=name)))
 
 
-def test_an_image_that_both_have_is_removed_from_both(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_an_image_of_both_runtimes_is_removed_from_both(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
     for runtime in (primary, other):
         runtime.add_image("sha256:1", "same")
     client.RemoveImage(pb.RemoveImageRequest(image=pb.ImageSpec(image="same")))
     assert (primary.images, other.images) == ({}, {})
 
 
-def test_the_image_has_one_number_in_all_requests() -> None:
+def test_the_image_field_has_the_same_number_in_all_requests() -> None:
     requests = (pb.PullImageRequest, pb.ImageStatusRequest, pb.RemoveImageRequest)
     assert len({one.DESCRIPTOR.fields_by_name["image"].number for one in requests}) == 1

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.proxy
 MERGED = [method.name for method in METHODS.values() if method.shape is Shape.LISTS]
 
 
-def test_lists_have_all_of_both_the_primarys_first(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_lists_have_the_items_of_both_runtimes_primary_first(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
     pods = [primary.add_pod(), primary.add_pod(), other.add_pod()]
     containers = [primary.add_container(pods[0]), other.add_container(pods[2])]
     assert [one.id for one in client.pods()] == pods
@@ -24,7 +26,7 @@ def test_lists_have_all_of_both_the_primarys_first(client: Client, primary: Fake
     assert mounts == ["/primary", "/other"]
 
 
-def test_the_first_file_system_is_the_primarys_also_that_of_containers(
+def test_the_first_image_and_container_file_systems_are_the_primarys(
     client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     """The primary, as containerd 1.6, has one for both and says so by silence."""
@@ -37,7 +39,7 @@ def test_the_first_file_system_is_the_primarys_also_that_of_containers(
     assert [one.fs_id.mountpoint for one in answer.container_filesystems] == ["/primary", "/disks"]
 
 
-def test_what_a_list_has_of_a_cri_to_come_is_kept(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_unknown_fields_of_a_future_cri_stay_in_lists(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     """An unknown field beside the list, and one inside an item."""
     item = b"\x0a\x09\x0a\x02id\xfa\x3e\x02ab"
     primary.answers["ListPodSandbox"] = item + b"\xfa\x3e\x03abc"
@@ -46,7 +48,7 @@ def test_what_a_list_has_of_a_cri_to_come_is_kept(client: Client, primary: FakeR
 
 
 @pytest.mark.parametrize("name", MERGED)
-def test_a_list_that_one_runtime_does_not_know_is_not_known(
+def test_a_list_is_unimplemented_if_one_runtime_lacks_it(
     client: Client, primary: FakeRuntime, other: FakeRuntime, name: str
 ) -> None:
     """kubelet has another way then; half a list would be a lie."""
@@ -63,7 +65,7 @@ def test_a_list_fails_if_one_runtime_fails_it(client: Client, primary: FakeRunti
         client.containers()
 
 
-def test_a_filter_by_a_known_id_asks_its_owner_alone(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_a_filter_by_a_known_id_asks_only_its_owner(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     sandbox = client.run(handler="vm")
     container = client.create(sandbox)
     assert [one.id for one in client.pods(id=sandbox)] == [sandbox]
@@ -71,7 +73,7 @@ def test_a_filter_by_a_known_id_asks_its_owner_alone(client: Client, primary: Fa
     assert not primary.calls
 
 
-def test_the_filter_has_one_number_in_all_requests_for_lists() -> None:
+def test_the_filter_field_has_the_same_number_in_all_list_requests() -> None:
     """It is looked for by that number alone."""
     messages = pb.DESCRIPTOR.message_types_by_name.values()
     requests = [one for one in messages if one.name.startswith(("List", "Stream")) and one.name.endswith("Request")]
@@ -92,13 +94,15 @@ def test_a_metric_is_described_once(client: Client, primary: FakeRuntime, other:
     ]  # fmt: skip
 
 
-def test_a_list_in_pieces_has_the_pieces_of_all(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_a_streamed_list_has_the_messages_of_all_runtimes(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
     pods = [primary.add_pod(), primary.add_pod(), other.add_pod(), other.add_pod()]
     pieces = client.runtime.StreamPodSandboxes(pb.StreamPodSandboxesRequest(), timeout=20)
     assert [one.id for piece in pieces for one in piece.pod_sandboxes] == pods
 
 
-def test_a_list_in_pieces_that_one_runtime_does_not_know_is_not_known_from_its_first_piece(
+def test_a_streamed_list_is_unimplemented_at_once_if_one_runtime_lacks_it(
     client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     primary.add_pod()
@@ -121,7 +125,7 @@ def test_events_of_all_runtimes_reach_every_listener(client: Client, primary: Fa
     wait_until(lambda: not primary.listeners and not other.listeners, WAIT_LIMIT, "nobody listens any more")
 
 
-def test_a_listener_that_leaves_is_told_to_both_runtimes(
+def test_both_event_streams_end_when_the_listener_leaves(
     client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     stream = client.runtime.GetContainerEvents(pb.GetEventsRequest(), timeout=WAIT_LIMIT)
@@ -130,7 +134,7 @@ def test_a_listener_that_leaves_is_told_to_both_runtimes(
     wait_until(lambda: not primary.listeners and not other.listeners, WAIT_LIMIT, "nobody listens any more")
 
 
-def test_events_that_one_runtime_does_not_tell_are_not_told(
+def test_events_are_unimplemented_if_one_runtime_lacks_them(
     client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     primary.answers["GetContainerEvents"] = Refusal(grpc.StatusCode.UNIMPLEMENTED, "no events")

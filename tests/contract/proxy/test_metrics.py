@@ -29,7 +29,7 @@ def counted(text: str, name: str, **labels: str) -> float:
     return 0.0
 
 
-def test_calls_are_counted_and_those_to_each_runtime(
+def test_calls_are_counted_in_total_and_by_runtime(
     proxy: Proxy, client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     before = scraped(proxy.metrics)
@@ -50,7 +50,7 @@ def test_calls_are_counted_and_those_to_each_runtime(
     assert one(text, "virtshim_proxy_runtime_up", runtime="primary") == 1
 
 
-def test_time_in_which_a_runtime_was_waited_for_is_not_the_proxys(
+def test_the_proxys_own_time_excludes_waiting_for_runtimes(
     proxy: Proxy, client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     whole, own = "virtshim_proxy_rpc_duration_seconds_sum", "virtshim_proxy_added_seconds_sum"
@@ -63,7 +63,7 @@ def test_time_in_which_a_runtime_was_waited_for_is_not_the_proxys(
 
 
 @pytest.mark.hostile
-def test_methods_that_callers_make_up_are_one_series(
+def test_invented_method_names_share_one_series(
     proxy: Proxy, client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     for number in range(5):
@@ -75,7 +75,7 @@ def test_methods_that_callers_make_up_are_one_series(
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool (Debian: prometheus) is not installed")
-def test_they_are_as_described_and_prometheus_has_nothing_to_complain_of(proxy: Proxy, client: Client) -> None:
+def test_metrics_match_their_descriptions_and_pass_promtool(proxy: Proxy, client: Client) -> None:
     client.ListPodSandbox(pb.ListPodSandboxRequest())
     text = scraped(proxy.metrics)
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)

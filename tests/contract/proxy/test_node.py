@@ -38,7 +38,9 @@ def test_the_version_is_the_primarys(client: Client, primary: FakeRuntime, other
     assert client.Version(pb.VersionRequest()).runtime_name == "primary"
 
 
-def test_the_others_conditions_are_beside_the_nodes(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_conditions_of_the_other_runtime_are_beside_the_nodes_conditions(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
     theirs = pb.StatusResponse()
     theirs.status.conditions.add(type="RuntimeReady", status=False, reason="NoLibvirt", message="libvirt is away")
     other.answers["Status"] = theirs.SerializeToString()
@@ -69,7 +71,7 @@ def test_the_primarys_error_is_the_nodes(client: Client, primary: FakeRuntime, o
     [lambda client: client.Status(pb.StatusRequest()), lambda client: client.RuntimeConfig(pb.RuntimeConfigRequest())],
     ids=["Status", "RuntimeConfig"],
 )
-def test_a_runtime_that_is_slow_to_say_how_it_is_is_not_down(
+def test_a_runtime_with_a_slow_status_does_not_count_as_down(
     proxy: Proxy, client: Client, primary: FakeRuntime, other: FakeRuntime, ask: Callable[[Client], object]
 ) -> None:
     """Its pods would be refused, or told to be NOTREADY, though it has longer for a list than a status may wait."""
@@ -84,7 +86,7 @@ def test_a_runtime_that_is_slow_to_say_how_it_is_is_not_down(
     assert not [one for one in proxy.events()[before:] if one["event"] == "proxy.runtime.down"]
 
 
-def test_the_status_tells_of_a_runtime_that_does_not_answer_soon(
+def test_the_status_shows_a_runtime_that_does_not_answer_in_time(
     client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     over = threading.Event()
@@ -106,13 +108,13 @@ def test_the_runtime_configuration_is_the_primarys(client: Client, primary: Fake
         client.RuntimeConfig(pb.RuntimeConfigRequest())
 
 
-def test_two_cgroup_drivers_are_refused(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_different_cgroup_drivers_are_refused(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     primary.answers["RuntimeConfig"], other.answers["RuntimeConfig"] = driver(pb.SYSTEMD), driver(pb.CGROUPFS)
     with refused(grpc.StatusCode.FAILED_PRECONDITION, "primary: systemd, other: cgroupfs.; set them to the same one"):
         client.RuntimeConfig(pb.RuntimeConfigRequest())
 
 
-def test_the_proxy_does_not_start_with_two_cgroup_drivers(
+def test_the_proxy_does_not_start_with_different_cgroup_drivers(
     directory: Path, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     primary.answers["RuntimeConfig"], other.answers["RuntimeConfig"] = driver(pb.SYSTEMD), driver(pb.CGROUPFS)
@@ -148,7 +150,7 @@ def test_the_proxy_reads_its_settings_again_at_sighup(
         assert proxy.client.Version(pb.VersionRequest()).runtime_name == "primary"
 
 
-def test_a_new_configuration_reaches_all(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_a_new_configuration_reaches_all_runtimes(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     config = pb.RuntimeConfig(network_config=pb.NetworkConfig(pod_cidr="10.1.0.0/24"))
     request = pb.UpdateRuntimeConfigRequest(runtime_config=config)
     client.UpdateRuntimeConfig(request)

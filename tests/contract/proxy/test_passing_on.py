@@ -45,7 +45,9 @@ def test_an_unknown_stream_goes_to_the_owner(client: Client, primary: FakeRuntim
     assert list(stream) == [b"one", b"two", b"three"]
 
 
-def test_an_unknown_conversation_passes_both_ways(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_an_unknown_bidirectional_stream_passes_both_ways(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
     said = iter([carrying(other.add_pod()), b"two"])
     talk = client.channel.stream_stream(f"{MADE_UP}Talk")(said, timeout=20)
     assert [one[-3:] for one in talk][1:] == [b"two"]
@@ -80,14 +82,14 @@ def _with_metadata(_request: bytes, context: Any) -> bytes:
     return b""
 
 
-def test_the_callers_deadline_is_the_runtimes(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_the_runtime_gets_the_callers_deadline(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     client.Version(pb.VersionRequest(), timeout=1234)
     assert 1100 < primary.calls[0].remaining < 1300  # gRPC writes it in coarse steps
     client.runtime.Version(pb.VersionRequest())
     assert primary.calls[1].remaining > 1 << 30  # none
 
 
-def test_a_deadline_that_is_over_is_told_as_one(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_an_exceeded_deadline_is_reported_as_such(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     ended = threading.Event()
     primary.answers["StartContainer"] = _until_given_up(ended)
     with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -124,7 +126,9 @@ def test_messages_of_16_mib_pass_both_ways(client: Client, primary: FakeRuntime,
         assert call(b"\x12" + message[1:], timeout=60) == b"\x12" + message[1:]
 
 
-def test_a_list_that_is_too_long_is_told_so(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_a_list_that_is_too_long_is_an_error_that_says_so(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
     for runtime in (primary, other):
         runtime.answers["ListImages"] = pb.ListImagesResponse(images=[pb.Image(id="x" * (9 << 20))]).SerializeToString()
     with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):

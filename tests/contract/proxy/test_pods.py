@@ -33,7 +33,7 @@ def run(client: Client, handler: str = "", **annotations: str) -> str:
         ("runc", {TARGET: "primary"}, "primary"),
     ],
 )
-def test_a_pod_goes_by_handler_then_annotation_then_to_the_primary(
+def test_a_pod_is_routed_by_handler_then_annotation_then_to_the_primary(
     client: Client, primary: FakeRuntime, other: FakeRuntime, handler: str, annotations: Any, owner: str
 ) -> None:
     made = run(client, handler, **annotations)
@@ -79,7 +79,7 @@ def test_later_calls_go_to_the_owner_of_the_pod_and_of_its_container(
     assert primary.calls == []
 
 
-def test_the_owner_of_an_id_that_the_proxy_has_not_seen_is_asked_for_once(
+def test_the_proxy_asks_for_the_owner_of_an_unknown_id_once(
     client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     container = other.add_container(other.add_pod())
@@ -91,19 +91,21 @@ def test_the_owner_of_an_id_that_the_proxy_has_not_seen_is_asked_for_once(
     assert len(primary.asked("ListContainers")) == 1
 
 
-def test_the_beginning_of_an_id_is_enough(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_a_prefix_of_an_id_is_enough(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     sandbox = other.add_pod()
     assert client.pod_status(sandbox[:13]).id == sandbox
 
 
-def test_the_beginning_of_two_runtimes_ids_is_refused(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_a_prefix_of_ids_of_two_runtimes_is_refused(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     sandbox = other.add_pod()
     primary.pods[sandbox[:20] + "0" * 44] = pb.PodSandbox(id=sandbox[:20] + "0" * 44)
     with refused(grpc.StatusCode.INVALID_ARGUMENT, "several runtimes have an id that begins with"):
         client.pod_status(sandbox[:20])
 
 
-def test_what_nobody_has_is_the_primarys_to_answer(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+def test_the_primary_answers_for_ids_that_no_runtime_has(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
     client.stop(secrets.token_hex(32))
     assert len(primary.asked("StopContainer")) == 1
     with refused(grpc.StatusCode.NOT_FOUND, "primary has no sandbox"):
@@ -112,7 +114,7 @@ def test_what_nobody_has_is_the_primarys_to_answer(client: Client, primary: Fake
         client.pod_status("")
 
 
-def test_a_request_is_not_read_further_than_it_is_routed_by(
+def test_only_the_routing_fields_of_a_request_are_parsed(
     client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
     """A field of a CRI to come, and text that is not UTF-8 in a field that is none of the proxy's business."""
@@ -125,9 +127,7 @@ def test_a_request_is_not_read_further_than_it_is_routed_by(
     assert other.asked("RunPodSandbox")[0].request == request
 
 
-def test_an_annotation_that_is_there_twice_counts_as_a_runtime_counts_it(
-    client: Client, primary: FakeRuntime, other: FakeRuntime
-) -> None:
+def test_of_a_repeated_annotation_the_last_one_counts(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     first = pb.RunPodSandboxRequest(config=pod(annotations={TARGET: "primary"})).SerializeToString()
     second = pb.RunPodSandboxRequest(config=pb.PodSandboxConfig(annotations={TARGET: "other"})).SerializeToString()
     client.channel.unary_unary("/runtime.v1.RuntimeService/RunPodSandbox")(first + second, timeout=20)
@@ -136,7 +136,7 @@ def test_an_annotation_that_is_there_twice_counts_as_a_runtime_counts_it(
 
 @pytest.mark.parametrize("request_", [b"\xff", b"\x0a\x05abc", b"\x0b", b"\x0a\x04\x3a\xff\xff\xff", b"\x80" * 11])
 @pytest.mark.parametrize("method", ["RunPodSandbox", "StopPodSandbox"])
-def test_what_is_no_message_is_refused_and_reaches_nobody(
+def test_an_invalid_message_is_refused_and_reaches_no_runtime(
     client: Client, primary: FakeRuntime, other: FakeRuntime, request_: bytes, method: str
 ) -> None:
     with refused(grpc.StatusCode.INVALID_ARGUMENT, "send it as Kubernetes does"):

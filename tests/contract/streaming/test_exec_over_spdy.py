@@ -26,7 +26,7 @@ def result(client: SpdyClient, streams: dict[str, int]) -> dict:
     return json.loads(client.read_all(streams["error"]))
 
 
-def test_input_goes_in_output_comes_out_and_success_is_told(node):
+def test_input_output_and_success_are_transmitted(node):
     client = spdy(node.exec())
     streams = open_streams(client, "stdin", "stdout", "stderr")
     client.write(streams["stdin"], b"hello ")
@@ -37,7 +37,7 @@ def test_input_goes_in_output_comes_out_and_success_is_told(node):
     assert client.goaway == 0
 
 
-def test_the_exit_code_is_a_cause_of_the_status(node):
+def test_the_status_has_the_exit_code_as_a_cause(node):
     async def fails(session: FakeSession) -> int:
         await session.err(b"no such file\n")
         return 7
@@ -52,7 +52,7 @@ def test_the_exit_code_is_a_cause_of_the_status(node):
 
 
 @pytest.mark.parametrize("protocol", ["v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io", None])
-def test_old_protocols_tell_the_end_as_text(node, protocol):
+def test_old_protocols_report_the_end_as_text(node, protocol):
     async def fails(session: FakeSession) -> int:
         return 3
 
@@ -65,7 +65,7 @@ def test_old_protocols_tell_the_end_as_text(node, protocol):
     assert client.read_all(streams["error"]) == b"command terminated with exit code 3"
 
 
-def test_old_protocols_of_a_command_that_ends_well_tell_nothing(node):
+def test_old_protocols_report_nothing_if_the_command_succeeds(node):
     async def well(session: FakeSession) -> int:
         return 0
 
@@ -91,14 +91,14 @@ def test_the_first_common_protocol_in_the_clients_order_is_chosen(node, offered,
     assert "upgrade: spdy/3.1\r\n" in head.lower()
 
 
-def test_no_common_protocol_is_refused_with_those_that_are_spoken(node):
+def test_a_request_without_a_common_protocol_is_refused_with_the_supported_ones(node):
     sock, head = connected(node.exec(), "v99.channel.k8s.io")
     sock.close()
     assert head.startswith("HTTP/1.1 403 ")
     assert "x-accepted-stream-protocol-versions: v4.channel.k8s.io\r\n" in head.lower()
 
 
-def test_the_terminals_size_reaches_the_session_also_in_pieces(node):
+def test_the_terminal_size_reaches_the_session_even_in_fragments(node):
     async def sizes(session: FakeSession) -> int:
         for _ in range(2):
             width, height = await session.sizes.get()
@@ -116,7 +116,7 @@ def test_the_terminals_size_reaches_the_session_also_in_pieces(node):
     assert client.read_all(streams["stdout"]).split()[1] == b"132x50"
 
 
-def test_a_session_that_cannot_start_says_why(node):
+def test_a_session_that_cannot_start_reports_the_reason(node):
     node.sessions.refuse = Unavailable("no guest agent answers in container abc")
     client = spdy(node.exec(stdout=True))
     streams = open_streams(client, "stdout")
@@ -125,14 +125,14 @@ def test_a_session_that_cannot_start_says_why(node):
     assert status["message"] == "no guest agent answers in container abc"
 
 
-def test_a_crash_in_here_is_told_without_its_details(node):
+def test_a_crash_of_the_server_is_reported_without_details(node):
     node.sessions.refuse = KeyError("secret")
     client = spdy(node.exec(stdout=True))
     streams = open_streams(client, "stdout")
     assert "secret" not in str(result(client, streams))
 
 
-def test_a_session_that_breaks_says_why_after_its_output(node):
+def test_a_broken_session_reports_the_reason_after_its_output(node):
     async def breaks(session: FakeSession) -> int:
         await session.out(b"so far")
         raise Unavailable("the guest agent is gone")
@@ -167,7 +167,7 @@ def test_pings_are_answered_while_a_command_runs(node):
     client.until(lambda: client.pongs == [7])
 
 
-def test_a_stream_nobody_asked_for_is_refused(node):
+def test_a_stream_that_was_not_requested_is_refused(node):
     client = spdy(node.exec(stdout=True))
     wrong = [client.open(streamtype=name) for name in ("stdin", "bogus")] + [client.open()]
     client.until(lambda: client.reset.keys() == set(wrong))
@@ -177,7 +177,7 @@ def test_a_stream_nobody_asked_for_is_refused(node):
     assert streams["stdout"] not in client.reset
 
 
-def test_a_client_that_does_not_open_its_streams_is_told_so(make_node):
+def test_a_client_that_does_not_open_its_streams_gets_an_error(make_node):
     node = make_node(streams=0.3)
     client = spdy(node.exec())
     streams = open_streams(client, "stdin", "stdout")
@@ -210,7 +210,7 @@ def test_ten_megabytes_go_both_ways_unchanged(node):
     feeder.join()
 
 
-def test_input_that_the_command_does_not_take_stops_the_client_and_not_the_memory(node):
+def test_unread_input_stops_the_client_and_uses_bounded_memory(node):
     async def deaf(session: FakeSession) -> int:
         await session.closed.wait()
         return 0
@@ -253,7 +253,7 @@ def test_output_that_the_client_does_not_read_stops_the_command(node):
     client.leave()
 
 
-def test_a_client_that_pauses_before_the_last_page_gets_it_all(make_node):
+def test_a_slow_client_gets_all_output(make_node):
     node = make_node(leaving=0.05, linger=0.05)
     page = b"z" * 65536
 
@@ -271,7 +271,7 @@ def test_a_client_that_pauses_before_the_last_page_gets_it_all(make_node):
     assert result(client, streams)["details"]["causes"][0]["message"] == "4"
 
 
-def test_a_container_that_ends_ends_its_sessions(node):
+def test_the_end_of_a_container_ends_its_sessions(node):
     async def forever(session: FakeSession) -> int:
         await session.closed.wait()
         return 0
@@ -288,7 +288,7 @@ def test_a_container_that_ends_ends_its_sessions(node):
     assert head.startswith("HTTP/1.1 404 "), "a URL of a container that has ended is void"
 
 
-def test_stopping_the_server_says_goodbye(node):
+def test_a_stopping_server_sends_goaway(node):
     client = spdy(node.exec())
     open_streams(client, "stdin", "stdout", "stderr")
     stopper = threading.Thread(target=node.server.stop)

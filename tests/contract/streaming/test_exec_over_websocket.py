@@ -17,7 +17,7 @@ async def five(session: FakeSession) -> int:
     return 5
 
 
-def test_the_first_message_is_empty_and_says_that_all_is_set_up(node):
+def test_the_first_message_is_empty_and_signals_readiness(node):
     assert websocket(node.exec()).message() == (STDOUT, b"")
     assert websocket(node.exec(stderr=True)).message() == (STDERR, b"")
     assert websocket(node.exec(stdin=True)).message() == (ERROR, b"")
@@ -34,7 +34,7 @@ def test_output_is_sorted_by_channel_and_the_exit_code_comes_last(node, protocol
 
 
 @pytest.mark.parametrize("protocol", ["channel.k8s.io", None])
-def test_the_oldest_protocol_tells_the_end_as_text(node, protocol):
+def test_the_oldest_protocol_reports_the_end_as_text(node, protocol):
     node.sessions.script = five
     got = websocket(node.exec(stdout=True, stderr=True), protocol).all_until_close()
     assert got[ERROR] == b"command terminated with exit code 5"
@@ -74,7 +74,7 @@ def test_a_message_may_come_in_fragments_with_a_ping_between(node):
     assert pongs == [b"are you there"]
 
 
-def test_input_in_one_message_of_many_megabytes_costs_no_memory_in_here(node):
+def test_a_message_of_many_megabytes_uses_bounded_memory(node):
     total = 0
 
     async def count(session: FakeSession) -> int:
@@ -92,7 +92,7 @@ def test_input_in_one_message_of_many_megabytes_costs_no_memory_in_here(node):
     assert total == 20 << 20
 
 
-def test_the_terminals_size_comes_on_its_channel(node):
+def test_the_terminal_size_arrives_on_the_resize_channel(node):
     async def size(session: FakeSession) -> int:
         width, height = await session.sizes.get()
         await session.out(f"{width}x{height}".encode())
@@ -104,7 +104,7 @@ def test_the_terminals_size_comes_on_its_channel(node):
     assert client.all_until_close()[STDOUT] == b"100x30"
 
 
-def test_input_nobody_asked_for_is_thrown_away(node):
+def test_input_that_was_not_requested_is_discarded(node):
     client = websocket(node.exec(stdout=True))
     client.send(STDIN, b"x" * 100_000)
     client.send(9, b"?")
@@ -128,7 +128,7 @@ def test_a_broken_frame_ends_the_connection(node, opcode, payload, options):
     closes(client)
 
 
-def test_nonsense_instead_of_base64_ends_the_connection(node):
+def test_invalid_base64_ends_the_connection(node):
     client = websocket(node.exec(), "v4.base64.channel.k8s.io")
     client.frame(TEXT, b"0!!!!")
     closes(client)
@@ -143,14 +143,14 @@ def closes(client: WsClient) -> None:
         client.next()
 
 
-def test_the_clients_close_is_answered(node):
+def test_the_server_answers_the_clients_close_frame(node):
     client = websocket(node.exec())
     client.message()
     client.close(1001)
     assert client.next()[0] == CLOSE
 
 
-def test_no_common_subprotocol_is_refused(node):
+def test_a_request_without_a_common_subprotocol_is_refused(node):
     _, head, _ = asked(node.exec(), "v99.channel.k8s.io")
     assert head.startswith("HTTP/1.1 403 ")
 

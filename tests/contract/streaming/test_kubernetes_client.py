@@ -46,7 +46,7 @@ async def tally(session: FakeSession) -> int:
     return 7
 
 
-def test_input_output_and_exit_code_with_what_the_client_offers(node):
+def test_input_output_and_exit_code_pass_with_the_clients_protocols(node):
     node.sessions.script = tally
     ws = client(node.exec(stdin=True, stdout=True, stderr=True))
     assert ws.subprotocol == "v5.channel.k8s.io"
@@ -58,7 +58,7 @@ def test_input_output_and_exit_code_with_what_the_client_offers(node):
     assert ws.read_stderr() == "8"
 
 
-def test_the_older_protocol_tells_exit_codes_too(node):
+def test_the_older_protocol_reports_exit_codes(node):
     async def three(session: FakeSession) -> int:
         await session.out(b"out")
         return 3
@@ -69,7 +69,7 @@ def test_the_older_protocol_tells_exit_codes_too(node):
     assert (ws.subprotocol, ws.returncode, ws.read_all()) == ("v4.channel.k8s.io", 3, "out")
 
 
-def test_success_is_code_zero(node):
+def test_success_is_exit_code_0(node):
     async def good(session: FakeSession) -> int:
         return 0
 
@@ -150,7 +150,7 @@ def test_megabytes_are_forwarded_unchanged(forward):
         assert received(joined.socket(port)) == payload
 
 
-def test_a_closed_port_is_told(forward):
+def test_a_closed_port_is_reported(forward):
     port = closed_port()
     joined = forward(port)
     assert received(joined.socket(port)) == b""

@@ -64,7 +64,7 @@ def vanish(client: Client) -> None:
     client.sock.close()
 
 
-def test_no_task_no_descriptor_and_no_session_outlives_its_client(node):
+def test_no_task_descriptor_or_session_outlives_its_client(node):
     node.sessions.script = chatty
 
     def tasks() -> int:

@@ -63,14 +63,14 @@ def test_output_goes_to_its_stream_and_the_exit_code_is_the_commands(node: Strea
     assert (done.returncode, done.stdout, done.stderr) == (42, b"out\n", b"err\n")
 
 
-def test_much_input_and_output_at_once_pass_whole_and_neither_stops_the_other(node: StreamNode) -> None:
+def test_large_input_and_output_pass_at_once_without_blocking_each_other(node: StreamNode) -> None:
     data = os.urandom(5_000_000)
     done = ran(node.exec(), "i", data)  # cat
     assert done.returncode == 0, done.stderr
     assert done.stdout == data
 
 
-def test_an_output_that_does_not_block_gets_all_of_it(node: StreamNode) -> None:
+def test_a_nonblocking_output_pipe_gets_all_output(node: StreamNode) -> None:
     """As a shell or an editor makes a pipe that it reads itself; the flag is that of everybody who has the pipe."""
 
     async def guest(session: FakeSession) -> int:
@@ -93,20 +93,20 @@ def test_an_output_that_does_not_block_gets_all_of_it(node: StreamNode) -> None:
         process.wait()
 
 
-def test_a_session_that_fails_says_why(node: StreamNode) -> None:
+def test_a_failed_session_reports_the_reason(node: StreamNode) -> None:
     node.sessions.refuse = Unavailable("the guest has no agent")
     done = ran(node.exec("any", stdout=True), "-")
     assert done.returncode == 1
     assert b"the guest has no agent" in done.stderr
 
 
-def test_a_url_that_was_used_is_refused_in_words(node: StreamNode) -> None:
+def test_a_used_url_is_refused_with_a_clear_error(node: StreamNode) -> None:
     url = node.exec("any", stdin=True, stdout=True)
     assert ran(url, "i").returncode == 0
     assert b"refused the stream (HTTP 404)" in ran(url, "i").stderr
 
 
-def test_a_session_beyond_a_limit_is_no_room_in_the_nodes_words() -> None:
+def test_a_session_beyond_a_limit_fails_with_the_nodes_error() -> None:
     node = StreamNode(StreamTimeouts(), StreamLimits(sessions=100, pod_sessions=1))
     node.start()
     wanted = AttachStreams(CONTAINER, Streams(stdin=True, stdout=True), pod="default/web")
@@ -120,7 +120,7 @@ def test_a_session_beyond_a_limit_is_no_room_in_the_nodes_words() -> None:
         node.server.stop()
 
 
-def test_a_server_that_goes_is_no_success(node: StreamNode) -> None:
+def test_a_session_fails_if_its_server_disappears(node: StreamNode) -> None:
     async def guest(session: FakeSession) -> int:
         await session.out(b"on\n")
         await session.closed.wait()
@@ -190,7 +190,7 @@ def person(node: StreamNode) -> Iterator[Person]:
     made.close()
 
 
-def test_a_terminal_is_raw_and_its_size_is_told(person: Person) -> None:
+def test_a_terminal_is_raw_and_its_size_is_sent(person: Person) -> None:
     person.sees(b"size 80 24")
     person.types(b"\x03\r")
     person.sees(b"<3><13>")
@@ -200,7 +200,7 @@ def test_a_terminal_is_raw_and_its_size_is_told(person: Person) -> None:
     person.sees(b"size 100 30")
 
 
-def test_ctrl_and_the_bracket_leaves_and_the_terminal_is_as_before(person: Person) -> None:
+def test_ctrl_right_bracket_detaches_and_restores_the_terminal(person: Person) -> None:
     person.sees(b"size 80 24")
     person.types(b"a\x1db")
     person.sees(b"detached")
@@ -208,7 +208,7 @@ def test_ctrl_and_the_bracket_leaves_and_the_terminal_is_as_before(person: Perso
     assert person.has_terminal_back()
 
 
-def test_a_program_that_is_ended_gives_the_terminal_back(person: Person) -> None:
+def test_a_terminated_client_restores_the_terminal(person: Person) -> None:
     person.sees(b"size 80 24")
     assert not person.has_terminal_back()
     person.process.terminate()

@@ -52,7 +52,7 @@ def pair(client: SpdyClient, port: int, request_id: str | None = "0") -> tuple[i
     return error, client.open(streamtype="data", port=str(port), **more)
 
 
-def test_bytes_go_both_ways_and_so_do_their_ends(client):
+def test_bytes_and_half_closes_pass_both_ways(client):
     with listening(upper) as port:
         error, data = pair(client, port)
         client.write(data, b"get ")
@@ -61,7 +61,7 @@ def test_bytes_go_both_ways_and_so_do_their_ends(client):
         assert client.read_all(error) == b""
 
 
-def test_a_client_before_request_ids_is_understood(client):
+def test_a_client_without_request_ids_is_supported(client):
     with listening(upper) as port:
         pairs = [pair(client, port, None) for _ in range(3)]
         for number, (_, data) in enumerate(pairs):
@@ -70,7 +70,7 @@ def test_a_client_before_request_ids_is_understood(client):
             assert client.read_all(data) == f"OLD {number}".encode()
 
 
-def test_a_closed_port_is_told_on_the_error_stream(client):
+def test_a_closed_port_is_reported_on_the_error_stream(client):
     port = closed_port()
     error, data = pair(client, port)
     message = client.read_all(error).decode()
@@ -104,12 +104,12 @@ def test_the_streams_of_a_pair_may_come_in_any_order(client):
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "80x", "", "٨٠", "99999999999999999999"])
-def test_a_port_that_is_none_is_refused(client, port):
+def test_an_invalid_port_is_refused(client, port):
     stream = client.open(streamtype="error", port=port, requestid="1")
     client.until(lambda: stream in client.reset)
 
 
-def test_a_stream_of_no_known_type_or_twice_the_same_is_refused(client):
+def test_unknown_and_duplicate_stream_types_are_refused(client):
     wrong = [client.open(streamtype="udp", port="53", requestid="1"), client.open(port="53", requestid="2")]
     first = client.open(streamtype="error", port="53", requestid="3")
     wrong.append(client.open(streamtype="error", port="53", requestid="3"))
@@ -161,7 +161,7 @@ def test_a_client_that_leaves_closes_its_connections_to_the_pod(node):
         assert closed.wait(10)
 
 
-def test_a_pod_that_ends_ends_its_forwards(node):
+def test_the_end_of_a_pod_ends_its_port_forwards(node):
     with listening(lambda connection: threading.Event().wait(20)) as port:
         client = over_spdy(node)
         pair(client, port)
@@ -171,7 +171,7 @@ def test_a_pod_that_ends_ends_its_forwards(node):
         assert client.goaway == 0
 
 
-def test_a_stream_whose_other_half_does_not_come_is_told_so(make_node):
+def test_a_stream_without_its_other_half_gets_an_error(make_node):
     client = over_spdy(make_node(streams=0.3))
     error = client.open(streamtype="error", port="80", requestid="1")
     data = client.open(streamtype="data", port="80", requestid="2")
@@ -216,7 +216,7 @@ def test_websocket_ports_carry_input(node):
 @pytest.mark.parametrize(
     ("ports", "protocol"), [((), "v4.channel.k8s.io"), (tuple(range(1, 7)), "v4.base64.channel.k8s.io")]
 )
-def test_the_websocket_protocol_needs_a_fit_number_of_ports(node, ports, protocol):
+def test_the_websocket_protocol_needs_a_valid_number_of_ports(node, ports, protocol):
     _, head, _ = asked(node.forward(*ports), protocol)
     assert head.startswith("HTTP/1.1 400 ")
 
@@ -242,7 +242,7 @@ def a_screen(path: str) -> Iterator[None]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_the_vnc_port_is_the_screen_and_the_others_are_the_pods(node, tmp_path):
+def test_the_vnc_port_leads_to_the_screen_and_other_ports_to_the_pod(node, tmp_path):
     path = str(tmp_path / "vnc.sock")
     with a_screen(path), listening(upper) as port:
         client = spdy(node.forward_with_vnc(path), PORTFORWARD)
@@ -254,7 +254,7 @@ def test_the_vnc_port_is_the_screen_and_the_others_are_the_pods(node, tmp_path):
         assert client.read_all(other) == b"HELLO"
 
 
-def test_a_screen_that_is_not_there_says_so(node, tmp_path):
+def test_a_missing_screen_is_reported(node, tmp_path):
     client = spdy(node.forward_with_vnc(str(tmp_path / "none")), PORTFORWARD)
     error, _ = pair(client, 5900)
     assert b"port 5900 cannot be reached in the guest: no such file" in client.read_all(error)
@@ -280,7 +280,7 @@ def test_our_own_client_relays_a_screen_until_either_side_leaves(node, tmp_path)
         ours.close()
 
 
-def test_our_own_client_tells_why_there_is_no_screen(node, tmp_path):
+def test_our_own_client_reports_why_there_is_no_screen(node, tmp_path):
     near, ours = socket.socketpair()
     far = connect(node.forward_with_vnc(str(tmp_path / "no"), 5900), FORWARD)
     with near, ours, contextlib.closing(far), pytest.raises(WrongState, match="no such file"):
@@ -306,7 +306,7 @@ def inside(request, node) -> SpdyClient:
     return SpdyClient(Tunnel(websocket(node.forward_inside(), TUNNEL)))
 
 
-def test_a_port_in_the_guest_has_both_ways_and_the_clients_end(node, inside):
+def test_a_port_in_the_guest_passes_both_ways_and_sees_the_clients_half_close(node, inside):
     node.sessions.script = shouting
     error, data = pair(inside, 81)
     inside.write(data, b"get ")
@@ -330,7 +330,7 @@ def test_a_service_in_the_guest_that_hangs_up_ends_the_connection(node, inside):
     wait_until(node.sessions.started[0].closed.is_set, 5, "the session is closed")
 
 
-def test_a_port_that_the_guest_refuses_is_told_in_its_words(node, inside):
+def test_a_port_that_the_guest_refuses_is_reported_with_the_guests_error(node, inside):
     async def refused(session: FakeSession) -> int:
         await session.err(b"nc: can't connect: Connection refused\n")
         return 1
@@ -343,13 +343,13 @@ def test_a_port_that_the_guest_refuses_is_told_in_its_words(node, inside):
     assert inside.read_all(data) == b""
 
 
-def test_a_guest_that_runs_no_commands_is_told(node, inside):
+def test_a_guest_that_runs_no_commands_is_reported(node, inside):
     node.sessions.refuse = Unavailable("the guest agent does not answer")
     error, _ = pair(inside, 81)
     assert b"port 81 cannot be reached in the guest: the guest agent does not answer" in inside.read_all(error)
 
 
-def test_a_guest_that_dies_is_told(node, inside):
+def test_a_guest_that_dies_is_reported(node, inside):
     async def dies(session: FakeSession) -> int:
         await session.out(b"half of ")
         raise Unavailable("the virtual machine ended")

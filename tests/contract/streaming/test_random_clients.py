@@ -48,7 +48,7 @@ def over_tunnel(node, wire: bytes) -> None:
 
 
 @pytest.mark.parametrize("send", [over_spdy, over_spdy_forward, over_websocket, over_websocket_messages, over_tunnel])
-def test_nonsense_hurts_nobody_else(node, caplog, capsys, send):
+def test_random_input_breaks_only_its_own_session(node, caplog, capsys, send):
     neighbour = spdy(node.exec(stdin=True, stdout=True))
     streams = {name: neighbour.open(streamtype=name) for name in ("error", "stdin", "stdout")}
     for seed in range(40):

@@ -29,7 +29,7 @@ def test_a_url_serves_once(node):
     assert head.startswith("HTTP/1.1 404 ")
 
 
-def test_a_failed_attempt_uses_the_url_up(node):
+def test_a_failed_attempt_invalidates_the_url(node):
     url = node.exec()
     _, head = connected(url, "v99.channel.k8s.io")
     assert head.startswith("HTTP/1.1 403 ")
@@ -44,7 +44,7 @@ def test_a_url_lives_a_minute(node):
     assert head.startswith("HTTP/1.1 404 ")
 
 
-def test_a_token_serves_its_own_kind_only(node):
+def test_a_token_serves_only_its_own_kind_of_request(node):
     url = node.exec()
     _, head = connected(url.replace("/exec/", "/attach/"), "v4.channel.k8s.io")
     assert head.startswith("HTTP/1.1 404 ")
@@ -53,7 +53,7 @@ def test_a_token_serves_its_own_kind_only(node):
 @pytest.mark.parametrize(
     "path", ["/", "/exec/", "/exec/AAAAAAAAAAAAAAAAAAAAAA", "/exec", "//", "/../etc/passwd", "/x/y/z"]
 )
-def test_a_guess_is_404_and_says_no_more(node, path):
+def test_a_guessed_token_gets_404_and_nothing_else(node, path):
     base = node.exec().partition("/exec/")[0]
     sock, _ = dialled(base + "/")
     sock.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n".encode())
@@ -62,7 +62,7 @@ def test_a_guess_is_404_and_says_no_more(node, path):
     assert text.endswith("\r\n\r\nnot found\n")
 
 
-def test_the_query_changes_nothing(node):
+def test_the_query_string_changes_nothing(node):
     spdy(node.exec("cat") + "?command=sh&container=other")
     assert node.sessions.requests == [] or node.sessions.requests[0].command == ("cat",)
 
@@ -74,7 +74,7 @@ def test_tokens_are_128_random_bits_on_loopback(node):
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/exec/[A-Za-z0-9_-]{22}", url)
 
 
-def test_a_hundred_urls_of_a_pod_wait_and_no_more(node):
+def test_a_pod_may_have_100_unused_urls(node):
     for _ in range(100):
         node.exec()
     with pytest.raises(ResourceExhausted, match="100 streaming URLs"):
@@ -83,7 +83,7 @@ def test_a_hundred_urls_of_a_pod_wait_and_no_more(node):
     node.exec()
 
 
-def test_a_web_page_without_a_token_is_a_stranger_like_any_other(node):
+def test_a_request_from_a_web_page_needs_a_token(node):
     url = node.exec()
     wrong = url.rpartition("/")[0] + "/" + "A" * 22
     for path, status in ((wrong, "404"), (url, "101")):  # clients in Python and web consoles send it too
@@ -99,7 +99,7 @@ def test_other_methods_are_refused(node, method):
     assert head_of(sock).startswith("HTTP/1.1 405 ")
 
 
-def test_a_plain_get_is_told_to_upgrade(node):
+def test_a_plain_get_is_refused_because_it_must_upgrade(node):
     sock, path = dialled(node.exec())
     sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     status, text = answer(sock)
@@ -119,7 +119,7 @@ def test_a_plain_get_is_told_to_upgrade(node):
         b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello",
     ],
 )
-def test_what_is_not_http_is_a_client_error(node, request_bytes):
+def test_a_request_that_is_not_http_is_a_client_error(node, request_bytes):
     sock, _ = dialled(node.exec())
     sock.sendall(request_bytes)
     status, _ = answer(sock)
@@ -134,14 +134,14 @@ def test_a_head_of_more_than_16_kib_is_refused(node):
     assert status == 431
 
 
-def test_a_client_that_dawdles_is_put_out(make_node):
+def test_a_slow_client_is_disconnected(make_node):
     node = make_node(handshake=0.3)
     sock, path = dialled(node.exec())
     sock.sendall(f"GET {path} HTTP/1.1\r\nHo".encode())
     assert sock.recv(1) == b""
 
 
-def test_dawdlers_never_keep_others_out(node):
+def test_slow_clients_never_keep_others_out(node):
     url = node.exec()
     dawdlers = [dialled(url)[0] for _ in range(MAX_UNAUTHENTICATED + 20)]
     for sock in dawdlers:
@@ -150,7 +150,7 @@ def test_dawdlers_never_keep_others_out(node):
     assert dawdlers[0].recv(1) == b"", "the oldest had to make room"
 
 
-def test_a_session_without_a_byte_ends(make_node):
+def test_an_idle_session_ends(make_node):
     node = make_node(idle=0.3)
     client = spdy(node.exec())
     client.to_the_end()
@@ -170,7 +170,7 @@ def test_bytes_behind_the_request_belong_to_the_new_protocol(node):
     assert sock.recv(100) == ping
 
 
-def test_a_taken_port_is_told_with_its_remedy(node):
+def test_a_port_in_use_is_reported_with_the_remedy(node):
     taken = urllib.parse.urlsplit(node.exec()).port
     with pytest.raises(WrongState, match=r"streaming\.port"):
         StreamingServer("127.0.0.1", taken, node.clock).start(node.sessions, node.sessions, node.screens)

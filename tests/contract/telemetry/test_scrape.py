@@ -76,7 +76,7 @@ def names(text: str) -> dict[str, str]:
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool (Debian: prometheus) is not installed")
-def test_prometheus_own_checker_finds_nothing_to_complain_of(node: Node) -> None:
+def test_promtool_finds_no_fault(node: Node) -> None:
     node.client.running()
     node.world.outside.networks.ran.append(PluginRuns("ADD", "bridge", 1, 0.5, ((0.1, 1), (float("inf"), 2))))
     checked = subprocess.run(
@@ -85,7 +85,7 @@ def test_prometheus_own_checker_finds_nothing_to_complain_of(node: Node) -> None
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-def test_what_is_served_is_what_is_described_and_labelled_so(node: Node) -> None:
+def test_served_metrics_match_their_descriptions_and_labels(node: Node) -> None:
     sandbox, _ = node.client.running()
     node.world.outside.networks.ran.append(PluginRuns("ADD", "bridge", 1, 0.5, ((0.1, 1), (float("inf"), 2))))
     text = node.scrape()
@@ -111,7 +111,7 @@ def test_what_is_served_is_what_is_described_and_labelled_so(node: Node) -> None
     assert sandbox in text
 
 
-def test_a_vm_is_told_with_its_pod_in_seconds_and_parts_of_them(node: Node) -> None:
+def test_metrics_of_a_vm_name_its_pod_and_have_fractions_of_seconds(node: Node) -> None:
     _, container = node.client.running("web")
     about = {"namespace": "default", "pod": "web", "container": "vm", "id": container}
     text = node.scrape()
@@ -126,7 +126,7 @@ def test_a_vm_is_told_with_its_pod_in_seconds_and_parts_of_them(node: Node) -> N
     assert one(text, "virtshim_pods", state="ready") == 1
 
 
-def test_troubles_of_a_vm_are_told_by_kind_as_long_as_it_has_them(node: Node) -> None:
+def test_troubles_of_a_vm_are_reported_by_kind_while_they_last(node: Node) -> None:
     _, container = node.client.running("web")
     actions = node.world.app.operator.services.actions
     assert "virtshim_vm_troubles{" not in node.scrape()
@@ -151,7 +151,7 @@ def test_calls_are_counted_by_method_and_code(node: Node) -> None:
     assert one(text, "virtshim_rpcs_running") == 0
 
 
-def test_each_phase_of_a_start_is_timed_also_one_that_failed(node: Node) -> None:
+def test_each_phase_of_a_start_is_timed_even_if_it_failed(node: Node) -> None:
     node.client.running()
     node.world.outside.networks.plugin_error = "no lemons left"
     with refused(grpc.StatusCode.INTERNAL):
@@ -164,7 +164,7 @@ def test_each_phase_of_a_start_is_timed_also_one_that_failed(node: Node) -> None
     assert one(text, count, phase="network", result="internal") == 1
 
 
-def test_pulls_are_counted_by_how_they_ended(node: Node) -> None:
+def test_pulls_are_counted_by_result(node: Node) -> None:
     node.world.pull("registry.test/vm/other:1", b"another disk")
     with refused(grpc.StatusCode.NOT_FOUND):
         node.client.pull("registry.test/vm/absent:1")
@@ -176,7 +176,7 @@ def test_pulls_are_counted_by_how_they_ended(node: Node) -> None:
     assert one(text, "virtshim_image_pulls_running") == 0
 
 
-def test_a_guests_end_is_counted_by_its_reason(node: Node) -> None:
+def test_guest_exits_are_counted_by_reason(node: Node) -> None:
     _, container = node.client.running()
     node.client.stop(container)
     text = node.scrape()
@@ -185,7 +185,7 @@ def test_a_guests_end_is_counted_by_its_reason(node: Node) -> None:
     assert "virtshim_vmi_info{" not in text
 
 
-def test_what_tapmanager_counted_of_cni_plugins_is_told(node: Node) -> None:
+def test_tapmanagers_counts_of_cni_plugins_are_served(node: Node) -> None:
     node.world.outside.networks.ran.append(PluginRuns("DEL", "bridge", 1, 0.5, ((0.1, 1), (float("inf"), 2))))
     text = node.scrape()
     about = {"command": "DEL", "plugin": "bridge"}
@@ -195,7 +195,7 @@ def test_what_tapmanager_counted_of_cni_plugins_is_told(node: Node) -> None:
     assert one(text, "virtshim_cni_errors_total", **about) == 1
 
 
-def test_a_part_that_is_gone_is_told_and_the_rest_is_there(node: Node) -> None:
+def test_a_missing_part_is_reported_and_the_other_metrics_are_served(node: Node) -> None:
     node.client.running()
     node.world.outside.networks.gone = True
     node.world.outside.readings.hung = True
@@ -207,7 +207,7 @@ def test_a_part_that_is_gone_is_told_and_the_rest_is_there(node: Node) -> None:
 
 
 @pytest.mark.hostile
-def test_a_thread_that_should_run_and_has_died_is_told(node: Node) -> None:
+def test_a_dead_thread_is_reported(node: Node) -> None:
     over = threading.Event()
     runs = lasting(lambda: over.wait(20), "test-runs")
     lasting(lambda: 1 // 0, "test-dies").join(20)
@@ -219,7 +219,7 @@ def test_a_thread_that_should_run_and_has_died_is_told(node: Node) -> None:
     lasting(lambda: None, "test-dies").join(20)
 
 
-def test_a_pod_of_any_name_is_one_series_and_cannot_make_up_others(node: Node) -> None:
+def test_a_pod_name_cannot_forge_other_series(node: Node) -> None:
     name = 'x"} 1\nvirtshim_up{part="forged"} 0\n\\' + "y" * 1000
     node.world.run(name)
     text = node.scrape()
@@ -231,7 +231,7 @@ def test_a_pod_of_any_name_is_one_series_and_cannot_make_up_others(node: Node) -
     assert found.startswith('x"} 1\\nvirtshim_up')
 
 
-def test_how_full_a_guests_file_systems_are_is_asked_of_its_agent_while_somebody_reads_it(node: Node) -> None:
+def test_guest_file_systems_are_read_from_the_agent_only_while_metrics_are_scraped(node: Node) -> None:
     clock = node.world.outside.clock
     _, container = node.client.running()
     clock.until_waiting()
@@ -244,7 +244,7 @@ def test_how_full_a_guests_file_systems_are_is_asked_of_its_agent_while_somebody
     assert one(node.scrape(), "virtshim_vmi_filesystem_capacity_bytes", **about) == 4 << 20
 
 
-def test_what_a_guest_said_of_its_file_systems_is_forgotten_when_it_ends(tmp_path: Path) -> None:
+def test_metrics_of_a_guests_file_systems_end_with_the_guest(tmp_path: Path) -> None:
     world = World(tmp_path)
     _, container = world.running()
     known = GuestFilesystems(world.records, world.outside.guests, world.outside.clock)
@@ -258,7 +258,7 @@ def test_what_a_guest_said_of_its_file_systems_is_forgotten_when_it_ends(tmp_pat
 
 
 @pytest.mark.hostile
-def test_a_guest_that_mounts_for_ever_gets_no_more_series_than_its_share(node: Node) -> None:
+def test_a_guest_with_endless_mounts_gets_a_bounded_number_of_series(node: Node) -> None:
     clock, guests = node.world.outside.clock, node.world.outside.guests
     node.client.running()
     seen = set()
@@ -273,7 +273,7 @@ def test_a_guest_that_mounts_for_ever_gets_no_more_series_than_its_share(node: N
     assert len(seen) == 32
 
 
-def test_many_who_ask_at_once_share_one_reading(node: Node) -> None:
+def test_concurrent_scrapes_share_one_reading(node: Node) -> None:
     node.client.running()
     readings = node.world.outside.readings
     node.later()
@@ -283,7 +283,7 @@ def test_many_who_ask_at_once_share_one_reading(node: Node) -> None:
     assert readings.calls == before + 1
 
 
-def test_a_reading_that_hangs_leaves_the_last_one_and_says_so(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_a_reading_hangs_the_last_one_is_served_and_marked(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.client.running()
     assert one(node.scrape(), "virtshim_scrape_late") == 0
     hanging, over = threading.Event(), threading.Event()
@@ -307,7 +307,7 @@ def test_a_reading_that_hangs_leaves_the_last_one_and_says_so(node: Node, monkey
         over.set()
 
 
-def test_there_is_no_other_path_and_no_other_method(node: Node) -> None:
+def test_other_paths_and_methods_are_refused(node: Node) -> None:
     assert node.ask("/")[0] == 404
     assert node.ask("/metrics/../etc/passwd")[0] == 404
     assert node.ask("/debug/pprof")[0] == 404
@@ -316,7 +316,7 @@ def test_there_is_no_other_path_and_no_other_method(node: Node) -> None:
     assert (status, kind.partition(";")[0]) == (200, "text/plain")
 
 
-def test_openmetrics_is_spoken_to_who_asks_for_it(node: Node) -> None:
+def test_openmetrics_is_served_on_request(node: Node) -> None:
     _, kind, text = node.ask(Accept="application/openmetrics-text; version=1.0.0")
     assert kind.startswith("application/openmetrics-text")
     assert text.endswith("# EOF\n")
@@ -344,7 +344,9 @@ def received(connection: socket.socket) -> bytes:
 @pytest.mark.parametrize(
     "words", [b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 40000]
 )
-def test_what_is_no_http_is_refused(server: tuple[MetricsServer, Callable[[], socket.socket]], words: bytes) -> None:
+def test_a_request_that_is_not_http_is_refused(
+    server: tuple[MetricsServer, Callable[[], socket.socket]], words: bytes
+) -> None:
     _, connect = server
     connection = connect()
     connection.sendall(words + b"\r\n\r\n")
@@ -353,7 +355,7 @@ def test_what_is_no_http_is_refused(server: tuple[MetricsServer, Callable[[], so
 
 
 @pytest.mark.hostile
-def test_who_says_nothing_makes_room_for_who_asks(
+def test_silent_connections_make_room_for_requests(
     server: tuple[MetricsServer, Callable[[], socket.socket]],
 ) -> None:
     _, connect = server
@@ -365,14 +367,14 @@ def test_who_says_nothing_makes_room_for_who_asks(
         assert held[0].recv(1) == b""
 
 
-def test_an_address_that_is_taken_keeps_no_daemon_from_its_work(tmp_path: Path) -> None:
+def test_the_daemon_works_if_the_metrics_address_is_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = MetricsServer(f"127.0.0.1:{taken.getsockname()[1]}", lambda _: ("text/plain", b""))
         server.start()
         server.stop()
 
 
-def test_a_socket_that_a_killed_daemon_left_is_replaced_and_is_roots_alone(tmp_path: Path) -> None:
+def test_a_socket_left_by_a_killed_daemon_is_replaced_and_only_root_can_use_it(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))

@@ -86,7 +86,7 @@ def test_kubelets_trace_goes_through_the_proxy_into_each_part_of_a_start(
         assert "rpc.response.status_code: Str(OK)" in ours.text
 
 
-def test_a_trace_that_its_caller_does_not_record_is_not_recorded(tmp_path: Path, collector: Collector) -> None:
+def test_a_trace_that_the_caller_does_not_sample_is_not_recorded(tmp_path: Path, collector: Collector) -> None:
     with served(tmp_path) as (world, client, _), traced(Tracing(endpoint=collector.endpoint)):
         world.pull()
         start_a_pod(client, UNSAMPLED)
@@ -99,7 +99,7 @@ def test_a_trace_that_its_caller_does_not_record_is_not_recorded(tmp_path: Path,
     assert "runtime.v1.RuntimeService/ListContainers" not in {span.name for span in spans}
 
 
-def test_what_goes_wrong_is_seen_and_what_was_asked_is_not(tmp_path: Path, collector: Collector) -> None:
+def test_spans_have_errors_but_no_contents_of_requests(tmp_path: Path, collector: Collector) -> None:
     with served(tmp_path) as (world, client, _), traced(Tracing(endpoint=collector.endpoint)):
         world.outside.networks.plugin_error = "secret words of a plugin"
         with pytest.raises(grpc.RpcError):
@@ -111,7 +111,7 @@ def test_what_goes_wrong_is_seen_and_what_was_asked_is_not(tmp_path: Path, colle
     assert not any("secret words" in span.text or "name-of-a-pod" in span.text for span in spans)
 
 
-def test_a_collector_that_hangs_holds_nothing_up_and_what_is_lost_is_counted(tmp_path: Path, directory: Path) -> None:
+def test_a_hung_collector_blocks_nothing_and_lost_spans_are_counted(tmp_path: Path, directory: Path) -> None:
     hurried = Sending(room=4, export=1, last=0.1)
     path = f"{directory}/m"
     # It accepts connections, and never says a word.

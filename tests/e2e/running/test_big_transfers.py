@@ -22,7 +22,7 @@ def _sockets() -> Iterator[None]:
     close_all()
 
 
-def test_through_a_commands_input_and_output(vm: Vm, request: pytest.FixtureRequest) -> None:
+def test_much_data_passes_through_a_commands_input_and_output(vm: Vm, request: pytest.FixtureRequest) -> None:
     size = 1024 * _MIB if request.config.getoption("--all") else 8 * _MIB
     asked = pb.ExecRequest(container_id=vm.container, cmd=["cat"], stdin=True, stdout=True)
     client = spdy(vm.cri.runtime.Exec(asked, timeout=20).url)
@@ -32,7 +32,7 @@ def test_through_a_commands_input_and_output(vm: Vm, request: pytest.FixtureRequ
     assert b"Success" in client.read_all(streams["error"])
 
 
-def test_through_a_port_of_the_pods_address(vm: Vm, request: pytest.FixtureRequest) -> None:
+def test_much_data_passes_through_a_port_of_the_pods_address(vm: Vm, request: pytest.FixtureRequest) -> None:
     # Some ten times as fast as a command, so that it can be more than the daemon may hold.
     size = 1024 * _MIB if request.config.getoption("--all") else 96 * _MIB
     serve_echo(vm)

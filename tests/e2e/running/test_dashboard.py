@@ -68,7 +68,7 @@ def as_a_browser(login: SplitResult, do: Callable[[Browser], Awaitable[T]]) -> T
     return asyncio.run(run())
 
 
-def test_the_running_vm_is_shown_as_the_node_tells_of_it(vm: Vm, login: SplitResult) -> None:
+def test_the_dashboard_shows_the_running_vm(vm: Vm, login: SplitResult) -> None:
     async def look(browser: Browser) -> tuple[Any, Any]:
         assert await browser.log_in() == 303
         async with browser.open("live") as live:
@@ -86,7 +86,7 @@ def test_the_running_vm_is_shown_as_the_node_tells_of_it(vm: Vm, login: SplitRes
     assert [one["id"] for one in detail["vms"]] == [vm.container]
 
 
-def test_its_console_answers_and_its_screen_shows(vm: Vm, login: SplitResult) -> None:
+def test_the_dashboard_shows_console_and_screen(vm: Vm, login: SplitResult) -> None:
     async def use(browser: Browser) -> bytes:
         await browser.log_in()
         async with browser.open(f"vms/{vm.container}/console") as console:
@@ -101,7 +101,7 @@ def test_its_console_answers_and_its_screen_shows(vm: Vm, login: SplitResult) ->
     assert as_a_browser(login, use).startswith(b"RFB 003.008\n")
 
 
-def test_who_has_no_session_sees_nothing_and_a_login_is_good_once(vm: Vm, login: SplitResult) -> None:
+def test_the_dashboard_needs_a_session_and_a_login_works_once(vm: Vm, login: SplitResult) -> None:
     async def try_all(browser: Browser) -> list[int]:
         before, _ = await browser.get(f"pods/{vm.pod}")
         return [before, await browser.log_in(), await browser.log_in()]

@@ -35,13 +35,13 @@ def test_exit_codes_and_both_streams_are_exact(vm: Vm):
     assert vm.run("cat").stdout == b"", "there is no input"
 
 
-def test_environment_and_directory_are_the_containers(vm: Vm):
+def test_a_command_has_the_containers_environment_and_directory(vm: Vm):
     code, out, _ = vm.sh("pwd; echo $GREETING; echo $HOME")
     assert (code, out) == (0, b"/srv\nhello there\n/root\n")
     assert b"odd.name=too\n" in vm.run("env").stdout, "a shell would drop it"
 
 
-def test_any_bytes_pass_and_output_beyond_16_mib_does_not_stop_the_command(vm: Vm):
+def test_binary_data_passes_and_output_beyond_16_mib_does_not_stop_the_command(vm: Vm):
     code, out, err = vm.sh("head -c 1000000 /dev/urandom > /run/data; md5sum < /run/data >&2; cat /run/data")
     assert code == 0
     assert hashlib.md5(out).hexdigest() == err.decode().split()[0]
@@ -56,7 +56,7 @@ def test_a_time_limit_kills_the_command_and_all_its_children(vm: Vm):
     assert vm.sh("ps | grep '[s]leep 4321'") == (1, b"", b"")
 
 
-def test_a_client_that_goes_ends_its_command(vm: Vm):
+def test_a_command_ends_when_its_client_leaves(vm: Vm):
     request = pb.ExecSyncRequest(container_id=vm.container, cmd=["sleep", "5432"])
     call = vm.cri.runtime.ExecSync.future(request, timeout=60)
     wait_until(lambda: vm.sh("ps | grep '[s]leep 5432'")[0] == 0, 60, "it runs")
@@ -64,7 +64,7 @@ def test_a_client_that_goes_ends_its_command(vm: Vm):
     wait_until(lambda: vm.sh("ps | grep '[s]leep 5432'")[0] == 1, 60, "it is gone")
 
 
-def test_a_daemon_that_a_command_leaves_lives_on_and_holds_nobody_up(vm: Vm):
+def test_a_daemon_started_by_a_command_keeps_running_and_does_not_block_the_call(vm: Vm):
     assert vm.sh("sleep 6543 & echo started") == (0, b"started\n", b"")
     assert vm.sh("ps | grep '[s]leep 6543'")[0] == 0
     assert vm.sh("kill $(pidof sleep)")[0] == 0
@@ -116,7 +116,7 @@ def test_streams_of_a_command_pass_both_ways_while_it_runs(vm: Vm):
 
 
 @pytest.mark.usefixtures("_sockets")
-def test_a_terminal_is_one_with_its_size_and_control_characters(vm: Vm):
+def test_a_terminal_has_its_size_and_control_characters(vm: Vm):
     client, streams = streamed(vm, "/bin/sh", stdin=True, stdout=True, tty=True)
     client.write(streams["resize"], json.dumps({"Width": 123, "Height": 45}).encode())
     for _ in range(50):
@@ -136,21 +136,21 @@ def test_a_terminal_is_one_with_its_size_and_control_characters(vm: Vm):
 
 
 @pytest.mark.usefixtures("_sockets")
-def test_a_client_that_hangs_up_ends_its_terminal(vm: Vm):
+def test_a_terminal_session_ends_when_its_client_hangs_up(vm: Vm):
     client, _ = streamed(vm, "sh", "-c", "sleep 8765; true", stdin=True, stdout=True, tty=True)
     wait_until(lambda: vm.sh("ps | grep '[s]leep 8765'")[0] == 0, 60, "it runs")
     client.leave()
     wait_until(lambda: vm.sh("ps | grep '[s]leep 8765'")[0] == 1, 60, "it is gone")
 
 
-def test_the_guest_tells_of_itself(vm: Vm):
+def test_the_status_has_facts_from_the_guest(vm: Vm):
     request = pb.ContainerStatusRequest(container_id=vm.container, verbose=True)
     told = json.loads(vm.cri.runtime.ContainerStatus(request, timeout=20).info["guestInfo"])
     assert told["system"]["pretty-name"] == "virtshim guest"
     assert told["hostname"] == NAME
 
 
-def test_commands_go_on_after_the_daemon_was_killed_and_old_ones_are_ended(vm: Vm):
+def test_after_a_daemon_kill_new_commands_work_and_old_ones_are_ended(vm: Vm):
     node = vm.node
     request = pb.ExecSyncRequest(container_id=vm.container, cmd=["sh", "-c", "while echo loud; do sleep 1; done"])
     call = vm.cri.runtime.ExecSync.future(request, timeout=60)

@@ -22,7 +22,7 @@ PLUGIN = str(PROJECT / "deploy/kubectl-virt/kubectl-virt")
 KUBECTL = PROJECT / "tests/e2e/kubectl_of_a_node.py"
 
 
-def test_the_console_answers_the_screen_shows_and_ssh_gets_through(vm: Vm, tmp_path: Path) -> None:
+def test_kubectl_virt_reaches_console_screen_and_ssh(vm: Vm, tmp_path: Path) -> None:
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f'#!/bin/sh\nexec {sys.executable} {KUBECTL} {vm.node.socket} "$@"\n')
     kubectl.chmod(0o755)

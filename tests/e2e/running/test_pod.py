@@ -16,7 +16,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 pytestmark = [pytest.mark.e2e, pytest.mark.guest]
 
 
-def test_it_has_booted_answers_on_its_ip_and_logs_its_console(vm: Vm) -> None:
+def test_the_guest_boots_answers_on_its_ip_and_logs_its_console(vm: Vm) -> None:
     assert vm.address.startswith(vm.node.pod_cidr.removesuffix("0.0/16"))
     assert ping(vm.address)
     assert f"hostname={NAME}" in vm.ready
@@ -35,7 +35,7 @@ def test_qemu_runs_as_an_unprivileged_user_and_knows_no_fetch_key(vm: Vm) -> Non
     assert b"FETCH_KEY" not in Path(f"/proc/{vm.qemu}/environ").read_bytes()
 
 
-def test_its_memory_vcpus_and_queues_are_what_the_pod_asks_for(vm: Vm) -> None:
+def test_the_vm_has_the_memory_vcpus_and_queues_that_the_pod_requests(vm: Vm) -> None:
     assert vm.says("nproc") == str(VCPUS)
     total = int(vm.says("awk '/MemTotal/ {print $2}' /proc/meminfo")) << 10
     assert MEMORY * 5 // 8 < total <= MEMORY
@@ -51,7 +51,7 @@ def test_cloud_init_has_set_hostname_keys_files_variables_hosts_and_address(vm: 
     assert f"inet {vm.address}/" in vm.says("ip address show dev eth0")
 
 
-def test_a_log_that_was_renamed_goes_on_in_a_new_file(vm: Vm) -> None:
+def test_a_renamed_log_continues_in_a_new_file(vm: Vm) -> None:
     log = vm.log
     rotated = f"{log}.20260101-000000"
     os.rename(log, rotated)

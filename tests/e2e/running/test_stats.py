@@ -45,7 +45,7 @@ def samples(cri: PodClient) -> dict[str, list[pb.Metric]]:
     return found
 
 
-def test_numbers_of_a_vm_follow_what_it_does(vm: Vm):
+def test_the_statistics_of_a_vm_follow_its_activity(vm: Vm):
     cri, node, pod, container = vm.cri, vm.node, vm.pod, vm.container
 
     first = stats(cri, container)
@@ -113,7 +113,7 @@ def test_numbers_of_a_vm_follow_what_it_does(vm: Vm):
     assert {one(text, "virtshim_up", part=part) for part in ("libvirt", "network", "database")} == {1.0}
 
 
-def test_a_start_is_counted_and_a_vm_that_has_ended_uses_no_cpu_and_less_disk(vm: Vm, null_image: Path, image_url: str):
+def test_a_start_is_counted_and_an_ended_vm_uses_no_cpu_and_less_disk(vm: Vm, null_image: Path, image_url: str):
     with vm.beside("ended", f"{image_url}/{null_image.name}") as container:
         vm.cri.start(container)
         text = scraped(f"{vm.node.directory}/run/metrics.sock")

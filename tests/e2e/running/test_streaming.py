@@ -72,7 +72,7 @@ def test_the_guests_web_server_answers_through_port_forward(vm, opened):
         assert client.read_all(error) == b""
 
 
-def test_a_port_on_which_nobody_listens_says_so(vm):
+def test_a_port_without_a_listener_is_reported(vm):
     client = over_spdy(vm)
     error, _data = connection(client, 81, 0)
     assert b"port 81" in client.read_all(error)

@@ -14,7 +14,7 @@ MOST_LOGGED = 9 << 20
 MOST_THREADS = 1024
 
 
-def test_it_still_has_its_own_disk(battlefield: Any) -> None:
+def test_a_taken_over_qemu_still_has_its_own_disk(battlefield: Any) -> None:
     """Otherwise all that follows says nothing."""
     own = battlefield.attacker.container
     found = {what: how for what, how in battlefield.tried.items() if own in what}
@@ -22,44 +22,44 @@ def test_it_still_has_its_own_disk(battlefield: Any) -> None:
     assert not [how for how in found.values() if how.startswith("refused")]
 
 
-def test_it_reads_writes_and_changes_no_file_of_another_vm_or_of_the_node(battlefield: Any) -> None:
+def test_a_taken_over_qemu_cannot_access_files_of_another_vm_or_the_node(battlefield: Any) -> None:
     own = battlefield.attacker.container
     got = battlefield.got("read", "write", "chmod", "list", "create")
     assert {what: how for what, how in got.items() if own not in what} == {}
 
 
-def test_it_connects_to_no_socket_of_another_vm_or_of_the_node(battlefield: Any) -> None:
+def test_a_taken_over_qemu_cannot_connect_to_sockets_of_another_vm_or_the_node(battlefield: Any) -> None:
     assert battlefield.got("connect", "abstract") == {}
 
 
-def test_it_gets_no_taps_with_anybodys_key(battlefield: Any) -> None:
+def test_a_taken_over_qemu_gets_no_taps_with_any_key(battlefield: Any) -> None:
     assert battlefield.got("fetch") == {}
 
 
-def test_it_signals_traces_and_reads_no_other_process(battlefield: Any) -> None:
+def test_a_taken_over_qemu_cannot_signal_trace_or_read_other_processes(battlefield: Any) -> None:
     assert battlefield.got("signal", "pidfd", "ptrace", "memory") == {}
 
 
-def test_it_has_no_network_of_the_host(battlefield: Any) -> None:
+def test_a_taken_over_qemu_cannot_use_the_hosts_network(battlefield: Any) -> None:
     assert battlefield.got("tcp", "udp", "family") == {}
 
 
-def test_it_starts_no_program_and_enters_no_namespace(battlefield: Any) -> None:
+def test_a_taken_over_qemu_cannot_start_programs_or_enter_namespaces(battlefield: Any) -> None:
     assert battlefield.got("io_uring", "keyring") == {}
     for what in ("unshare ", "exec echo TRIED exec : got >&2"):
         assert battlefield.tried.get(what, "refused").startswith("refused")
     assert "exec " not in battlefield.tried  # what the shell would have said
 
 
-def test_it_leaves_no_core_dump(battlefield: Any) -> None:
+def test_a_taken_over_qemu_leaves_no_core_dump(battlefield: Any) -> None:
     """Of a byte at most, and libvirt's own limit may be 0: that it can be asked for says so."""
     assert battlefield.tried["core "] in ("got", "1")
 
 
-def test_it_does_not_fill_the_process_table(battlefield: Any) -> None:
+def test_a_taken_over_qemu_cannot_fill_the_process_table(battlefield: Any) -> None:
     assert int(battlefield.tried["threads 20000"]) <= MOST_THREADS
 
 
-def test_it_fills_no_log(battlefield: Any) -> None:
+def test_a_taken_over_qemu_cannot_fill_the_log(battlefield: Any) -> None:
     assert "fill 64" in battlefield.tried
     assert sum(log.stat().st_size for log in battlefield.said.logs()) < MOST_LOGGED

@@ -76,7 +76,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_a_flood_costs_bounded_memory_and_disk_and_others_are_served_before_much_of_it_has_come(
+def test_a_console_flood_costs_bounded_memory_and_disk_and_others_are_served(
     layout: Layout, logs: dict[ContainerId, Path], client: Client, flood: Callable[[], None]
 ) -> None:
     raw, said = Path(layout.console_log(FLOOD)), 0

@@ -94,7 +94,7 @@ def who(image: Path, tools: str, user: RunAs) -> tuple[str, set[int], str]:
 
 
 @pytest.mark.parametrize("tools", EVERY)
-def test_one_tool_that_can_is_enough_for_everything(image: Path, tools: str) -> None:
+def test_one_capable_tool_is_enough(image: Path, tools: str) -> None:
     assert who(image, tools, RunAs("app")) == ("1500:1600", {44, 45}, "/srv/app")
     assert who(image, tools, RunAs("1500", 7, (8, 9))) == ("1500:7", {8, 9, 44, 45}, "/srv/app")
     assert who(image, tools, RunAs("app", own_groups=False)) == ("1500:1600", set(), "/srv/app")
@@ -104,7 +104,7 @@ def test_one_tool_that_can_is_enough_for_everything(image: Path, tools: str) -> 
 
 
 @pytest.mark.parametrize("tools", [BUSYBOX, SU])
-def test_busybox_gives_users_that_it_knows_the_groups_that_they_have(image: Path, tools: str) -> None:
+def test_busybox_gives_known_users_their_groups(image: Path, tools: str) -> None:
     assert who(image, tools, RunAs("app")) == ("1500:1600", {44, 45}, "/srv/app")
     assert who(image, tools, RunAs("1501")) == ("1501:1601", set(), "/")
     assert run(image, tools, RunAs("app"), "sh", "-c", 'echo "$1"', "x", "two  words; $HOME'") == "two  words; $HOME'"
@@ -113,12 +113,12 @@ def test_busybox_gives_users_that_it_knows_the_groups_that_they_have(image: Path
         assert run(image, tools, more) == WRONG
 
 
-def test_a_group_of_its_own_needs_more_than_su(image: Path) -> None:
+def test_an_explicit_group_needs_more_than_su(image: Path) -> None:
     assert run(image, SU, RunAs("app", 7)) == WRONG
     assert who(image, BUSYBOX, RunAs("plain", 7)) == ("1501:7", set(), "/")
 
 
-def test_setuidgid_gives_no_groups(image: Path) -> None:
+def test_setuidgid_gives_no_supplementary_groups(image: Path) -> None:
     assert who(image, DAEMONTOOLS, RunAs("app", own_groups=False)) == ("1500:1600", set(), "/srv/app")
     assert run(image, DAEMONTOOLS, RunAs("app", 7, own_groups=False)) == WRONG
 
@@ -136,7 +136,7 @@ CHOWN, NET_ADMIN = 1 << 0, 1 << 12
 
 
 @pytest.mark.parametrize("user", ["", "app"])
-def test_capabilities_hold_where_setpriv_is(image: Path, user: str) -> None:
+def test_capabilities_are_restricted_if_setpriv_exists(image: Path, user: str) -> None:
     every, _ = privileges(image, UTIL_LINUX, RunAs(user))
     assert privileges(image, UTIL_LINUX, RunAs(user, dropped=("all",), no_new_privs=True)) == (0, True)
     some = RunAs(user, dropped=("all",), added=("chown", "net_admin"))
@@ -148,7 +148,7 @@ def test_capabilities_hold_where_setpriv_is(image: Path, user: str) -> None:
 
 
 @pytest.mark.parametrize("tools", [COREUTILS, PYTHON, BUSYBOX])
-def test_they_keep_nothing_from_running_where_it_is_not(image: Path, tools: str) -> None:
+def test_commands_run_with_all_capabilities_if_setpriv_is_missing(image: Path, tools: str) -> None:
     every, _ = privileges(image, tools, RunAs())
     for user in ("", "app"):
         assert privileges(image, tools, RunAs(user, dropped=("all",), no_new_privs=True)) == (every, False)

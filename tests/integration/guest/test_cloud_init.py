@@ -109,7 +109,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rendered]:
 
 
 @pytest.mark.parametrize("version", RENDERERS)
-def test_every_renderer_takes_every_shape(rendered: dict[str, Rendered], version: str) -> None:
+def test_every_renderer_accepts_every_network_config(rendered: dict[str, Rendered], version: str) -> None:
     nothing_wrong = dict.fromkeys(RENDERERS[version], "")
     shapes = [*SHAPES, *(f"{shape}{DRIVE}" for shape in SHAPES)]
     assert rendered[version].errors == dict.fromkeys(shapes, nothing_wrong)
@@ -117,7 +117,7 @@ def test_every_renderer_takes_every_shape(rendered: dict[str, Rendered], version
 
 @pytest.mark.parametrize("form", ["", DRIVE])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_renderer_writes_all_that_the_network_is(rendered: dict[str, Rendered], shape: str, form: str) -> None:
+def test_every_renderer_writes_the_whole_network_config(rendered: dict[str, Rendered], shape: str, form: str) -> None:
     for version, renderers in RENDERERS.items():
         for renderer in renderers:
             text = rendered[version].text(f"{shape}{form}", renderer)
@@ -155,7 +155,7 @@ APPLIED += [
 
 
 @pytest.mark.parametrize(("version", "renderer", "form"), APPLIED)
-def test_the_gateways_answer_and_what_is_behind_them(
+def test_gateways_and_targets_behind_them_answer(
     rendered: dict[str, Rendered], tmp_path: Path, version: str, renderer: str, form: str
 ) -> None:
     with contextlib.ExitStack() as open_nets:

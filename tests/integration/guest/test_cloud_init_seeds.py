@@ -67,7 +67,7 @@ def read_by(
     return json.loads(done.stdout), out
 
 
-def test_every_seed_says_who_the_guest_is_and_who_may_log_in(read: tuple[dict[str, Any], Path]) -> None:
+def test_every_seed_sets_the_hostname_and_the_ssh_keys(read: tuple[dict[str, Any], Path]) -> None:
     told, _ = read
     assert sorted(told) == sorted(CASES)
     for case, one in told.items():
@@ -78,14 +78,14 @@ def test_every_seed_says_who_the_guest_is_and_who_may_log_in(read: tuple[dict[st
         assert one["type"] == ("text/x-shellscript" if case in SCRIPTS else "text/cloud-config"), case
 
 
-def test_variables_are_in_the_guests_file_beside_the_pods_own_files(read: tuple[dict[str, Any], Path]) -> None:
+def test_environment_variables_are_written_beside_the_pods_own_files(read: tuple[dict[str, Any], Path]) -> None:
     _, out = read
     for case in ("variables", "variables and user-data"):
         assert (out / case / "etc/cloud/environment").read_text() == "GREETING=hello\nWORDS=two words\n"
     assert (out / "variables and user-data" / "etc/own").read_text() == "mine"
 
 
-def test_commands_for_volumes_are_a_script_that_shells_read(read: tuple[dict[str, Any], Path]) -> None:
+def test_volume_commands_are_a_valid_shell_script(read: tuple[dict[str, Any], Path]) -> None:
     told, _ = read
     for case in ("disks to mount", "shared directory", "block volumes", "block volumes, and disks to mount"):
         assert told[case]["boot"].startswith("#!/bin/sh")
@@ -94,7 +94,7 @@ def test_commands_for_volumes_are_a_script_that_shells_read(read: tuple[dict[str
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_guest_is_called_by_the_whole_name_of_its_pod_unless_that_says_another(
+def test_the_hostname_is_the_full_pod_name_unless_the_pod_sets_another(
     version: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     seeds = {
@@ -109,7 +109,7 @@ def test_a_guest_is_called_by_the_whole_name_of_its_pod_unless_that_says_another
     assert {case: one["called"] for case, one in told.items()} == {case: name for case, (name, _) in NAMED.items()}
 
 
-def test_the_file_that_mounts_volumes_is_a_script_that_shells_read(read: tuple[dict[str, Any], Path]) -> None:
+def test_the_file_that_mounts_volumes_is_a_valid_shell_script(read: tuple[dict[str, Any], Path]) -> None:
     _, out = read
     for case in ("disks to mount", "shared directory", "block volumes", "block volumes, and disks to mount"):
         file = out / case / "etc/cloud/mount-volumes.sh"

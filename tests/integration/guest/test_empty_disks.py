@@ -51,13 +51,13 @@ def test_an_empty_disk_gets_a_file_system_and_is_mounted(disk: Disk) -> None:
     assert done.stdout.split() == [str(disk.device), "ext4"]
 
 
-def test_what_was_written_is_there_at_the_next_boot(disk: Disk) -> None:
+def test_data_on_an_empty_disk_survives_a_reboot(disk: Disk) -> None:
     assert disk.run(f"{SCRIPT} && echo mine > /mnt/deep/data/file").returncode == 0
     done = disk.run(f"{SCRIPT} && {SCRIPT} && cat /mnt/deep/data/file && grep -c ' /mnt/deep/data ' /proc/mounts")
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", ["mine", "1"])
 
 
-def test_data_that_is_no_file_system_is_left_alone_and_told(disk: Disk) -> None:
+def test_data_that_is_not_a_file_system_is_left_alone_and_reported(disk: Disk) -> None:
     with open(disk.device, "r+b") as file:
         file.write(b"somebody's")
     done = disk.run(SCRIPT)
@@ -72,6 +72,6 @@ def test_two_runs_at_once_make_one_file_system(disk: Disk) -> None:
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "1")
 
 
-def test_a_disk_that_the_guest_does_not_see_is_told(disk: Disk) -> None:
+def test_a_disk_that_the_guest_does_not_see_is_reported(disk: Disk) -> None:
     done = disk.run(shlex.join(command(parse("other: {size: 16Mi, mountPath: /mnt/x}"))))
     assert (done.returncode, done.stderr) == (NOT_MOUNTED, "/mnt/x: the guest has no disk with the serial other\n")

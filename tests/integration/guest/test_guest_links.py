@@ -49,14 +49,14 @@ def test_a_volume_is_where_the_pod_expects_it(disks: Path) -> None:
     assert done.stdout.splitlines() == ["/mnt/data /dev/vdc", f"{odd} /dev/vdd"]
 
 
-def test_a_disk_that_is_not_there_is_told_and_the_others_are_linked(disks: Path) -> None:
+def test_a_missing_disk_is_reported_and_the_others_are_linked(disks: Path) -> None:
     done = run(disks, "/mnt/other", "/mnt/data")
     assert done.returncode == GUEST_LINKS_NOT_LINKED
     assert done.stderr == "/mnt/other: the guest has no disk with the serial mnt-other (its kernel needs virtio_blk)\n"
     assert done.stdout == "/mnt/data /dev/vdc\n"
 
 
-def test_what_the_guest_has_there_itself_stays(disks: Path) -> None:
+def test_an_existing_file_in_the_guest_is_not_replaced(disks: Path) -> None:
     has_serial(disks, "vdc", "etc-passwd")
     done = run(disks, "/etc/passwd")
     assert (done.returncode, done.stderr) == (

@@ -81,20 +81,20 @@ WHOLE = [
 
 
 @pytest.mark.parametrize("whose", ["true", BUSYBOX], ids=["iproute2", "busybox"])
-def test_they_are_set_as_often_as_one_likes(whose: str) -> None:
+def test_policy_routes_can_be_set_repeatedly(whose: str) -> None:
     done = run(f"{LINK}{ADDRESSES}; ({whose}; {SCRIPT} && {SCRIPT}) && {LOOK}")
     assert (done.returncode, done.stderr) == (0, "")
     assert there(done.stdout) == WHOLE
 
 
-def test_what_the_guest_has_lost_is_there_again() -> None:
+def test_lost_policy_routes_are_restored() -> None:
     lost = "ip rule del priority 32765; ip -6 rule del priority 9; ip route flush table 1000"
     done = run(f"{LINK}{ADDRESSES}; {SCRIPT} && {lost} && {SCRIPT} && {LOOK}")
     assert (done.returncode, done.stderr) == (0, "")
     assert there(done.stdout) == WHOLE
 
 
-def test_systemd_networkd_takes_them_for_the_kernels_and_leaves_them() -> None:
+def test_systemd_networkd_leaves_policy_routes_alone() -> None:
     done = run(f"{LINK}{ADDRESSES}; {SCRIPT}; ip -d rule; ip -N route show table 1000")
     assert "from 10.90.9.2 to 10.0.0.0/8 lookup 1000 proto kernel" in " ".join(done.stdout.split())
     assert done.stdout.count("proto 2") == 2
@@ -109,20 +109,20 @@ def test_systemd_networkd_takes_them_for_the_kernels_and_leaves_them() -> None:
         (f"{LINK}ip address add 10.90.9.2/24 dev eth7", "eth7 does not have the address fd00:90::2"),
     ],
 )
-def test_a_guest_whose_network_is_not_there_yet_gets_no_rule_and_says_so(before: str, why: str) -> None:
+def test_a_guest_without_its_network_gets_no_rule_and_an_error(before: str, why: str) -> None:
     done = run(f"{before}; {SCRIPT}; code=$?; {LOOK}; exit $code")
     assert (done.returncode, done.stderr.strip()) == (POLICY_ROUTES_NOT_YET, why)
     assert "lookup" not in done.stdout
 
 
-def test_an_image_without_the_command_says_so() -> None:
+def test_an_image_without_the_ip_command_is_reported() -> None:
     done = run(
         f"mkdir /run/none; mount --bind /run/none /usr/sbin; mount --bind /run/none /usr/local/sbin; PATH=/run/none {SCRIPT}"
     )
     assert (done.returncode, done.stderr.strip()) == (POLICY_ROUTES_NO_COMMAND, "the image has no command ip")
 
 
-def test_a_command_that_knows_no_rules_is_told_with_what_it_says() -> None:
+def test_an_ip_command_without_rules_is_reported_with_its_error() -> None:
     done = run(f"{LINK}{ADDRESSES}; {KNOWS_NO_RULES}; {SCRIPT}")
     assert done.returncode == POLICY_ROUTES_NOT_SET
     assert done.stderr.strip() == "rule from 10.90.9.2/32 to 10.0.0.0/8 priority 32765 table 1000: what is rule?"

@@ -24,19 +24,19 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_they_are_set() -> None:
+def test_sysctls_are_set() -> None:
     done = run(f"{shlex.join(sysctls_command(WANTED))} && {LOOK}")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == ["321", "1", "2000", "3000"]
 
 
-def test_what_the_guest_has_changed_since_it_booted_stays() -> None:
+def test_sysctls_that_the_guest_changed_since_its_boot_stay() -> None:
     again = shlex.join(sysctls_command(WANTED))
     done = run(f"{again} && echo 99 > /proc/sys/net/core/somaxconn && {again} && {LOOK}")
     assert (done.returncode, done.stdout.split()[0]) == (0, "99")
 
 
-def test_those_that_cannot_be_set_are_told_the_others_set_and_all_tried_again() -> None:
+def test_failed_sysctls_are_reported_and_retried_and_the_others_are_set() -> None:
     script = shlex.join(sysctls_command({"net.nothing.here": "1", "net.ipv4.tcp_sack": "many", **WANTED}))
     done = run(f"{script}; echo $?; echo 99 > /proc/sys/net/core/somaxconn; {script}; {LOOK}")
     assert done.stdout.split() == [str(SYSCTLS_NOT_SET), "321", "1", "2000", "3000"]

@@ -22,19 +22,19 @@ def _words(log: Path) -> bytes:
     return log.read_bytes()
 
 
-def test_what_the_guest_says_is_in_the_log_and_on_the_socket(place):
+def test_guest_output_is_in_the_log_and_on_the_socket(place):
     place.run("boot(); type_into_console(b'x')")
     assert b"guest is up\nx" in _words(place.log)
 
 
-def test_the_log_grows_over_starts(place):
+def test_the_log_continues_after_another_start(place):
     place.run(
         "boot(); hypervisor.destroy(SPEC.uuid, SPEC.container_id); hypervisor.start(SPEC.uuid); wait_for_log(b'guest is up', 2)"
     )
     assert _words(place.log).count(b"guest is up") == 2
 
 
-def test_each_end_of_a_vm_has_its_reason(place):
+def test_each_end_of_a_vm_has_its_own_reason(place):
     said = place.run(
         "boot(); type_into_console(b'q'); wait_off(); say(state())\n"
         "hypervisor.start(SPEC.uuid); wait_for_log(b'guest is up', 2); type_into_console(b'p'); wait_off(); say(state())\n"
@@ -45,7 +45,7 @@ def test_each_end_of_a_vm_has_its_reason(place):
 
 
 @pytest.mark.parametrize("kind", ["disk", "nvram", "known firmware", "tpm"])
-def test_what_the_next_vm_may_have_is_free_when_its_vm_is_destroyed(place, kind):
+def test_resources_of_a_vm_are_free_once_it_is_destroyed(place, kind):
     """libvirt's own notes of the VM are the last that it removes."""
     hardware = {
         "disk": "",
@@ -72,7 +72,7 @@ def test_what_the_next_vm_may_have_is_free_when_its_vm_is_destroyed(place, kind)
     assert said == [[], []]
 
 
-def test_what_a_tpm_remembers_comes_to_no_other_vm_by_its_uuid_alone(place):
+def test_tpm_state_does_not_pass_to_another_vm_with_the_same_uuid(place):
     """An operator has undefined a VM by hand, and kept its TPM. That of an earlier attempt goes with its definition."""
     if why := missing(Firmware.BIOS, tpm=True):
         pytest.skip(why)
@@ -99,7 +99,7 @@ def test_what_a_tpm_remembers_comes_to_no_other_vm_by_its_uuid_alone(place):
     assert said[3] == "ran"
 
 
-def test_a_tpm_is_gone_with_its_vm_also_if_libvirt_is_killed_when_it_has_removed_the_definition(place):
+def test_tpm_state_is_removed_even_if_libvirt_is_killed_after_the_definition(place):
     """libvirt removes what it remembers after that, so the next VM of that UUID would be refused."""
     if why := missing(Firmware.BIOS, tpm=True):
         pytest.skip(why)
@@ -131,7 +131,7 @@ def test_a_tpm_is_gone_with_its_vm_also_if_libvirt_is_killed_when_it_has_removed
     assert said == [False, False]
 
 
-def test_a_tpm_that_stays_is_still_there_when_its_definition_is_gone(place):
+def test_a_persistent_tpm_survives_its_definition(place):
     if why := missing(Firmware.BIOS, tpm=True):
         pytest.skip(why)
     said = place.run(
@@ -152,12 +152,12 @@ def missing(firmware, *, tpm):
     return ""
 
 
-def test_a_reset_is_no_end(place):
+def test_a_reset_does_not_end_the_vm(place):
     said = place.run("boot(); type_into_console(b'r'); wait_for_log(b'guest is up', 2); say(state())")
     assert said == [["running", "unknown"]]
 
 
-def test_a_panic_is_still_known_to_the_next_process(place):
+def test_a_panic_is_known_to_the_next_process(place):
     place.run("boot(); type_into_console(b'p'); wait_off(); os.kill(os.getpid(), 9)", expect=KILLED)
     said = place.run("say(state()); hypervisor.destroy(SPEC.uuid, SPEC.container_id); say(state()[0])")
     assert said == [["crashed", "unknown"], "off"]
@@ -168,7 +168,7 @@ def test_a_killed_qemu_is_a_crash(place):
     assert said == [["off", "crashed"]]
 
 
-def test_a_vm_outlives_its_killed_process_and_is_found_again(place):
+def test_a_vm_survives_its_killed_process_and_is_found_again(place):
     place.run("boot(); os.kill(os.getpid(), 9)", expect=KILLED)
     said = place.run(
         "say(state()); say([d.name for d in hypervisor.owned()])\n"
@@ -180,7 +180,7 @@ def test_a_vm_outlives_its_killed_process_and_is_found_again(place):
     assert b"guest is up\ny" in _words(place.log)
 
 
-def test_that_a_guest_has_shut_down_is_still_known_to_the_next_process(place):
+def test_a_guests_shutdown_is_known_to_the_next_process(place):
     """libvirt takes it for a crash, or knows nothing of it: it is killed, too."""
     place.run("boot(); type_into_console(b'q'); wait_off(); os.kill(os.getpid(), 9)", expect=KILLED)
     assert place.run("wait_off(); say(state())") == [["off", "shutdown"]]
@@ -195,7 +195,7 @@ def test_that_a_guest_has_shut_down_is_still_known_to_the_next_process(place):
     assert list((place.root / "run/qemu/guest-ends").iterdir()) == []
 
 
-def test_a_vm_that_ended_while_nobody_watched_is_off(place):
+def test_a_vm_that_ended_unobserved_is_off(place):
     place.run("boot(); os.kill(os.getpid(), 9)", expect=KILLED)
     pid = int((place.root / "run/qemu/virtshim-integration.pid").read_text())
     os.kill(pid, signal.SIGKILL)
@@ -222,7 +222,7 @@ def test_qemu_is_unprivileged_confined_and_owns_only_its_disk(place):
     assert (seed.st_uid, seed.st_gid, stat.S_IMODE(seed.st_mode)) == (0, user.gid, 0o640)
 
 
-def test_a_failed_start_says_what_qemu_said(place):
+def test_a_failed_start_reports_qemus_error(place):
     said = place.run(
         "from virtshim.model.errors import InternalError\n"
         "hypervisor.define(SPEC)\n"
@@ -235,7 +235,7 @@ def test_a_failed_start_says_what_qemu_said(place):
     assert said[1][0] == "off"
 
 
-def test_a_failed_start_says_what_qemu_said_into_its_pipe(place):
+def test_a_failed_start_reports_qemus_output_in_its_pipe(place):
     said = place.run(
         "from virtshim.model.errors import InternalError\n"
         "hypervisor.define(SPEC)\n"
@@ -251,7 +251,7 @@ def test_a_failed_start_says_what_qemu_said_into_its_pipe(place):
     assert list((place.root / "output").iterdir()) == []
 
 
-def test_the_last_words_of_a_qemu_come_into_its_log_although_another_process_started_it(place):
+def test_the_last_output_of_a_qemu_started_by_another_process_is_logged(place):
     place.run("boot(); os.kill(os.getpid(), 9)", "vmwrapper", expect=KILLED)
     log = place.root / "log/qemu/virtshim-integration.log"
     assert b"terminating" not in log.read_bytes()
@@ -269,7 +269,7 @@ def test_the_last_words_of_a_qemu_come_into_its_log_although_another_process_sta
     )
 
 
-def test_a_second_process_is_told_that_the_directory_is_taken(place):
+def test_a_second_process_gets_an_error_that_the_directory_is_in_use(place):
     said = place.run(
         "import subprocess; code = ('import sys; from virtshim.vm.connection import Connection\\n'\n"
         '\'from virtshim.system.logsetup import set_up_logging; set_up_logging("error", "text")\\n\'\n'
@@ -289,7 +289,7 @@ def _questions(log: Path) -> list[str]:
     return re.findall(r'"execute":"([a-z-]+)"', "\n".join(sent))
 
 
-def test_a_start_asks_qemu_few_questions(place, monkeypatch, tmp_path):
+def test_a_start_sends_few_queries_to_qemu(place, monkeypatch, tmp_path):
     """Some 400 where libvirt asks for each property of the CPU."""
     log = tmp_path / "monitor.log"
     monkeypatch.setenv("LIBVIRT_LOG_FILTERS", "1:qemu.qemu_monitor")
@@ -300,7 +300,7 @@ def test_a_start_asks_qemu_few_questions(place, monkeypatch, tmp_path):
     assert len(asked) < 40, asked
 
 
-def test_a_named_model_is_asked_for_in_full(place, monkeypatch, tmp_path):
+def test_a_named_cpu_model_is_queried_in_full(place, monkeypatch, tmp_path):
     """Its live definition names features that the short question leaves out."""
     log = tmp_path / "monitor.log"
     monkeypatch.setenv("LIBVIRT_LOG_FILTERS", "1:qemu.qemu_monitor")

@@ -56,7 +56,7 @@ def test_libvirt_gives_qemu_the_functions_by_vfio(place):
     assert '"free-page-reporting":true' not in words
 
 
-def test_firmware_numbers_the_buses_as_the_guest_is_told(place):
+def test_firmware_numbers_the_buses_as_virtshim_predicts(place):
     """Other devices stand where those of the host would be; a screen and a block device are there too."""
     said = place.run(
         _GRANTED + "tree = etree.fromstring(XML)\n"

@@ -55,7 +55,7 @@ def test_a_disk_that_names_another_file_is_not_started(place) -> None:
 
 
 @pytest.mark.parametrize("named", ["/nowhere/at/all", "/etc/shadow"])
-def test_neither_libvirt_nor_qemu_follows_a_header_that_is_changed_behind_the_look_at_it(place, named: str) -> None:
+def test_a_disk_header_changed_after_its_check_is_not_followed(place, named: str) -> None:
     """Another VM's QEMU, of the same user, may be that quick."""
     said = place.run(
         f"{ONCE}\nnames({named!r}, 'raw')\ndriver.refuse_changed = lambda disk: None\n{AGAIN}"
@@ -67,7 +67,7 @@ def test_neither_libvirt_nor_qemu_follows_a_header_that_is_changed_behind_the_lo
     assert named not in said[2]
 
 
-def test_the_image_under_a_disk_stays_roots(place) -> None:
+def test_the_image_under_a_disk_still_belongs_to_root(place) -> None:
     """libvirt is told what is below a disk, and gives QEMU's user none of it."""
     said = place.run(
         f"{ONCE}\n{AGAIN}found = os.stat(SPEC.disks[0].backing.path); say([found.st_uid, found.st_mode & 0o022])"
@@ -76,7 +76,7 @@ def test_the_image_under_a_disk_stays_roots(place) -> None:
 
 
 @pytest.mark.skipif(libvirt.getVersion() < OPEN_IMAGES_SINCE, reason="NOT TESTED: needs libvirt 9.0")
-def test_a_vm_runs_on_an_image_that_root_alone_may_read(place) -> None:
+def test_a_vm_runs_on_an_image_that_only_root_can_read(place) -> None:
     said = place.run(
         "os.chmod(SPEC.disks[0].backing.path, 0o600); boot()\n"
         "say([os.path.realpath(f'/proc/{qemu_pid()}/fd/{n}') for n in os.listdir(f'/proc/{qemu_pid()}/fd')])\n"
@@ -92,7 +92,7 @@ def test_a_vm_runs_on_an_image_that_root_alone_may_read(place) -> None:
     assert said == ["running", "running"]
 
 
-def test_a_disk_serves_no_more_than_the_node_allows(place) -> None:
+def test_a_disk_is_limited_to_the_size_that_the_node_allows(place) -> None:
     said = place.run(
         "import libvirt\n"
         "from virtshim.vm.elements.disk import DiskRates\n"

@@ -38,7 +38,7 @@ def huge_pages() -> Iterator[None]:
 
 
 @pytest.mark.skipif(not Path("/sys/fs/cgroup/cpu").exists(), reason="NOT TO BE HAD HERE: reads cgroup v1 files")
-def test_where_libvirt_makes_the_cgroup_it_is_told_the_limits_at_the_start_and_later(place):
+def test_libvirts_own_cgroup_gets_its_limits_at_the_start_and_later(place):
     """As below systemd's slices, but for systemd. No memory limit at the start: libvirt raises RLIMIT_MEMLOCK with it,
     which takes CAP_SYS_RESOURCE."""
     said = place.run(
@@ -79,7 +79,7 @@ def runs_on():
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="NOT TO BE HAD HERE: one CPU")
-def test_each_of_a_guests_nodes_runs_on_the_cpus_of_its_own_and_so_do_vcpus_that_come_later(place):
+def test_each_numa_node_runs_on_its_own_cpus_including_hotplugged_vcpus(place):
     """Both are this machine's only one."""
     said = place.run(
         TWO_NODES
@@ -102,7 +102,7 @@ hypervisor.destroy(SPEC.uuid, SPEC.container_id)
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="NOT TO BE HAD HERE: one CPU")
 @pytest.mark.skipif(not Path("/sys/fs/cgroup/cpu").exists(), reason="NOT TO BE HAD HERE: cgroup v1")
-def test_a_cpuset_that_is_told_again_leaves_a_guests_nodes_where_they_are_and_another_one_does_not(place):
+def test_a_repeated_cpuset_leaves_numa_nodes_in_place_and_a_new_one_moves_them(place):
     """As kubelet does after its restart; below systemd's slices."""
     said = place.run(
         TWO_NODES
@@ -119,7 +119,7 @@ hypervisor.destroy(SPEC.uuid, SPEC.container_id)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="NOT TO BE HAD HERE: one CPU")
-def test_other_cpus_are_those_of_a_guests_nodes_too_where_its_group_is_not_libvirts(place):
+def test_a_new_cpuset_moves_numa_nodes_where_libvirt_does_not_own_the_cgroup(place):
     """The kernel lets what was held to some CPUs of a group go to no others that the group gets."""
     said = place.run(
         TWO_NODES
@@ -137,7 +137,7 @@ hypervisor.destroy(SPEC.uuid, SPEC.container_id)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="NOT TO BE HAD HERE: one CPU")
-def test_a_guest_without_nodes_of_its_own_is_left_to_its_group_where_that_is_not_libvirts(place):
+def test_a_guest_without_numa_nodes_is_bound_only_by_its_cgroup(place):
     said = place.run(
         TWO_NODES
         + """
@@ -154,7 +154,7 @@ hypervisor.destroy(SPEC.uuid, SPEC.container_id)
 
 
 @pytest.mark.usefixtures("huge_pages")
-def test_each_of_a_guests_nodes_is_of_huge_pages_and_shared(place):
+def test_each_numa_node_has_shared_huge_pages(place):
     free = number("free_hugepages")
     said = place.run(
         TWO_NODES
@@ -168,7 +168,7 @@ boot_on_two(size=VmSize(vcpus=2, max_vcpus=4, memory_bytes=64 << 20, page_bytes=
 
 
 @pytest.mark.usefixtures("huge_pages")
-def test_a_guests_memory_is_of_huge_pages(place):
+def test_guest_memory_uses_huge_pages(place):
     free = number("free_hugepages")
     said = place.run(
         "boot(dataclasses.replace(SPEC, size=dataclasses.replace(SPEC.size, page_bytes=2 << 20))); "

@@ -85,7 +85,7 @@ def test_a_container_disk_is_pulled_by_tag_and_digest(
 
 
 @pytest.mark.parametrize("docker_format", [False, True])
-def test_kernels_are_pulled_with_the_disk_and_without_one(
+def test_kernels_are_pulled_with_and_without_a_disk(
     open_registry: imageserver.Registry, store: ImageFileStore, disk: Path, tmp_path: Path, docker_format: bool
 ) -> None:
     files = [tmp_path / name for name in ("initrd.img", "vmlinuz-6.1.0-1+x")]
@@ -104,9 +104,7 @@ def test_kernels_are_pulled_with_the_disk_and_without_one(
     ]
 
 
-def test_a_registry_with_a_ca_and_client_certificates_of_its_own_is_read_of_in_containerds_files(
-    tmp_path: Path, disk: Path
-) -> None:
+def test_a_registrys_ca_and_client_certificates_come_from_containerds_files(tmp_path: Path, disk: Path) -> None:
     (tmp_path / "registry").mkdir()
     with imageserver.registry(directory=tmp_path / "registry") as registry:
         imageserver.push_container_disk(registry.address, "vm", disk)
@@ -156,7 +154,7 @@ def test_the_default_tag_is_latest_and_the_same_disk_is_one_file(
     assert store.stored() == {disk_file, *(image.tree for image in found)}
 
 
-def test_images_of_one_disk_are_known_by_their_configs_as_a_container_runtime_knows_them(
+def test_images_of_one_disk_are_identified_by_their_configs(
     open_registry: imageserver.Registry, store: ImageFileStore, disk: Path
 ) -> None:
     server = open_registry.address
@@ -191,7 +189,7 @@ def test_an_ordinary_image_is_kept_as_files_for_volumes(
     assert (store.stored(), root.exists()) == (frozenset(), False)
 
 
-def test_a_second_pull_reads_the_images_config_but_no_disk(
+def test_a_second_pull_reads_the_config_but_not_the_disk(
     open_registry: imageserver.Registry, store: ImageFileStore, disk: Path
 ) -> None:
     imageserver.push_container_disk(open_registry.address, "vm", disk)
@@ -205,7 +203,7 @@ def test_a_second_pull_reads_the_images_config_but_no_disk(
 
 
 @pytest.mark.parametrize("name", ["no/such/image", "vm:no-such-tag", f"vm@sha256:{'0' * 64}"])
-def test_what_is_not_there_is_not_found(
+def test_a_missing_image_is_not_found(
     open_registry: imageserver.Registry, store: ImageFileStore, disk: Path, name: str
 ) -> None:
     imageserver.push_container_disk(open_registry.address, "vm", disk)
@@ -220,7 +218,7 @@ def test_what_is_not_there_is_not_found(
         Credentials(auth=base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()),
     ],
 )
-def test_a_password_opens_a_closed_registry_for_that_pull_only(
+def test_a_password_is_used_for_its_own_pull_only(
     closed_registry: imageserver.Registry, store: ImageFileStore, disk: Path, credentials: Credentials
 ) -> None:
     name = f"{closed_registry.address}/vm"
@@ -238,7 +236,7 @@ def test_a_password_opens_a_closed_registry_for_that_pull_only(
     assert "wr0ng" not in str(caught.value)
 
 
-def test_a_deleted_manifest_is_not_found_though_the_disk_is_here(
+def test_a_deleted_manifest_is_not_found_even_if_the_disk_is_stored(
     open_registry: imageserver.Registry, store: ImageFileStore, disk: Path
 ) -> None:
     digest = imageserver.push_container_disk(open_registry.address, "vm", disk)
@@ -259,7 +257,7 @@ ImageFileStore(sys.argv[1], ImageSettings(insecure_registries=("127.0.0.1",))).f
 """
 
 
-def test_a_pull_that_was_killed_near_its_end_goes_on_there(
+def test_a_pull_killed_near_its_end_resumes_there(
     open_registry: imageserver.Registry, store: ImageFileStore, disk: Path, tmp_path: Path
 ) -> None:
     imageserver.push_container_disk(open_registry.address, "vm", disk)
@@ -282,7 +280,7 @@ def test_a_pull_that_was_killed_near_its_end_goes_on_there(
     assert [0 < int(size) < disk.stat().st_size // 4 for size in parts] == [True]
 
 
-def test_a_registry_that_one_connection_is_slow_to_is_asked_for_parts_by_several(
+def test_a_registry_with_slow_connections_is_read_over_several(
     open_registry: imageserver.Registry, store: ImageFileStore, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel, "PIECE", 1 << 20)
@@ -317,7 +315,7 @@ def test_a_directory_on_a_web_server_is_an_image_source(tmp_path: Path, store: I
         assert plain.fetch(f"virtlet.cloud/{name}/{disk.name}", None, NEVER).digest == found.digest
 
 
-def test_a_disk_that_a_key_has_signed_is_pulled_from_a_real_registry(
+def test_a_signed_disk_is_pulled_from_a_real_registry(
     open_registry: imageserver.Registry, tmp_path: Path, disk: Path
 ) -> None:
     server = open_registry.address

@@ -34,7 +34,7 @@ def activated(node: TapNode, sock: socket.socket, path: str = "") -> subprocess.
         return subprocess.Popen(command, stdout=log, stderr=log, pass_fds=[sock.fileno()])
 
 
-def test_calls_wait_for_it_while_it_is_restarted_and_its_socket_stays(quiet_node: TapNode) -> None:
+def test_calls_wait_while_tapmanager_restarts_and_its_socket_stays(quiet_node: TapNode) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, ThreadPoolExecutor(1) as pool:
         sock.bind(quiet_node.socket)
         os.chmod(quiet_node.socket, 0o600)
@@ -48,7 +48,7 @@ def test_calls_wait_for_it_while_it_is_restarted_and_its_socket_stays(quiet_node
             assert os.path.exists(quiet_node.socket)
 
 
-def test_another_socket_than_the_settings_is_refused_by_both_names(quiet_node: TapNode) -> None:
+def test_a_socket_that_differs_from_the_settings_is_refused_by_both_names(quiet_node: TapNode) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.bind(quiet_node.socket)
         sock.listen(16)

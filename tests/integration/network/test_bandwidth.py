@@ -22,7 +22,7 @@ BANDWIDTH = {"type": "bandwidth", "capabilities": {"bandwidth": True}}
 _WINDOW = 10.0  # seconds
 
 
-def test_both_directions_are_limited_on_the_nodes_end_of_the_pods_link(tap_node: TapNode) -> None:
+def test_both_directions_are_limited_on_the_nodes_end_of_the_link(tap_node: TapNode) -> None:
     tap_node.configure(tap_node.bridge_plugin(), BANDWIDTH)
     before = limits()
     which = sandbox()
@@ -41,14 +41,14 @@ def limits() -> dict[str, int]:
     return {one["dev"]: one["options"]["rate"] for one in json.loads(shown or "[]") if one["kind"] == "tbf"}
 
 
-def test_without_the_plugin_nothing_is_limited_and_the_log_says_so(tap_node: TapNode) -> None:
+def test_without_the_plugin_nothing_is_limited_and_a_warning_is_logged(tap_node: TapNode) -> None:
     which = sandbox()
     tap_node.attach(which, bandwidth={"ingress": 1_000_000})
     assert f"pod.bandwidth_unlimited sandbox={which} network={tap_node.network}" in tap_node.log.read_text()
     tap_node.release(which)
 
 
-def test_as_much_passes_each_way_as_the_pods_annotations_say(tap_node: TapNode, request: pytest.FixtureRequest) -> None:
+def test_bandwidth_each_way_is_what_the_pods_annotations_say(tap_node: TapNode, request: pytest.FixtureRequest) -> None:
     """From the annotations to the kernel's token buckets; with `--all`, bytes over ten seconds each way."""
     tap_node.configure(tap_node.bridge_plugin(), BANDWIDTH)
     asked = {"kubernetes.io/ingress-bandwidth": "1M", "kubernetes.io/egress-bandwidth": "1M"}

@@ -27,7 +27,7 @@ def sets_of(status: str) -> dict[str, int]:
     return {name: int(value, 16) for name, value in re.findall(r"^(Cap\w+):\s+([0-9a-f]+)$", status, re.MULTILINE)}
 
 
-def test_it_keeps_what_it_needs_and_plugins_have_what_they_need(tap_node: TapNode) -> None:
+def test_tapmanager_and_plugins_have_only_the_capabilities_that_they_need(tap_node: TapNode) -> None:
     seen = tap_node.folder / "seen"
     tap_node.plugin("seen", f"test $CNI_COMMAND = DEL || {{ cat /proc/self/status > {seen}; echo '{{}}'; }}\n")
     tap_node.configure({"type": "seen"}, tap_node.bridge_plugin())
@@ -49,7 +49,7 @@ def test_it_keeps_what_it_needs_and_plugins_have_what_they_need(tap_node: TapNod
     assert plugins["CapEff"] == all_threads[0]["CapBnd"]
 
 
-def test_plugins_have_it_under_the_unit_too_which_allows_no_new_privileges() -> None:
+def test_plugins_have_their_capabilities_under_the_unit_with_no_new_privileges() -> None:
     script = (
         "import os; from tapmanager import daemon; daemon.give_up_capabilities(); "
         "os.execv('/bin/cat', ['cat', '/proc/self/status'])"
@@ -62,7 +62,7 @@ def test_plugins_have_it_under_the_unit_too_which_allows_no_new_privileges() -> 
     assert found["CapEff"] == found["CapPrm"] == found["CapBnd"]
 
 
-def test_the_unit_has_the_same_list() -> None:
+def test_the_unit_has_the_same_capabilities() -> None:
     unit = (PROJECT / "systemd" / "tapmanager.service").read_text()
     (listed,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
     assert {name.removeprefix("CAP_") for name in listed.split()} == PLUGIN_CAPABILITIES

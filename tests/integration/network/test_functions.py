@@ -116,7 +116,7 @@ def card_node(quiet_node: TapNode, tmp_path: Path) -> Iterator[Node]:
     made.dhcp.stop()
 
 
-def test_a_function_is_vfios_while_the_pod_is_attached_and_the_plugin_finds_its_link_again(card_node: Node) -> None:
+def test_a_function_is_bound_to_vfio_while_attached_and_the_plugin_gets_its_link_back(card_node: Node) -> None:
     # Chained behind the plugin that made the link: at DEL it runs first.
     card_node.node.plugin(
         "looking",
@@ -140,7 +140,7 @@ def test_a_function_is_vfios_while_the_pod_is_attached_and_the_plugin_finds_its_
     assert card_node.node.leftovers() == []
 
 
-def test_while_del_fails_a_function_that_is_back_may_be_another_pods(card_node: Node) -> None:
+def test_a_returned_function_may_go_to_another_pod_while_del_fails(card_node: Node) -> None:
     works = card_node.node.folder / "del-works"
     card_node.node.plugin(
         "stubborn",
@@ -163,7 +163,7 @@ def test_while_del_fails_a_function_that_is_back_may_be_another_pods(card_node: 
     assert card_node.node.leftovers() == []
 
 
-def test_an_attach_that_fails_at_the_card_gives_all_back(card_node: Node) -> None:
+def test_an_attach_that_fails_at_the_card_restores_everything(card_node: Node) -> None:
     card_node.card.broken.add("vfio-pci")
     pod = card_node.pod()
     with pytest.raises(TapmanagerError, match="instead of vfio-pci"):
@@ -173,7 +173,7 @@ def test_an_attach_that_fails_at_the_card_gives_all_back(card_node: Node) -> Non
     assert card_node.node.leftovers() == []
 
 
-def test_a_pod_whose_namespace_is_gone_gives_its_function_back(card_node: Node) -> None:
+def test_a_pod_without_its_namespace_returns_its_function(card_node: Node) -> None:
     pod = card_node.pod()
     card_node.attachments.attach(pod, UNTIL)
     netns.delete(str(card_node.node.netns_of(pod.sandbox)))
@@ -191,9 +191,7 @@ echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "'$CNI_IFNAME'", "sandbox"
 """
 
 
-def test_a_second_network_at_vfio_has_its_address_beside_an_ordinary_first_one(
-    quiet_node: TapNode, tmp_path: Path
-) -> None:
+def test_a_vfio_network_works_as_second_network(quiet_node: TapNode, tmp_path: Path) -> None:
     netns.prepare_dir(str(quiet_node.netns_dir))
     made = Node(quiet_node, tmp_path, NicFunctions)
     PciDrivers(str(made.card.root), made.card.write).bind(VF, "vfio-pci")
@@ -221,7 +219,7 @@ def test_a_second_network_at_vfio_has_its_address_beside_an_ordinary_first_one(
 # -- netlink, as far as it goes without a card that has VFs
 
 
-def test_a_link_of_the_host_becomes_the_pods_with_its_old_name_mac_mtu_and_addresses(card_node: Node) -> None:
+def test_a_host_link_moves_into_the_pod_with_its_name_mac_mtu_and_addresses(card_node: Node) -> None:
     path = str(card_node.node.netns_dir / "vst-functions")
     netns.delete(path)
     netns.create(path)
@@ -247,7 +245,7 @@ def test_a_link_of_the_host_becomes_the_pods_with_its_old_name_mac_mtu_and_addre
         netns.delete(path)
 
 
-def test_the_kernel_reads_the_messages_that_set_what_a_vf_has(card_node: Node) -> None:
+def test_the_kernel_understands_the_messages_that_configure_a_vf(card_node: Node) -> None:
     """A link without VFs refuses them as not supported; a message that it cannot read would be invalid."""
     ip("link", "add", "vstfn2", "type", "veth", "peer", "name", "vstfn2p")
     try:

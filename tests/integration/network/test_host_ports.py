@@ -27,9 +27,7 @@ def local_port() -> int:
         return int(free.getsockname()[1])
 
 
-def test_a_host_port_answers_the_node_other_pods_and_its_own_pod_and_goes_with_it(
-    tap_node: TapNode, local_port: int
-) -> None:
+def test_a_host_port_answers_node_and_pods_and_is_removed_with_its_pod(tap_node: TapNode, local_port: int) -> None:
     tap_node.configure(*bridged("46", hairpinMode=True)(tap_node, 0), PORTMAP)
     mappings = tuple(PortMapping(protocol, INSIDE, local_port, "") for protocol in ("tcp", "udp"))
     with forwarding_host():

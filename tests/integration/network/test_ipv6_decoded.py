@@ -73,7 +73,7 @@ ANSWERS = [
 ]  # fmt: skip
 
 
-def test_every_dhcpv6_answer_says_what_it_should(tmp_path: Path) -> None:
+def test_tcpdump_decodes_every_dhcpv6_answer_as_expected(tmp_path: Path) -> None:
     given = lease.lease_for(NIC, DNS)
     assert given is not None
     found = [lease.answer(question, given) or b"" for question, _ in ANSWERS]
@@ -85,7 +85,7 @@ def test_every_dhcpv6_answer_says_what_it_should(tmp_path: Path) -> None:
         assert "[|" not in line
 
 
-def test_every_advertisement_says_what_it_should(tmp_path: Path) -> None:
+def test_tcpdump_decodes_every_router_advertisement_as_expected(tmp_path: Path) -> None:
     told = routers.told(NIC, DNS)
     assert told is not None
     by_address = {str(router.address): router for router in told.routers}

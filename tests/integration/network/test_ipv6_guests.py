@@ -111,9 +111,7 @@ def test_the_kernel_and_a_dhcp_client_configure_an_interface(
         assert "bad" not in said
 
 
-def test_a_client_that_starts_again_has_its_address_confirmed_and_gives_it_back(
-    quiet_node: TapNode, tmp_path: Path
-) -> None:
+def test_a_restarted_client_can_confirm_and_release_its_address(quiet_node: TapNode, tmp_path: Path) -> None:
     configure(quiet_node)
     quiet_node.start()
     with guest(quiet_node, sandbox()) as one:
@@ -173,7 +171,7 @@ def changes(events: socket.socket, port: int) -> int:
     return count
 
 
-def test_a_gateway_with_another_card_takes_one_rule_and_no_connection_from_the_guest(
+def test_a_gateway_with_a_new_mac_costs_one_rule_and_no_guest_connection(
     quiet_node: TapNode, tmp_path: Path, beyond: str
 ) -> None:
     configure(quiet_node)
@@ -213,7 +211,7 @@ add rule bridge virtshim-dhcp forward ether type ip ip protocol udp udp sport 67
 """
 
 
-def test_a_pod_of_a_version_that_guarded_ipv4_alone_is_guarded_when_tapmanager_starts(quiet_node: TapNode) -> None:
+def test_tapmanager_adds_ipv6_filters_to_pods_of_an_earlier_version(quiet_node: TapNode) -> None:
     configure(quiet_node)
     quiet_node.start()
     which = sandbox()
@@ -295,9 +293,7 @@ def forged(mac: bytes, source: IPv6Address) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("chosen", [pytest.param("off", marks=pytest.mark.full), "mac+ip"])
-def test_nobody_else_advertises_routers_or_leases_to_a_guest_nor_a_guest_to_others(
-    quiet_node: TapNode, chosen: str
-) -> None:
+def test_only_tapmanager_sends_router_advertisements_and_leases_to_a_guest(quiet_node: TapNode, chosen: str) -> None:
     configure(quiet_node)
     quiet_node.start("--filter", chosen)
     with (

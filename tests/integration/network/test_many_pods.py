@@ -13,7 +13,7 @@ PODS = 20
 MANY = 50
 
 
-def test_attaches_run_their_plugins_beside_each_other(tap_node: TapNode) -> None:
+def test_attaches_run_their_plugins_in_parallel(tap_node: TapNode) -> None:
     """Each pod's plugin waits for those of all others."""
     here = tap_node.folder / "here"
     here.mkdir()
@@ -35,7 +35,7 @@ echo '{{"cniVersion": "1.0.0"}}'
     assert tap_node.listed() == []
 
 
-def test_fifty_pods_are_attached_while_one_pods_plugin_takes_its_time(tap_node: TapNode) -> None:
+def test_fifty_pods_are_attached_while_one_pods_plugin_is_slow(tap_node: TapNode) -> None:
     """Its plugin ends when all others are attached. Afterwards nothing is left of any."""
     held, slow = sandbox(), tap_node.folder / "go-on"
     tap_node.plugin(

@@ -116,7 +116,7 @@ def test_a_guest_has_a_nic_on_each_of_its_pods_networks(networks: Networks, reco
     networks.nothing_is_left()
 
 
-def test_at_del_each_plugin_finds_its_interface_as_it_left_it(networks: Networks) -> None:
+def test_each_plugin_finds_its_interface_unchanged_at_del(networks: Networks) -> None:
     networks.node.plugin("watched", WATCHED.format(folder=networks.node.folder, plugins=PLUGINS))
     networks.configure(networks.delegate(3, "watched", ipMasq=True, mtu=1400))
     which = sandbox()
@@ -135,7 +135,7 @@ def test_at_del_each_plugin_finds_its_interface_as_it_left_it(networks: Networks
     networks.nothing_is_left()
 
 
-def test_a_tapmanager_that_was_killed_serves_all_networks_again(networks: Networks) -> None:
+def test_a_restarted_tapmanager_serves_all_networks_again(networks: Networks) -> None:
     networks.configure(networks.delegate(4, "bridge", bridge=f"b{networks.tag}", isGateway=True))
     which = sandbox()
     network = networks.node.attach(which)
@@ -148,7 +148,7 @@ def test_a_tapmanager_that_was_killed_serves_all_networks_again(networks: Networ
     networks.nothing_is_left()
 
 
-def test_when_the_namespace_is_gone_no_network_leaves_its_rules(networks: Networks) -> None:
+def test_without_the_namespace_del_still_removes_all_rules(networks: Networks) -> None:
     """ptp and bridge read the addresses that they masquerade off the pod's interface."""
     networks.configure(networks.delegate(10, "ptp", ipMasq=True))
     which = sandbox()
@@ -180,7 +180,7 @@ sys.exit(__main__.main(sys.argv[1:]))
 """
 
 
-def test_a_tapmanager_killed_between_two_nics_has_both_links_back_before_del(networks: Networks) -> None:
+def test_after_a_kill_between_two_nics_both_links_are_restored_before_del(networks: Networks) -> None:
     node = networks.node
     node.plugin("watched", WATCHED.format(folder=node.folder, plugins=PLUGINS))
     networks.configure(networks.delegate(11, "watched"), networks.delegate(12, "bridge", bridge=f"b{networks.tag}"))
@@ -203,7 +203,7 @@ def test_a_tapmanager_killed_between_two_nics_has_both_links_back_before_del(net
     networks.nothing_is_left()
 
 
-def test_a_network_that_was_asked_to_has_the_default_route(networks: Networks) -> None:
+def test_the_network_that_the_pod_chooses_has_the_default_route(networks: Networks) -> None:
     networks.configure(
         networks.delegate(5, "bridge", bridge=f"b{networks.tag}", isGateway=True),
         changed={"routes": []},  # what Multus does to the first one's record
@@ -216,7 +216,7 @@ def test_a_network_that_was_asked_to_has_the_default_route(networks: Networks) -
     networks.nothing_is_left()
 
 
-def test_a_network_that_no_guest_can_have_is_refused_and_all_are_undone(networks: Networks) -> None:
+def test_an_unsupported_network_is_refused_and_all_networks_are_undone(networks: Networks) -> None:
     wire = f"w{networks.tag}"
     command = ["ip", "link", "add", wire, "type", "veth", "peer", "name", f"{wire}p"]
     subprocess.run(command, check=True)
@@ -230,7 +230,7 @@ def test_a_network_that_no_guest_can_have_is_refused_and_all_are_undone(networks
     networks.nothing_is_left()
 
 
-def test_source_based_routing_is_refused_to_a_virtshim_that_gives_it_to_no_guest_and_all_is_undone(
+def test_source_based_routing_is_refused_for_an_older_virtshim_and_undone(
     networks: Networks,
 ) -> None:
     """By the distribution's own plugin, after one that makes the interface. One of an earlier version does not ask for it."""
@@ -248,7 +248,7 @@ def test_source_based_routing_is_refused_to_a_virtshim_that_gives_it_to_no_guest
     networks.nothing_is_left()
 
 
-def test_one_networks_trouble_at_del_is_told_and_the_others_are_free(networks: Networks) -> None:
+def test_a_failed_del_of_one_network_is_reported_and_the_others_are_released(networks: Networks) -> None:
     networks.node.plugin(
         "sour", f"test -e {networks.node.folder}/sour && test $CNI_COMMAND = DEL && exit 1\nexec {PLUGINS}/bridge\n"
     )
@@ -266,7 +266,7 @@ def test_one_networks_trouble_at_del_is_told_and_the_others_are_free(networks: N
     networks.nothing_is_left()
 
 
-def test_a_network_without_addresses_has_its_own_dhcp_and_routers_and_the_first_one_still_has_none(
+def test_a_network_without_addresses_passes_outside_dhcp_but_the_first_one_does_not(
     networks: Networks,
 ) -> None:
     """A server of the outside answers on the second network; requests on the first do not leave the tap."""

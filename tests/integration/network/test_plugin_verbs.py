@@ -52,7 +52,7 @@ def reason(node: TapNode) -> str:
     return str(node.call("status")["reason"])
 
 
-def test_a_plugins_trouble_is_the_networks_and_nobody_waits_for_its_answer(node_1_1: TapNode) -> None:
+def test_a_plugins_status_error_is_the_networks_and_nobody_waits_for_it(node_1_1: TapNode) -> None:
     (node_1_1.folder / "trouble").write_text(json.dumps({"code": 50, "msg": "the controller is away"}))
     node_1_1.start()
     until(lambda: "the controller is away (CNI error 50)" in reason(node_1_1), 60)
@@ -69,7 +69,7 @@ def test_a_plugins_trouble_is_the_networks_and_nobody_waits_for_its_answer(node_
     assert reason(node_1_1) == ""
 
 
-def test_gc_is_not_asked_for_unless_it_is_wanted_and_then_with_all_that_are_there(node_1_1: TapNode) -> None:
+def test_gc_runs_only_if_enabled_and_lists_all_attachments(node_1_1: TapNode) -> None:
     node_1_1.start()
     which = sandbox()
     node_1_1.attach(which)
@@ -82,14 +82,14 @@ def test_gc_is_not_asked_for_unless_it_is_wanted_and_then_with_all_that_are_ther
     node_1_1.release(which)
 
 
-def test_a_network_that_wants_no_gc_has_none(node_1_1: TapNode) -> None:
+def test_a_network_can_disable_gc(node_1_1: TapNode) -> None:
     node_1_1.configure({"type": "told"}, version="1.1.0", disableGC=True)
     node_1_1.start("--cni-gc", "true")
     assert "GC" not in asked(node_1_1)
     assert f"cni.not_collected network={node_1_1.network}" in node_1_1.log.read_text()
 
 
-def test_an_address_that_another_pod_has_is_refused_by_both_names(node_1_1: TapNode) -> None:
+def test_an_address_of_another_pod_is_refused_with_both_names(node_1_1: TapNode) -> None:
     node_1_1.start()
     first, second = sandbox(), sandbox()
     node_1_1.attach(first, name="web-0")
@@ -106,7 +106,7 @@ def test_an_address_that_another_pod_has_is_refused_by_both_names(node_1_1: TapN
     node_1_1.release(second)
 
 
-def test_an_address_whose_pod_lost_its_namespace_may_be_given_again(node_1_1: TapNode) -> None:
+def test_an_address_whose_pod_lost_its_namespace_may_be_reused(node_1_1: TapNode) -> None:
     node_1_1.start()
     first, second = sandbox(), sandbox()
     node_1_1.attach(first)

@@ -110,7 +110,7 @@ def test_a_guest_that_leaves_checksums_to_the_host_is_answered(tap_node: TapNode
     tap_node.release(which)
 
 
-def test_a_flood_of_garbage_from_one_guest_stops_no_other_guests_dhcp(tap_node: TapNode) -> None:
+def test_a_flood_of_garbage_from_one_guest_does_not_stop_dhcp_for_others(tap_node: TapNode) -> None:
     first, second = sandbox(), sandbox()
     one, two = tap_node.attach(first), tap_node.attach(second)
     with tap_node.guest(first, one) as bad, tap_node.guest(second, two) as good:
@@ -198,7 +198,7 @@ def test_ipv6_addresses_are_described_and_given_back(tap_node: TapNode) -> None:
     assert tap_node.network not in rules
 
 
-def test_a_guest_that_looks_for_others_with_its_address_does_not_hear_itself(tap_node: TapNode) -> None:
+def test_duplicate_address_detection_does_not_see_the_guests_own_packets(tap_node: TapNode) -> None:
     """On a bridge that reflects, and with a system that does not mark its own question."""
     ipam = {"type": "host-local", "dataDir": str(tap_node.leases), "ranges": [[{"subnet": "fd00:89::/64"}]]}
     tap_node.configure(tap_node.bridge_plugin(ipam=ipam, hairpinMode=True))
@@ -234,7 +234,7 @@ def test_ptp_s_guest_gets_a_host_address_and_reaches_its_gateway(tap_node: TapNo
     tap_node.release(which)
 
 
-def test_the_cni_interfaces_mtu_reaches_the_guest(tap_node: TapNode) -> None:
+def test_the_mtu_of_the_cni_interface_reaches_the_guest(tap_node: TapNode) -> None:
     tap_node.configure(tap_node.bridge_plugin(mtu=1400))
     which = sandbox()
     network = tap_node.attach(which)
@@ -247,7 +247,7 @@ def test_the_cni_interfaces_mtu_reaches_the_guest(tap_node: TapNode) -> None:
     tap_node.release(which)
 
 
-def test_a_routes_smaller_mtu_is_what_the_guest_is_told_everywhere(tap_node: TapNode) -> None:
+def test_the_guest_gets_the_smaller_mtu_of_a_route_everywhere(tap_node: TapNode) -> None:
     """As Cilium has it for a tunnel: the link takes more, and what others send may be as large."""
     tap_node.plugin("tunnelled", f"""
         {PLUGINS}/bridge || exit
@@ -267,7 +267,7 @@ def test_a_routes_smaller_mtu_is_what_the_guest_is_told_everywhere(tap_node: Tap
     tap_node.release(which)
 
 
-def test_a_link_that_carries_packets_alone_is_refused_by_name_and_nothing_is_left(tap_node: TapNode) -> None:
+def test_a_link_without_ethernet_is_refused_by_name_and_nothing_is_left(tap_node: TapNode) -> None:
     tap_node.plugin("packets", """
         ip() { command ip -n $(basename $CNI_NETNS) "$@"; }
         test $CNI_COMMAND = ADD || exit 0
@@ -282,7 +282,7 @@ def test_a_link_that_carries_packets_alone_is_refused_by_name_and_nothing_is_lef
     assert tap_node.listed() == []
 
 
-def test_a_neighbour_that_only_the_plugin_knows_is_answered_for_also_while_tapmanager_is_down(
+def test_a_static_neighbour_of_the_plugin_resolves_even_without_tapmanager(
     tap_node: TapNode,
 ) -> None:
     """As AWS's VPC CNI and Azure's do it: nobody on the wire answers for the gateway."""
@@ -316,7 +316,7 @@ def test_a_neighbour_that_only_the_plugin_knows_is_answered_for_also_while_tapma
     assert sorted(line.split()[0] for line in found if line.endswith("PERMANENT ")) == ["169.254.1.1", "fe80::1"]
 
 
-def test_attach_twice_is_one_network_and_release_twice_is_no_error(tap_node: TapNode) -> None:
+def test_attach_and_release_may_be_repeated(tap_node: TapNode) -> None:
     which = sandbox()
     first = tap_node.attach(which)
     assert tap_node.attach(which) == first
@@ -339,7 +339,7 @@ def test_calls_for_one_sandbox_wait_for_each_other(tap_node: TapNode) -> None:
     tap_node.release(which)
 
 
-def test_releasing_what_never_was_succeeds_and_removes_a_stray_namespace(tap_node: TapNode) -> None:
+def test_releasing_an_unknown_pod_succeeds_and_removes_a_stray_namespace(tap_node: TapNode) -> None:
     which = sandbox()
     subprocess.run(["ip", "netns", "add", tap_node.netns_of(which).name], check=True)
     tap_node.release(which)
@@ -373,7 +373,7 @@ def test_one_pods_key_does_not_open_anothers_network(tap_node: TapNode) -> None:
     tap_node.release(second)
 
 
-def test_a_tap_has_one_user_at_a_time_and_the_next_gets_it_when_the_first_ends(tap_node: TapNode) -> None:
+def test_a_tap_has_one_user_at_a_time(tap_node: TapNode) -> None:
     which = sandbox()
     network = tap_node.attach(which)
     with tap_node.guest(which, network) as guest:
@@ -413,7 +413,7 @@ def ask_as(node: TapNode, uid: int, gid: int, verb: str, args: dict[str, object]
     return json.loads(done.stdout)
 
 
-def test_the_qemu_user_may_fetch_with_its_key_and_nothing_else(quiet_node: TapNode) -> None:
+def test_the_qemu_user_may_only_fetch_taps_with_its_key(quiet_node: TapNode) -> None:
     os.chmod(quiet_node.folder, 0o755)
     quiet_node.start("--qemu-user", "65533")
     which = sandbox()
@@ -434,7 +434,7 @@ def test_the_qemu_user_may_fetch_with_its_key_and_nothing_else(quiet_node: TapNo
     quiet_node.release(which)
 
 
-def test_counters_are_the_guests_own_and_tell_of_all_pods_at_once(tap_node: TapNode) -> None:
+def test_one_call_returns_the_traffic_counters_of_all_guests(tap_node: TapNode) -> None:
     first, second = sandbox(), sandbox()
     network = tap_node.attach(first)
     tap_node.attach(second)

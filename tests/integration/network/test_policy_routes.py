@@ -43,7 +43,7 @@ def set_in_guest(made: Vm) -> None:
         subprocess.run(["ip", "netns", "exec", Path(made.place.path).name, *words], check=True, timeout=60)
 
 
-def test_a_guest_answers_by_the_network_that_it_was_asked_on(tap_node: TapNode) -> None:
+def test_a_guest_answers_on_the_network_of_the_request(tap_node: TapNode) -> None:
     bridge = f"vstb{secrets.token_hex(3)}"
     with beyond(bridge) as far, two_networks(tap_node, bridge) as made, Echoes([made.place]) as echoes:
         first, second = made.network.interfaces
@@ -86,7 +86,7 @@ def done(path: str, *commands: str) -> None:
         ip(*command.split(), inside=Path(path).name)
 
 
-def test_rules_and_tables_are_read_with_all_that_guests_are_told(inside: str) -> None:
+def test_rules_and_tables_are_read_with_everything_that_guests_get(inside: str) -> None:
     done(
         inside,
         "route add 10.1.0.0/24 dev eth0 src 10.1.0.2 table 1000",
@@ -144,7 +144,7 @@ def test_rules_and_tables_are_read_with_all_that_guests_are_told(inside: str) ->
         ("route append default via 10.1.0.3 dev eth0 table 100", "0.0.0.0/0: nexthop"),
     ],
 )
-def test_what_no_guest_can_be_given_is_refused_by_name(inside: str, command: str, field: str) -> None:
+def test_routing_that_no_guest_can_have_is_refused_by_name(inside: str, command: str, field: str) -> None:
     done(inside, "route add default via 10.1.0.1 dev eth0 table 100", "rule add from 10.1.0.2 priority 9 table 100")
     try:
         done(inside, command)
@@ -173,7 +173,7 @@ def test_a_vrf_is_refused(inside: str) -> None:
     assert [one for one in policies(inside)["eth0"].refused if "l3mdev" in one]
 
 
-def test_rules_that_lead_nowhere_are_nothing_to_a_guest(inside: str) -> None:
+def test_rules_without_effect_are_not_given_to_the_guest(inside: str) -> None:
     done(
         inside,
         "rule add fwmark 5 table 100",

@@ -40,7 +40,7 @@ def tap_of(fd: int) -> str:
     return fcntl.ioctl(fd, _TUNGETIFF, bytes(40))[_NAME].rstrip(b"\0").decode()
 
 
-def test_a_vm_has_the_queues_that_it_was_armed_with_and_its_next_start_others(tap_node: TapNode) -> None:
+def test_each_start_decides_the_number_of_queues(tap_node: TapNode) -> None:
     which = sandbox()
     network = tap_node.attach(which, multi_queue=True)
     for queues in (4, 2, 8):
@@ -50,7 +50,7 @@ def test_a_vm_has_the_queues_that_it_was_armed_with_and_its_next_start_others(ta
     tap_node.release(which)
 
 
-def test_one_queue_is_told_and_made_as_it_always_was(tap_node: TapNode) -> None:
+def test_a_single_queue_works_as_in_earlier_versions(tap_node: TapNode) -> None:
     which = sandbox()
     network = tap_node.attach(which)
     with opened(tap_node, which, network, 1) as (nic, fds):
@@ -70,7 +70,7 @@ def test_a_virtshim_of_an_earlier_version_gets_one_descriptor(tap_node: TapNode,
     tap_node.release(which)
 
 
-def test_a_pod_that_was_attached_for_one_queue_keeps_it_and_the_log_says_so(tap_node: TapNode) -> None:
+def test_a_pod_attached_for_one_queue_keeps_it_and_a_warning_is_logged(tap_node: TapNode) -> None:
     which = sandbox()
     network = tap_node.attach(which)
     with opened(tap_node, which, network, 4) as (nic, fds):
@@ -79,7 +79,7 @@ def test_a_pod_that_was_attached_for_one_queue_keeps_it_and_the_log_says_so(tap_
     tap_node.release(which)
 
 
-def test_nobody_gets_a_queue_beside_a_vm_that_has_some_even_switched_off(tap_node: TapNode) -> None:
+def test_nobody_else_gets_a_queue_of_a_vm_even_a_disabled_one(tap_node: TapNode) -> None:
     which = sandbox()
     network = tap_node.attach(which, multi_queue=True)
     args = {"sandbox": which, "key": network["fetch_key"]}
@@ -95,7 +95,7 @@ def test_nobody_gets_a_queue_beside_a_vm_that_has_some_even_switched_off(tap_nod
     tap_node.release(which)
 
 
-def test_packets_pass_a_tap_for_several_queues_and_its_record_outlives_tapmanager(tap_node: TapNode) -> None:
+def test_a_tap_with_several_queues_passes_packets_and_survives_tapmanager(tap_node: TapNode) -> None:
     which = sandbox()
     network = tap_node.attach(which, multi_queue=True)
     tap_node.stop()

@@ -45,7 +45,7 @@ def select(node: TapNode, bridge: str, **selection: object) -> None:
     node.configure({"type": "meta", "cniDir": str(node.folder / "multus"), "delegates": delegates})
 
 
-def test_a_guest_has_the_mac_and_address_of_its_pods_selection_each_time(tap_node: TapNode, second: str) -> None:
+def test_a_guest_always_has_the_mac_and_address_of_its_pods_network_selection(tap_node: TapNode, second: str) -> None:
     select(tap_node, second, mac=MAC, ips=[ADDRESS])
     for name in ("before", "after a new start"):
         with vm(tap_node, name) as made:
@@ -67,7 +67,7 @@ def test_without_a_selection_the_networks_plugins_choose(tap_node: TapNode, seco
 
 
 @pytest.mark.parametrize("field", ["mac", "ips", "annotations", "args"])
-def test_who_attaches_a_pod_cannot_choose_them(tap_node: TapNode, field: str) -> None:
+def test_the_caller_of_attach_cannot_choose_mac_and_address(tap_node: TapNode, field: str) -> None:
     with pytest.raises(protocol.RemoteError, match=rf"{field}: unknown field"):
         tap_node.attach(sandbox(), **{field: MAC})
     assert tap_node.listed() == []

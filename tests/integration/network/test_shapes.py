@@ -56,7 +56,7 @@ SAMPLE = ("bridge, dual stack", "ptp, dual stack, MTU 1280", "calico", "several"
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.full] * (one not in SAMPLE)) for one in SHAPES])
-def test_packets_pass_policies_hold_and_nothing_is_left(tap_node: TapNode, name: str) -> None:
+def test_packets_pass_policies_apply_and_nothing_is_left(tap_node: TapNode, name: str) -> None:
     shape = SHAPES[name]
     install(tap_node)
     with contextlib.ExitStack() as extra:

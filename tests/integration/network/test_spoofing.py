@@ -151,15 +151,13 @@ FORGED = [
 @pytest.mark.parametrize(
     ("chosen", "stopped"), [("off", ADVERTISED), ("mac", FORGED_MACS + ADVERTISED), ("mac+ip", FORGED)]
 )
-def test_what_is_forged_stays_on_the_tap_and_all_else_passes(
-    quiet_node: TapNode, chosen: str, stopped: list[str]
-) -> None:
+def test_forged_packets_are_dropped_and_all_others_pass(quiet_node: TapNode, chosen: str, stopped: list[str]) -> None:
     quiet_node.start("--filter", chosen)
     for one in wire(quiet_node, *made(quiet_node)):
         assert one.refused(*everything(one)) == stopped
 
 
-def test_the_filter_holds_while_tapmanager_is_down_and_when_it_is_back_and_dhcp_goes_on(quiet_node: TapNode) -> None:
+def test_the_filter_stays_across_a_restart_of_tapmanager_and_dhcp_works_again(quiet_node: TapNode) -> None:
     quiet_node.start()
     for one in wire(quiet_node, *made(quiet_node)):
         quiet_node.stop(signal.SIGKILL)
@@ -172,13 +170,13 @@ def test_the_filter_holds_while_tapmanager_is_down_and_when_it_is_back_and_dhcp_
         one.guest.ping(one.guest.resolve(gateway), gateway)
 
 
-def test_a_pod_has_a_weaker_filter_where_the_operator_lets_it(quiet_node: TapNode) -> None:
+def test_a_pod_may_have_a_weaker_filter_if_the_operator_allows_it(quiet_node: TapNode) -> None:
     quiet_node.start("--filter", "mac", "--filter-by-pod", "true")
     for one in wire(quiet_node, *made(quiet_node, filter="off")):
         assert one.refused(*everything(one)) == ADVERTISED
 
 
-def test_a_pod_has_a_stronger_filter_wherever_it_likes(quiet_node: TapNode) -> None:
+def test_a_pod_may_always_have_a_stronger_filter(quiet_node: TapNode) -> None:
     quiet_node.start("--filter", "off")
     for one in wire(quiet_node, *made(quiet_node, filter="mac+ip")):
         assert one.refused(*everything(one)) == FORGED
@@ -194,7 +192,7 @@ def test_a_weaker_filter_that_the_operator_does_not_allow_is_refused_by_name(qui
     assert quiet_node.listed() == []
 
 
-def test_a_link_local_gateway_is_nobodys_to_play(quiet_node: TapNode) -> None:
+def test_no_guest_can_impersonate_a_link_local_gateway(quiet_node: TapNode) -> None:
     which = sandbox()
     link = f"sp{which[:9]}"
     quiet_node.plugin("routed", f"""

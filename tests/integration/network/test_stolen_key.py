@@ -67,7 +67,7 @@ def refused(answer: str) -> bool:
     return answer.startswith("permission the network of sandbox") and "good for one start by virtshim" in answer
 
 
-def test_a_key_opens_nothing_before_virtshim_starts_the_vm(tap_node: TapNode) -> None:
+def test_a_key_gives_nothing_before_virtshim_starts_the_vm(tap_node: TapNode) -> None:
     which = sandbox()
     key = tap_node.attach(which)["fetch_key"]
     with Asker(tap_node, which, key) as thief:
@@ -75,7 +75,7 @@ def test_a_key_opens_nothing_before_virtshim_starts_the_vm(tap_node: TapNode) ->
     tap_node.release(which)
 
 
-def test_a_key_that_a_vms_process_has_used_opens_nothing_to_another_one(tap_node: TapNode) -> None:
+def test_a_key_used_by_a_vm_gives_nothing_to_another_process(tap_node: TapNode) -> None:
     """Also after that VM has ended, and after a restart of tapmanager."""
     which = sandbox()
     key = tap_node.attach(which)["fetch_key"]
@@ -92,7 +92,7 @@ def test_a_key_that_a_vms_process_has_used_opens_nothing_to_another_one(tap_node
     tap_node.release(which)
 
 
-def test_a_key_that_nobody_used_opens_nothing_when_two_minutes_are_over(tap_node: TapNode) -> None:
+def test_an_unused_key_expires_after_two_minutes(tap_node: TapNode) -> None:
     """Nobody closed it: virtshim was killed in the middle of its start."""
     which = sandbox()
     key = tap_node.attach(which)["fetch_key"]
@@ -109,7 +109,7 @@ def test_a_key_that_nobody_used_opens_nothing_when_two_minutes_are_over(tap_node
     tap_node.release(which)
 
 
-def test_each_start_by_virtshim_opens_it_once_more(tap_node: TapNode) -> None:
+def test_each_start_by_virtshim_makes_the_key_valid_once(tap_node: TapNode) -> None:
     which = sandbox()
     key = tap_node.attach(which)["fetch_key"]
     for _ in range(2):
@@ -119,7 +119,7 @@ def test_each_start_by_virtshim_opens_it_once_more(tap_node: TapNode) -> None:
     tap_node.release(which)
 
 
-def test_a_start_that_tapmanager_was_restarted_in_gets_its_taps(tap_node: TapNode) -> None:
+def test_a_start_gets_its_taps_if_tapmanager_restarts_during_it(tap_node: TapNode) -> None:
     which = sandbox()
     key = tap_node.attach(which)["fetch_key"]
     tap_node.arm(which)
@@ -141,7 +141,7 @@ def test_a_wrong_key_does_not_use_up_a_start(tap_node: TapNode) -> None:
     tap_node.release(which)
 
 
-def test_a_start_that_failed_leaves_nothing_open(tap_node: TapNode) -> None:
+def test_a_failed_start_leaves_no_valid_key(tap_node: TapNode) -> None:
     which = sandbox()
     key = tap_node.attach(which)["fetch_key"]
     tap_node.arm(which)
@@ -152,7 +152,7 @@ def test_a_start_that_failed_leaves_nothing_open(tap_node: TapNode) -> None:
     tap_node.call("disarm", {"sandbox": which})
 
 
-def test_a_key_opens_nothing_to_another_user_than_the_vms_own(tap_node: TapNode) -> None:
+def test_a_key_gives_nothing_to_other_users_than_the_vms(tap_node: TapNode) -> None:
     """Not to another VM's, nor to the user that VMs have in common; and a wrong one does not use up the start."""
     which, other = sandbox(), sandbox()
     key = tap_node.attach(which)["fetch_key"]
@@ -168,7 +168,7 @@ def test_a_key_opens_nothing_to_another_user_than_the_vms_own(tap_node: TapNode)
     tap_node.release(other)
 
 
-def test_who_is_no_vms_user_is_turned_away_at_the_door(tap_node: TapNode) -> None:
+def test_a_user_of_no_vm_cannot_connect(tap_node: TapNode) -> None:
     which = sandbox()
     key = tap_node.attach(which)["fetch_key"]
     tap_node.arm(which, uid=OWN)

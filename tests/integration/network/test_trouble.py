@@ -31,7 +31,7 @@ def refused(node: TapNode, kind: str, words: str, timeout: float = 60.0) -> str:
     return which
 
 
-def test_a_failing_plugin_is_told_and_everything_before_it_is_undone(tap_node: TapNode) -> None:
+def test_a_failing_plugin_is_reported_and_everything_before_it_is_undone(tap_node: TapNode) -> None:
     tap_node.plugin("sour", 'echo \'{"code": 100, "msg": "lemons", "details": "only"}\'; test $CNI_COMMAND = DEL\n')
     tap_node.configure(tap_node.bridge_plugin(), {"type": "sour"})
     which = refused(tap_node, "internal", r'plugin "sour" .* failed at ADD: lemons: only \(CNI error 100\)')
@@ -50,7 +50,7 @@ def test_a_failing_plugin_is_told_and_everything_before_it_is_undone(tap_node: T
     ],
     ids=["iptables", "ip6tables", "nft", "iptables-legacy"],
 )
-def test_rules_for_packets_that_a_guests_do_not_pass_are_refused_by_name(
+def test_firewall_rules_for_packets_that_bypass_them_are_refused_by_name(
     tap_node: TapNode, made: str, named: str
 ) -> None:
     """As a service mesh's plugin makes them. Those of a bridge or a device see frames, and tables may be there without any: in
@@ -77,7 +77,7 @@ def test_rules_for_packets_that_a_guests_do_not_pass_are_refused_by_name(
     tap_node.release(which)
 
 
-def test_what_cannot_be_undone_is_kept_listed_and_undone_by_release(tap_node: TapNode) -> None:
+def test_a_network_that_cannot_be_undone_stays_listed_until_release_undoes_it(tap_node: TapNode) -> None:
     tap_node.plugin("sour", "exit 1\n")
     tap_node.configure(tap_node.bridge_plugin(), {"type": "sour"})
     which = refused(tap_node, "internal", "failed at ADD")
@@ -101,7 +101,7 @@ def test_attach_after_a_failure_starts_afresh(tap_node: TapNode) -> None:
     tap_node.release(which)
 
 
-def test_a_plugin_that_takes_its_time_blocks_no_other_pod(tap_node: TapNode) -> None:
+def test_a_slow_plugin_blocks_no_other_pod(tap_node: TapNode) -> None:
     go, begun = tap_node.folder / "go", tap_node.folder / "begun"
     os.mkfifo(go)
     tap_node.plugin("tar", f"test $CNI_COMMAND = DEL && exit 0\ntouch {begun}\nread line < {go}\nexit 1\n")
@@ -131,7 +131,7 @@ def test_a_hanging_plugin_is_killed_at_its_limit(quiet_node: TapNode) -> None:
     until(lambda: not tap_node.listed(), what="all undone")
 
 
-def test_a_missing_plugin_or_config_is_told_by_status_and_attach(tap_node: TapNode) -> None:
+def test_status_and_attach_report_a_missing_plugin_or_config(tap_node: TapNode) -> None:
     assert tap_node.call("status") == {"ready": True, "reason": ""}
     tap_node.configure({"type": "unheard-of"})
     assert '"unheard-of" is not in' in str(tap_node.call("status")["reason"])
@@ -164,7 +164,7 @@ def test_del_gets_the_cached_result_and_config_even_when_the_file_is_gone(tap_no
     assert (tap_node.folder / "calls").read_text().split() == ["ADD", "DEL"]
 
 
-def test_release_works_when_the_namespace_is_gone_already(tap_node: TapNode) -> None:
+def test_release_works_if_the_namespace_is_gone(tap_node: TapNode) -> None:
     """Masquerading rules too, which the bridge plugin removes by what it reads off the interface."""
     which = sandbox()
     tap_node.attach(which)
@@ -175,7 +175,7 @@ def test_release_works_when_the_namespace_is_gone_already(tap_node: TapNode) -> 
     until(lambda: not tap_node.leftovers(), what="lease and veth gone")
 
 
-def test_release_works_after_a_reboot_which_took_the_rules_too(tap_node: TapNode) -> None:
+def test_release_works_after_a_reboot_without_the_rules(tap_node: TapNode) -> None:
     """bridge's DEL wants to remove them where it finds an interface, and fails with iptables' nftables variant."""
     which = sandbox()
     tap_node.attach(which)
@@ -188,7 +188,7 @@ def test_release_works_after_a_reboot_which_took_the_rules_too(tap_node: TapNode
     until(lambda: not tap_node.leftovers(), what="lease and veth gone")
 
 
-def test_a_plugin_that_might_move_the_interface_is_told_that_the_namespace_is_gone(tap_node: TapNode) -> None:
+def test_a_plugin_that_may_move_the_interface_gets_no_namespace_if_it_is_gone(tap_node: TapNode) -> None:
     echo = f"import json; print(json.dumps(json.load(open('{tap_node.folder}/stdin'))['prevResult']))"
     script = f'cat > {tap_node.folder}/stdin\necho "$CNI_COMMAND=$CNI_NETNS" >> {tap_node.folder}/calls\n'
     tap_node.plugin("mover", f'{script}test $CNI_COMMAND = DEL || {sys.executable} -c "{echo}"\n')
@@ -201,7 +201,7 @@ def test_a_plugin_that_might_move_the_interface_is_told_that_the_namespace_is_go
     until(lambda: not tap_node.leftovers(), what="lease and veth gone")
 
 
-def test_after_a_reboot_attach_makes_the_network_anew(tap_node: TapNode) -> None:
+def test_attach_after_a_reboot_creates_the_network_again(tap_node: TapNode) -> None:
     which = sandbox()
     first = tap_node.attach(which)
     subprocess.run(["ip", "netns", "del", tap_node.netns_of(which).name], check=True)
@@ -220,7 +220,7 @@ def test_release_while_the_guest_still_runs_takes_its_network_away(tap_node: Tap
         until(lambda: not tap_node.leftovers(), what="all released under a running guest")
 
 
-def test_a_killed_tapmanager_comes_back_with_its_pods(tap_node: TapNode) -> None:
+def test_a_restarted_tapmanager_still_has_its_pods(tap_node: TapNode) -> None:
     which = sandbox()
     network = tap_node.attach(which)
     with tap_node.guest(which, network) as guest:
@@ -250,9 +250,7 @@ def test_a_clean_stop_leaves_pods_alone_and_removes_its_socket(tap_node: TapNode
 
 
 @pytest.mark.parametrize("phase", ["bridge", "hold"])
-def test_a_tapmanager_killed_in_the_middle_of_an_attach_leaves_what_release_can_clear(
-    tap_node: TapNode, phase: str
-) -> None:
+def test_release_cleans_up_after_a_tapmanager_killed_during_attach(tap_node: TapNode, phase: str) -> None:
     """Killed before the chain's first plugin did anything, and after the bridge plugin did all."""
     tap_node.plugin("hold", f"test $CNI_COMMAND = DEL && exit 0\necho $$ > {tap_node.folder}/pid\nexec sleep 600\n")
     chain = (
@@ -307,7 +305,7 @@ def test_an_unreadable_record_is_kept_listed_and_keeps_others_working(tap_node: 
     tap_node.release(which)
 
 
-def test_a_second_tapmanager_is_refused_and_told_who_is_first(tap_node: TapNode) -> None:
+def test_a_second_tapmanager_is_refused_with_the_holder_of_the_lock(tap_node: TapNode) -> None:
     assert tap_node.process is not None
     command = [sys.executable, "-m", "tapmanager", "--socket", tap_node.socket, "--state-dir", str(tap_node.ledger)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -336,7 +334,7 @@ def test_many_cycles_leave_no_descriptor_thread_or_file(tap_node: TapNode) -> No
     until(lambda: not tap_node.leftovers(), what="all released")
 
 
-def test_what_somebody_else_removed_is_named_and_only_that(tap_node: TapNode) -> None:
+def test_a_part_that_somebody_removed_is_named(tap_node: TapNode) -> None:
     tap_node.configure(tap_node.bridge_plugin())
     whole, without_tap, without_netns = (sandbox() for _ in range(3))
     for which in (whole, without_tap, without_netns):

@@ -78,7 +78,7 @@ def ungroup(node: TapNode, parent: str) -> None:
     assert node.call("ungroup", {"container": CONTAINER, "parent": parent}) == {}
 
 
-def test_who_fetches_the_taps_is_in_the_vms_group_before_it_becomes_qemu(tap_node: TapNode, pod_cgroup: str) -> None:
+def test_the_process_that_fetches_the_taps_joins_the_vms_cgroup_first(tap_node: TapNode, pod_cgroup: str) -> None:
     which = sandbox()
     key = tap_node.attach(which)["fetch_key"]
     path = group(tap_node, which, pod_cgroup)
@@ -110,7 +110,7 @@ def test_who_fetches_the_taps_is_in_the_vms_group_before_it_becomes_qemu(tap_nod
     tap_node.release(which)
 
 
-def test_a_change_that_is_refused_in_the_middle_leaves_all_values(tap_node: TapNode, pod_cgroup: str) -> None:
+def test_a_partly_refused_change_leaves_all_limits_as_they_were(tap_node: TapNode, pod_cgroup: str) -> None:
     which = sandbox()
     tap_node.attach(which)
     path = group(tap_node, which, pod_cgroup)
@@ -127,7 +127,7 @@ def test_a_change_that_is_refused_in_the_middle_leaves_all_values(tap_node: TapN
     tap_node.release(which)
 
 
-def test_a_pod_without_a_cgroup_gets_ours_and_it_goes_with_the_last_vm(tap_node: TapNode) -> None:
+def test_a_pod_without_a_cgroup_gets_one_until_its_last_vm_ends(tap_node: TapNode) -> None:
     which = sandbox()
     tap_node.attach(which)
     path = group(tap_node, which, "/virtshim")
@@ -137,7 +137,7 @@ def test_a_pod_without_a_cgroup_gets_ours_and_it_goes_with_the_last_vm(tap_node:
     tap_node.release(which)
 
 
-def test_a_parent_that_was_not_there_goes_with_its_last_vm_and_one_that_was_stays(
+def test_a_parent_cgroup_is_removed_with_its_last_vm_only_if_virtshim_created_it(
     tap_node: TapNode, pod_cgroup: str
 ) -> None:
     """As critest's /test.slice; a pod's cgroup is kubelet's, and empty before its VM comes and after it has gone."""
@@ -179,7 +179,7 @@ def test_less_memory_than_is_in_use_is_refused_and_nobody_is_killed(tap_node: Ta
     tap_node.release(which)
 
 
-def test_the_unified_hierarchy_alone_takes_a_vm(tmp_path: Path) -> None:
+def test_a_vm_can_be_put_into_the_unified_hierarchy_alone(tmp_path: Path) -> None:
     """Here it offers few controllers; groups, moving and removal are the same with all."""
     (v2,) = [one for one in cgroups.hierarchies() if one.is_v2]
     parent = f"/virtshim-test-{secrets.token_hex(4)}"

@@ -89,7 +89,7 @@ def test_the_nodes_own_libvirt_directory_is_not_opened(config: Path, capsys: pyt
 
 
 @needs_a_node
-def test_every_fault_is_told_with_its_remedy_and_the_exit_code_is_1(
+def test_every_fault_is_reported_with_its_remedy_and_exit_code_1(
     config: Path, node: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (node / "state").mkdir(mode=0o700)
@@ -102,7 +102,7 @@ def test_every_fault_is_told_with_its_remedy_and_the_exit_code_is_1(
     assert "no-such-plugin" in told["CNI"]["text"]
 
 
-def test_a_configuration_that_cannot_be_read_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_configuration_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.toml").write_text("[libvirt]\nurl = 'x'\n")
     assert check(str(tmp_path / "c.toml"), as_json=True) == 1
     told = findings(capsys)
@@ -111,7 +111,7 @@ def test_a_configuration_that_cannot_be_read_is_a_finding(tmp_path: Path, capsys
     assert "libvirt.url" in told["configuration"]["text"]
 
 
-def test_the_command_prints_one_line_a_finding_however_long(tmp_path: Path) -> None:
+def test_the_command_prints_one_line_per_finding(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("[libvirt]\nurl = 'x'\n")
     argv = [sys.executable, "-c", "import sys; from virtshim.cli.check import check; sys.exit(check(sys.argv[1]))"]
     done = subprocess.run(

@@ -52,7 +52,7 @@ def root(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.full
-def test_the_same_sources_give_the_same_bytes(
+def test_the_package_is_reproducible(
     package: Path, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     again = built(pytestconfig.rootpath, tmp_path_factory.mktemp("another") / "place")
@@ -60,7 +60,7 @@ def test_the_same_sources_give_the_same_bytes(
     assert digests[0] == digests[1]
 
 
-def test_no_file_tells_where_it_was_built(root: Path, package: Path, pytestconfig: pytest.Config) -> None:
+def test_no_file_contains_the_build_directory(root: Path, package: Path, pytestconfig: pytest.Config) -> None:
     places = [str(package.parent).encode(), str(pytestconfig.rootpath).encode() + b"/"]
     found = [
         str(path.relative_to(root))
@@ -70,7 +70,7 @@ def test_no_file_tells_where_it_was_built(root: Path, package: Path, pytestconfi
     assert found == []
 
 
-def test_every_program_that_a_unit_starts_is_in_it_and_every_document_that_it_names(root: Path) -> None:
+def test_the_package_has_every_program_and_document_that_its_units_name(root: Path) -> None:
     for unit in UNITS:
         text = (root / f"lib/systemd/system/{unit}.service").read_text()
         (program,) = re.findall(r"^ExecStart=/(\S+)", text, re.MULTILINE)
@@ -82,9 +82,7 @@ def test_every_program_that_a_unit_starts_is_in_it_and_every_document_that_it_na
     assert list((root / "usr/lib/virtshim/lib").glob("python3.*/site-packages/virtshim/dashboard/dist/index.html"))
 
 
-def test_it_has_what_prometheus_and_grafana_read_and_a_driver_that_kubelet_can_run(
-    root: Path, pytestconfig: pytest.Config
-) -> None:
+def test_the_package_has_alerts_a_dashboard_and_a_flexvolume_driver(root: Path, pytestconfig: pytest.Config) -> None:
     ours = {path.name: path.read_bytes() for path in (pytestconfig.rootpath / "deploy/monitoring").iterdir()}
     assert {"alerts.yaml", "grafana-dashboard.json"} <= set(ours)
     shipped = root / "usr/share/virtshim/monitoring"
@@ -92,7 +90,7 @@ def test_it_has_what_prometheus_and_grafana_read_and_a_driver_that_kubelet_can_r
     assert os.access(root / "usr/share/virtshim/flexvolume_driver", os.X_OK)
 
 
-def test_its_program_runs_from_its_own_packages_alone(root: Path) -> None:
+def test_the_program_runs_from_its_own_packages_alone(root: Path) -> None:
     site = next((root / "usr/lib/virtshim/lib").glob("python3.*/site-packages"))
     look = "import sys; sys.path[:] = [one for one in sys.path if 'site-packages' not in one] + [sys.argv.pop(1)]"
     run = f"{look}; from virtshim.cli.main import main; main()"
@@ -102,13 +100,13 @@ def test_its_program_runs_from_its_own_packages_alone(root: Path) -> None:
     assert done.stdout == "7.8.9\n", done.stderr
 
 
-def test_only_root_writes_to_it_and_everybody_reads_it(package: Path) -> None:
+def test_files_are_writable_by_root_only_and_readable_by_all(package: Path) -> None:
     listed = subprocess.run(["dpkg-deb", "-c", str(package)], capture_output=True, text=True, check=True).stdout
     kinds = {(line.split()[0], line.split()[1]) for line in listed.splitlines() if line[0] != "l"}
     assert kinds == {("drwxr-xr-x", "root/root"), ("-rw-r--r--", "root/root"), ("-rwxr-xr-x", "root/root")}
 
 
-def test_it_depends_on_what_a_node_needs(root: Path, pytestconfig: pytest.Config) -> None:
+def test_the_package_depends_on_what_a_node_needs(root: Path, pytestconfig: pytest.Config) -> None:
     """The first group of set-up; what is there for people is recommended."""
     setup = (pytestconfig.rootpath / "deploy/setup.sh").read_text()
     group = re.search(r"# the product:.*\n((?:  [^#\n].*\n)+)", setup)
@@ -120,7 +118,7 @@ def test_it_depends_on_what_a_node_needs(root: Path, pytestconfig: pytest.Config
     assert f"python3 (>= {sys.version_info[0]}.{sys.version_info[1]})" in depends
 
 
-def test_its_apparmor_rules_are_those_that_the_documents_give(root: Path) -> None:
+def test_the_apparmor_rules_are_those_in_the_documents(root: Path) -> None:
     document = (root / "usr/share/doc/virtshim/install.md").read_text()
     rules = [path for path in (root / "usr/share/virtshim/apparmor").rglob("*") if path.is_file()]
     assert len(rules) == 2
@@ -138,7 +136,7 @@ def test_every_command_has_a_manual_page(root: Path) -> None:
         assert ".SH SYNOPSIS" in page
 
 
-def test_a_page_says_what_the_help_of_its_command_says() -> None:
+def test_each_manual_page_has_the_help_of_its_command() -> None:
     small = typer.Typer(add_completion=False)
 
     @small.command()
@@ -184,7 +182,7 @@ def test_a_shell_completes_commands_by_asking_the_program(root: Path, shell: str
 
 
 @pytest.mark.parametrize("name", ["postinst", "prerm", "postrm"])
-def test_a_script_of_the_package_is_one_for_every_shell(root: Path, name: str) -> None:
+def test_the_packages_scripts_run_in_every_shell(root: Path, name: str) -> None:
     done = subprocess.run(["dash", "-n", str(root / "DEBIAN" / name)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -247,7 +245,7 @@ def installed(package: Path, tmp_path: Path) -> Iterator[Node]:
         holder.stdin.close()
 
 
-def test_once_installed_its_program_runs_with_its_users_directories_and_units_in_place(installed: Node) -> None:
+def test_the_installed_program_runs_with_its_users_directories_and_units(installed: Node) -> None:
     assert installed.run("virtshim", "version") == "7.8.9\n"
     assert installed.run("dpkg-query", "--show", "--showformat=${db:Status-Status}", "virtshim") == "installed"
     assert "/usr/sbin/nologin" in installed.run("getent", "passwd", "virtshim-parser")
@@ -259,7 +257,7 @@ def test_once_installed_its_program_runs_with_its_users_directories_and_units_in
         installed.run("systemd-analyze", "verify", "--man=no", f"/lib/systemd/system/{unit}.service")
 
 
-def test_once_installed_the_check_finds_the_packages_parts_and_that_no_daemon_runs(installed: Node) -> None:
+def test_the_installed_check_finds_the_packages_parts_and_no_running_daemon(installed: Node) -> None:
     found = {one["subject"]: one for one in json.loads(installed.run("virtshim", "check", "--json", code=None))}
     for subject in ("root", "QEMU", "qemu-img", "volumes", "image parsers", "QEMU user", "vmwrapper"):
         assert found[subject]["level"] == "ok", found[subject]
@@ -267,7 +265,7 @@ def test_once_installed_the_check_finds_the_packages_parts_and_that_no_daemon_ru
         assert found[daemon]["level"] == "warning", found[daemon]
 
 
-def test_a_purge_leaves_nothing_of_it(installed: Node) -> None:
+def test_a_purge_leaves_nothing_of_the_package(installed: Node) -> None:
     assert installed.changed("*virtshim*") != []
     installed.run("dpkg", "--purge", "virtshim")
     assert installed.changed("*virtshim*") == []

@@ -65,9 +65,7 @@ def node(tmp_path: Path, pytestconfig: pytest.Config) -> Node:
     return node
 
 
-def test_every_unit_of_the_package_is_stopped_at_its_removal_the_socket_first_and_forgotten_at_its_purge(
-    node: Node, pytestconfig: pytest.Config
-) -> None:
+def test_removal_stops_every_unit_socket_first_and_purge_forgets_them(node: Node, pytestconfig: pytest.Config) -> None:
     units = {path.name for path in (pytestconfig.rootpath / "systemd").glob("*.*") if path.suffix != ".conf"}
     assert node.run("prerm", "remove") == ""
     ((*_, first, second, third, fourth, fifth, sixth),) = [line.split() for line in node.asked()]
@@ -77,9 +75,7 @@ def test_every_unit_of_the_package_is_stopped_at_its_removal_the_socket_first_an
     assert units == {line.split()[-1] for line in node.asked() if line.startswith("deb-systemd-helper purge")}
 
 
-def test_an_upgrade_restarts_services_and_leaves_the_socket_at_which_calls_wait(
-    node: Node, pytestconfig: pytest.Config
-) -> None:
+def test_an_upgrade_restarts_services_and_keeps_the_socket(node: Node, pytestconfig: pytest.Config) -> None:
     node.run("prerm", "upgrade", "2")
     assert node.asked() == []
     node.run("postinst", "configure", "1")
@@ -88,12 +84,12 @@ def test_an_upgrade_restarts_services_and_leaves_the_socket_at_which_calls_wait(
     assert "deb-systemd-helper update-state tapmanager.socket" in node.asked()
 
 
-def test_a_service_that_does_not_stop_keeps_no_package_on_the_node(node: Node) -> None:
+def test_a_service_that_does_not_stop_does_not_block_removal(node: Node) -> None:
     (node.root.parent / "bin/deb-systemd-invoke").write_text("#!/bin/sh\nexit 1\n")
     assert "a service did not stop" in node.run("prerm", "remove")
 
 
-def test_a_removal_of_a_node_that_is_set_up_says_what_stays_and_how_it_goes(node: Node) -> None:
+def test_removal_from_a_configured_node_says_what_stays_and_how_to_undo_it(node: Node) -> None:
     node.write(f"{SETUP}/manifest.json")
     said = node.run("prerm", "remove")
     assert "what `virtshim setup` changed on this node stays" in said
@@ -108,7 +104,7 @@ def test_a_purge_deletes_everything(node: Node) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: wants root")
-def test_after_a_purge_a_new_installation_can_still_take_set_up_back(node: Node) -> None:
+def test_a_new_installation_after_a_purge_can_undo_setup(node: Node) -> None:
     node.write("etc/crictl.yaml", "theirs\n")
     setup = NodeSetup(NodeTree(str(node.root)), Systemctl(str(node.root)))
     setup.set_up()
@@ -126,7 +122,7 @@ def test_after_a_purge_a_new_installation_can_still_take_set_up_back(node: Node)
 
 
 @pytest.mark.parametrize("theirs", ["", "/mine r,\n", "/mine r,"])
-def test_apparmors_rules_come_once_and_go(node: Node, theirs: str) -> None:
+def test_apparmor_rules_are_added_once_and_removed(node: Node, theirs: str) -> None:
     """The last line of what is there may have no end."""
     node.write("etc/apparmor.d/usr.sbin.libvirtd", "profile")
     node.write("usr/share/virtshim/apparmor/usr.sbin.libvirtd", "/vmwrapper PUx,\n")

@@ -51,7 +51,7 @@ def section(text: str, title: str) -> str:
     return text.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
 
 
-def test_every_test_that_a_document_names_is_there(root: Path) -> None:
+def test_every_test_that_a_document_names_exists(root: Path) -> None:
     """`file: test`; a test that is named alone is of the file named before it."""
     tests, named, absent = root / "tests", 0, []
     for document in documents(root):
@@ -108,7 +108,7 @@ def test_every_metric_is_listed_as_it_is_described(root: Path) -> None:
     )
 
 
-def test_what_is_listed_as_refused_is_refused(root: Path) -> None:
+def test_settings_listed_as_refused_are_refused(root: Path) -> None:
     name = "VirtletChown9pfsMounts"
     rows = ROW.findall((root / "docs/annotations.md").read_text())
     (verdict,) = [verdict for listed, _, verdict in rows if listed == name]
@@ -117,7 +117,7 @@ def test_what_is_listed_as_refused_is_refused(root: Path) -> None:
         parse_vm_options({name: "true"})
 
 
-def test_the_apparmor_rules_are_those_that_check_asks_for(root: Path) -> None:
+def test_the_documented_apparmor_rules_are_those_that_check_requires(root: Path) -> None:
     document = (root / "docs/install.md").read_text()
     settings = Settings()
     wrapper = settings.libvirt.vmwrapper
@@ -137,7 +137,7 @@ def test_every_kind_of_error_is_listed_with_its_grpc_code(root: Path) -> None:
     assert listed == {kind.name: code.name for kind, code in GRPC_CODES.items()}
 
 
-def test_every_file_that_a_document_names_is_there(root: Path) -> None:
+def test_every_file_that_a_document_names_exists(root: Path) -> None:
     tops = ("criproto", "virtshim", "tapmanager", "vmwrapper", "deploy", "systemd", "tests", "docs")
     files = {
         path.relative_to(root) for top in tops for path in (root / top).rglob("*") if "__pycache__" not in path.parts
@@ -152,7 +152,7 @@ def test_every_file_that_a_document_names_is_there(root: Path) -> None:
     assert missing == []
 
 
-def test_every_directory_that_a_document_names_is_there(root: Path) -> None:
+def test_every_directory_that_a_document_names_exists(root: Path) -> None:
     directory = re.compile(r"`((?:criproto|virtshim|tapmanager|vmwrapper|deploy|tests)/[\w/-]*)`")
     named = [(document, name) for document in documents(root) for name in directory.findall(document.read_text())]
     assert named
@@ -188,19 +188,19 @@ def definitions(source: str) -> set[str]:
     return found
 
 
-def test_every_decision_has_one_place(root: Path) -> None:
+def test_every_decision_is_described_in_one_place(root: Path) -> None:
     text = (root / "docs/dev/decisions.md").read_text()
     numbers = sorted(int(number) for number in re.findall(r"^\*\*(\d+)\. ", text, re.MULTILINE))
     assert numbers == list(range(1, len(numbers) + 1))
     assert len(numbers) >= 28
 
 
-def test_every_promise_has_a_key_of_its_own(root: Path) -> None:
+def test_every_promise_has_a_unique_key(root: Path) -> None:
     keys = re.findall(r"^\|.*\| `([a-z0-9_]+)` \| ", (root / "docs/PROMISES.md").read_text(), re.MULTILINE)
     assert len(keys) == len(set(keys)) == 22
 
 
-def test_links_between_documents_lead_somewhere(root: Path) -> None:
+def test_links_between_documents_work(root: Path) -> None:
     broken = []
     for document in documents(root):
         for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]*))?\)", document.read_text()):
@@ -224,7 +224,7 @@ def test_the_readme_names_every_document(root: Path) -> None:
     assert unnamed == []
 
 
-def test_files_that_the_readme_installs_are_there(root: Path) -> None:
+def test_files_that_the_readme_installs_exist(root: Path) -> None:
     named = re.findall(r"(?<![\w/])(?:systemd|deploy|docs)/[\w./-]*\w", (root / "README.md").read_text())
     assert {name for name in named if not (root / name).exists()} == set()
 
@@ -285,7 +285,7 @@ def test_every_reason_why_a_vm_cannot_have_a_device_is_explained(root: Path) -> 
     assert sorted(listed) == sorted(made)
 
 
-def test_what_is_listed_of_device_nodes_is_what_becomes_of_them(root: Path, tmp_path: Path) -> None:
+def test_the_table_of_device_nodes_matches_the_code(root: Path, tmp_path: Path) -> None:
     host = FakeSysfs(tmp_path)
     host.cdev("vfio3", host.pci("0000:3b:00.0", 17))
     host.node("/dev/sdb", NodeKind.BLOCK)
@@ -301,6 +301,6 @@ def test_what_is_listed_of_device_nodes_is_what_becomes_of_them(root: Path, tmp_
             assert isinstance(meaning, NoDevice) == (said == "nothing by itself"), path
 
 
-def test_the_plot_of_a_starts_phases_is_drawn_of_its_numbers(root: Path) -> None:
+def test_the_plot_of_startup_phases_matches_its_numbers(root: Path) -> None:
     numbers = json.loads((root / "docs/dev/startup.json").read_text())
     assert (root / "docs/dev/startup.svg").read_text() == phases_plot.draw(numbers)

@@ -128,7 +128,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: wants roo
 
 
 @needs_root
-def test_a_node_gets_files_services_and_configuration_once_and_is_as_before_when_they_are_taken_off(
+def test_installation_is_idempotent_and_removal_restores_the_node(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = tree(node.root)
@@ -161,9 +161,7 @@ def test_a_node_gets_files_services_and_configuration_once_and_is_as_before_when
 
 
 @needs_root
-def test_another_version_takes_the_place_of_the_first_and_its_services_are_restarted(
-    node: Node, tmp_path: Path
-) -> None:
+def test_another_version_replaces_the_first_and_restarts_its_services(node: Node, tmp_path: Path) -> None:
     put_on(node)
     asked(node)
     newer = Node(node.root, make_payload(tmp_path / "newer", "0.2.0 bbbb", "usr/lib/virtshim/new.py"), node.enter)
@@ -176,7 +174,7 @@ def test_another_version_takes_the_place_of_the_first_and_its_services_are_resta
 
 
 @needs_root
-def test_a_copy_that_broke_off_is_finished_by_the_next_run_or_taken_off(node: Node) -> None:
+def test_an_interrupted_copy_is_finished_or_removed_by_the_next_run(node: Node) -> None:
     file = node.payload / "usr/lib/virtshim/old.py"
     file.unlink()
     os.mkfifo(file)  # cannot be copied; programs come before it, documents after it
@@ -196,9 +194,7 @@ def test_a_copy_that_broke_off_is_finished_by_the_next_run_or_taken_off(node: No
 
 @pytest.mark.full
 @needs_root
-def test_services_that_an_upgrade_did_not_come_to_restart_are_restarted_by_the_next_run(
-    node: Node, tmp_path: Path
-) -> None:
+def test_the_next_run_restarts_services_that_an_interrupted_upgrade_did_not(node: Node, tmp_path: Path) -> None:
     put_on(node)
     place = make_payload(tmp_path / "newer", "0.2.0 bbbb")
     with pytest.raises(Trouble):
@@ -235,7 +231,7 @@ def test_libvirts_directory_stays_open_for_vms_users_until_virtshim_goes(node: N
 
 @pytest.mark.full
 @pytest.mark.parametrize("later", [False, True])
-def test_what_dpkg_was_told_of_libvirts_directory_by_others_is_theirs(node: Node, *, later: bool) -> None:
+def test_a_dpkg_override_of_others_for_libvirts_directory_is_kept(node: Node, *, later: bool) -> None:
     overrides, theirs = with_libvirts_directory(node), OVERRIDE.replace("751", "755")
     set_up_says(node)
     if not later:
@@ -248,7 +244,7 @@ def test_what_dpkg_was_told_of_libvirts_directory_by_others_is_theirs(node: Node
     assert not [line for line in asked(node) if line.startswith("chmod")]
 
 
-def test_a_node_with_the_package_is_left_to_it(node: Node) -> None:
+def test_a_node_with_the_package_is_left_alone(node: Node) -> None:
     (node.root / "var/lib/dpkg/info").mkdir(parents=True)
     (node.root / "var/lib/dpkg/info/virtshim.list").touch()
     with pytest.raises(Trouble, match="upgrade it with apt"):
@@ -256,7 +252,7 @@ def test_a_node_with_the_package_is_left_to_it(node: Node) -> None:
     assert not (node.root / "usr/lib/virtshim").exists()
 
 
-def test_a_node_with_units_of_its_own_is_left_to_them(node: Node, pytestconfig: pytest.Config) -> None:
+def test_a_node_with_its_own_units_is_left_alone(node: Node, pytestconfig: pytest.Config) -> None:
     (node.root / "etc/systemd/system").mkdir(parents=True)
     shutil.copy(pytestconfig.rootpath / "systemd/virtshim.service", node.root / "etc/systemd/system")
     with pytest.raises(Trouble, match=r"from its sources: remove /etc/systemd/system/virtshim\.service first"):
@@ -271,7 +267,7 @@ def test_a_node_of_another_distribution_is_refused_before_anything_is_copied(nod
     assert not (node.root / "usr/lib/virtshim").exists()
 
 
-def test_absolute_links_of_the_node_do_not_lead_into_the_image(node: Node) -> None:
+def test_absolute_symlinks_of_the_node_do_not_lead_into_the_image(node: Node) -> None:
     (node.root / "lib").unlink()
     (node.root / "lib").symlink_to("/usr/lib")
     assert node.place("lib/systemd") == node.root / "usr/lib/systemd"
@@ -279,7 +275,7 @@ def test_absolute_links_of_the_node_do_not_lead_into_the_image(node: Node) -> No
     assert node.place("up/etc") == node.root / "etc"
 
 
-def test_a_node_with_running_vms_is_not_taken_apart(node: Node) -> None:
+def test_virtshim_is_not_removed_from_a_node_with_running_vms(node: Node) -> None:
     (node.root / "run/libvirt/qemu/virtshim-0123-web.pid").touch()
     with pytest.raises(Trouble, match=r"VMs run \(virtshim-0123-web\)"):
         on_node.uninstall(node)
@@ -306,7 +302,7 @@ def cluster() -> Cluster:
 
 
 @needs_root
-def test_a_node_is_labelled_when_a_vm_could_start_there(
+def test_a_node_is_labelled_once_a_vm_could_start_there(
     node: Node, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (node.root / "check").write_text(json.dumps([BAD]))
@@ -325,7 +321,7 @@ def test_a_node_is_labelled_when_a_vm_could_start_there(
     assert told_systemctl.index(RESTART) > 2 + told_systemctl.index("/usr/lib/virtshim/bin/virtshim check --json")
 
 
-def test_kubelet_is_left_alone_while_set_up_or_its_check_finds_something_wrong_and_restarted_afterwards(
+def test_kubelet_is_restarted_only_after_setup_and_check_succeed(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for wrong in ({"problems": ["QEMU is missing"]}, {"failed": ["virtshim.service: no"]}):
@@ -344,7 +340,7 @@ def test_kubelet_is_left_alone_while_set_up_or_its_check_finds_something_wrong_a
     assert RESTART not in asked(node)
 
 
-def test_what_kubelets_restart_may_mend_does_not_keep_it_from_one(node: Node) -> None:
+def test_findings_that_a_kubelet_restart_may_fix_do_not_prevent_the_restart(node: Node) -> None:
     """It still runs with the driver that it had, say; a VM could not start until it has the new one."""
     set_up_says(node)
     cgroups = {**BAD, "subject": "kubelet's cgroups", "check": "kubelet_cgroups"}
@@ -354,7 +350,7 @@ def test_what_kubelets_restart_may_mend_does_not_keep_it_from_one(node: Node) ->
     assert RESTART in asked(node)
 
 
-def test_a_run_that_breaks_off_before_kubelets_restart_leaves_it_to_the_next_run(node: Node) -> None:
+def test_the_next_run_restarts_kubelet_if_a_run_breaks_off_before(node: Node) -> None:
     breaks = node.root / "breaks"
     set_up_says(node)
     for command in (f"{CHECK} --json", RESTART):
@@ -376,7 +372,7 @@ def test_a_run_that_breaks_off_before_kubelets_restart_leaves_it_to_the_next_run
     assert asked(node).count(RESTART) == 1
 
 
-def test_who_restarts_kubelet_himself_is_told_until_he_has_done_so(
+def test_an_operator_who_restarts_kubelet_is_reminded_until_done(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a label: its kubelet does not know the RuntimeClass yet."""
@@ -418,19 +414,19 @@ def test_units_that_the_operator_enabled_are_stopped_before_their_files_go(node:
     assert f"systemctl disable --now {' '.join(UNITS)}" in told
 
 
-def test_an_answer_that_is_none_is_told(node: Node) -> None:
+def test_output_of_check_that_is_not_json_is_reported(node: Node) -> None:
     broken = Node(node.root, node.payload, (sys.executable, "-c", "print('Traceback')"))
     with pytest.raises(Trouble, match=r"virtshim check --json on the node did not answer JSON .*: 'Traceback"):
         on_node.asked(broken, "check", "--json")
 
 
-def test_a_pod_that_is_none_of_the_daemonsets_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pod_that_is_not_of_the_daemonset_gets_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert on_node.main(["run"], {}) == 1
     assert "'NODE_NAME' is not set: `run` is for a pod of deploy/daemonset.yaml" in capsys.readouterr().out
 
 
 @needs_root
-def test_it_is_taken_off_at_the_end_if_asked_the_label_first(node: Node, cluster: Cluster) -> None:
+def test_removal_at_the_end_removes_the_label_first(node: Node, cluster: Cluster) -> None:
     put_on(node)
     on_node.stay(node, cluster, STOPPED, then_uninstall=True)
     assert LABELS == ["true", None]
@@ -438,9 +434,7 @@ def test_it_is_taken_off_at_the_end_if_asked_the_label_first(node: Node, cluster
 
 
 @needs_root
-def test_a_cluster_that_does_not_answer_any_more_keeps_nothing_on_the_node(
-    node: Node, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_removal_works_if_the_cluster_does_not_answer(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     put_on(node)
     STOPPED.set()
     on_node.stay(node, Api("node-1", "127.0.0.1", 1, Path("/nowhere")), STOPPED, then_uninstall=True)
@@ -448,7 +442,7 @@ def test_a_cluster_that_does_not_answer_any_more_keeps_nothing_on_the_node(
     assert not (node.root / "usr/lib/virtshim").exists()
 
 
-def test_a_program_of_the_node_that_fails_is_told_with_what_it_said(node: Node) -> None:
+def test_a_failing_program_of_the_node_is_reported_with_its_output(node: Node) -> None:
     failing = Node(node.root, node.payload, (sys.executable, "-c", "import sys; sys.exit('no bus')"))
     with pytest.raises(Trouble, match="systemctl start x on the node ended with 1: no bus"):
         failing.run("systemctl", "start", "x")
@@ -485,7 +479,7 @@ def apiserver(tmp_path: Path) -> Iterator[tuple[int, list[tuple[str, str, Any]]]
         thread.join()
 
 
-def test_the_label_is_a_patch_with_the_pods_own_account(apiserver: tuple[int, list[Any]], tmp_path: Path) -> None:
+def test_the_label_is_patched_with_the_pods_service_account(apiserver: tuple[int, list[Any]], tmp_path: Path) -> None:
     port, calls = apiserver
     Api("node-1", "127.0.0.1", port, tmp_path).label("true")
     Api("node-1", "127.0.0.1", port, tmp_path).label(None)
@@ -498,7 +492,7 @@ def test_the_label_is_a_patch_with_the_pods_own_account(apiserver: tuple[int, li
 
 
 @needs_root
-def test_the_image_has_the_base_the_packages_files_and_the_program_and_leaves_nothing_behind(
+def test_the_image_has_the_base_the_packages_files_and_the_program(
     tmp_path: Path, payload: Path, pytestconfig: pytest.Config
 ) -> None:
     """Of a package and a base that are small: the steps are the real ones, by buildah."""

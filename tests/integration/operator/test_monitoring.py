@@ -188,21 +188,19 @@ def expressions(dashboard: dict[str, Any]) -> list[str]:
     return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
 
 
-def test_prometheus_takes_the_alert_rules(monitoring: Path) -> None:
+def test_prometheus_accepts_the_alert_rules(monitoring: Path) -> None:
     check(monitoring / "alerts.yaml", "check", "rules")
     check(monitoring / "prometheus.yaml", "check", "config", "--syntax-only")
 
 
-def test_rules_ask_for_metrics_that_there_are_and_say_what_to_do(rules: list[dict[str, Any]]) -> None:
+def test_rules_use_existing_metrics_and_have_a_remedy(rules: list[dict[str, Any]]) -> None:
     assert {rule["alert"]: wrong_words(rule["expr"]) for rule in rules if wrong_words(rule["expr"])} == {}
     for rule in rules:
         assert rule["labels"]["severity"] in {"warning", "critical"}
         assert rule["annotations"].keys() == {"summary", "description"}
 
 
-def test_each_rule_fires_when_it_should_and_only_then(
-    monitoring: Path, rules: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_each_rule_fires_exactly_when_it_should(monitoring: Path, rules: list[dict[str, Any]], tmp_path: Path) -> None:
     assert [rule["alert"] for rule in rules] == list(CASES)
     tests = []
     for alert, (bad, good) in CASES.items():
@@ -222,7 +220,7 @@ def test_each_rule_fires_when_it_should_and_only_then(
     check(file, "test", "rules")
 
 
-def test_every_panel_asks_for_metrics_that_there_are(dashboard: dict[str, Any], tmp_path: Path) -> None:
+def test_every_panel_uses_existing_metrics(dashboard: dict[str, Any], tmp_path: Path) -> None:
     asked = expressions(dashboard)
     assert len(asked) > 30
     queries = [one["definition"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
@@ -241,7 +239,7 @@ def test_prometheus_understands_every_panel(dashboard: dict[str, Any], tmp_path:
     check(file, "check", "rules")
 
 
-def test_the_examples_for_kubernetes_are_objects_that_name_each_other(monitoring: Path) -> None:
+def test_the_kubernetes_examples_refer_to_each_other_correctly(monitoring: Path) -> None:
     objects = list(yaml.safe_load_all((monitoring / "servicemonitor.yaml").read_text()))
     by_kind = {one["kind"]: one for one in objects}
     (endpoint,) = by_kind["ServiceMonitor"]["spec"]["endpoints"]

@@ -66,7 +66,7 @@ def test_an_installed_node_makes_its_database_from_the_wheel_alone(installed: Pa
     assert run(sys.executable, "-c", code, cwd=installed, PYTHONPATH=str(installed)).strip()
 
 
-def test_vmwrapper_is_one_file_that_the_systems_python_runs_without_us(installed: Path, tmp_path: Path) -> None:
+def test_vmwrapper_is_one_file_that_the_systems_python_runs(installed: Path, tmp_path: Path) -> None:
     target = tmp_path / "vmwrapper"
     code = f"from vmwrapper import bundle; bundle.write({str(target)!r})"
     run(sys.executable, "-c", code, cwd=installed, PYTHONPATH=str(installed))

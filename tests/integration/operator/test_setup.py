@@ -91,7 +91,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: wants roo
 
 
 @needs_root
-def test_a_node_of_kubeadm_with_containerd_is_set_up_and_taken_back_exactly(
+def test_a_kubeadm_node_with_containerd_is_set_up_and_restored_exactly(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = seen(root)
@@ -140,7 +140,7 @@ def test_a_node_of_kubeadm_with_containerd_is_set_up_and_taken_back_exactly(
 
 
 @needs_root
-def test_a_node_of_vms_alone_has_its_taint_and_label_named_both_ways(
+def test_a_node_for_vms_only_has_its_taint_and_label_named_both_ways(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (root / "var/lib/kubelet/kubeadm-flags.env").write_text("KUBELET_KUBEADM_ARGS=--hostname-override=one\n")
@@ -160,7 +160,7 @@ def test_a_node_of_vms_alone_has_its_taint_and_label_named_both_ways(
 
 
 @needs_root
-def test_a_containerd_with_another_cgroup_driver_than_kubelet_is_refused_before_anything_is_written(
+def test_setup_refuses_a_containerd_with_another_cgroup_driver_than_kubelets(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (root / "etc/containerd/config.toml").write_text("version = 2\n")
@@ -200,7 +200,7 @@ def test_a_dry_run_shows_a_diff_and_changes_nothing(root: Path, capsys: pytest.C
 
 
 @needs_root
-def test_what_the_operator_changed_since_is_kept_named_and_exit_code_1(
+def test_later_changes_of_the_operator_are_kept_and_named_with_exit_code_1(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(root, capsys)
@@ -212,7 +212,7 @@ def test_what_the_operator_changed_since_is_kept_named_and_exit_code_1(
 
 
 @needs_root
-def test_settings_of_the_operators_are_left_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_operators_settings_are_left_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "etc/virtshim").mkdir()
     (root / "etc/virtshim/config.toml").write_text('[paths]\nrun_dir = "/run/mine"\n')
     code, _ = run(root, capsys)
@@ -226,7 +226,7 @@ def test_settings_of_the_operators_are_left_alone(root: Path, capsys: pytest.Cap
 
 
 @needs_root
-def test_the_empty_file_that_tmpfiles_makes_is_nobodys(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_setup_replaces_the_empty_file_of_tmpfiles(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "etc/virtshim").mkdir()
     (root / "etc/virtshim/config.toml").touch()
     code, _ = run(root, capsys)
@@ -265,7 +265,7 @@ class Running(Systemctl):
 
 
 @needs_root
-def test_where_systemd_runs_services_are_started_in_order_and_one_that_fails_holds_up_no_other(root: Path) -> None:
+def test_services_start_in_order_and_a_failing_one_does_not_block_others(root: Path) -> None:
     system = Running()
     found = NodeSetup(NodeTree(str(root)), system).set_up()
     assert found.failed == ("no bus", "systemctl took longer than 330 s")
@@ -281,7 +281,7 @@ def test_where_systemd_runs_services_are_started_in_order_and_one_that_fails_hol
 
 
 @needs_root
-def test_two_at_once_are_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_concurrent_setups_are_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(root, capsys)
     held = lock_file(str(root / LOCK.lstrip("/")))
     try:
@@ -292,7 +292,7 @@ def test_two_at_once_are_refused(root: Path, capsys: pytest.CaptureFixture[str])
 
 
 @needs_root
-def test_systemd_takes_what_was_written_for_its_units(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_systemd_accepts_the_written_unit_files(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("NOT TESTED: systemd-analyze is not installed")
     run(root, capsys)
@@ -304,12 +304,12 @@ def test_systemd_takes_what_was_written_for_its_units(root: Path, capsys: pytest
         assert f"/etc/systemd/system/kubelet.service.d/{name}" in shown.stdout, shown.stderr
 
 
-def test_a_root_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_root_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="is not a directory"):
         setup_command(SetupOptions(str(tmp_path / "none")))
 
 
-def test_the_command_ends_with_a_code_and_no_traceback(tmp_path: Path) -> None:
+def test_the_command_ends_with_an_exit_code_and_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "virtshim", "setup", "--dry-run", "--root", str(tmp_path)],
         capture_output=True, text=True, check=False, timeout=120,

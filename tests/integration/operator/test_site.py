@@ -59,13 +59,13 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     assert "fonts.googleapis" not in "".join(page.read_text() for page in site.rglob("*.html"))
 
 
-def test_the_site_is_searched_in_the_browser(site: Path) -> None:
+def test_search_works_in_the_browser(site: Path) -> None:
     index = json.loads((site / "search/search_index.json").read_text())
     assert any("VirtletVCPUCount" in entry["text"] for entry in index["docs"])
     assert len(index["docs"]) > 200
 
 
-def test_pages_of_the_code_say_what_it_has(site: Path) -> None:
+def test_generated_pages_match_the_code(site: Path) -> None:
     annotations = (site / "annotations.html").read_text()
     assert [name for name in known_names() if f"<code>{name}</code>" not in annotations] == []
     rpcs = (site / "reference/rpcs.html").read_text()
@@ -76,7 +76,7 @@ def test_pages_of_the_code_say_what_it_has(site: Path) -> None:
 
 
 @pytest.mark.full
-def test_links_that_lead_nowhere_fail_the_build(tmp_path: Path) -> None:
+def test_broken_links_fail_the_build(tmp_path: Path) -> None:
     for name in ("docs", "deploy", "criproto", "virtshim", "tapmanager"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in ROOT.glob("*.md"):
@@ -89,7 +89,7 @@ def test_links_that_lead_nowhere_fail_the_build(tmp_path: Path) -> None:
         assert target in done.stdout + done.stderr
 
 
-def test_the_readme_opens_with_a_picture_of_a_real_run() -> None:
+def test_the_readme_starts_with_a_picture_of_a_real_run() -> None:
     """Drawn of what was recorded; `python deploy/docs_site/recording.py record` makes both anew."""
     picture = (ROOT / "docs/demo.svg").read_text()
     assert picture == recording.draw(json.loads((ROOT / "docs/demo.json").read_text()))
@@ -98,7 +98,7 @@ def test_the_readme_opens_with_a_picture_of_a_real_run() -> None:
     assert "](docs/demo.svg)" in (ROOT / "README.md").read_text().split("\n\n")[2]  # the title, what it is, the picture
 
 
-def test_the_picture_of_the_programs_shows_those_that_there_are() -> None:
+def test_the_picture_of_the_programs_shows_all_programs() -> None:
     assert (ROOT / "docs/programs.svg").read_text() == diagram.draw()
     programs = re.findall(
         r"^\| `?([\w -]+?)`? \| (?:root|the VM)", (ROOT / "docs/ARCHITECTURE.md").read_text(), re.MULTILINE
@@ -183,7 +183,7 @@ def test_every_virtshim_command_in_a_page_exists_with_its_options() -> None:
         "virtshim config shew",
     ],
 )
-def test_a_command_that_is_not_there_is_seen(line: str) -> None:
+def test_an_unknown_command_is_detected(line: str) -> None:
     (words,) = typed(f"text\n\n    {line}\n", "virtshim")
     assert unknown(words)
 
@@ -198,7 +198,7 @@ def test_every_make_target_in_a_page_exists() -> None:
 SHIPPED = "/usr/share/virtshim"
 
 
-def test_files_of_the_package_that_a_page_names_are_those_of_the_sources_too() -> None:
+def test_package_files_named_in_a_page_exist_in_the_sources() -> None:
     named = [
         (page.name, path)
         for page in PAGES
@@ -222,12 +222,12 @@ def missing_on_a_node(text: str) -> list[str]:
     return found
 
 
-def test_how_to_pages_can_be_followed_on_a_node_that_has_the_package_alone() -> None:
+def test_how_to_pages_need_only_the_package() -> None:
     pages = sorted((ROOT / "docs/how-to").glob("*.md"))
     assert {page.name: found for page in pages if (found := missing_on_a_node(page.read_text()))} == {}
 
 
-def test_a_file_of_the_sources_in_a_command_is_seen() -> None:
+def test_a_source_file_in_a_command_is_detected() -> None:
     assert missing_on_a_node("text\n\n    kubectl apply -f deploy/x.yaml\n") == ["deploy/x.yaml"]
     assert missing_on_a_node(f"text\n\n    cd {SHIPPED}   # in the sources: cd deploy/\n") == []
 
@@ -261,7 +261,7 @@ def strings(tree: Path) -> str:
     return "\n".join(found)
 
 
-def test_messages_that_troubleshooting_quotes_are_messages_of_the_code() -> None:
+def test_messages_quoted_in_troubleshooting_exist_in_the_code() -> None:
     """Each part of one between dots, first column."""
     said = strings(ROOT / "virtshim")
     rows = re.findall(r"^\| (.+?) \|", (ROOT / "docs/how-to/troubleshooting.md").read_text(), re.MULTILINE)

@@ -113,7 +113,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(said: System, copies: list[s
         ("virtshim-proxy.service", 22),
     ],
 )
-def test_a_service_is_exposed_no_more_than_its_work_needs(
+def test_the_exposure_of_a_service_is_within_its_limit(
     said: System, copies: list[str], service: str, most: int
 ) -> None:
     """`most` is in tenths of systemd's exposure level."""
@@ -122,7 +122,7 @@ def test_a_service_is_exposed_no_more_than_its_work_needs(
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_stopping_a_service_ends_its_own_process_and_no_other(units: Path, service: str) -> None:
+def test_stopping_a_service_ends_only_its_own_process(units: Path, service: str) -> None:
     """VMs and pod networks survive the restart of either."""
     unit = options(units / service)["Service"]
     assert unit["KillMode"] == "process"
@@ -131,7 +131,7 @@ def test_stopping_a_service_ends_its_own_process_and_no_other(units: Path, servi
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_tells_systemd_how_it_does_and_is_started_again_for_ever(units: Path, service: str) -> None:
+def test_a_service_notifies_systemd_and_is_always_restarted(units: Path, service: str) -> None:
     parsed = options(units / service)
     assert parsed["Service"]["Type"] == "notify"
     assert int(parsed["Service"]["WatchdogSec"]) > 0
@@ -139,7 +139,7 @@ def test_a_service_tells_systemd_how_it_does_and_is_started_again_for_ever(units
     assert parsed["Unit"]["StartLimitIntervalSec"] == "0"
 
 
-def test_tapmanager_shares_the_hosts_mounts_so_that_others_see_its_network_namespaces(units: Path) -> None:
+def test_tapmanager_shares_the_hosts_mounts_so_others_see_its_namespaces(units: Path) -> None:
     assert PRIVATE_MOUNTS & set(options(units / "tapmanager.service")["Service"]) == set()
 
 
@@ -151,7 +151,7 @@ def test_the_share_program_sees_the_hosts_mounts_and_guests_may_make_setgid_dire
     assert not {"CAP_MKNOD", "CAP_SETFCAP"} & set(service["CapabilityBoundingSet"].split())
 
 
-def test_virtshim_starts_after_tapmanager_and_libvirt_and_stops_with_neither(units: Path) -> None:
+def test_virtshim_starts_after_tapmanager_and_libvirt_but_does_not_stop_with_them(units: Path) -> None:
     unit = options(units / "virtshim.service")["Unit"]
     assert {"tapmanager.service", "libvirtd.service", "virtqemud.service"} <= set(unit["After"].split())
     assert "tapmanager.service" in unit["Wants"].split()
@@ -159,7 +159,7 @@ def test_virtshim_starts_after_tapmanager_and_libvirt_and_stops_with_neither(uni
     assert "virtshim.service" in options(units / "tapmanager.service")["Unit"]["Before"].split()
 
 
-def test_at_a_shutdown_kubelet_ends_first_and_virtshim_before_the_vms_that_are_left(units: Path) -> None:
+def test_at_shutdown_kubelet_stops_first_and_virtshim_before_remaining_vms(units: Path) -> None:
     """systemd stops units in the reverse of their order."""
     deploy = units.parent / "deploy"
     assert "virtshim.service" in options(deploy / "kubelet/virtshim-systemd.conf")["Unit"]["After"].split()
@@ -172,7 +172,7 @@ def test_at_a_shutdown_kubelet_ends_first_and_virtshim_before_the_vms_that_are_l
 
 
 @pytest.mark.parametrize("name", ["90-virtshim.conf", "91-virtshim-proxy.conf"])
-def test_logind_waits_for_as_long_as_kubelet_stops_pods(said: System, units: Path, name: str) -> None:
+def test_logind_waits_while_kubelet_stops_pods(said: System, units: Path, name: str) -> None:
     deploy = units.parent / "deploy/kubelet"
     kubelet = yaml.safe_load((deploy / name).read_text())
     logind = options(deploy / "virtshim-logind.conf")["Login"]["InhibitDelayMaxSec"]
@@ -188,7 +188,7 @@ def seconds(said: System, duration: str) -> float:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make directories that belong to root")
-def test_the_directories_let_qemu_pass_and_not_look(said: System, units: Path, tmp_path: Path) -> None:
+def test_qemu_can_traverse_but_not_list_the_directories(said: System, units: Path, tmp_path: Path) -> None:
     said(["systemd-tmpfiles", f"--root={tmp_path}", "--create", str(units / "virtshim-tmpfiles.conf")])
     modes = {
         str(path.relative_to(tmp_path)): stat.S_IMODE(path.stat().st_mode)
@@ -206,7 +206,7 @@ def test_the_directories_let_qemu_pass_and_not_look(said: System, units: Path, t
     }
 
 
-def test_the_group_of_the_kvm_device_is_made_where_it_is_missing(said: System, units: Path, tmp_path: Path) -> None:
+def test_the_group_of_the_kvm_device_is_created_if_missing(said: System, units: Path, tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     out = said(["systemd-sysusers", f"--root={tmp_path}", "--dry-run", str(units / "virtshim-sysusers.conf")])
     assert "kvm" in out
@@ -214,7 +214,7 @@ def test_the_group_of_the_kvm_device_is_made_where_it_is_missing(said: System, u
 
 @pytest.mark.hostile
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root makes users")
-def test_who_reads_images_is_made_once_and_owns_nothing(said: System, units: Path, tmp_path: Path) -> None:
+def test_the_user_that_reads_images_is_created_once_and_owns_nothing(said: System, units: Path, tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     for _ in range(2):
         said(["systemd-sysusers", f"--root={tmp_path}", str(units / "virtshim-sysusers.conf")])
@@ -225,7 +225,7 @@ def test_who_reads_images_is_made_once_and_owns_nothing(said: System, units: Pat
     assert [name for name, _, _, members in groups if OWN_USER in members] == []
 
 
-def test_the_set_up_of_a_machine_makes_who_reads_images(units: Path) -> None:
+def test_machine_setup_creates_the_user_that_reads_images(units: Path) -> None:
     steps = (units.parent / "deploy/setup.sh").read_text()
     assert f"getent passwd {OWN_USER}" in steps
     assert 'systemd-sysusers "$PWD/systemd/virtshim-sysusers.conf"' in steps
@@ -233,7 +233,7 @@ def test_the_set_up_of_a_machine_makes_who_reads_images(units: Path) -> None:
 
 @pytest.mark.hostile
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_that_is_filled_up_is_ended_before_the_node_is(units: Path, service: str) -> None:
+def test_a_service_that_uses_too_much_memory_is_killed_before_the_node_runs_out(units: Path, service: str) -> None:
     """All of them are spared when the node's memory runs out."""
     found = options(units / service)["Service"]
     assert -1000 < int(found["OOMScoreAdjust"]) <= -900, "never -1000: then not even its own limit ends it"
@@ -243,9 +243,7 @@ def test_a_service_that_is_filled_up_is_ended_before_the_node_is(units: Path, se
 
 @pytest.mark.hostile
 @pytest.mark.parametrize("service", ["virtshim.service", "tapmanager.service"])
-def test_a_program_of_a_service_that_is_killed_for_its_memory_does_not_end_the_service(
-    units: Path, service: str
-) -> None:
+def test_an_oom_killed_child_does_not_end_its_service(units: Path, service: str) -> None:
     assert options(units / service)["Service"]["OOMPolicy"] == "continue"
 
 
@@ -254,7 +252,7 @@ def in_bytes(size: str) -> int:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root has capabilities to lose")
-def test_with_its_capabilities_virtshim_counts_what_another_users_process_has_open(units: Path) -> None:
+def test_virtshims_capabilities_suffice_to_count_open_files_of_other_users(units: Path) -> None:
     names = options(units / "virtshim.service")["Service"]["CapabilityBoundingSet"].split()
     bounds = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in names)])
     look = "import sys; from virtshim.vm import qemu_process as it; use = it.usage_of(int(sys.argv[1]))"

@@ -105,7 +105,7 @@ NAMES = NAMES.filter(lambda name: name != ".")
 VERSIONS = st.dictionaries(NAMES, st.binary(min_size=1, max_size=8), max_size=4)
 
 
-def test_a_reader_sees_all_of_the_old_version_or_all_of_the_new_one(request: pytest.FixtureRequest) -> None:
+def test_a_reader_sees_either_the_old_version_or_the_new_one(request: pytest.FixtureRequest) -> None:
     examples = 12 if request.config.getoption("--all") else 4
     settings(max_examples=examples, deadline=None, phases=[Phase.generate])(
         given(VERSIONS, VERSIONS)(an_update_is_whole)
@@ -128,7 +128,7 @@ def an_update_is_whole(old: Files, new: Files) -> None:
         )
 
 
-def test_an_update_runs_few_programs_however_many_names_there_are(tmp_path: Path) -> None:
+def test_an_update_of_many_files_runs_few_programs(tmp_path: Path) -> None:
     """Each takes its time in a guest on a busy node, and kubelet's update has to be there within seconds."""
     names = [f"key-{number}" for number in range(30)]
     guest = Guest(tmp_path)
@@ -145,7 +145,7 @@ def test_an_update_runs_few_programs_however_many_names_there_are(tmp_path: Path
     assert len(ran) <= 12, ran
 
 
-def test_a_change_of_the_volumes_own_mode_and_of_one_name_arrives(tmp_path: Path) -> None:
+def test_a_changed_volume_mode_and_a_changed_file_arrive(tmp_path: Path) -> None:
     old, new = volume({"a": b"1"}, "1"), volume({"a": b"2"}, "2")
     new[0] = Entry("", EntryKind.DIRECTORY, 0o2775, 7, 8)
     link = new.index(Entry("a", EntryKind.LINK, 0o777, 0, 0, target="..data/a"))
@@ -157,9 +157,7 @@ def test_a_change_of_the_volumes_own_mode_and_of_one_name_arrives(tmp_path: Path
     assert done.stdout.endswith("\n7:8 2775\nelsewhere\n2"), done
 
 
-def test_a_script_that_is_killed_at_any_step_is_finished_by_the_next_one(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_next_run_finishes_a_script_killed_at_any_step(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """`make test` tries each third step."""
     old, new = {"a": b"1", "b": b"1"}, {"a": b"2", "c": b"2"}
     kill_at, was_killed = 0, True
@@ -179,7 +177,7 @@ def test_a_script_that_is_killed_at_any_step_is_finished_by_the_next_one(
     assert kill_at > 10
 
 
-def test_a_volume_that_had_nothing_gets_what_kubelet_writes_later(tmp_path: Path) -> None:
+def test_an_empty_volume_gets_files_that_kubelet_writes_later(tmp_path: Path) -> None:
     guest = Guest(tmp_path)
     guest.takes([Entry("", EntryKind.DIRECTORY, 0o1777, 0, 0)])
     guest.takes(volume({"a": b"1"}, "1"))
@@ -188,7 +186,7 @@ def test_a_volume_that_had_nothing_gets_what_kubelet_writes_later(tmp_path: Path
     assert len(digests(done.stdout.encode())) == 1
 
 
-def test_copies_are_of_the_seed_at_boot_and_never_older_than_what_is_there(tmp_path: Path) -> None:
+def test_copies_come_from_the_seed_at_boot_but_never_replace_newer_ones(tmp_path: Path) -> None:
     guest = Guest(tmp_path)
     old, new = packed("c0", volume({"a": b"old"}, "1")), packed("c0", volume({"a": b"new"}, "2"))
     (tmp_path / "seed").mkdir()
@@ -206,7 +204,7 @@ def test_copies_are_of_the_seed_at_boot_and_never_older_than_what_is_there(tmp_p
     assert done.stdout.split() == ["old.seed", "c0", "c0.digest", "2", "new.seed", "c0", "c0.digest", "2"]
 
 
-def test_the_hosts_file_is_written_where_it_differs_and_a_guest_that_does_not_let_it_says_so(tmp_path: Path) -> None:
+def test_the_hosts_file_is_written_if_it_differs_and_a_failure_is_reported(tmp_path: Path) -> None:
     guest = Guest(tmp_path)
     (tmp_path / "hosts").write_text("the guest's own\n")
     (tmp_path / "new.tar").write_bytes(
@@ -232,7 +230,7 @@ def test_the_hosts_file_is_written_where_it_differs_and_a_guest_that_does_not_le
     assert had(done.stdout.encode()) == frozenset()
 
 
-def test_without_a_copy_nothing_is_mounted_and_that_is_told(tmp_path: Path) -> None:
+def test_without_a_copy_nothing_is_mounted_and_the_failure_is_reported(tmp_path: Path) -> None:
     guest = Guest(tmp_path)
     guest.does(shlex.join(command([], [CopiedVolume(str(guest.place), "/")])) + "; exit $?")
     done = guest.run()
@@ -242,7 +240,7 @@ def test_without_a_copy_nothing_is_mounted_and_that_is_told(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("data", [b"", b"no archive" * 100])
-def test_what_cannot_be_unpacked_is_told_and_changes_nothing(tmp_path: Path, data: bytes) -> None:
+def test_a_copy_that_cannot_be_unpacked_is_reported_and_changes_nothing(tmp_path: Path, data: bytes) -> None:
     guest = Guest(tmp_path)
     guest.takes(volume({"a": b"1"}, "1"))
     (tmp_path / "bad.tar").write_bytes(data)

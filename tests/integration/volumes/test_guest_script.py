@@ -45,7 +45,7 @@ def run(
     return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_each_volume_is_in_its_place_once_also_below_another_one_and_with_an_odd_name(tmp_path: Path) -> None:
+def test_each_volume_is_mounted_once_even_if_nested_or_oddly_named(tmp_path: Path) -> None:
     for number in (0, 1):
         (tmp_path / "device" / str(number)).mkdir(parents=True)
     (tmp_path / "device" / "2").write_text("a file")
@@ -59,14 +59,14 @@ def test_each_volume_is_in_its_place_once_also_below_another_one_and_with_an_odd
     assert done.stdout.split("\n") == ["innera file3", "0", "1", "2", ""]
 
 
-def test_a_run_that_was_killed_holds_up_no_other(tmp_path: Path) -> None:
+def test_a_killed_run_does_not_block_the_next_one(tmp_path: Path) -> None:
     (tmp_path / "device" / "0").mkdir(parents=True)
     before = "state=/run/virtshim-volumes.$(cat /proc/sys/kernel/random/boot_id); mkdir $state; sh -c 'echo $$' > $state/lock"
     done = run(tmp_path, [SharedVolume(str(tmp_path / "guest" / "a"), "/")], before)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_run_that_goes_on_is_waited_for_and_told_apart_from_a_failure(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_waited_for_and_is_not_a_failure(tmp_path: Path) -> None:
     (tmp_path / "device" / "0").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sleep").write_text("#!/bin/sh\n")
@@ -75,7 +75,7 @@ def test_a_run_that_goes_on_is_waited_for_and_told_apart_from_a_failure(tmp_path
     assert (done.returncode, done.stderr) == (BUSY, "another run of this script goes on\n")
 
 
-def test_what_cannot_be_mounted_is_told(tmp_path: Path) -> None:
+def test_a_failed_mount_is_reported(tmp_path: Path) -> None:
     """The device is not there; a kernel without virtiofs is told apart from that."""
     done = run(tmp_path, [SharedVolume(str(tmp_path / "guest" / "a"), "/")], f"rmdir {tmp_path}/device")
     has = any(line.split()[-1] == "virtiofs" for line in Path("/proc/filesystems").read_text().splitlines())
@@ -83,7 +83,7 @@ def test_what_cannot_be_mounted_is_told(tmp_path: Path) -> None:
     assert ("no such device" if has else "module virtiofs") in done.stderr
 
 
-def test_a_volume_in_memory_is_mounted_once_with_its_size_mode_and_group_and_others_below_it(tmp_path: Path) -> None:
+def test_a_tmpfs_volume_is_mounted_once_with_its_size_mode_group_and_submounts(tmp_path: Path) -> None:
     (tmp_path / "device" / "0").mkdir(parents=True)
     (tmp_path / "device" / "0" / "shared").touch()
     top = str(tmp_path / "guest" / "a cache's")
@@ -94,7 +94,7 @@ def test_a_volume_in_memory_is_mounted_once_with_its_size_mode_and_group_and_oth
     assert done.stdout.split("\n") == ["tmpfs 4096 256", "2777 0 1234", "shared", "1", ""]
 
 
-def test_a_volume_in_memory_needs_no_virtiofs_and_one_that_cannot_be_mounted_is_told(tmp_path: Path) -> None:
+def test_a_tmpfs_volume_needs_no_virtiofs_and_a_failed_mount_is_reported(tmp_path: Path) -> None:
     good = MemoryVolume(str(tmp_path / "guest" / "a"), "/host", Tmpfs(1 << 20, 0o777, 0, 0), readonly=True)
     done = run(tmp_path, [], f"rmdir {tmp_path}/device", f"touch {good.guest}/x", memory=(good,))
     assert "Read-only file system" in done.stderr
@@ -107,7 +107,7 @@ def test_a_volume_in_memory_needs_no_virtiofs_and_one_that_cannot_be_mounted_is_
     assert not_mounted([], [bad, good], done.returncode, b"m1 mounted\n") == [bad]
 
 
-def test_a_volume_that_cannot_be_mounted_keeps_none_from_its_place_but_those_in_it(tmp_path: Path) -> None:
+def test_a_failed_mount_affects_only_volumes_below_it(tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / "device" / str(number)).mkdir(parents=True)
     guest = tmp_path / "guest"
@@ -126,7 +126,7 @@ def test_a_volume_that_cannot_be_mounted_keeps_none_from_its_place_but_those_in_
     assert str(guest / "good") not in done.stderr
 
 
-def test_what_a_run_could_not_mount_is_mounted_by_the_next_one(tmp_path: Path) -> None:
+def test_the_next_run_mounts_volumes_that_failed_before(tmp_path: Path) -> None:
     """And what is in it lies on top then."""
     for number in (0, 1):
         (tmp_path / "device" / str(number)).mkdir(parents=True)
@@ -140,7 +140,7 @@ def test_what_a_run_could_not_mount_is_mounted_by_the_next_one(tmp_path: Path) -
     assert done.stdout.endswith(f"{NOT_MOUNTED}\ninner")
 
 
-def test_a_run_that_does_not_say_what_is_mounted_is_not_taken_for_one_that_does() -> None:
+def test_a_run_without_a_report_does_not_count_as_success() -> None:
     volumes = [SharedVolume("/a", "/"), SharedVolume("/b", "/")]
     assert not_mounted(volumes, [], 0, b"") == []
     assert not_mounted(volumes, [], 127, b"0 mounted\n") is None

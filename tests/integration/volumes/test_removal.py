@@ -51,7 +51,7 @@ def mounted(request: pytest.FixtureRequest, tmp_path: Path, volume: Path) -> Ite
     subprocess.run(["umount", place], check=True)
 
 
-def test_nothing_behind_a_mount_is_removed(tmp_path: Path, volume: Path, mounted: Path) -> None:
+def test_removal_stops_at_mounts(tmp_path: Path, volume: Path, mounted: Path) -> None:
     if mounted.is_dir():
         (mounted / "more").write_text("data")
     with pytest.raises(OSError, match=r"(?i)mount point|busy"):
@@ -60,7 +60,7 @@ def test_nothing_behind_a_mount_is_removed(tmp_path: Path, volume: Path, mounted
     assert not mounted.is_dir() or (mounted / "more").exists()
 
 
-def test_where_nothing_is_mounted_any_more_all_goes_also_on_a_mount_of_its_own(tmp_path: Path) -> None:
+def test_without_mounts_below_it_a_whole_tree_is_removed_even_on_its_own_mount(tmp_path: Path) -> None:
     tree = tmp_path / "own" / "tree"
     tree.parent.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "virtshim-test", tree.parent], check=True)
@@ -96,16 +96,14 @@ def test_a_container_is_not_removed_with_a_volume_in_its_directory(tmp_path: Pat
     assert (volume / "precious").exists()
 
 
-def test_down_leaves_a_volume_below_its_directory_alone(tmp_path: Path, volume: Path, bound: Path) -> None:
+def test_down_leaves_a_mounted_volume_below_its_directory_alone(tmp_path: Path, volume: Path, bound: Path) -> None:
     bind(volume, bound, tmp_path / "node" / "kubelet")
     with pytest.raises(WrongState, match="kubelet is a mount point; unmount it"):
         remove_part(f"{tmp_path}/node")
     assert (volume / "precious").exists()
 
 
-def test_a_share_is_not_removed_with_a_volume_that_the_node_sees_in_it(
-    tmp_path: Path, volume: Path, bound: Path
-) -> None:
+def test_a_share_is_not_removed_while_a_volume_is_mounted_in_it(tmp_path: Path, volume: Path, bound: Path) -> None:
     place = Place(f"{tmp_path}/shares/0123456789abcdef0123")
     bind(volume, bound, Path(place.root))
     with pytest.raises(OSError, match=r"(?i)busy"):

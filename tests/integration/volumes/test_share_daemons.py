@@ -85,7 +85,7 @@ def mounts_of(pid: int, place: Place) -> dict[str, list[str]]:
     return {line.split()[4].removeprefix(place.root): line.split() for line in lines}
 
 
-def test_volumes_are_bound_where_nobody_else_sees_them_and_only_the_vms_user_may_call(
+def test_volumes_are_bound_privately_and_only_the_vms_user_may_connect(
     daemons: ShareDaemons, place: Place, claim: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("x")
@@ -103,7 +103,7 @@ def test_volumes_are_bound_where_nobody_else_sees_them_and_only_the_vms_user_may
     assert daemons.all(os.path.dirname(place.directory)) == {NAME: True}
 
 
-def test_what_is_read_only_is_so_with_all_that_is_mounted_below_it(
+def test_a_read_only_volume_is_read_only_including_its_submounts(
     daemons: ShareDaemons, place: Place, claim: Path
 ) -> None:
     (claim / "below").mkdir()
@@ -120,7 +120,9 @@ def test_what_is_read_only_is_so_with_all_that_is_mounted_below_it(
         subprocess.run(["umount", claim / "below"], check=True)
 
 
-def test_its_end_leaves_nothing_and_lets_go_of_the_volumes(daemons: ShareDaemons, place: Place, claim: Path) -> None:
+def test_an_ended_share_leaves_nothing_and_releases_its_volumes(
+    daemons: ShareDaemons, place: Place, claim: Path
+) -> None:
     started(daemons, place, SharedMount(str(claim)))
     daemons.end(place, soon())
     assert serving(place) == []
@@ -130,7 +132,7 @@ def test_its_end_leaves_nothing_and_lets_go_of_the_volumes(daemons: ShareDaemons
     daemons.end(place, soon())
 
 
-def test_another_process_ends_what_one_that_was_killed_has_left(place: Place, claim: Path) -> None:
+def test_the_next_process_ends_shares_of_a_killed_one(place: Place, claim: Path) -> None:
     second = ShareDaemons(VmCgroups(hierarchies()), PROGRAM)
     script = (
         "import sys, time; from tapmanager.shares.daemons import *; from tapmanager.shares.plan import SharedMount\n"
@@ -145,9 +147,7 @@ def test_another_process_ends_what_one_that_was_killed_has_left(place: Place, cl
 
 
 @pytest.mark.hostile
-def test_what_another_user_calls_his_process_is_not_ended_and_holds_nobody_up(
-    daemons: ShareDaemons, place: Place
-) -> None:
+def test_a_process_of_another_user_with_the_same_name_is_not_ended(daemons: ShareDaemons, place: Place) -> None:
     words = ["/bin/sh", "-c", "read _", "virtiofsd", "-o", f"source={place.root}"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, user=65534) as stranger:
         daemons.end(place, time.monotonic() + 1)
@@ -155,7 +155,7 @@ def test_what_another_user_calls_his_process_is_not_ended_and_holds_nobody_up(
 
 
 @pytest.mark.parametrize("made", [(), ("root",), ("root", "group"), ("root", "group", "fs.sock")])
-def test_half_of_a_share_is_ended_like_a_whole_one(
+def test_a_half_started_share_can_be_ended(
     daemons: ShareDaemons, place: Place, claim: Path, made: tuple[str, ...]
 ) -> None:
     Path(place.directory).mkdir(parents=True)
@@ -168,7 +168,7 @@ def test_half_of_a_share_is_ended_like_a_whole_one(
     assert not os.path.lexists(place.directory)
 
 
-def test_a_daemon_that_was_killed_is_told_and_its_volumes_are_free(
+def test_a_killed_daemon_is_reported_and_its_volumes_are_released(
     daemons: ShareDaemons, place: Place, claim: Path
 ) -> None:
     os.kill(started(daemons, place, SharedMount(str(claim))), signal.SIGKILL)
@@ -177,7 +177,7 @@ def test_a_daemon_that_was_killed_is_told_and_its_volumes_are_free(
     subprocess.run(["umount", claim], check=True)
 
 
-def test_it_has_a_cgroup_of_its_own_that_goes_with_it(daemons: ShareDaemons, place: Place, claim: Path) -> None:
+def test_a_share_has_its_own_cgroup_until_it_ends(daemons: ShareDaemons, place: Place, claim: Path) -> None:
     group = f"/virtshim-test-{os.getpid()}/virtshim-{NAME}-volumes"
     groups = VmCgroups(hierarchies())
     try:
@@ -190,7 +190,7 @@ def test_it_has_a_cgroup_of_its_own_that_goes_with_it(daemons: ShareDaemons, pla
         groups.remove(os.path.dirname(group))
 
 
-def test_what_is_mounted_below_a_volume_later_is_seen_if_that_is_wanted(
+def test_later_submounts_of_a_volume_are_visible_if_propagation_is_enabled(
     daemons: ShareDaemons, place: Place, claim: Path
 ) -> None:
     subprocess.run(["mount", "--make-shared", claim], check=True)
@@ -204,7 +204,7 @@ def test_what_is_mounted_below_a_volume_later_is_seen_if_that_is_wanted(
         subprocess.run(["umount", claim / "later"], check=True)
 
 
-def test_what_is_no_directory_and_no_file_is_refused_by_name(daemons: ShareDaemons, tmp_path: Path) -> None:
+def test_a_special_file_is_refused_by_name(daemons: ShareDaemons, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{tmp_path}/sock")
@@ -227,7 +227,7 @@ def test_a_share_that_cannot_be_started_leaves_nothing(daemons: ShareDaemons, pl
     assert not os.path.lexists(place.directory)
 
 
-def test_two_hundred_volumes_with_odd_names_are_bound_each_to_its_own(
+def test_two_hundred_oddly_named_volumes_are_each_bound_correctly(
     daemons: ShareDaemons, place: Place, tmp_path: Path
 ) -> None:
     mounts = []
@@ -251,7 +251,7 @@ def dead(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"NOT TO BE HAD HERE: {exc.strerror}")
 
 
-def test_a_volume_whose_server_is_gone_hangs_nobody(
+def test_a_volume_with_a_dead_server_does_not_block_others(
     daemons: ShareDaemons, place: Place, dead: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(TapmanagerError, match=f"{dead}/volume does not answer in time"):
@@ -262,7 +262,7 @@ def test_a_volume_whose_server_is_gone_hangs_nobody(
     assert not os.path.lexists(place.directory)
 
 
-def test_a_look_that_hangs_goes_with_who_asked_for_it(dead: Path) -> None:
+def test_a_hung_check_ends_with_its_caller(dead: Path) -> None:
     script = (
         "import sys, time; from tapmanager.shares.daemons import *; from tapmanager.shares.plan import SharedMount\n"
         "ShareDaemons(VmCgroups([])).check([SharedMount(sys.argv[1])], time.monotonic() + 600)\n"

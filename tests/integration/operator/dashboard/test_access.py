@@ -39,7 +39,7 @@ def ask(url: str, method: str = "GET", address: str = "127.0.0.1", **headers: st
         connection.close()
 
 
-def test_the_printed_address_is_good_once_and_for_one_browser(dashboard: Any) -> None:
+def test_the_printed_address_works_once_and_for_one_browser(dashboard: Any) -> None:
     assert re.match(r"http://virtshim-[0-9a-f]{32}\.localhost:\d+/[\w-]{22}/login\?token=[\w-]{43}", dashboard.login)
     assert ask(dashboard.address)[0] == 401
     assert ask(f"{dashboard.address}login?token=guessed")[0] == 403
@@ -59,7 +59,7 @@ def test_the_printed_address_is_good_once_and_for_one_browser(dashboard: Any) ->
     assert ask(dashboard.address, Cookie=f"{mine}x")[0] == 401
 
 
-def test_other_names_and_other_sites_get_nothing(dashboard: Any) -> None:
+def test_other_host_names_and_origins_are_refused(dashboard: Any) -> None:
     mine = ask(dashboard.login)[1]["set-cookie"].partition(";")[0]
     host = urlsplit(dashboard.origin).netloc
     live = f"{dashboard.address}live"
@@ -79,13 +79,13 @@ def test_other_names_and_other_sites_get_nothing(dashboard: Any) -> None:
     assert ask(dashboard.address, Cookie=mine)[0] == 401
 
 
-def test_it_is_at_both_addresses_that_its_name_may_mean(dashboard: Any) -> None:
+def test_the_dashboard_listens_on_ipv4_and_ipv6_loopback(dashboard: Any) -> None:
     mine = ask(dashboard.login, address="::1")[1]["set-cookie"].partition(";")[0]
     for address in ("127.0.0.1", "::1"):
         assert ask(dashboard.address, address=address, Cookie=mine)[0] == 200
 
 
-def test_a_browser_is_to_keep_nothing(dashboard: Any) -> None:
+def test_responses_may_not_be_cached(dashboard: Any) -> None:
     mine = ask(dashboard.login)[1]["set-cookie"].partition(";")[0]
     for path in ("", "assets/main.js", "assets/main.css"):
         assert ask(f"{dashboard.address}{path}", Cookie=mine)[1]["cache-control"] == "no-store", path

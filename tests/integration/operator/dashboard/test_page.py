@@ -125,7 +125,7 @@ def test_a_person_types_on_a_console(page: Any, node: DashboardNode) -> None:
     page.wait_for_selector("text=This VM has no screen")
 
 
-def test_a_console_that_takes_no_input_says_so(page: Any, node: DashboardNode) -> None:
+def test_a_console_without_input_says_so(page: Any, node: DashboardNode) -> None:
     node.takes_input = False
     node.add("silent")
     page.locator(".row").click()
@@ -152,7 +152,7 @@ def test_a_console_that_floods_leaves_page_and_server_alive(page: Any, node: Das
     page.wait_for_function(on_the_terminal("THE END"))
 
 
-def test_what_others_wrote_stays_text(page: Any, node: DashboardNode) -> None:
+def test_text_from_pods_is_shown_as_text(page: Any, node: DashboardNode) -> None:
     node.greeting = f"\x1b]0;{HOSTILE}\x07{HOSTILE}\r\nloaded".encode()
     node.conditions["NetworkReady"] = HOSTILE
     node.facts["brokenDevices"] = {HOSTILE: HOSTILE}
@@ -177,7 +177,7 @@ def test_what_others_wrote_stays_text(page: Any, node: DashboardNode) -> None:
     assert "\u202e" not in page.locator("body").inner_text()
 
 
-def test_the_page_outlives_a_restart_of_the_node(page: Any, node: DashboardNode) -> None:
+def test_the_page_survives_a_restart_of_the_node(page: Any, node: DashboardNode) -> None:
     node.add("lasting")
     page.locator(".row").wait_for()
     node.stop()
@@ -191,7 +191,7 @@ def test_the_page_outlives_a_restart_of_the_node(page: Any, node: DashboardNode)
 
 
 @pytest.mark.full
-def test_many_pods_cost_a_page_few_rows_and_all_are_reached_by_keys(page: Any, node: DashboardNode) -> None:
+def test_many_pods_render_few_rows_and_keys_reach_all_of_them(page: Any, node: DashboardNode) -> None:
     for number in range(300):
         node.add(f"pod-{number:03}")
     page.wait_for_selector(".chip:has-text('All') .count:text-is('300')")
@@ -254,7 +254,7 @@ def test_colours_follow_the_system_or_the_switch(page: Any, node: DashboardNode)
     assert background() == dark
 
 
-def test_who_has_the_dashboards_port_after_it_is_typed_nothing(page: Any, node: DashboardNode, dashboard: Any) -> None:
+def test_a_program_that_takes_over_the_port_gets_no_typed_input(page: Any, node: DashboardNode, dashboard: Any) -> None:
     node.add("talker")
     page.locator(".row").click()
     page.keyboard.press("3")
@@ -270,7 +270,7 @@ def test_who_has_the_dashboards_port_after_it_is_typed_nothing(page: Any, node: 
 
 
 @pytest.mark.full
-def test_every_control_is_reached_by_tab_and_shows_it(page: Any, node: DashboardNode) -> None:
+def test_every_control_is_reached_by_tab_and_shows_its_focus(page: Any, node: DashboardNode) -> None:
     node.add("one")
     page.locator(".row").wait_for()
     met = []
