@@ -26,12 +26,12 @@ def imported(path: Path) -> tuple[set[str], set[str]]:
 
 @pytest.fixture(scope="module")
 def held(project: Any) -> set[str]:
-    """Fakes that a contract suite imports beside parts of the product that are no ports."""
+    """Fakes that a contract suite (a test file, or the `worlds.py` of a directory) imports beside real parts of the product."""
     found: set[str] = set()
     for path in project.modules("tests/contract"):
         names, modules = imported(path)
         real = [module for module in modules if re.match(r"virtshim\.(?!model\b|\w+\.ports\b|config\b)", module)]
-        if path.name.startswith("test_") and "fakes.world" not in modules and real:
+        if path.name.startswith(("test_", "worlds.")) and "fakes.world" not in modules and real:
             found |= names
     return found
 
