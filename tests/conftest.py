@@ -1,4 +1,4 @@
-"""What all tests share: the machine's areas, and the check that a test leaves nothing behind."""
+"""What all tests share: the areas of the machine, and the check that a test leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def missing_for(area: str) -> str:
-    """Why tests of that area cannot run on this machine, "" if they can."""
+    """Why this machine cannot run tests of that area; "" if it can."""
     if area in ("network", "guest", "e2e", "devices") and os.geteuid() != 0:
         return "needs root"
     if area in ("guest", "e2e"):
@@ -89,7 +89,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """A module may skip all that it has."""
+    """Handles modules that skip all their tests."""
     _report_skip(report)
 
 
@@ -106,7 +106,7 @@ _NOT_TO_BE_HAD = "NOT TO BE HAD HERE:"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A machine that has root and the packages must not skip: a skip there is a hole in the gate."""
+    """Fails the run on a machine that has root and the packages but skipped tests: a skip there is a hole in the gate."""
     if session.config.getoption("--strict-areas") and _REPORTED and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -119,7 +119,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(autouse=True)
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After a test of an outside area the machine is as it was: netns, links, processes, mounts, descriptors, leases."""
+    """After a test that uses the machine, the machine is as before: netns, links, processes, mounts, descriptors,
+    leases."""
     if not any(request.node.get_closest_marker(area) for area in _OUTSIDE):
         yield
         return
@@ -134,7 +135,8 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    """A test may run a command in this process, and commands set logging up for their whole process."""
+    """Restores the logging setup, because a test may run a command in this process, and commands set up logging for the
+    whole process."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
@@ -156,7 +158,7 @@ _A_LOGGER = structlog.get_logger()
 
 @pytest.fixture
 def pod_cgroup() -> Iterator[str]:
-    """The path of a pod's cgroup, as kubelet makes it: there before the VM is, gone after it."""
+    """The path of a pod's cgroup, which exists before the VM and is removed after it, as by kubelet."""
     path = f"/virtshim-test-{secrets.token_hex(4)}"
     made = [Path(one.root + path) for one in cgroups.hierarchies() if one.is_needed]
     for directory in made:

@@ -1,6 +1,6 @@
-"""The bare counterparts of a VM's start: the same domain on plain QEMU, started by libvirt alone as it does by
-default; and the same QEMU command line without libvirt. The network card's tap is there already, as a pod's is;
-libvirt makes a cgroup for the VM."""
+"""The bare counterparts of a VM's start: the same domain on plain QEMU, started by libvirt with its defaults, and the
+same QEMU command line without libvirt. The network card's tap exists already, as a pod's does; libvirt creates a
+cgroup for the VM."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class BareLibvirt:
                 os.rmdir(group)
 
     def define_like(self, container: str) -> None:
-        """The XML that libvirt holds for that container's VM, with plain QEMU, another name and other paths, and the network card
-        that vmwrapper adds to it."""
+        """The XML of that container's VM in libvirt, with plain QEMU, another name and other paths, and the network card
+        that vmwrapper adds."""
         folder = f"{self._node.directory}/libvirt/etc/qemu"
         (name,) = [file for file in os.listdir(folder) if container[:12] in file and file.endswith(".xml")]
         root = etree.parse(f"{folder}/{name}").getroot()
@@ -96,8 +96,8 @@ class BareLibvirt:
         self._domain.create()
 
     def start_qemu(self) -> float:
-        """Milliseconds from exec of that domain's QEMU command line, with a monitor and without its network card, until the
-        monitor has answered and the guest is let go."""
+        """Milliseconds from exec of that domain's QEMU command line, with a monitor and without its network card, until
+        the monitor has answered and the guest's CPUs run."""
         assert self._domain is not None
         if self._domain.isActive():
             self._domain.destroy()
@@ -123,7 +123,7 @@ class BareLibvirt:
 
 
 def _with_open_images(domain: etree._Element, directory: str) -> None:
-    """Images that libvirt's user opens by name, where virtshim hands descriptors over."""
+    """Lets libvirt's user open images by name; virtshim passes descriptors instead."""
     for source in domain.iterfind("devices/disk/backingStore/source[@fdgroup]"):
         path = f"{directory}/{source.attrib.pop('fdgroup')}"
         shutil.copyfile(source.get("file"), path)
@@ -139,7 +139,8 @@ def _without_nic(xml: str) -> str:
 
 
 def _plain(words: list[str], monitor: str) -> list[str]:
-    """libvirt's command line without what only libvirt can give: its environment, descriptors, secrets and sandbox user."""
+    """libvirt's command line without the environment, descriptors, secrets and sandbox user that only libvirt can
+    provide."""
     while "=" in words[0] and not words[0].startswith("/"):
         words = words[1:]
     plain = [words[0]]
@@ -160,7 +161,7 @@ def _plain(words: list[str], monitor: str) -> list[str]:
 
 @contextlib.contextmanager
 def connected(path: str, process: subprocess.Popen[bytes]) -> Iterator[IO[bytes]]:
-    """QEMU's monitor, which takes commands."""
+    """A connection to QEMU's monitor, ready for commands."""
     with socket.socket(socket.AF_UNIX) as client:
         until = time.monotonic() + 30
         while True:

@@ -1,5 +1,5 @@
-"""QEMU by hand: the image booted with one disk, one network card and a serial console, without libvirt and cloud-init. The
-network is QEMU's own, which answers DHCP at once."""
+"""QEMU started by hand: the image with one disk, one network card and a serial console, without libvirt and cloud-init.
+QEMU's own network answers DHCP at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bare import ask, connected
 
 
 def boot_ms(image: Path, memory: int, word: bytes) -> float:
-    """From the moment that the guest is let go until it has said `word` on the console. `memory`: bytes."""
+    """Milliseconds from the start of the guest's CPUs until `word` is on the console. `memory`: bytes."""
     with tempfile.TemporaryDirectory(prefix="bare-qemu-", dir="/var/tmp") as directory:
         disk, console, monitor = (f"{directory}/{name}" for name in ("disk", "console", "monitor"))
         subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", disk], check=True)

@@ -17,7 +17,7 @@ _WIDTH, _LEFT, _ROOM, _BAR, _STEP, _TOP = 860, 190, 190, 15, 44, 62
 
 
 def draw(figures: Mapping[str, Mapping[str, Any]]) -> str:
-    """`figures`: as of one run; `phase_RUNTIME_CALL_ms` and `RUNTIME_memory_20_mib` are read."""
+    """`figures`: those of one run; it reads `phase_RUNTIME_CALL_ms` and `RUNTIME_memory_20_mib`."""
     blocks = [(_CALLS[call], f"phase_{{}}_{call}_ms", " ms") for call in _CALLS]
     longest = max(float(figures[key.format(one)]["max"]) for _, key, _ in blocks for one in _RUNTIMES)
     memory = ("memory of a pod", "{}_memory_20_mib", " MiB")

@@ -1,4 +1,4 @@
-"""The guest's own time: how much later the same image is ready in a pod's VM than in a bare QEMU."""
+"""The guest's own time: how much later the same image is ready in a pod's VM than in bare QEMU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READY = b"virtshim-guest: ready"
 
 
 def boot_round(cri: PodClient, node: Node, image: str, file: Path, figures: Figures, number: int) -> None:
-    """Each alone, one after the other; which goes first changes from round to round."""
+    """One boot of each, one after the other; the order alternates from round to round."""
     if number % 2:
         ours, bare = _in_a_pod(cri, node, image, number), boot_ms(file, _MEMORY, _READY)
     else:
@@ -41,8 +41,8 @@ def boot_in_pod(
     volumes: Mapping[str, str],
     annotations: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[str, float]]:
-    """The container, which runs inside the block, and milliseconds from StartContainer's answer. `volumes`: paths in the guest ->
-    directories."""
+    """The container, which runs inside the block, and the milliseconds since StartContainer answered. `volumes`: path in
+    the guest -> directory."""
     config = pod_config(name, f"{node.directory}/logs/{name}", annotations)
     pod = cri.run_pod(config)
     try:

@@ -24,7 +24,7 @@ _NOISE = 0.05
 
 @dataclass
 class Compared:
-    """One figure's medians, a round each."""
+    """The medians of one figure, one per round."""
 
     unit: str
     old: list[float] = field(default_factory=list)
@@ -32,12 +32,12 @@ class Compared:
 
     @property
     def ratios(self) -> list[float]:
-        """New over old, pair by pair: the machine's speed drifts."""
+        """New over old, pair by pair, because the machine's speed drifts."""
         return [new / old for old, new in zip(self.old, self.new, strict=True) if old]
 
     @property
     def verdict(self) -> str:
-        """ "up" or "down" if it was so in each pair, and by more than noise; what is good depends on the figure."""
+        """Returns "up" or "down" if every pair changed that way by more than noise. The figure decides which is good."""
         ratios = self.ratios
         if ratios and min(ratios) > 1 + _NOISE:
             return "up"
@@ -57,7 +57,7 @@ class Compared:
 
 
 def compared(rounds: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Compared]:
-    """Of each round's figures, old and new: those that both have in all rounds."""
+    """The old and new values of the figures that both revisions have in all rounds."""
     found: dict[str, Compared] = {}
     shared = set.intersection(*({*old} & {*new} for old, new in rounds))
     for key in (key for key in rounds[0][1] if key in shared):
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def laid_out(commit: str) -> Path:
-    """The revision's tree with its own virtual environment; made once."""
+    """Checks out the revision with its own virtual environment, once."""
     tree = PROJECT / "build" / "compare" / commit[:12]
     if not (tree / "tests").exists():
         tree.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
-"""The bare counterpart of a pod: containerd with runc, as Debian has them, private below a directory. It uses the node's CNI
-configuration, and an image that is made here: nothing comes from a network."""
+"""The bare counterpart of a pod: Debian's containerd and runc, in a private directory. It uses the node's CNI
+configuration and an image that is made here, so nothing comes from a network."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _SLEEPS = ["/busybox", "sleep", "2147483647"]
 
 
 class Containerd:
-    """`with Containerd(directory, cni) as made:` serves CRI at `made.socket`, with the CNI configurations in `cni`. Afterwards
-    nothing is left but files below `directory`."""
+    """`with Containerd(directory, cni) as made:` serves CRI at `made.socket`, with the CNI configurations in `cni`.
+    Afterwards only files below `directory` are left."""
 
     def __init__(self, directory: str, cni: str) -> None:
         self._directory = f"{directory}/c"
@@ -62,7 +62,7 @@ class Containerd:
         return self._process.pid
 
     def start(self) -> None:
-        """Also after a `kill`; returns when it serves."""
+        """Starts containerd, also after a `kill`; returns when it serves."""
         with open(f"{self._directory}/log", "ab") as log:
             self._process = subprocess.Popen(
                 ["containerd", "--config", f"{self._directory}/config.toml"],
@@ -72,7 +72,7 @@ class Containerd:
             wait_until(lambda: self._answers(cri), 60, f"containerd serves; see {self._directory}/log")
 
     def signal(self, number: int) -> None:
-        """After SIGKILL its containers run on."""
+        """Sends a signal. After SIGKILL the containers keep running."""
         assert self._process is not None
         self._process.send_signal(number)
         if number == signal.SIGKILL:
@@ -109,7 +109,7 @@ class Containerd:
 
 
 def bring_image(socket: str, directory: str, cri: PodClient, *names: str) -> None:
-    """IMAGE, under `names` too; returns when containerd's CRI has it. `directory`: for a while."""
+    """Imports IMAGE, under `names` too; returns when containerd's CRI has it. `directory` holds temporary files."""
     archive = Path(f"{directory}/image.tar")
     archive.write_bytes(_oci_archive())
     for command in (["import", str(archive)], *(["tag", IMAGE, name] for name in names)):
@@ -128,7 +128,7 @@ def _knows(cri: PodClient, name: str) -> bool:
 
 
 def _oci_archive() -> bytes:
-    """An OCI layout of one layer, a static busybox that sleeps; it is the pause image too."""
+    """An OCI layout with one layer, a static busybox that sleeps. It is the pause image, too."""
     layer = _tar({"busybox": (Path(_BUSYBOX).read_bytes(), 0o755)})
     config = json.dumps(
         {

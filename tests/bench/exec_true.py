@@ -12,7 +12,8 @@ from criproto.runtime_v1 import api_pb2 as pb
 
 
 def exec_rounds(cri: PodClient, node: Node, image: str, rounds: int, add: Callable[[str, float, str], None]) -> None:
-    """Calls `add(key, value, unit)`: for one boot, and for each round. `exec_ready_ms`: from the start to the first answer."""
+    """Calls `add(key, value, unit)` once for the boot, and once for each round. `exec_ready_ms`: from the start to the
+    first answer."""
     config = pod_config("bench-exec", f"{node.directory}/logs/exec-{time.monotonic_ns()}")
     pod = cri.run_pod(config)
     try:
@@ -26,7 +27,7 @@ def exec_rounds(cri: PodClient, node: Node, image: str, rounds: int, add: Callab
 
 
 def _true(cri: PodClient, container: str) -> float:
-    """Milliseconds."""
+    """Runs `true`; milliseconds."""
     started = time.monotonic()
     answer = cri.runtime.ExecSync(pb.ExecSyncRequest(container_id=container, cmd=["true"]), timeout=120)
     assert answer.exit_code == 0, answer

@@ -18,7 +18,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 
 
 class Listener:
-    """Reads the events of a node; each with the time it was there."""
+    """Reads the events of a node and notes the time of each."""
 
     def __init__(self, cri: PodClient) -> None:
         self.told: queue.SimpleQueue[tuple[float, pb.ContainerEventResponse]] = queue.SimpleQueue()
@@ -34,7 +34,7 @@ class Listener:
             assert error.code() is grpc.StatusCode.CANCELLED, error
 
     def stopped(self, container: str) -> float:
-        """When its STOPPED event was there."""
+        """The time of the container's STOPPED event."""
         while True:
             at, event = self.told.get(timeout=30)
             if event.container_id == container and event.container_event_type == pb.CONTAINER_STOPPED_EVENT:
@@ -45,7 +45,7 @@ class Listener:
 
 
 def exit_round(cri: PodClient, node: Node, image: str, figures: Figures, number: int) -> None:
-    """One pod; its container is started and QEMU killed from outside, several times over."""
+    """Starts the container of one pod and kills QEMU, several times."""
     config = pod_config(f"exit-{number}", f"{node.directory}/logs/exit-{number}")
     pod = cri.run_pod(config)
     listener = Listener(cri)

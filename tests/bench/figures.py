@@ -1,4 +1,4 @@
-"""Samples and what is told of them."""
+"""Samples and their statistics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Figures:
         self._samples.setdefault(key, (unit, []))[1].append(value)
 
     def take(self, other: Figures) -> None:
-        """The samples of `other` as well."""
+        """Adds the samples of `other`."""
         for key, (unit, values) in other._samples.items():
             for value in values:
                 self.add(key, value, unit)
@@ -37,7 +37,7 @@ class Figures:
         }
 
     def tell(self) -> None:
-        """To whoever started one measurement alone."""
+        """Prints the figures, for a measurement that is run alone."""
         for key, figure in self.document().items():
             print(
                 f"{key:32} {figure['median']:>10} {figure['min']:>10} {figure['max']:>10} n {figure['n']} {figure['unit']}"
@@ -45,7 +45,7 @@ class Figures:
 
 
 def p99(values: list[float]) -> float:
-    """The smallest sample that 99 % do not exceed: of fewer than 100 the greatest."""
+    """The smallest sample that 99 % do not exceed; with fewer than 100 samples, the greatest."""
     return sorted(values)[math.ceil(len(values) * 0.99) - 1]
 
 

@@ -37,7 +37,7 @@ MANY = 20
 
 @dataclass
 class Runtime:
-    """One of the two: its CRI client, the image of its containers, and what all its pods share."""
+    """One of the two runtimes: its CRI client, the image of its containers, and the settings that all its pods share."""
 
     name: str
     cri: PodClient
@@ -51,7 +51,7 @@ class Runtime:
     pods: list[str] = field(default_factory=list)
 
     def make(self) -> None:
-        """A pod whose container runs."""
+        """Creates a pod whose container runs."""
         name = f"{self.name}-{secrets.token_hex(4)}"
         config = pod_config(name, f"{self.logs}/{name}")
         config.linux.cgroup_parent = self.cgroup
@@ -63,7 +63,8 @@ class Runtime:
         self._timed("start", lambda: self.cri.start(made["container"]))
 
     def remove_all(self) -> None:
-        """As kubelet does: first the sandbox's end, which ends its containers, then its removal."""
+        """Ends all pods as kubelet does: first it stops the sandbox, which ends its containers, then it removes the
+        sandbox."""
         with ThreadPoolExecutor(MANY) as pool:
             list(pool.map(self._remove, self.pods))
         self.pods.clear()
@@ -77,8 +78,8 @@ class Runtime:
 
 
 def pods_rounds(node: Node, image: str, directory: str, rounds: int, figures: Figures) -> None:
-    """Adds `pod_vs_containerd` (one by one) and `pod_vs_containerd_20` (from the first call of 20 pods, made at the same moment,
-    to the last one's container runs), each with both sides' own milliseconds beside it."""
+    """Adds `pod_vs_containerd` (one by one) and `pod_vs_containerd_20` (from the first call of 20 concurrent pods until
+    the last container runs), each with both runtimes' milliseconds."""
     with (
         a_cgroup() as cgroup,
         Containerd(f"{directory}/pods", f"{node.directory}/cni/net.d") as containerd,
@@ -116,7 +117,7 @@ def _beside(pod: Runtime, container: Runtime, count: int, number: int, figures: 
 
 
 def at_once(runtime: Runtime, count: int) -> float:
-    """Milliseconds until all of them run."""
+    """Milliseconds until all containers run."""
     together = threading.Barrier(count + 1)
 
     def one() -> None:
@@ -142,7 +143,7 @@ def _phases(pod: Runtime, container: Runtime, suffix: str, figures: Figures) -> 
 
 @contextlib.contextmanager
 def a_cgroup() -> Iterator[str]:
-    """The path of a cgroup for pods, which kubelet would have made."""
+    """The path of a cgroup for pods, which kubelet would create."""
     path = f"/virtshim-bench-{secrets.token_hex(4)}"
     roots = (
         ["/sys/fs/cgroup"] if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else glob.glob("/sys/fs/cgroup/*/")
@@ -161,7 +162,7 @@ def a_cgroup() -> Iterator[str]:
 
 
 def main() -> None:
-    """These figures alone."""
+    """Measures these figures alone."""
     figures = Figures()
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     with own_node() as (node, directory), serve_directory(PROJECT / "build") as url:

@@ -1,6 +1,6 @@
-"""What pods cost the node: the memory of their own processes, and by how much the daemons have grown.
+"""What pods cost the node: the memory of their own processes, and the growth of the daemons.
 
-Proportional set sizes (proc(5), smaps_rollup): pages that several processes share are counted once between them.
+Sizes are proportional set sizes (proc(5), smaps_rollup): a page that several processes share is divided between them.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def one_queue(cri: PodClient, node: Node, guest: str, file: Path, rounds: int, f
 
 
 def several_queues(cri: PodClient, node: Node, guest: str, file: Path, rounds: int, figures: Figures) -> None:
-    """As many vCPUs and connections as queues."""
+    """A NIC with several queues: as many vCPUs and connections as queues."""
     with contextlib.ExitStack() as ending:
         ways = [ending.enter_context(_pod(cri, node, guest, _SEVERAL))]
         (pod,) = node.qemu_pids()
@@ -86,8 +86,8 @@ def several_queues(cri: PodClient, node: Node, guest: str, file: Path, rounds: i
 
 
 def _rounds(ways: Sequence[Way], rounds: int, queues: int) -> Iterator[tuple[int, Mapping[str, _Speeds]]]:
-    """Each way's speeds, of as many connections at once as there are queues. Who is first changes from round to round, and each
-    kind is measured on all before the next."""
+    """The speed of each way, with as many connections as queues. The order alternates from round to round, and each kind
+    is measured on all ways before the next."""
     for way in ways:
         _bring_program(way)
     for number in range(1, rounds + 1):
@@ -109,7 +109,7 @@ def _pod(cri: PodClient, node: Node, guest: str, queues: int) -> Iterator[Way]:
 
 
 def _bring_program(way: Way) -> None:
-    """net_io, by a connection of its own."""
+    """Copies net_io into the guest over its own connection."""
     with tempfile.TemporaryDirectory(prefix="bench-net-", dir="/var/tmp") as directory:
         program = Path(directory, "net_io")
         subprocess.run(["gcc", "-static", "-O2", "-o", program, Path(__file__).with_name("net_io.c")], check=True)
@@ -128,7 +128,7 @@ def _port(listener: socket.socket) -> int:
 
 
 def _speed(way: Way, kind: str, count: int) -> float:
-    """Megabits a second of all connections, or round trips a second of one byte on one."""
+    """Megabits per second over all connections, or round trips of one byte per second on one connection."""
     count = 1 if kind == _TRIPS else count
     with way.listener() as listener, contextlib.ExitStack() as ending:
         listener.settimeout(_PATIENCE)
@@ -174,7 +174,7 @@ def _trip(made: Sequence[socket.socket], seconds: float) -> int:
 
 
 def _frames(number: int, figures: Figures) -> None:
-    """What the kernel takes for a frame, without a guest: a guest's emulation hides most of it."""
+    """The kernel's time for a frame, without a guest, because emulation hides most of it."""
     ways = {"bridge": net_ways.BRIDGE, "redirect": net_ways.REDIRECT}
     with contextlib.ExitStack() as ending:
         ready = {name: ending.enter_context(_frame_work(commands)) for name, commands in ways.items()}
@@ -192,7 +192,8 @@ def _frames(number: int, figures: Figures) -> None:
 
 @contextlib.contextmanager
 def _frame_work(commands: tuple[str, ...]) -> Iterator[Mapping[str, Callable[[], float]]]:
-    """Nanoseconds a frame: of a write to the tap that ends at the host's socket, and of a send that ends in the tap's queue."""
+    """Nanoseconds per frame: for a write to the tap that ends at the host's socket, and for a send that ends in the
+    tap's queue."""
     with net_ways.laid(commands) as spaces, contextlib.ExitStack() as ending:
         tap = netns.run_inside(f"/run/netns/{spaces.inner}", _open_tap)
         ending.callback(os.close, tap)
@@ -241,7 +242,7 @@ def _open_tap() -> int:
 
 
 def _datagram(to: bytes) -> bytes:
-    """A small one of the guest's, whose UDP checksum is left out."""
+    """A small UDP datagram of the guest, without a checksum."""
     payload = struct.pack("!HHHH", 9, 9, 26, 0) + bytes(18)
     addresses = socket.inet_aton(net_ways.GUEST) + socket.inet_aton(net_ways.HOST)
     words = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(payload), 0, 0, 64, socket.IPPROTO_UDP, 0) + addresses
@@ -253,7 +254,7 @@ def _datagram(to: bytes) -> bytes:
 
 
 def table(figures: Figures) -> str:
-    """The ways beside each other: medians, and the spread."""
+    """A table of all ways: medians and spread."""
     found = figures.document()
     columns = (*((kind, "phase_net_{}_" + kind, _UNITS[kind]) for kind in _KINDS),
                *((f"frame {way}", "phase_net_frame_{}_" + f"{way}_ns", "ns") for way in (_OUT, _IN)))  # fmt: skip

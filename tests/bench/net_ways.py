@@ -1,4 +1,5 @@
-"""Ways from a guest's tap to a socket of the host, made by hand with iproute2 in namespaces of their own; a guest at the end."""
+"""Paths from a guest's tap to a socket of the host, made with iproute2 in namespaces of their own, with a guest at the
+end."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ _FILTERS = (("veth0", "tap0"), ("tap0", "veth0"))
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`listener` makes a socket where the host's end is, which a guest reaches at `host`."""
+    """`listener` creates a socket at the host's end, which the guest reaches as `host`."""
 
     name: str
     host: str
@@ -50,7 +51,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Namespaces:
-    """Of the tap, and of the host's end."""
+    """The namespace of the tap, and the namespace of the host's end."""
 
     inner: str
     outer: str
@@ -61,7 +62,7 @@ class Namespaces:
 
 @contextlib.contextmanager
 def laid(commands: tuple[str, ...], queues: int = 1) -> Iterator[Namespaces]:
-    """A tap that is opened as often as it has queues, and its way to the host's end."""
+    """A tap that is opened once per queue, and its path to the host's end."""
     tag = secrets.token_hex(3)
     inner = f"vsb-{tag}-i"
     outer = f"vsb-{tag}-o" if commands else inner
@@ -91,8 +92,8 @@ def laid(commands: tuple[str, ...], queues: int = 1) -> Iterator[Namespaces]:
 
 @contextlib.contextmanager
 def bare_guest(name: str, image: Path, commands: tuple[str, ...], queues: int, neighbour: int) -> Iterator[Way]:
-    """QEMU by hand on such a way, with as many vCPUs as queues. Machine, CPU model, memory and NIC are as in a pod, and so is its
-    share of the processors: `neighbour` is the process of one."""
+    """QEMU started by hand on such a path, with as many vCPUs as queues. Machine, CPU model, memory and NIC are those of
+    a pod, and so is its share of the processors: `neighbour` is the process of a pod's VM."""
     with (
         laid(commands, queues) as spaces,
         tempfile.TemporaryDirectory(prefix="bare-net-", dir="/var/tmp") as directory,
@@ -127,7 +128,7 @@ def bare_guest(name: str, image: Path, commands: tuple[str, ...], queues: int, n
 
 @contextlib.contextmanager
 def _cgroups_beside(process: int) -> Iterator[list[Path]]:
-    """Of the CPU controller alone, where each has its own."""
+    """Cgroups beside the neighbour's in the CPU controller, where each pod has its own."""
     lines = (line.split(":", 2) for line in Path(f"/proc/{process}/cgroup").read_text().splitlines())
     paths = {controllers: path for _, controllers, path in lines}
     with contextlib.ExitStack() as undo:
@@ -146,7 +147,7 @@ def _is_of(one: Hierarchy, names: str) -> bool:
 
 
 def _gone(group: Path) -> None:
-    """A process leaves its group a moment after its end."""
+    """Waits until the group is empty: a process leaves its group a moment after its end."""
     wait_until(lambda: not (group / "cgroup.procs").read_text(), 10, f"{group} is empty")
     group.rmdir()
 

@@ -1,4 +1,4 @@
-"""A node for measurements alone, in a directory of its own that goes with it."""
+"""A node for measurements alone, in a temporary directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from node import Node, free_cidr
 
 @contextlib.contextmanager
 def own_node(within: str = "/var/tmp") -> Iterator[tuple[Node, str]]:
-    """The node, which is up, and the directory."""
+    """The running node, and its directory."""
     with tempfile.TemporaryDirectory(prefix="vs-bench-", dir=within, ignore_cleanup_errors=True) as directory:
         os.chmod(directory, 0o711)
         node = Node(f"{directory}/n", pod_cidr=free_cidr())

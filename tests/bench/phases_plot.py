@@ -1,4 +1,4 @@
-"""Phases of starts as an SVG: a bar for each start, a stretch for each phase, with its milliseconds. Pure."""
+"""The phases of starts as an SVG: a bar for each start, divided into its phases with their milliseconds. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROOM = 16
 
 
 def draw(starts: Mapping[str, Mapping[str, float]]) -> str:
-    """`starts`: name -> phase -> milliseconds, the phases in their order."""
+    """`starts`: name -> phase -> milliseconds, with the phases in order."""
     longest = max(sum(phases.values()) for phases in starts.values())
     scale = (_WIDTH - _LEFT - 70) / longest
     names = list(dict.fromkeys(name for phases in starts.values() for name in phases))

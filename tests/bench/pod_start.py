@@ -1,4 +1,4 @@
-"""What a pod's way to its first byte costs, beside the same domain under bare libvirt."""
+"""The cost of a pod's start up to its first console byte, compared with the same domain under bare libvirt."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def one_round(cri: PodClient, node: Node, bare: BareLibvirt, image: str, figures
 
 
 def cni_ms(node: Node, pod: str) -> float:
-    """What the CNI plugins took at ADD, as tapmanager logs it."""
+    """The time of the CNI plugins' ADD, from tapmanager's log."""
     return sum(float(ms) for ms in re.findall(rf"cni\.ran sandbox={pod} command=ADD .* ms=([0-9.]+)", node.log()))
 
 
 def libvirt_ms(node: Node, container: str) -> float:
-    """What libvirt took to define and to start the VM, QEMU and vmwrapper included, as virtshim logs it."""
+    """libvirt's time to define and start the VM, including QEMU and vmwrapper, from virtshim's log."""
     lines = [line for line in node.log().splitlines() if f"virtshim-{container[:12]}-" in line]
     found = [re.search(r"libvirt\.domain\.(?:defined|started)\b.*\bms=([0-9.]+)", line) for line in lines]
     return sum(float(one[1]) for one in found if one)
@@ -72,7 +72,7 @@ def first_byte_ms(node: Node, container: str, started: float) -> float:
 
 
 def vmwrapper_round(node: Node, figures: Figures) -> None:
-    """exec of vmwrapper to exec of the emulator, when libvirt only asks for capabilities."""
+    """From exec of vmwrapper to exec of the emulator, when libvirt only queries capabilities."""
     environment = {"VIRTSHIM_EMULATOR": "/bin/true", "PATH": os.defpath}
     argv = [f"{node.directory}/bin/vmwrapper", "-version"]
     wrapped = timed(lambda: subprocess.run(argv, env=environment, check=True))

@@ -33,7 +33,7 @@ _WARM = 50
 
 @contextlib.contextmanager
 def _runtime(socket: str, pods: int) -> Iterator[None]:
-    """In a process of its own, as runtimes are."""
+    """Starts a runtime in its own process, as runtimes are."""
     paths = f"{PROJECT}:{PROJECT}/tests"
     with subprocess.Popen(
         [sys.executable, "-m", "fakes.runtime", socket, "stand-in", str(pods)],
@@ -78,7 +78,7 @@ def _beside_one(rounds: int, primary: str, proxy: str, figures: Figures) -> None
 
 
 def _beside_both(rounds: int, primary: str, other: str, proxy: str, figures: Figures) -> None:
-    """Of a node whose pods are on two runtimes a client learns by two calls, or by one to the proxy."""
+    """A client learns the pods of two runtimes by two calls, or by one call to the proxy."""
     with PodClient(proxy) as through, PodClient(primary) as first, PodClient(other) as second:
         assert len(through.pods()) == PODS
         for number in range(-_WARM, rounds):
@@ -92,7 +92,7 @@ def _version(client: PodClient) -> None:
 
 
 def _pair(number: int, first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
-    """Which one goes first changes from round to round."""
+    """Measures both; the order alternates from round to round."""
     if number % 2:
         other = timed(second)
         return timed(first), other

@@ -1,8 +1,8 @@
-"""Restart of virtshim with very many pods, and what it takes of memory with them.
+"""The restart of virtshim with very many pods, and its memory with them.
 
-Real: the daemons, records, container directories, pod networks (namespace, CNI, bridge, tap, DHCP), and a libvirtd. That one
-serves libvirt's test driver, which has a running domain with our mark for each pod and no QEMU behind it: 200 QEMUs do not fit
-on a bench.
+Daemons, records, container directories, pod networks (namespace, CNI, bridge, tap, DHCP) and libvirtd are real. libvirtd
+serves its test driver, which has a running domain with our mark for each pod and no QEMU behind it, because 200 QEMUs do
+not fit on a bench.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _LIMIT = 60.0
 
 
 class ManyPods:
-    """A node's daemons and what they find when they start."""
+    """A node's daemons and the pods that they find when they start."""
 
     def __init__(self, directory: str, sockets: str) -> None:
-        """`sockets`: where libvirtd's are."""
+        """`sockets`: the directory of libvirtd's sockets."""
         self._node = NodeDir.at(f"{directory}/n")
         self._domains = f"{directory}/domains.xml"
         overlay = Path(f"{directory}/overlay.toml")
@@ -66,7 +66,7 @@ class ManyPods:
         self._write_domains([])
 
     def fill(self, pods: int) -> None:
-        """Pods as the services make them, without the VMs."""
+        """Creates pods through the services, without the VMs."""
         records = SqliteRecords(self._layout.database)
         node = records.node_id()
         records.set_node_fact("boot", Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -152,14 +152,14 @@ def resident(daemon: Daemon) -> float:
 
 
 def processor_time(daemon: Daemon) -> float:
-    """Seconds, since its start: what others on the machine do is not in it."""
+    """The process's CPU seconds since its start, which other load on the machine does not affect."""
     assert daemon.process is not None
     words = Path(f"/proc/{daemon.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory(node: ManyPods, pods: int) -> float:
-    """MiB of both daemons when kubelet has asked a while for what is there."""
+    """MiB of both daemons after kubelet has polled them for a while."""
     with PodClient(node.settings.cri_socket) as cri:
         for _ in range(20):
             assert (len(cri.pods()), len(cri.containers())) == (pods, pods)
@@ -177,7 +177,7 @@ def running(*daemons: Daemon) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_libvirtd(directory: str) -> Iterator[str]:
-    """Where its sockets are."""
+    """Starts a libvirtd; returns the directory of its sockets."""
     libvirtd = OwnLibvirtd(directory)
     try:
         libvirtd.start()
@@ -213,7 +213,7 @@ def _rounds(node: ManyPods, rounds: int, figures: Figures) -> None:
 
 
 def main() -> None:
-    """These figures alone."""
+    """Measures these figures alone."""
     figures = Figures()
     recover_rounds(5, figures)
     for key, figure in figures.document().items():

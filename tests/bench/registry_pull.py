@@ -1,7 +1,8 @@
-"""Pulls from a registry beside skopeo's copies from it: one that unpacks layers as a pull has to, and one that keeps them packed.
+"""Pulls from a registry compared with skopeo's copies from it: one that unpacks layers as a pull has to, and one that
+keeps them packed.
 
-A pull does more than either: it takes the disk out of its layer, digests it, writes it with holes, has it judged, and has it
-on the node's disk when it returns.
+A pull does more than either: it takes the disk out of its layer, digests it, writes it sparsely, has it checked, and
+syncs it to the node's disk before it returns.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _HOW = {"unpacked": ("--dest-decompress",), "packed": ()}
 def registry_pull_rounds(
     directory: Path, rounds: int, figures: Figures, pull: Callable[[str], object], remove: Callable[[str], object]
 ) -> None:
-    """`directory` is for what is made meanwhile; `pull` and `remove` take an image's name."""
+    """`directory` holds temporary files; `pull` and `remove` take an image name."""
     with registry(directory=_made(directory / "registry")) as server:
         names = _published(directory, server.address)
         for number in range(rounds):
@@ -42,7 +43,7 @@ def registry_pull_rounds(
 
 
 def _published(directory: Path, address: str) -> dict[str, str]:
-    """Images of one disk, half of which packs, by how their layer is packed."""
+    """Images of one disk, half of which compresses, by how their layer is packed."""
     disk, plain = directory / "disk.img", directory / "plain"
     with disk.open("wb") as file:
         for _ in range(_SIZE >> 20):

@@ -1,4 +1,5 @@
-"""What RunPodSandbox takes beside its CNI plugins, and 50 of them at once, on a node and on containerd with the same plugins.
+"""The time of RunPodSandbox beyond its CNI plugins, and of 50 concurrent calls, on a node and on containerd with the
+same plugins.
 
 python -m tests.bench.sandboxes [ROUNDS [LOG]]     these figures alone, on a node of their own; LOG: where its log goes
 """
@@ -47,9 +48,9 @@ class Runtime:
 
 
 def sandbox_rounds(node: Node, directory: str, rounds: int, figures: Figures) -> None:
-    """Adds `sandbox_own_ms`, and `attach_50_ms`: from the first of 50 calls made at the same moment to the last one's answer.
-    Both with containerd's RunPodSandbox beside them (`containerd_sandbox_ms`, `containerd_attach_50_ms`), whose pods are of the
-    same CNI configuration; there its plugins' time is within the number, for it does not tell it."""
+    """Adds `sandbox_own_ms`, and `attach_50_ms`: from the first of 50 concurrent calls to the last answer. Both have
+    containerd's RunPodSandbox beside them (`containerd_sandbox_ms`, `containerd_attach_50_ms`) with the same CNI
+    configuration; those include the plugins' time, which containerd does not report."""
     with (
         Containerd(f"{directory}/sandboxes", f"{node.directory}/cni/net.d") as containerd,
         PodClient(node.socket) as ours,
@@ -97,7 +98,7 @@ def _many(node: Node, both: tuple[Runtime, Runtime], number: int, figures: Figur
 
 
 def at_once(runtime: Runtime, number: int) -> tuple[list[str], float]:
-    """The pods, and the milliseconds until all of them have their network."""
+    """Starts the pods; returns them and the milliseconds until all have their network."""
     together = threading.Barrier(AT_ONCE + 1)
 
     def one(_: int) -> str:
@@ -113,12 +114,12 @@ def at_once(runtime: Runtime, number: int) -> tuple[list[str], float]:
 
 
 def plugins_ms(node: Node, pod: str) -> float:
-    """What the CNI plugins took at ADD, as tapmanager logs it."""
+    """The time of the CNI plugins' ADD, from tapmanager's log."""
     return sum(float(ms) for ms in re.findall(rf"cni\.ran sandbox={pod} command=ADD .* ms=([0-9.]+)", node.log()))
 
 
 def main() -> None:
-    """These figures alone."""
+    """Measures these figures alone."""
     figures = Figures()
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     with own_node(os.environ.get("TMPDIR", "/var/tmp")) as (node, directory):

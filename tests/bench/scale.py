@@ -54,7 +54,7 @@ def scale_round(node: Node, figures: Figures) -> None:
 
 @contextlib.contextmanager
 def without_our_own_pauses() -> Iterator[None]:
-    """The garbage collector of this program, which is the client, is not what is measured."""
+    """Disables this client's garbage collector, whose pauses are not to be measured."""
     gc.collect()
     gc.disable()
     try:

@@ -34,7 +34,7 @@ from virtshim.pods.tapmanager_connection import TapmanagerConnection  # noqa: E4
 
 
 class Networks(FakePodNetworks):
-    """What Status asks goes to the real one."""
+    """Asks the real tapmanager what Status needs."""
 
     def __init__(self, tapmanager: str) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Networks(FakePodNetworks):
 
 
 def labels(number: int) -> dict[str, Any]:
-    """As kubelet and a usual deployment give them."""
+    """Labels as kubelet and a usual Deployment set them."""
     return {
         "labels": {
             "app": f"web-{number % 20}",
@@ -64,7 +64,7 @@ def labels(number: int) -> dict[str, Any]:
 
 
 def fill(world: World, pods: int, busy: int) -> None:
-    """One pod is made by the services, the others are its copies; the busy ones are made one by one."""
+    """The services make one pod and the others are its copies; the busy ones are made one by one."""
     sandbox_id, container_id = world.running("first")
     sandbox, container = world.sandbox(sandbox_id), world.container(container_id)
     for number in range(pods - busy - 1):

@@ -1,4 +1,4 @@
-"""The parts of `make bench`: each measures some of the promises beside their bare counterparts, on one node that all share."""
+"""The sections of `make bench`: each measures some promises beside their bare counterparts, on one shared node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shares import share_rounds
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where it is measured."""
+    """The node and directory of a measurement."""
 
     directory: str
     node: Node
@@ -86,7 +86,7 @@ def recover(place: Place, rounds: int, figures: Figures) -> None:
 
 
 def proxy(place: Place, rounds: int, figures: Figures) -> None:
-    """By a client that has just begun: what this process has gathered makes each of its calls slower."""
+    """Measures the proxy in a fresh client, because this process's accumulated state makes each call slower."""
     del place
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
         figures.take(apart.submit(proxy_figures, 40 * rounds).result())

@@ -52,7 +52,7 @@ def share_rounds(cri: PodClient, node: Node, guest: str, file: Path, rounds: int
 
 
 def _starts(node: Node, volume: str, figures: Figures) -> None:
-    """From the call until QEMU may connect."""
+    """Milliseconds from the call until QEMU may connect."""
     path = f"{node.directory}/run/shares.sock"
     for _ in range(_STARTS):
         container = secrets.token_hex(32)
@@ -64,7 +64,7 @@ def _starts(node: Node, volume: str, figures: Figures) -> None:
 
 
 def _boots(cri: PodClient, node: Node, guest: str, volume: str, number: int, figures: Figures) -> None:
-    """With a volume, and so with memory that is shared, and without one; which goes first changes from round to round."""
+    """Boots with a volume, and so with shared memory, and without one; the order alternates from round to round."""
     took = {}
     for at in (volume, "") if number % 2 else ("", volume):
         with boot_in_pod(cri, node, guest, f"shares-{number}-{bool(at)}", {_AT: at} if at else {}) as (_, took[at]):
@@ -74,7 +74,7 @@ def _boots(cri: PodClient, node: Node, guest: str, volume: str, number: int, fig
 
 
 def _speed(cri: PodClient, node: Node, guest: str, file: Path, directory: str, number: int, figures: Figures) -> None:
-    """Each alone."""
+    """The speed of each, measured alone."""
 
     def in_a_pod() -> tuple[float, float]:
         with boot_in_pod(cri, node, guest, f"io-{number}", {_AT: directory}) as (container, _):
@@ -111,7 +111,7 @@ def _told(directory: str) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def _guest_by_hand(image: Path, volume: str) -> Iterator[SerialConsole]:
-    """QEMU with virtiofsd beside it, as its documents show it."""
+    """QEMU with virtiofsd, set up as its documentation shows."""
     with contextlib.ExitStack() as ending:
         directory = ending.enter_context(tempfile.TemporaryDirectory(prefix="bare-share-", dir="/var/tmp"))
         disk, console, called = (f"{directory}/{name}" for name in ("disk", "console", "fs.sock"))
@@ -141,7 +141,7 @@ def _started(ending: contextlib.ExitStack, words: list[str], *keep: int) -> None
 
 
 def _daemons(directory: str) -> list[int]:
-    """Processes that serve volumes below it."""
+    """The processes that serve volumes below that directory."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What all VmCgroups do: the fake, and the client of a real tapmanager with the kernel's cgroups."""
+"""The contract of VmCgroups: the fake, and the client of a real tapmanager with the kernel's cgroups."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGE = CgroupLimits(cpu_quota=80_000, cpu_period=100_000, memory=512 * MIB)
 
 
 class World:
-    """Of a sandbox whose network is there, below the pod's cgroup `parent`."""
+    """A sandbox with a network, below the pod's cgroup `parent`."""
 
     vm_cgroups: VmCgroups
     parent: str
@@ -44,19 +44,19 @@ class World:
         raise NotImplementedError
 
     def limits(self) -> tuple[int, int]:
-        """Of A's group: quota in microseconds, memory in bytes."""
+        """The limits of A's cgroup: quota in microseconds, memory in bytes."""
         raise NotImplementedError
 
     def impossible(self) -> VmCgroup:
-        """One whose `cpuset_cpus` the kernel refuses."""
+        """Limits whose `cpuset_cpus` the kernel refuses."""
         return self.group(CgroupLimits(cpu_quota=90_000, cpu_period=100_000, memory=1 << 30, cpuset_cpus="4095"))
 
     def running(self) -> contextlib.AbstractContextManager[None]:
-        """A VM is in A's group."""
+        """Puts a VM into A's cgroup."""
         raise NotImplementedError
 
     def is_network_open(self) -> bool:
-        """To the sandbox's next VM."""
+        """Whether the sandbox's next VM may get its network."""
         raise NotImplementedError
 
     def end_tapmanager(self) -> None:
@@ -141,7 +141,7 @@ class OnThisMachine(World):
 
 @pytest.fixture(scope="module", autouse=True)
 def running_node() -> Iterator[TapNode | None]:
-    """It is there before a test's picture of the machine is taken."""
+    """The node exists before the leak check takes its snapshot."""
     if os.geteuid() != 0:
         yield None
         return
@@ -177,7 +177,7 @@ def test_a_cgroup_is_created_with_its_limits(world: World) -> None:
 
 @pytest.mark.network
 def test_a_cgroup_without_a_record_is_removed_with_its_sandboxs_network(on_this_machine: OnThisMachine) -> None:
-    """kubelet removes it with the pod's own group, but only where it lies in that."""
+    """kubelet removes the cgroup with the pod's own one, but only if it lies below that."""
     on_this_machine.vm_cgroups.make(on_this_machine.group(), SECONDS)
     on_this_machine.node.release(SANDBOX.value)
     assert not on_this_machine.exists()
@@ -274,7 +274,7 @@ def test_without_tapmanager_only_oom_kills_can_be_read(world: World) -> None:
 
 @pytest.mark.network
 def test_a_vm_has_its_huge_page_limit_without_a_pod_cgroup() -> None:
-    """Their controller may be in a hierarchy where nothing else is."""
+    """The hugetlb controller may be in a hierarchy of its own."""
     found = cgroups.hierarchies()
     if not any("hugetlb" in one.controllers for one in found):
         pytest.skip("NOT TO BE HAD HERE: no cgroup controller hugetlb on this machine")

@@ -1,4 +1,4 @@
-"""Volumes that kubelet writes: the fake, and those on disk, keep the same promises."""
+"""The contract of KubeletVolumes: the fake, and the real one on disk."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Node:
         raise NotImplementedError
 
     def put(self, content: bytes) -> str:
-        """A file of the pod's, and where it is."""
+        """Writes a file of the pod; returns its path."""
         raise NotImplementedError
 
     def empty_dir(self, *, tmpfs: bool, filled: bool = False) -> str:
-        """An emptyDir of a group's, and where it is; the one in memory has 1 MiB."""
+        """Creates an emptyDir owned by a group; returns its path. The one in memory has 1 MiB."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """The volumes are not used any more."""
+        """Stops watching the volumes."""
 
 
 class InMemory(Node):
@@ -120,7 +120,7 @@ def files() -> Iterator[KubeletVolumeFiles]:
 
 
 def seen(entries: tuple[Entry, ...]) -> dict[str, bytes]:
-    """As a container sees it, by way of `..data`."""
+    """The file as a container sees it, through `..data`."""
     by_path = {entry.path: entry for entry in entries}
     data = by_path["..data"].target
     return {
@@ -268,7 +268,7 @@ def test_a_volume_at_its_limits_is_read(files: KubeletVolumeFiles, tmp_path: Pat
 
 
 def test_a_read_while_kubelet_swaps_the_volume_sees_one_version(files: KubeletVolumeFiles, tmp_path: Path) -> None:
-    """A volume that changes without a pause may be told to change all the time; half of each is never read."""
+    """A read may fail because the volume changes all the time, but it never returns half of each version."""
     volume = WrittenVolume(tmp_path, UID, "configmap", "c")
     names = [f"{number:02}" for number in range(20)]
     volume.write(dict.fromkeys(names, b"0"))
@@ -296,7 +296,7 @@ def test_a_read_while_kubelet_swaps_the_volume_sees_one_version(files: KubeletVo
 
 
 def test_a_removed_volume_is_looked_for_again(files: KubeletVolumeFiles, tmp_path: Path) -> None:
-    """It cannot be watched, and so is told now and then."""
+    """A missing volume cannot be watched, so it is reported now and then."""
     host = f"{tmp_path}/late"
     assert set(files.changed({host}, SECONDS)) == {host}
     assert set(files.changed({host}, SECONDS)) == {host}

@@ -1,4 +1,4 @@
-"""What all PodNetworks do: the fake, and the client of a real tapmanager with a real CNI bridge network."""
+"""The contract of PodNetworks: the fake, and the client of a real tapmanager with a real CNI bridge network."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class World:
     networks: KnownNetworks
 
     def let_plugins_fail(self, words: str) -> None:
-        """At ADD, and only there."""
+        """Makes plugins fail at ADD only."""
         raise NotImplementedError
 
     def lose_configuration(self) -> None:
         raise NotImplementedError
 
     def mend(self) -> None:
-        """Plugins work, the configuration is there."""
+        """Makes plugins work and restores the configuration."""
         raise NotImplementedError
 
     def remove_namespace(self, sandbox: SandboxId) -> None:
@@ -100,7 +100,7 @@ class OnThisMachine(World):
 
 @pytest.fixture(scope="module", autouse=True)
 def running_node() -> Iterator[TapNode | None]:
-    """It is there before a test's picture of the machine is taken."""
+    """The node exists before the leak check takes its snapshot."""
     if os.geteuid() != 0:
         yield None
         return

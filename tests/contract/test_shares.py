@@ -1,4 +1,4 @@
-"""Share daemons: the fake, and virtiofsd by way of the share program, keep the same promises."""
+"""The contract of share daemons: the fake, and virtiofsd started by the share program."""
 
 from __future__ import annotations
 

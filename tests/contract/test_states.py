@@ -1,4 +1,4 @@
-"""The services over libvirt's own test driver: what somebody else does to a VM shows in its container."""
+"""The services on libvirt's test driver: changes of a VM by virsh show in its container."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def virsh() -> Iterator[Callable[[World, ContainerId], libvirt.virDomain]]:
-    """Somebody else's connection to the same libvirt."""
+    """Another connection to the same libvirt."""
     conn = libvirt.open(URI)
     yield lambda world, container: conn.lookupByUUID(world.domain(container).bytes)
     conn.close()

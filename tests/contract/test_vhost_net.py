@@ -1,4 +1,4 @@
-"""What vhost-net gives: the fake, and the kernel's where it works (in tests/vfio/chapter_vhost.py it always does)."""
+"""The contract of vhost-net: the fake, and the kernel's if it works (in tests/vfio/chapter_vhost.py it always does)."""
 
 from __future__ import annotations
 

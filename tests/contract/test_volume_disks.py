@@ -1,4 +1,5 @@
-"""Volumes that are disks in the guest, on the node: what the flexVolume driver leaves, and what virtshim reads."""
+"""Volumes that become disks in the guest: the files that the flexVolume driver leaves on the node, and how virtshim
+reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Containers over the wire: each is one virtual machine, one of a pod runs at a time."""
+"""Containers over the wire: each is one virtual machine, and one container of a pod runs at a time."""
 
 import json
 from pathlib import Path
@@ -238,8 +238,8 @@ def test_a_repeat_of_a_slow_create_joins_it(client: Client, world: World) -> Non
 
 
 def test_a_container_killed_for_its_liveness_probe_is_restarted_on_failure(client: Client, world: World) -> None:
-    """kubelet's calls: StopContainer with the grace, ContainerStatus; with restartPolicy OnFailure another attempt unless the
-    exit code is 0, which is also what a Job counts as done."""
+    """kubelet calls StopContainer with the grace period, then ContainerStatus. With restartPolicy OnFailure it starts
+    another attempt unless the exit code is 0, which is also what makes a Job complete."""
     sandbox, made = client.running()
     client.stop(made, 30)
     status = client.status(made)
@@ -253,7 +253,8 @@ def test_a_container_killed_for_its_liveness_probe_is_restarted_on_failure(clien
 
 
 def as_kubelet_sends_it(host_path: str, *names: str) -> pb.ContainerConfig:
-    """kubelet names its file for the termination message anew for each call, and variables come in the order of a Go map."""
+    """In each call kubelet uses a new file name for the termination message, and variables come in the order of a Go
+    map."""
     config = container(annotations={"io.kubernetes.container.terminationMessagePath": "/dev/termination-log"})
     config.mounts.add(
         container_path="/dev/termination-log", host_path=f"/var/lib/kubelet/pods/uid/containers/vm/{host_path}"

@@ -1,4 +1,4 @@
-"""GetContainerEvents: what happens to pods, as it happens, for several clients at once."""
+"""GetContainerEvents: clients get events of pods as they happen."""
 
 import contextlib
 import threading
@@ -25,7 +25,7 @@ STOPPED, DELETED = pb.CONTAINER_STOPPED_EVENT, pb.CONTAINER_DELETED_EVENT
 
 @contextlib.contextmanager
 def following(client: Client, seconds: float = WAIT_LIMIT) -> Iterator[Any]:
-    """A stream that misses nothing from here on."""
+    """An event stream that receives everything from here on."""
     stream = client.GetContainerEvents(pb.GetEventsRequest(), timeout=seconds)
     stream.initial_metadata()
     yield stream

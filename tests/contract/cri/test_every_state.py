@@ -1,6 +1,6 @@
-"""Each call of a life cycle on an object in each of its states: what it answers, and what the object is then.
+"""Each life-cycle call on an object in each of its states: its answer, and the object's state afterwards.
 
-A cell is `ok` or the code of a refusal, then the state afterwards if it is another one. A refusal never changes anything.
+A cell is `ok` or the code of a refusal, followed by the new state if it changed. A refusal never changes anything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUMBERS = itertools.count()
 
 
 def table(text: str) -> list[Any]:
-    """One parameter set (call, state, expected) a cell. Columns are two or more blanks apart."""
+    """One parameter set (call, state, expected) per cell. Columns are separated by two or more blanks."""
     head, *rows = (re.split(r"\s{2,}", line.strip()) for line in text.strip().splitlines())
     return [
         pytest.param(row[0], state, cell, id=f"{row[0]}: {state}")
@@ -190,7 +190,7 @@ def test_sandbox_calls_in_every_state(shared: tuple[World, Client], call: str, s
 
 
 def image_in(world: World, client: Client, state: str, name: str) -> None:
-    """`held`: removed, but a container still needs its file."""
+    """An image in that state. `held`: removed, but a container still needs its file."""
     world.outside.files.publish(name, name.encode())
     if state == "missing":
         return

@@ -1,4 +1,4 @@
-"""ExecSync over the real socket; the guest is a double that does what a test says."""
+"""ExecSync over the real socket; the guest is a fake that the test scripts."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ DRAIN = ("/bin/sh", "-c", "drain")
 
 
 def with_hooks(client: Client) -> str:
-    """As kubelet creates it: its annotation has the preStop handler as JSON."""
+    """A container as kubelet creates it: an annotation has the preStop handler as JSON."""
     handler = json.dumps({"exec": {"command": DRAIN}})
     made = client.create(client.run(), annotations={"io.kubernetes.container.preStopHandler": handler})
     client.start(made)

@@ -1,4 +1,4 @@
-"""A step outside fails, and perhaps the undoing of it, too: what is left can be seen and finished by kubelet's own calls."""
+"""An external step fails, and perhaps its undoing fails too: kubelet's own calls can see and finish the rest."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ def fails(client: Client, rpc: str, request: Any) -> bool:
 
 
 def has_effect(what: str, after: bool) -> bool:
-    """A transaction that failed had none; a console is not followed any more, whatever went wrong."""
+    """Whether the failed step had an effect: a failed transaction has none, and a console is never followed after a
+    failure."""
     return what == "consoles.finish" or (after and not what.startswith("records"))
 
 
 def finish(client: Client, rpc: str, request: Any, name: str) -> None:
-    """What kubelet does: it repeats the call; if that is refused, it removes what is in the way and makes it anew."""
+    """What kubelet does: it repeats the call. If that is refused, it removes the object in the way and creates a new
+    one."""
     try:
         again(client, rpc, request)
         return

@@ -1,5 +1,5 @@
-"""What kubelet grants, from CreateContainer's message to the record of the VM's devices: over a host's files, kubelet's own list
-and CDI specifications, with no part of the resolver replaced."""
+"""Devices that kubelet grants, from CreateContainer's message to the record of the VM's devices. Host files, kubelet's
+list and CDI specifications are there, and no part of the resolver is replaced."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """A VF at vfio-pci, one at its kernel driver, and a function that shares its group with a busy one."""
+    """A node with a VF at vfio-pci, a VF at its kernel driver, and a function that shares its group with a busy one."""
     (tmp_path / "state").mkdir()
     host = FakeSysfs(tmp_path / "host")
     host.pci(PF, 40, driver="ixgbe", total_vfs=8)

@@ -126,7 +126,7 @@ def test_a_secret_for_sysprep_becomes_a_cdrom_and_not_a_volume(world: World, cli
 def test_a_sysprep_secret_without_an_answer_file_is_refused_before_anything_is_created(
     world: World, client: Client
 ) -> None:
-    """Nor one with a name that no CD-ROM can have."""
+    """A secret with a file name that no CD-ROM can have is refused, too."""
     sandbox = client.run(annotations=SYSPREP)
     for there in ({"other": b""}, {"unattend.xml": b"", "x" * 65: b""}):
         world.outside.kubelet_volumes.write(ANSWERS, there)
@@ -138,7 +138,7 @@ def test_a_sysprep_secret_without_an_answer_file_is_refused_before_anything_is_c
 
 
 def test_a_pod_that_does_not_mount_its_sysprep_secret_is_refused_with_its_mounts(world: World, client: Client) -> None:
-    """kubelet, which lists no init containers, is who says that it is that."""
+    """kubelet's list, which has no init containers, shows that this is not an init container."""
     world.outside.devices.listed = {("default", "web", "windows")}
     world.outside.kubelet_volumes.write(ANSWERS, {"unattend.xml": b"<unattend/>"})
     sandbox = client.run(annotations=SYSPREP)

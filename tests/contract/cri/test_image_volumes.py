@@ -26,7 +26,7 @@ def remove(client: Client, reference: str) -> None:
 
 @pytest.fixture
 def files(client: Client, world: World) -> str:
-    """The id of an image that is no VM's."""
+    """The id of an image that has files but no disk."""
     world.outside.files.publish_files(FILES, "etc")
     return client.pull(FILES)
 

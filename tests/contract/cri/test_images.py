@@ -86,7 +86,7 @@ def test_verbose_status_describes_the_disk(client: Client, world: World) -> None
 def test_the_status_of_an_image_has_its_user(
     client: Client, world: World, user: str, uid: int | None, username: str
 ) -> None:
-    """kubelet refuses runAsNonRoot by it, and hands it on as run_as_user; the conformance client asks for it."""
+    """kubelet decides about runAsNonRoot by this user and passes it on as run_as_user; the conformance client checks it."""
     world.outside.files.publish(OTHER, b"other disk", config=ImageConfig(user=user))
     client.pull(OTHER)
     for image in (status(client, OTHER), *listed(client, OTHER)):
@@ -133,7 +133,7 @@ def test_every_call_takes_every_form_of_a_name(client: Client, world: World) -> 
 
 
 def test_images_that_share_a_disk_have_their_own_ids_and_statuses(client: Client, world: World) -> None:
-    """kubelet has only the id that it got from PullImage, and removes by it."""
+    """kubelet knows only the id that PullImage returned, and removes images by it."""
     says = {
         OTHER: ImageConfig("1002", entrypoint=("/bin/a",)),
         "registry.test/b:1": ImageConfig("1003", cmd=("/bin/b",)),
@@ -304,7 +304,7 @@ def test_a_pull_that_fails_lists_nothing_and_can_be_repeated(client: Client, wor
 
 
 def test_an_unreachable_registry_gives_the_error_that_kubelet_recognises(client: Client, world: World) -> None:
-    """It looks at how the message begins, and only where the code is UNKNOWN."""
+    """kubelet compares the beginning of the message, and only if the code is UNKNOWN."""
     world.journal.fail("files.fetch", Unavailable("registry.test cannot be reached"))
     with pytest.raises(grpc.RpcError) as caught:
         client.pull()

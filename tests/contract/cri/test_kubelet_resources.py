@@ -1,4 +1,4 @@
-"""What kubelet says about CPUs and memory, number by number, over the wire."""
+"""kubelet's numbers for CPUs and memory, one by one, over the wire."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OVERHEAD = {"overhead_cpu": 100, "overhead_memory": 256 * MIB}
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[World, Client]]:
-    """One with eight CPUs and huge pages."""
+    """A node with eight CPUs and huge pages."""
     monkeypatch.setattr(machine, "cpus", lambda: 8)
     monkeypatch.setattr(machine, "free_hugepages", lambda _size: 4 * GIB)
     with served(tmp_path) as (world, client, _):
@@ -111,7 +111,7 @@ def test_vcpus_of_a_pod(node: tuple[World, Client], asked: Asked, vcpus: int) ->
 def test_memory_of_a_pod(
     node: tuple[World, Client], unified: dict[str, str], memory_limit: int, memory: int, by: str
 ) -> None:
-    """Without a limit kubelet tells the request by what its memory QoS protects, or not at all."""
+    """Without a limit, kubelet passes the request only as memory QoS protection, or not at all."""
     world, client = node
     resources = container_linux(Asked(memory_limit=memory_limit))
     resources.unified.update(unified)
@@ -154,7 +154,7 @@ def test_a_larger_request_adds_vcpus_and_a_smaller_one_removes_none(
 
 
 def test_a_cpuset_of_shared_cpus_does_not_decide_the_number_of_vcpus(node: tuple[World, Client]) -> None:
-    """The static CPU manager gives containers without exclusive CPUs the list of all others."""
+    """The static CPU manager gives containers without exclusive CPUs the list of all shared ones."""
     world, client = node
     resources = container_linux(Asked(cpu=500))
     resources.cpuset_cpus = "2-7"

@@ -1,4 +1,4 @@
-"""What the log says of calls: one line each, whom it is about, and no secret of a request."""
+"""Log lines about calls: one line each, with the object's name and no secret of a request."""
 
 from __future__ import annotations
 

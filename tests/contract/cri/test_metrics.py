@@ -130,7 +130,7 @@ def flat(pods: list[pb.PodSandboxMetrics]) -> list[pb.Metric]:
 
 
 def values(client: Client, name: str) -> dict[tuple[str, ...], int]:
-    """By the label values that are not everybody's."""
+    """The samples by those label values that differ between objects."""
     return {tuple(m.label_values[len(BASE) :]): m.value.value for m in flat(metrics(client)) if m.name == name}
 
 

@@ -1,4 +1,4 @@
-"""The node itself: version, conditions, what is not implemented, the socket."""
+"""The node itself: version, conditions, unimplemented calls, the socket."""
 
 import errno
 import json

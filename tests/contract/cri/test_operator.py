@@ -1,4 +1,4 @@
-"""What operators look at, over the real admin socket."""
+"""The operators' calls, over the real admin socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Code = grpc.StatusCode
 
 
 class Operator:
-    """`operator.Pause("id")` and the like; a request is taken as it is."""
+    """`operator.Pause("id")` and the like; a request is sent as it is."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -1,5 +1,5 @@
-"""docs/pods.md has one table of all that a pod may say. Nothing that Kubernetes or CRI knows is missing there, and what it quotes
-is what the server answers."""
+"""docs/pods.md has one table of all fields of a pod. It lacks no field of Kubernetes or CRI, and its quotes are the
+server's answers."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_every_field_of_a_pods_spec_is_in_the_table(table: list[Row]) -> None:
 
 
 def below(prefix: str, message: Descriptor) -> Iterator[str]:
-    """What rows are about: fields, where a message is not told field by field."""
+    """The subjects of the rows: fields, or a whole message if it is not listed field by field."""
     for field in message.fields:
         inner = field.message_type
         if inner is not None and inner.name in _MESSAGE_IN_ROWS:

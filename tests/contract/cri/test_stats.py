@@ -1,4 +1,4 @@
-"""What containers and pods use, as kubelet and crictl read it."""
+"""Usage of containers and pods, as kubelet and crictl read it."""
 
 from __future__ import annotations
 

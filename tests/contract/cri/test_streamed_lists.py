@@ -1,4 +1,4 @@
-"""The Stream* lists hold what the plain lists hold, and end."""
+"""The Stream* calls return the same items as the plain lists, and end."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Exec, Attach and PortForward hand out URLs, after a look at what they are for."""
+"""Exec, Attach and PortForward check their request and return a URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Calls that wait leave threads for those that kubelet repeats all the time: a node whose Status is late counts as dead."""
+"""Waiting calls leave threads for the calls that kubelet repeats all the time, because a node whose Status is late
+counts as dead."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ PODS, STOPS, HOOKS = 10, 20, 10
 
 
 def busy() -> int:
-    """Threads of calls that are under way; those are made when they are needed."""
+    """The number of threads with calls in progress; threads are created on demand."""
     return sum(thread.name.startswith("cri_") for thread in threading.enumerate())
 
 

@@ -1,4 +1,4 @@
-"""A container whose record cannot be read: shown as unknown, and stopped and removed by whoever asks for it."""
+"""A container whose record cannot be read is shown as unknown, and can be stopped and removed."""
 
 import json
 
@@ -17,7 +17,7 @@ WHY = "a container record in the state database is unreadable at config"
 
 @pytest.fixture
 def unknown(world: World) -> tuple[SandboxId, ContainerId]:
-    """Its VM runs."""
+    """An unreadable container whose VM runs."""
     sandbox, container = world.running()
     record = changed(world.container(container), phase=ContainerPhase.UNKNOWN, trouble=WHY)
     world.records.containers.put(record)

@@ -1,7 +1,7 @@
-"""Pods like the 21 that Virtlet's repository has as examples, asked for as kubelet and a CRI proxy would: they are accepted as
-they are; and pods that are not, for a reason that docs/from-virtlet.md gives.
+"""Pods like the 21 examples of Virtlet's repository, requested as by kubelet and a CRI proxy, are accepted unchanged;
+others are refused for a reason that docs/from-virtlet.md gives.
 
-Their like is in fixtures/virtlet_pods: the features of each, in manifests of our own.
+fixtures/virtlet_pods has manifests of our own with the features of each example.
 """
 
 import json
@@ -71,7 +71,7 @@ def manifest(name: str) -> PodOfManifest:
 
 
 def asked_for(name: str, world: World, client: Client) -> str:
-    """The container's id, or the refusal's words."""
+    """Creates the container; returns its id or the refusal's message."""
     pod = manifest(name)
     for directory, options in pod.flex_options.items():
         world.outside.volume_disks.options[directory] = json.dumps(options).encode()

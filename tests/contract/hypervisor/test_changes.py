@@ -193,7 +193,7 @@ def test_unplug_does_not_ask_a_paused_guest(world: World, request: pytest.Fixtur
 
 @pytest.mark.parametrize("ended", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_unplug_does_not_wait_for_a_hung_vm(world: World, request: pytest.FixtureRequest, *, ended: bool) -> None:
-    """`ended`: and is destroyed, for which libvirt takes ten seconds."""
+    """`ended`: the VM is destroyed meanwhile, which takes libvirt ten seconds."""
     if "qemu" not in request.node.name:
         return  # only a real process can be stopped
     spec = world.spec()

@@ -84,7 +84,7 @@ def test_statistics_do_not_wait_for_a_vm_that_is_starting(world: World, request:
 
 
 def _somebody_waits_for_a_reader() -> bool:
-    """A thread of this process, of a pipe with a name."""
+    """Whether a thread of this process waits for the reader of a named pipe."""
     return any(task.read_text() == "wait_for_partner" for task in Path("/proc/self/task").glob("*/wchan"))
 
 

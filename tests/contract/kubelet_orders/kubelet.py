@@ -69,7 +69,7 @@ class KubeletPod:
     # --- what happens to the pod
 
     def sync(self) -> list[Asked]:
-        """One SyncPod: what it asked for, in order."""
+        """Runs one SyncPod; returns the containers that it tried to start, in order."""
         sandbox = self.ready_sandbox()
         if sandbox is None:
             return self._start(self._new_sandbox(), [*self.init[:1]] or [*self.containers])
@@ -83,7 +83,8 @@ class KubeletPod:
         return asked
 
     def synced(self) -> list[Asked]:
-        """Syncs until there is nothing more to do or everything is refused: the last sync that asked for something."""
+        """Syncs until nothing is left to do or everything is refused; returns the last sync that tried to start
+        something."""
         last: list[Asked] = []
         while asked := self.sync():
             last = asked
@@ -92,18 +93,18 @@ class KubeletPod:
         return last
 
     def debug(self, name: str = "debugger") -> None:
-        """`kubectl debug`: there is no way to take an ephemeral container away again."""
+        """`kubectl debug`; an ephemeral container cannot be removed again."""
         self.ephemeral.append(name)
 
     def ends(self, name: str, *, failed: bool = False) -> None:
-        """The guest of that container ends by itself."""
+        """Ends the guest of that container from inside."""
         made = self.running()[name]
         reason = OffReason.CRASHED if failed else OffReason.SHUTDOWN
         self.world.outside.vms.end(self.world.domain(ContainerId(made)), reason)
         self.world.outside.vms.settle()
 
     def loses_its_sandbox(self) -> None:
-        """As after a reboot of the node: the next sync makes a new one."""
+        """Loses the sandbox, as after a reboot of the node; the next sync creates a new one."""
         sandbox = self.ready_sandbox()
         assert sandbox is not None
         self.client.stop_pod(sandbox)
@@ -121,18 +122,18 @@ class KubeletPod:
     # --- what is there
 
     def ready_sandbox(self) -> str | None:
-        """The newest one, if it is ready."""
+        """The newest sandbox, if it is ready."""
         newest = max(self._sandboxes(), key=lambda one: one.created_at, default=None)
         return newest.id if newest is not None and newest.state == pb.SANDBOX_READY else None
 
     def running(self) -> dict[str, str]:
-        """Names -> ids."""
+        """Running containers by name."""
         return {one.metadata.name: one.id for one in self._records() if one.state == pb.CONTAINER_RUNNING}
 
     # --- kubelet's steps
 
     def _init_actions(self, here: dict[str, pb.Container]) -> tuple[bool, list[str]]:
-        """Whether initialisation is over, and which init containers are to be started."""
+        """Whether initialisation is complete, and which init containers to start."""
         if any(name in here for name in self.containers):
             return True, [name for name in self.init if name in self.sidecars and not _is_running(here.get(name))]
         for name in self.init:
@@ -171,7 +172,7 @@ class KubeletPod:
         return [one for one in self.client.pods() if one.metadata.uid == f"uid-of-{self.name}"]
 
     def _records(self, sandbox: str = "") -> list[pb.Container]:
-        """The oldest first."""
+        """The container records, oldest first."""
         wanted = {sandbox} if sandbox else {one.id for one in self._sandboxes()}
         found = [one for one in self.client.containers() if one.pod_sandbox_id in wanted]
         return sorted(found, key=lambda one: one.created_at)
@@ -186,7 +187,7 @@ def _is_running(one: pb.Container | None) -> bool:
 
 @contextlib.contextmanager
 def node(directory: Path, *, books: FakePodResources | None) -> Iterator[tuple[World, Client]]:
-    """A virtshim that asks kubelet on a real socket; nobody listens there if `books` is None. It has one image."""
+    """A virtshim with one image that asks kubelet on a real socket; nobody listens there if `books` is None."""
     (directory / "state").mkdir()
     files, short = FakeSysfs(directory / "host").files(), tempfile.mkdtemp(prefix="ko-")
     asking = PodResourcesClient(f"{short}/s")

@@ -1,4 +1,4 @@
-"""Which containers of a pod get a virtual machine, in the orders in which kubelet asks for them."""
+"""Which containers of a pod get a virtual machine, in kubelet's order of calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _pods(directory: Path, books: FakePodResources | None) -> Iterator[Pods]:
 
 @pytest.fixture(params=["works", "off"])
 def pods(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pods]:
-    """With a pod-resources list, by both of its calls: before 1.34 there is no Get."""
+    """Pods with a pod-resources list, by either of its calls: before 1.34 there is no Get."""
     yield from _pods(tmp_path, FakePodResources(request.param))
 
 
@@ -36,7 +36,7 @@ def pods_without_list(tmp_path: Path) -> Iterator[Pods]:
 
 
 def started(pod: KubeletPod) -> list[str]:
-    """What one sync starts; nothing is refused in it."""
+    """Runs one sync; returns the containers that it started. None may be refused."""
     asked = pod.sync()
     assert [one.refusal for one in asked if one.refusal] == []
     return [one.name for one in asked]
@@ -125,7 +125,7 @@ def test_an_ephemeral_container_is_refused_beside_an_init_container(pods: Pods) 
 
 
 def test_an_ephemeral_container_is_refused_beside_and_in_place_of_the_pods_container(pods: Pods) -> None:
-    """When the guest ends, kubelet asks for the ephemeral container first."""
+    """When the guest ends, kubelet starts the ephemeral container first."""
     pod = pods(init=("prepare",))
     initialised(pod)
     pod.debug()
@@ -151,7 +151,7 @@ def test_a_refused_ephemeral_container_does_not_block_init_containers_of_the_nex
 
 
 def test_after_an_early_ephemeral_container_ends_the_pod_goes_on(pods: Pods) -> None:
-    """Where nothing runs yet, nobody can tell it from an init container. The pod goes on when it has ended."""
+    """If nothing runs yet, virtshim cannot tell it from an init container. The pod continues when it has ended."""
     pod = pods(init=("first", "second"))
     started(pod)
     pod.debug()

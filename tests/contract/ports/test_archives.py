@@ -1,4 +1,4 @@
-"""What all CheckpointFiles do: the fake, and the real archives on disk."""
+"""The contract of CheckpointFiles: the fake, and the real archives on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = b'{"format": 1}\n'
 
 
 class World:
-    """`source` is a file to be copied."""
+    """`source` is the file that is copied."""
 
     archives: CheckpointFiles
 
@@ -32,11 +32,11 @@ class World:
         return str(self.directory / name)
 
     def manifest(self, location: str) -> bytes | None:
-        """Of a finished archive, None if there is none."""
+        """The manifest of a finished archive, None if there is none."""
         raise NotImplementedError
 
     def names(self, directory: str) -> list[str] | None:
-        """What is gathered in the directory, None if it is not there."""
+        """The file names in the directory, None if it does not exist."""
         raise NotImplementedError
 
 
@@ -79,7 +79,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 
 def go_on() -> None:
-    """Time is not over."""
+    """The time limit is not reached."""
 
 
 def time_is_over() -> None:

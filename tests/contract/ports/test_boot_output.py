@@ -1,4 +1,4 @@
-"""What all BootOutput do: the fake, and the real one on QEMU's raw console log."""
+"""The contract of BootOutput: the fake, and the real one on QEMU's raw console log."""
 
 from __future__ import annotations
 

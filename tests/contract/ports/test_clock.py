@@ -1,4 +1,4 @@
-"""What every Clock does: the one that goes when a test moves it, and the machine's."""
+"""The contract of Clock: the fake clock that a test moves, and the machine's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ClusterObjects and PodEvents: what the fakes and the API server's clients both do."""
+"""The contract of ClusterObjects and PodEvents: the fakes, and the clients of the API server."""
 
 from __future__ import annotations
 

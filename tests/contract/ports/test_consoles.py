@@ -1,4 +1,4 @@
-"""What the logs of consoles and of containers' own commands do: the fakes, and the real ones on real files."""
+"""The contract of console logs and command logs: the fakes, and the real ones on real files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ SOON = Pace(flush_after=0.05, gap=0.002, retry_after=0.05, sweep_every=60.0)
 
 
 class World:
-    """`console` follows what guests say on their consoles, `command` writes what it is given; `restart` is the next process."""
+    """`console` follows the guests' consoles, `command` writes the output that it is given; `restart` starts the next
+    process."""
 
     console: Consoles
     command: EntrypointLogs
@@ -50,7 +51,7 @@ class World:
         raise NotImplementedError
 
     def lines(self, log: str) -> list[str]:
-        """`stdout TEXT` each."""
+        """The lines of the log, each as `stdout TEXT`."""
         raise NotImplementedError
 
     def restart(self) -> None:
@@ -134,7 +135,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture(params=["console", "command"])
 def logs(request: pytest.FixtureRequest, world: World) -> Callable[[], Consoles]:
-    """Either kind, of the process that runs now."""
+    """The logs of either kind, in the current process."""
     return lambda: getattr(world, request.param)
 
 

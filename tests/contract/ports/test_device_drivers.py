@@ -1,4 +1,4 @@
-"""Drivers over the wire: the port, held by the fake and by tapmanager with a bus of our own."""
+"""The contract of DeviceDrivers: the fake, and tapmanager over the wire with a fake bus."""
 
 from __future__ import annotations
 

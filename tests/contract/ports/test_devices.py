@@ -1,4 +1,4 @@
-"""What all Devices and DeviceErrorCounts do: the fakes, and the real ones on a machine in a directory."""
+"""The contract of Devices and DeviceErrorCounts: the fakes, and the real ones on a sysfs in a directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all RootDisks do: the fake, and the real store with qemu-img."""
+"""The contract of RootDisks: the fake, and the real store with qemu-img."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class World:
         )
 
     def size(self, disk: Disk) -> int:
-        """What a guest sees."""
+        """The size that a guest sees."""
         raise NotImplementedError
 
     def start(self, kind: Firmware) -> None:
-        """A VM of that kind on the pod's disk, which makes its variables."""
+        """Starts a VM of that kind on the pod's disk, which creates its UEFI variables."""
         raise NotImplementedError
 
     def create(self, container: ContainerId, size: int = 0) -> Disk:
@@ -263,7 +263,7 @@ def test_the_firmware_of_uefi_variables_is_kept_and_deleted_with_the_pods_disk(w
 
 @pytest.mark.parametrize("kind", [Firmware.UEFI, Firmware.SECURE])
 def test_a_firmware_note_counts_once_the_first_start_has_made_uefi_variables(world: World, kind: Firmware) -> None:
-    """A kill in between, or a package that is upgraded, leaves a note of nothing."""
+    """A kill before that start, or a package upgrade, leaves a note about variables that do not exist."""
     world.create_pod_disk()
     old, new = FirmwareFiles("/old/code", "/old/vars"), FirmwareFiles("/new/code", "/new/vars")
     world.places.keep_firmware(POD_DISK, kind, old)
@@ -286,7 +286,7 @@ def test_a_tpm_belongs_to_its_pod_until_the_pods_disks_are_deleted(world: World)
 
 
 def test_tpm_state_is_deleted_with_the_pods_disk(tmp_path: Path) -> None:
-    """Of the fake the pods' own tests see it."""
+    """The pods' own tests cover the fake."""
     world = OnDisk(tmp_path)
     states = tmp_path / "libvirt" / "swtpm"
     uuids = [uuid.uuid5(uuid.NAMESPACE_DNS, name) for name in ("first", "second", "another's")]

@@ -1,4 +1,4 @@
-"""What all EmptyDiskFiles do: the fake, and the real store with qemu-img."""
+"""The contract of EmptyDiskFiles: the fake, and the real store with qemu-img."""
 
 from __future__ import annotations
 

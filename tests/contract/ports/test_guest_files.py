@@ -1,4 +1,4 @@
-"""What all GuestSeeds and TerminationFiles do: the fakes, and the real ones on disk."""
+"""The contract of GuestSeeds and TerminationFiles: the fakes, and the real ones on disk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REQUEST = SeedRequest(A, PodKey("ns", "pod", "uid", 0), "pod", VmOptions(), (), 
 
 @pytest.fixture(params=["fake", "real"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[GuestSeeds, RootDisks]:
-    """Seeds, and the disks whose directories they are in."""
+    """Seeds, and the disks whose directories contain them."""
     if request.param == "fake":
         disks = FakeRootDisks()
         return FakeGuestSeeds(disks), disks

@@ -1,4 +1,5 @@
-"""What all that is asked of guests does: the fake, and the real clients with an agent that runs commands on this machine."""
+"""The contract of guest agents and sessions: the fake, and the real clients with an agent that runs commands on this
+machine."""
 
 from __future__ import annotations
 
@@ -56,13 +57,13 @@ class World:
         self.directory = directory
 
     def is_about_to_open(self, command: GuestCommand) -> None:
-        """Called on the loop."""
+        """Announces that the guest is about to open the port. Called on the loop."""
 
     def end_vm(self) -> None:
         raise NotImplementedError
 
     def lose_command(self) -> None:
-        """The guest was restarted, and what it knew of the container's own command is gone."""
+        """Restarts the guest, which forgets the container's own command."""
         raise NotImplementedError
 
     def call_guest(self, name: str) -> None:
@@ -80,7 +81,7 @@ class World:
         raise NotImplementedError
 
     def write(self, data: bytes) -> str:
-        """A file in the guest; gives its path."""
+        """Writes a file in the guest; returns its path."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -155,7 +156,7 @@ class OnThisMachine(World):
         self._guest.close()
 
     def lose_command(self) -> None:
-        """Its last shell may still be about to write."""
+        """Loses the command; its last shell may still be about to write."""
         self._guest.restart_agent()
         lost = self._guest.run.with_name("lost")
         lost.mkdir()
@@ -186,7 +187,7 @@ class OnThisMachine(World):
 
 @pytest.fixture(params=[InMemory, OnThisMachine])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """In a short path: a socket's address holds 107 bytes."""
+    """Uses a short path, because a socket's address holds 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="ga-") as directory:
         made: World = request.param(Path(directory))
         yield made

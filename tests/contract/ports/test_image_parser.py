@@ -1,4 +1,4 @@
-"""What reads strangers' images: the confined child of the daemon, and the thread that stands for it in tests."""
+"""The contract of the parser of untrusted images: the daemon's confined child, and the thread that replaces it in tests."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def store_in(directory: Path, kind: Kind) -> ImageFileStore:
 
 
 def push(web: WebServer, packed: bytes, plain: bytes) -> str:
-    """An image of one layer; gives its name."""
+    """Pushes an image of one layer; returns its name."""
     registry = FakeRegistry(web)
     registry.manifest("a/b", [(packed, plain)])
     return registry.name("a/b")

@@ -1,4 +1,4 @@
-"""What all stores of image files do: the fake, and the real one with a web server."""
+"""The contract of ImageFiles: the fake, and the real store with a web server."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class World:
         return f"{self.address}/{image}.qcow2"
 
     def publish(self, image: str, content: bytes, password: str = "") -> str:
-        """Gives the name to pull."""
+        """Publishes an image; returns the name to pull."""
         raise NotImplementedError
 
     def stall(self, image: str) -> str:
-        """Gives the name of an image whose download begins and never ends."""
+        """Publishes an image whose download begins and never ends; returns its name."""
         raise NotImplementedError
 
     def asked(self) -> int:
@@ -50,7 +50,7 @@ class World:
         raise NotImplementedError
 
     def leave_half_made(self) -> None:
-        """As a process does that is killed in a download."""
+        """Leaves the file of a process that was killed during a download."""
         raise NotImplementedError
 
     def half_made(self) -> int:
@@ -144,7 +144,7 @@ def world(request: pytest.FixtureRequest) -> World:
 
 @pytest.fixture(scope="module")
 def disks(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    """Two disks, unlike each other."""
+    """Two different disks."""
     made = []
     for size in ("16M", "17M"):
         path = tmp_path_factory.mktemp("disk") / "sound.qcow2"

@@ -1,4 +1,4 @@
-"""What all stores of kernels do: the images', and VMs' own copies."""
+"""The contract of kernel stores: the images' kernels, and VMs' own copies."""
 
 from __future__ import annotations
 

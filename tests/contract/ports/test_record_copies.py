@@ -1,4 +1,4 @@
-"""Copies of containers' records: in memory and on disk alike; on disk, for root alone."""
+"""The contract of RecordCopies: in memory, and on disk for root only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all RootVolumes do: the fake, and the real store on a loop device where the machine has them."""
+"""The contract of RootVolumes: the fake, and the real store on a loop device if the machine has them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXT = b"the image's own first sector".ljust(512, b".")
 
 
 class World:
-    """`image` is of 4 MiB in the file `path`, the volume of 16 MiB."""
+    """`image` has 4 MiB and is in the file `path`; the volume has 16 MiB."""
 
     volumes: RootVolumes
     device: str
@@ -145,7 +145,7 @@ def test_old_contents_do_not_show_through_the_image(real: OnDisk, tmp_path: Path
 
 
 def test_an_image_copies_no_files_of_the_node(real: OnDisk, tmp_path: Path) -> None:
-    """Whatever its header names below it."""
+    """Whatever backing file its header names."""
     secret = tmp_path / "secret"
     secret.write_bytes(b"root:x:0:0".ljust(MIB, b"#"))
     real.path = str(tmp_path / "image.qcow2")
@@ -164,7 +164,7 @@ def test_an_image_that_cannot_be_read_leaves_no_root_disk(real: OnDisk) -> None:
 
 
 def test_a_copy_that_outlives_virtshim_keeps_the_volume_locked(real: OnDisk) -> None:
-    """As qemu-img, which has the descriptor whose lock it is."""
+    """qemu-img holds the locked descriptor."""
     real.volumes.begin(real.device, A)
     code = f"import fcntl, os, sys; file = os.open({real.device!r}, os.O_RDWR); fcntl.flock(file, fcntl.LOCK_EX)"
     code += "; print('held', flush=True); sys.stdin.read()"

@@ -1,4 +1,4 @@
-"""What all Screenshots do: the fake, and the VNC client on a server that a test is."""
+"""The contract of Screenshots: the fake, and the VNC client with a server that the test scripts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Gone:
 
 
 def begin(connected: socket.socket, width: int = 2, height: int = 2) -> None:
-    """Until the client has asked for the picture."""
+    """Serves the client until it asks for the picture."""
     connected.sendall(b"RFB 003.008\n")
     exactly(connected, 12)
     connected.sendall(b"\1\1")
@@ -69,7 +69,7 @@ def rectangle(left: int, top: int, across: int, down: int, pixels: bytes, encodi
 
 
 def two_rows(connected: socket.socket) -> None:
-    """In two updates, with a bell, colours and a text in between."""
+    """Sends two rows in two updates, with a bell, colours and a text in between."""
     begin(connected)
     connected.sendall(struct.pack(">BxH", 0, 1) + rectangle(0, 0, 2, 1, BLUE + RED))
     connected.sendall(b"\2" + struct.pack(">BxHH", 1, 0, 1) + bytes(6) + struct.pack(">BxxxI", 3, 2) + b"hi")
@@ -78,7 +78,7 @@ def two_rows(connected: socket.socket) -> None:
 
 
 def decoded(picture: bytes) -> tuple[int, int, bytes]:
-    """Width, height and the rows without their filters."""
+    """Width, height and the unfiltered rows."""
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
     chunks, at = {}, 8
     while at < len(picture):

@@ -1,4 +1,4 @@
-"""What the rest of the daemon sees of streams: the fakes, and the real server, and those attached to entrypoints."""
+"""The contract of streaming: the fakes, the real server, and clients attached to entrypoints."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def _hello(session: FakeSession) -> int:
 def attaches(
     request: pytest.FixtureRequest, entrypoint_attach: EntrypointAttach
 ) -> tuple[Attaches, Callable[[], None]]:
-    """To a command; and what lets it say HELLO and end."""
+    """Attaches to a command; returns a function that lets the command print HELLO and end."""
     if request.param == "fake":
         sessions = FakeSessions()
         sessions.script = _hello

@@ -1,4 +1,4 @@
-"""One proxy for all tests of a file, before two fake runtimes that begin anew with each."""
+"""One proxy for all tests of a file, in front of two fake runtimes that are reset for each test."""
 
 import shutil
 import tempfile
@@ -13,7 +13,7 @@ from fakes.runtime import FakeRuntime
 
 @pytest.fixture(scope="module")
 def directory() -> Iterator[Path]:
-    """A short one: sockets are in it."""
+    """A directory with a short path, for sockets."""
     made = Path(tempfile.mkdtemp(prefix="vp-"))
     yield made
     shutil.rmtree(made)

@@ -1,4 +1,4 @@
-"""A runtime that is down, in kubelet's order of calls: what kubelet makes of it while it runs and when it starts."""
+"""A runtime that is down, with kubelet's order of calls: what kubelet concludes while it runs and when it starts."""
 
 import os
 import shutil
@@ -47,7 +47,7 @@ def kubelet_of(proxy: Proxy) -> Kubelet:
 
 
 def started(kubelet: Kubelet, name: str, handler: str = "") -> tuple[KubeletPod, str]:
-    """A pod with one container, which kubelet's next look has found: the lists, then its statuses."""
+    """Starts a pod with one container, which kubelet's next relist finds: first the lists, then the statuses."""
     made = KubeletPod(kubelet, name, handler)
     made.run()
     container = made.start("main", f"image-of-{name}")
@@ -56,7 +56,7 @@ def started(kubelet: Kubelet, name: str, handler: str = "") -> tuple[KubeletPod,
 
 
 def look(kubelet: Kubelet) -> None:
-    """kubelet's pod lifecycle event generator, once."""
+    """One relist of kubelet's pod lifecycle event generator."""
     kubelet.runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=WAIT_LIMIT)
     request = pb.ListContainersRequest(filter=pb.ContainerFilter())
     for one in kubelet.runtime.ListContainers(request, timeout=WAIT_LIMIT).containers:
@@ -76,7 +76,7 @@ def wait_until_kept(place: Path, pod: KubeletPod, container: str) -> None:
 
 
 def anew(proxy: Proxy) -> None:
-    """Killed and started again."""
+    """Kills and starts the proxy."""
     proxy.stop(signal.SIGKILL)
     proxy.start()
 
@@ -96,7 +96,7 @@ def anew(proxy: Proxy) -> None:
 def test_a_kubelet_that_starts_while_lists_fail_ends_at_its_first_call(
     place: Path, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
-    """Its service manager starts it again. Later it would take lists that fail for empty ones."""
+    """The service manager restarts kubelet. Later in its life, kubelet would take a failed list for an empty one."""
     with Proxy(place, primary.socket, other.socket, others=FAIL) as proxy:
         kubelet = kubelet_of(proxy)
         _, container = started(kubelet, "gpu")
@@ -121,8 +121,8 @@ def _starts(kubelet: Kubelet) -> bool:
 def test_a_kubelet_that_starts_while_a_runtime_may_be_down_finds_all_containers_running(
     place: Path, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
-    """Those that it does not find running it admits anew: without their device plugin, which it has not heard of yet, it fails
-    their pods for good."""
+    """kubelet admits containers again that it does not find running. It has not heard of their device plugin yet, so it
+    fails their pods for good."""
     with Proxy(place, primary.socket, other.socket) as proxy:
         kubelet = kubelet_of(proxy)
         (_, container), (pod, vm) = started(kubelet, "gpu"), started(kubelet, "vm", "vm")
@@ -136,7 +136,7 @@ def test_a_kubelet_that_starts_while_a_runtime_may_be_down_finds_all_containers_
 def test_lists_and_kubelets_start_fail_if_a_runtime_has_never_answered(
     place: Path, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
-    """Its pods are not known. kubelet would start each a second time."""
+    """The runtime's pods are not known, and kubelet would start each a second time."""
     other.stop()
     with Proxy(place, primary.socket, other.socket) as proxy:
         kubelet = kubelet_of(proxy)
@@ -189,7 +189,7 @@ def test_a_new_container_is_known_before_kubelet_lists_again(
 
 
 def test_kubelet_collects_images_while_a_runtime_is_down(place: Path, primary: FakeRuntime, other: FakeRuntime) -> None:
-    """Also by a proxy that was started meanwhile; the image that is a volume of a VM is still in use."""
+    """A proxy that was started meanwhile behaves the same; an image that is a volume of a VM still counts as in use."""
     primary.needs_images = other.needs_images = True
     with Proxy(place, primary.socket, other.socket) as proxy:
         kubelet = kubelet_of(proxy)
@@ -209,8 +209,8 @@ def test_kubelet_collects_images_while_a_runtime_is_down(place: Path, primary: F
 def test_while_a_runtime_is_down_last_statuses_exist_for_containers_but_not_for_pods(
     place: Path, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
-    """Without the pod's, kubelet decides nothing about it. Of the status it uses mounts and the log's path: an empty one would
-    be any file of its directory, when it removes logs."""
+    """Without the pod's status, kubelet decides nothing about the pod. Of the container's status it uses mounts and log
+    path: with an empty log path it would match any file of its directory when it removes logs."""
     with Proxy(place, primary.socket, other.socket) as proxy:
         vm, container = started(kubelet_of(proxy), "vm", "vm")
         told = proxy.client.status(container)
@@ -227,7 +227,7 @@ def test_while_a_runtime_is_down_last_statuses_exist_for_containers_but_not_for_
 def test_a_status_from_before_a_containers_end_is_not_returned_after_its_end(
     place: Path, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
-    """kubelet would think that it runs, or with another exit code that it has succeeded."""
+    """kubelet would believe that the container runs, or that it succeeded."""
     with Proxy(place, primary.socket, other.socket) as proxy:
         kubelet = kubelet_of(proxy)
         _, container = started(kubelet, "vm", "vm")

@@ -1,4 +1,4 @@
-"""Runtimes that are killed, stopped and started anew, and a proxy that is."""
+"""Runtimes and a proxy that are killed, stopped and restarted."""
 
 import os
 import shutil
@@ -57,7 +57,7 @@ class Program:
         self.process.communicate()
 
     def stop(self) -> None:
-        """It is there, and says nothing."""
+        """Stops the process: its socket exists but does not answer."""
         hang(self.process.pid)
 
     def go_on(self) -> None:
@@ -78,7 +78,7 @@ def primary(place: Path) -> Iterator[FakeRuntime]:
 
 
 def again(client: Client) -> None:
-    """When it returns, both runtimes are listed again."""
+    """Starts the proxy; returns when both runtimes are listed."""
 
     def both() -> bool:
         try:
@@ -145,7 +145,7 @@ def test_a_killed_runtime_ends_its_calls_and_events_as_unavailable(
 def test_killing_a_runtime_under_load_fails_calls_but_never_shortens_a_list(
     place: Path, primary: FakeRuntime, program: Program
 ) -> None:
-    """Each time anew; nothing is left of it afterwards."""
+    """Each round kills the runtime once; nothing is left of it afterwards."""
     primary.add_pod()
     over = threading.Event()
 
@@ -201,7 +201,7 @@ def test_a_stopped_runtime_counts_as_down_until_it_answers_again(
 
 
 def test_a_down_runtime_costs_no_processor_time(place: Path, primary: FakeRuntime) -> None:
-    """It is tried again and again, with pauses between."""
+    """The proxy retries with pauses."""
     with (
         socket.socket(socket.AF_UNIX) as nobody,
         Proxy(place, primary.socket, f"{place}/nobody.sock") as proxy,
@@ -281,7 +281,7 @@ def _lists(client: Client) -> None:
 
 
 def _streams(client: Client) -> None:
-    """As a kubelet since 1.36."""
+    """Lists by streams, as kubelet since 1.36."""
     assert list(client.runtime.StreamPodSandboxes(pb.StreamPodSandboxesRequest(), timeout=20))
     request = pb.StreamContainersRequest(filter=pb.ContainerFilter())
     assert list(client.runtime.StreamContainers(request, timeout=20))
@@ -291,7 +291,7 @@ def _streams(client: Client) -> None:
 def test_the_pods_of_kubelets_last_list_stay_listed(
     place: Path, primary: FakeRuntime, ask: Callable[[Client], None]
 ) -> None:
-    """With what was there before the proxy, and without what has gone since."""
+    """The lists include objects created before the proxy started, and none that were removed since."""
     with (
         FakeRuntime(f"{place}/other.sock", "other") as other,
         Proxy(place, primary.socket, other.socket) as proxy,
@@ -379,7 +379,7 @@ def test_a_pod_that_kubelet_has_not_listed_yet_stays_listed(
 def test_a_pull_for_a_pod_of_a_down_runtime_never_goes_to_another_runtime(
     place: Path, primary: FakeRuntime, program: Program
 ) -> None:
-    """Also by a proxy that has not seen the pod start."""
+    """A proxy that has not seen the pod start behaves the same."""
     config = pod("vm")
     request = pb.PullImageRequest(image=pb.ImageSpec(image="disk"), sandbox_config=config)
     with Proxy(place, primary.socket, program.socket) as proxy:
@@ -396,7 +396,8 @@ def test_a_pull_for_a_pod_of_a_down_runtime_never_goes_to_another_runtime(
 
 
 def test_a_runtime_gets_the_new_configuration_when_it_is_back(place: Path, primary: FakeRuntime) -> None:
-    """Also by a proxy that was killed meanwhile; of two it missed, the newer, and once."""
+    """A proxy that was killed meanwhile behaves the same. Of two missed configurations it sends only the newer one,
+    once."""
     wanted = [
         pb.UpdateRuntimeConfigRequest(
             runtime_config=pb.RuntimeConfig(network_config=pb.NetworkConfig(pod_cidr=f"10.{number}.0.0/24"))

@@ -59,7 +59,7 @@ def test_a_pull_goes_to_the_runtime_of_its_pods_annotation(
 
 
 def test_a_pull_goes_to_the_runtime_of_its_pod(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
-    """kubelet does not say the handler again."""
+    """kubelet does not repeat the handler."""
     client.run("vm-pod", handler="vm")
     pull(client, "quay.io/disk", pod("vm-pod"))
     assert other.images
@@ -120,7 +120,7 @@ def test_an_image_of_both_runtimes_is_listed_twice(client: Client, primary: Fake
 
 @pytest.fixture
 def kubelet(client: Client, primary: FakeRuntime, other: FakeRuntime) -> Kubelet:
-    """Before two runtimes that refuse containers of images that they lack."""
+    """A kubelet in front of two runtimes that refuse containers whose image they lack."""
     primary.needs_images = other.needs_images = True
     return Kubelet(client.runtime, client.image)
 
@@ -200,7 +200,7 @@ def _answers(client: Client) -> bool:
 def test_a_restarted_kubelets_container_of_the_wrong_runtimes_image_is_refused_once(
     kubelet: Kubelet, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
-    """It has seen the pod anew, and no runtime knows when."""
+    """A restarted kubelet notes a new time at which it first saw the pod, and no runtime knows that time."""
     primary.add_image("sha256:primary", "disk")
     vm = KubeletPod(kubelet, "vm", "vm")
     vm.run()

@@ -1,4 +1,4 @@
-"""Lists and streams of all runtimes as one."""
+"""Merged lists and streams of all runtimes."""
 
 import grpc
 import pytest
@@ -29,7 +29,7 @@ def test_lists_have_the_items_of_both_runtimes_primary_first(
 def test_the_first_image_and_container_file_systems_are_the_primarys(
     client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
-    """The primary, as containerd 1.6, has one for both and says so by silence."""
+    """The primary here, like containerd 1.6, has one file system for both and leaves the second field empty."""
     theirs = pb.ImageFsInfoResponse()
     theirs.image_filesystems.add(fs_id=pb.FilesystemIdentifier(mountpoint="/images"))
     theirs.container_filesystems.add(fs_id=pb.FilesystemIdentifier(mountpoint="/disks"))
@@ -51,7 +51,7 @@ def test_unknown_fields_of_a_future_cri_stay_in_lists(client: Client, primary: F
 def test_a_list_is_unimplemented_if_one_runtime_lacks_it(
     client: Client, primary: FakeRuntime, other: FakeRuntime, name: str
 ) -> None:
-    """kubelet has another way then; half a list would be a lie."""
+    """kubelet then falls back to another call; half a list would be wrong."""
     primary.answers[name] = lambda *_: b""
     other.answers[name] = Refusal(grpc.StatusCode.UNIMPLEMENTED, "not yet")
     with refused(grpc.StatusCode.UNIMPLEMENTED, "not yet"):
@@ -74,7 +74,7 @@ def test_a_filter_by_a_known_id_asks_only_its_owner(client: Client, primary: Fak
 
 
 def test_the_filter_field_has_the_same_number_in_all_list_requests() -> None:
-    """It is looked for by that number alone."""
+    """The proxy finds the filter by that number alone."""
     messages = pb.DESCRIPTOR.message_types_by_name.values()
     requests = [one for one in messages if one.name.startswith(("List", "Stream")) and one.name.endswith("Request")]
     numbers = [one.fields_by_name["filter"].number for one in requests if "filter" in one.fields_by_name]

@@ -23,7 +23,7 @@ OF_RUNTIMES = "virtshim_proxy_runtime_rpc_duration_seconds_count"
 
 
 def counted(text: str, name: str, **labels: str) -> float:
-    """0 where there is no such series yet: the proxy serves other tests of this file too."""
+    """The value of a series, 0 if it does not exist: the proxy serves other tests of this file, too."""
     with contextlib.suppress(ValueError):
         return one(text, name, **labels)
     return 0.0

@@ -1,4 +1,4 @@
-"""What kubelet hears about the node."""
+"""kubelet's calls about the node."""
 
 import json
 import signal
@@ -25,7 +25,7 @@ def driver(value: int) -> bytes:
 
 
 def not_before(over: threading.Event) -> Callable[..., bytes]:
-    """An answer that says nothing, and comes late."""
+    """An empty answer that comes late."""
 
     def answer(*_: object) -> bytes:
         assert over.wait(WAIT_LIMIT)
@@ -74,7 +74,7 @@ def test_the_primarys_error_is_the_nodes(client: Client, primary: FakeRuntime, o
 def test_a_runtime_with_a_slow_status_does_not_count_as_down(
     proxy: Proxy, client: Client, primary: FakeRuntime, other: FakeRuntime, ask: Callable[[Client], object]
 ) -> None:
-    """Its pods would be refused, or told to be NOTREADY, though it has longer for a list than a status may wait."""
+    """Its pods would be refused or reported as NOTREADY, although a list may take longer than a status."""
     theirs, over, before = other.add_pod(), threading.Event(), len(proxy.events())
     other.answers["Status"] = other.answers["RuntimeConfig"] = not_before(over)
     try:

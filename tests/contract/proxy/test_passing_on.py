@@ -1,4 +1,4 @@
-"""What passes through as it is: methods to come, errors, metadata, deadlines, large messages."""
+"""Data that passes through unchanged: future methods, errors, metadata, deadlines, large messages."""
 
 import threading
 from typing import Any
@@ -19,7 +19,7 @@ MADE_UP = "/runtime.v2.RuntimeService/MadeUp"
 
 
 def carrying(id_: str) -> bytes:
-    """A message of a CRI to come: a number, then an id."""
+    """A message of a future CRI: a number, then an id."""
     return b"\x18\x07" + b"\x32\x40" + id_.encode()
 
 

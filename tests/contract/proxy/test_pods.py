@@ -1,4 +1,4 @@
-"""Which runtime a pod goes to, and later calls by its ids."""
+"""How pods, and later calls with their ids, are routed to a runtime."""
 
 import secrets
 from typing import Any
@@ -117,7 +117,7 @@ def test_the_primary_answers_for_ids_that_no_runtime_has(
 def test_only_the_routing_fields_of_a_request_are_parsed(
     client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
-    """A field of a CRI to come, and text that is not UTF-8 in a field that is none of the proxy's business."""
+    """The request has a field of a future CRI, and text that is not UTF-8 in a field that the proxy does not need."""
     unknown = b"\xfa\x3e\x03abc"
     config = pb.PodSandboxConfig(annotations={TARGET: "other"}).SerializeToString() + b"\x12\x02\xff\xfe" + unknown
     request = b"\x0a" + bytes([len(config)]) + config + unknown

@@ -1,4 +1,4 @@
-"""After many sessions of all kinds, of clients that leave politely and of clients that vanish, nothing is left of them."""
+"""Many sessions of all kinds, with clients that leave politely or vanish, leave nothing behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Client = SpdyClient | WsClient
 
 
 async def chatty(session: FakeSession) -> int:
-    """Ends with its input; until then it has more to say than anybody reads."""
+    """A command that ends with its input and until then writes more than anybody reads."""
     while data := await session.stdin.get():
         for _ in range(20):
             await session.out(data)
@@ -59,7 +59,7 @@ def polite(client: Client) -> None:
 
 
 def vanish(client: Client) -> None:
-    """As a machine that lost its power and came back: a reset, in the middle of whatever was under way."""
+    """Vanishes as a machine that lost its power: sends a reset at any moment."""
     client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.sock.close()
 
@@ -96,5 +96,5 @@ def test_no_task_descriptor_or_session_outlives_its_client(node):
 
 
 async def _count() -> int:
-    """Beside the server's own task and this one."""
+    """The number of tasks other than the server's and this one."""
     return len(asyncio.all_tasks()) - 2

@@ -71,7 +71,8 @@ def test_large_input_and_output_pass_at_once_without_blocking_each_other(node: S
 
 
 def test_a_nonblocking_output_pipe_gets_all_output(node: StreamNode) -> None:
-    """As a shell or an editor makes a pipe that it reads itself; the flag is that of everybody who has the pipe."""
+    """Shells and editors make such pipes for output that they read themselves; the flag applies to every holder of the
+    pipe."""
 
     async def guest(session: FakeSession) -> int:
         await session.out(b"x" * 1_000_000)
@@ -138,7 +139,7 @@ def test_a_session_fails_if_its_server_disappears(node: StreamNode) -> None:
 
 
 class Person:
-    """At a terminal of 80 by 24, which runs the program."""
+    """A person at a terminal of 80 by 24, which runs the program."""
 
     def __init__(self, flags: str, url: str) -> None:
         self.master, slave = pty.openpty()
@@ -174,7 +175,7 @@ class Person:
 
 @pytest.fixture
 def person(node: StreamNode) -> Iterator[Person]:
-    """Attached to a guest that tells its size, then what is typed, byte by byte as numbers."""
+    """A person attached to a guest that prints its size, then each typed byte as a number."""
 
     async def guest(session: FakeSession) -> int:
         await session.out(b"size %d %d\r\n" % await session.sizes.get())

@@ -24,7 +24,7 @@ TUNNEL = "SPDY/3.1+portforward.k8s.io"
 
 
 def upper(connection: socket.socket) -> None:
-    """Answers in capitals when the client has said all: only works with half-closes."""
+    """Answers in capitals after the client has closed its half; it works only with half-closes."""
     said = b""
     while received := connection.recv(1 << 16):
         said += received
@@ -45,7 +45,7 @@ def client(request, node) -> SpdyClient:
 
 
 def pair(client: SpdyClient, port: int, request_id: str | None = "0") -> tuple[int, int]:
-    """Error and data stream of one connection, as client-go opens them."""
+    """The error and data streams of one connection, as client-go opens them."""
     more = {} if request_id is None else {"requestid": request_id}
     error = client.open(streamtype="error", port=str(port), **more)
     client.write(error, b"", fin=True)
@@ -223,7 +223,7 @@ def test_the_websocket_protocol_needs_a_valid_number_of_ports(node, ports, proto
 
 @contextlib.contextmanager
 def a_screen(path: str) -> Iterator[None]:
-    """A VNC server that says what it is, then repeats what it is told."""
+    """A VNC server that sends its greeting, then echoes its input."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
@@ -291,7 +291,7 @@ def test_our_own_client_reports_why_there_is_no_screen(node, tmp_path):
 
 
 async def shouting(session: FakeSession) -> int:
-    """A service that answers when the client has said all."""
+    """A service that answers after the client has closed its half."""
     said = b""
     while data := await session.stdin.get():
         said += data

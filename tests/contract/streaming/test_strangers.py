@@ -1,4 +1,4 @@
-"""The port is open to every local process: what those without a token can do is nothing."""
+"""Every local process can reach the port, but a client without a token can do nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from virtshim.streaming.server import StreamingServer
 
 
 def answer(sock: socket.socket) -> tuple[int, str]:
-    """Status and the whole text of an answer that closes the connection."""
+    """Status and full text of a response that closes the connection."""
     text = b""
     while received := sock.recv(1 << 16):
         text += received

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a node: by HTTP, from the daemon that serves CRI, over fakes."""
+"""What Prometheus scrapes from the daemon that serves CRI, over fakes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Node:
         return scraped(self.path)
 
     def later(self) -> None:
-        """What is asked next is read anew."""
+        """Makes the next scrape take a new reading."""
         self.world.outside.clock.advance(2.0)
 
 
@@ -71,7 +71,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def names(text: str) -> dict[str, str]:
-    """Of all families: their kinds."""
+    """All families with their kinds."""
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
 
 

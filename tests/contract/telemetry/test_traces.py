@@ -1,4 +1,4 @@
-"""Spans: kubelet's trace goes on in the proxy, in virtshim, and in the parts of a call, as a real collector sees it."""
+"""Spans: kubelet's trace continues in the proxy, in virtshim and in the parts of a call, as a real collector sees it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNSAMPLED = (("traceparent", f"00-{TRACE}-{PARENT}-00"),)
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A short one: sockets are in it."""
+    """A directory with a short path, for sockets."""
     made = Path(tempfile.mkdtemp(prefix="tr-"))
     yield made
     shutil.rmtree(made)
