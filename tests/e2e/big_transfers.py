@@ -1,4 +1,4 @@
-"""Much data through a guest's port 7777, which gives back what it gets, while the daemon's memory is looked at."""
+"""Sends much data through a guest's port 7777, which echoes it, and watches the daemon's memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _memory(node: Node) -> int:
 
 
 def there_and_back(client: SpdyClient, to: int, back: int, size: int, node: Node) -> None:
-    """What is sent comes back, and the daemon holds little of it at any time."""
+    """Checks that the data comes back and that the daemon never holds much of it."""
     client.sock.settimeout(600)
     before = most = _memory(node)
     block = os.urandom(1 << 20)

@@ -1,4 +1,4 @@
-"""Networks for a node's next pods, before its own one."""
+"""Additional networks for the pods that a node starts next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Conf = dict[str, object]
 
 @contextlib.contextmanager
 def networks(node: Node, folder: Path, *delegates: Conf) -> Iterator[None]:
-    """All of them, by a meta plugin that keeps its records below `folder`."""
+    """All networks, by a meta plugin that keeps its records below `folder`."""
     _install(node, "meta", meta_plugin)
     _install(node, "calico", calico_plugin)
     _install(node, "chain", chain_plugin)
@@ -31,7 +31,7 @@ def networks(node: Node, folder: Path, *delegates: Conf) -> Iterator[None]:
 
 
 def own_network(node: Node) -> Conf:
-    """What the node's pods have else."""
+    """The network that the node's pods have otherwise."""
     own = json.loads(next(Path(node.directory, "cni/net.d").glob("*.conflist")).read_text())
     return {"name": own["name"], **own["plugins"][0]}
 

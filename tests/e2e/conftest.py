@@ -19,7 +19,7 @@ from running_vm import RunningVm, Vm
 
 @pytest.fixture(scope="package")
 def node_root() -> Iterator[str]:
-    """Below /var/tmp, where QEMU's unprivileged user may go."""
+    """A directory below /var/tmp, which QEMU's unprivileged user can reach."""
     directory = tempfile.mkdtemp(prefix="virtshim-test-", dir="/var/tmp")
     os.chmod(directory, 0o711)
     yield directory
@@ -28,7 +28,8 @@ def node_root() -> Iterator[str]:
 
 @pytest.fixture(scope="package")
 def node(node_root: str) -> Iterator[Node]:
-    """One node for all tests here; after the last one `virtshim down` must leave the machine as it was before the first."""
+    """One node for all tests here. After the last one, `virtshim down` must leave the machine as it was before the
+    first."""
     before = Snapshot.take()
     # CNI plugins of our own, beside the distribution's.
     config = f'[tapmanager]\ncni_bin_dir = ["{node_root}/cni-bin", "/opt/cni/bin", "/usr/lib/cni"]\n'
@@ -61,13 +62,13 @@ def running_vm(node: Node, image_url: str) -> Iterator[RunningVm]:
 
 @pytest.fixture
 def vm(running_vm: RunningVm) -> Vm:
-    """For tests that only look: the VM that all of them have, up and answering."""
+    """The shared VM, booted and answering, for tests that do not change it."""
     return running_vm.get()
 
 
 @pytest.fixture
 def empty_node(node: Node, running_vm: RunningVm) -> Node:
-    """For tests that want the node for themselves: no pod is on it when they begin."""
+    """A node without pods, for tests that want the node for themselves."""
     running_vm.end()
     return node
 
@@ -87,7 +88,7 @@ def cri(empty_node: Node) -> Iterator[PodClient]:
 
 @pytest.fixture(scope="package")
 def image_url(guest_image: Path) -> Iterator[str]:
-    """Where the demo guest and the null guest are served, as an image name: URL without scheme."""
+    """The URL without scheme, as an image name, of the demo guest and the null guest."""
     with serve_directory(guest_image.parent) as url:
         yield url.removeprefix("http://")
 
@@ -100,6 +101,6 @@ def oci_registry() -> Iterator[Registry]:
 
 @pytest.fixture(scope="package")
 def container_disk(oci_registry: Registry, guest_image: Path) -> str:
-    """The demo guest as a containerDisk image in a real registry: its reference."""
+    """The reference of the demo guest as a containerDisk image in a real registry."""
     push_container_disk(oci_registry.address, "vms/guest", guest_image, tag="v1")
     return f"{oci_registry.address}/vms/guest:v1"

@@ -1,4 +1,4 @@
-"""Types on a VM's serial socket, as attach will."""
+"""Types on a VM's serial socket, as attach does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class SerialConsole:
         self.path = path
 
     def type(self, command: str) -> None:
-        """Sends one line and stays until it has run or the VM has ended: the UART holds 16 bytes, and QEMU drops
-        what it has not passed on when the client goes. The end is a word that the echo of the line does not hold."""
+        """Sends one line and stays until the command has run or the VM has ended: the UART holds 16 bytes, and QEMU
+        drops the rest when the client leaves. The end marker is a word that the echo of the line does not contain."""
         word = secrets.token_hex(4)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(_LIMIT)
@@ -30,7 +30,7 @@ class SerialConsole:
 
     @staticmethod
     def _await_prompt(sock: socket.socket) -> None:
-        """A shell that is just starting throws away what was typed before its first prompt."""
+        """Waits for the prompt: a shell that is just starting discards input before its first prompt."""
         seen = b""
         sock.settimeout(1.0)
         for _ in range(int(_LIMIT)):

@@ -19,7 +19,7 @@ READY = "virtshim-guest: ready"
 
 
 def boot(cri: PodClient, node: Node, image: str, name: str = "web", **options: object) -> tuple[str, str, str]:
-    """Sandbox id, container id and log file of a VM whose guest is up."""
+    """Boots a VM; returns sandbox id, container id and log file once the guest is up."""
     # A directory of its own: an earlier pod's log would say "ready" for it.
     config = pod_config(name, f"{node.directory}/logs/{name}-{uuid.uuid4().hex[:8]}", **options)
     pod = cri.run_pod(config)
@@ -32,7 +32,7 @@ def boot(cri: PodClient, node: Node, image: str, name: str = "web", **options: o
 
 
 def ping(address: str) -> bool:
-    """Whether it answers within 10 s: the guest says it is ready a moment before its NIC has passed the bridge's ports."""
+    """Whether the guest answers within 10 s: it reports readiness a moment before its NIC has passed the bridge's ports."""
     command = ["ping", "-c", "1", "-w", "10", "-i", "0.5", address]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 

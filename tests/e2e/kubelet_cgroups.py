@@ -15,7 +15,7 @@ from tapmanager.cgroups.plan import RequestedLimits
 
 
 class KubeletCgroups:
-    """`root` is its `cgroupRoot`, of a name of its own: this machine may have a kubelet."""
+    """`root` is kubelet's `cgroupRoot`, with a private name because this machine may have a kubelet."""
 
     def __init__(self) -> None:
         self.root = f"/virtshim-test-{secrets.token_hex(4)}"
@@ -24,28 +24,29 @@ class KubeletCgroups:
         self._made: list[str] = []
 
     def make_classes(self) -> None:
-        """Their pods together have the weight of eight busy processes: others may be at work on this machine, too."""
+        """Creates the classes' groups. Their pods together have the weight of eight busy processes, because this machine
+        may have other work."""
         self._make(self.root, RequestedLimits(shares=8192))
         for qos in Qos:
             self._make(self.root + qos.value, RequestedLimits())
 
     def make_pod(self, uid: str, asked: Asked) -> str:
-        """Its path."""
+        """Creates the pod's group; returns its path."""
         path = f"{self.root}{asked.qos.value}/pod{uid}"
         self._make(path, self._limits(asked))
         return path
 
     def limit_pod(self, path: str, asked: Asked) -> None:
-        """A resize: what has no value stays."""
+        """Resizes the pod's group; limits without a value stay."""
         self._tree.limit(path, self._limits(asked), 0)
 
     def remove_pod(self, path: str) -> None:
-        """As kubelet does when a pod is gone: fails if anything is in it."""
+        """Removes the group as kubelet does after the pod; fails if anything is in it."""
         self._tree.remove(path)
         self._made.remove(path)
 
     def taken_for_pods(self) -> set[str]:
-        """What `cleanupOrphanedPodCgroups` takes for pods' groups, by UID: it goes by names alone."""
+        """The pod groups that `cleanupOrphanedPodCgroups` would find, by UID: it goes by names alone."""
         found = set()
         for qos in Qos:
             for name in self.children(self.root + qos.value):
@@ -55,7 +56,7 @@ class KubeletCgroups:
         return found
 
     def children(self, path: str) -> set[str]:
-        """The groups in it, in any hierarchy."""
+        """The groups below it, in any hierarchy."""
         found = set()
         for one in self._hierarchies:
             with contextlib.suppress(FileNotFoundError):
@@ -63,7 +64,7 @@ class KubeletCgroups:
         return found
 
     def value(self, path: str, controller: str, v1: str, v2: str) -> str:
-        """The first word of a group's file."""
+        """The first word of a file of the group."""
         home = next(one for one in self._hierarchies if controller in one.controllers)
         return Path(f"{home.root}{path}/{v2 if home.is_v2 else v1}").read_text().split()[0]
 
@@ -71,12 +72,12 @@ class KubeletCgroups:
         return int(self.value(path, "memory", "memory.limit_in_bytes", "memory.max"))
 
     def quota(self, path: str) -> int:
-        """-1 for none."""
+        """The CPU quota, -1 for none."""
         word = self.value(path, "cpu", "cpu.cfs_quota_us", "cpu.max")
         return -1 if word == "max" else int(word)
 
     def holds(self, path: str, pid: int) -> bool:
-        """In all hierarchies."""
+        """Whether the group holds the process in all hierarchies."""
         places = [Path(f"{one.root}{path}/cgroup.procs") for one in self._hierarchies]
         return all(str(pid) in place.read_text().split() for place in places)
 
@@ -100,7 +101,7 @@ class KubeletCgroups:
 
 @contextlib.contextmanager
 def kubelet_cgroups() -> Iterator[KubeletCgroups]:
-    """Gone afterwards; what is left in one of them is an error."""
+    """The cgroups, which are removed afterwards; a leftover in one of them is an error."""
     made = KubeletCgroups()
     try:
         made.make_classes()

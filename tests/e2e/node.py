@@ -25,8 +25,8 @@ class Node:
     def __init__(
         self, directory: str, pod_cidr: str, config: str = "", patience: float = 90.0, enter: Sequence[str] = ()
     ) -> None:
-        """`config`: more settings, as TOML. `patience`: seconds for the node to come up or to go. `enter`: what it is started by
-        way of."""
+        """`config`: more settings, as TOML. `patience`: seconds for the node to start or stop. `enter`: a command that
+        starts the node inside a namespace."""
         self.directory = directory
         self._command = (*enter, *VIRTSHIM)
         self.pod_cidr = pod_cidr
@@ -38,7 +38,7 @@ class Node:
         self.process: subprocess.Popen[bytes] | None = None
 
     def up(self, *options: str) -> None:
-        """Returns when the CRI socket serves. `options`: more of them."""
+        """Starts the node; returns when the CRI socket serves. `options`: more command-line options."""
         self.output.write_text("")
         with self.output.open("ab") as file:
             self.process = subprocess.Popen(
@@ -56,14 +56,14 @@ class Node:
         return self.output.read_text()
 
     def stop(self, how: int = signal.SIGINT) -> None:
-        """Ctrl-C: the daemons end, the VMs stay."""
+        """Stops the node by Ctrl-C: the daemons end, the VMs stay."""
         if self.process is not None:
             self.process.send_signal(how)
             assert self.process.wait(60) == 0, self.log()
             self.process = None
 
     def down(self) -> None:
-        """Stops what runs and removes everything."""
+        """Runs `virtshim down`, which stops and removes everything."""
         done = subprocess.run(
             [*self._command, "down", "--dir", self.directory, "--all"],
             capture_output=True,

@@ -1,4 +1,4 @@
-"""One VM for all tests that only look at one: what its pod asks for is what they look for."""
+"""One VM shared by all tests that do not change it; its pod requests everything that they check."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Vm:
 
     @property
     def log(self) -> str:
-        """The file."""
+        """The log file."""
         return self.cri.status(self.container).log_path
 
     @property
@@ -52,7 +52,7 @@ class Vm:
 
     @property
     def qemu(self) -> int:
-        """Its process."""
+        """The QEMU process."""
         (pid,) = self.node.qemu_pids()
         return pid
 
@@ -70,13 +70,13 @@ class Vm:
         return out.decode().strip()
 
     def command(self, name: str, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        """What `virtshim NAME` does on its node."""
+        """Runs `virtshim NAME` on the VM's node."""
         command = [*VIRTSHIM, name, "--socket", self.node.socket, *words]
         return subprocess.run(command, input=stdin, capture_output=True, timeout=60, check=False)
 
     @contextlib.contextmanager
     def beside(self, name: str, image: str) -> Iterator[str]:
-        """Another pod's container on its node, created and not started. Its pod is removed."""
+        """A container of another pod on the same node, created and not started. Its pod is removed afterwards."""
         config = pod_config(name, f"{self.node.directory}/logs/{name}")
         pod = self.cri.run_pod(config)
         try:
@@ -85,7 +85,7 @@ class Vm:
             self.cri.remove_pod(pod)
 
     def is_well(self) -> bool:
-        """Whether a test can use it: the last one may have failed, and left it in any state."""
+        """Whether the VM is usable: a failed test may have left it in any state."""
         try:
             wait_until(lambda: answers(self.cri), 60, "the CRI socket serves")
             return self.run("true", timeout=60).exit_code == 0
@@ -94,7 +94,7 @@ class Vm:
 
 
 class RunningVm:
-    """It is there from the first test that asks for it to the first that wants the node for itself."""
+    """The shared VM, which exists from the first test that uses it until the first test that wants the node for itself."""
 
     def __init__(self, node: Node, image_url: str) -> None:
         self._node = node
@@ -102,7 +102,7 @@ class RunningVm:
         self._vm: Vm | None = None
 
     def get(self) -> Vm:
-        """The VM, or a new one if there is none that works."""
+        """The VM, or a new one if it is unusable."""
         if self._vm is not None and not self._vm.is_well():
             self.end()
         if self._vm is None:
@@ -141,7 +141,7 @@ class RunningVm:
         return Vm(cri, self._node, pod, container, ready)
 
     def _hosts(self, uid: str) -> Path:
-        """The pod's /etc/hosts, where kubelet keeps it."""
+        """The pod's /etc/hosts, at kubelet's path."""
         file = Path(f"{self._node.directory}/kubelet/pods/{uid}/etc-hosts")
         file.parent.mkdir(parents=True)
         file.write_text(HOSTS)

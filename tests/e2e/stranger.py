@@ -1,9 +1,9 @@
-"""What a user of the machine without rights tries against a running node. Run by the system's Python as that user:
+"""Attempts of an unprivileged local user against a running node. The system's Python runs this as that user:
 
     python3 -IS -c SOURCE ATTEMPT < FACTS.json
 
-Each attempt is named as the rest of a sentence that begins with "a stranger". It returns what it got, as text, or raises OSError;
-"" is nothing.
+The name of each attempt completes a sentence that begins with "a stranger". An attempt returns the text that it got, or
+raises OSError; "" means nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _checked(result: int) -> int:
 
 
 def _first_of(paths: list[str], use: Callable[[str], str]) -> str:
-    """What the first that lets itself be used gives; the last one's error if none does."""
+    """The result of the first usable one, or the last one's error."""
     assert paths
     problem = OSError()
     for path in paths:
@@ -166,7 +166,7 @@ def connects_to_any_socket_of_the_node(facts: Facts) -> str:
 
 
 def talks_to_the_machines_libvirt(facts: Facts) -> str:
-    """Where there is none it cannot."""
+    """Fails if the machine has no libvirt."""
     places = glob.glob("/run/libvirt/*-sock") + glob.glob("/var/run/libvirt/virt*/*-sock")
     return _first_of([*places, "/run/libvirt/libvirt-sock"], _connected)
 
@@ -362,7 +362,7 @@ def takes_the_tap_of_a_vm(facts: Facts) -> str:
 
 
 def holds_all_connections_to_the_streaming_server(facts: Facts) -> str:
-    """They are closed, oldest first; whoever has a token gets through."""
+    """The server closes the oldest connections, so a client with a token gets through."""
     held = [socket.create_connection(("127.0.0.1", facts["stream_port"]), 10) for _ in range(300)]
     _announce_and_wait(facts)
     for one in held:

@@ -20,7 +20,7 @@ class Terminal:
         self._descriptor = descriptor
 
     def sees(self, text: bytes, seconds: float = LIMIT) -> bool:
-        """Whether the text is on the screen, or comes in that time."""
+        """Whether the text is on the screen, or appears within that time."""
         until = time.monotonic() + seconds
         while text not in self.seen:
             if not select.select([self._descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -41,7 +41,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Terminal]:
-    """The program runs on it, and is killed at the end."""
+    """Runs the program on a terminal, and kills it at the end."""
     ours, its = pty.openpty()
     process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment)
     try:

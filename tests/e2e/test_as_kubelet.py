@@ -42,12 +42,12 @@ def groups() -> Iterator[KubeletCgroups]:
 
 
 def room(guest_memory: int, overhead: int = OVERHEAD) -> int:
-    """The memory of the cgroup of a guest with that much."""
+    """The memory limit of the cgroup of a guest with that much memory."""
     return (guest_memory + overhead) // 4096 * 4096
 
 
 def use_all_memory(cri: PodClient, container: str) -> int:
-    """The guest's, but for what it needs to answer: held by a file in memory, of so many bytes."""
+    """Fills the guest's memory with a file of so many bytes, except what the guest needs to answer."""
     script = (
         "mkdir -p /tmp/full && mount -t tmpfs -o size=100% none /tmp/full; "
         "n=$(awk '/MemAvailable/ {print int($2 / 1024) - 16}' /proc/meminfo); "
@@ -128,7 +128,7 @@ SAMPLE = [(Qos.GUARANTEED, NONE, False), (Qos.BURSTABLE, DECLARED, True), (Qos.B
 
 @dataclass
 class Pod:
-    """One of kubelet's."""
+    """A pod as kubelet manages it."""
 
     cri: PodClient
     groups: KubeletCgroups
@@ -150,7 +150,7 @@ class Pod:
 
     @property
     def group(self) -> str:
-        """Its VM's."""
+        """The cgroup of its VM."""
         parent = self.own if self.asked.overhead_memory else self.own.rpartition("/")[0]
         return f"{parent}/virtshim-{self.container}"
 
@@ -160,7 +160,7 @@ class Pod:
         return found
 
     def check(self) -> None:
-        """Its VM is where it belongs, with what it may use."""
+        """Checks that its VM is in the right cgroup with the right limits."""
         assert self.groups.holds(self.group, int(str(self.facts()["qemuPid"])))
         linux = self.cri.status(self.container).resources.linux
         wanted = update_linux(self.asked)
@@ -173,7 +173,7 @@ class Pod:
         assert self.groups.quota(self.group) == (milli * 100 or -1)
 
     def resize(self, after: Asked) -> None:
-        """The pod's own group follows the runtime's consent, as kubelet writes it."""
+        """Resizes the pod. kubelet changes the pod's own cgroup after the runtime agrees."""
         none = NO_MEMORY_LIMIT_V2 if has_cgroup_v2() else NO_MEMORY_LIMIT_V1
         for step in resize_steps(self.asked, after, none):
             if isinstance(step, pb.UpdateContainerResourcesRequest):
@@ -186,7 +186,7 @@ class Pod:
         self.asked = after
 
     def restart(self, image: str) -> None:
-        """The container has ended: its next attempt, in the same sandbox. The last one stays for its log."""
+        """Starts the next attempt of an ended container in the same sandbox. The last attempt stays for its log."""
         ended, disk, group = self.container, str(self.facts()["rootDisk"]), self.group
         assert os.path.exists(disk)
         self.cri.stop(ended, 0)
@@ -197,7 +197,7 @@ class Pod:
         self.start(image)
 
     def delete(self) -> None:
-        """The pod's own group goes before the sandbox does."""
+        """Deletes the pod; its own cgroup is removed before the sandbox."""
         self.cri.stop(self.container, 0)
         self.cri.stop_pod(self.sandbox)
         self.groups.remove_pod(self.own)

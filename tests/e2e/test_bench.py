@@ -1,5 +1,5 @@
-"""`make bench` runs: a round of what starts VMs, and with `--all` of what boots guests, so that what breaks it is seen before
-its next use."""
+"""`make bench` works: one round of the sections that start VMs, with `--all` also of those that boot guests. So breakage
+shows before the next use."""
 
 import json
 import subprocess

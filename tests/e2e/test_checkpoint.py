@@ -108,7 +108,7 @@ def test_file_systems_are_frozen_during_the_disk_copy_and_the_clock_is_right_aft
 
 
 def clock_is_right(cri, container: str) -> bool:
-    """To 5 s, however long the question takes."""
+    """Whether the guest's clock is right to within 5 s, however long the query takes."""
     asked = time.time()
     told = int(cri.exec_sync(container, "date", "+%s").stdout)
     return asked - 5 < told < time.time() + 5
@@ -120,7 +120,7 @@ def checkpoint_that_dies(cri, container: str, location: str) -> None:
 
 
 def checkpoint_at_once(cri, container: str, location: str) -> None:
-    """With a client's deadline that the memory cannot be written in."""
+    """Takes a checkpoint with a client deadline that is too short for the memory."""
     request = pb.CheckpointContainerRequest(container_id=container, location=location)
     cri.runtime.CheckpointContainer(request, timeout=0.2)
 

@@ -1,4 +1,4 @@
-"""A container's command in a real guest: it is the container's output, and its end the container's end."""
+"""A container's command in a real guest: its output is the container's log, and its end is the container's end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ exit 3
 
 
 def lines(log: Path) -> list[str]:
-    """Without their times."""
+    """The log lines without their times."""
     return [line.split(" ", 1)[1] for line in log.read_bytes().decode().split("\n")[:-1]] if log.exists() else []
 
 
@@ -78,7 +78,7 @@ def test_a_command_writes_the_log_survives_a_restart_of_virtshim_and_ends_the_co
 def test_an_image_with_an_entrypoint_runs_it_as_the_containers_command(
     cri: PodClient, node: Node, oci_registry: Registry, guest_image: Path
 ):
-    """Beside a plain one of the same disk, which stays a VM."""
+    """A plain image of the same disk stays a VM without a command."""
     script = "echo $MODE from $(pwd) with $*; [ $# = 1 ] || exit 9; touch /srv/x 2>/dev/null && exit 8; exit 5"
     says = {"Entrypoint": ["sh", "-c", script, "x"], "Cmd": ["one", "two"], "Env": ["MODE=image"], "WorkingDir": "/srv"}
     push_container_disk(oci_registry.address, "vms/server", guest_image, says=says)

@@ -1,7 +1,7 @@
-"""A real Debian as a pod: systemd, udev, cloud-init with netplan, the QEMU guest agent, OpenSSH. What we write for guests is
-read here by what reads it at users'.
+"""A real Debian as a pod: systemd, udev, cloud-init with netplan, the QEMU guest agent, OpenSSH. The programs that users
+have read here what we write for guests.
 
-One VM serves all tests. The last but one stops it, and the last boots its disk once more. `make test` boots it once, by its
+One VM serves all tests. The last but one stops it, and the last boots its disk once more. `make test` boots it once, by
 BIOS; `--all` boots it with UEFI, secure boot and a TPM.
 """
 
@@ -65,12 +65,12 @@ exit 3
 
 
 class Debian:
-    """A pod whose root disk lives as long as it does, and the container that runs in it now."""
+    """A pod with a persistent root disk, and the container that currently runs on it."""
 
     def __init__(
         self, cri: PodClient, node: Node, image: str, key: Path, claim: Path, machine: Mapping[str, str]
     ) -> None:
-        """`claim`: a directory that it has as a volume. `machine`: annotations about what it boots with."""
+        """`claim`: a directory that the pod has as a volume. `machine`: annotations about firmware and devices."""
         self.cri = cri
         self.identity: list[str] = []
         self._claim = claim
@@ -93,7 +93,7 @@ class Debian:
         self.containers: list[str] = []
 
     def begin(self, *command: str, greeting: bytes = b"hello there") -> str:
-        """Another container on the pod's disk: its id."""
+        """Starts another container on the pod's disk; returns its id."""
         wanted = container_config(self._image, memory=512 << 20, attempt=len(self.containers))
         wanted.linux.security_context.run_as_user.value = 1000  # whom cloud-init makes
         wanted.working_dir = "/var/lib/cloud"
@@ -106,7 +106,8 @@ class Debian:
         return self.containers[-1]
 
     def move_to_a_new_sandbox(self) -> None:
-        """As after a restart of the node. The old one goes last: with the pod's last sandbox its disk would."""
+        """Moves to a new sandbox, as after a reboot of the node. The old sandbox is removed last, because the disk is
+        removed with the pod's last sandbox."""
         old = self.pod
         self.cri.stop_pod(old)
         self._config.metadata.attempt += 1
@@ -115,7 +116,7 @@ class Debian:
         self.cri.remove_pod(old)
 
     def shut_down(self) -> str:
-        """By its power button: the container that has ended."""
+        """Shuts down by the power button; returns the ended container."""
         ended = self.containers[-1]
         # What an instance has for good: its id, its host key, its first commands.
         self.identity = self.says(
@@ -125,7 +126,7 @@ class Debian:
         return ended
 
     def comes_up(self) -> None:
-        """Returns when cloud-init has done all that it does at a boot."""
+        """Waits until cloud-init has finished."""
         done = self.run("until [ -e /run/cloud-init/result.json ]; do sleep 0.5; done", PATIENCE)
         assert done.exit_code == 0, done.stderr
 
@@ -191,7 +192,7 @@ def debian_pod(
 
 @pytest.fixture
 def debian(debian_pod: Debian) -> Debian:
-    """It runs, and cloud-init has ended."""
+    """A running Debian in which cloud-init has finished."""
     if not debian_pod.is_running():
         debian_pod.begin()
     debian_pod.comes_up()
@@ -200,7 +201,7 @@ def debian(debian_pod: Debian) -> Debian:
 
 @pytest.fixture
 def shut_down(debian_pod: Debian) -> Debian:
-    """It has run, and was shut down by its power button."""
+    """The Debian after a shutdown by its power button."""
     if not debian_pod.identity:
         debian_pod.begin()
         debian_pod.comes_up()
@@ -220,7 +221,7 @@ def test_the_root_disk_is_vda_and_has_grown_to_the_requested_size(debian: Debian
 
 @pytest.mark.full
 def test_uefi_starts_only_signed_programs_and_there_is_a_tpm(debian: Debian):
-    """Microsoft's keys are the firmware's, shim has Debian's: GRUB and kernel are Debian's own."""
+    """The firmware has Microsoft's keys and shim has Debian's; GRUB and the kernel are Debian's own."""
     debian.says("test -d /sys/firmware/efi && test -c /dev/tpm0")
     assert debian.says("cat /sys/class/tpm/tpm0/tpm_version_major") == "2"
     secure_boot = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
@@ -377,7 +378,7 @@ def test_the_terminal_of_a_command_belongs_to_its_user(debian: Debian):
 
 
 def test_port_forward_reaches_a_service_on_the_guests_loopback(debian: Debian):
-    """Dialed by what Debian has for it."""
+    """A program of Debian dials the port."""
     request = pb.PortForwardRequest(pod_sandbox_id=debian.pod)
     client = spdy(debian.cri.runtime.PortForward(request, timeout=60).url, "portforward.k8s.io")
     client.sock.settimeout(PATIENCE)  # a program of the guest is started for it
@@ -430,7 +431,8 @@ def test_systemd_obeys_the_power_button(debian: Debian):
 
 @pytest.mark.full
 def test_the_disk_is_the_same_instance_in_a_new_sandbox(shut_down: Debian):
-    """Host keys and first commands are an instance's; addresses, and the container's variables, are the sandbox's."""
+    """Host keys and first-boot commands belong to the instance; addresses and the container's variables belong to the
+    sandbox."""
     *identity, commands = shut_down.identity
     assert commands == "1"
     address = shut_down.address

@@ -1,4 +1,4 @@
-"""`virtshim diag` on a node with a VM: what is in the archive, and what must not be."""
+"""`virtshim diag` on a node with a VM: what the archive must and must not contain."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANNOTATIONS = {
 
 
 def taken(node: Node, directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The summary, and the archive's files."""
+    """Takes an archive; returns the summary and the files."""
     command = [*VIRTSHIM, "diag", str(directory), "--dir", node.directory, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr

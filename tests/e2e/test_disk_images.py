@@ -1,4 +1,4 @@
-"""A VM with a disk that lies as disk.img in a volume with a file system, as on a PVC of KubeVirt's or CDI's."""
+"""A VM with a disk.img in a volume with a file system, as on a PVC of KubeVirt or CDI."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRITE = "echo kept | dd of=/srv/data bs=512 count=1 conv=sync,notrunc,fsync 2>/d
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs below directories that are root's alone; the file is somebody else's."""
+    """A tmpfs below directories of root; its file belongs to another user."""
     place = tmp_path / "pods"
     place.mkdir(mode=0o700)
     claim = place / "claim"
@@ -70,7 +70,7 @@ class Pod:
 
 
 def qemu_on(image: Path) -> int:
-    """The process that has it open and is no virtshim."""
+    """The process other than virtshim that has the file open."""
     for entry in Path("/proc").iterdir():
         try:
             if not entry.name.isdigit() or b"qemu-system" not in (entry / "cmdline").read_bytes():

@@ -1,4 +1,4 @@
-"""A client that follows events hears of a real VM's life, and why each QEMU ended."""
+"""A client of GetContainerEvents sees a real VM's life, and why each QEMU ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOPPED, DELETED = pb.CONTAINER_STOPPED_EVENT, pb.CONTAINER_DELETED_EVENT
 
 
 class Listener:
-    """Everything from now on."""
+    """Collects all events from now on."""
 
     def __init__(self, cri: PodClient) -> None:
         self._told: queue.SimpleQueue[pb.ContainerEventResponse] = queue.SimpleQueue()

@@ -1,5 +1,5 @@
-"""What a guest without cloud-init looks for at its first boot: a configuration for Ignition in its firmware; Windows' answer
-file on a CD-ROM, which Debian's kernels for clouds have no driver for: of that QEMU is asked."""
+"""First-boot configuration for guests without cloud-init: an Ignition file in the firmware, and Windows' answer file on
+a CD-ROM. Debian's cloud kernels have no CD-ROM driver, so the test asks QEMU about that one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANNOTATIONS = {"virtshim.io/sysprep": "/sysprep", "virtshim.io/ignition": IGNITI
 
 @pytest.fixture
 def answers(tmp_path: Path) -> Callable[[str], Path]:
-    """The directory of a secret for the pod with that UID, as kubelet writes it: Windows' answer file and a script."""
+    """The directory of a secret of the pod with that UID, as kubelet writes it: Windows' answer file and a script."""
 
     def written(uid: str) -> Path:
         secret = WrittenVolume(tmp_path, uid, "secret", "answers")
@@ -41,7 +41,7 @@ def answers(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def started(cri: PodClient, node: Node, image: str, answers: Callable[[str], Path]) -> tuple[str, str]:
-    """Pod and container."""
+    """Starts a pod and its container."""
     config = pod_config("first-boot", f"{node.directory}/logs/first-boot", annotations=ANNOTATIONS)
     pod = cri.run_pod(config)
     wanted = container_config(cri.pull(image))

@@ -1,4 +1,4 @@
-"""A pod whose ports are dialed in its guest, with much data. `make test` dials one in test_debian_guest.py."""
+"""A pod whose ports are dialled inside its guest, with much data. `make test` dials one in test_debian_guest.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user of the machine without rights against a running node: gets nothing, and disturbs nothing."""
+"""An unprivileged user of the machine gets nothing from a running node and disturbs nothing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Attacked:
         return self.cri.runtime.PortForward(pb.PortForwardRequest(pod_sandbox_id=self.pod)).url
 
     def shows_its_screen(self) -> str:
-        """The token that it took."""
+        """Shows the VM's screen; returns the token."""
         url = self.forwarding_url()
         client = spdy(url, "portforward.k8s.io")
         client.open(streamtype="error", fin=True, port="5900", requestid="0")
@@ -185,7 +185,7 @@ def test_the_node_serves_others_during_an_attempt_of_a_stranger(attacked: Attack
 
 
 def test_the_attempts_of_a_stranger_succeed_for_root(attacked: Attacked) -> None:
-    """So that a stranger's failure means something."""
+    """Shows that a stranger's failure is due to missing rights."""
     reading = [name for name in ATTEMPTS if name.startswith(("reads_", "lists_", "sees_"))]
     talking = [
         "talks_to_the_cri_and_admin_socket",

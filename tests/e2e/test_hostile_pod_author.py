@@ -1,4 +1,4 @@
-"""A hostile pod author and a real node: what he writes is refused, or stays his own VM's matter, in the guest too."""
+"""A hostile pod author and a real node: his settings are refused, or affect only his own VM, also in the guest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def logs(node: Node) -> str:
 
 @pytest.fixture
 def unharmed(cri: PodClient, node: Node) -> Iterator[None]:
-    """After all that was tried the node serves others, and nothing of it is on the node or forged in its log."""
+    """Afterwards the node serves others, keeps nothing of the attempts, and has no forged log line."""
     state = Path(node.directory, "state")
     kept = [state / name for name in ("containers", "tapmanager")]
     before, began = [sorted(os.listdir(place)) for place in kept], len(node.log())
@@ -76,7 +76,7 @@ def test_forbidden_container_settings_are_refused(cri: PodClient, logs: str, ima
 def test_harmless_settings_make_a_vm_with_its_own_files_only(
     cri: PodClient, node: Node, logs: str, image_url: str, unharmed: None
 ) -> None:
-    """libvirt has taken the definitions."""
+    """libvirt accepts the definitions."""
     image = pb.ImageSpec(image=cri.pull(f"{image_url}/null.qcow2"))
     wanted = definition(node, *made(cri, logs, image, {}, {}))
     for harmless in HARMLESS:
@@ -86,7 +86,7 @@ def test_harmless_settings_make_a_vm_with_its_own_files_only(
 def made(
     cri: PodClient, logs: str, image: pb.ImageSpec, in_pod: Mapping[str, Any], in_container: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Pod and container; its one pod, so the one before it goes."""
+    """Creates a pod with its one container; removes the pod before it."""
     for before in cri.pods():
         cri.remove_pod(before.id)
     config = ordinary.pod(**{"log_directory": logs} | dict(in_pod))
@@ -98,7 +98,7 @@ def made(
 
 
 def definition(node: Node, pod: str, container: str) -> str:
-    """Without what tells one VM from another."""
+    """The definition without the parts that differ between VMs."""
     (path,) = Path(node.directory, "libvirt/etc/qemu").glob(f"virtshim-{container[:12]}*.xml")
     root = etree.parse(path).getroot()
     for element in root.findall("title") + root.findall("seclabel"):
@@ -112,7 +112,7 @@ def definition(node: Node, pod: str, container: str) -> str:
 def test_an_authors_text_reaches_only_his_own_guest_unchanged(
     cri: PodClient, node: Node, logs: str, image_url: str, unharmed: None
 ) -> None:
-    """One VM: links where its logs and its last words go, words that a shell would run, commands that are none."""
+    """One VM covers it: symlinks in place of log and termination file, text that a shell would run, invalid commands."""
     victim = Path(node.directory, "precious")
     victim.write_text("precious")
     config = pod_config("author", logs, annotations={"VirtletCloudInitUserData": json.dumps({"x": ODD})})

@@ -1,4 +1,4 @@
-"""A QEMU that its guest took over: what it may write on the node, and that nothing of it leads root astray."""
+"""A QEMU that its guest has taken over: what it may write on the node, and that it cannot mislead root."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.hostile]
 
 @pytest.fixture
 def running(cri: PodClient, node: Node, image_url: str) -> tuple[str, str]:
-    """Sandbox and container of a VM with a screen; its guest need not come up."""
+    """Sandbox and container of a VM with a screen; its guest need not boot."""
     config = pod_config("taken", f"{node.directory}/logs/taken", annotations={"virtshim.io/vnc": "true"})
     pod = cri.run_pod(config)
     container = cri.create(pod, container_config(cri.pull(f"{image_url}/null.qcow2")), config)
@@ -48,7 +48,7 @@ def ids_of(pid: int) -> tuple[int, frozenset[int]]:
 
 
 def writable(directory: Path, user: int, groups: frozenset[int]) -> Iterator[Path]:
-    """Below it, by names that this user may follow."""
+    """The writable files below it, by names that this user can follow."""
     for path in sorted(directory.iterdir()):
         found = path.lstat()
         shift = 6 if found.st_uid == user else 3 if found.st_gid in groups else 0
@@ -63,7 +63,8 @@ def writable(directory: Path, user: int, groups: frozenset[int]) -> Iterator[Pat
 def test_a_qemu_may_write_only_its_disk_and_key_and_connect_only_to_tapmanager(
     node: Node, running: tuple[str, str]
 ) -> None:
-    """The sockets and logs of monitors, consoles, agents and screens are in directories that it cannot pass or cannot write."""
+    """Sockets and logs of monitors, consoles, agents and screens are in directories that QEMU cannot enter or cannot
+    write."""
     _, container = running
     user, groups = ids_of(qemu(node, container))
     assert user != 0
@@ -78,7 +79,8 @@ def test_a_qemu_may_write_only_its_disk_and_key_and_connect_only_to_tapmanager(
 
 @pytest.mark.skipif(libvirt.getVersion() < OPEN_IMAGES_SINCE, reason="NOT TESTED: needs libvirt 9.0")
 def test_files_of_a_vm_are_not_readable_by_its_group(cri: PodClient, node: Node, running: tuple[str, str]) -> None:
-    """Neither to another VM's QEMU nor to a user of the node in that group, and the image not even to the VM's own user."""
+    """Neither another VM's QEMU nor a user of the node in that group can read them, and not even the VM's own user can
+    read the image."""
     _, container = running
     user, groups = ids_of(qemu(node, container))
     image = Path(node.directory, "state/images/sha256", cri.status(container).image_ref.rpartition(":")[2])

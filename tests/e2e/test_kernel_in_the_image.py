@@ -1,4 +1,4 @@
-"""A VM whose kernel and initial RAM disk are files of its image, which has no disk at all; started by a BIOS and by UEFI."""
+"""A VM whose kernel and initial RAM disk are files of an image without a disk, started by BIOS and by UEFI."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANNOTATIONS = {
 
 @pytest.fixture
 def kernel_image(oci_registry: Registry, guest_image: Path, tmp_path: Path) -> str:
-    """The small guest's, taken out of its disk: the reference."""
+    """The reference of an image with the small guest's kernel."""
     subprocess.run(["qemu-img", "convert", "-O", "raw", guest_image, tmp_path / "raw"], check=True)
     files = [tmp_path / name for name in ("vmlinuz", "initramfs")]
     for file in files:

@@ -1,4 +1,4 @@
-"""ConfigMaps, secrets and the token in a guest: copies, renewed when kubelet writes anew."""
+"""ConfigMaps, secrets and the token in a guest: copies that are updated when kubelet writes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def says(cri: PodClient, container: str, script: str) -> str:
 
 
 def reads(cri: PodClient, container: str, script: str, wanted: str) -> bool:
-    """It may not be there yet."""
+    """Reads a file that may not exist yet."""
     return cri.exec_sync(container, "sh", "-c", script).stdout.decode() == wanted
 
 

@@ -1,5 +1,5 @@
-"""The state database is damaged on a real node: VMs run on, and the node knows them again. And what is not the node's is never
-touched, whatever happens to what is."""
+"""A damaged state database on a real node: VMs keep running, and the node finds them again. It never touches objects
+that are not its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE = 4096
 
 @pytest.fixture
 def own_node() -> Iterator[Node]:
-    """A node whose state may be spoilt; afterwards nothing is left of it."""
+    """A node whose state may be damaged; nothing of it is left afterwards."""
     before = Snapshot.take()
     directory = tempfile.mkdtemp(prefix="virtshim-lost-", dir="/var/tmp")
     os.chmod(directory, 0o711)
@@ -46,7 +46,7 @@ def own_node() -> Iterator[Node]:
 
 
 def overwrite(node: Node, first_page: int) -> None:
-    """All of the database from that page on. What SQLite keeps beside it is moved into it before."""
+    """Overwrites the database from that page on, after SQLite's journal was merged into it."""
     database = Path(f"{node.directory}/state/state.db")
     with contextlib.closing(sqlite3.connect(database, timeout=10)) as whole:
         assert whole.execute("pragma wal_checkpoint(truncate)").fetchone()[0] == 0
@@ -113,7 +113,7 @@ def test_a_running_vm_survives_the_loss_of_the_database(own_node: Node, image_ur
 
 
 def damaged_while_it_runs(node: Node, cri: PodClient, container: str) -> None:
-    """The node says so, its lists answer on, and a restart heals it."""
+    """Checks that the node reports the damage, that lists answer, and that a restart repairs it."""
     overwrite(node, 2)
     wait_until(lambda: "damaged" in conditions(cri)["RuntimeReady"][1], 60, "Status tells of the damage")
     ready, message = conditions(cri)["RuntimeReady"]

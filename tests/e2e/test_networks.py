@@ -49,7 +49,7 @@ def test_a_guest_is_on_both_networks_of_its_pod(cri, node: Node, image_url: str,
 
 @pytest.mark.full
 def test_a_guest_answers_on_the_network_of_the_request(cri, node: Node, image_url: str, tmp_path: Path):
-    """Its agent sets the rules and tables that CNI's sbr has made; without these its answers would leave by the first network."""
+    """The agent sets the rules and tables of CNI's sbr; without them, answers would leave by the first network."""
     bridge = "vst-e2e-sbr"
     with beyond(bridge) as far:
         with networks(node, tmp_path, own_network(node), second_network("blue", bridge, tmp_path / "leases")):

@@ -1,4 +1,4 @@
-"""VMs outlive the daemons."""
+"""VMs keep running while the daemons restart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.faults]
 
 @pytest.fixture(autouse=True)
 def _node_runs_again(empty_node):
-    """Whatever a test did to it, the next one finds the node running and empty."""
+    """Restores a running, empty node for the next test."""
     node = empty_node
     yield
     if node.process is None or node.process.poll() is not None:

@@ -1,4 +1,4 @@
-"""Volumes that are odd, or go wrong: refused by name, or the guest gets an error as on any disk; nothing is left."""
+"""Odd and failing volumes: they are refused by name, or the guest gets an I/O error; nothing is left."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MANY = 200
 
 
 class Odd:
-    """Directories below one of the test's own."""
+    """Directories below the test's own directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._mounted: list[Path] = []
 
     def __getitem__(self, name: str) -> Path:
-        """A directory; made if missing."""
+        """A directory, created if missing."""
         path = self.directory / name
         path.mkdir(exist_ok=True)
         return path
@@ -60,7 +60,7 @@ def pod(cri: PodClient, node: Node, odd: Odd) -> tuple[str, pb.PodSandboxConfig]
 
 
 def says(cri: PodClient, container: str, script: str) -> str:
-    """Both outputs."""
+    """Standard output and standard error."""
     done = cri.exec_sync(container, "sh", "-c", f"exec 2>&1; {script}")
     return done.stdout.decode()
 

@@ -1,4 +1,4 @@
-"""What operators look at and do by hand, on one real VM with a screen, and VMs that they run by hand."""
+"""Operator commands on a real VM with a screen, and VMs of `virtshim run`."""
 
 from __future__ import annotations
 

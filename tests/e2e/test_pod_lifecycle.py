@@ -1,4 +1,4 @@
-"""A CRI client asks for a pod and a container and gets a booted virtual machine."""
+"""A CRI client creates a pod and a container and gets a booted virtual machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.guest]
 
 
 def test_pods_of_two_kinds_of_images_run_at_once_reach_each_other_and_stop(cri, node, image_url, container_disk):
-    """One's address is in the data for cloud-init; the other asks for it by DHCP."""
+    """One guest has its address from cloud-init's data, the other by DHCP."""
     by_dhcp = {"annotations": {"VirtletForceDHCPNetworkConfig": "true"}}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         futures = [

@@ -1,4 +1,4 @@
-"""A VM lives under its pod's cgroup, with the pod's limits, and changes its size while it runs."""
+"""A VM is in its pod's cgroup, with the pod's limits, and is resized while it runs."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def memory_used(group: str) -> int:
 
 
 def limits(group: str) -> tuple[int, int]:
-    """Quota in microseconds, memory in bytes."""
+    """The cgroup's limits: quota in microseconds, memory in bytes."""
     quota = value(group, "cpu", "cpu.cfs_quota_us", "cpu.max")
     return int(quota), int(value(group, "memory", "memory.limit_in_bytes", "memory.max"))
 
 
 def room(guest_memory: int) -> int:
-    """The memory of the cgroup of a guest with that much."""
+    """The memory limit of the cgroup of a guest with that much memory."""
     return (guest_memory + OVERHEAD) // 4096 * 4096
 
 
 @pytest.fixture
 def in_memory(tmp_path: Path) -> Iterator[Path]:
-    """An emptyDir with `medium: Memory` and a `sizeLimit`, as kubelet makes it."""
+    """An emptyDir with `medium: Memory` and a `sizeLimit`, as kubelet creates it."""
     size = f"size={IN_MEMORY}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "virtshim-test", tmp_path], check=True)
     yield tmp_path

@@ -1,4 +1,4 @@
-"""A VM that boots from a block volume, as a pod's volumeDevices with devicePath /, and has empty disks."""
+"""A VM that boots from a block volume (volumeDevices with devicePath /) and has empty disks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def data(node_root: str) -> Iterator[Path]:
 
 
 class Pod:
-    """A pod that asks for the volume by a link of its own, as kubelet does."""
+    """A pod that refers to the volume by its own symlink, as kubelet does."""
 
     def __init__(self, cri: PodClient, node: Node, volume: Path, directory: Path, **annotations: str) -> None:
         name = f"on-volume-{uuid.uuid4().hex[:8]}"

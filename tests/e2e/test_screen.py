@@ -1,4 +1,4 @@
-"""The screen of a VM: who can look at it, by which ways, and that it goes with the VM. Its guest need not come up."""
+"""The screen of a VM: who can see it, by which ways, and that it ends with the VM. Its guest need not boot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMIT = 60.0
 
 @contextlib.contextmanager
 def shown(node: Node, *words: str) -> Iterator[str]:
-    """Where `virtshim vnc` shows the screen."""
+    """The address at which `virtshim vnc` shows the screen."""
     command = [*VIRTSHIM, "vnc", "--socket", node.socket, *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

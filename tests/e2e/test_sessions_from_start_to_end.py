@@ -1,4 +1,4 @@
-"""Commands, clients of the console and forwarded ports of a VM that is starting and is stopped; commands without an agent."""
+"""Commands, console clients and forwarded ports while a VM starts and stops; commands without an agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a real VM shows in its container: reboots, panics, killed QEMUs, full disks, lost networks."""
+"""Events of a real VM show in its container: reboots, panics, killed QEMUs, full disks, lost networks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ROUND = 30.0
 
 
 def ended(cri: PodClient, container: str, seconds: float = 30.0) -> pb.ContainerStatus:
-    """Its status, once it is EXITED."""
+    """The container's status once it is EXITED."""
     wait_until(lambda: cri.status(container).state == pb.CONTAINER_EXITED, seconds, "the container is EXITED")
     return cri.status(container)
 
 
 def type_and_leave(console: SerialConsole, command: str) -> None:
-    """For what ends or resets the guest: its shell says no more."""
+    """Types a command that ends or resets the guest, after which its shell prints nothing."""
     console.type(f"{{ (sleep 1; {command}) & }}")
 
 
@@ -69,7 +69,7 @@ def test_a_panic_ends_the_container_with_code_1(cri, node, image_url):
 
 
 def null_guest(cri: PodClient, node: Node, image_url: str, name: str, memory: int = 64 << 20) -> str:
-    """A container that can be started; its guest needs no time to boot."""
+    """A startable container whose guest needs no time to boot."""
     config = pod_config(name, f"{node.directory}/logs/{name}")
     return cri.create(cri.run_pod(config), container_config(cri.pull(f"{image_url}/null.qcow2"), memory), config)
 
@@ -86,7 +86,7 @@ def test_a_guest_that_has_not_reached_its_kernel_is_killed_at_once(cri, node, im
 
 
 def test_a_qemu_ended_by_a_signal_is_not_completed(cri, node, image_url):
-    """Each signal at which QEMU shuts down in good order, as it does when its guest has."""
+    """Each signal makes QEMU shut down in good order, as after a guest's shutdown."""
     for how in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         container = null_guest(cri, node, image_url, f"told-{how.name.lower()}")
         cri.start(container)
@@ -125,7 +125,8 @@ def test_a_failed_start_has_its_reason_and_remedy(cri, node, image_url):
 
 @contextlib.contextmanager
 def small_disk(cri: PodClient, node: Node, mebibytes: int) -> Iterator[str]:
-    """Containers made inside the block keep their files on a file system of that size; its path. They are removed."""
+    """Containers created inside the block keep their files on a file system of that size; yields its path. The
+    containers are removed."""
     path = f"{node.directory}/state/containers"
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=0711", "small", path], check=True)
     try:
@@ -174,7 +175,7 @@ def test_a_qemu_that_the_kernel_kills_for_memory_is_oom_killed(cri, node, image_
 
 
 def delete_tap(pod: str) -> str:
-    """The link, in the pod's network namespace, that its VM uses: its name."""
+    """Deletes the link of the VM in the pod's network namespace; returns its name."""
     netns = f"virtshim-{pod[:20]}"
     listed = subprocess.run(["ip", "-n", netns, "-br", "link"], capture_output=True, text=True, check=True).stdout
     (tap,) = [line.split()[0] for line in listed.splitlines() if line.startswith("tap")]

@@ -1,5 +1,5 @@
-"""A guest that UEFI starts, and that has a TPM: both go on with the root disk, and go with it. What is not signed, secure boot
-refuses; what is, it starts in test_debian_guest.py."""
+"""A guest with UEFI and a TPM: both stay with the root disk and are removed with it. Secure boot refuses unsigned
+programs; test_debian_guest.py starts signed ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ head -c 35 <&3 | tail -c 9 | head -c 4 | hexdump -ve '1/1 "%02x"'"""
 def test_uefi_variables_and_tpm_stay_with_the_root_disk(
     cri: PodClient, node: Node, guest_image: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """`--all` boots it once more on the same disk."""
+    """With `--all`, it boots once more on the same disk."""
     uefi_disk.make(guest_image, tmp_path / "uefi.qcow2")
     config = pod_config("uefi", f"{node.directory}/logs/uefi", annotations=ANNOTATIONS)
     with serve_directory(tmp_path) as url:

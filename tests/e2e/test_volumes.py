@@ -1,4 +1,4 @@
-"""Directories and files of the node in a guest, and nothing of them left when it has ended."""
+"""Directories and files of the node in a guest, and that nothing of them is left afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.volumes]
 
 @pytest.fixture
 def volumes(tmp_path: Path) -> Iterator[Path]:
-    """Below it a tmpfs of its own, as kubelet makes for a volume: it can be unmounted as soon as nobody holds it."""
+    """A directory with a tmpfs below it, as kubelet creates for a volume: it can be unmounted once nobody holds it."""
     claim = tmp_path / "claim"
     claim.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "virtshim-test", claim], check=True)
@@ -33,7 +33,7 @@ def volumes(tmp_path: Path) -> Iterator[Path]:
 
 
 def daemons(node: Node) -> set[int]:
-    """Processes that serve volumes of this node's VMs."""
+    """The processes that serve volumes of this node's VMs."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -207,7 +207,7 @@ def test_an_empty_dir_in_memory_can_be_a_tmpfs_in_the_guest(
 def test_a_guest_that_cannot_mount_a_writable_volume_ends_with_the_reason_in_its_log(
     cri: PodClient, node: Node, image_url: str, volumes: Path
 ) -> None:
-    """A read-only volume that cannot be mounted is told, and the guest runs on."""
+    """If a read-only volume cannot be mounted, the guest reports it and keeps running."""
     config = pod_config("unmounted", f"{node.directory}/logs/unmounted")
     pod = cri.run_pod(config)
     image = cri.pull(f"{image_url}/guest.qcow2")

@@ -1,5 +1,5 @@
-"""A node of both kinds for trying things, `virtshim up --with-containerd`; and kubelet's own calls to its proxy, with a real
-containerd and virtshim behind it."""
+"""A node of both runtimes for trying things, `virtshim up --with-containerd`, and kubelet's calls to its proxy with a
+real containerd and virtshim behind it."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ LIMIT = 60.0
 
 @dataclass(frozen=True)
 class Both:
-    """A node with its sockets, and a kubelet that asks the proxy."""
+    """A node, its sockets, and a kubelet that uses the proxy."""
 
     node: Node
     proxy: PodClient
@@ -41,7 +41,7 @@ class Both:
 
 @contextlib.contextmanager
 def node_with_containerd() -> Iterator[Both]:
-    """It begins with nothing, and goes with its containers and VMs; containerd has IMAGE."""
+    """The node is empty at first and is removed with its containers and VMs; containerd has IMAGE."""
     with tempfile.TemporaryDirectory(prefix="virtshim-both-", dir="/var/tmp") as directory:
         os.chmod(directory, 0o711)
         node = Node(f"{directory}/n", pod_cidr=free_cidr())
@@ -78,7 +78,7 @@ def node_of_both() -> Iterator[Both]:
 
 @pytest.fixture
 def both(node_of_both: Both) -> Iterator[Both]:
-    """The same node for each test, whose pods go with it."""
+    """The same node for each test; the test's pods are removed."""
     yield node_of_both
     for pod in node_of_both.proxy.pods():
         node_of_both.proxy.stop_pod(pod.id)
@@ -103,7 +103,7 @@ def test_containers_keep_running_after_ctrl_c_and_are_removed_with_the_node(fres
 
 
 def again(both: Both) -> None:
-    """All daemons, the proxy too, are stopped and started; containers and VMs are not."""
+    """Restarts all daemons including the proxy; containers and VMs keep running."""
     both.node.stop()
     both.node.up("--with-containerd")
     wait_until(lambda: answers(both.containerd) and answers(both.proxy), LIMIT, "containerd serves again")
@@ -126,7 +126,7 @@ def test_kubectl_debug_adds_a_container_that_sees_the_others_processes(both: Bot
 
 
 def test_static_pods_go_to_the_runtime_of_their_annotation_or_runtimeclass(both: Both) -> None:
-    """A mirror pod is an object of the API server's alone: kubelet calls nobody for it."""
+    """A mirror pod exists in the API server only: kubelet makes no runtime call for it."""
     static = {
         "plain": both.pod("plain", source="file"),
         "by-annotation": both.pod("by-annotation", source="file", **{"kubernetes.io/target-runtime": "virtlet.cloud"}),
@@ -145,7 +145,7 @@ def test_static_pods_go_to_the_runtime_of_their_annotation_or_runtimeclass(both:
 
 
 def test_an_image_of_containerd_is_not_used_for_a_vm(both: Both) -> None:
-    """Also for a proxy that has not seen the pods start: both runtimes say when kubelet saw them first."""
+    """A proxy that has not seen the pods start behaves the same: both runtimes report when kubelet first saw them."""
     pods = {name: both.pod(f"{name}-image", handler) for name, handler in (("container", ""), ("vm", "virtshim"))}
     for one in pods.values():
         one.run()

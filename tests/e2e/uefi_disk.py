@@ -1,4 +1,4 @@
-"""The small guest as a disk that UEFI starts: its kernel, command line and initramfs in one program, where UEFI looks for one."""
+"""The small guest as a UEFI disk: kernel, command line and initramfs in one program at UEFI's default path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MIB = 1 << 20
 
 
 def make(guest: Path, made: Path) -> None:
-    """`guest`: its disk, which a BIOS starts."""
+    """Makes the disk. `guest`: the small guest's BIOS disk."""
     folder = made.parent
     raw = folder / "bios.raw"
     _run("qemu-img", "convert", "-O", "raw", str(guest), str(raw))

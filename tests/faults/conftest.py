@@ -1,4 +1,4 @@
-"""A node whose daemons die on order, beside a VM that must not notice."""
+"""A node whose daemons can be killed at chosen steps, beside a VM that must not be affected."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def pytest_report_header() -> str:
 
 @pytest.fixture
 def every_point(request: pytest.FixtureRequest) -> bool:
-    """Whether this run kills at every point there is."""
+    """Whether this run kills at every point."""
     return bool(request.config.getoption("--all"))
 
 
 @pytest.fixture(scope="package")
 def mortal(guest_image: Path) -> Iterator[MortalNode]:
-    """One node for the modules here; it ends with the last of them, so that its leak check sees no other tests' traces."""
+    """One node for the modules here. It ends with the last of them, so its leak check sees no traces of other tests."""
     before = Snapshot.take()
     directory = tempfile.mkdtemp(prefix="virtshim-faults-", dir="/var/tmp")
     os.chmod(directory, 0o711)
@@ -62,7 +62,7 @@ def place_for_a_node() -> Iterator[Path]:
 
 @pytest.fixture(scope="package")
 def small_disk(place_for_a_node: Path) -> Iterator[SmallDisk | None]:
-    """The expendable node's state is on it. None where the machine can have none."""
+    """The disk of the expendable node's state, None if the machine can have none."""
     if missing():
         yield None
         return
@@ -73,7 +73,7 @@ def small_disk(place_for_a_node: Path) -> Iterator[SmallDisk | None]:
 
 @pytest.fixture(scope="package")
 def expendable(guest_image: Path, place_for_a_node: Path, small_disk: SmallDisk | None) -> Iterator[MortalNode]:
-    """A node with no VM that must be spared: its disk may fill up and break, and the node be restarted."""
+    """A node without a bystander VM: its disk may fill up and break, and the node may be restarted."""
     with serve_directory(guest_image.parent) as url:
         node = MortalNode(f"{place_for_a_node}/n", url.removeprefix("http://"))
         try:
@@ -92,7 +92,7 @@ def expendable(guest_image: Path, place_for_a_node: Path, small_disk: SmallDisk 
 
 @contextlib.contextmanager
 def root_volume(file: Path) -> Iterator[str]:
-    """A block device, "" where the machine has none."""
+    """A block device, "" if the machine has none."""
     if no_loop_devices()["condition"]:
         yield ""
         return
@@ -104,7 +104,7 @@ def root_volume(file: Path) -> Iterator[str]:
 
 @pytest.fixture
 def real_disk() -> Iterator[Path]:
-    """A directory on a disk, for tests of what such a one keeps. Other temporary files are in memory."""
+    """A directory on a real disk, for tests of durability; other temporary files are in memory."""
     places = [Path(__file__).resolve().parents[2] / "build", Path("/tmp")]
     places = [place for place in places if place.is_dir() and not is_in_memory(place)]
     assert places, "neither the project's build directory nor /tmp is on a disk"
@@ -119,7 +119,7 @@ def is_in_memory(place: Path) -> bool:
 
 @pytest.fixture
 def work(mortal: MortalNode) -> Iterator[Work]:
-    """A pod to be; afterwards nothing is left of it, and the VM beside it has noticed nothing."""
+    """A pod for the test. Afterwards nothing of it is left, and the bystander VM is unaffected."""
     with working(mortal, Work.pull) as work:
         yield work
         mortal.check_bystander(work.cri)

@@ -1,9 +1,9 @@
-"""Makes a daemon die by SIGKILL at a step of the test's choice. A step is a call to something outside: the code's own list
-of them is whatever it calls, so a new step is covered by itself.
+"""Kills a daemon with SIGKILL at a chosen step. A step is a call to something outside; the code itself decides which
+steps there are, so new steps are covered automatically.
 
-The test writes "<number> <before|after>" to a file: the daemon dies at that step, counted from then on; 0 only counts. With
-the name of a program behind it, this node's processes of that die, except some: "<number> <before|after> <program> <spared> ...".
-The names of the steps go to a second file beside it, and what was killed to a third.
+The test writes "<number> <before|after>" to a file: the daemon dies at that step, counted from then on; 0 only counts.
+If a program name follows, this node's processes of that program die, except some: "<number> <before|after> <program>
+<spared> ...". The names of the steps go to a second file beside it, and the killed processes to a third.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class Steps:
-    """The daemon's side. `die`: what dies, if it is not this process."""
+    """The daemon's side. `die`: kills something else than this process."""
 
     def __init__(self, order: str, die: Callable[[], object] | None = None) -> None:
         self._order = Path(order)
@@ -61,8 +61,8 @@ class Steps:
                     killed.write(f"{pid}\n")
 
     def _claim(self, order: object) -> bool:
-        """False if it was withdrawn meanwhile: the step may be a thread's whose call has returned long since. What is claimed
-        the test waits for."""
+        """Claims the order; False if it was withdrawn meanwhile, because the step may belong to a thread whose call
+        returned long ago. The test waits for a claimed order."""
         with self._lock:
             try:
                 if self._read() != order:
@@ -73,7 +73,7 @@ class Steps:
             return True
 
     def _next(self, name: str) -> tuple[str, object]:
-        """Whether anything dies at this step, "before" or "after" it, and by which order."""
+        """Whether anything dies before or after this step, and by which order."""
         with self._lock:
             try:
                 order = self._read()
@@ -98,7 +98,8 @@ def _claimed(order: Path) -> Path:
 
 
 def pids_of(program: str, path: str = "") -> set[int]:
-    """Processes of this machine that run it, by a part of its name; or those with `path` in their command line."""
+    """The processes of this machine that run the program, by a part of its name, or those with `path` in their command
+    line."""
     found = set()
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -114,7 +115,7 @@ def _die() -> None:
 
 
 class Stepping:
-    """Stands before `target`; its methods are steps, except `silent` ones."""
+    """Wraps `target`; its methods are steps, except `silent` ones."""
 
     def __init__(self, name: str, target: object, steps: Steps, silent: Collection[str] = ()) -> None:
         self._name = name
@@ -133,7 +134,7 @@ class Stepping:
 
 
 class Killer:
-    """The test's side, for one daemon."""
+    """The test's side for one daemon."""
 
     def __init__(self, order: str) -> None:
         self.order = order
@@ -149,12 +150,13 @@ class Killer:
         Path(self.order).unlink(missing_ok=True)
 
     def is_striking(self) -> bool:
-        """Nothing dies any more once the killer is disarmed, and this is false or the daemon has died."""
+        """Whether a kill may still happen. Once the killer is disarmed and this is false or the daemon has died, nothing
+        dies any more."""
         return _claimed(Path(self.order)).exists()
 
     def steps(self) -> list[str]:
         return Path(f"{self.order}.steps").read_text().split()
 
     def killed(self) -> list[int]:
-        """Process ids."""
+        """The ids of the killed processes."""
         return [int(pid) for pid in Path(f"{self.order}.killed").read_text().split()]

@@ -20,7 +20,7 @@ _SILENT = ("watching", "on_power_event", "trouble", "usage")
 
 
 def _kill_libvirtd() -> None:
-    """And be there to see what comes of it."""
+    """Kills libvirtd; virtshim itself survives."""
     os.kill(int(Path(os.environ["VIRTSHIM_TEST_VICTIM"]).read_text()), signal.SIGKILL)
 
 

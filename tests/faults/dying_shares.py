@@ -17,7 +17,7 @@ _STEPS = ("makedirs", "mkdir", "chown", "kill", "unlink", "rmdir")
 
 
 class _Programs(Stepping):
-    """Stands before the module `subprocess`, whose Popen is a class."""
+    """Wraps the module `subprocess`, whose Popen is a class."""
 
     def Popen(self, *args: Any, **options: Any) -> Any:  # noqa: N802
         return self._call("Popen", subprocess.Popen, *args, **options)

@@ -1,5 +1,5 @@
-"""`virtshim serve`, which dies on order (VIRTSHIM_TEST_ORDER), looks for programs in VIRTSHIM_TEST_PROGRAMS first, and may
-take the machine for restarted (VIRTSHIM_TEST_BOOT)."""
+"""`virtshim serve`, which dies on order (VIRTSHIM_TEST_ORDER), searches programs in VIRTSHIM_TEST_PROGRAMS first, and
+may believe that the machine rebooted (VIRTSHIM_TEST_BOOT)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Records:
 
 
 def _use_programs() -> None:
-    """Who makes disks looks for qemu-img where the test has one, and waits for it no longer than the test says."""
+    """Makes disk creation use the test's qemu-img if there is one, with the test's time limit."""
     path = f"{os.environ['VIRTSHIM_TEST_PROGRAMS']}:{os.environ['PATH']}"
     limit = float(os.environ["VIRTSHIM_TEST_QEMU_IMG_LIMIT"])
 

@@ -1,7 +1,7 @@
-"""At which of many points a run kills: at others with each commit, so that many commits together come by all of them.
+"""Chooses the points at which a run kills. Each commit takes other points, so many commits together cover all of them.
 
-The same commit takes the same points. `VIRTSHIM_TEST_SEED` takes those of another run, which tells its seed in its header, with
-each row of points, and with each failure.
+The same commit takes the same points. `VIRTSHIM_TEST_SEED` takes those of another run; a run prints its seed in its
+header, with each row of points, and with each failure.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _WITHOUT_A_COMMIT = "0"
 
 
 def seed() -> str:
-    """The commit, unless the environment names another seed."""
+    """The seed: the commit, unless the environment names another one."""
     return os.environ.get(SEED_VARIABLE) or commit_of(Path(__file__).parent) or _WITHOUT_A_COMMIT
 
 
 @functools.cache
 def commit_of(directory: Path) -> str:
-    """Of the repository that the directory is in, "" if it is in none."""
+    """The commit of the repository that contains the directory, "" if there is none."""
     # A checkout may belong to another user than the one who runs the tests.
     command = ["git", "-c", "safe.directory=*", "-C", str(directory), "rev-parse", "HEAD"]
     try:
@@ -44,7 +44,7 @@ def how_to_repeat() -> str:
 
 @contextlib.contextmanager
 def repeatable() -> Iterator[None]:
-    """What fails inside says how it is repeated."""
+    """A failure inside the block says how to repeat it."""
     try:
         yield
     except Exception as error:
@@ -53,7 +53,7 @@ def repeatable() -> Iterator[None]:
 
 
 def in_turn(points: Sequence[T], row: str) -> list[T]:
-    """All of them, in the order in which this run tries them. Rows do not follow each other's order."""
+    """All points in the order in which this run tries them. Rows have independent orders."""
     order = list(points)
     random.Random(f"{seed()} {row}").shuffle(order)
     return order
@@ -62,10 +62,10 @@ def in_turn(points: Sequence[T], row: str) -> list[T]:
 def strike(
     row: str, points: Sequence[T], kill: Callable[[T], bool], *, every: bool, at_least: Callable[[int], int]
 ) -> None:
-    """Kills at one point of the row, or at `every` one. `kill` tells whether the call came by that point. A call does not come by
-    each of its points every time: the next one is tried then.
+    """Kills at one point of the row, or at `every` one. `kill` returns whether the call reached that point. A call does
+    not reach each point every time; the next one is tried then.
 
-    `at_least`: how many kills are to come of so many points, when all of them are taken.
+    `at_least`: how many kills must happen when all points are taken.
     """
     taken, killed = 0, 0
     with repeatable():

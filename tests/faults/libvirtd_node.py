@@ -1,4 +1,4 @@
-"""A node as it is installed: on the system's libvirtd, which dies on order like its daemons."""
+"""A node as installed, on the system's libvirtd, which dies on order like the node's daemons."""
 
 from __future__ import annotations
 

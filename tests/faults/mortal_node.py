@@ -1,4 +1,4 @@
-"""A node of three daemons that die on order, as `virtshim up` lays one out; and what lies about on it."""
+"""A node of three daemons that die on order, laid out as by `virtshim up`, and checks for leftovers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class _Undertaker:
-    """Takes in the QEMUs whose libvirt ended, as `virtshim up` does: some machines' init is slow to."""
+    """Adopts QEMUs whose libvirt ended, as `virtshim up` does, because the init of some machines is slow to reap."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -64,7 +64,7 @@ class _Undertaker:
                         self._bury_one(int(child))
 
     def _bury_one(self, pid: int) -> None:
-        """No children of the tests' own: they want to know how theirs ended."""
+        """Reaps one process, but no child of the tests, which want its exit code."""
         with contextlib.suppress(OSError):
             name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(") ")
             if rest.startswith("Z") and name.partition("(")[2].startswith(("qemu-system", "vmwrapper")):
@@ -80,8 +80,8 @@ _DAEMONS = ("shares", "tapmanager", "virtshim")
 
 
 class MortalNode:
-    """`programs` and `plugins` are searched first for what virtshim and CNI run; `environment` is added to a daemon's own
-    at its next start. `settings`: more of them. `enter`: what virtshim is started by way of."""
+    """`programs` and `plugins` are searched first for what virtshim and CNI run; `environment` is added at a daemon's
+    next start. `settings`: more settings. `enter`: a command that starts virtshim inside a namespace."""
 
     def __init__(self, directory: str, image_url: str, *, settings: str = "", enter: Sequence[str] = ()) -> None:
         self.image_url = image_url
@@ -114,7 +114,7 @@ class MortalNode:
         self._undertaker = _Undertaker()
 
     def up(self) -> None:
-        """Starts what does not run; returns when the CRI socket serves."""
+        """Starts the daemons that do not run; returns when the CRI socket serves."""
         for name in _DAEMONS:
             if not self._daemons[name].is_running:
                 self.start(name)
@@ -122,7 +122,7 @@ class MortalNode:
             wait_until(lambda: _answers(cri), 60, "the node is ready")
 
     def start(self, name: str) -> None:
-        """Returns when it says that it is ready."""
+        """Starts the daemon; returns when it is ready."""
         self._daemons[name].argv = self._command(name)
         self._daemons[name].start()
 
@@ -142,13 +142,13 @@ class MortalNode:
         return process.pid
 
     def restart(self, *names: str) -> None:
-        """SIGKILL and a new start, of all daemons if none is named."""
+        """Kills and restarts the named daemons, or all."""
         for name in names or _DAEMONS:
             self.kill(name)
         self.up()
 
     def kill(self, name: str) -> None:
-        """SIGKILL, unless it does not run just now."""
+        """Sends SIGKILL if the daemon runs."""
         process = self._daemons[name].process
         if process is not None and process.poll() is None:
             process.kill()
@@ -165,7 +165,7 @@ class MortalNode:
         return found
 
     def died(self, name: str, within: float) -> bool:
-        """Whether the daemon dies in that time."""
+        """Whether the daemon dies within that time."""
         until = time.monotonic() + within
         while self._daemons[name].is_running and time.monotonic() < until:
             time.sleep(0.01)
@@ -175,12 +175,12 @@ class MortalNode:
         return PodClient(self.settings.cri_socket, timeout)
 
     def stop(self) -> None:
-        """As a shutdown of the machine does it: SIGTERM, virtshim first."""
+        """Stops the daemons as a machine's shutdown does: SIGTERM, virtshim first."""
         for daemon in reversed(self._daemons.values()):
             daemon.stop()
 
     def end(self) -> None:
-        """Daemons off, then everything gone by `virtshim down`."""
+        """Stops the daemons, then removes everything by `virtshim down`."""
         for killer in self.killers.values():
             killer.disarm()
         self.stop()
@@ -206,7 +206,8 @@ class MortalNode:
             self.bystander = Bystander(pod, container, cri.pod_ip(pod), log, frozenset(self.qemu_pids()))
 
     def check_bystander(self, cri: PodClient) -> None:
-        """Same process, same address that answers, log without a line lost or doubled."""
+        """Checks that the bystander has the same process, an address that answers, and a log without a lost or doubled
+        line."""
         it = self.bystander
         assert it is not None
         assert it.pids <= self.qemu_pids(), "the running VM was touched"
@@ -221,7 +222,7 @@ class MortalNode:
 
     @contextlib.contextmanager
     def program(self, folder: Path, name: str, script: str) -> Iterator[None]:
-        """A shell script in place of a program, inside the block."""
+        """Replaces a program by a shell script inside the block."""
         path = folder / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
@@ -233,7 +234,7 @@ class MortalNode:
     # --- what lies about
 
     def image_files(self, cri: PodClient | None = None) -> set[str]:
-        """Disks in the image store, half ones too; or those that the node lists."""
+        """The disks in the image store, including half-made ones, or the images that the node lists."""
         if cri is not None:
             images = cri.images.ListImages(pb.ListImagesRequest(), timeout=20).images
             return {image.id.removeprefix("sha256:") for image in images}
@@ -241,7 +242,7 @@ class MortalNode:
         return {path.name for folder in ("sha256", "incoming") for path in (store / folder).iterdir()}
 
     def left(self) -> set[str]:
-        """Everything that belongs to pods other than the bystander."""
+        """Everything of pods other than the bystander."""
         found = {f"qemu {pid}" for pid in self.qemu_pids()} | {f"virtiofsd {pid}" for pid in self.virtiofsd_pids()}
         state, run = self.settings.paths.state_dir, self.settings.paths.run_dir
         for directory in (f"{state}/containers", f"{run}/vm", f"{run}/shares", self.settings.tapmanager.state_dir,
@@ -263,14 +264,14 @@ class MortalNode:
         return pids_of("qemu-system", self._node.path)
 
     def virtiofsd_pids(self) -> set[int]:
-        """Processes that serve volumes of this node's VMs."""
+        """The processes that serve volumes of this node's VMs."""
         return pids_of("virtiofsd", self._node.path)
 
     @contextlib.contextmanager
     def armed(
         self, name: str, number: int, when: str, victims: str = "", spared: Collection[int] = ()
     ) -> Iterator[None]:
-        """`victims`: not the daemon dies, but each process of this node that runs that program, except `spared`."""
+        """`victims`: the daemon survives and each process of this node that runs that program dies, except `spared`."""
         self.killers[name].arm(number, when, victims, spared)
         try:
             yield

@@ -1,6 +1,6 @@
-"""A libvirtd of the tests' own, with mounts of its own: the machine's, if there is one, is not seen and sees nothing.
+"""A libvirtd of the tests' own, with its own mounts: neither it nor the machine's libvirtd sees the other.
 
-Its virtlogd runs beside it, and its qemu.conf says what our documents ask for and nothing else: all else is the distribution's.
+Its virtlogd runs beside it. Its qemu.conf has only the settings of our documents; everything else is the distribution's.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _VIRTLOGD_CONF = "max_size = 65536\n"
 
 
 class OwnLibvirtd:
-    """What is to reach it is started with `enter` before its command; or its sockets are in `sockets`, where all see them.
-    `settings`: more lines of libvirtd.conf."""
+    """Clients start with `enter` before their command, or use its `sockets`, which are visible everywhere. `settings`:
+    more lines of libvirtd.conf."""
 
     def __init__(self, sockets: str = "", settings: str = "") -> None:
         mounts = "; ".join(f"mkdir -p {path}; mount -t tmpfs -o mode=755 virtshim-test {path}" for path in _PRIVATE)
@@ -56,7 +56,7 @@ class OwnLibvirtd:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Returns when it answers. In /run, which is not its own, another one's process number would end it."""
+        """Starts it; returns when it answers. It has a private /run, because another libvirtd's pid file would end it."""
         if self._logd is None:
             self._logd = subprocess.Popen(
                 [*self.enter, "virtlogd", "-p", "/run/libvirt/virtlogd.pid"], start_new_session=True
@@ -76,13 +76,13 @@ class OwnLibvirtd:
             threading.Event().wait(0.1)
 
     def kill(self) -> None:
-        """SIGKILL, unless it does not run just now."""
+        """Sends SIGKILL if it runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
     def domains(self) -> set[str]:
-        """Names of all there are."""
+        """The names of all domains."""
         done = self._inside("virsh", "-c", self._uri, "list", "--all", "--name")
         assert done.returncode == 0, done.stderr
         return set(done.stdout.split())
@@ -112,7 +112,7 @@ class OwnLibvirtd:
 
 
 def missing() -> str:
-    """Why there can be none here; "" if there can."""
+    """Why this machine cannot have one; "" if it can."""
     for program in ("libvirtd", "virtlogd", "virsh", "unshare", "nsenter"):
         if not any(
             os.access(f"{directory}/{program}", os.X_OK) for directory in ("/usr/bin", "/usr/sbin", "/bin", "/sbin")

@@ -1,4 +1,4 @@
-"""A small file system of its own, which can be filled to the last block, and broken so that the kernel makes it read-only."""
+"""A small file system that can be filled to the last block, and broken so that the kernel makes it read-only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def _run(*argv: str, good: tuple[int, ...] = (0,)) -> None:
 
 
 def missing() -> str:
-    """Why there can be none on this machine, "" if there can."""
+    """Why this machine cannot have one; "" if it can."""
     return "" if os.path.exists("/dev/loop-control") else "NOT TO BE HAD HERE: the kernel has no loop devices"
 
 
 class SmallDisk:
-    """ext4 in a file, by a loop device."""
+    """ext4 in a file, on a loop device."""
 
     def __init__(self, image: Path, mountpoint: Path, megabytes: int) -> None:
         self._image = image
@@ -39,7 +39,7 @@ class SmallDisk:
         _run("umount", str(self.mountpoint))
 
     def fill(self, leaving: int = 0) -> None:
-        """All but so many bytes are taken."""
+        """Fills it except for so many bytes."""
         size = self._ballast.stat().st_size if self._ballast.exists() else 0
         with self._ballast.open("ab") as file:
             if leaving:
@@ -55,7 +55,7 @@ class SmallDisk:
         _run("sync", "--file-system", str(self.mountpoint))
 
     def break_(self) -> None:
-        """As after an error of the disk: every write fails with EROFS until it was unmounted and repaired."""
+        """Breaks it as a disk error does: every write fails with EROFS until it is unmounted and repaired."""
         subprocess.run(["mount", "-o", "remount,abort", str(self.mountpoint)], capture_output=True, check=False)
         try:
             (self.mountpoint / "probe").touch()
@@ -65,7 +65,7 @@ class SmallDisk:
         raise AssertionError("the file system still takes writes")
 
     def repair(self) -> None:
-        """As an operator does; nobody may have a file of it open."""
+        """Repairs it as an operator does; no file of it may be open."""
         self.unmount()
         _run("e2fsck", "-f", "-y", str(self._image), good=(0, 1))  # 1: errors corrected
         self.mount()

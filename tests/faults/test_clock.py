@@ -1,5 +1,5 @@
-"""The wall clock jumps under a running virtshim, by hours and both ways: what orders things stays in order, and nothing that
-waits comes too early or too late. libfaketime stands between the daemon and its C library."""
+"""The wall clock jumps by hours, both ways, under a running virtshim: order stays, and no wait ends too early or too
+late. libfaketime stands between the daemon and its C library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIBRARY = "/usr/lib/*/faketime/libfaketimeMT.so.1"
 
 
 def answers(url: str) -> int:
-    """HTTP status of a request that asks for no upgrade: it uses the token up."""
+    """The HTTP status of a request without an upgrade, which uses the token up."""
     try:
         with urllib.request.urlopen(url, timeout=10) as response:
             return response.status
@@ -35,7 +35,7 @@ def answers(url: str) -> int:
 
 
 class Clock:
-    """The daemon's wall clock; the monotonic one is left alone, as by settimeofday(2)."""
+    """The daemon's wall clock; the monotonic clock is unaffected, as with settimeofday(2)."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -98,7 +98,7 @@ def test_objects_created_after_a_clock_jump_are_newer_than_older_objects(
 
 @pytest.mark.parametrize("jump", ["+2h", pytest.param("-2h", marks=pytest.mark.full)])
 def test_a_grace_period_is_not_changed_by_a_clock_jump(mortal: MortalNode, clock: Clock, work: Work, jump: str) -> None:
-    """The null guest does not heed its power button."""
+    """The null guest ignores its power button."""
     clock.set("+0")
     for step in (work.run, work.create, work.start):
         step()

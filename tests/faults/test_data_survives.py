@@ -1,4 +1,5 @@
-"""What a database in a guest was told is on disk, is in its volume, whatever dies; its container's restart goes on from there."""
+"""Data that a guest's database has committed is in its volume, whatever dies; the restarted container continues from
+there."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ RECORD = 32  # bytes in its log
 
 
 class Database:
-    """journal.c, in a pod of its own on a volume in `directory`."""
+    """journal.c in its own pod, with a volume in `directory`."""
 
     def __init__(self, work: Work, directory: Path) -> None:
         self._work = work
@@ -33,7 +34,7 @@ class Database:
         self._image = work.cri.pull(f"{work.node.image_url}/guest.qcow2")
 
     def begin(self) -> None:
-        """The container's next attempt."""
+        """Starts the container's next attempt."""
         wanted = container_config(self._image, attempt=self._work.attempt)
         wanted.command.extend(["/var/lib/mysql/journal", "/var/lib/mysql"])
         wanted.mounts.add(container_path="/var/lib/mysql", host_path=str(self.directory))
@@ -45,17 +46,17 @@ class Database:
 
     @property
     def found(self) -> int:
-        """Records, at the beginning of this attempt."""
+        """The records found at the start of this attempt."""
         return self._said("found")[0]
 
     @property
     def told(self) -> int:
-        """The last record that it told as committed."""
+        """The last record reported as committed."""
         return self._said("committed")[-1]
 
     @property
     def kept(self) -> int:
-        """Records that are there."""
+        """The records on the volume."""
         return os.stat(self.directory / "log").st_size // RECORD
 
     def goes_on(self) -> None:
@@ -70,7 +71,7 @@ class Database:
 
 @pytest.fixture
 def database(work: Work, real_disk: Path) -> Database:
-    """It commits its first records."""
+    """The database after its first commits."""
     work.run()
     made = Database(work, real_disk)
     made.begin()
@@ -97,7 +98,7 @@ def test_committed_data_survives_a_kill_of_the_vm(work: Work, database: Database
 
 
 def goes_on_in_the_next_vm(work: Work, database: Database, told: int) -> None:
-    """After the end of this one, which has no time to write anything back."""
+    """Checks that the next VM continues after this one, which had no time to write anything back."""
     work.cri.stop(work.container, 0)
     assert work.cri.status(work.container).state == pb.CONTAINER_EXITED
     assert database.kept >= database.told >= told

@@ -1,5 +1,5 @@
-"""A node whose state directory is full, or read-only; a pod whose log directory is full. Errors say so, nothing half-made is
-kept, removal still works, and all goes on when there is room."""
+"""A full or read-only state directory, and a full log directory of a pod: errors say so, nothing half-made is kept,
+removal still works, and everything continues when there is space."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Place:
 
 @pytest.fixture
 def place(expendable: MortalNode, small_disk: SmallDisk | None) -> Iterator[Place]:
-    """There is room again afterwards."""
+    """A directory on a disk that has space again afterwards."""
     if small_disk is None:
         pytest.skip(missing())
     yield Place(expendable, small_disk)
@@ -170,7 +170,7 @@ def test_console_output_waits_for_space_in_the_log_directory(place: Place, work:
 
 
 def test_a_read_only_state_directory_is_reported_and_loses_nothing(place: Place, work: Work) -> None:
-    """Last here: the repair needs a restart of the daemons."""
+    """This test is the last here, because the repair needs a restart of the daemons."""
     cri, node = work.cri, place.node
     for step in (work.run, work.create, work.start):
         step()

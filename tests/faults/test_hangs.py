@@ -1,8 +1,8 @@
-"""Processes that hang: a QEMU whose monitor does not answer, and tapmanager. Whoever needs them is told,
-everybody else goes on, and all is well again after SIGCONT.
+"""Hung processes: a QEMU whose monitor does not answer, and tapmanager. Calls that need them fail with the reason,
+everything else works, and all is well again after SIGCONT.
 
-What is answered while a process is stopped did not wait for it. Who waits without a bound here gets the client's own deadline,
-DEADLINE_EXCEEDED without the words of virtshim's.
+A call that answers while a process is stopped did not wait for it. A call that waits without a bound gets the client's
+DEADLINE_EXCEEDED, without a message of virtshim.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def all_at_once(*calls: Callable[[], object]) -> list[tuple[grpc.StatusCode, str
 
 @pytest.fixture
 def hung(mortal: MortalNode, work: Work) -> Iterator[int]:
-    """The QEMU of the running pod `work`, which hangs."""
+    """Stops the QEMU of the running pod `work`."""
     for step in (work.run, work.create, work.start):
         step()
     assert mortal.bystander is not None
@@ -98,7 +98,7 @@ def test_a_hung_pause_is_given_up_and_does_not_block_a_stop(mortal: MortalNode, 
 
 @pytest.mark.full
 def test_a_paused_vm_whose_qemu_hangs_can_be_stopped(mortal: MortalNode, work: Work) -> None:
-    """It is to go on before it is asked to end."""
+    """The VM must be resumed before it is asked to shut down."""
     for step in (work.run, work.create, work.start):
         step()
     pause(mortal, work)

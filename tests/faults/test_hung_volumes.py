@@ -1,4 +1,4 @@
-"""A volume whose server does not answer any more (a dead NFS server): its own pod has trouble, nobody else, and can be ended."""
+"""A volume whose server no longer answers, such as a dead NFS server, affects only its own pod, which can be ended."""
 
 from __future__ import annotations
 

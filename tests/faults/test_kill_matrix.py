@@ -1,8 +1,8 @@
-"""SIGKILL of any daemon at the steps of each life-cycle call, on real parts. Afterwards statuses are true, the VM beside it
-has noticed nothing, the repeated call finishes the work, and after removal nothing is left.
+"""SIGKILL of any daemon at the steps of each life-cycle call, on real parts. Afterwards statuses are true, the bystander
+VM is unaffected, the repeated call finishes the work, and removal leaves nothing.
 
-A first call counts the steps of all daemons: they are whatever the code calls. A run with `--all` kills at each of them,
-before and after the step has its effect; another one at one point of each row (`kill_points.py`).
+A first call counts the steps of all daemons. A run with `--all` kills at each of them, before and after the step has its
+effect; other runs kill at one point of each row (`kill_points.py`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MATRIX += [(name, "shares") for name in ("CreateContainer", "StartContainer", "S
 
 @dataclass(frozen=True)
 class Point:
-    """Before or after which step of a call."""
+    """A point before or after a step of a call."""
 
     number: int
     when: str
@@ -69,7 +69,7 @@ class Point:
 
 
 def points_of(node: MortalNode, name: str, daemon: str) -> list[Point]:
-    """In the order in which the call comes by them. What one call has counted serves all rows with it on this node."""
+    """The points in the order of the call. The count of one call serves all its rows on this node."""
     if name not in node.steps:
         node.steps[name] = counted(node, CALLS[name])
     steps = node.steps[name][daemon]
@@ -138,7 +138,7 @@ def attempt(call: Call, work: Work) -> grpc.RpcError | None:
 
 
 def attempt_again(call: Call, work: Work, where: str) -> None:
-    """kubelet repeats every few seconds; at most thrice here."""
+    """Repeats the call as kubelet does every few seconds, here at most three times."""
     for _ in range(2):
         error = attempt(call, work)
         if error is None:

@@ -1,4 +1,4 @@
-"""The choice of kill points: repeatable, another one with each commit, and none is left out for ever."""
+"""The choice of kill points is repeatable, differs with each commit, and leaves out none for ever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def killed_at(*, unreached: frozenset[int] = frozenset(), every: bool = False) -> list[int]:
-    """Where a run kills."""
+    """The points at which a run kills."""
     tried: list[int] = []
 
     def kill(point: int) -> bool:

@@ -1,6 +1,7 @@
-"""virtshim on a libvirtd that dies, on real parts: nothing is lost, no VM notices, and virtshim connects again by itself.
+"""virtshim with a libvirtd that dies, on real parts: nothing is lost, no VM is affected, and virtshim reconnects by
+itself.
 
-As in the kill matrix, a first call counts what the daemon asks of libvirt; `--all` takes each of these points.
+As in the kill matrix, a first call counts the daemon's calls to libvirt; `--all` takes each of these points.
 """
 
 from __future__ import annotations

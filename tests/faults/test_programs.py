@@ -1,5 +1,5 @@
-"""Programs that fail, die, hang or talk nonsense: qemu-img and CNI plugins. The call says so, nothing half-made stays, nobody
-else notices, and the repeated call works once the program does."""
+"""qemu-img and CNI plugins that fail, die, hang or print garbage: the call says so, nothing half-made stays, nothing
+else is affected, and the repeated call works once the program does."""
 
 from __future__ import annotations
 
@@ -151,5 +151,5 @@ def test_a_network_that_cannot_be_released_is_kept_and_retried_for_ever(mortal: 
 
 
 def plugin(node: MortalNode, script: str):
-    """In place of the bridge plugin."""
+    """Replaces the bridge plugin."""
     return node.program(node.plugins, "bridge", script.replace("{real}", f"{CNI_PLUGINS}/bridge"))

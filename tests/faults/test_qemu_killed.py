@@ -1,5 +1,5 @@
-"""SIGKILL of a pod's QEMU at the steps of each call that has one, on real parts. The call may fail or succeed; what is told
-afterwards is true, repeated calls finish the work, and after removal nothing is left.
+"""SIGKILL of a pod's QEMU at the steps of each call that has one, on real parts. The call may fail or succeed.
+Afterwards the status is true, repeated calls finish the work, and removal leaves nothing.
 
 As in the kill matrix, `--all` takes each point, before and after a step; other runs take one of each call.
 """
@@ -23,7 +23,7 @@ _TRUE_CODES = {128, 137}
 
 
 def points_with_a_qemu(node: MortalNode, name: str) -> list[Point]:
-    """A start has one from `start` on, the other calls until `destroy`."""
+    """The points at which a QEMU runs: in a start from `start` on, in other calls until `destroy`."""
     points = points_of(node, name, "virtshim")
     steps = [(point.when, point.step) for point in points]
     if name == "StartContainer":
@@ -45,7 +45,7 @@ def test_a_qemu_killed_at_any_step_is_reported_correctly(mortal: MortalNode, nam
 
 
 def struck_and_true(node: MortalNode, name: str, point: Point) -> bool:
-    """Whether there was a QEMU to kill."""
+    """Kills and checks the status; returns whether there was a QEMU to kill."""
     call, where = CALLS[name], f"QEMU {point}"
     assert node.bystander is not None
     spared = node.bystander.pids

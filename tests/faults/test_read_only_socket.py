@@ -21,7 +21,7 @@ LOCAL_USER = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups
 
 @contextlib.contextmanager
 def libvirtd(settings: str) -> Iterator[OwnLibvirtd]:
-    """With one VM."""
+    """A libvirtd with one VM."""
     if why := missing():
         pytest.skip(why)
     made = OwnLibvirtd(settings=settings)

@@ -1,5 +1,5 @@
-"""The node was restarted: no process, namespace or run directory is left, and the kernel has another boot id. Records, disks
-and images are there, and kubelet starts over with what it is told."""
+"""After a reboot: no process, namespace or run directory is left, and the kernel has another boot id. Records, disks and
+images exist, and kubelet starts over."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOON = 20.0
 
 
 def reboot(node: MortalNode, sandboxes: list[str], boot: str) -> None:
-    """All that a power cut takes, of this node: another one may stand beside it."""
+    """Removes everything of this node that a power cut takes; another node may stand beside it."""
     for name in ("virtshim", "tapmanager", "shares"):
         node.kill(name)
     for pid in node.qemu_pids():
@@ -102,7 +102,7 @@ def pod_disks(node: MortalNode) -> list[Path]:
 
 
 class recorded_dels:  # noqa: N801  a context manager
-    """What the bridge plugin is asked for, and what it is given."""
+    """The bridge plugin's calls and their input."""
 
     def __init__(self, node: MortalNode) -> None:
         self.file = Path(f"{node.directory}.dels")

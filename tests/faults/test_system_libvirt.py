@@ -1,5 +1,5 @@
-"""VMs on the system's libvirt, configured as Debian installs it: each has a user, mounts and limits of its own, keeps them when
-daemons are started again, and leaves nothing. What one that its guest took over can reach there: tests/hostile/qemu."""
+"""VMs on the system's libvirt, configured as Debian installs it: each has its own user, mounts and limits, keeps them
+when daemons restart, and leaves nothing. tests/hostile/qemu tests what a taken-over QEMU can reach there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LIBVIRTS_OWN = re.compile(r"/(libvirtd|driver|qemu/autostarted|virtlogd)[^/]*$|^
 
 
 class OlderNode(LibvirtdNode):
-    """With a pod of a version whose VMs were all of one user: its disk is the pod's."""
+    """A node with a pod of a version whose VMs shared one user, which owns the pod's disk."""
 
     older: Work
     older_pids: frozenset[int]
@@ -53,14 +53,14 @@ class OlderNode(LibvirtdNode):
 
 
 class Guest:
-    """A VM that has booted."""
+    """A booted VM."""
 
     def __init__(self, node: LibvirtdNode, pod: str, container: str, pid: int) -> None:
         self.node, self.pod, self.container, self.pid = node, pod, container, pid
         self.files = Path(node.directory, "state/containers", container)
 
     def status(self) -> dict[str, str]:
-        """Of its process."""
+        """A field of the process's status."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return {name: " ".join(rest.split()) for name, _, rest in (line.partition(":") for line in lines)}
 
@@ -69,7 +69,7 @@ class Guest:
         return int(self.status()["Uid"].split()[0])
 
     def libvirts_own(self) -> Path:
-        """The directory with its monitor's socket."""
+        """The directory of its monitor's socket."""
         state = Path(self.node.libvirtd.root, "var/lib/libvirt/qemu")
         return next(state.glob(f"domain-*-virtshim-{self.container[:11]}"))
 
@@ -81,7 +81,7 @@ class Guest:
 
 @pytest.fixture(scope="module")
 def node(guest_image: Path) -> Iterator[OlderNode]:
-    """Whose first VM was made before VMs had users of their own."""
+    """The node, whose first VM dates from before VMs had their own users."""
     if why := missing():
         pytest.skip(why)
     before = Snapshot.take()
@@ -105,7 +105,7 @@ def node(guest_image: Path) -> Iterator[OlderNode]:
 
 @pytest.fixture(scope="module")
 def guest(node: LibvirtdNode) -> Iterator[Guest]:
-    """One that has booted, with a user of its own."""
+    """A booted VM with its own user."""
     with node.client() as cri:
         config = pod_config("jailed", f"{node.directory}/logs/jailed")
         before = node.qemu_pids()
@@ -161,7 +161,7 @@ def test_a_vm_keeps_running_and_takes_commands_after_a_daemon_is_killed(guest: G
 
 
 def test_a_console_log_is_complete_if_its_raw_log_is_rotated(guest: Guest) -> None:
-    """By virtlogd, in these tests each 64 KiB."""
+    """virtlogd rotates the log, in these tests each 64 KiB."""
     with guest.node.client() as cri:
         log = cri.status(guest.container).log_path
     guest.says("sh", "-c", f"dmesg -n 1; (echo; seq 100001 {100000 + LINES}) > /dev/console")
@@ -189,7 +189,7 @@ def test_a_stopped_and_removed_vm_leaves_nothing(node: LibvirtdNode) -> None:
 
 
 def files(node: LibvirtdNode) -> set[str]:
-    """And links and processes: the node's, and libvirt's."""
+    """The files, links and processes of the node and of libvirt."""
     root = node.libvirtd.root
     found = {str(path).removeprefix(root) for place in PLACES for path in Path(root + place).rglob("*")}
     return node.left() | {path for path in found if not LIBVIRTS_OWN.search(path)}
@@ -236,7 +236,7 @@ def test_virtiofsd_writes_into_the_huge_pages_of_a_vm_with_volumes(node: Libvirt
 def test_the_next_vm_of_a_pod_of_an_earlier_version_has_its_own_user(
     node: OlderNode,
 ) -> None:
-    """On the same disk, which was the common user's."""
+    """The next VM uses the same disk, which the shared user owned."""
     common = pwd.getpwnam("libvirt-qemu").pw_uid
     disks = Path(node.directory, "state/pods")
     with node.client() as cri:

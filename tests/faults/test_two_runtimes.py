@@ -1,4 +1,5 @@
-"""Containers of the distribution's containerd and runc beside VMs on one node, by `virtshim proxy`; each of the three dies."""
+"""Containers of the distribution's containerd and runc beside VMs on one node, by `virtshim proxy`; each of the three
+programs is killed."""
 
 import contextlib
 import os
@@ -57,7 +58,7 @@ class Both:
         self.wait_until_served()
 
     def wait_until_served(self) -> None:
-        """By the proxy, and by both runtimes behind it."""
+        """Waits until the proxy and both runtimes serve."""
 
         def both() -> bool:
             try:
@@ -75,7 +76,7 @@ class Both:
         self.proxy.wait(LIMIT)
 
     def run(self, name: str, handler: str, image: str, *command: str) -> tuple[str, str]:
-        """Pod and container; it runs."""
+        """Creates a pod and starts its container."""
         config = pod_config(name, f"{self.directory}/logs/{name}")
         pod = self.cri.run_pod(config, handler)
         wanted = container_config(self.pull(image, config), 128 << 20, name=name)
@@ -85,7 +86,7 @@ class Both:
         return pod, container
 
     def pull(self, image: str, config: pb.PodSandboxConfig) -> str:
-        """As kubelet: only what is not there, for its pod, without saying the handler again."""
+        """Pulls as kubelet does: only a missing image, for its pod, without repeating the handler."""
         found = self.cri.images.ImageStatus(pb.ImageStatusRequest(image=pb.ImageSpec(image=image)), timeout=LIMIT)
         if found.image.id:
             return found.image.id
@@ -96,7 +97,7 @@ class Both:
         return self.cri.pod_ip(pod)
 
     def check_pair(self) -> None:
-        """Both pods are what they were, by every way to them."""
+        """Checks that both pods are unchanged by every path to them."""
         assert {self.container_pod, self.vm_pod} <= {pod.id for pod in self.cri.pods()}
         for container in (self.container, self.vm):
             status = self.cri.status(container)
@@ -173,7 +174,7 @@ def test_logs_of_both_runtimes_are_where_kubelet_looks_for_them(both: Both) -> N
 
 @pytest.mark.parametrize(("kind", "shell"), [("container", ["/busybox", "sh"]), ("vm", ["sh"])])
 def test_exec_streams_on_either_runtime(both: Both, kind: str, shell: list[str]) -> None:
-    """Over SPDY, as kubelet and crictl do, by the URL that the runtime gave: its own streaming server's."""
+    """Streams over SPDY as kubelet and crictl do, to the URL of the runtime's own streaming server."""
     command = [*shell, "-c", "read line; echo got $line; exit 7"]
     request = pb.ExecRequest(container_id=getattr(both, kind), cmd=command, stdin=True, stdout=True)
     client = spdy(both.cri.runtime.Exec(request, timeout=LIMIT).url)

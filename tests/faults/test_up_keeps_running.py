@@ -1,4 +1,4 @@
-"""`virtshim up` and the ends of its daemons: real kills, a daemon that cannot come up any more, Ctrl-C in a pause."""
+"""`virtshim up` when its daemons end: real kills, a daemon that never comes up, Ctrl-C during a pause."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""SIGKILL of the virtiofsd of a pod's VM at the steps of each call that has one, on real parts: it is told as the container's
-trouble, the container's restart makes it good, and after removal nothing is left.
+"""SIGKILL of the virtiofsd of a pod's VM at the steps of each call that has one, on real parts: it is reported as the
+container's trouble, the container's restart recovers, and removal leaves nothing.
 
 As in the kill matrix, `--all` takes each point, before and after a step; other runs take one of each call.
 """
@@ -41,7 +41,7 @@ def test_a_virtiofsd_killed_at_any_step_is_reported_and_a_restart_recovers(
 
 
 def struck_and_true(node: MortalNode, name: str, point: Point) -> bool:
-    """Whether there was one to kill."""
+    """Kills and checks the status; returns whether there was a virtiofsd to kill."""
     call, where = CALLS[name], f"virtiofsd {point}"
     with working(node, *call.prepare) as work:
         with node.armed("virtshim", point.number, point.when, "virtiofsd"):
@@ -63,7 +63,7 @@ def struck_and_true(node: MortalNode, name: str, point: Point) -> bool:
 
 
 def told(work: Work, where: str) -> None:
-    """Of one that runs, or that QEMU has ended with it."""
+    """The trouble of a container that runs, or whose QEMU ended too."""
 
     def says_so() -> bool:
         status = work.cri.status(work.container)

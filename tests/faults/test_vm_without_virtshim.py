@@ -1,5 +1,5 @@
-"""virtshim is away, tapmanager was restarted, and somebody has libvirt start a pod's VM again: it gets no network from that, and
-the pod loses none."""
+"""While virtshim is stopped and after a restart of tapmanager, libvirt starts a pod's VM again: that VM gets no network,
+and the pod keeps its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pod on its way through its life, driven as kubelet drives it."""
+"""One pod, driven through its life as kubelet does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _numbers = itertools.count(1)
 
 @dataclass
 class Work:
-    """One pod on its way, with what was learned so far; `image` is the null guest's."""
+    """One pod and the ids that it has so far; `image` is the null guest."""
 
     node: MortalNode
     cri: PodClient
@@ -55,7 +55,7 @@ class Work:
         self.node.containers.add(self.container)
 
     def create_on_volume(self) -> None:
-        """Its root disk is the node's block volume."""
+        """Creates the container with the node's block volume as root disk."""
         config = container_config(self.image, 64 << 20, attempt=self.attempt)
         config.devices.add(host_path=self.node.root_volume, container_path="/", permissions="mrw")
         self.container = self.cri.create(self.pod, config, self.config)
@@ -65,7 +65,7 @@ class Work:
             volume.write(bytes(1 << 20))  # so much is looked at
 
     def _texts(self) -> str:
-        """A configMap of the pod's, as kubelet has written it."""
+        """A configMap of the pod, as kubelet writes it."""
         if self.texts is None:
             self.texts = WrittenVolume(Path(self.node.volume), self.config.metadata.uid, "configmap", "texts")
             self.texts.write({"text": b"hello"})
@@ -88,7 +88,7 @@ class Work:
         self.cri.stop_pod(self.pod)
 
     def remove_pod(self) -> None:
-        """Every attempt of it, as kubelet's garbage collection does."""
+        """Removes every attempt of the pod, as kubelet's garbage collection does."""
         for pod in self.cri.pods():
             if pod.metadata.uid == self.config.metadata.uid:
                 self.cri.remove_pod(pod.id)
@@ -104,14 +104,14 @@ class Work:
         return self.cri.images.ImageStatus(request, timeout=10).HasField("image")
 
     def is_image_removed(self) -> bool:
-        """With its disk: the bystander's is left."""
+        """Whether the image and its disk are gone; the bystander's stays."""
         return not self.is_pulled() and len(self.node.image_files()) == 1
 
     def is_created(self) -> bool:
         return self.cri.status(self.container).state == pb.CONTAINER_CREATED
 
     def is_on_volume(self) -> bool:
-        """Whether the volume's header is there, and the image behind it."""
+        """Whether the volume has its header and then the image."""
         with open(self.node.root_volume, "rb") as volume:
             head = volume.read(512 + 512)
         return self.is_created() and head.startswith(b"\x26\x3d\xbe\x52") and head.endswith(b"\x55\xaa")
@@ -134,7 +134,7 @@ class Work:
 
 @contextlib.contextmanager
 def working(node: MortalNode, *prepare: Callable[[Work], None]) -> Iterator[Work]:
-    """A pod after those calls; afterwards it is removed, and nothing is left of it."""
+    """A pod after those calls; it is removed afterwards, and nothing is left of it."""
     with node.client() as cri:
         forget_image(cri, f"{node.image_url}/null.qcow2")
         before = node.left()

@@ -1,4 +1,4 @@
-"""Much data through a guest, both ways, unchanged, and in memory that does not grow with it. `--all`: a GiB."""
+"""Much data passes through a guest both ways, unchanged, and does not grow the daemon's memory. `--all`: a GiB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`virtshim dashboard` before a node with a real VM, as a browser asks it; the page itself is in ../test_dashboard.py."""
+"""`virtshim dashboard` on a node with a real VM, with requests as a browser sends them; ../test_dashboard.py tests the
+page."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 @pytest.fixture
 def login(vm: Vm) -> Iterator[SplitResult]:
-    """The address that it prints."""
+    """The login address that the dashboard prints."""
     command = [*VIRTSHIM, "dashboard", "--socket", vm.node.socket, "--port", "0"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -33,7 +34,7 @@ def login(vm: Vm) -> Iterator[SplitResult]:
 
 
 class Browser:
-    """Sends the headers that a browser sends. Names below `localhost` are looked up by browsers themselves."""
+    """Sends the headers that a browser sends. Browsers resolve names below `localhost` themselves."""
 
     def __init__(self, session: aiohttp.ClientSession, login: SplitResult) -> None:
         self._session = session
@@ -43,7 +44,7 @@ class Browser:
         self._login = f"{self._at}{login.path}?{login.query}"
 
     async def log_in(self) -> int:
-        """The status."""
+        """Logs in; returns the HTTP status."""
         async with self._session.get(self._login, headers=self._headers, allow_redirects=False) as answer:
             if cookie := answer.headers.get("Set-Cookie"):
                 self._headers["Cookie"] = cookie.partition(";")[0]

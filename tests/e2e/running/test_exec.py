@@ -71,7 +71,7 @@ def test_a_daemon_started_by_a_command_keeps_running_and_does_not_block_the_call
 
 
 def test_fifty_commands_run_at_the_same_time(vm: Vm):
-    """A hundred ports, of which the VM started with twelve. None ends before all have begun."""
+    """The commands need a hundred ports, and the VM started with twelve. No command ends before all have begun."""
     assert vm.sh("mkdir /run/met && mkfifo /run/gate")[0] == 0
     script = ": >/run/met/$0; cat /run/gate; echo $0; echo e$0 >&2; exit $0"
     with concurrent.futures.ThreadPoolExecutor(50) as pool:
@@ -84,7 +84,7 @@ def test_fifty_commands_run_at_the_same_time(vm: Vm):
 
 
 def streamed(vm: Vm, *words: str, **wanted: bool) -> tuple[SpdyClient, dict[str, int]]:
-    """As `kubectl exec` does it: a URL, then streams over SPDY; `error` is the one that tells the end."""
+    """Runs a command as `kubectl exec` does: a URL, then streams over SPDY. The stream `error` reports the end."""
     url = vm.cri.runtime.Exec(pb.ExecRequest(container_id=vm.container, cmd=words, **wanted), timeout=20).url
     client = spdy(url)
     names = ["error", *(name for name in ("stdin", "stdout", "stderr") if wanted.get(name))]

@@ -1,4 +1,4 @@
-"""`kubectl virt` with a real VM: its kubectl's streams are those of the node's streaming server."""
+"""`kubectl virt` with a real VM; the fake kubectl uses the node's streaming server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def on_the_console(environment: dict[str, str]) -> None:
 
 
 def reaches_the_ssh_server(environment: dict[str, str]) -> None:
-    """As ssh does by its ProxyCommand."""
+    """Connects as ssh does with its ProxyCommand."""
     with subprocess.Popen(
         [PLUGIN, "stdio", NAME, "22"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

@@ -1,4 +1,4 @@
-"""A CRI client asks for a pod and a container and gets a booted virtual machine, as it was asked for."""
+"""A CRI client creates a pod and a container and gets a booted virtual machine with the requested properties."""
 
 from __future__ import annotations
 

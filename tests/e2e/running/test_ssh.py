@@ -1,4 +1,4 @@
-"""A login with ssh that the node arranges, and what the pod says of names."""
+"""An ssh login that the node arranges, and the guest's name resolution."""
 
 from __future__ import annotations
 

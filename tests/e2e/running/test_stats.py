@@ -1,4 +1,4 @@
-"""A real VM's numbers follow what it does."""
+"""The statistics of a real VM follow its activity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Port-forward and attach into a real VM: by a client of our own, and by crictl where it is installed."""
+"""Port-forward and attach to a real VM: by our own client, and by crictl if it is installed."""
 
 from __future__ import annotations
 
