@@ -1,4 +1,4 @@
-"""An API server over TLS that knows the token `secret`, and its own certificate as a client's."""
+"""An API server over TLS that accepts the token `secret`, and its own certificate as a client certificate."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Api:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Not on standard error."""
+                """Logs nothing to standard error."""
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.certificate, self.key)

@@ -1,4 +1,4 @@
-"""A call on a thread of its own."""
+"""A call on its own thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fakes.journal import WAIT_LIMIT
 
 
 class Background:
-    """Runs at once. `done` waits for its end and gives its result, or raises what it raised."""
+    """Starts at once. `done` waits for the end and returns the result, or raises the call's exception."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._result: object = None

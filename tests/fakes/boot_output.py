@@ -1,4 +1,4 @@
-"""What consoles show of their guests' boot, as a test says."""
+"""The consoles' output during the guests' boot, chosen by the test."""
 
 from __future__ import annotations
 

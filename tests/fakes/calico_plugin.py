@@ -1,5 +1,5 @@
-"""A CNI plugin that sets a pod up as Calico does: addresses of a host's length, gateways that are in no subnet, and a veth whose
-other end answers for them. A program: no import of ours.
+"""A CNI plugin that sets a pod up as Calico does: host-length addresses, gateways in no subnet, and a veth whose other
+end answers ARP for them. A program: it imports nothing of ours.
 
     {"type": "calico", "addresses": ["10.90.20.2/32", "fd00:90:20::2/128"]}
 """

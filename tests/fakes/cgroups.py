@@ -29,7 +29,7 @@ class FakeVmCgroups:
         self.armed.add(group.sandbox)
 
     def half_make(self, group: VmCgroup, timeout: float) -> None:
-        """It is there, without limits."""
+        """Creates the cgroup without limits."""
         self.cgroups.setdefault(
             vm_cgroup_path(group.cgroup_parent, group.container), dataclasses.replace(group, limits=CgroupLimits())
         )

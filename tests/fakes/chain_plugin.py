@@ -1,5 +1,5 @@
-"""A CNI plugin that is a chain of others, for meta plugins that take one a network: each is given the result of the one before
-it, and at DEL the last is the first. A program: no import of ours.
+"""A CNI plugin that runs a chain of others, for meta plugins that take one plugin per network: each gets the previous
+result, and DEL runs in reverse order. A program: it imports nothing of ours.
 
     {"type": "chain", "plugins": [{"type": "bridge", ...}, {"type": "sbr"}], "name": ..., "ipam": of the first}
 """
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def run(conf: Document, plugin: Document) -> bytes:
-    """What it prints."""
+    """Runs one plugin; returns its output."""
     folders = os.environ["CNI_PATH"].split(":")
     path = next(path for folder in folders if os.path.exists(path := os.path.join(folder, plugin["type"])))
     given = {"cniVersion": conf["cniVersion"], "name": conf["name"], **plugin}

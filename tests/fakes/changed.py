@@ -1,4 +1,4 @@
-"""Records as tests want them, past what the domain's own transitions allow."""
+"""Records with arbitrary changes, beyond the domain's own transitions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OF_SPEC = {field.name for field in dataclasses.fields(ContainerSpec)}
 
 
 def changed(container: Container, **fields: Any) -> Container:
-    """With these fields of its spec or its status."""
+    """The record with these fields of its spec or status changed."""
     spec = {name: value for name, value in fields.items() if name in _OF_SPEC}
     status = {name: value for name, value in fields.items() if name not in _OF_SPEC}
     return Container(dataclasses.replace(container.spec, **spec), dataclasses.replace(container.status, **status))

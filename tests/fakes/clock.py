@@ -1,4 +1,4 @@
-"""A clock that goes only when a test, or somebody who waits, moves it."""
+"""A clock that advances only when a test or a waiter moves it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ START_NS = 1_800_000_000_000_000_000
 
 
 class FakeClock:
-    """Implements `virtshim.system.clock.Clock`. Waiting costs no time: the clock jumps to the end of the wait, or to the first of
-    what `at` has planned. With `held`, it stands still until `advance` is called, for tests with several threads."""
+    """Implements `virtshim.system.clock.Clock`. Waiting takes no real time: the clock jumps to the end of the wait, or
+    to the first action planned with `at`. With `held`, it stands still until `advance` is called, for tests with
+    several threads."""
 
     def __init__(self) -> None:
         self.held = False
@@ -29,11 +30,11 @@ class FakeClock:
         return self._seconds
 
     def set_back(self, seconds: float) -> None:
-        """Somebody corrects the wall clock."""
+        """Sets the wall clock back."""
         self._skew_ns -= int(seconds * 1_000_000_000)
 
     def at(self, seconds: float, do: Callable[[], object]) -> None:
-        """Plans something for so many seconds from now."""
+        """Plans an action in so many seconds."""
         self._planned.append((self._seconds + seconds, do))
 
     def advance(self, seconds: float) -> None:
@@ -59,7 +60,7 @@ class FakeClock:
         return event.is_set()
 
     def until_waiting(self, count: int = 1) -> None:
-        """Returns when so many threads wait on the held clock."""
+        """Waits until so many threads wait on the held clock."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self._waiting) >= count, WAIT_LIMIT), "nobody waits"
 

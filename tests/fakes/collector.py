@@ -70,7 +70,7 @@ class Collector:
         return True
 
     def spans(self) -> list[Span]:
-        """All that have come so far."""
+        """All spans received so far."""
         found = []
         for resource in self._written.read_text().split("ResourceSpans #")[1:]:
             service = re.search(r"service\.name: Str\((.*)\)", resource)

@@ -24,7 +24,7 @@ class FakeConsoles:
         self._open: dict[ContainerId, list[str]] = {}  # as descriptors are: a log that is renamed stays open
 
     def say(self, container: ContainerId, line: str) -> None:
-        """The guest writes to its console, whether or not anybody follows."""
+        """The guest writes to its console, whether or not anybody follows it."""
         self._said.setdefault(container, []).append(line)
         self._catch_up(container)
         self._on_news(container)
@@ -59,7 +59,7 @@ class FakeConsoles:
         self._on_news = callback
 
     def forget(self) -> None:
-        """The process that followed is gone."""
+        """Forgets the process that followed the consoles."""
         self.following.clear()
         self._open.clear()
 

@@ -1,4 +1,4 @@
-"""The real server on a real Unix socket, over fakes; and a client as kubelet is one."""
+"""The real server on a real Unix socket, over fakes, and a client that behaves as kubelet."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ def container(name: str = "vm", attempt: int = 0, **changes: Any) -> pb.Containe
 
 @contextlib.contextmanager
 def refused(code: grpc.StatusCode, says: str = ".") -> Iterator[list[str]]:
-    """The call inside fails with that code, and its message matches. Yields a list that then holds the message."""
+    """Asserts that the call inside fails with that code and a matching message. Yields a list that then holds the
+    message."""
     message: list[str] = []
     with pytest.raises(grpc.RpcError) as error:
         yield message
@@ -145,7 +146,7 @@ def refused(code: grpc.StatusCode, says: str = ".") -> Iterator[list[str]]:
 def served(
     directory: Path, outside: Outside | None = None, *, cri: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[World, Client, str]]:
-    """A daemon that has recovered and serves. The socket lies in a short path: its address holds 107 bytes."""
+    """A daemon that has recovered and serves. The socket has a short path, because an address holds 107 bytes."""
     short = tempfile.mkdtemp(prefix="cri-")
     outside = outside or Outside()
     outside.vms.by_itself = True

@@ -1,6 +1,6 @@
-"""A node as the dashboard sees one: CRI and Admin on a Unix socket, a streaming server, and whatever pods a test wants.
+"""A node as the dashboard sees one: CRI and Admin on a Unix socket, a streaming server, and any pods.
 
-As a program (`python -m fakes.dashboard_node SOCKET PODS`) it is a node to look at.
+As a program (`python -m fakes.dashboard_node SOCKET PODS`) it serves a demonstration node.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ else:
 
 @dataclass
 class FakePod:
-    """A pod with one VM, whose counters grow with each look."""
+    """A pod with one VM, whose counters grow with each reading."""
 
     status: pb.PodSandboxStatus
     vm: pb.ContainerStatus | None
@@ -56,7 +56,7 @@ class FakePod:
 
 
 class DashboardNode(_Runtime, _Admin, _Operator):
-    """`with DashboardNode(socket) as node`. What it says on a console is `node.greeting`; what was typed is `node.typed`."""
+    """`with DashboardNode(socket) as node`. Its consoles print `node.greeting`; input is collected in `node.typed`."""
 
     def __init__(self, socket: str) -> None:
         self.socket = socket
@@ -98,7 +98,7 @@ class DashboardNode(_Runtime, _Admin, _Operator):
         self._server.start()
 
     def stop(self) -> None:
-        """As virtshim is stopped: its pods run on."""
+        """Stops as virtshim does: its pods keep running."""
         if self._server:
             for listener in list(self._listeners):
                 listener.put(None)
@@ -163,7 +163,7 @@ class DashboardNode(_Runtime, _Admin, _Operator):
         self._streaming.disconnect()
 
     def consoles(self) -> int:
-        """How many are attached."""
+        """The number of attached clients."""
         return len(self._streaming._open)
 
     # --- CRI
@@ -299,7 +299,7 @@ def _metric(name: str, value: int) -> pb.Metric:
 
 
 class _Streaming:
-    """The streaming server: each console says the greeting, then what was typed, after "typed: "."""
+    """The streaming server: each console prints the greeting, then the input after "typed: "."""
 
     def __init__(self, node: DashboardNode) -> None:
         self._node = node
@@ -317,7 +317,7 @@ class _Streaming:
         self._thread.join(30)
 
     def disconnect(self) -> None:
-        """All connections, without a word."""
+        """Drops all connections without a closing message."""
 
         def cut() -> None:
             for one in list(self._open):
@@ -371,7 +371,7 @@ class _Streaming:
 
 
 def startup_of(began: float) -> list[dict[str, Any]]:
-    """Phases as virtshim tells them: name, whether of the VM, when it began, how long it took."""
+    """Phases as virtshim reports them: name, whether of the VM, begin, duration."""
     told = [
         ("sandbox", False, 0, 0.168), ("network", False, 0.002, 0.16), ("create", True, 0.18, 0.042), ("disk", True, 0.18, 0.01),
         ("seed", True, 0.195, 0.006), ("define", True, 0.202, 0.011), ("start", True, 0.23, 0.15), ("libvirt", True, 0.236, 0.14),

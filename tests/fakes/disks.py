@@ -1,4 +1,4 @@
-"""Root disks and cloud-init seeds in memory: one directory a container."""
+"""Root disks and cloud-init seeds in memory: one directory per container."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class FakeRootDisks:
         return frozenset(self.directories)
 
     def use(self, container: ContainerId, pod_disk: str = "") -> DiskUsage | None:
-        """A mebibyte a file."""
+        """The space in use; each file takes a mebibyte."""
         files = self.directories.get(container)
         if files is None:
             return None
@@ -135,7 +135,7 @@ class FakeKernelFiles:
 
 
 class FakeContainersRoom:
-    """Implements `virtshim.disks.ports.ContainersRoom`. A mebibyte a file."""
+    """Implements `virtshim.disks.ports.ContainersRoom`. Each file takes a mebibyte."""
 
     def __init__(self, disks: FakeRootDisks) -> None:
         self._disks = disks

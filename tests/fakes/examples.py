@@ -1,4 +1,4 @@
-"""How many examples hypothesis tries of a test that costs seconds. They are others each time, so a third is a fair sample."""
+"""The number of examples of hypothesis for a slow test. Examples differ from run to run, so a third is a fair sample."""
 
 from __future__ import annotations
 

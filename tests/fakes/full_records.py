@@ -1,4 +1,4 @@
-"""One record of each kind with every field set, and the text in them as nasty as callers may send it."""
+"""One record of each kind with every field set, and with text as nasty as callers may send."""
 
 from __future__ import annotations
 

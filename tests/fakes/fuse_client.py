@@ -1,5 +1,5 @@
-"""A guest's side of virtiofs without a guest: it speaks vhost-user to a share daemon as QEMU does, and FUSE as a guest's kernel
-does, or worse. Whatever root in a guest can put into its queues, this can.
+"""A guest's side of virtiofs without a guest: it speaks vhost-user to a share daemon as QEMU does, and FUSE as a guest's
+kernel does, or worse. It can put into the queues whatever root in a guest can.
 
     with FuseClient(path) as client:
         node, mode = client.lookup(ROOT, "0")
@@ -61,7 +61,7 @@ class Entry:
 
 
 class FuseClient:
-    """`call` gives an answer's bytes, or raises OSError with the number that the daemon answers."""
+    """`call` returns the answer's bytes, or raises OSError with the daemon's errno."""
 
     def __init__(self, path: str, patience: float = 30.0) -> None:
         self._patience = patience
@@ -162,7 +162,7 @@ class FuseClient:
     # --- vhost-user
 
     def raw(self, request: bytes, *, room: int = 1 << 16, waits: bool = True, queue: int = 1) -> bytes:
-        """The bytes as they are, in one descriptor; and the answer's, in another one. Raises Gone."""
+        """Sends the bytes unchanged in one descriptor; the answer arrives in another one. Raises Gone."""
         self._memory[_REQUEST : _REQUEST + len(request)] = request
         self._memory[_ANSWER : _ANSWER + _OUT.size] = bytes(_OUT.size)
         chain = [(_PHYSICAL + _REQUEST, len(request), _NEXT if waits else 0, 1)]
@@ -172,7 +172,7 @@ class FuseClient:
         return bytes(self._memory[_ANSWER : _ANSWER + used]) if waits else b""
 
     def chain(self, descriptors: list[tuple[int, int, int, int]], queue: int = 1) -> int:
-        """Gives the daemon this chain: address, length, flags, next of each. Returns how much of it was written to."""
+        """Passes the daemon this chain: address, length, flags, next of each. Returns how many bytes the daemon wrote."""
         base = queue * _OF_A_QUEUE
         for at, one in enumerate(descriptors):
             struct.pack_into("<QIHH", self._memory, base + _DESCRIPTORS + 16 * at, *one)

@@ -1,5 +1,5 @@
-"""A guest without a VM: its agent answers on a socket and runs commands on this machine, its serial ports are FIFOs
-behind sockets. Closing the host's end of a port is the end of input inside, as with virtio."""
+"""A guest without a VM: its agent answers on a socket and runs commands on this machine, and its serial ports are FIFOs
+behind sockets. As with virtio, closing the host's end of a port ends the input inside."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Listener:
 
 
 class _Port(Listener):
-    """Inside it is a FIFO, new for each command. It is opened one way only: `goes_in` or `goes_out`."""
+    """The guest's side is a new FIFO for each command. It is opened one way only: `goes_in` or `goes_out`."""
 
     def __init__(self, path: Path, device: Path) -> None:
         self._device = device
@@ -88,7 +88,7 @@ class _Port(Listener):
                     return
 
     def goes_out(self) -> None:
-        """The guest is about to write."""
+        """Announces that the guest is about to write."""
         connected = self._fifo()
         end = os.open(self._device, os.O_RDONLY | os.O_NONBLOCK)
         threading.Thread(target=self._out, args=(end, connected), daemon=True).start()
@@ -103,7 +103,7 @@ class _Port(Listener):
         return self._connected.get(timeout=10)
 
     def _out(self, end: int, connected: socket.socket) -> None:
-        """Bytes that nobody may read any more are thrown away."""
+        """Forwards output; discards bytes that nobody may read any more."""
         with open(end, "rb", buffering=0) as fifo, contextlib.suppress(OSError):
             while not self._closed and connected.fileno() >= 0:
                 data = fifo.read(65536)
@@ -223,7 +223,7 @@ class HostGuest:
                 return {"error": {"class": "CommandNotFound", "desc": f"The command {name} has not been found"}}
 
     def _set_time(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Without an argument from the clock chip."""
+        """Sets the time; without an argument from the clock chip."""
         if "time" in arguments and not self.may_set_time:
             words = "Failed to set time to guest: Operation not permitted"
             return {"error": {"class": "GenericError", "desc": words}}
@@ -299,17 +299,17 @@ class HostGuest:
         return {"return": {"exited": True, **({"exitcode": code} if code >= 0 else {"signal": -code})}}
 
     def restart_agent(self) -> None:
-        """It knows nothing of the commands it started."""
+        """Restarts the agent, which forgets its commands."""
         self._lost.update(self._children)
         self._children.clear()
         self._files.clear()
 
     def ports(self) -> int:
-        """How many it has."""
+        """The number of ports."""
         return len(self._ports)
 
     def running(self) -> int:
-        """Children that the agent has not yet reported the end of."""
+        """Children whose end the agent has not yet reported."""
         return len(self._children)
 
     def close(self) -> None:
@@ -323,7 +323,7 @@ class HostGuest:
             pass
 
     def _kill_daemons(self) -> bool:
-        """What the commands left running ends with its machine. True if there was anything."""
+        """Kills what the commands left running, as the machine's end does. True if there was anything."""
         mark, found = f"{_OWNER}={self._name}".encode(), False
         for environ in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):

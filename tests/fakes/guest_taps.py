@@ -1,4 +1,5 @@
-"""Two guests on tapmanager's server of leases and advertisements, one of them hostile; pairs of sockets stand for the taps."""
+"""Two guests, one of them hostile, on tapmanager's server for leases and router advertisements; socket pairs replace the
+taps."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tapmanager.dhcp.server import DhcpServer
 
 
 class Tap:
-    """The server's end, a packet socket to it, and the guest's."""
+    """The server's end of the tap, a packet socket to it, and the guest's end."""
 
     def __init__(self, ethertype: int) -> None:
         self._ethertype = ethertype
@@ -43,7 +44,7 @@ class TwoGuests:
     other: Tap
 
     def answers_before(self, request: bytes, is_answer: Callable[[bytes], bool]) -> list[bytes]:
-        """All that the hostile guest was sent before the answer to a last, right request of its own."""
+        """All frames that the hostile guest received before the answer to a final valid request."""
         seen: list[bytes] = []
         self.hostile.guest.send(request)
         while True:
@@ -52,20 +53,20 @@ class TwoGuests:
                 return seen[:-1]
 
     def flood(self, frame: bytes) -> None:
-        """As much of it as goes."""
+        """Sends as many of the frames as possible."""
         self.hostile.guest.setblocking(False)
         for _ in range(1000):
             with contextlib.suppress(BlockingIOError):
                 self.hostile.guest.send(frame)
 
     def is_read(self) -> bool:
-        """Whether frames of both guests are, at the moment."""
+        """Whether the server currently reads frames of both guests."""
         return not self.dhcp.flooded()
 
 
 @contextlib.contextmanager
 def two_guests(ethertype: int, nic: Callable[[Tap], GuestNic]) -> Iterator[tuple[DhcpServer, Tap, Tap]]:
-    """`nic`: what is served on a tap."""
+    """`nic`: the configuration that is served on a tap."""
     dhcp = DhcpServer()
     taps = Tap(ethertype), Tap(ethertype)
     dhcp.start()

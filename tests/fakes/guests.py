@@ -1,4 +1,4 @@
-"""Guests whose commands do what a test says."""
+"""Guests whose commands the test scripts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FakeGuests:
         self._told = threading.Condition()
 
     def tell(self, at: int, progress: EntrypointProgress) -> None:
-        """What is answered to those who have read up to piece `at` of stdout."""
+        """Sets the answer for callers that have read up to piece `at` of stdout."""
         with self._told:
             self._progress[at] = progress
             self._told.notify_all()
@@ -66,7 +66,7 @@ class FakeGuests:
         self.begun.setdefault(container, []).append(command)
 
     def progress(self, container: ContainerId, read_to: OutputPosition) -> EntrypointProgress:
-        """Does not let a caller spin whose clock costs no time."""
+        """Returns the progress; prevents a caller with a free-running clock from spinning."""
         self._reach()
         with self._told:
             self._told.wait_for(lambda: read_to.out.piece in self._progress, 0.02)
@@ -86,7 +86,7 @@ class FakeGuests:
     def signal_entrypoint(
         self, container: ContainerId, number: int, timeout: float, cancelled: threading.Event
     ) -> bool:
-        """The command runs for as long as `still_there` says so, whatever it is told."""
+        """Records the signal; the command runs for as long as `still_there` says so."""
         self._reach()
         if cancelled.is_set():
             raise Aborted("the caller gave up")

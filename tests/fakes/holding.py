@@ -1,4 +1,4 @@
-"""How much an object holds, whatever it calls the parts of itself."""
+"""How much memory an object holds, independent of its attribute names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NOT_ITS_OWN = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctio
 
 
 def bytes_held(thing: object) -> int:
-    """In all strings and bytes that are reached from it, in characters or bytes."""
+    """Counts the characters and bytes of all strings and bytes that are reachable from it."""
     total, seen, rest = 0, set(), [thing]
     while rest:
         one: Any = rest.pop()

@@ -1,4 +1,4 @@
-"""A guest's side of the agent's channel and of the ports for commands, played by a test: it says what it likes."""
+"""A guest's side of the agent's channel and of the command ports, scripted by a test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IN_A_SOCKET = 256 << 10
 
 
 def waits_to_be_read(connected: socket.socket) -> bool:
-    """Something of what was sent; without it, what is sent next is read by itself."""
+    """Waits until something was read, so that the next bytes are read separately."""
     return array("i", fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, bytes(4)))[0] > 0
 
 
@@ -64,14 +64,14 @@ class HostileAgent(Listener):
 
 
 def in_step(request: dict[str, Any]) -> bytes:
-    """The right answer to a request to start anew, b"" for any other request."""
+    """The right answer to a synchronisation request, b"" for any other request."""
     if request["execute"] != "guest-sync-delimited":
         return b""
     return b"\xff" + json.dumps({"return": request["arguments"]["id"]}).encode() + b"\n"
 
 
 def says(*pieces: bytes) -> Script:
-    """Whatever it is asked: this, and then it hangs up."""
+    """Answers any request with this, then hangs up."""
 
     def script(agent: HostileAgent, connected: socket.socket) -> None:
         next(agent.asked(connected))
@@ -82,7 +82,7 @@ def says(*pieces: bytes) -> Script:
 
 
 def answers(*pieces: bytes) -> Script:
-    """It comes into step, and answers every command so."""
+    """Synchronises, then gives this answer to every command."""
 
     def script(agent: HostileAgent, connected: socket.socket) -> None:
         for request in agent.asked(connected):
@@ -93,7 +93,7 @@ def answers(*pieces: bytes) -> Script:
 
 
 def answers_byte_by_byte(answer: bytes) -> Script:
-    """It comes into step, and each byte of its answers takes a read."""
+    """Synchronises, then gives this answer to every command."""
 
     def script(agent: HostileAgent, connected: socket.socket) -> None:
         for request in agent.asked(connected):
@@ -120,7 +120,7 @@ def silent(token: bytes) -> list[bytes]:
 
 
 class HostilePort(Listener):
-    """Says what it is told to, once somebody is connected."""
+    """Sends the given bytes once a client is connected."""
 
     def __init__(self, path: Path) -> None:
         self.said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -150,8 +150,9 @@ class HostilePort(Listener):
 
 
 class HostileVm:
-    """An agent that starts commands as it should, and whose ports then say what `out` and `err` give for the session's token;
-    None in it hangs up. With `gone` it says that the command has ended; with `ends` each command has when it was started."""
+    """An agent that starts commands correctly, and whose ports then send what `out` and `err` give for the session's
+    token; None in it hangs up. With `gone` it reports that the command has ended; with `ends` each command ends as
+    soon as it is started."""
 
     def __init__(self, directory: Path, ports: int = 6) -> None:
         self.out: Callable[[bytes], Iterable[bytes | None]] = silent
@@ -181,7 +182,7 @@ class HostileVm:
         return {"pid": 1}
 
     def speaks_byte_by_byte(self) -> None:
-        """On its ports: each byte takes a read."""
+        """Sends each byte on its ports separately."""
         for port in self.ports.values():
             port.byte_by_byte = True
 

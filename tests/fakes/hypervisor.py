@@ -22,7 +22,7 @@ _WAIT_LIMIT = 30.0
 
 @dataclass
 class FakeDomain:
-    """`spec` is None for a foreign domain. `boots` counts starts. `plugged`: the host's devices that it has while it runs."""
+    """`spec` is None for a foreign domain. `boots` counts starts. `plugged`: the host devices of the running VM."""
 
     name: str
     spec: VmSpec | None
@@ -201,7 +201,7 @@ class FakeHypervisor:
         return self.owned_now()
 
     def owned_now(self) -> Sequence[OwnedDomain]:
-        """Also when libvirt cannot be reached: the VMs are there."""
+        """The owned VMs, even when libvirt cannot be reached."""
         with self._lock:
             return [
                 OwnedDomain(found, d.name, d.spec.container_id, d.spec.sandbox_id, d.state)
@@ -259,36 +259,36 @@ class FakeHypervisor:
     # what happens without us
 
     def crash(self, domain: uuid.UUID) -> None:
-        """QEMU dies."""
+        """Makes QEMU die."""
         self._end(domain, OffReason.CRASHED)
 
     def panic(self, domain: uuid.UUID) -> None:
-        """The guest's kernel gives up; QEMU stays."""
+        """Makes the guest's kernel panic; QEMU stays."""
         self._change(domain, PowerState(Power.CRASHED))
 
     def halt(self, domain: uuid.UUID, why: PauseReason = PauseReason.IO_ERROR) -> None:
-        """It stands still, and not because of us. IO_ERROR: the node's disk is full."""
+        """Pauses the VM from outside. IO_ERROR: the node's disk is full."""
         if why is PauseReason.IO_ERROR:
             self.full.add(domain)
         self._change(domain, PowerState(Power.PAUSED, pause=why))
 
     def add_foreign(self, domain: uuid.UUID, name: str) -> None:
-        """Somebody else's running VM."""
+        """Adds a running VM of somebody else."""
         self.domains[domain] = FakeDomain(name, None, PowerState(Power.RUNNING))
 
     def reboot_host(self) -> None:
-        """All VMs are off, nobody remembers why; definitions stay."""
+        """Reboots the host: all VMs are off without a known reason; definitions stay."""
         for there in self.domains.values():
             there.state = PowerState(Power.OFF)
 
     def forget(self) -> None:
-        """The process that watched is gone; the VMs are not."""
+        """Forgets the process that watched; the VMs stay."""
         with self._lock:
             self._waiters.clear()
             self._callbacks.clear()
 
     def settle(self) -> None:
-        """Returns when all callbacks so far have been made."""
+        """Waits until all callbacks so far have run."""
         if self._worker is not None:
             done = threading.Event()
             self._events.put(done)

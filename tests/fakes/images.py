@@ -29,7 +29,7 @@ TREE_BYTES = 7
 
 @dataclass(frozen=True)
 class Published:
-    """What a source serves under one name. `password` "" lets everybody in."""
+    """An image that a source serves under one name. `password` "" lets everybody in."""
 
     content: bytes
     password: str = ""
@@ -52,7 +52,7 @@ class Published:
 
     @property
     def id(self) -> ImageId:
-        """Of a plain disk the disk's digest, as its manifest's is."""
+        """The image id: for a plain disk its digest, otherwise the manifest's."""
         if self.config == ImageConfig():
             return ImageId(self.digest.value)
         return ImageId(_sha256(self.content + repr(self.config).encode()))
@@ -100,7 +100,7 @@ class FakeImageFiles:
         return image.digest
 
     def publish_files(self, name: str, *directories: str, has_disk: bool = False) -> ImageDigest:
-        """An image that is a volume, and a VM's too if it has a disk. Gives its files' digest."""
+        """Publishes an image for volumes, and for VMs too if it has a disk. Returns its files' digest."""
         content = f"{name} {directories}".encode()
         image = Published(content, config=ImageConfig(user="7"), directories=("", *directories), has_disk=has_disk)
         self.published[ImageName.parse(name).tagged] = image

@@ -1,7 +1,7 @@
-"""The services' calls to the outside, recorded one by one; and failures injected into them.
+"""Records the services' external calls one by one and injects failures.
 
-A fake is a plain in-memory class. `watched` stands before it: it writes each call down, and at the test's word fails it,
-delays it, or lets the whole process die at it.
+A fake is a plain in-memory class. `watched` wraps it: it records each call and, if the test says so, fails it, delays
+it, or lets the whole process die at it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ WAIT_LIMIT = 30.0
 
 
 class Crash(BaseException):
-    """The process dies here. Nobody catches it, and what still runs reaches nothing outside any more."""
+    """The process dies here. Nobody catches this, and code that still runs reaches nothing outside any more."""
 
 
 _tell = threading.excepthook
 
 
 def _tell_unless_dead(end: threading.ExceptHookArgs) -> None:
-    """The threads of a process that dies end without a word."""
+    """Threads of a dead process end silently."""
     if not issubclass(end.exc_type, Crash):
         _tell(end)
 
@@ -37,7 +37,7 @@ threading.excepthook = _tell_unless_dead
 
 
 class When(enum.Enum):
-    """Where in a call the process dies: before it has any effect, half-way, or with the effect there and the answer lost."""
+    """Where in a call the process dies: before its effect, half-way, or after its effect with the answer lost."""
 
     BEFORE = "before"
     HALF = "half"
@@ -46,7 +46,7 @@ class When(enum.Enum):
 
 @dataclass
 class Gate:
-    """Holds a call up. `reached` is set when the call is there; it goes on after `open`."""
+    """Blocks a call. `reached` is set when the call arrives; it continues after `open`."""
 
     reached: threading.Event = field(default_factory=threading.Event)
     opened: threading.Event = field(default_factory=threading.Event)
@@ -66,7 +66,7 @@ class _Trouble:
 
 
 class Journal:
-    """One for a whole world, so that its calls are in order."""
+    """One journal for a whole world, so that its calls are in order."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -82,11 +82,11 @@ class Journal:
         self._dead = False
 
     def fail(self, name: str, error: Exception, *, times: int = 1, after: bool = False) -> None:
-        """The next `times` calls of that name raise; with `after` only when they have had their effect."""
+        """The next `times` calls of that name raise; with `after` only after their effect."""
         self._troubles.setdefault(name, []).append(_Trouble(error, times, after))
 
     def forget(self) -> None:
-        """The calls so far."""
+        """Forgets the calls so far."""
         self.calls.clear()
         self.divisible.clear()
 
@@ -103,7 +103,7 @@ class Journal:
         self._crash_at, self._crash_when = len(self.calls) + at, when
 
     def revive(self) -> None:
-        """A new process: no trouble, no memory of calls."""
+        """Starts a new process without failures or recorded calls."""
         with self._lock:
             self.forget()
             self._crash_at, self._dead = 0, False
@@ -153,8 +153,8 @@ class Journal:
 
 
 def watched(name: str, target: T, journal: Journal, silent: Collection[str] = ()) -> T:
-    """`target`, whose calls go to the journal as `name.method`. `silent` methods do not count: they read memory, or only
-    register something. A fake's `half_method` is what `method` leaves when the process dies in it."""
+    """`target`, with its calls recorded as `name.method`. `silent` methods do not count: they read memory, or only
+    register something. A fake's `half_method` leaves the state of a `method` in which the process died."""
     return cast("T", _Watched(name, target, journal, silent))  # it has all that its target has
 
 

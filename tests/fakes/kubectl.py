@@ -1,7 +1,7 @@
-"""A kubectl that plays what it was told, and writes down how it was called. Run as a program by `FakeKubectl`.
+"""A scripted kubectl that records how it was called. `FakeKubectl` runs it as a program.
 
-A plan is a JSON list of [regular expression, answer]; the first that matches the words counts. An answer has `out`, `err`,
-`code`, or `does`: `terminal` (an attach: says what it gets, in hex), `ports` (a port-forward: greets and echoes connections).
+A plan is a JSON list of [regular expression, answer]; the first match counts. An answer has `out`, `err`, `code`, or
+`does`: `terminal` (an attach: prints its input in hex) or `ports` (a port-forward: greets and echoes).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FakeKubectl:
         path.chmod(0o755)
 
     def plan(self, **answers: object) -> None:
-        """Words of the call (its spaces are `_`, any others between them may come) -> the answer."""
+        """Maps the words of a call to an answer. Spaces in the words are `_`; other words may come between."""
         rules = [(name.replace("_", ".* "), answer) for name, answer in answers.items()]
         self.rules(*rules)
 
@@ -44,7 +44,7 @@ class FakeKubectl:
 
     @property
     def forwards(self) -> bool:
-        """Whether its port-forward still runs."""
+        """Whether its port-forward runs."""
         return Path("/proc", (self.directory / "forwarding").read_text()).exists()
 
     @property
@@ -71,7 +71,7 @@ def _play(directory: str, words: list[str]) -> int:
 
 
 def _terminal() -> None:
-    """Ends at ctrl-d."""
+    """A terminal that ends at ctrl-d."""
     if os.isatty(0):
         size = os.get_terminal_size(0)
         os.write(1, f"size {size.columns}x{size.lines}\r\n".encode())

@@ -29,8 +29,8 @@ class Kubelet:
         self.image = image
 
     def start(self) -> set[str]:
-        """A kubelet that starts, until its device manager knows what runs: the ids of running containers. An error ends
-        kubelet, and its service manager starts it again."""
+        """Starts kubelet until its device manager knows what runs: the ids of running containers. An error ends kubelet,
+        and its service manager restarts it."""
         self.runtime.Version(pb.VersionRequest(), timeout=_SECONDS)
         self.image.ImageFsInfo(pb.ImageFsInfoRequest(), timeout=_SECONDS)
         try:
@@ -45,8 +45,8 @@ class Kubelet:
         return {one.id for one in listed if one.state == pb.CONTAINER_RUNNING and one.pod_sandbox_id in pods}
 
     def images_in_use(self) -> set[str]:
-        """What garbage collection leaves alone: the ids of images. Since 1.35 it asks for each container's mounts; an error
-        ends the collection on the whole node."""
+        """The ids of images that garbage collection keeps. Since 1.35 it asks for each container's mounts; an error ends
+        the collection on the whole node."""
         images = {one.id for one in self.image.ListImages(pb.ListImagesRequest(), timeout=_SECONDS).images}
         self.runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=_SECONDS)
         request = pb.ListContainersRequest(filter=pb.ContainerFilter())
@@ -61,7 +61,7 @@ class Kubelet:
 
 @dataclass
 class KubeletPod:
-    """A pod of the API server, or with `source="file"` a static one. `config` is what the sandbox gets."""
+    """A pod of the API server, or with `source="file"` a static one. `config` is the sandbox's config."""
 
     kubelet: Kubelet
     name: str
@@ -81,7 +81,7 @@ class KubeletPod:
         self.see()
 
     def see(self) -> None:
-        """As a kubelet that was started again does."""
+        """Sees the pod as a restarted kubelet does."""
         self.annotations[_SEEN] = f"2026-11-22T19:41:16.{next(_ids):09}Z"
 
     @property
@@ -98,7 +98,7 @@ class KubeletPod:
         )  # fmt: skip
 
     def run(self) -> str:
-        """Its sandbox, which kubelet asks for its address at once."""
+        """Starts the sandbox; kubelet asks for its address at once."""
         request = pb.RunPodSandboxRequest(config=self.config, runtime_handler=self.handler)
         self.sandbox = self.kubelet.runtime.RunPodSandbox(request, timeout=_SECONDS).pod_sandbox_id
         status = pb.PodSandboxStatusRequest(pod_sandbox_id=self.sandbox)
@@ -106,7 +106,8 @@ class KubeletPod:
         return self.sandbox
 
     def ensure_image(self, image: str, *, always: bool = False) -> str:
-        """An id. `always`: imagePullPolicy, otherwise IfNotPresent. Pulled images are asked for once more, for their size."""
+        """Pulls the image if needed; returns its id. `always`: imagePullPolicy Always, otherwise IfNotPresent. kubelet
+        queries a pulled image once more for its size."""
         spec = pb.ImageSpec(image=image, annotations=self.annotations)
         if not always:
             found = self.kubelet.image.ImageStatus(pb.ImageStatusRequest(image=spec), timeout=_SECONDS)
@@ -120,8 +121,8 @@ class KubeletPod:
     def start(
         self, name: str, image: str, *, command: Sequence[str] = (), target: str = "", volumes: Sequence[str] = ()
     ) -> str:
-        """A container, and its id. `target`: that whose processes an ephemeral container sees. `volumes`: images, which kubelet
-        sees to before any container."""
+        """Starts a container; returns its id. `target`: the container whose processes an ephemeral container sees.
+        `volumes`: images, which kubelet ensures before any container."""
         mounts = [
             pb.Mount(
                 container_path=f"/volume-{number}", readonly=True, image=pb.ImageSpec(image=self.ensure_image(one))

@@ -1,7 +1,7 @@
-"""What kubelet asks of a runtime for the pod of a manifest: its mounts, devices and variables among it.
+"""kubelet's requests for the pod of a manifest, with its mounts, devices and variables.
 
-The rules are those of its `kubelet_pods.go` and `kuberuntime_container.go`. A CRI proxy has taken `virtlet.cloud/` off the
-names of images.
+The rules are those of its `kubelet_pods.go` and `kuberuntime_container.go`. A CRI proxy has removed `virtlet.cloud/`
+from the image names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PodOfManifest:
 
 
 def pod_of(documents: Sequence[Any], log_directory: str) -> PodOfManifest:
-    """Of a Pod, or the first one of a Deployment or StatefulSet, with one container."""
+    """The pod of a manifest: a Pod, or the first one of a Deployment or StatefulSet, with one container."""
     objects = {(one["kind"], one["metadata"]["name"]): one for one in documents}
     (owner,) = [one for (kind, _), one in objects.items() if kind in ("Pod", "Deployment", "StatefulSet")]
     name = (
@@ -84,7 +84,7 @@ def pod_of(documents: Sequence[Any], log_directory: str) -> PodOfManifest:
 
 
 def _directory(uid: str, volume: Mapping[str, Any], objects: Mapping[tuple[str, str], Any]) -> str:
-    """Where kubelet has mounted it."""
+    """The directory at which kubelet has mounted it."""
     volumes = f"{PODS}/{uid}/volumes"
     if "flexVolume" in volume:
         return f"{volumes}/{volume['flexVolume']['driver'].replace('/', '~')}/{volume['name']}"

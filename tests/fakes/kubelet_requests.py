@@ -1,4 +1,5 @@
-"""What kubelet 1.36 sends about the resources of a pod with one container, and makes of them in the pod's own cgroup.
+"""The resource requests that kubelet 1.36 sends for a pod with one container, and the values that it writes to the pod's
+own cgroup.
 
 The rules are those of its `kuberuntime_container_linux.go`, `kuberuntime_sandbox_linux.go`, `kuberuntime_manager.go`
 (doPodResizeAction) and `cm/helpers_linux.go`.
@@ -56,7 +57,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """What kubelet writes into the pod's own cgroup; None: nothing."""
+    """The values that kubelet writes to the pod's own cgroup; None: nothing."""
 
     shares: int
     quota: int | None
@@ -72,7 +73,7 @@ def quota(milli: int) -> int:
 
 
 def _linux(cpu: int | None, cpu_limit: int, memory_limit: int, asked: Asked) -> pb.LinuxContainerResources:
-    """`cpu` None: there is no request."""
+    """Linux resources. `cpu` None: there is no request."""
     made = pb.LinuxContainerResources(
         cpu_shares=shares(cpu_limit if cpu is None else cpu), memory_limit_in_bytes=memory_limit
     )
@@ -83,7 +84,7 @@ def _linux(cpu: int | None, cpu_limit: int, memory_limit: int, asked: Asked) -> 
 
 
 def sandbox_linux(asked: Asked, cgroup_parent: str = "") -> pb.LinuxPodSandboxConfig:
-    """Of RunPodSandbox."""
+    """The resources in RunPodSandbox."""
     return pb.LinuxPodSandboxConfig(
         cgroup_parent=cgroup_parent,
         resources=_linux(asked.cpu or None, asked.cpu_limit, asked.memory_limit, asked),
@@ -99,7 +100,7 @@ def _overhead(asked: Asked) -> pb.LinuxContainerResources:
 
 
 def container_linux(asked: Asked) -> pb.LinuxContainerResources:
-    """Of CreateContainer."""
+    """The resources in CreateContainer."""
     made = update_linux(asked, has_request=asked.cpu > 0)
     for limit in made.hugepage_limits:
         limit.limit = asked.hugepages.get(limit.page_size, 0)
@@ -108,7 +109,8 @@ def container_linux(asked: Asked) -> pb.LinuxContainerResources:
 
 
 def update_linux(asked: Asked, *, has_request: bool = True) -> pb.LinuxContainerResources:
-    """Of UpdateContainerResources: it knows CPU and memory alone, so all huge pages are 0 and no cpuset is given."""
+    """The resources in UpdateContainerResources, which has CPU and memory only: all huge pages are 0 and there is no
+    cpuset."""
     made = _linux(asked.cpu if has_request else None, asked.cpu_limit, asked.memory_limit, asked)
     made.oom_score_adj = {
         Qos.GUARANTEED: -997,
@@ -120,12 +122,12 @@ def update_linux(asked: Asked, *, has_request: bool = True) -> pb.LinuxContainer
 
 
 def cpuset_linux(cpus: str) -> pb.LinuxContainerResources:
-    """Of UpdateContainerResources, as the CPU manager sends it."""
+    """The resources in UpdateContainerResources from the CPU manager."""
     return pb.LinuxContainerResources(cpuset_cpus=cpus)
 
 
 def pod_group(asked: Asked) -> PodGroup:
-    """The overhead is in the sums; it is a limit where there is one."""
+    """The pod's values. The sums include the overhead, which is a limit if there are limits."""
     if asked.qos is Qos.BEST_EFFORT:
         return PodGroup(shares(0), None, None)
     cpu = asked.cpu_limit and asked.cpu_limit + asked.overhead_cpu
@@ -137,9 +139,9 @@ def pod_group(asked: Asked) -> PodGroup:
 def resize_steps(
     before: Asked, after: Asked, no_memory_limit: int = NO_MEMORY_LIMIT_V2
 ) -> list[pb.UpdatePodSandboxResourcesRequest | pb.UpdateContainerResourcesRequest]:
-    """A resize in place, in order and without ids: memory, then CPU; where limits grow the pod comes first, where they shrink
-    its container. What the pod has now is read of its cgroup, so that no limit comes as -1, or as a very large number, less
-    the overhead."""
+    """The steps of an in-place resize, in order and without ids: memory, then CPU. If limits grow the pod comes first,
+    if they shrink its container. kubelet reads the pod's current values from its cgroup, so "no limit" arrives as -1,
+    or as a very large number, minus the overhead."""
     steps: list[pb.UpdatePodSandboxResourcesRequest | pb.UpdateContainerResourcesRequest] = []
     was, to = pod_group(before), pod_group(after)
     memory = no_memory_limit if was.memory is None else was.memory

@@ -1,4 +1,4 @@
-"""kubelet's volumes, as a test says that they are."""
+"""kubelet's volumes, scripted by a test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FakeKubeletVolumes:
         self._changed: set[str] = set()
 
     def write(self, host: str, files: Mapping[str, bytes], version: str = "1") -> None:
-        """As kubelet does: a new directory, and the swap of `..data`."""
+        """Writes as kubelet does: a new directory, then the swap of `..data`."""
         data = f"..2026_11_22_{version}"
         entries = [Entry("", EntryKind.DIRECTORY, 0o1777, 0, 0), Entry(data, EntryKind.DIRECTORY, 0o755, 0, 0)]
         entries.append(Entry("..data", EntryKind.LINK, 0o777, 0, 0, target=data))
@@ -34,7 +34,7 @@ class FakeKubeletVolumes:
         self._changed.add(host)
 
     def put(self, host: str, content: bytes) -> None:
-        """A file in its place, as kubelet writes /etc/hosts."""
+        """Writes a file in place, as kubelet writes /etc/hosts."""
         self.volumes[host] = (Entry("", EntryKind.FILE, 0o644, 0, 0, content=content),)
         self._changed.add(host)
 

@@ -1,4 +1,4 @@
-"""A volume on disk as kubelet writes it: what it holds lies in a directory of its own, and `..data` is swapped last."""
+"""A volume on disk as kubelet writes it: the files are in a directory of their own, and `..data` is swapped last."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WrittenVolume:
         self._versions = itertools.count(1)
 
     def write(self, files: Mapping[str, bytes], mode: int = 0o644, group: int = 0) -> None:
-        """All of what it holds from now on. Names may have directories."""
+        """Replaces the volume's contents. Names may contain directories."""
         data = self.path / f"..2026_11_22_10_00_00.{next(self._versions):09}"
         data.mkdir(mode=0o755)
         for name, content in files.items():

@@ -1,4 +1,4 @@
-"""The calls that change a pod, each with what it needs and what it leads to; and the steps that each takes outside."""
+"""The calls that change a pod, with their preconditions and results, and the external steps of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True)
 class Call:
-    """`request` makes what the call needs and gives its message; `after` is the `picture` when it is through."""
+    """`request` makes the preconditions and returns the message; `after` is the `picture` after the call."""
 
     request: Callable[[Client, str], Any]
     after: str
@@ -61,7 +61,7 @@ def picture(client: Client, name: str) -> str:
 
 
 def steps_of(world: World, client: Client, rpc: str) -> list[str]:
-    """The calls to the outside that it makes, each once, from a run of it: a new step is there by itself."""
+    """The external calls that it makes, each once, taken from a run; a new step is included automatically."""
     request = CALLS[rpc].request(client, new_name())
     world.journal.calls.clear()
     getattr(client, rpc)(request)
@@ -72,7 +72,7 @@ def steps_of(world: World, client: Client, rpc: str) -> list[str]:
 
 
 def again(client: Client, rpc: str, request: Any) -> None:
-    """As kubelet, which takes a container that runs already for started."""
+    """Repeats as kubelet, which treats a running container as started."""
     try:
         getattr(client, rpc)(request)
     except grpc.RpcError as error:

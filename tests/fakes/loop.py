@@ -1,4 +1,4 @@
-"""Block devices of files, where the machine can have them."""
+"""Loop devices, if the machine can have them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 
 def no_loop_devices() -> dict[str, Any]:
-    """For pytest's skipif."""
+    """The reason for pytest's skipif."""
     is_there = os.geteuid() == 0 and os.path.exists("/dev/loop-control")
     return {"condition": not is_there, "reason": "NOT TO BE HAD HERE: no loop devices, or no root"}
 
 
 @contextlib.contextmanager
 def loop_device(file: Path) -> Iterator[Path]:
-    """Detached at once: the kernel lets it go with whoever has it open last, so that none outlives a test that is killed."""
+    """A loop device that is detached at once: the kernel frees it with its last user, so none outlives a killed test."""
     device = _attached(file)
     held = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -29,7 +29,7 @@ def loop_device(file: Path) -> Iterator[Path]:
 
 
 def _attached(file: Path) -> Path:
-    """Tests beside this one may take the device that was free a moment ago, so a few are tried."""
+    """Tries several devices, because concurrent tests may take one that was free a moment ago."""
     said = ""
     for _ in range(10):
         done = subprocess.run(

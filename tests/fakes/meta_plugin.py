@@ -1,10 +1,11 @@
-"""A CNI plugin that runs others, as Multus does: each delegate of its configuration in the same namespace, the first one's result
-returned, and a record of each in libcni's form below `cniDir`. A program: no import of ours.
+"""A CNI plugin that runs others, as Multus does: it runs each delegate of its configuration in the same namespace,
+returns the first result, and keeps a record of each in libcni's form below `cniDir`. A program: it imports nothing of
+ours.
 
     {"type": "meta", "cniDir": "/var/lib/x", "delegates": [{"name": ..., "type": ..., "interface": "net1"?}, ...]}
 
-A delegate's `selection` is what the pod's annotation k8s.v1.cni.cncf.io/networks says of it, which Multus reads from the API
-server: `mac` and `ips` reach the delegate as arguments, and as capabilities where it declares them.
+A delegate's `selection` is what the pod's annotation k8s.v1.cni.cncf.io/networks says of it, which Multus reads from the
+API server: `mac` and `ips` reach the delegate as arguments, and as capabilities if it declares them.
 """
 
 import base64
@@ -70,14 +71,14 @@ def deleted(conf: Document, delegate: Document, name: str) -> str:
 
 
 def record_of(conf: Document, delegate: Document, name: str) -> Path | None:
-    """None: it keeps none."""
+    """The path of the record; None if it keeps none."""
     if "cniDir" not in conf:
         return None
     return Path(conf["cniDir"]) / "results" / f"{delegate['name']}-{os.environ['CNI_CONTAINERID']}-{name}"
 
 
 def run(conf: Document, delegate: Document, name: str) -> "subprocess.CompletedProcess[bytes]":
-    """One plugin of the delegate's, who must find its interface at DEL as it left it."""
+    """Runs one plugin of the delegate, which must find its interface unchanged at DEL."""
     folders = os.environ["CNI_PATH"].split(":")
     path = next(path for folder in folders if os.path.exists(path := os.path.join(folder, delegate["type"])))
     selected: Document = delegate.get("selection", {})

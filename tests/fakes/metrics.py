@@ -1,4 +1,4 @@
-"""A Prometheus that asks once."""
+"""A Prometheus that scrapes once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def asked(path: str, target: str = "/metrics", method: str = "GET", **headers: str) -> tuple[int, str, str]:
-    """Status, content type and body."""
+    """Scrapes; returns status, content type and body."""
     with contextlib.closing(_UnixConnection(path)) as connection:
         connection.request(method, target, headers=headers)
         answer = connection.getresponse()

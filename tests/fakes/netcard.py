@@ -1,4 +1,4 @@
-"""A network card with virtual functions, of our own making: a PCI bus with its drivers, and what netlink says of the card."""
+"""A fake network card with virtual functions: a PCI bus with its drivers, and the card's netlink interface."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class FakeNetCard(FakePciBus):
             self.add_virtual(PF, number, address, "iavf")
 
     def give(self, number: int, **settings: Any) -> None:
-        """Somebody else sets something."""
+        """Another program changes a setting."""
         self.settings[number] = dataclasses.replace(self.settings[number], **settings)
 
     def fail(self, at: int) -> None:
-        """That one of the coming things that can fail does, counted from 1; 0 for none."""
+        """Makes one of the next fallible operations fail, counted from 1; 0 for none."""
         self._fails_in = at
 
     def _step(self) -> None:

@@ -82,7 +82,7 @@ class FakePodNetworks:
         self.ran = [*self.ran, PluginRuns(command, f"plugin-{len(self.ran)}", int(failed), 0.1, ((math.inf, 1),))]
 
     def half_attach(self, request: AttachRequest, timeout: float) -> None:
-        """The namespace and an address are there, the rest is not."""
+        """Leaves a half-made network: the namespace and an address exist, the rest does not."""
         taken = set(self.leases.values())
         self.leases[request.sandbox] = next(address for address in _FREE if address not in taken)
         self.networks[request.sandbox] = None
@@ -103,7 +103,7 @@ class FakePodNetworks:
         return dataclasses.replace(found[-1], attempt=0) if found and self.networks.get(sandbox) else None
 
     def counters(self, timeout: float) -> Mapping[SandboxId, Sequence[InterfaceUsage]]:
-        """What a test put into `counted`, else a little traffic on each NIC."""
+        """The values of `counted`, otherwise a little traffic on each NIC."""
         self._reach()
         return {
             sandbox: self.counted.get(sandbox) or [usage(nic.name) for nic in network.interfaces]
@@ -123,6 +123,6 @@ class FakePodNetworks:
             raise Unavailable("tapmanager cannot be reached")
 
     def lose(self) -> None:
-        """What a reboot does to namespaces."""
+        """Removes the namespaces as a reboot does."""
         self.networks.clear()
         self.leases.clear()

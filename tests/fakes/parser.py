@@ -1,4 +1,4 @@
-"""The parser of images on a thread of the tests' own process."""
+"""The image parser on a thread of the test process."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PIPE_BYTES = 1 << 20
 
 
 class ParserThread:
-    """Implements `virtshim.images.confinement.Parser` by the same code as the confined child, whose start takes longer than most
-    images of tests. Nothing confines it: `user` and bounds are no matter."""
+    """Implements `virtshim.images.confinement.Parser` with the code of the confined child, whose start takes longer than
+    most test images. Nothing confines it: `user` and limits have no effect."""
 
     def __init__(self, user: Account) -> None:
         self.user = user

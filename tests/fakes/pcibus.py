@@ -1,4 +1,4 @@
-"""A PCI bus in a directory that looks like sysfs, with a kernel behind it: what is written there has its effect."""
+"""A PCI bus in a directory like sysfs, with a fake kernel that acts on writes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FakePciBus:
         return device
 
     def add_virtual(self, physical: str, number: int, address: str, driver: str) -> None:
-        """A VF of that card."""
+        """Adds a VF of that card."""
         device, owner = self.add(address, driver), self.bus / "devices" / physical
         os.symlink(owner, device / "physfn")
         os.symlink(device, owner / f"virtfn{number}")
@@ -59,7 +59,7 @@ class FakePciBus:
     # --- the kernel
 
     def write(self, path: str, text: str) -> None:
-        """What the kernel does with a write."""
+        """Acts on a write as the kernel does."""
         relative = os.path.relpath(path, self.bus)
         self.written.append((relative, text))
         name = os.path.basename(path)

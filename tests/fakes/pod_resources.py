@@ -26,7 +26,7 @@ class FakePodResources(podresources_pb2_grpc.PodResourcesListerServicer):
     def grant(
         self, namespace: str, pod: str, container: str, *devices: tuple[str, Sequence[str]], pod_uid: str = ""
     ) -> None:
-        """(resource, ids) each; the same resource twice is on two NUMA nodes."""
+        """Grants (resource, ids) pairs; the same resource twice is on two NUMA nodes."""
         kept = self.pods.setdefault((namespace, pod, pod_uid), pb.PodResources(namespace=namespace, name=pod))
         rows = [pb.ContainerDevices(resource_name=name, device_ids=ids) for name, ids in devices]
         for there in kept.containers:
@@ -64,7 +64,7 @@ class FakePodResources(podresources_pb2_grpc.PodResourcesListerServicer):
 
 @contextlib.contextmanager
 def serving(kubelet: FakePodResources, socket: str) -> Iterator[None]:
-    """Until the block ends; the socket is gone then."""
+    """Serves until the block ends, then removes the socket."""
     pool = ThreadPoolExecutor(2)
     server = grpc.server(pool)
     podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(kubelet, server)

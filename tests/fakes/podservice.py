@@ -1,4 +1,4 @@
-"""A service that a pod offers, and a port where it has none."""
+"""A service of a pod, and a port without a service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that hang: SIGSTOP makes them."""
+"""Hung processes, made by SIGSTOP."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from podclient import wait_until
 
 
 def hang(pid: int) -> None:
-    """Returns when no thread of the process runs any more.
+    """Stops the process; returns when none of its threads runs.
 
-    `kill` returns earlier: one thread takes the signal when it gets the processor, and only then stops the others, which answer
-    calls until then.
+    `kill` returns earlier: one thread takes the signal when it gets the processor, and only then stops the others, which
+    answer calls until then.
     """
     os.kill(pid, signal.SIGSTOP)
     tasks = Path(f"/proc/{pid}/task")

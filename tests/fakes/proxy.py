@@ -1,4 +1,4 @@
-"""`virtshim proxy` as a program, before fake runtimes."""
+"""`virtshim proxy` as a program, in front of fake runtimes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Proxy:
         self.stop()
 
     def start(self) -> None:
-        """Returns when it is ready; AssertionError with its log if it ends instead."""
+        """Starts it; returns when it is ready, or raises AssertionError with its log if it ends."""
         process = self.launch()
         assert self.is_ready(process), self.log.read_text()
 
@@ -75,7 +75,7 @@ class Proxy:
         return self.process
 
     def is_ready(self, process: subprocess.Popen[bytes]) -> bool:
-        """Waits; False if it ended instead."""
+        """Waits until it is ready; False if it ended."""
         self._ready.settimeout(0.1)
         with self._ready:
             for _ in range(600):
@@ -88,13 +88,13 @@ class Proxy:
         return False
 
     def stop(self, how: int = signal.SIGTERM) -> int:
-        """Its exit code."""
+        """Stops it; returns its exit code."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(how)
         return self.process.wait(60)
 
     def events(self) -> list[dict[str, object]]:
-        """What it has logged."""
+        """The events that it has logged."""
         lines = self.log.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]

@@ -1,5 +1,5 @@
-"""Texts that make a backtracking search slow. For each repetition in a pattern: what leads to it, then very much of what it
-repeats, then something that no pattern expects."""
+"""Texts that make a backtracking search slow. For each repetition in a pattern: its prefix, very many repeated pieces,
+then something that no pattern expects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SAMPLES = "a1A0-_./:=\"' \t\n\\[({@,+~#é"
 
 
 def texts(pattern: re.Pattern[Any], length: int) -> Iterator[str]:
-    """Each is about so long."""
+    """The texts, each about that long."""
     source = pattern.pattern if isinstance(pattern.pattern, str) else pattern.pattern.decode("latin-1")
     flags = pattern.flags & ~re.UNICODE if isinstance(pattern.pattern, bytes) else pattern.flags
     for before, unit in dict.fromkeys(_pumps(_parser.parse(source, flags), "")):
@@ -23,7 +23,7 @@ def texts(pattern: re.Pattern[Any], length: int) -> Iterator[str]:
 
 
 def _pumps(items: Any, before: str) -> Iterator[tuple[str, str]]:
-    """What stands before each repetition, and one piece of it."""
+    """The prefix and one piece of each repetition."""
     yield "", before
     for kind, value in items:
         name = str(kind)
@@ -40,7 +40,7 @@ def _pumps(items: Any, before: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(items: Any) -> str:
-    """Something that they match."""
+    """A text that they match."""
     found = ""
     for kind, value in items:
         name = str(kind)

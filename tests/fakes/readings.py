@@ -1,4 +1,4 @@
-"""Numbers of virtual machines in memory."""
+"""Statistics of virtual machines in memory."""
 
 from __future__ import annotations
 

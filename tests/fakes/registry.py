@@ -1,4 +1,4 @@
-"""A registry that does what a real one never does, and the layers for it."""
+"""A registry that misbehaves as a real one never does, and layers for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fakes.webserver import WebServer
 
 
 class FakeRegistry:
-    """Holds images in memory behind a WebServer: for what a real registry never does."""
+    """Holds images in memory behind a WebServer, to misbehave as a real registry never does."""
 
     def __init__(self, web: WebServer) -> None:
         self.web = web
@@ -42,7 +42,7 @@ class FakeRegistry:
         architecture: str = "amd64",
         says: Any = None,
     ) -> dict[str, Any]:
-        """`layers` as (packed, plain) bytes, lowest first. `says`: of the containers made of it."""
+        """A manifest. `layers` as (packed, plain) bytes, lowest first. `says`: the config for containers."""
         diffs = [f"sha256:{hashlib.sha256(plain).hexdigest()}" for _, plain in layers]
         config = {"architecture": architecture, "os": "linux", "rootfs": {"type": "layers", "diff_ids": diffs}}
         if says is not None:
@@ -58,14 +58,14 @@ class FakeRegistry:
         )
 
     def push(self, repository: str, *trees: dict[str, bytes], **options: Any) -> str:
-        """One gzip layer a tree, lowest first; gives the name to pull."""
+        """Pushes one gzip layer per tree, lowest first; returns the name to pull."""
         plain = [tar(tree) for tree in trees]
         self.manifest(repository, [(gzip.compress(layer, 1), layer) for layer in plain], **options)
         return self.name(repository)
 
 
 def tar(tree: dict[str, bytes], format: int = tarfile.PAX_FORMAT) -> bytes:  # noqa: A002
-    """A name with a slash at its end is a directory."""
+    """A tar; a name that ends with a slash is a directory."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=format) as archive:
         for name, data in tree.items():

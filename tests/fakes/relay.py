@@ -1,4 +1,4 @@
-"""Between a client and a server on loopback: passes bytes on, until it has passed on enough."""
+"""A relay between a client and a server on loopback, which can stop after a number of bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 
 class Relay:
-    """`hold_after`: so many bytes of answers in all, then no more until it is None again. `held` tells that it is so."""
+    """`hold_after`: passes that many bytes of answers in total, then none until it is None again. `held` tells whether
+    it holds."""
 
     def __init__(self, server: str) -> None:
         host, _, port = server.partition(":")

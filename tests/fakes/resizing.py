@@ -1,4 +1,4 @@
-"""Changes of the fake hypervisor's VMs."""
+"""Resizing of the fake hypervisor's VMs."""
 
 from __future__ import annotations
 

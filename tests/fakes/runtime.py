@@ -1,4 +1,4 @@
-"""A small CRI runtime of records alone, for the proxy's tests: tells what it was asked, and answers what it is told to.
+"""A small CRI runtime of records alone, for the proxy's tests: it records its requests and returns scripted answers.
 
 As a program (`python -m fakes.runtime SOCKET NAME PODS`) it can be stopped and killed.
 """
@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Answered instead."""
+    """An error that is returned instead of an answer."""
 
     code: grpc.StatusCode
     details: str = ""
@@ -257,7 +257,7 @@ class FakeRuntime(grpc.GenericRpcHandler):
         return iter(events.get, None)
 
     def tell(self, container: str) -> None:
-        """An event, to all that listen."""
+        """Sends an event to all listeners."""
         for listener in list(self.listeners):
             listener.put(pb.ContainerEventResponse(container_id=container).SerializeToString())
 
@@ -271,7 +271,7 @@ def _pieces(answer: Any) -> Iterator[bytes]:
 
 
 def _add_as_kubelet(runtime: FakeRuntime, number: int) -> None:
-    """A Deployment's pod, with what kubelet writes to each: some 700 bytes in a list."""
+    """Adds a pod of a Deployment with what kubelet writes to each: some 700 bytes in a list."""
     name, uid = f"web-7d4b9c6f5d-{number:05}", f"3f2b8c1e-77aa-4b1d-9c0e-{number:012}"
     made = runtime.pods[runtime.add_pod(pb.PodSandboxMetadata(name=name, namespace="default", uid=uid))]
     made.labels.update(

@@ -1,4 +1,4 @@
-"""A system that refuses one thing once: a thread, a descriptor, a watched descriptor, a sync."""
+"""A system that refuses one request for a thread, a descriptor, a watched descriptor or a sync."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _hears: list[Scarcity] = []
 
 
 def _audited(event: str, _arguments: object) -> None:
-    """Python tells of each opening before it is made. This cannot be taken away again."""
+    """Uses Python's audit events, which report each opening before it happens. The hook cannot be removed again."""
     if _hears and event == "open":
         _hears[-1].asked(OPEN)
 
@@ -37,7 +37,7 @@ sys.addaudithook(_audited)
 
 
 class Scarcity:
-    """Counts what the product asks of the system for, by kind; refuses the `at`-th of `kind`, counted from 1, 0: none."""
+    """Counts the product's requests to the system by kind; refuses the `at`-th of `kind`, counted from 1, 0: none."""
 
     def __init__(self, kind: str = "", at: int = 0) -> None:
         self.kind, self.at = kind, at
@@ -49,7 +49,7 @@ class Scarcity:
 
     @contextlib.contextmanager
     def reigning(self) -> Iterator[None]:
-        """Inside the block, which is one of `installed`, things are counted and refused."""
+        """Inside the block, which is one of `installed`, requests are counted and refused."""
         self._reigns = True
         try:
             yield
@@ -93,7 +93,7 @@ class Scarcity:
 
 
 class _Epoll:
-    """Python's own type is not to be patched."""
+    """Wraps epoll, because Python's own type cannot be patched."""
 
     def __init__(self, scarcity: Scarcity, real: Any) -> None:
         self.scarcity = scarcity
@@ -108,7 +108,7 @@ class _Epoll:
 
 
 def _place() -> str:
-    """Where the product asks; "" if somebody else does."""
+    """Where in the product the request is made; "" if it is elsewhere."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_NEAR):
         if frame is None:

@@ -1,4 +1,4 @@
-"""Sessions in memory: what a guest's command or console does is written by the test."""
+"""Sessions in memory; the test scripts the guest's command or console."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FakeSession:
         self.closed.set()
 
     async def _put(self, data: bytes) -> bool:
-        """False for what nobody reads any more."""
+        """Queues the data; False if nobody reads any more."""
         put, over = asyncio.create_task(self.stdin.put(data)), asyncio.create_task(self._over.wait())
         try:
             await asyncio.wait((put, over), return_when=asyncio.FIRST_COMPLETED)
@@ -108,7 +108,7 @@ class FakeSessions:
 
 
 async def echo(session: FakeSession) -> int:
-    """cat: input comes out again; ends with it."""
+    """Echoes its input as cat does, and ends with it."""
     while data := await session.stdin.get():
         await session.out(data)
     return 0

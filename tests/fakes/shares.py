@@ -1,4 +1,4 @@
-"""Share daemons that a test can look at, and end."""
+"""Share daemons that a test can inspect and end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A SPDY/3.1 client for tests, written apart from the server's code: it shares nothing with it but the dictionary."""
+"""A SPDY/3.1 client for tests, written independently of the server: only the dictionary is shared."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plain_block(headers: dict[str, str]) -> bytes:
 
 
 class Writer:
-    """Frames as a client sends them, with its one compression context."""
+    """Writes frames as a client does, with its one compression context."""
 
     def __init__(self) -> None:
         self._zlib = zlib.compressobj(9, zlib.DEFLATED, 15, 9, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
@@ -48,7 +48,7 @@ class Writer:
 
 
 class Reader:
-    """Takes frames apart: ("data", stream, bytes, fin) or (type, flags, payload)."""
+    """Parses frames: ("data", stream, bytes, fin) or (type, flags, payload)."""
 
     def __init__(self) -> None:
         self._bytes = b""
@@ -70,7 +70,7 @@ class Reader:
 
 
 class SpdyClient:
-    """Over anything with `sendall` and `recv`."""
+    """A client over anything with `sendall` and `recv`."""
 
     def __init__(self, sock: Any) -> None:
         self.sock = sock
@@ -129,7 +129,7 @@ class SpdyClient:
             self.goaway = int.from_bytes(payload[4:8], "big")
 
     def until(self, condition: Any) -> None:
-        """Reads until it holds. The socket's time limit is the test's."""
+        """Reads until the condition holds. The socket's timeout is the test's."""
         while not condition():
             assert self.step(), "the server has closed the connection"
 

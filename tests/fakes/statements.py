@@ -1,7 +1,7 @@
 """SQL that is compiled once for all databases of a process.
 
-A test opens thousands of databases. To SQLAlchemy each one is an engine of its own, with its own compiled statements, and
-compiling them takes longer than carrying them out.
+Tests open thousands of databases. For SQLAlchemy each is an engine with its own compiled statements, and compiling takes
+longer than executing.
 """
 
 from __future__ import annotations

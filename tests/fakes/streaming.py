@@ -1,4 +1,4 @@
-"""The streaming server's control side, without a server."""
+"""The control side of a streaming server, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A streaming server on a real port, and URLs as the RPCs hand them out."""
+"""A streaming server on a real port, with URLs as the RPCs return them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine's sysfs, procfs and /dev below a directory: as much of them as device code reads, linked as a kernel links it."""
+"""A machine's sysfs, procfs and /dev below a directory: the parts that device code reads, linked as by a kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NIC, NVME, BRIDGE, HOST_BRIDGE, GPU, QAT = 0x020000, 0x010802, 0x060400, 0x06000
 
 
 class FakeSysfs:
-    """Device nodes are empty files here; what they are is remembered and told by `files()`."""
+    """Device nodes are empty files here; `files()` returns what they represent."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -36,7 +36,7 @@ class FakeSysfs:
         self.path(path).write_text(text)
 
     def link(self, path: str, target: str) -> None:
-        """Relative, so that it stays below the root."""
+        """Makes a relative link, which stays below the root."""
         where = self.path(path)
         where.parent.mkdir(parents=True, exist_ok=True)
         where.unlink(missing_ok=True)
@@ -50,7 +50,7 @@ class FakeSysfs:
         return path
 
     def vfio(self, *groups: int) -> None:
-        """The container's node, and the groups'."""
+        """Adds the VFIO container node and the groups' nodes."""
         for path in ("/dev/vfio/vfio", *(f"/dev/vfio/{group}" for group in groups)):
             self.node(path)
 
@@ -72,7 +72,7 @@ class FakeSysfs:
         reset: bool = True,
         vfio_node: bool = True,
     ) -> str:
-        """A function. With a VFIO driver its group's node is made too, unless `vfio_node` says otherwise."""
+        """Adds a PCI function. With a VFIO driver its group's node is created too, unless `vfio_node` says otherwise."""
         home = "/".join(("/sys/devices", f"pci{address[: address.index(':')]}:00", *behind, address))
         for name, text in (
             ("vendor", f"0x{vendor:04x}"),
@@ -97,7 +97,7 @@ class FakeSysfs:
         return home
 
     def registers(self, address: str, head: bytes) -> None:
-        """What reading its configuration space gives."""
+        """The contents of its configuration space."""
         self.path(f"/sys/bus/pci/devices/{address}/config").write_bytes(head)
 
     def bind(self, address: str, driver: str) -> None:
@@ -115,7 +115,8 @@ class FakeSysfs:
         self.link(f"{above}/virtfn{number}", home)
 
     def cdev(self, name: str, home: str, major: int = 511, minor: int = 0, *, by_class: bool = True) -> str:
-        """/dev/vfio/devices/NAME of a function or mdev at `home`; found by its number alone if not `by_class`."""
+        """Adds /dev/vfio/devices/NAME of a function or mdev at `home`; without `by_class` it can be found by number
+        only."""
         device = f"{home}/vfio-dev/{name}"
         self.path(device).mkdir(parents=True)
         self.link(f"{device}/device", home)
@@ -134,7 +135,7 @@ class FakeSysfs:
     # --- what the node itself uses
 
     def interface(self, name: str, home: str = "", lower: Sequence[str] = ()) -> None:
-        """A network card at `home`, or something made of others."""
+        """Adds a network card at `home`, or an interface on top of others."""
         where = f"{home}/net/{name}" if home else f"/sys/devices/virtual/net/{name}"
         self.path(where).mkdir(parents=True, exist_ok=True)
         if home:
@@ -151,7 +152,7 @@ class FakeSysfs:
         )
 
     def block(self, name: str, where: str, number: str, slaves: Sequence[str] = ()) -> None:
-        """A block device whose directory in sysfs is `where`."""
+        """Adds a block device whose directory in sysfs is `where`."""
         self.path(where).mkdir(parents=True, exist_ok=True)
         self.link(f"/sys/dev/block/{number}", where)
         self.link(f"/sys/class/block/{name}", where)
@@ -159,7 +160,7 @@ class FakeSysfs:
             self.link(f"{where}/slaves/{below}", f"/sys/class/block/{below}")
 
     def mounted(self, *mounts: tuple[str, str, str]) -> None:
-        """(number, mount point, source) each."""
+        """Mounts as (number, mount point, source)."""
         lines = [
             f"{36 + n} 35 {number} / {point} rw shared:1 - ext4 {source} rw"
             for n, (number, point, source) in enumerate(mounts)

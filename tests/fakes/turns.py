@@ -1,7 +1,7 @@
-"""Threads that take turns as a test says, so that what happens at once happens again in the same order.
+"""Threads that take turns as a test says, so that concurrent events can be repeated in the same order.
 
-One thread runs at a time. It may be interrupted where another one could come between: at each call to the outside, at each lock
-of the product, where it waits, and where it starts a thread. Waiting costs no time: when nobody can run, the clock goes on.
+One thread runs at a time. It may be interrupted at each call to the outside, at each lock of the product, when it waits,
+and when it starts a thread. Waiting takes no time: when nobody can run, the clock advances.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _MOST_POINTS = 20_000
 
 
 class NoThread(RuntimeError):
-    """As the system says it."""
+    """The system's error about a thread that cannot start."""
 
     def __init__(self) -> None:
         super().__init__("can't start new thread")
 
 
 class _Over(BaseException):
-    """The run is given up: a thread that has not ended leaves what it does."""
+    """The run is over: a thread that has not ended stops here."""
 
 
 def _held() -> Any:
@@ -47,7 +47,8 @@ def _held() -> Any:
 
 @dataclass(eq=False)
 class Turn:
-    """A thread. `about`: the pods that its call is for, none if that is any. `until`: what it waits for; `deadline`: how long."""
+    """A thread. `about`: the pods that its call concerns, empty if it concerns any. `until`: what it waits for;
+    `deadline`: how long."""
 
     name: str
     about: frozenset[str]
@@ -64,7 +65,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Call:
-    """Something to be done on a thread of its own. `pod` "" if it is for no pod, or for all."""
+    """A call on its own thread. `pod` is "" if it concerns no pod, or all."""
 
     name: str
     do: Callable[[], object]
@@ -72,7 +73,7 @@ class Call:
 
 
 class _Lock:
-    """A lock of the product's. For threads that take no turns a lock as any other."""
+    """A lock of the product. For threads that take no turns it is an ordinary lock."""
 
     def __init__(self, turns: Turns, name: str, *, reentrant: bool) -> None:
         self._turns = turns
@@ -122,8 +123,8 @@ class _Lock:
 
 
 class Turns:
-    """`watch` is called at each point with its name, and tells what is wrong, "" if nothing is. `refuse`: threads that the system
-    does not give."""
+    """`watch` is called at each point with its name, and returns what is wrong, "" if nothing is. `refuse`: threads that
+    the system refuses."""
 
     def __init__(self) -> None:
         self.clock: FakeClock = _Clock(self)
@@ -144,12 +145,12 @@ class Turns:
     # --- for tests
 
     def refuse(self, count: int = 1, after: int = 0) -> None:
-        """So many threads, after so many that it gives, the system does not give."""
+        """Refuses so many threads after so many others."""
         self.refusals, self._starts_before_refusal = count, after
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Locks that the product makes inside the block are known here, and what threads wait for."""
+        """Tracks the locks that the product creates inside the block, and what threads wait for."""
         lock, rlock = self._locks(reentrant=False), self._locks(reentrant=True)
         event_wait, start, join = threading.Event.wait, threading.Thread.start, threading.Thread.join
         result = Future.result
@@ -187,10 +188,9 @@ class Turns:
     def run(
         self, calls: Sequence[Call], switches: Sequence[tuple[int, int]] = (), *, outside_is_slow: bool = False
     ) -> list[Turn]:
-        """Returns when all calls have ended, and all threads that they have started. The first call goes on until it waits or
-        ends, and so does each that follows, but for `switches`: after so many points more another one's turn comes, which of
-        those that can run is the second number. `outside_is_slow`: who waits for somebody outside goes on when nobody else
-        can."""
+        """Returns when all calls, and all threads that they started, have ended. A call runs until it waits or ends,
+        except at `switches`: (number of points, index) after which another runnable thread continues.
+        `outside_is_slow`: threads that wait for something external continue only when nobody else can."""
         self._switches, self._slow = list(switches), outside_is_slow
         self._points, self._failure, self._given_up = 0, "", False
         self._main = _held()
@@ -205,7 +205,7 @@ class Turns:
         return mine
 
     def remembered(self) -> list[str]:
-        """Threads that somebody holds on to though they never ran, or have ended. Asked when nothing runs."""
+        """Threads that are still referenced although they never ran, or have ended. Called when nothing runs."""
         self._turns = []
         gc.collect()
         return [turn.name for thread, turn in self._begun if thread() is not None and turn.is_over]
@@ -216,12 +216,12 @@ class Turns:
     # --- for what takes turns
 
     def me(self) -> Turn | None:
-        """The thread that asks; None if it takes no turns."""
+        """The calling thread's turn; None if it takes no turns."""
         turn = getattr(self._mine, "turn", None)
         return None if turn is None or turn.is_raw else turn
 
     def point(self, name: str) -> None:
-        """Another one's turn may come here."""
+        """A point at which another thread may continue."""
         me = self.me()
         if me is None:
             return
@@ -236,7 +236,7 @@ class Turns:
         self._pass_on(me)
 
     def wait_until(self, name: str, holds: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Whether it came to hold in time."""
+        """Waits; returns whether the condition held in time."""
         me = self.me()
         assert me is not None
         self._raise_if_given_up()
@@ -345,7 +345,8 @@ class Turns:
         return turn.until is None or is_late or turn.until()
 
     def _held_up(self, holder: Turn) -> str:
-        """Who waits for a lock that this one has while it waits for somebody outside, though they are about different pods."""
+        """The thread, if any, that waits for a lock which this one holds while it waits for something external, although
+        they concern different pods."""
         if not holder.about or not holder.at.startswith(_MAY_HANG):
             return ""
         for one in self._turns:

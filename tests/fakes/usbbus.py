@@ -1,4 +1,4 @@
-"""A USB bus in a directory that looks like sysfs, with a kernel behind it: what is written to it has its effect."""
+"""A USB bus in a directory like sysfs, with a fake kernel that acts on writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FakeUsbBus:
         self._devices.mkdir(parents=True)
 
     def add(self, name: str, bus: int, device: int, **interfaces: str) -> None:
-        """`interfaces`: number -> the driver that it has, "" for none; i0="usb-storage"."""
+        """Adds a device. `interfaces`: number -> its driver, "" for none; i0="usb-storage"."""
         home = self._devices / name
         home.mkdir()
         (home / "busnum").write_text(f"{bus}\n")

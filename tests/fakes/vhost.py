@@ -1,4 +1,4 @@
-"""vhost-net without the kernel's."""
+"""vhost-net without a kernel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 
 
 class FakeVhostNet:
-    """Does what `tapmanager.links.tap.VhostNet` does. `opened`: all descriptors that it gave, in order; they are of nothing."""
+    """Replaces `tapmanager.links.tap.VhostNet`. `opened`: all descriptors that it returned, in order; nothing is behind
+    them."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         self.wanted = wanted

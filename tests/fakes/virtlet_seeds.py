@@ -1,4 +1,4 @@
-"""The 20 cases by which Virtlet's cloud-init is told, as requests for seeds: annotations, and what kubelet and CNI say."""
+"""The 20 documented uses of cloud-init in Virtlet, as requests for seeds: annotations, and the data of kubelet and CNI."""
 
 from __future__ import annotations
 

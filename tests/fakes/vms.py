@@ -1,4 +1,4 @@
-"""The fake hypervisor with guests whose behaviour a test chooses, and power events that a test delivers."""
+"""The fake hypervisor with scripted guests and power events that a test delivers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from virtshim.model.vm import OffReason, Power, PowerState, VmSpec
 
 
 class FakeVms(FakeHypervisor):
-    """`shuts_down_after` seconds of the clock a guest is off after its power button was pressed, None: it does not listen.
-    Power events wait for `deliver`; with `by_itself` a thread delivers them, as with libvirt."""
+    """`shuts_down_after`: seconds of the clock between power button and shutdown, None: the guest ignores it. Power
+    events wait for `deliver`; with `by_itself` a thread delivers them, as with libvirt."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__()
@@ -58,14 +58,14 @@ class FakeVms(FakeHypervisor):
                     callback(domain)
 
     def forget(self) -> None:
-        """The process that listened is gone, and what it did not hear is lost."""
+        """Forgets the process that listened; undelivered events are lost."""
         super().forget()
         with contextlib.suppress(queue.Empty):
             while not self.by_itself:
                 self._events.get_nowait()
 
     def end(self, domain: uuid.UUID, reason: OffReason) -> None:
-        """The VM goes off. Nothing happens if it is off."""
+        """Ends the VM. Does nothing if it is off."""
         self._end(domain, reason)
 
     def running(self) -> list[VmSpec]:
@@ -77,6 +77,6 @@ class FakeVms(FakeHypervisor):
         return spec
 
     def add_stray(self, like: VmSpec, power: Power = Power.RUNNING, **changes: Any) -> None:
-        """A VM with our mark that no record knows."""
+        """Adds a VM with our mark but without a record."""
         spec = dataclasses.replace(like, uuid=uuid.uuid4(), **changes)
         self.domains[spec.uuid] = FakeDomain(spec.name, spec, PowerState(power))

@@ -1,4 +1,4 @@
-"""Volumes that are disks in the guest, as a test says that they are."""
+"""Volumes that become disks in the guest, scripted by a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for what another thread does."""
+"""Waiting for another thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _tick = threading.Event()
 
 
 def eventually(condition: Callable[[], object]) -> None:
-    """Returns when it holds."""
+    """Waits until the condition holds."""
     until = time.monotonic() + WAIT_LIMIT
     while not condition():
         assert time.monotonic() < until, "it never came to hold"

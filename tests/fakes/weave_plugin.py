@@ -1,5 +1,5 @@
-"""A CNI plugin that sets a pod up as Weave does: a veth on a bridge of the host that reflects, a route for all and one for
-multicast, and a result that names neither interfaces nor routes. A program: no import of ours.
+"""A CNI plugin that sets a pod up as Weave does: a veth on a reflecting bridge of the host, a default route and a
+multicast route, and a result without interfaces and routes. A program: it imports nothing of ours.
 
     {"type": "weave", "bridge": "weave0", "gateway": "10.90.50.1/24", "address": "10.90.50.2/24"}
 """

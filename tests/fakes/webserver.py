@@ -1,4 +1,4 @@
-"""A web server that does as each test tells it, on loopback."""
+"""A web server on loopback that each test scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Route = Callable[[http.server.BaseHTTPRequestHandler], None]
 
 
 class WebServer(http.server.ThreadingHTTPServer):
-    """`routes` by path without query. `hang` ends a route that must not answer; it is set when the test is over."""
+    """`routes` by path without query. `hang` blocks a route that must not answer; it is set at the end of the test."""
 
     daemon_threads = True
 
@@ -33,7 +33,7 @@ class WebServer(http.server.ThreadingHTTPServer):
         return f"http://{self.address}{path}"
 
     def serve(self, path: str, body: bytes, **headers: str) -> str:
-        """A plain file."""
+        """Serves a plain file."""
 
         def route(request: http.server.BaseHTTPRequestHandler) -> None:
             request.send_response(200)
@@ -46,7 +46,7 @@ class WebServer(http.server.ThreadingHTTPServer):
         return self.url(path)
 
     def serve_parts(self, path: str, body: bytes, cuts: Iterable[int] = (), etag: str = '"1"') -> str:
-        """As servers do that know Range and If-Range. Of the answers the first ones break off, after so many bytes each."""
+        """Serves a file with Range and If-Range. The first answers break off after the given numbers of bytes."""
         left = list(cuts)
 
         def route(request: http.server.BaseHTTPRequestHandler) -> None:
@@ -68,7 +68,7 @@ class WebServer(http.server.ThreadingHTTPServer):
         return self.url(path)
 
     def ranges(self, path: str) -> list[str]:
-        """Of that path's requests, "" for the whole."""
+        """The Range headers of the requests for that path, "" for the whole file."""
         return [headers.get("Range", "") for asked, headers in self.seen if asked == path]
 
     def answer(self, path: str, status: int, body: bytes = b"", **headers: str) -> str:
@@ -86,7 +86,7 @@ class WebServer(http.server.ThreadingHTTPServer):
         return [path for path, _ in self.seen]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is what some tests are about."""
+        """Ignores errors, because some tests are about clients that leave."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

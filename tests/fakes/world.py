@@ -93,7 +93,7 @@ def _watched_records(records: SqliteRecords, journal: Journal) -> SqliteRecords:
 
 @dataclass
 class Outside:
-    """What is there whether or not a daemon runs."""
+    """The outside world, which exists whether or not a daemon runs."""
 
     clock: FakeClock = field(default_factory=FakeClock)
     networks: FakePodNetworks = field(default_factory=FakePodNetworks)
@@ -135,7 +135,8 @@ class Outside:
 
 
 class World:
-    """A daemon over an `Outside`. `restarted` is the next daemon over the same one; the old one must not be used then."""
+    """A daemon over an `Outside`. `restarted` returns the next daemon over the same outside world; the old daemon must
+    not be used then."""
 
     def __init__(self, directory: Path, outside: Outside | None = None, **sections: Any) -> None:
         self.directory = directory
@@ -157,7 +158,7 @@ class World:
         self.outside.vms.on_power_event(self.app.events.changed)
 
     def _firmware_of(self, kind: Firmware) -> FirmwareFiles | None:
-        """Asked when it is needed: libvirt's VMs, where they take the place of the fake ones, have none to say."""
+        """The hypervisor's firmware, looked up on demand: real libvirt, which may replace the fake, has none."""
         return self.outside.vms.firmware_of(kind)
 
     def _adapters(self) -> Adapters:
@@ -230,14 +231,15 @@ class World:
         self.records.close()
 
     def damage_database(self) -> None:
-        """Under the daemon, which has a look at it then. What was written is what it remembers."""
+        """Damages the database while the daemon runs, and lets the daemon check it. The daemon remembers what it has
+        written."""
         database = self.directory / "state.db"
         Path(f"{database}-wal").unlink(missing_ok=True)
         database.write_bytes(b"no database any more" * 1000)
         self.app.adapters.records.check()
 
     def restarted(self, *, rebooted: bool = False) -> World:
-        """Whatever the old daemon had in memory is gone. Recovery is up to the caller."""
+        """The next daemon, without the old daemon's memory. Recovery is up to the caller."""
         self.close()
         self.outside.consoles.forget()
         self.outside.entrypoint_logs.forget()
@@ -251,7 +253,7 @@ class World:
         return World(self.directory, self.outside, **self.sections)
 
     def recovered(self, *, rebooted: bool = False) -> World:
-        """`restarted`, and recovery has run."""
+        """The next daemon after recovery."""
         world = self.restarted(rebooted=rebooted)
         world.app.recovery.recover.run(rebooted=rebooted)
         return world
@@ -292,7 +294,7 @@ class World:
         self.do.remove_sandbox.remove(self.sandbox(sandbox), self.deadline())
 
     def running(self, pod: str = "web") -> tuple[SandboxId, ContainerId]:
-        """A pod whose VM runs."""
+        """Creates a pod with a running VM."""
         if not self.records.images.all():
             self.pull()
         sandbox = self.run(pod)
@@ -301,7 +303,7 @@ class World:
         return sandbox, container
 
     def deliver(self) -> None:
-        """Power events so far are told, and what they began is done."""
+        """Delivers all power events so far and waits for their effects."""
         self.outside.vms.deliver()
         for container in self.records.containers.all():
             self.app.devices.releases.try_to_finish(container.id)
@@ -322,7 +324,7 @@ class World:
         return self.container(container).domain_uuid
 
     def everything(self) -> list[str]:
-        """All that exists but images, records included. Empty when all pods are removed."""
+        """All existing objects except images, records included. Empty when all pods are removed."""
         out = self.outside
         return [
             *(f"sandbox record {s.id.short} ({s.phase.value})" for s in self.records.sandboxes.all()),
@@ -339,7 +341,7 @@ class World:
         ]
 
     def leftovers(self) -> list[str]:
-        """What exists outside and no record accounts for; and image files that nothing needs."""
+        """External objects that no record accounts for, and image files that nothing needs."""
         sandboxes = {s.id for s in self.records.sandboxes.all()}
         containers = {c.id for c in self.records.containers.all()}
         needed = {digest for i in self.records.images.all() for digest in (i.digest, i.tree)}

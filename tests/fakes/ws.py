@@ -13,7 +13,7 @@ CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 
 
 def asked(url: str, protocol: str | None, *, method: str = "GET", key: str | None = None, extra: str = "") -> Any:
-    """The socket, the answer's head, and the accept token that it should hold."""
+    """The socket, the head of the answer, and the expected accept token."""
     key = base64.b64encode(os.urandom(16)).decode() if key is None else key
     sock, path = dialled(url)
     head = (
@@ -68,7 +68,7 @@ class WsClient:
         return out
 
     def next(self) -> tuple[int, bytes]:
-        """Opcode and payload. EOFError at the connection's end."""
+        """The next frame: opcode and payload. EOFError at the end."""
         first, second = self._exactly(2)
         assert not second & 0x80, "a server must not mask"
         length = second & 0x7F
@@ -91,7 +91,7 @@ class WsClient:
         return payload[0] - 0x30, base64.b64decode(payload[1:])
 
     def all_until_close(self) -> dict[int, bytes]:
-        """Data of all channels."""
+        """The data of all channels."""
         got: dict[int, bytes] = {}
         while True:
             opcode, payload = self.next()
