@@ -39,18 +39,18 @@ _UNRECORDED_ELSEWHERE = 0.05
 
 
 def unit_of(nodeid: str) -> str:
-    """The file of a test, or the directory that is not divided."""
+    """The unit of a test: its file, or a directory that is not divided."""
     file = nodeid.partition("::")[0]
     return next((top for top in _UNDIVIDED if file.startswith(f"{top}/")), file)
 
 
 def room_of(unit: str) -> str:
-    """Files of one directory may share fixtures, such as a node, which a worker keeps while it stays there."""
+    """The directory of a unit. Its files may share fixtures, such as a node, which a worker keeps while it stays there."""
     return unit if unit in _UNDIVIDED else str(PurePosixPath(unit).parent)
 
 
 def area_of(path: str) -> str:
-    """`tests/e2e` of all that is below it: some of its fixtures serve the directories below it, too."""
+    """`tests/e2e` for everything below it: some of its fixtures serve the directories below it, too."""
     return "/".join(path.split("/")[:2])
 
 
@@ -160,7 +160,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Before xdist reads its options."""
+    """Runs before xdist reads its options."""
     is_worker = hasattr(config, "workerinput")
     if config.getoption("--two-workers") and not is_worker:
         config.pluginmanager.register(TwoWorkers(config), "two-workers")

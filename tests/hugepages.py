@@ -14,7 +14,8 @@ PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 
 @contextlib.contextmanager
 def reserved(count: int) -> Iterator[None]:
-    """So many more of them. There is one number for the whole machine, tests that run apart included: they have turns."""
+    """Reserves so many more. The kernel has one number for the whole machine, including isolated test runs, so they take
+    turns."""
     with Path(__file__).open("rb") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         before = number("nr_hugepages")
@@ -30,5 +31,5 @@ def reserved(count: int) -> Iterator[None]:
 
 
 def number(name: str) -> int:
-    """0 where the kernel has none."""
+    """The number of huge pages, 0 if the kernel has none."""
     return int((PAGES / name).read_text()) if PAGES.exists() else 0

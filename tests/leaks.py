@@ -1,7 +1,7 @@
-"""A picture of the machine: what a test could leave behind. Only this process's children and our own names are looked at.
+"""A snapshot of the machine: what a test could leave behind. It covers this process's children and our own names only.
 
-Processes count that are of this process's PID namespace: tests that run apart (apart.sh) have one of their own, where they
-take such pictures themselves. Nothing else here, neither the product nor a test, makes one, so nothing escapes by that.
+Only processes of this process's PID namespace count: isolated test runs (apart.sh) have their own namespace and take
+their own snapshots. Neither the product nor a test creates a PID namespace otherwise, so nothing escapes that way.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Snapshot:
         )
 
     def left(self) -> list[str]:
-        """What is there now and was not before."""
+        """What exists now and did not before."""
         now = Snapshot.take()
         found: list[str] = []
         for kind in ("netns", "links", "bridge_ports", "processes", "mounts", "nat_chains"):
@@ -53,7 +53,7 @@ class Snapshot:
         return found
 
     def settled(self, seconds: float) -> list[str]:
-        """Waits for the kernel to finish what was ended (a veth goes with its netns, a moment later)."""
+        """Waits for the kernel to finish removals, for example a veth with its netns."""
         until = time.monotonic() + seconds
         while (found := self.left()) and time.monotonic() < until:
             time.sleep(0.1)
@@ -61,7 +61,8 @@ class Snapshot:
 
 
 def runs(pid: int) -> bool:
-    """A zombie does not: an orphan stays one for ever where process 1 buries nobody, as in many containers."""
+    """Whether it runs. A zombie does not: an orphan stays one for ever if process 1 does not reap, as in many
+    containers."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -72,7 +73,7 @@ _PROGRAMS = ("qemu-system", "tapmanager", "virtshim", "vmwrapper", "docker-regis
 
 
 def _processes() -> list[str]:
-    """Command lines of ours that run. Without process ids: a daemon may have been started again."""
+    """Our running command lines. They have no process ids, because a daemon may have been restarted."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or _is_apart(entry):
@@ -88,7 +89,7 @@ def _processes() -> list[str]:
 
 
 def _is_apart(pid: str) -> bool:
-    """Of another PID namespace than this process. What cannot be told is not."""
+    """Whether it is in another PID namespace than this process; if unknown, it is not."""
     try:
         return os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -96,7 +97,7 @@ def _is_apart(pid: str) -> bool:
 
 
 def _descriptors() -> list[str]:
-    """What each descriptor of this process is open to: a path, or a kind such as "socket"."""
+    """The target of each descriptor of this process: a path, or a kind such as "socket"."""
     found = []
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -106,8 +107,8 @@ def _descriptors() -> list[str]:
 
 
 class OpenedSince:
-    """The descriptors that this process has opened since and still has. A plain count would go wrong by what the garbage
-    collector, or a thread of an earlier test, closes meanwhile."""
+    """The descriptors that this process has opened since and still has. A plain count would be wrong when the garbage
+    collector, or a thread of an earlier test, closes some meanwhile."""
 
     def __init__(self) -> None:
         gc.collect()
@@ -127,7 +128,7 @@ def _open_files() -> frozenset[tuple[str, str]]:
 
 
 def _nat_chains() -> list[str]:
-    """Per-pod chains of CNI's masquerading; the plugins' own top-level chains stay by their design."""
+    """Per-pod chains of CNI's masquerading; the plugins' own top-level chains stay by design."""
     result = subprocess.run(["iptables", "-t", "nat", "-S"], capture_output=True, text=True, check=False)
     return [
         line

@@ -1,6 +1,6 @@
-"""What a hostile author writes into pods and containers, and what is to become of it.
+"""Hostile values in pods and containers, and their expected outcome.
 
-An `Attempt` is refused by an error that names the field; what is `Harmless` makes an ordinary VM.
+An `Attempt` is refused by an error that names the field; a `Harmless` one makes an ordinary VM.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def device(**fields: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Attempt:
-    """`says`: what the error names."""
+    """`says`: a part of the error."""
 
     what: str
     changes: Mapping[str, Any]

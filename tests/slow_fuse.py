@@ -1,4 +1,4 @@
-"""A file system of one empty directory, as an NFS server would give it, that stops answering on order. Root alone."""
+"""A file system with one empty directory, as from an NFS server, that stops answering on request. For root only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ANSWERS = {
 
 
 class SlowFuse:
-    """Mounted inside the block. `answers`: whether it does at first. OSError where there is no FUSE."""
+    """Mounted inside the block. `answers`: whether it answers at first. OSError without FUSE."""
 
     def __init__(self, directory: Path, *, answers: bool = True) -> None:
         self._directory = directory
@@ -52,7 +52,7 @@ class SlowFuse:
         return self
 
     def hang(self) -> None:
-        """What is asked from now on is never answered, nor taken."""
+        """Requests from now on are neither read nor answered."""
         self._hangs.set()
 
     def __exit__(

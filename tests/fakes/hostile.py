@@ -26,7 +26,7 @@ IN_A_SOCKET = 256 << 10
 
 
 def waits_to_be_read(connected: socket.socket) -> bool:
-    """Waits until something was read, so that the next bytes are read separately."""
+    """Whether some of the sent bytes are still unread. Scripts wait for it, so that the next bytes are read separately."""
     return array("i", fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, bytes(4)))[0] > 0
 
 

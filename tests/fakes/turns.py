@@ -345,8 +345,8 @@ class Turns:
         return turn.until is None or is_late or turn.until()
 
     def _held_up(self, holder: Turn) -> str:
-        """The thread, if any, that waits for a lock which this one holds while it waits for something external, although
-        they concern different pods."""
+        """What is held up, "" if nothing: a thread that waits for a lock of `holder`, while `holder` waits for something
+        external on behalf of another pod."""
         if not holder.about or not holder.at.startswith(_MAY_HANG):
             return ""
         for one in self._turns:

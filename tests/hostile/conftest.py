@@ -23,7 +23,7 @@ LARGEST_DISK = 64 << 20
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """A socket's address holds 107 bytes."""
+    """A short path, because a socket's address holds 107 bytes."""
     directory = tempfile.mkdtemp(prefix="hg-")
     yield Path(directory)
     shutil.rmtree(directory)
@@ -46,7 +46,7 @@ class PullingNode:
         return self.client.pull(name)
 
     def state(self) -> object:
-        """All that a pull may change, but for what is kept of a download that broke off."""
+        """Everything that a pull may change, except the kept parts of a download that broke off."""
         files = {
             str(path): (path.stat().st_size, path.stat().st_mode, path.stat().st_mtime_ns)
             for path in self.images.rglob("*")
@@ -55,7 +55,7 @@ class PullingNode:
         return files, str(self.client.ListImages(pb.ListImagesRequest()))
 
     def kept(self) -> list[Path]:
-        """What is there of downloads that broke off."""
+        """The kept parts of downloads that broke off."""
         return [path for path in (self.images / "partial").rglob("*") if not path.is_dir()]
 
 
@@ -75,7 +75,7 @@ def pulling_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingNo
 
 @pytest.fixture
 def refused(pulling_node: PullingNode, tmp_path: Path) -> Callable[..., None]:
-    """Asks the node as kubelet does to pull; it must fail with that code, in these words, and leave everything as it was."""
+    """Pulls as kubelet does; the pull must fail with that code and message, and leave everything unchanged."""
 
     def pull(name: str, words: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT) -> None:
         before, kept = pulling_node.state(), pulling_node.kept()

@@ -1,5 +1,5 @@
-"""What a guest may say on its agent's channel: whatever it is, little of it is read, the caller gets a clear error, and the
-next VM is served."""
+"""A guest's output on its agent's channel: little of it is read, the caller gets a clear error, and the next VM is
+served."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ STRANGE = {
 
 @pytest.mark.parametrize(("line", "value"), STRANGE.values(), ids=STRANGE)
 def test_a_well_formed_answer_is_returned_unchanged(guest: Make, line: bytes, value: object) -> None:
-    """Who asked checks what it means."""
+    """The caller checks the meaning."""
     assert ask(guest(answers(line))[1]) == value
 
 
@@ -153,7 +153,7 @@ def test_an_error_with_escape_sequences_is_reported_as_plain_text(guest: Make) -
 
 
 def test_an_answer_sent_byte_by_byte_is_cut_off_at_the_allowance(guest: Make) -> None:
-    """Each read is work, however little it brings."""
+    """Each read is work even if it returns a single byte."""
     agent, channel = guest(answers_byte_by_byte(b'{"return": "' + b"a" * 15_000 + b'"}\n'))
     with pytest.raises(Unavailable):
         ask(channel)
@@ -162,7 +162,7 @@ def test_an_answer_sent_byte_by_byte_is_cut_off_at_the_allowance(guest: Make) ->
 
 
 def test_a_large_requested_answer_does_not_count_against_the_allowance(guest: Make) -> None:
-    """A command's output, as the follower reads it piece by piece."""
+    """A command's output, as the follower reads it in pieces."""
     piece = b'{"return": {"count": 131072, "buf-b64": "' + b"QUFB" * 43691 + b'", "eof": false}}\n'
     agent, channel = guest(answers(piece))
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""Tenants who want other tenants' secrets to stay in an archive of `virtshim diag`."""
+"""Tenants who try to keep other tenants' secrets in an archive of `virtshim diag`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_one_pod_does_not_crowd_out_the_other_pods_of_a_listing() -> None:
 
 @pytest.mark.parametrize("place", ["row", "document", "labels", "answer"])
 def test_a_tenant_with_many_pods_does_not_crowd_out_other_tenants(place: str) -> None:
-    """However many records, each of them small, are his: first come is not first served."""
+    """He has many small records; the limit is not first come, first served."""
     secrets = Secrets()
     for n in range(60):
         pod = pod_of("hostile", place, {f"a{m}": f"not-a-secret-{n}-{m}" for m in range(400)})
@@ -51,7 +51,8 @@ def test_a_tenant_with_many_pods_does_not_crowd_out_other_tenants(place: str) ->
 
 
 def pod_of(namespace: str, place: str, annotations: dict[str, str]) -> object:
-    """What virtshim or kubelet has of a pod: the state database's row and document, a copy of a record, CRI's answer."""
+    """The data of virtshim or kubelet about a pod: the state database's row and document, a copy of a record, CRI's
+    answer."""
     labels = {"io.kubernetes.pod.namespace": namespace, "namespace": "honest"}
     pod: object = {
         "row": [{"namespace": namespace, "annotations": annotations}, None],

@@ -1,4 +1,4 @@
-"""What a guest may say on the ports of a command: too much, too little, in the wrong form, after the end."""
+"""A guest's output on the ports of a command: too much, too little, malformed, after the end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def clients(layout: Layout) -> Iterator[AgentClients]:
 
 
 def taken_of(vm: HostileVm) -> int:
-    """Bytes of all ports; a part of them may wait in a socket still."""
+    """The bytes read from all ports; some of them may still be in a socket."""
     return sum(port.sent for port in vm.ports.values())
 
 
@@ -154,7 +154,7 @@ def test_output_beyond_the_limit_is_not_kept(vm: Callable[[ContainerId], Hostile
 def test_output_sent_byte_by_byte_is_read_in_batches(
     vm: Callable[[ContainerId], HostileVm], clients: AgentClients
 ) -> None:
-    """Whoever reads waits, once the first thousand pieces have come."""
+    """The reader pauses after the first thousand pieces."""
     waited: list[float] = []
 
     class Cancelled(threading.Event):
@@ -216,7 +216,7 @@ def test_a_session_with_a_malformed_stream_is_broken_off_and_other_vms_are_serve
 def test_session_output_sent_byte_by_byte_is_read_at_a_limited_rate(
     vm: Callable[[ContainerId], HostileVm], clients: AgentClients
 ) -> None:
-    """All sessions share one loop. A thousand reads are free."""
+    """All sessions share one loop. A thousand reads are unlimited."""
     hostile = vm(HOSTILE)
     hostile.speaks_byte_by_byte()
     hostile.ends = True

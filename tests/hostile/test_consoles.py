@@ -1,4 +1,4 @@
-"""What a guest may say on its console: floods, escape sequences, forged log lines, lines without end."""
+"""A guest's console output: floods, escape sequences, forged log lines, endless lines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CONSOLES = {
 
 
 def guests_bytes(log: bytes) -> bytes:
-    """The guest's bytes, as whoever reads the log puts them together."""
+    """The guest's bytes, as a reader of the log reconstructs them."""
     out = b""
     *lines, rest = log.split(b"\n")
     assert not rest
@@ -88,7 +88,7 @@ def test_the_log_of_a_flooding_console_stays_small_and_lacks_its_middle(layout: 
 
 
 class Qemu:
-    """The console's socket, on the loop of the test."""
+    """The console's socket, on the test's loop."""
 
     def __init__(self) -> None:
         self.writer: asyncio.StreamWriter | None = None
@@ -111,7 +111,7 @@ class Qemu:
         await self.writer.drain()
 
     async def says_byte_by_byte(self, data: bytes) -> None:
-        """Who reads them has turns in between."""
+        """Sends single bytes; readers get turns of the loop in between."""
         for at in range(len(data)):
             await self.says(data[at : at + 1])
             for _ in range(3):
@@ -174,8 +174,8 @@ def test_each_client_may_hold_at_most_a_mebibyte() -> None:
 
 
 def test_a_console_that_sends_byte_by_byte_is_read_in_batches(layout: Layout) -> None:
-    """QEMU sends each byte of a UART by itself: read at once, each would be a turn of the loop that all sessions share. A
-    thousand reads are free."""
+    """QEMU sends each byte of a UART separately. Read at once, each byte would be a turn of the loop that all sessions
+    share. A thousand reads are unlimited."""
 
     async def test(hub: ConsoleAttach, hostile: Qemu, other: Qemu) -> None:
         session = await hub.attach(AttachStreams(HOSTILE, WATCH))

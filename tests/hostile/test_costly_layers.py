@@ -1,4 +1,4 @@
-"""Layers of a few KiB that are made to cost the daemon time, memory or inodes."""
+"""Layers of a few KiB that try to cost the daemon time, memory or inodes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ LONG = ("x" * 14 + "/") * 250
 
 
 def branches(count: int, path: str) -> Iterator[str]:
-    """Each with all its directories, of which no entry tells."""
+    """Paths with many parent directories that have no entry of their own."""
     return (f"{n}/{path}f" for n in range(count))
 
 
 def by_turns(count: int, path: str) -> Iterator[str]:
-    """From one end of the tree to the other, each time."""
+    """Paths that alternate between the two ends of the tree."""
     return (f"{'ab'[n % 2]}/{path}{n}" for n in range(count))
 
 
@@ -97,7 +97,7 @@ def test_a_taken_over_child_cannot_report_endless_names_of_the_disk(writer: Tree
 
 
 def test_names_of_the_disk_are_at_most_as_long_as_a_path(writer: TreeWriter) -> None:
-    """Names are kept until the disk is there, and a frame may have a mebibyte."""
+    """Names are kept until the disk exists, and a frame may have a mebibyte."""
 
     def many(kind: str, name: str, more: str = "") -> None:
         for n in range(100):

@@ -1,5 +1,4 @@
-"""What a guest may send to the DHCP server on its tap: whatever it is, it gets one small answer or none, and the guest beside
-it is served."""
+"""Frames of a guest to the DHCP server on its tap: each gets one small answer or none, and the other guest is served."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ def discover(**changes: object) -> Message:
 
 
 def with_options(**options: bytes) -> Message:
-    """By number: o61=..."""
+    """A request with options by number: o61=..."""
     return discover(options={packet.OPT_TYPE: bytes([packet.DISCOVER]), **{int(k[1:]): v for k, v in options.items()}})
 
 
@@ -81,7 +80,7 @@ _OPTIONS = 240
 
 
 def patched(at: int, *values: int) -> bytes:
-    """The right request, with these bytes at that place of its frame."""
+    """The valid request with these bytes at that offset of its frame."""
     return GOOD[:at] + bytes(values) + GOOD[at + len(values) :]
 
 

@@ -1,5 +1,5 @@
-"""What a guest may send to the DHCPv6 server and the router on its tap: whatever it is, it gets small answers or none, and the
-guest beside it is served."""
+"""Frames of a guest to the DHCPv6 server and the router on its tap: each gets small answers or none, and the other guest
+is served."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ _IP, _UDP = 14, 54
 
 
 def patched(at: int, *values: int, of: bytes = GOOD) -> bytes:
-    """The right request, with these bytes at that place of its frame."""
+    """The valid request with these bytes at that offset of its frame."""
     return of[:at] + bytes(values) + of[at + len(values) :]
 
 
 def nested(depth: int) -> bytes:
-    """An address in an address, and so on."""
+    """Addresses nested in each other."""
     inner = b""
     for _ in range(depth):
         inner = message_encode([(MESSAGE_IA_ADDRESS, bytes(24) + inner)])
@@ -187,7 +187,7 @@ def test_a_flood_is_rate_limited_and_the_other_guest_is_served(node: Node, noise
 
 
 def test_a_message_is_as_long_as_its_datagram_says(node: Node) -> None:
-    """What follows it in the frame is padding."""
+    """Bytes after it in the frame are padding."""
     node.hostile.guest.send(GOOD + struct.pack("!HH", 1, 65535))
     (answer,) = node.answers()
     assert frame.parse(answer).payload[8] == MESSAGE_ADVERTISE

@@ -1,4 +1,5 @@
-"""Root in a guest speaks to the virtiofsd of its volumes past the guest's kernel: a real daemon, started as for a VM."""
+"""Root in a guest talks to the virtiofsd of its volumes and bypasses the guest's kernel: a real daemon, started as for a
+VM."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def soon() -> float:
 
 @dataclass
 class Volumes:
-    """Of one file system, as hostPaths may be. The attacker may write `mine` and `other`, and read `fixed`."""
+    """Volumes on one file system, as hostPaths may be. The attacker may write `mine` and `other`, and read `fixed`."""
 
     top: Path
     mine: Path
@@ -53,7 +54,7 @@ class Volumes:
     victims: Path
 
     def places(self) -> dict[str, Path]:
-        """By the name that the attacker's guest has for each."""
+        """The volumes by the attacker's name for each."""
         return {"0": self.mine, "1": self.other, "2": self.fixed}
 
 
@@ -77,7 +78,8 @@ def volumes(tmp_path: Path) -> Iterator[Volumes]:
 
 @pytest.fixture(scope="module")
 def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShareDaemons]:
-    """Each may have few files open, so that a client soon has them all. Children of earlier tests are theirs to end."""
+    """The daemons, which may have few files open, so that a client soon exhausts them. Earlier tests end their own
+    children."""
     earlier = running_children()
     daemons = ShareDaemons(VmCgroups(hierarchies()), PROGRAM, open_files=FEW)
     yield daemons
@@ -114,7 +116,7 @@ def attackers(daemons: ShareDaemons, volumes: Volumes, tmp_path: Path) -> Iterat
 
 @pytest.fixture
 def victims(daemons: ShareDaemons, volumes: Volumes, tmp_path: Path) -> Iterator[FuseClient]:
-    """Another VM's, whose client is honest."""
+    """The daemon of another VM with an honest client."""
     place = Place(f"{tmp_path}/shares/{VICTIM}")
     daemons.start(place, UID, (SharedMount(str(volumes.victims)),), soon())
     with FuseClient(place.socket) as client:
@@ -134,7 +136,7 @@ def content(client: FuseClient, path: str) -> str:
 
 
 def test_the_attacker_can_use_its_own_volumes(client: FuseClient, volumes: Volumes) -> None:
-    """Otherwise all that follows says nothing."""
+    """Otherwise the other tests here prove nothing."""
     assert content(client, "0/file") == "hello"
     made, handle = client.create(client.walk("0"), "new", uid=1234)
     assert client.write(made.node, handle, b"by the guest") == 12
@@ -147,7 +149,8 @@ def test_the_attacker_can_use_its_own_volumes(client: FuseClient, volumes: Volum
 )
 @pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFLNK])
 def test_special_files_are_never_opened(client: FuseClient, volumes: Volumes, kind: int, flags: int) -> None:
-    """As the node may have left it in a volume: a device that answers, a FIFO that nobody writes, a link out of the volume."""
+    """Files that the node may have left in a volume: a device that answers, a FIFO without a writer, a symlink out of
+    the volume."""
     path = volumes.mine / "odd"
     if kind == stat.S_IFLNK:
         path.symlink_to(volumes.top / "shadow")
@@ -171,7 +174,7 @@ def test_special_files_are_never_opened(client: FuseClient, volumes: Volumes, ki
 
 
 def test_device_nodes_cannot_be_opened_in_the_daemons_mounts(attackers: Place) -> None:
-    """Not even to a virtiofsd that was taken over. Set-user-ID files and programs mean nothing there either."""
+    """Not even a taken-over virtiofsd can open them. Set-user-ID files have no effect there either."""
     for pid in serving(attackers):
         lines = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
         options = {line[4].removeprefix(attackers.root): set(line[5].split(",")) for line in lines}
@@ -198,7 +201,7 @@ def test_exchange_and_whiteout_leave_no_usable_device(client: FuseClient, volume
 
 
 def test_files_cannot_be_linked_or_moved_between_volumes(client: FuseClient, volumes: Volumes) -> None:
-    """All are of one file system, so that the kernel could."""
+    """All volumes are on one file system, so the kernel could do it."""
     before = tree(volumes)
     for source in ("0", "1", "2"):
         for into in {"0", "1", "2"} - {source}:
@@ -286,7 +289,7 @@ def test_no_name_leads_out_of_a_volume(client: FuseClient, volumes: Volumes, nam
 
 
 def test_the_parent_of_a_volume_shows_only_the_volumes(client: FuseClient, volumes: Volumes) -> None:
-    """ROOT's own inode is not the node's, whatever is asked for."""
+    """ROOT's inode is not the node's, whatever the request."""
     for start in ("0", "2"):
         node = client.walk(start)
         for _ in range(5):
@@ -335,7 +338,7 @@ def test_the_attackers_symlinks_are_never_followed_on_the_node(
 
 
 def test_handles_and_nodes_of_others_are_invalid(client: FuseClient, victims: FuseClient, volumes: Volumes) -> None:
-    """Also those that the victim's daemon gave its own client."""
+    """This includes those that the victim's daemon gave its own client."""
     node = victims.walk("0/file")
     handle = victims.open(node)
     assert victims.read(node, handle) == SECRET.encode()
@@ -378,7 +381,8 @@ def test_attributes_with_an_effect_on_the_node_cannot_be_set(client: FuseClient,
 def test_the_attackers_open_files_are_bounded_and_others_are_served(
     client: FuseClient, victims: FuseClient, volumes: Volumes
 ) -> None:
-    """Each file that a guest has looked up is one open in virtiofsd until the guest forgets it, and those of the node are few."""
+    """virtiofsd keeps each file open that a guest has looked up, until the guest forgets it, and the node has few open
+    files to spare."""
     for number in range(FEW + 100):
         (volumes.mine / str(number)).touch()
     held: list[int] = []
@@ -439,16 +443,16 @@ def test_lies_about_references_or_files_end_at_most_the_attackers_own_daemon(
 def test_lies_about_memory_end_at_most_the_attackers_own_daemon(
     attackers: Place, victims: FuseClient, chain: list[tuple[int, int, int, int]]
 ) -> None:
-    """Addresses outside of the guest's memory, a chain that bites its tail, one that leads out of the table."""
+    """Addresses outside of the guest's memory, a circular chain, and a chain that leaves the table."""
     with FuseClient(attackers.socket, patience=1.0) as client, contextlib.suppress(Gone):
         client.chain(chain)
     assert content(victims, "0/file") == SECRET
 
 
 def test_setuid_files_are_possible_as_for_the_root_of_a_container(client: FuseClient, volumes: Volumes) -> None:
-    """Files keep their owners, so a guest's root can leave such a file in a volume that it may write, as a container's root can.
-    What keeps local users of the node from it are the directories above a volume; a file's capabilities, which need no owner,
-    cannot be set."""
+    """Files keep their owners, so a guest's root can leave a setuid file in a writable volume, as a container's root
+    can. The directories above a volume protect it from local users of the node; file capabilities, which need no
+    owner, cannot be set."""
     made, _ = client.create(client.walk("0"), "tool", mode=0o4755)
     with contextlib.suppress(OSError):
         client.call(fuse.SETATTR, made.node, attributes(mode=0o4755))
@@ -475,7 +479,7 @@ def broken(top: int, guess: random.Random) -> Iterator[bytes]:
 
 
 def tree(volumes: Volumes) -> dict[str, tuple[int, ...]]:
-    """All of the node's file system that guests might change."""
+    """Everything in the node's file system that guests might change."""
     found: dict[str, tuple[int, ...]] = {}
     for path in sorted(volumes.top.rglob("*")):
         status = path.lstat()

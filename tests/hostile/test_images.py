@@ -1,4 +1,4 @@
-"""Images made to do harm, pulled as kubelet does: each is refused in words that say why, and nothing of it stays."""
+"""Malicious images, pulled as by kubelet: each is refused with the reason, and nothing of it stays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> ImageFileStore:
 
 
 def member(name: str, data: bytes = b"", **fields: object) -> bytes:
-    """An archive of one entry whose header fields are as given."""
+    """An archive of one entry with the given header fields."""
     entry = tarfile.TarInfo(name)
     entry.size = len(data)
     for field, value in fields.items():
@@ -60,7 +60,7 @@ def pax(record: bytes, size: int = 0) -> bytes:
 
 
 def rewritten(archive: bytes, offset: int, field: bytes) -> bytes:
-    """The first header with another field, its checksum made good."""
+    """The first header with one field changed and a valid checksum."""
     header = bytearray(archive[:512])
     header[offset : offset + len(field)] = field
     header[148:156] = b" " * 8
@@ -105,7 +105,7 @@ def test_a_malicious_layer_is_refused(web: WebServer, refused: Callable[..., Non
 
 
 def zeros(size: int) -> bytes:
-    """A tar of one file of so many zeros; the bytes beside the disk are nobody's."""
+    """A tar with one file of so many zeros."""
     return member("ballast", bytes(size))
 
 
@@ -121,7 +121,7 @@ def test_a_decompression_bomb_is_refused_early(web: WebServer, refused: Callable
 
 
 def test_other_images_are_pulled_while_a_layer_unpacks_for_an_hour(web: WebServer, tmp_path: Path) -> None:
-    """A terabyte of zeros is refused at 64 GiB, after minutes; here its pull is given up before, and leaves nothing."""
+    """A terabyte of zeros is refused at 64 GiB, after minutes; here the pull is cancelled before, and leaves nothing."""
     gibibyte = zstd.compress(bytes(1 << 30))
     # Called like a raw disk: of others, so many bytes are refused at once where there is no room for them.
     header = rewritten(member("ballast.img"), 124, b"\x80" + (1 << 40).to_bytes(11, "big"))[:512]
@@ -236,7 +236,7 @@ def test_a_malicious_disk_is_refused(
 
 
 def test_a_sound_image_is_pulled_after_malicious_ones(web: WebServer, store: ImageFileStore, tmp_path: Path) -> None:
-    """Two of them at once, and a hostile one beside them."""
+    """Two pulls of the sound image at once, and a malicious one beside them."""
     sound = qcow2(tmp_path)
     names = [web.serve("/sound.qcow2", sound), FakeRegistry(web).push("a/sound", {"disk/a.img": sound})]
     evil = web.serve("/evil.qcow2", VMDK.ljust(1024, b"\n"))
@@ -257,7 +257,7 @@ def test_a_sound_image_is_pulled_after_malicious_ones(web: WebServer, store: Ima
 
 
 def test_a_sparse_archive_by_gnu_tar_is_refused(web: WebServer, refused: Callable[..., None], tmp_path: Path) -> None:
-    """A terabyte in two kilobytes."""
+    """The archive has a terabyte in two kilobytes."""
     (tmp_path / "disk").mkdir()
     with open(tmp_path / "disk/a.img", "wb") as file:
         file.truncate(1 << 40)

@@ -1,4 +1,5 @@
-"""A source, a pod's author or a local user takes more than a node is to give: time of a pull, a disk's size, an image's bytes."""
+"""A source, a pod's author or a local user takes more than a node allows: time of a pull, size of a disk, an image's
+bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def web() -> Iterator[WebServer]:
 
 
 def trickled(web: WebServer, piece: bytes) -> str:
-    """Sent again and again, of what is announced to be a GiB."""
+    """Serves an image of an announced GiB by sending the piece again and again; returns its name."""
 
     def trickle(request: http.server.BaseHTTPRequestHandler) -> None:
         request.send_response(200)
@@ -83,7 +84,7 @@ def test_a_root_volume_that_is_too_large_for_the_node_is_refused(tmp_path: Path)
 
 @pytest.fixture
 def open_to_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Whatever pytest's own directories let others do: the store's rights alone decide."""
+    """Opens pytest's own directories, so that the store's permissions alone decide."""
     directory = tmp_path_factory.mktemp("store")
     for path in (directory, *list(directory.parents)[:2]):
         path.chmod(0o755)
@@ -133,7 +134,7 @@ def test_only_root_can_read_an_image_that_virtshim_opens_for_qemu(
 
 @pytest.fixture
 def sound_disk(tmp_path: Path) -> Callable[[], bytes]:
-    """Another one at each call."""
+    """A different sound disk at each call."""
     sizes = iter(range(16, 32))
 
     def make() -> bytes:

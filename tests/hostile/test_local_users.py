@@ -1,4 +1,4 @@
-"""A local user of the node without rights reads what libvirt's read-only socket shows of VMs: their definitions."""
+"""An unprivileged local user reads the definitions of VMs on libvirt's read-only socket."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A child that was taken over while it unpacked layers, and answers as a sound one would: of layers that are not those of the
-image's config it says that they are. What other tenants pulled, or will pull, stays theirs."""
+"""A child that was taken over while it unpacked layers lies about them: it claims that foreign layers match the image's
+config. Images that other tenants pull must stay intact."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Node:
         self.store = store
 
     def seen(self, reference: str) -> dict[str, bytes]:
-        """What a pod has of that image: its disk, and the files of a volume."""
+        """The image as a pod sees it: its disk, and the files of a volume."""
         answer = self.client.ImageStatus(pb.ImageStatusRequest(image=pb.ImageSpec(image=reference), verbose=True))
         facts = json.loads(answer.info["info"])
         found = {}
@@ -63,7 +63,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.fixture
 def taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    """While it is entered, whatever unpacks layers believes in all of them."""
+    """Inside the block, the code that unpacks layers accepts all of them."""
     copy = tmp_path / "virtshim-copy"
     for package in ("vmwrapper", "virtshim"):
         shutil.copytree(PROJECT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -80,7 +80,7 @@ def taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
 
 
 def push(registry: FakeRegistry, name: str, told: dict[str, bytes], brought: dict[str, bytes]) -> str:
-    """An image that has the config of `told`, and the layer of `brought`."""
+    """An image with the config of `told` and the layer of `brought`."""
     registry.manifest(name, [(gzip.compress(tar(brought)), tar(told))])
     return registry.name(name)
 

@@ -1,4 +1,4 @@
-"""A tenant has a node pull many images at once, each of which its registry never brings to an end."""
+"""A tenant has a node pull many images at once whose registries never finish."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def node(tmp_path: Path) -> Iterator[tuple[Client, Path]]:
 
 
 def pull(client: Client, image: str, namespace: str) -> str:
-    """The digest, or the words of the refusal."""
+    """Pulls; returns the digest or the refusal's message."""
     pod = pb.PodSandboxConfig(metadata=pb.PodSandboxMetadata(name="a", namespace=namespace, uid="u"))
     request = pb.PullImageRequest(image=pb.ImageSpec(image=image), sandbox_config=pod)
     try:
@@ -55,7 +55,7 @@ def pull(client: Client, image: str, namespace: str) -> str:
 
 
 def endless(registry: FakeRegistry, repository: str, until: threading.Event) -> str:
-    """An image whose last bytes do not come before `until`."""
+    """An image whose last bytes come only after `until`."""
     plain = tar({f"files/{repository}-{n}": os.urandom(64) for n in range(FILES)})
     packed = gzip.compress(plain, 1)
     registry.manifest(repository, [(packed, plain)])
@@ -78,7 +78,7 @@ def sends_all_but_the_end(packed: bytes, until: threading.Event) -> Callable[[An
 
 
 def children() -> dict[int, int]:
-    """Of this process, those that unpack layers -> their resident bytes."""
+    """The children of this process that unpack layers -> their resident bytes."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it, or one of them, has ended
@@ -94,7 +94,7 @@ def processor_seconds() -> float:
 
 
 def test_a_tenants_pulls_are_bounded_and_leave_places_for_others(web: WebServer, node: tuple[Client, Path]) -> None:
-    """Processes, memory, inodes and processor time of all pulls together."""
+    """Bounds processes, memory, inodes and processor time of all pulls together."""
     client, images = node
     registry, until = FakeRegistry(web), threading.Event()
     honest = registry.push("honest", {"disk/a.img": b"\xeb\x3c" + os.urandom(1022)})

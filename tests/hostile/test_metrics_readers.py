@@ -1,4 +1,4 @@
-"""Who may not read a node's metrics, and who would keep Prometheus from reading them."""
+"""Clients that may not read a node's metrics, and clients that try to keep Prometheus from reading them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_host_names_are_allowed_on_a_network_address() -> None:
 
 @pytest.mark.parametrize("words", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 def test_holding_all_connections_does_not_block_prometheus(words: bytes) -> None:
-    """The last one asks, and does not read."""
+    """The last client sends a request and does not read the answer."""
     with serving("127.0.0.1:0", MUCH) as server, contextlib.ExitStack() as held:
         for _ in range(20):
             one = held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
@@ -85,7 +85,7 @@ def test_holding_all_connections_does_not_block_prometheus(words: bytes) -> None
 
 
 def test_repeated_requests_compute_few_answers_at_once() -> None:
-    """A node's metrics take a while. Who had to make room for others has asked for them already."""
+    """A node's metrics take a while. A client that was dropped for others has already requested them."""
     changed, at_once, may_end = threading.Condition(), 0, False
 
     def render() -> None:

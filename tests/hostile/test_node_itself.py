@@ -1,4 +1,4 @@
-"""A pod's author names an image at the node itself, where daemons listen that trust whoever reaches them on loopback."""
+"""A pod's author names an image on the node itself, where daemons trust every client on loopback."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_registry_on_the_node_is_not_contacted(web: WebServer, make_store: Mak
 def test_a_host_name_for_loopback_is_not_contacted_even_if_a_server_is_listed(
     web: WebServer, make_store: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operator has listed a server, and not all names that anybody has given to loopback."""
+    """The operator has listed a server, not every host name for loopback."""
     port = int(web.address.rpartition(":")[2])
 
     def there(*_: object, **__: object) -> list[Any]:
@@ -94,7 +94,7 @@ def test_a_redirect_to_the_node_is_refused(web: WebServer, make_store: Make) -> 
 def test_an_http_proxy_is_not_asked_for_a_server_on_the_node(
     web: WebServer, make_store: Make, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    """It might be on the node, too."""
+    """The proxy might be on the node, too."""
     monkeypatch.setenv("http_proxy", f"http://{web.address}")
     monkeypatch.delenv("no_proxy", raising=False)
     refused(make_store(), f"http://{host}:10250/pods.img")

@@ -1,4 +1,5 @@
-"""Root on one node has the token by which the DaemonSet labels it. The policy beside it is evaluated as the API server does."""
+"""Root on one node has the token with which the DaemonSet labels it. The admission policy is evaluated as by the API
+server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pod takes all it can get of what pods share: the others, and its own probes, are served all the same."""
+"""One pod takes as much as it can of shared resources; the others, and its own probes, are still served."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_probe_runs_while_user_sessions_hold_all_their_ports(
 
 @dataclass(frozen=True)
 class Awaited(CancellableDeadline):
-    """One that tells when somebody waits."""
+    """A deadline that reports when somebody waits on it."""
 
     is_awaited: threading.Event = field(default_factory=threading.Event)
 

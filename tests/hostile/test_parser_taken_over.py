@@ -1,6 +1,7 @@
-"""A file that takes its parser over: what then runs finds nothing to read, nobody to talk to, and an end to what it may use.
+"""A file takes its parser over: the attacker's code finds nothing to read, nobody to talk to, and limits on what it
+uses.
 
-It is played by a qemu-img of the attacker's, and by a tar reader of his in a copy of virtshim.
+The attack is played by a malicious qemu-img, and by a malicious tar reader in a copy of virtshim.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def web() -> Iterator[WebServer]:
 
 @pytest.fixture
 def attack(tmp_path: Path) -> Iterator[str]:
-    """The code, with what there is to be had."""
+    """The attack's code, with its targets."""
     secret = tmp_path / "secret"
     secret.write_text("hunter2")
     secret.chmod(0o600)
@@ -111,7 +112,7 @@ def store(tmp_path: Path) -> Iterator[ImageFileStore]:
 def false_qemu_img(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., None]]:
-    """Puts a program before the real one, where everybody can run it."""
+    """Puts a program in PATH before the real one, where everybody can run it."""
     directory = Path("/var/tmp") / f"virtshim-{tmp_path_factory.mktemp('programs').name}-{os.getpid()}"
     directory.mkdir(mode=0o755)
     monkeypatch.setitem(process.ENVIRONMENT, "PATH", f"{directory}:{process.ENVIRONMENT['PATH']}")
@@ -157,7 +158,7 @@ def test_a_taken_over_qemu_img_reaches_nothing(web, store, attack, false_qemu_im
 def test_a_qemu_img_taken_over_while_it_copies_to_a_volume_reaches_only_that_volume(
     tmp_path: Path, attack: str, false_qemu_img
 ) -> None:
-    """It is root's, as the device, and that is all it has of root."""
+    """The volume belongs to root, as a device does, and is all that it has of root."""
     fd = "import sys; FD = sys.argv[3].rpartition('/')[2].partition('\"')[0]\n"
     modes = "import os\nfor change in (lambda: os.chmod(SECRET, 0o644), lambda: os.chown(SECRET, 1, 1)):\n"
     modes += "    try: change(); sys.stderr.write('a mode')\n    except OSError: pass\n"
@@ -184,7 +185,7 @@ def test_a_taken_over_layer_unpacker_reaches_nothing(web, store, attack, false_t
 
 
 def test_the_same_attack_as_root_reaches_everything(attack: str) -> None:
-    """Else the two tests above would show nothing."""
+    """Otherwise the two tests above would prove nothing."""
     code = f"FD = ''\n{attack}\nLANDLOCK = True\nprint(_reached())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     Path("/tmp/virtshim-taken-over").unlink()

@@ -1,4 +1,4 @@
-"""Who answers in the place of a web server that an operator has let in."""
+"""An attacker answers in place of a web server that the operator allows."""
 
 from __future__ import annotations
 

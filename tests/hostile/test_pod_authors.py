@@ -1,7 +1,7 @@
-"""A pod's author writes what no pod should have: names, paths, annotations, mounts, images, devices.
+"""A pod's author uses hostile values: names, paths, annotations, mounts, images, devices.
 
-What kubelet would send is sent to the real CRI server. Each attempt ends in one clear error that names the field, with nothing
-half-made left, or it does no harm: then the VM's definition is that of any other pod.
+They are sent to the real CRI server as kubelet would. Each attempt ends in one clear error that names the field, with
+nothing half-made left, or it does no harm: then the VM's definition is that of any other pod.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PROFILE = NodeProfile("node", DomainType.QEMU, "/usr/libexec/virtshim/vmwrapper"
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[tuple[World, Client]]:
-    """Its VMs are defined as libvirt's would be: what cannot stand in a definition is refused."""
+    """A node whose VMs are defined as by libvirt: text that cannot be in a definition is refused."""
     with served(tmp_path) as (world, client, _):
         world.pull()
         define = world.outside.vms.define
@@ -83,7 +83,7 @@ def test_a_container_is_refused_if_it_has(node: tuple[World, Client], attempt: A
 
 
 def definition(world: World, container_id: str) -> str:
-    """Without what tells one VM from another."""
+    """The definition without the parts that differ between VMs."""
     there = world.container(ContainerId(container_id))
     spec = world.outside.vms.spec(there.domain_uuid)
     text = domain_xml.build(spec, PROFILE)
@@ -100,7 +100,7 @@ def definition(world: World, container_id: str) -> str:
 
 @pytest.mark.parametrize("attempt", HARMLESS, ids=str)
 def test_harmless_settings_give_the_same_vm_definition(node: tuple[World, Client], attempt: Harmless) -> None:
-    """The VM is defined as any other one, and its guest is told of nothing that the pod could not say plainly."""
+    """The VM is defined as any other, and its guest gets nothing that the pod could not set openly."""
     world, client = node
     ordinary = client.run("ordinary")
     wanted = definition(world, client.create(ordinary))
@@ -151,7 +151,7 @@ def test_an_invalid_image_name_is_not_pulled(node: tuple[World, Client], image: 
 
 
 def test_ordinary_pod_and_container_names_are_accepted(node: tuple[World, Client]) -> None:
-    """What is refused above is refused for what it is."""
+    """Shows that the attempts above are refused for their own reason."""
     _, client = node
     sandbox = client.RunPodSandbox(pb.RunPodSandboxRequest(config=pod("a.b-c"))).pod_sandbox_id
     request = pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=container("vm-1"))

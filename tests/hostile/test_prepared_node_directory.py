@@ -1,4 +1,4 @@
-"""Another user of the machine has prepared what root then names with `virtshim up --dir` or `down --dir`."""
+"""Another user of the machine has prepared a directory that root then passes to `virtshim up --dir` or `down --dir`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WouldServe(Exception):
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Below a directory in which everybody may make names, as /tmp. No daemon is started."""
+    """A path below a directory in which everybody can create files, as in /tmp. No daemon is started."""
 
     def serve(*_: object) -> None:
         raise WouldServe
@@ -213,7 +213,7 @@ def test_a_fifo_or_a_strangers_file_is_not_used_as_lock(place: Path) -> None:
 
 
 def test_down_does_not_signal_a_process_that_does_not_hold_the_lock(place: Path) -> None:
-    """The lock is held, by one process, and names another."""
+    """One process holds the lock, which names another process."""
     node = NodeDir.at(str(own(place / "n")))
     own(Path(node.run))
     Path(node.config_file).write_text("")
@@ -235,7 +235,7 @@ def test_down_does_not_signal_a_process_that_does_not_hold_the_lock(place: Path)
 
 
 def test_a_vmwrapper_owned_by_a_stranger_is_replaced_even_if_identical(place: Path) -> None:
-    """It could be changed after the look at it."""
+    """Its owner could change it after the check."""
     bundle.write(str(place / "vmwrapper"))
     os.chown(place / "vmwrapper", STRANGER, STRANGER)
     bundle.write(str(place / "vmwrapper"))

@@ -1,4 +1,4 @@
-"""Web servers that lead a pull to what is no address."""
+"""Web servers that redirect a pull to an invalid address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registries and web servers made to do harm, or broken: kubelet is told what is wrong by a code that fits, and nothing stays."""
+"""Malicious or broken registries and web servers: kubelet gets a fitting error code with the reason, and nothing stays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the tries of a download."""
+    """Removes the pauses between the tries of a download."""
     monkeypatch.setattr("virtshim.images.downloads.resumed.PAUSES", (0.0, 0.0, 0.0))
 
 
@@ -182,7 +182,7 @@ ANSWERS: dict[str, tuple[Callable[[Request], None], grpc.StatusCode, str]] = {
 
 @pytest.mark.parametrize("case", ANSWERS)
 def test_a_bad_answer_of_a_registry_is_reported(web: WebServer, refused: Callable[..., None], case: str) -> None:
-    """When it is asked for the layer of an image that is sound."""
+    """The registry is asked for the layer of a sound image."""
     route, code, words = ANSWERS[case]
     name, path = sound(web)
     web.routes[path] = route
@@ -193,7 +193,7 @@ def test_a_bad_answer_of_a_registry_is_reported(web: WebServer, refused: Callabl
 def test_a_part_with_an_invalid_content_range_is_rejected(
     web: WebServer, refused: Callable[..., None], words: str
 ) -> None:
-    """Of a file, and of a layer, of which half has come."""
+    """Half of a file, or of a layer, has arrived."""
     name, path = sound(web)
     for at in (path, "/a.img"):
         web.routes[at] = cut_unless_a_part(says(206, LAYER[100:], Content_Range=words, ETag='"1"'))

@@ -1,5 +1,5 @@
-"""Strangers write much of what is searched, and a search holds the lock of all Python threads. So its time must grow with the
-length of a text, not with the square of it."""
+"""Strangers write much of the text that is searched, and a search holds the lock of all Python threads. So its time must
+grow with the length of a text, not with its square."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def sources(top: Path = PROJECT) -> Iterator[Source]:
 
 
 def imported(name: str) -> ModuleType | None:
-    """None: it is a program, or a migration, which is no module to import."""
+    """Imports the module; None for a program or a migration."""
     return None if name.endswith("__main__") or "migrations" in name else importlib.import_module(name)
 
 
@@ -89,7 +89,7 @@ def patterns_in(value: object) -> Iterator[re.Pattern[Any]]:
 
 
 def uses(trees: Iterable[ast.Module]) -> dict[str, set[str]]:
-    """Name -> the methods of what has that name, in all modules: a pattern may be another's."""
+    """Name -> the methods called on it, in all modules, because a pattern may be defined elsewhere."""
     found: dict[str, set[str]] = {}
     for tree in trees:
         for node in ast.walk(tree):
@@ -99,7 +99,7 @@ def uses(trees: Iterable[ast.Module]) -> dict[str, set[str]]:
 
 
 def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """What is called of the module `re`, and how. Raises AssertionError for ways that would hide it."""
+    """The calls of the module `re`. Raises AssertionError for ways that would hide them."""
     called = set()
     for node in ast.walk(tree):
         match node:
@@ -116,7 +116,7 @@ def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
 
 
 def told(way: str, call: ast.Call, names: Mapping[str, object]) -> re.Pattern[Any] | None:
-    """The pattern of a call, with its flags, as far as its module's own names say it."""
+    """The pattern of a call with its flags, as far as names of its module determine it."""
     flags = [*call.args[TAKING[way] :], *(word.value for word in call.keywords if word.arg == "flags")]
     try:
         pattern, *flag = (
@@ -128,8 +128,8 @@ def told(way: str, call: ast.Call, names: Mapping[str, object]) -> re.Pattern[An
 
 
 def searches(top: Path = PROJECT) -> Iterator[tuple[str, re.Pattern[Any], str]]:
-    """Where, what, and how: by `search` unless it is only ever matched from a text's beginning. Raises AssertionError for one
-    that cannot be found out."""
+    """The place, the pattern and the method: `search` unless it is only ever matched from a text's beginning. Raises
+    AssertionError for a pattern that cannot be determined."""
     found = list(sources(top))
     used = uses(source.tree for source in found)
     for source in found:
@@ -164,7 +164,7 @@ def seconds(pattern: re.Pattern[Any], way: str, text: str) -> float:
 
 
 def too_slow(pattern: re.Pattern[Any], way: str, longest: int) -> float:
-    """How long one of the texts took, if that is too long or grows faster than the text; else 0."""
+    """The time of one of the texts, if it is too long or grows faster than the text; else 0."""
     lengths = [length for length in LENGTHS if length < longest] + [min(LENGTHS[-1], longest)]
     for texts in zip(*(pumped.texts(pattern, length) for length in lengths), strict=True):
         for text in texts:
@@ -250,7 +250,7 @@ def test_the_test_fails_for_a_pattern_that_it_cannot_determine(tmp_path: Path, c
 @pytest.mark.parametrize("unit", ["a/", "a", "a:1/", "a.", "[", "library/", "docker.io/", ":", "@", "sha256:", "%"])
 @pytest.mark.parametrize("scheme", ["", "https://", "file:///"])
 def test_a_long_image_name_is_parsed_quickly(scheme: str, unit: str) -> None:
-    """The length that the patterns of names are tried with is one that they really get at most."""
+    """The tested length is the greatest that the patterns of names can get."""
     name = scheme + unit * ((8 << 20) // len(unit))
     began = time.thread_time()
     with pytest.raises(InvalidRequest):
@@ -280,7 +280,7 @@ def test_an_operators_pattern_matches_in_linear_time_without_blocking_threads(ca
 
 
 class Ticks:
-    """What another thread does meanwhile: the longest time that it was kept from it."""
+    """Another thread: the longest time that it was blocked."""
 
     def __init__(self) -> None:
         self.longest = 0.0

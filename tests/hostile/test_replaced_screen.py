@@ -1,6 +1,6 @@
-"""A QEMU that its guest took over has put something else in the place of its VNC socket, while the directory was its own.
+"""A QEMU that its guest has taken over has replaced its VNC socket while the directory was its own.
 
-Whoever may forward port 5900 of such a pod would have a stream to it, with root's credentials on it.
+Without a check, forwarding port 5900 of such a pod would give a stream to the replacement, with root's credentials.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def a_qemu(path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Roots:
-    """A service of root's that trusts root, such as libvirt's or D-Bus'."""
+    """A service that trusts root, such as libvirt or D-Bus."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -163,7 +163,7 @@ def test_a_socket_in_place_of_the_screen_gets_no_byte(machine: Machine, replaced
 
 @pytest.mark.parametrize("make", [os.symlink, os.link])
 def test_the_screen_of_another_vm_is_not_reached(machine: Machine, make: Callable[[Path, Path], None]) -> None:
-    """Of the same user: their processes tell them apart."""
+    """The other VM has the same user; the process identifies it."""
     with a_qemu(machine.others_screen):
         machine.screen.unlink()
         make(machine.others_screen, machine.screen)

@@ -1,4 +1,4 @@
-"""Local users who want to see, or type to, the screen that an operator looks at with `virtshim vnc`."""
+"""Local users who try to see, or type to, the screen that an operator views with `virtshim vnc`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ except OSError as exc:
 
 @pytest.fixture(params=["127.0.0.1:0", "[::1]:0", ""], ids=["IPv4", "IPv6", "by itself"])
 def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[bytes]]]:
-    """Where it is shown, and what was typed."""
+    """The address of the screen, and the input typed to it."""
     monkeypatch.setenv("SUDO_UID", str(OPERATOR))
     typed: list[bytes] = []
 

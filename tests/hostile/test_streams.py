@@ -1,4 +1,4 @@
-"""Clients and pods of exec, attach and port-forward that take all they can, do not read, or end as they like."""
+"""Clients and pods of exec, attach and port-forward that take all they can, do not read, or end unexpectedly."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_node() -> Iterator[Callable[..., StreamNode]]:
 
 
 def pair(client: SpdyClient, port: int, request_id: int = 0) -> tuple[int, int]:
-    """Error and data stream of one connection, as client-go opens them."""
+    """The error and data streams of one connection, as client-go opens them."""
     error = client.open(streamtype="error", port=str(port), requestid=str(request_id))
     client.write(error, b"", fin=True)
     return error, client.open(streamtype="data", port=str(port), requestid=str(request_id))
@@ -58,7 +58,7 @@ def upper(connection: socket.socket) -> None:
 
 
 def is_served(node: StreamNode) -> bool:
-    """Another pod's client."""
+    """Whether another pod's client is served."""
     with listening(upper) as port:
         client = spdy(node.forward(pod=OTHER), PORTFORWARD)
         _, data = pair(client, port)
@@ -123,7 +123,7 @@ def test_a_client_that_leaves_during_its_handshake_takes_no_place(
 
 
 def idle(connection: socket.socket) -> None:
-    """It never reads, and says nothing."""
+    """A peer that never reads and never writes."""
     threading.Event().wait(20)
 
 
@@ -148,7 +148,7 @@ def test_a_pods_forwarded_connections_beyond_its_limit_are_refused_with_the_reme
 
 @contextlib.contextmanager
 def deaf() -> Iterator[int]:
-    """A pod's service that reads nothing, and whose kernel takes little."""
+    """A pod's service that reads nothing, and whose kernel buffers little."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         listener.bind(("127.0.0.1", 0))
@@ -157,13 +157,13 @@ def deaf() -> Iterator[int]:
 
 
 def held() -> int:
-    """Bytes in all pipes of this process."""
+    """The bytes in all pipes of this process."""
     gc.collect()
     return sum(found.waiting for found in gc.get_objects() if isinstance(found, Pipe))
 
 
 def send_all_it_takes(client: SpdyClient, streams: list[int], most: int) -> None:
-    """In turns, until the server reads no more."""
+    """Sends to each in turn until the server stops reading."""
     client.sock.settimeout(0.5)
     with contextlib.suppress(TimeoutError):
         for _ in range(most // len(streams) // 32768):

@@ -1,4 +1,4 @@
-"""A package index that was taken over: what set-up and the documents tell pip to do lets none of its code in."""
+"""A taken-over package index: pip, called as by set-up and the documents, runs none of its code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ raise SystemExit("taken over")
 
 
 def wheel(directory: Path, name: str, version: str, module: str) -> Path:
-    """`name` with one module of that text."""
+    """A wheel `name` with one module of that text."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": module,
@@ -53,7 +53,7 @@ def wheel(directory: Path, name: str, version: str, module: str) -> Path:
 
 
 def source_package(directory: Path, name: str, version: str, builder: str) -> Path:
-    """Its file is the one in the lock; what builds it is not."""
+    """A source package that matches the lock, but whose build tool does not."""
     made = directory / f"{name}-{version}.tar.gz"
     files = {
         "pyproject.toml": f'[build-system]\nrequires = ["{builder}"]\nbuild-backend = "{builder}"\n',
@@ -68,13 +68,13 @@ def source_package(directory: Path, name: str, version: str, builder: str) -> Pa
 
 
 def commands(text: str) -> list[list[str]]:
-    """The options of each pip command there that reads a lock."""
+    """The options of each pip command there that uses a lock."""
     found = re.findall(r"pip\b[^|;&`\n]*?\sinstall\s([^|;&`\n]*\s-r [^|;&`\n]*)", text.replace("\\\n", " "))
     return [shlex.split(one) for one in found]
 
 
 def installing(options: list[str], lock: Path, index: Path, target: Path) -> subprocess.CompletedProcess[str]:
-    """As the command, with another lock and another index."""
+    """Runs the command with another lock and another index."""
     options = [str(lock) if option.endswith(".lock") else option for option in options]
     return subprocess.run(
         [sys.executable, "-m", "pip", "install", *options, "--no-index", "--find-links", index, "--target", target],
@@ -84,7 +84,7 @@ def installing(options: list[str], lock: Path, index: Path, target: Path) -> sub
 
 @pytest.fixture
 def told(place: str, pytestconfig: pytest.Config) -> list[list[str]]:
-    """What one place tells people to run."""
+    """The pip commands of one place."""
     found = commands((pytestconfig.rootpath / place).read_text())
     assert found, f"{place} installs by no lock"
     return found
@@ -92,7 +92,7 @@ def told(place: str, pytestconfig: pytest.Config) -> list[list[str]]:
 
 @at_each_place(PLACES[0])
 def test_a_build_tool_outside_the_locks_never_runs(told: list[list[str]], tmp_path: Path) -> None:
-    """libvirt-python is built from source. What pip fetches to build a package is checked by no hash."""
+    """libvirt-python is built from source. No hash checks the packages that pip fetches for a build."""
     index, mark = tmp_path / "index", tmp_path / "taken over"
     index.mkdir()
     wheel(index, "evil_builder", "99", BACKEND.format(mark=str(mark)))
@@ -122,7 +122,7 @@ def test_a_file_that_does_not_match_the_lock_is_refused(told: list[list[str]], t
 
 @at_each_place(PLACES[2])
 def test_a_package_outside_the_locks_is_not_installed_as_a_dependency(told: list[list[str]], tmp_path: Path) -> None:
-    """A locked wheel whose metadata asks for one more."""
+    """The metadata of a locked wheel requires one more package."""
     index = tmp_path / "index"
     index.mkdir()
     wheel(index, "evil", "1.0", "")

@@ -1,4 +1,4 @@
-"""The machine that the package is installed on, emulated: ./machine built it. Commands run in it by its guest agent."""
+"""The emulated machine on which the package is installed, built by ./machine. Its guest agent runs the commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DELIMITER = b"\xff"
 
 
 class Failed(Exception):
-    """A command in the machine, or the machine."""
+    """A command in the machine, or the machine itself, failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Machine:
         shutil.rmtree(self.directory)
 
     def wait_for_boot(self, seconds: float, unlike: str = "") -> str:
-        """The id of this boot, which is another than `unlike`, once systemd has started what it has to start."""
+        """Waits until systemd has started everything; returns the id of this boot, which differs from `unlike`."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             with contextlib.suppress(Failed, OSError):
@@ -102,7 +102,7 @@ class Machine:
         return "\n".join(self.console.read_text(errors="replace").splitlines()[-40:])
 
     def run(self, command: str, seconds: float = 120) -> Done:
-        """As root, by sh; both output streams."""
+        """Runs a command as root, by sh; returns both output streams."""
         words = {"path": "/bin/bash", "arg": ["-c", f"exec 2>&1; {command}"], "capture-output": True}
         pid = self._ask("guest-exec", words)["pid"]
         until = time.monotonic() + seconds
@@ -119,7 +119,7 @@ class Machine:
         self._send("guest-exec", {"path": "/bin/systemctl", "arg": ["reboot"]})
 
     def _connect(self) -> None:
-        """Once, before the machine boots, and for good: a port whose other end comes and goes meanwhile may stay deaf."""
+        """Connects once, before the machine boots, and for good: a port whose other end disconnects may stop working."""
         agent = socket.socket(socket.AF_UNIX)
         agent.settimeout(30)
         until = time.monotonic() + 30
@@ -135,7 +135,7 @@ class Machine:
                 return
 
     def _synchronise(self) -> None:
-        """Forgets answers to what was asked before."""
+        """Discards answers to earlier requests."""
         assert self._agent is not None
         number = time.monotonic_ns() & 0xFFFFFFF
         self._agent.sendall(_DELIMITER)
@@ -177,5 +177,5 @@ def booted(files: list[Path]) -> Iterator[Machine]:
 
 
 def missing() -> str:
-    """What this machine lacks for it, "" if nothing."""
+    """What this machine lacks to run it, "" if nothing."""
     return "" if (_BUILT / "inputs").exists() else f"needs {_BUILT}; run make e2e-install"

@@ -19,7 +19,7 @@ _LONG = 900.0
 
 
 class Story:
-    """`packages`: of two versions, the older one first."""
+    """`packages`: two versions, the older one first."""
 
     def __init__(self, machine: Machine, packages: list[Path], say: Callable[[str], None]) -> None:
         self._machine = machine
@@ -139,7 +139,7 @@ class Story:
         _expect(self._do("systemctl list-units --all --no-legend 'virtshim*' 'tapmanager*'"), "")
 
     def _do(self, command: str, seconds: float = 200.0, code: int | None = 0) -> str:
-        """`code`: None for any."""
+        """Runs a command. `code`: the expected exit code, None for any."""
         done = self._machine.run(command, seconds)
         if code not in (None, done.code):
             log = self._machine.run("journalctl -b -n 60 --no-pager -o cat; journalctl -k -b | grep DENIED").output
@@ -150,7 +150,7 @@ class Story:
         _expect(self._do(command, code=code), wanted)
 
     def _qemu(self) -> str:
-        """Its process, and when that was started."""
+        """The QEMU process and its start time."""
         return self._do("cut -d ' ' -f 1,22 /proc/$(pidof qemu-system-x86_64)/stat")
 
     def _daemons(self) -> list[str]:

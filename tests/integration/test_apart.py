@@ -1,4 +1,4 @@
-"""What tests that run apart have is neither seen by the others nor left by them; the others' own is."""
+"""The leak check ignores the processes of isolated test runs, and they do not see others' processes."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ _NAME = "qemu-system-that-was-left"
 
 @contextlib.contextmanager
 def lingering(*before: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A program that is called as one of ours and stays: what was started, by way of `before`, and its process id."""
+    """A lingering program with a name of ours: the started process, by way of `before`, and its process id."""
     with subprocess.Popen([*before, "bash", "-c", f"exec -a {_NAME} sleep 600"]) as process:
         try:
             wait_until(lambda: len(those_left()) == 1, 30, "it runs")

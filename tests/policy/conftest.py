@@ -1,4 +1,4 @@
-"""What the policy tests look at: the project's own files, and a way to run its tools on them."""
+"""The files that the policy tests check, and a way to run tools on them."""
 
 import ast
 import functools
@@ -45,11 +45,11 @@ class Project:
                 yield path
 
     def tree(self, path: Path) -> ast.Module:
-        """What a Python file says; nobody changes it. Each file is parsed once."""
+        """The syntax tree of a Python file, which nobody changes. Each file is parsed once."""
         return _parsed(path)
 
     def check(self, tool: Sequence[str]) -> None:
-        """Run a tool of this environment in the root; its output is the failure."""
+        """Runs a tool of this environment in the root; a failure shows its output."""
         command = [sys.executable, "-m", *tool[1:]] if tool[0] == "-m" else [_script(tool[0]), *tool[1:]]
         done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False, timeout=280)
         if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""The reference page says of each setting what the code does; nothing is set that has no reason."""
+"""The reference page agrees with the code about each setting, and each setting has a reason."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_the_page_is_what_the_command_prints(project: Any) -> None:
 
 @pytest.mark.parametrize("what", ["meaning", "reason"])
 def test_every_setting_has_a_meaning_and_a_reason(what: str) -> None:
-    """`virtshim.config.texts.setting(default, meaning, why=...)`; one that has no default needs no reason for it."""
+    """`virtshim.config.texts.setting(default, meaning, why=...)`; a setting without a default needs no reason for it."""
     silent = [
         name
         for name, info in fields(Settings)

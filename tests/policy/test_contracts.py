@@ -1,4 +1,4 @@
-"""A fake stands for a real part: one contract suite holds both."""
+"""Each fake and the real part that it replaces pass one contract suite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def classes(path: Path) -> dict[str, ast.ClassDef]:
 
 
 def imported(path: Path) -> tuple[set[str], set[str]]:
-    """Names and modules."""
+    """The imported names and modules."""
     found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
     return {alias.name for node in found for alias in node.names}, {node.module or "" for node in found}
 
@@ -48,7 +48,7 @@ def test_every_fake_of_a_port_is_tested_by_a_contract_suite(project: Any, held: 
 
 
 def test_every_fake_says_which_port_it_implements() -> None:
-    """Or what it is made of does. `dressed` puts real parts in their places."""
+    """A base class may say it. `dressed` replaces fakes by real parts."""
     parts = [part for name, part in vars(Outside()).items() if part is not None and name not in ("journal", "dressed")]
     silent = [
         type(part).__name__

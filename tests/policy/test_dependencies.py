@@ -1,4 +1,4 @@
-"""Every dependency is explained in docs/dev/dependencies.md, and nothing is explained that is not one."""
+"""docs/dev/dependencies.md explains every dependency, and nothing else."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def normalised(requirement: str) -> str:
 
 
 def requirements_in(path: Path) -> list[str]:
-    """Of a file of requirements, one a line."""
+    """The requirements of a file, one per line."""
     return [words[0] for line in path.read_text().splitlines() if (words := line.partition("#")[0].split())]
 
 

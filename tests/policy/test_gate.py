@@ -1,4 +1,4 @@
-"""`make test` collects every test file, and skips nothing that the machine could have run."""
+"""`make test` collects every test file, and skips nothing that the machine could run."""
 
 import os
 import re
@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture(scope="module", params=["test", "test-all"])
 def commands(request: pytest.FixtureRequest, project: Any) -> list[str]:
-    """What a target of the Makefile runs, as `.ci/run` calls it."""
+    """The commands of a target of the Makefile, as `.ci/run` calls it."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "TESTS"))
     }
@@ -26,7 +26,7 @@ def commands(request: pytest.FixtureRequest, project: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def words(commands: list[str]) -> list[str]:
-    """What pytest is run with."""
+    """The arguments of pytest."""
     (command,) = [line.partition(" -m pytest ")[2] for line in commands if " -m pytest " in line]
     return shlex.split(command)
 
@@ -58,7 +58,7 @@ def test_a_marked_test_is_left_to_make_test_all(project: Any, tmp_path: Path) ->
 
 
 def test_the_leak_check_ignores_only_other_pid_namespaces(project: Any) -> None:
-    """A process of another PID namespace is not seen by tests/leaks.py."""
+    """tests/leaks.py does not see processes of another PID namespace."""
     makes_one = re.compile(r"\b(CLONE_NEWPID|unshare\b.*\W(--pid|-[a-zA-Z]*p))\b")
     programs = [path for path in project.files("virtshim", "tapmanager", "vmwrapper", "deploy", "tests")
                 if path.suffix in {".py", ".sh", ""} and path != Path(__file__)]  # fmt: skip
@@ -94,7 +94,7 @@ def test_two_workers_run_every_test_and_record_how_long_each_file_took(project: 
 
 
 def run(project: Any, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """The tests in that directory, by this tree's conftest."""
+    """Runs the tests in that directory with this tree's conftest."""
     return subprocess.run(
         [
             sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", *options,

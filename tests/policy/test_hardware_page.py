@@ -1,4 +1,4 @@
-"""docs/annotations.md says of each annotation about hardware what the code does. GOLDEN_UPDATE=1 writes it."""
+"""docs/annotations.md agrees with the code about each hardware annotation. GOLDEN_UPDATE=1 writes it."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Tests speak of behaviour: they know a module's public names, and nothing that begins with an underscore."""
+"""Tests are about behaviour: they use a module's public names, and none that begins with an underscore."""
 
 import ast
 from collections.abc import Iterator
@@ -17,7 +17,8 @@ def is_private(name: str) -> bool:
 
 
 def private_names(tree: ast.Module, *, own_attributes_only: bool = False) -> set[str]:
-    """Those that a module defines: functions, classes, variables, attributes (of `self` only, if so asked) and slots."""
+    """The private names that a module defines: functions, classes, variables, attributes (of `self` only, if so asked)
+    and slots."""
     found = set()
     for node in ast.walk(tree):
         match node:
@@ -34,14 +35,14 @@ def private_names(tree: ast.Module, *, own_attributes_only: bool = False) -> set
 
 
 def texts(node: ast.expr) -> Iterator[str]:
-    """What is constant in a string."""
+    """The constant parts of a string."""
     for part in node.values if isinstance(node, ast.JoinedStr) else (node,):
         if isinstance(part, ast.Constant) and isinstance(part.value, str):
             yield part.value
 
 
 def faults(tree: ast.Module, of_product: set[str]) -> Iterator[tuple[int, str]]:
-    """Line and name of each private name of the product that a test's module knows."""
+    """Line and name of each private product name that a test's module uses."""
     own = private_names(tree, own_attributes_only=True)
     for node in ast.walk(tree):
         match node:
@@ -68,7 +69,7 @@ def faults(tree: ast.Module, of_product: set[str]) -> Iterator[tuple[int, str]]:
 
 
 def names_in_variables(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """A name that a test patches by a variable hides as well."""
+    """Private names may hide in variables that a test patches by."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="monkeypatch"), attr="setattr"), args=[_, name, _]):

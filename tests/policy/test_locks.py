@@ -1,4 +1,4 @@
-"""Every package that is installed is named in a lock with its hash, and the locks are those of pyproject.toml."""
+"""A lock names every installed package with its hash, and the locks agree with pyproject.toml."""
 
 import re
 import shlex
@@ -33,7 +33,7 @@ class Pin:
 
 
 def read_lock(path: Path) -> dict[str, Pin]:
-    """By name. A line that is neither a pin, a hash nor a comment is an error."""
+    """The pins by name. A line that is neither a pin, a hash nor a comment is an error."""
     pins: dict[str, Pin] = {}
     for entry in re.split(r"\n(?=\S)", path.read_text().strip()):
         if entry.startswith("#"):
@@ -62,7 +62,7 @@ def locks(project: Any) -> dict[str, dict[str, Pin]]:
 
 @pytest.fixture(scope="module")
 def asked_for(project: Any) -> dict[str, list[Requirement]]:
-    """Lock -> what it has to hold."""
+    """Lock -> the requirements that it must hold."""
     facts = tomllib.loads((project.root / "pyproject.toml").read_text())
     run, dev = facts["project"]["dependencies"], facts["project"]["optional-dependencies"]["dev"]
     named = (
@@ -89,7 +89,7 @@ def test_a_lock_has_every_requirement_in_an_allowed_version(
 def test_a_lock_has_only_required_packages(
     locks: dict[str, dict[str, Pin]], asked_for: dict[str, list[Requirement]], lock: str
 ) -> None:
-    """So no test tool gets onto a node. Each entry names whom it is for; from there it leads to a requirement."""
+    """So no test tool reaches a node. Each entry names its requirers; they lead to a requirement."""
     direct = {canonicalize_name(wanted.name) for wanted in asked_for[lock]}
     pins, led = locks[lock], set(direct)
     for _ in pins:
@@ -99,7 +99,7 @@ def test_a_lock_has_only_required_packages(
 
 @pytest.mark.parametrize("lock", [RUN, BUILD])
 def test_a_node_gets_the_versions_that_the_tests_ran_with(locks: dict[str, dict[str, Pin]], lock: str) -> None:
-    """Also: requirements.lock changes whenever another lock does, so that set-up sees one file."""
+    """In addition, requirements.lock changes whenever another lock does, so that set-up watches one file."""
     different = {
         name: pin.version
         for name, pin in locks[lock].items()
@@ -110,7 +110,7 @@ def test_a_node_gets_the_versions_that_the_tests_ran_with(locks: dict[str, dict[
 
 
 def faults(command: str) -> Iterator[str]:
-    """What is wrong with an installing command."""
+    """The faults of an installing command."""
     words = shlex.split(command, comments=True)
     named = [words[at + 1] for at, word in enumerate(words[:-1]) if word in ("-r", "--requirement")]
     if not named:
@@ -129,7 +129,7 @@ def faults(command: str) -> Iterator[str]:
 
 
 def installing(project: Any) -> Iterator[tuple[str, str]]:
-    """(file, command) of all documents, scripts and make targets."""
+    """The installing commands of all documents, scripts and make targets, as (file, command)."""
     for path in project.files():
         if path.suffix in (".md", ".sh") or path.name in ("Makefile", "run") or path.suffix == ".service":
             text = path.read_text().replace("\\\n", " ")

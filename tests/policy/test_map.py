@@ -1,4 +1,4 @@
-"""docs/ARCHITECTURE.md's tree is the code's: each package is in it, and no other."""
+"""The tree in docs/ARCHITECTURE.md has exactly the packages of the code."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ LINE = re.compile(r"    ( *)([\w-]+)/(?: |$)")
 
 
 def drawn(page: str) -> Iterator[str]:
-    """Paths of the tree's directories, which lie two spaces below each other."""
+    """The paths of the tree's directories, which are indented by two spaces per level."""
     above: list[str] = []
     tree = page.partition("\n## Tree\n")[2].partition("\n## ")[0]
     for line in tree.splitlines():

@@ -1,4 +1,4 @@
-"""What a docstring or a comment calls by its dotted name is there."""
+"""Dotted names in docstrings and comments exist."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ REFERENCE = re.compile(r"`((?:virtshim|tapmanager|vmwrapper|confine)(?!\.io\b)(?
 
 
 def is_there(root: Path, dotted: str) -> bool:
-    """A package, a module, or a name that a module's text has."""
+    """Whether it is a package, a module, or a name in a module's text."""
     parts = dotted.split(".")
     for end in range(len(parts), 0, -1):
         path = root.joinpath(*parts[:end])

@@ -1,4 +1,4 @@
-"""Remedies that point to a file point to one that every node has."""
+"""A remedy that names a file names one that every node has."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ def test_files_below_deploy_that_a_remedy_names_exist(project: Any) -> None:
 
 
 def texts(project: Any) -> Iterator[tuple[str, str]]:
-    """Every text of the programs, but what documents their own code."""
+    """Every string of the programs except docstrings."""
     for path in project.modules():
         name = project.name(path)
         if name.startswith(OF_A_PAGE):

@@ -1,6 +1,6 @@
-"""The borders between rooms: no import circle, no upward import, no room so full that nothing is found in it.
+"""The borders between packages: no import circle, no upward import, and no package with too many modules.
 
-Which package may import which is import-linter's to say (pyproject.toml). Here it is shown that it would say so.
+import-linter decides which package may import which (pyproject.toml); these tests show that it would report violations.
 """
 
 import ast
@@ -20,7 +20,7 @@ Graph = Mapping[str, frozenset[str]]
 
 
 def import_graph(root: Path, files: Iterable[Path]) -> Graph:
-    """Module -> those of `files` that it imports, wherever in it: for type checkers and inside functions, too."""
+    """Module -> the `files` that it imports anywhere, including for type checkers and inside functions."""
     modules = {module_name(root, path): path for path in files}
     return {
         name: frozenset(one for one in imported(ast.parse(path.read_text()), modules) if one in modules) - {name}
@@ -34,7 +34,7 @@ def module_name(root: Path, path: Path) -> str:
 
 
 def imported(tree: ast.Module, modules: Mapping[str, Path]) -> Iterator[str]:
-    """Relative imports are ruff's to refuse."""
+    """The imported modules; ruff refuses relative imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -45,14 +45,14 @@ def imported(tree: ast.Module, modules: Mapping[str, Path]) -> Iterator[str]:
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """Each set of modules that all reach each other."""
+    """Each set of modules that all import each other."""
     reached = {name: reachable(graph, name) for name in graph}
     found = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
     return sorted(sorted(circle) for circle in found if circle)
 
 
 def reachable(graph: Graph, start: str) -> frozenset[str]:
-    """By one import or more: `start` only if it is in a circle."""
+    """The modules reachable by one import or more; `start` only if it is in a circle."""
     seen: set[str] = set()
     ahead = list(graph[start])
     while ahead:
@@ -64,7 +64,7 @@ def reachable(graph: Graph, start: str) -> frozenset[str]:
 
 
 def crowded(files: Iterable[Path]) -> dict[Path, int]:
-    """Directories with too many modules of their own; those of packages below them do not count."""
+    """Directories with too many modules of their own; packages below them do not count."""
     counts = Counter(path.parent for path in files if path.name != "__init__.py")
     return {directory: count for directory, count in counts.items() if count > FILES_IN_A_PACKAGE}
 
@@ -80,7 +80,7 @@ def test_no_package_has_more_than_40_modules(project: Any) -> None:
 
 
 def written(root: Path, **texts: str) -> list[Path]:
-    """A package `room` with these modules."""
+    """Writes a package `room` with these modules."""
     (root / "room").mkdir()
     for name, text in {"__init__": "", **texts}.items():
         (root / "room" / f"{name}.py").write_text(text)
@@ -117,7 +117,7 @@ def test_a_package_of_60_files_is_detected(tmp_path: Path) -> None:
 
 @pytest.fixture
 def copy(project: Any, tmp_path: Path) -> Any:
-    """The programs and the rules for them, to be spoilt."""
+    """A copy of the programs and their import rules, for changes."""
     for top in ("criproto", "virtshim", "vmwrapper", "tapmanager"):
         shutil.copytree(project.root / top, tmp_path / top, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(project.root / "pyproject.toml", tmp_path)
@@ -141,7 +141,8 @@ def copy(project: Any, tmp_path: Path) -> Any:
     ],
 )  # fmt: skip
 def test_an_import_across_a_border_is_detected(copy: Any, file: str, line: str, told: str) -> None:
-    """Also a package, or a module beside the packages, that is in no layer: nothing would be said about what it imports."""
+    """A package, or a module beside the packages, that is in no layer is an error, too: otherwise its imports would be
+    unchecked."""
     spoilt = copy.root / file
     spoilt.parent.mkdir(exist_ok=True)
     spoilt.write_text(f"{line}\n")

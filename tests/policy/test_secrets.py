@@ -1,4 +1,4 @@
-"""What is secret is hidden by its type: whoever logs, or prints, a record shows no password by it."""
+"""The type of a secret hides it: a logged or printed record shows no password."""
 
 from __future__ import annotations
 

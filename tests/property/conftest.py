@@ -1,4 +1,4 @@
-"""With --all every example is tried."""
+"""With --all, every example is tried."""
 
 import pytest
 from fakes.examples import take_all

@@ -1,4 +1,4 @@
-"""Whatever pods do, in whatever order, with failures and deaths in between: no two VMs that run ever have the same device."""
+"""Whatever pods do, in any order, with failures and deaths in between: no two running VMs ever have the same device."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Node:
         self.world.journal.crash(1 + pick, list(When)[which % 3])
 
     def again(self) -> None:
-        """The next daemon, once this one is dead."""
+        """Starts the next daemon after this one has died."""
         self.world = self.world.recovered()
 
 

@@ -1,4 +1,4 @@
-"""Any sequence of calls and restarts, over the wire, against a model: each answer and each list is what the model says."""
+"""Any sequence of calls and restarts, over the wire, compared with a model: each answer and each list agrees with it."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Vm:
 
 
 class Node:
-    """`pods` and `vms` are the model, by id and in order of creation. Each step is for one of those, or for one that is
-    gone: `pick` chooses. `this` and `that` are whatever else a step has to choose."""
+    """`pods` and `vms` are the model, by id and in order of creation. Each step concerns one of them, or a removed one:
+    `pick` chooses. `this` and `that` are the step's other choices."""
 
     def __init__(self) -> None:
         self.directory = tempfile.mkdtemp(prefix="model-")
@@ -86,7 +86,7 @@ class Node:
         return there[pick % len(there)] if there and pick else self.gone
 
     def answer(self, expected: str, call: Any) -> Any:
-        """None for the refusal that is expected."""
+        """The answer, or None for the expected refusal."""
         try:
             answer = call()
         except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""A network card's function on its way into a VM and back, whatever the card forgets and whatever fails on the way."""
+"""A network card's function moves into a VM and back, whatever the card forgets and whatever fails on the way."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_card_is_restored_whatever_fails_in_between(
 
 
 def assert_holds(now: VfSettings, owned: VfSettings) -> None:
-    """A guest has it."""
+    """Checks that a guest has the function."""
     assert now.mac == MAC
     assert (now.vlan, now.qos, now.protocol) == (owned.vlan, owned.qos, owned.protocol)
     assert now.spoof_check or not owned.spoof_check

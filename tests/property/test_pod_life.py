@@ -1,4 +1,4 @@
-"""Any order of calls, failures, kills and reboots: lists always answer, states are legal, nothing is left over."""
+"""Calls, failures, kills and reboots in any order: lists always answer, states are legal, nothing is left over."""
 
 import shutil
 import tempfile
@@ -61,7 +61,7 @@ class PodLife(RuleBasedStateMachine):
         assert self.world.outside.files.files == {}
 
     def attempt(self, call: Any) -> Any:
-        """The answer, or None if it was a refusal or the process died of it."""
+        """The answer, or None if the call was refused or the process died in it."""
         refusal: ShimError | None = None
         try:
             return call()

@@ -1,4 +1,4 @@
-"""Random valid messages to every implemented RPC, over the wire: each is answered or refused in so many words, soon."""
+"""Random valid messages to every implemented RPC, over the wire: each is soon answered, or refused with a message."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def is_map(field: FieldDescriptor) -> bool:
 
 @st.composite
 def messages(draw: st.DrawFn, descriptor: Descriptor, depth: int = 0) -> Message:
-    """Any message of that type; the deeper, the emptier."""
+    """Any message of that type; deeper levels are emptier."""
     made = getattr(pb, descriptor.name)()
     for field in descriptor.fields:
         if draw(st.integers(0, 3 + depth)) > 2 - (depth == 0):
@@ -119,7 +119,7 @@ def node() -> Iterator[tuple[World, Client]]:
 
 
 def answered(client: Client, rpc: str, request: Message) -> Any:
-    """The answer, None if it was refused. Fails for a crash, a hang, or a refusal without a word."""
+    """The answer, None if the call was refused. Fails for a crash, a hang, or a refusal without a message."""
     try:
         answer = getattr(client, rpc)(request, timeout=CALL_SECONDS)
         return list(answer) if RPCS[rpc].server_streaming else answer
@@ -170,13 +170,13 @@ def test_any_message_is_answered_or_refused(node: tuple[World, Client], rpc: str
 
 
 def keep_few(world: World, client: Client) -> None:
-    """Lists stay short, so that each example costs the same."""
+    """Keeps lists short, so that each example costs the same."""
     for sandbox in world.records.sandboxes.all()[4:]:
         client.remove_pod(sandbox.id.value)
 
 
 def test_a_good_request_with_one_random_part_is_answered_or_refused(node: tuple[World, Client]) -> None:
-    """Whole random messages rarely pass the first checks; these do, and reach the services."""
+    """Entirely random messages rarely pass the first checks; these do, and reach the services."""
     world, client = node
     world.pull()
     count = iter(range(1_000_000))

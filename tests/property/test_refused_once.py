@@ -1,5 +1,5 @@
-"""The system refuses a thread, a descriptor, a watch or a sync once, at every call in turn, in the life of a pod. Who asks does
-so again, as kubelet does; then all, and the life of the next pod, is as if nothing had been."""
+"""The system refuses a thread, a descriptor, a watch or a sync once, at every request in turn, in the life of a pod. The
+caller repeats as kubelet does; afterwards everything, including the life of the next pod, is as usual."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TRIES = 3
 
 
 class Directories(FakeRootDisks):
-    """Disks in memory, each container's directory on disk."""
+    """Disks in memory, with each container's directory on disk."""
 
     layout: Layout
 
@@ -67,7 +67,8 @@ class Directories(FakeRootDisks):
 
 
 class Vms(FakeVms):
-    """Each has a process, a sleeping shell, whose end is watched as that of a QEMU; events are told as libvirt's are."""
+    """VMs, each with a sleeping shell as process, whose end is watched like that of a QEMU; events arrive as libvirt's
+    do."""
 
     def __init__(self, outside: Outside, directory: Path) -> None:
         super().__init__(outside.clock)
@@ -133,7 +134,7 @@ class Node:
         return CommandResult(0, b"", b"")
 
     def look(self) -> None:
-        """What threads of their own do now and then."""
+        """Runs the periodic work of background threads."""
         self.world.app.watch.look()
 
     def asked(self, call: Callable[[], R]) -> R:
@@ -145,7 +146,7 @@ class Node:
         return call()
 
     def live(self, pod: str) -> None:
-        """The life of a pod whose guest restarts once, and ends by itself; of what fails kubelet makes the next attempt."""
+        """The life of a pod whose guest restarts once, and ends by itself; kubelet repeats failed calls."""
         client, logs = self.client, str(self.directory / "logs")
         linux = pb.LinuxPodSandboxConfig(sysctls={"net.core.somaxconn": "321"})
         self.asked(client.pull)
@@ -184,7 +185,7 @@ class Node:
         eventually(look)
 
     def wrong(self) -> Iterator[str]:
-        """When all pods are gone."""
+        """What is wrong after all pods were removed."""
         for _ in range(2):  # what is left over is looked for twice
             self.world.app.recovery.reconcile.look()
             self.world.outside.clock.advance(61)

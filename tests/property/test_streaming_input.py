@@ -28,7 +28,7 @@ UNFED_SERVER = bytes_held(SpdyConnection(MAX_STREAMS))
 
 
 class Fed:
-    """A server that is fed, and whose invariants are looked at after each piece."""
+    """A server that gets input in pieces; its invariants are checked after each."""
 
     def __init__(self) -> None:
         self.server = SpdyConnection(MAX_STREAMS)

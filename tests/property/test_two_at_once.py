@@ -1,4 +1,4 @@
-"""Calls of kubelet's, watchers and repairs at once, interrupted at any of their steps, and killed at any of them."""
+"""Concurrent calls of kubelet, watchers and repairs, interrupted at any of their steps, and killed at any of them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PODS = {
 
 
 class SlowGuests(FakeGuests):
-    """A script in a guest takes its time, and is lost when the guest is restarted meanwhile."""
+    """A script in a guest takes its time, and is lost if the guest restarts meanwhile."""
 
     def __init__(self, turns: Turns, boots: Callable[[ContainerId], int]) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class SlowGuests(FakeGuests):
 
 
 class Node:
-    """A node that is served by turns."""
+    """A node whose threads take turns."""
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
@@ -103,7 +103,7 @@ class Node:
         shutil.rmtree(self.directory)
 
     def _boots(self, container: ContainerId) -> int:
-        """0: it is off."""
+        """The number of boots, 0 if it is off."""
         for there in self.outside.vms.domains.values():
             if there.spec is not None and there.spec.container_id == container and there.state.is_on:
                 return there.boots
@@ -115,7 +115,7 @@ class Node:
         return [one for one in self.world.records.sandboxes.all() if one.key.name == pod]
 
     def containers(self, pod: str) -> list[Container]:
-        """In order of creation."""
+        """The containers in order of creation."""
         of_pod = {one.id for one in self.sandboxes(pod)}
         return [one for one in self.world.records.containers.all() if one.sandbox_id in of_pod and one.is_visible]
 
@@ -244,7 +244,7 @@ def end_guest(node: Node, pod: str, newest: bool) -> None:
 
 
 def once_at_a_time(node: Node, thread: str, do: Callable[[], object]) -> None:
-    """As a thread does that there is one of."""
+    """Runs like a singleton thread."""
     if thread not in node.busy:
         node.busy.add(thread)
         try:
@@ -254,7 +254,7 @@ def once_at_a_time(node: Node, thread: str, do: Callable[[], object]) -> None:
 
 
 def tell(node: Node, *_: object) -> None:
-    """As the thread of libvirt's events, which lives on."""
+    """Delivers events like libvirt's event thread, which survives."""
     with contextlib.suppress(NoThread):
         once_at_a_time(node, "events", node.outside.vms.deliver)
 
@@ -264,7 +264,7 @@ def watch(node: Node, *_: object) -> None:
 
 
 def repair(node: Node, *_: object) -> None:
-    """What is left over is old enough to go."""
+    """Repairs; leftovers are old enough to be removed."""
 
     def look_twice() -> None:
         node.world.app.recovery.reconcile.look()
@@ -310,7 +310,7 @@ def a_pod_that_was_never_started(node: Node, pod: str) -> None:
 
 
 def a_disk_whose_pod_is_not_known(node: Node, pod: str) -> None:
-    """As after a database that was lost."""
+    """The state after a lost database."""
     (image,) = node.world.images.all()
     node.outside.disks.pod_disks[disk_name(pod_key(pod), "vm")] = image.digest
 
@@ -346,7 +346,7 @@ orders = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2)), max_size=4)
 
 
 class Stage:
-    """A node, and two of its pods. One of them has begun as `beginning` says."""
+    """A node with two pods. One of them is in the state `beginning`."""
 
     def __init__(self, beginning: Any, mine: str, another: str) -> None:
         self.pods = {MINE: mine, OTHER: another}
@@ -407,7 +407,7 @@ class Stage:
         self.refuse_odd_errors(self.turns.run([Call(name, do)]))
 
     def refuse_a_thread(self, what: list[Any], order: Any, after: int = 0) -> bool:
-        """Whether there was one to refuse, the first after so many."""
+        """Refuses the first thread after so many; returns whether there was one."""
         self.turns.refuse(after=after)
         self.make(what, order, settle=False)
         was_asked = not self.turns.refusals
@@ -416,7 +416,7 @@ class Stage:
         return was_asked
 
     def settle(self) -> None:
-        """What has happened is told, and all that goes on ends."""
+        """Delivers all events and waits until all work has ended."""
         before = self.turns.story()
         self.node.world.journal.revive()
         self.alone("events", lambda: tell(self.node))
@@ -466,7 +466,7 @@ class TwoAtOnce(RuleBasedStateMachine):
 
 
 class TwoAtOnceAgain(TwoAtOnce):
-    """Other orders: one test alone would run for longer than a test may."""
+    """More orders: one test alone would exceed the time limit."""
 
 
 for machine in (TwoAtOnce, TwoAtOnceAgain):

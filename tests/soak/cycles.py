@@ -1,4 +1,4 @@
-"""Pod cycles and the accounts that are kept of them."""
+"""Pod cycles and their statistics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LATEST_KILL = 0.5  # seconds after the call began
 
 @dataclass
 class Soak:
-    """`run` takes how much of the soak is over, 0 to 1."""
+    """`run` takes the fraction of the soak that is over, 0 to 1."""
 
     node: MortalNode
     dice: random.Random
@@ -85,7 +85,7 @@ class Soak:
         return timer
 
     def report(self) -> dict[str, Any]:
-        """Growth is from the first tenth of the quiet half to its end: RSS in KiB, open descriptors."""
+        """The report. Growth is from the first tenth of the quiet half to its end: RSS in KiB, open descriptors."""
         leaks: list[str] = []
         try:
             wait_until(lambda: self.node.left() <= self.before, 20, "nothing is left")

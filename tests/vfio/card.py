@@ -36,7 +36,7 @@ def there() -> bool:
 
 
 def make_functions() -> None:
-    """Each with its interface on the host."""
+    """Creates the functions, each with its interface on the host."""
     subprocess.run(["modprobe", "igbvf"], check=True)
     wait_until(lambda: interface(CARD) != "", 60, "the card has its driver")
     (_DEVICES / CARD / "sriov_numvfs").write_text(str(len(FUNCTIONS)))
@@ -51,7 +51,7 @@ def remove_functions() -> None:
 
 
 def interface(address: str) -> str:
-    """What the host calls the network interface of that PCI function, "" if it has none."""
+    """The host's name of the network interface of that PCI function, "" if it has none."""
     return next((found.name for found in (_DEVICES / address).glob("**/net/*")), "")
 
 
@@ -61,7 +61,7 @@ def link(name: str) -> dict[str, Any]:
 
 
 def attributes(number: int) -> dict[str, Any]:
-    """What the card's side has set for its virtual function."""
+    """The settings of the virtual function on the card's side."""
     return dict(link(interface(CARD))["vfinfo_list"][number])
 
 
@@ -71,7 +71,7 @@ def ip(*words: str) -> str:
 
 @dataclass
 class Wire:
-    """The other end: what came, and that all that came was answered."""
+    """The other end of the wire: it answers and records all frames."""
 
     frames: list[dict[str, Any]] = field(default_factory=list)
 
@@ -90,7 +90,7 @@ class Wire:
 
 
 def _tag(auxdata: bytes) -> int:
-    """The VLAN that the kernel took out of the frame, 0 for none (struct tpacket_auxdata)."""
+    """The VLAN that the kernel removed from the frame, 0 for none (struct tpacket_auxdata)."""
     status, _, _, _, _, control, _ = struct.unpack("=IIIHHHH", auxdata)
     return int(control & 0xFFF) if status & _TAG_VALID else 0
 
@@ -108,7 +108,7 @@ def wire() -> Iterator[Wire]:
 
 
 def state(number: int) -> dict[str, Any]:
-    """All that a pod borrows of a function and has to give back."""
+    """Everything that a pod changes in a function and must restore."""
     address = FUNCTIONS[number]
     name = interface(address)
     shown = link(name) if name else {}
@@ -121,6 +121,6 @@ def state(number: int) -> dict[str, Any]:
 
 
 def settings(number: int) -> dict[str, Any]:
-    """The same as tapmanager reads it."""
+    """The same settings as tapmanager reads them."""
     found = PhysicalFunctions(NetlinkHostLinks()).settings(VfLocation(interface(CARD), number))
     return {} if found is None else dict(found.to_json())

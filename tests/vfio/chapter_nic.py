@@ -1,4 +1,4 @@
-"""Chapter: virtual functions of a network card that CNI plugins move into pods are the guests' own NICs."""
+"""Chapter: virtual functions of a network card that CNI plugins move into pods become the guests' NICs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ END
 
 @contextmanager
 def network(node: Node, **plugin: Any) -> Iterator[None]:
-    """While it lasts, pods get this network. Its DEL works without it: tapmanager keeps the configuration."""
+    """Inside the block, pods get this network. Its DEL works afterwards: tapmanager keeps the configuration."""
     file = Path(node.directory, "cni/net.d/00-card.conflist")
     file.write_text(json.dumps({"cniVersion": plugin.pop("version"), "name": "card", "plugins": [plugin]}))
     yield
@@ -55,20 +55,20 @@ def host_device(node: Node, number: int) -> Any:
 
 
 def passed(node: Node) -> list[str]:
-    """Host addresses of the devices of the one QEMU that runs."""
+    """The host addresses of the devices of the only running QEMU."""
     (pid,) = node.qemu_pids()
     return re.findall(r'"driver":"vfio-pci","host":"([^"]*)"', Path(f"/proc/{pid}/cmdline").read_text())
 
 
 def network_config(node: Node) -> str:
-    """cloud-init's, of the newest seed."""
+    """cloud-init's network-config in the newest seed."""
     seed = max(Path(node.directory).glob("**/seed.iso"), key=lambda path: path.stat().st_mtime)
     words = ["isoinfo", "-R", "-i", str(seed), "-x", "/network-config"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
 def set_bind(node: Node, *, on: bool) -> None:
-    """devices.bind, for daemons that are started from now on."""
+    """Sets devices.bind for daemons that are started from now on."""
     file = Path(node.directory, "config.toml")
     rest = file.read_text().replace("bind = false\n", "")
     file.write_text(rest if on else rest.replace("[devices]\n", "[devices]\nbind = false\n"))
@@ -92,7 +92,7 @@ def tell(stage: Stage) -> None:
 
 
 def _make_functions() -> None:
-    """One at its kernel driver with all that a card can set for it, one at VFIO, one untouched."""
+    """Makes one function at its kernel driver with all possible settings of the card, one at VFIO, one untouched."""
     card.make_functions()
     physical, (first, second, _) = card.interface(card.CARD), card.FUNCTIONS
     card.ip("link", "set", physical, "vf", "0", "mac", MACS[0], "vlan", str(VLAN), "spoofchk", "on", "trust", "on")
@@ -106,7 +106,7 @@ def _make_functions() -> None:
 
 
 def _may_choose_its_address(name: str) -> bool:
-    """A card refuses that to a function whose address was set from its side."""
+    """Whether the function may change its MAC: a card refuses that if it assigned one."""
     own = card.link(name)["address"]
     try:
         card.ip("link", "set", name, "address", "52:54:00:0c:00:12")
@@ -152,7 +152,7 @@ def _at_its_kernel_driver(stage: Stage, wire: card.Wire) -> None:
 
 
 def _at_vfio(stage: Stage, wire: card.Wire) -> None:
-    """With devices.bind off since the daemons were killed."""
+    """A function at VFIO, with devices.bind off since the daemons were killed."""
     report, node, client, cluster, kubelet = stage.report, stage.node, stage.client, stage.cluster, stage.kubelet
     plugin = Path("/opt/cni/bin/card-at-vfio")
     plugin.parent.mkdir(parents=True, exist_ok=True)

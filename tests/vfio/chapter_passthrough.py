@@ -1,4 +1,4 @@
-"""Chapter: devices of our own device plugin, in VMs. Told last: it ends with a VM that runs."""
+"""Chapter: devices of our own device plugin in VMs. It runs last, because it ends with a running VM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RESOURCES = {
 
 
 def of_qemu(node: Node) -> dict[str, Any]:
-    """About the one QEMU that runs."""
+    """Facts about the only running QEMU."""
     (pid,) = node.qemu_pids()
     limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
     (locked,) = [line.split()[3] for line in limits if line.startswith("Max locked memory")]

@@ -1,4 +1,4 @@
-"""Chapter: VMs that are ended by force, and devices that fail."""
+"""Chapter: VMs that are killed, and devices that fail."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tell(stage: Stage) -> None:
 
 
 def ended(stage: Stage, container: str) -> dict[str, Any]:
-    """What is known of it when it has ended."""
+    """The facts about an ended container."""
     status = stage.client.status(container)
     wait_until(lambda: not hardware.vfio_users(), WAIT_LIMIT, "nobody has a VFIO group open")
     # The newest line about it.
@@ -68,18 +68,18 @@ def stopped(stage: Stage, container: str, grace: int) -> dict[str, Any]:
 
 
 def granted(stage: Stage, cluster: Cluster) -> pb.ContainerConfig:
-    """A container with edu and an NVMe VF."""
+    """Creates a container with edu and an NVMe VF."""
     edu, vf = (stage.kubelet.plugins[resource] for resource in (EDU_RESOURCE, NVME_RESOURCE))
     return cluster.container(edu.allocate(hardware.EDU), vf.allocate(hardware.VFS[0]))
 
 
 def deaf(stage: Stage) -> Cluster:
-    """Its guests do not let go of what they are asked for."""
+    """An image whose guests do not release devices on request."""
     return stage.cluster.with_guest("devices.qcow2")
 
 
 def _again(config: pb.ContainerConfig) -> None:
-    """The next attempt, with a log of its own, as kubelet makes it."""
+    """Starts the next attempt with its own log, as kubelet does."""
     config.metadata.attempt += 1
     config.log_path = f"{config.metadata.name}/{config.metadata.attempt}.log"
 
@@ -173,7 +173,7 @@ def _reset_fails(stage: Stage, pod: Sandbox, config: pb.ContainerConfig) -> None
 
 
 def _errors(stage: Stage) -> None:
-    """PCI Express errors (AER) as the kernel's own injection makes them."""
+    """Injects PCI Express errors (AER) through the kernel."""
     report, client = stage.report, stage.client
     address, plugin = hardware.faulty(), stage.kubelet.plugins[_FAULTY]
     with report.step("errors: before") as facts:
@@ -202,7 +202,7 @@ def _errors(stage: Stage) -> None:
 
 
 def _inject_until_told(stage: Stage, address: str, error: int) -> None:
-    """What comes before virtshim's first look at the counts is not news."""
+    """Injects until virtshim reports it: errors before its first reading of the counters do not count."""
     injected = 0.0
 
     def told() -> bool:
@@ -216,7 +216,7 @@ def _inject_until_told(stage: Stage, address: str, error: int) -> None:
 
 
 def _check() -> str:
-    """What `virtshim check --devices` says of the first VF."""
+    """The findings of `virtshim check --devices` about the first VF."""
     command = [*VIRTSHIM, "check", "--devices", "--json", "--config", "/run/device-plugin.toml"]
     told = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
     (row,) = [row for row in told["devices"] if row["ADDRESS"] == hardware.VFS[0]]
@@ -224,7 +224,7 @@ def _check() -> str:
 
 
 def _metrics(stage: Stage, pod: Sandbox) -> dict[str, int]:
-    """Of the pod's devices: name and own labels -> value."""
+    """The metrics of the pod's devices: name and own labels -> value."""
     (found,) = [
         one
         for one in stage.client.runtime.ListPodSandboxMetrics(pb.ListPodSandboxMetricsRequest()).pod_metrics

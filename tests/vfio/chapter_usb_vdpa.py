@@ -88,7 +88,7 @@ def _given_on(stage: Stage, other: Sandbox, card: NetworkCard) -> None:
 
 
 def _gone(stage: Stage, pod: Sandbox, card: NetworkCard, holds_card: ExitStack) -> None:
-    """Both devices go between the container's creation and its start."""
+    """Both devices are unplugged between the container's creation and its start."""
     report, cluster = stage.report, stage.cluster
     with report.step("usb and vdpa: gone") as facts:
         stick = _stick()
@@ -119,7 +119,7 @@ def _stick_is_ready() -> bool:
 
 @contextmanager
 def _swapping() -> Iterator[None]:
-    """The node has swap space on the stick."""
+    """Whether the node has swap space on the stick."""
     subprocess.run(["mkswap", _DISK], check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["swapon", _DISK], check=True)
     yield
@@ -127,7 +127,7 @@ def _swapping() -> Iterator[None]:
 
 
 def _state(card: NetworkCard) -> dict[str, Any]:
-    """Of both on the node."""
+    """The state of both devices on the node."""
     stick = _stick()
     return {
         "usb": stick.node, "usb_driver": stick.driver, "usb_owner": _owner(stick.node),
@@ -136,6 +136,6 @@ def _state(card: NetworkCard) -> dict[str, Any]:
 
 
 def _owner(node: str) -> str:
-    """User and mode."""
+    """The owner and mode of the node."""
     found = os.stat(node)
     return f"{found.st_uid} {stat.S_IMODE(found.st_mode):o}"

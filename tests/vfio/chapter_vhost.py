@@ -1,5 +1,5 @@
-"""Chapter: the kernel moves a guest's frames (vhost-net), of a NIC with two queues. Before there is a node: tapmanager and
-vmwrapper are real, and the guest's QEMU is started as libvirt would, confined and as a user of its own."""
+"""Chapter: the kernel moves a guest's frames (vhost-net), for a NIC with two queues. It runs before there is a node:
+tapmanager and vmwrapper are real, and the guest's QEMU is started as libvirt would, confined and as its own user."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _ask(verb: str, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attached(sandbox: str) -> str:
-    """The key to its taps, which wait for a VM with two queues."""
+    """Attaches a pod for a VM with two queues; returns the key to its taps."""
     pod = {"namespace": "default", "name": "vhost", "uid": "uid-1"}
     network = _ask("attach", {"sandbox": sandbox, "pod": pod, "multi_queue": True})
     group = {
@@ -121,7 +121,7 @@ def _attached(sandbox: str) -> str:
 
 
 def _boot(sandbox: str, key: str) -> dict[str, Any]:
-    """What the guest said, and what its QEMU has, which is ended afterwards."""
+    """Boots the guest; returns its output and its QEMU's resources. QEMU is ended afterwards."""
     subprocess.run([sys.executable, "-m", "vmwrapper.bundle", f"{_HOME}/vmwrapper"], cwd=PROJECT, check=True)
     disk, console = _HOME / "disk.qcow2", _HOME / "console"
     shutil.copy(PROJECT / "build/vfio/devices.qcow2", disk)
@@ -153,7 +153,7 @@ def _boot(sandbox: str, key: str) -> dict[str, Any]:
 
 @contextmanager
 def _answering(namespace: str) -> Iterator[None]:
-    """At the tap itself: the filter against forged senders lets none of these frames farther."""
+    """Answers at the tap itself, because the spoofing filter drops these frames."""
 
     def at_the_tap() -> socket.socket:
         # The bridge takes a frame before those who have asked for its kind see it.
@@ -185,6 +185,6 @@ def _of_process(pid: int) -> dict[str, Any]:
 
 
 def _kernel_threads() -> int:
-    """Those of vhost: the kernel's own, or, since Linux 6.4, of the process that it works for."""
+    """vhost's threads: kernel threads, or since Linux 6.4 threads of the process that they serve."""
     names = (path.read_text() for path in Path("/proc").glob("[0-9]*/task/[0-9]*/comm"))
     return sum(name.startswith("vhost-") for name in names)

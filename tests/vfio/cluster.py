@@ -1,4 +1,4 @@
-"""What a kubelet asks of the node, in the machine where all is emulated twice."""
+"""kubelet's requests to the node, in the machine where everything is emulated twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ name = "%s"
 
 
 class Cluster:
-    """What a kubelet asks of the node."""
+    """kubelet's requests to the node."""
 
     def __init__(self, client: PodClient, image: str, directory: str) -> None:
         self._client = client
@@ -48,7 +48,7 @@ class Cluster:
         self._directory = directory
 
     def with_guest(self, file: str) -> Cluster:
-        """The same, but its containers have another image of the same server."""
+        """The same cluster with another image of the same server for its containers."""
         return Cluster(self._client, f"{self._source.rpartition('/')[0]}/{file}", self._directory)
 
     def sandbox(self, name: str) -> Sandbox:
@@ -62,7 +62,7 @@ class Cluster:
         devices: tuple[str, ...] = (),
         envs: Mapping[str, str] | None = None,
     ) -> pb.ContainerConfig:
-        """As kubelet makes it of what device plugins answered, each node once."""
+        """A container as kubelet makes it from the answers of device plugins, with each node once."""
         config = container_config(self._image, memory=MEMORY)
         nodes: dict[str, pb.Device] = {}
         for answer in answers:
@@ -89,18 +89,18 @@ class Sandbox:
     id: str
 
     def run(self, config: pb.ContainerConfig) -> list[str]:
-        """Creates and starts it, and waits for the guest's word. Its console."""
+        """Creates and starts it, and waits for the guest's marker. Returns its console."""
         return log_lines(self.client.status(self.started(config)).log_path)
 
     def started(self, config: pb.ContainerConfig) -> str:
-        """As `run`; the container's id."""
+        """The same as `run`; returns the container's id."""
         container = self.client.create(self.id, config, self.config)
         self.client.start(container)
         wait_for_log(self.client.status(container).log_path, "device guest: done", WAIT_LIMIT)
         return container
 
     def refusal(self, config: pb.ContainerConfig, meanwhile: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """What is said against it, and whether when it was created or started. `meanwhile`: done between these two."""
+        """The refusal's message, and whether it came at creation or start. `meanwhile`: runs between these two."""
         before = len(self.client.containers())
         stage = "create"
         try:
@@ -114,7 +114,7 @@ class Sandbox:
         return {"of": "", "code": "OK", "message": "it runs", "left": 1}
 
     def kill(self, node: Node) -> str:
-        """Kills the one QEMU that runs; the container's id, once it has ended."""
+        """Kills the only running QEMU; returns the container's id once it has ended."""
         (container,) = [one.id for one in self.client.containers() if one.pod_sandbox_id == self.id]
         (pid,) = node.qemu_pids()
         os.kill(pid, signal.SIGKILL)
@@ -129,8 +129,8 @@ class Sandbox:
 
 @contextmanager
 def device_plugin(kubelet: FakeKubelet, deliver: str, resources: Mapping[str, str]) -> Iterator[Path]:
-    """`virtshim device-plugin`, registered for its resources; its log. `deliver`: nodes or cdi. `resources`: by name, the line
-    of TOML that chooses its devices."""
+    """Runs `virtshim device-plugin`, registered for its resources; yields its log. `deliver`: nodes or cdi. `resources`:
+    by name, the line of TOML that chooses its devices."""
     settings, log = Path("/run/device-plugin.toml"), Path("/run/device-plugin.log")
     settings.write_text(_PLUGIN % deliver + "".join(_RESOURCE % item for item in resources.items()))
     kubelet.plugins.clear()
@@ -152,7 +152,7 @@ def device_plugin(kubelet: FakeKubelet, deliver: str, resources: Mapping[str, st
 
 
 def kill_daemons(node: Node, client: PodClient, *names: str) -> None:
-    """SIGKILL. Returns when they serve again."""
+    """Kills the daemons by SIGKILL; returns when they serve again."""
     signs = {"tapmanager": "tapmanager.ready", "virtshim": "cri.serving"}
     before = {name: node.log().count(signs[name]) for name in names}
     for name in names:

@@ -1,4 +1,4 @@
-"""One machine, booted once: its story is told before the first test and judged by all."""
+"""One machine, booted once: its story runs before the first test, and all tests check its report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def told(request: pytest.FixtureRequest) -> Callable[[str], dict[str, Any]]:
-    """What a step reported. A step that failed, or that an earlier one kept from being told, fails the test."""
+    """The report of a step. A step that failed, or that an earlier failure prevented, fails the test."""
     why = outer.missing()
     if why:
         pytest.skip(f"AREA devices NOT TESTED: {why}")

@@ -35,8 +35,8 @@ def faulty() -> str:
 
 
 def inject(address: str, uncorrectable: int) -> None:
-    """Has the kernel's aer_inject report an error of the function, as its port would: `struct aer_error_inj`. OSError without
-    that module."""
+    """Makes the kernel's aer_inject report an error of the function, as its port would: `struct aer_error_inj`. OSError
+    without that module."""
     domain, bus, rest = address.split(":")
     slot, function = rest.split(".")
     words = struct.pack(
@@ -71,7 +71,7 @@ def _manage(controller: int, function: int, resource: int, action: int, count: i
 
 
 def make_block_device() -> str:
-    """As a volume plugin makes it for a raw block volume; its path."""
+    """Makes a block device as a volume plugin does for a raw block volume; returns its path."""
     file = Path("/run/volume")
     file.write_bytes(bytes(1 << 20))
     return subprocess.check_output(["losetup", "--find", "--show", str(file)], text=True).strip()
@@ -82,7 +82,7 @@ def remove_block_device(path: str) -> None:
 
 
 def bind(address: str, driver: str) -> None:
-    """Takes the function from the driver it has. "" gives it to whichever driver wants it."""
+    """Rebinds the function. "" gives it to any driver that wants it."""
     device = _PCI / "devices" / address
     (device / "driver_override").write_text(driver or "\n")
     with contextlib.suppress(FileNotFoundError):
@@ -91,7 +91,7 @@ def bind(address: str, driver: str) -> None:
 
 
 def driver(address: str) -> str:
-    """ "" for none."""
+    """The function's driver, "" for none."""
     link = _PCI / "devices" / address / "driver"
     return os.path.basename(os.readlink(link)) if link.is_symlink() else ""
 
@@ -105,7 +105,7 @@ def group(address: str) -> int:
 
 
 def vfio_users() -> list[str]:
-    """Programs that have a VFIO group open."""
+    """The programs that have a VFIO group open."""
     found = []
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):

@@ -77,11 +77,11 @@ exec "$@"
 
 
 class NoReport(Exception):
-    """The machine ended, or had to be ended, before its story did."""
+    """The machine ended, or had to be killed, before its story did."""
 
 
 class EmulatorCrashed(NoReport):
-    """QEMU aborted: it is broken, whatever runs in its machine."""
+    """QEMU aborted, which is its own fault whatever runs in its machine."""
 
 
 def missing() -> str:
@@ -111,9 +111,9 @@ def no_card() -> str:
 
 
 def run_story(chapters: list[str], *, full: bool, seconds: float) -> dict[str, dict[str, Any]]:
-    """Boots the machine and waits until it has powered itself off. What story.py reported, by step. Raises NoReport.
+    """Boots the machine and waits until it has powered itself off. Returns story.py's report by step. Raises NoReport.
 
-    A story that QEMU's own crash has cut off is told once more, from its beginning.
+    If QEMU itself crashes, the story runs once more from its beginning.
     """
     _compile_modules()
     wanted = f"chapters={','.join(chapters)}" + (" full" if full else "")

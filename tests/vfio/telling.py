@@ -1,4 +1,4 @@
-"""How a story is told: its report, and what its chapters act on."""
+"""The report of a story, and the objects that its chapters use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Report:
 
     @contextmanager
     def step(self, name: str) -> Iterator[dict[str, Any]]:
-        """The block fills in the facts."""
+        """A step of the story; the block fills in the facts."""
         facts: dict[str, Any] = {}
         begun = time.monotonic()
         try:

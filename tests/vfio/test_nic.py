@@ -1,4 +1,4 @@
-"""A network card's virtual functions are guests' own NICs: chapter_nic.py tells what was done, with QEMU's igb and Linux' drivers
+"""A network card's virtual functions as guests' NICs; chapter_nic.py has the actions, with QEMU's igb and Linux' drivers
 for it."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _with_a_card(told):
 
 
 def nics(console: list[str]) -> list[str]:
-    """What the guest said of its network functions."""
+    """The guest's output about its network functions."""
     return [line.strip() for line in console if line.startswith("nic ")]
 
 
@@ -45,7 +45,7 @@ def test_settings_of_the_card_stay_while_a_guest_has_the_function(told):
 
 
 def by_ip(attributes: dict[str, Any]) -> dict[str, Any]:
-    """What `ip -json -details link` tells of a VF, by tapmanager's names."""
+    """The VF settings from `ip -json -details link`, with tapmanager's names."""
     (vlan,) = attributes.get("vlan_list", [{}])  # without a VLAN there is none, or an empty one
     return {
         "mac": attributes["address"],

@@ -1,5 +1,5 @@
-"""Devices that device plugins hand out reach VMs, on a machine with IOMMU and SR-IOV: see outer.py for it, story.py for what
-was done there."""
+"""Devices from device plugins reach VMs, on a machine with IOMMU and SR-IOV: outer.py describes the machine, story.py
+has the actions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DISK = "1af4:1001"  # virtio, on the root bus
 
 
 def lines(console: list[str], kind: str) -> list[str]:
-    """What the guest said of its devices of that kind."""
+    """The guest's output about its devices of that kind."""
     return [line.strip() for line in console if line.startswith(f"{kind} ")]
 
 
@@ -68,7 +68,7 @@ def test_a_block_volume_beside_granted_functions_becomes_a_disk(told):
 
 
 def test_devices_can_use_memory_that_is_shared_with_virtiofsd(told):
-    """That they do, the guest has said: `dma=equal`."""
+    """The guest printed it: `dma=equal`."""
     words = " ".join(told("passthrough")["words"])
     assert re.search(r'"driver": ?"vhost-user-fs-pci"', words), words
     assert re.search(r'"share": ?true', words), words

@@ -1,4 +1,4 @@
-"""VMs with devices are ended by force, and devices fail: see chapter_unplug.py for what was done."""
+"""VMs with devices are killed, and devices fail; chapter_unplug.py has the actions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ AT_VFIO = dict.fromkeys((FIRST, hardware.EDU), "vfio-pci")
 
 
 def is_over(facts: dict) -> bool:
-    """The VM is off, and its devices are where they were."""
+    """Whether the VM is off and its devices are where they were."""
     return facts["qemus"] == 0 and {address: facts["drivers"][address] for address in AT_VFIO} == AT_VFIO
 
 
 def unplugged(console: list[str]) -> list[str]:
-    """Guest addresses, as the guest told of them."""
+    """The unplugged guest addresses that the guest reported."""
     return sorted(line.split()[1] for line in console if line.startswith("unplugged "))
 
 

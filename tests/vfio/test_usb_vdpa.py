@@ -1,4 +1,4 @@
-"""USB devices, and a vDPA network card, in VMs: see chapter_usb_vdpa.py for what was done there."""
+"""USB devices and a vDPA network card in VMs; chapter_usb_vdpa.py has the actions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def step(request: pytest.FixtureRequest) -> Callable[[str], dict[str, Any]]:
 
 
 def lines(console: list[str], kind: str) -> list[str]:
-    """What the guest said of its devices of that kind."""
+    """The guest's output about its devices of that kind."""
     return [line.strip() for line in console if line.startswith(f"{kind} ")]
 
 

@@ -1,4 +1,4 @@
-"""vhost-net in a real kernel, with packets: see chapter_vhost.py for what was done there."""
+"""vhost-net in a real kernel, with packets; chapter_vhost.py has the actions."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class UsbDevice:
 
     @classmethod
     def with_serial(cls, serial: str) -> Self:
-        """Raises LookupError."""
+        """The device with that serial. Raises LookupError."""
         for directory in sorted(_DEVICES.iterdir()):
             with contextlib.suppress(OSError):  # an interface, or it has just gone
                 if (directory / "serial").read_text().strip() == serial:
@@ -38,22 +38,22 @@ class UsbDevice:
 
     @property
     def hint(self) -> str:
-        """As KubeVirt's device plugin writes it into its variable."""
+        """The device as in the variable of KubeVirt's device plugin."""
         return f"{self.bus}:{self.device}"
 
     @property
     def driver(self) -> str:
-        """Of its first interface; "" for none."""
+        """The driver of its first interface; "" for none."""
         link = _DEVICES / f"{self.name}:1.0" / "driver"
         return os.path.basename(os.readlink(link)) if link.is_symlink() else ""
 
     def unplug(self) -> None:
-        """Returns when the kernel has forgotten it."""
+        """Unplugs it; returns when the kernel has forgotten it."""
         self._port().write_text("1")
         wait_until(lambda: not os.path.exists(self.node), WAIT_LIMIT, f"{self.node} is gone")
 
     def plug_in(self) -> None:
-        """Into the port where it was; the kernel needs a moment to find it."""
+        """Plugs it into its port; the kernel needs a moment to find it."""
         self._port().write_text("0")
 
     def _port(self) -> Path:

@@ -1,7 +1,7 @@
-"""A virtio network card that is this program (VDUSE), for a machine without a card that does vDPA. Runs in the machine.
+"""A virtio network card implemented by this program (VDUSE), for a machine without a vDPA card. Runs in the machine.
 
-`vdpa dev add` puts it on the bus of vDPA devices, where vhost_vdpa makes a node of it as of any other. What a guest sends is
-kept; each frame is answered by one with the addresses exchanged and the same rest.
+`vdpa dev add` puts it on the vDPA bus, where vhost_vdpa makes a node for it as for any other. It keeps the frames of the
+guest and answers each with one with exchanged addresses and the same rest.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class NetworkCard:
             self._receive(frame[6:12] + self._mac + frame[12:])
 
     def _receive(self, frame: bytes) -> None:
-        """Lost if the guest has no room for it."""
+        """Delivers a frame, which is lost if the guest has no room."""
         for head, parts in self._taken(_RECEIVE, most=1):
             rest = struct.pack("=10xH", 1) + frame
             for address, length, _ in parts:
@@ -149,7 +149,7 @@ class NetworkCard:
             self._put_back(_RECEIVE, head, _HEADER + len(frame))
 
     def _taken(self, number: int, most: int = _QUEUE_SIZE) -> list[tuple[int, list[tuple[int, int, int]]]]:
-        """What the guest offers: (head, [(address, length, flags)])."""
+        """The guest's buffers: (head, [(address, length, flags)])."""
         queue = self._queues.get(number)
         found = []
         while queue is not None and len(found) < most and queue.seen != self._short(queue.available + 2):
@@ -184,7 +184,7 @@ class NetworkCard:
         memory[offset : offset + len(data)] = data
 
     def _memory(self, address: int) -> tuple[mmap.mmap, int]:
-        """What QEMU has told the kernel of the guest's memory there, and where in it."""
+        """QEMU's description of the guest's memory at that address, and the offset in it."""
         for start, last, memory in self._maps:
             if start <= address <= last:
                 return memory, address - start

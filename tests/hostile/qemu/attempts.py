@@ -1,4 +1,5 @@
-"""What a QEMU that its guest took over would try; "own" ones must succeed, so that the others' failure says something."""
+"""Attempts of a QEMU that its guest has taken over. "own" attempts must succeed, so that the failure of the others is
+meaningful."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def attempts(
 
 
 def own_files(node: Any, vm: Any) -> Iterator[str]:
-    """By the paths that it was started with."""
+    """Its own files, by the paths of its command line."""
     yield f"read {node.directory}/state/containers/{vm.container}/root.qcow2"
     yield f"write {node.directory}/state/containers/{vm.container}/root.qcow2"
 
@@ -96,7 +97,7 @@ def _of_the_host() -> list[str]:
 
 
 def others_taps(node: Any, attacker: Any, victim: Any) -> Iterator[str]:
-    """With the victim's own key, which it is not to know."""
+    """Tries the victim's own key, which it should not know."""
     for vm in (attacker, victim):
         entry = json.loads(Path(node.directory, f"state/tapmanager/{vm.sandbox}.json").read_text())
         args = {"sandbox": vm.sandbox, "key": entry["fetch_key"]}

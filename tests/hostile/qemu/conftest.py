@@ -1,6 +1,6 @@
-"""A node whose QEMUs are taken over, two VMs on it, and what became of all that one tried on the other and on the node.
+"""A node whose QEMUs are taken over, with two VMs, and the results of one VM's attempts against the other and the node.
 
-On both libvirts: the embedded one, and the system's, with its own mounts for each QEMU and its virtlogd.
+Both libvirts are tested: the embedded one, and the system's, with private mounts for each QEMU and its virtlogd.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Vm:
 
 @dataclass(frozen=True)
 class Libvirt:
-    """`places`: all it has, as it and its QEMUs see them. `root`: where the tests see that. `enter`: what has to see it, too, is
-    started by way of this."""
+    """`places`: its files, as it and its QEMUs see them. `root`: where the tests see them. `enter`: a command that
+    starts programs with the same view."""
 
     root: str
     uri: str
@@ -60,8 +60,8 @@ class Libvirt:
 
 
 class Said:
-    """All that a VM's QEMU says: in the pipe of its output, where it has one of its own, and in its log, where the rest goes when
-    it has ended; where virtlogd rotates that, in what is kept of it."""
+    """All output of a VM's QEMU: in its output pipe if it has one, in its log after it has ended, and in rotated logs of
+    virtlogd."""
 
     def __init__(self, libvirt: Libvirt, vm: Vm) -> None:
         self._place = libvirt.seen(libvirt.log)
@@ -72,7 +72,7 @@ class Said:
             self._pipe = os.open(f"/proc/{vm.pid}/fd/2", os.O_RDONLY | os.O_NONBLOCK)
 
     def logs(self) -> list[Path]:
-        """The newest is the last."""
+        """The logs, newest last."""
         return sorted(self._place.glob(f"*{self._container}*.log*"), key=lambda path: path.suffix, reverse=True)
 
     def text(self) -> str:
@@ -103,7 +103,7 @@ class Field:
     tried: Mapping[str, str] = field(default_factory=dict)
 
     def got(self, *kinds: str) -> dict[str, str]:
-        """What was not refused, of these kinds of attempts."""
+        """The attempts of these kinds that were not refused."""
         of_kind = {what: how for what, how in self.tried.items() if what.split()[0] in kinds}
         assert of_kind, f"nothing of {kinds} was tried"
         return {what: how for what, how in of_kind.items() if not how.startswith("refused")}
@@ -111,7 +111,7 @@ class Field:
 
 @pytest.fixture(scope="package")
 def weapons() -> Iterator[Path]:
-    """The library, and the emulator that loads it, where QEMU's user may read them."""
+    """The malicious library, and the emulator that loads it, where QEMU's user can read them."""
     directory = Path(tempfile.mkdtemp(prefix="virtshim-hostile-", dir="/var/tmp"))
     directory.chmod(0o755)
     library = directory / "taken_over.so"
@@ -201,12 +201,12 @@ def battlefield(node: Node, libvirt: Libvirt, weapons: Path, root: Path, null_im
 
 
 def _has_ended(field: Field) -> bool:
-    """It has tried it all, or was ended for one of the last attempts."""
+    """Whether it has made all attempts, or was killed for one of the last."""
     return "TRIED exec" in field.said.text() or not os.path.exists(f"/proc/{field.attacker.pid}")
 
 
 def started(cri: PodClient, node: Node, libvirt: Libvirt, image: str, name: str, volume: Path) -> Vm:
-    """With all that other programs serve: volumes by virtiofsd, a TPM by swtpm."""
+    """A started VM with everything that other programs serve: volumes by virtiofsd, a TPM by swtpm."""
     annotations = {"virtshim.io/vnc": "true", "virtshim.io/tpm": "true"}
     config = pod_config(name, f"{node.directory}/logs/{name}", annotations=annotations)
     pod = cri.run_pod(config)
@@ -218,7 +218,8 @@ def started(cri: PodClient, node: Node, libvirt: Libvirt, image: str, name: str,
 
 
 class listeners:  # noqa: N801
-    """A TCP port on loopback, a socket that any user may call and an abstract one of the host, which would answer."""
+    """Listeners of the host that would answer: a TCP port on loopback, a socket open to any user, and an abstract
+    socket."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "open.sock"

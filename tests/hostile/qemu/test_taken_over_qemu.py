@@ -1,4 +1,4 @@
-"""A QEMU that its guest took over reaches its own VM, and nothing else of the node."""
+"""A QEMU that its guest has taken over can use its own VM's resources, and nothing else of the node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_THREADS = 1024
 
 
 def test_a_taken_over_qemu_still_has_its_own_disk(battlefield: Any) -> None:
-    """Otherwise all that follows says nothing."""
+    """Otherwise the other tests here prove nothing."""
     own = battlefield.attacker.container
     found = {what: how for what, how in battlefield.tried.items() if own in what}
     assert found
@@ -52,7 +52,7 @@ def test_a_taken_over_qemu_cannot_start_programs_or_enter_namespaces(battlefield
 
 
 def test_a_taken_over_qemu_leaves_no_core_dump(battlefield: Any) -> None:
-    """Of a byte at most, and libvirt's own limit may be 0: that it can be asked for says so."""
+    """The hard limit is one byte, or 0 ("got") where libvirt sets its own. So no dump can be written."""
     assert battlefield.tried["core "] in ("got", "1")
 
 

@@ -1,4 +1,4 @@
-"""What a QEMU does whose guest floods its console: `raw_flood.py FILE BYTES_A_SECOND` appends until it is killed."""
+"""Simulates a QEMU whose guest floods its console: `raw_flood.py FILE BYTES_A_SECOND` appends until it is killed."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""One guest floods its console as fast as 50 MB/s: memory, disk, and the others beside it."""
+"""One guest floods its console with up to 50 MB/s: memory, disk, and service for others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def layout(tmp_path: Path) -> Layout:
 
 @pytest.fixture
 def logs(layout: Layout, tmp_path: Path) -> Iterator[dict[ContainerId, Path]]:
-    """Both consoles, followed."""
+    """The logs of both followed consoles."""
     consoles = ConsoleLogs(layout, SystemClock())
     paths = {container: tmp_path / container.short for container in (FLOOD, QUIET)}
     for container, path in paths.items():
@@ -49,7 +49,7 @@ def logs(layout: Layout, tmp_path: Path) -> Iterator[dict[ContainerId, Path]]:
 
 @pytest.fixture
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Of a CRI server in this very process, as in the product."""
+    """A client of a CRI server in this process, as in the product."""
     with served(tmp_path_factory.mktemp("node")) as (_, client, _):
         yield client
 
@@ -82,11 +82,11 @@ def test_a_console_flood_costs_bounded_memory_and_disk_and_others_are_served(
     raw, said = Path(layout.console_log(FLOOD)), 0
 
     def flooded() -> int:
-        """Bytes so far."""
+        """The bytes of the flood so far."""
         return raw.stat().st_size if raw.exists() else 0
 
     def while_a_line_comes() -> int:
-        """Bytes of the flood, from a line's being said on the other console until it is in its log."""
+        """The bytes of the flood between a line's output on the other console and its arrival in that log."""
         nonlocal said
         said += 1
         line, before = b"line %d of the quiet one\n" % said, flooded()

@@ -1,4 +1,4 @@
-"""Commands as another user: with the tools that images have, from all of them to busybox alone."""
+"""Commands as another user, with the tools that images have, from all of them to busybox alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def image() -> Iterator[Path]:
 
 
 def run(image: Path, tools: str, user: RunAs, *command: str) -> str:
-    """Its output; what the script says of why there is none."""
+    """Runs the command; returns its output, or the script's error."""
     name = tools.rpartition(" ")[2]
     place = image / "bin" / name
     place.unlink(missing_ok=True)
@@ -85,7 +85,7 @@ EVERY = (UTIL_LINUX, COREUTILS, PYTHON)
 
 
 def who(image: Path, tools: str, user: RunAs) -> tuple[str, set[int], str]:
-    """User and group, all groups but that one, home directory."""
+    """User and group, supplementary groups, home directory."""
     said = run(image, tools, user)
     assert "Groups:" in said, said
     ids, _, rest = said.partition(" Groups:")
@@ -127,7 +127,7 @@ LIMITS = 'echo "$(grep -E "^(CapBnd|NoNewPrivs)" /proc/self/status | cat)"'
 
 
 def privileges(image: Path, tools: str, user: RunAs) -> tuple[int, bool]:
-    """The capabilities that it could gain, and whether it can gain any."""
+    """The capabilities that the command could gain, and whether it can gain any."""
     found = dict(line.split(":\t") for line in run(image, tools, user, "sh", "-c", LIMITS).splitlines())
     return int(found["CapBnd"], 16), found["NoNewPrivs"] == "1"
 

@@ -1,5 +1,5 @@
-"""The network-config that we write, read by cloud-init itself: each renderer of the oldest version that is supported, of the one
-in Debian 12, and of the newest. What ifupdown, netplan and systemd-networkd are for is done, beside gateways that answer."""
+"""cloud-init reads the network-config that we write: each renderer of the oldest supported version, of Debian 12's, and
+of the newest. The output for ifupdown, netplan and systemd-networkd is applied beside gateways that answer."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Rendered:
     out: Path
 
     def text(self, shape: str, renderer: str) -> str:
-        """All that the guest's system would read, not how it finds the NIC's name."""
+        """All text that the guest's system would read, except how it finds the NIC's name."""
         files = sorted(
             path for path in (self.out / shape / renderer).rglob("*") if path.is_file() and path.suffix != ".rules"
         )
@@ -89,7 +89,7 @@ class Rendered:
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rendered]:
-    """By version."""
+    """The rendered files, by version."""
     documents = tmp_path_factory.mktemp("documents")
     for shape, interfaces in SHAPES.items():
         config = network_config(interfaces, DNS)
@@ -126,7 +126,7 @@ def test_every_renderer_writes_the_whole_network_config(rendered: dict[str, Rend
 
 
 def facts(shape: str) -> Iterator[str]:
-    """Words that must be in what a renderer writes."""
+    """The words that a renderer's output must contain."""
     first = SHAPES[shape][0].addresses
     # Some leave out a name server of a family in which the NIC has no address.
     yield from (server for server in DNS.servers if any((":" in server) == (":" in address) for address in first))
@@ -175,7 +175,7 @@ def test_gateways_and_targets_behind_them_answer(
 
 
 def targets(shape: str) -> set[str]:
-    """The gateways, and what is behind a default route."""
+    """The gateways, and addresses behind a default route."""
     gateways = {route.gateway for interface in SHAPES[shape] for route in interface.routes if route.gateway}
     return {one if one != HOST_LINK_LOCAL else f"{one}%eth0" for one in gateways} | (
         {FAR_6 if ":" in one else FAR for one in gateways}
@@ -184,7 +184,7 @@ def targets(shape: str) -> set[str]:
 
 @contextlib.contextmanager
 def net(shape: str) -> Iterator[tuple[str, str]]:
-    """Two namespaces: a guest's, with its NICs, and that of their other ends, which have the gateways' addresses."""
+    """Two namespaces: a guest's with its NICs, and one with their other ends, which have the gateways' addresses."""
     tag = secrets.token_hex(3)
     guest, host = f"ci-guest-{tag}", f"ci-host-{tag}"
     with contextlib.ExitStack() as made:
@@ -280,7 +280,7 @@ def with_networkd(namespace: str, root: Path, work: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def networkd(namespace: str, settings: Path) -> Iterator[None]:
-    """As in a container, where there is no udev: /sys cannot be written."""
+    """Runs networkd as in a container, without udev: /sys is read-only."""
     script = """
         mount -t tmpfs none /run && mkdir -p /run/systemd/network /run/systemd/netif/links /run/systemd/netif/leases
         for file in $0/*.network; do sed s/PermanentMACAddress/MACAddress/ $file > /run/systemd/network/${file##*/}; done

@@ -1,6 +1,6 @@
-"""The seeds of Virtlet's 20 cases, read by cloud-init: the oldest version that is supported, Debian 12's, the newest.
+"""cloud-init reads the seeds of Virtlet's 20 cases: the oldest supported version, Debian 12's, the newest.
 
-A guest that boots from one is in e2e/test_debian_guest.py, with variables and user-data at once.
+e2e/test_debian_guest.py boots a guest from one, with variables and user-data at once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ VERSIONS = ["oldest", "usual", pytest.param("newest", marks=pytest.mark.full)]
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def read(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """What that version makes of each, and where the files of user-data are."""
+    """That version's result for each, and the directory with the files of user-data."""
     return read_by(request.param, CASES, tmp_path_factory)
 
 

@@ -1,4 +1,4 @@
-"""The script that makes file systems on empty disks and mounts them, run with mounts of its own on a loop device."""
+"""The script that makes file systems on empty disks and mounts them, run with private mounts on a loop device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script that links block volumes to their paths in a guest, run where the kernel's list of disks is one of the test's."""
+"""The script that links block volumes to their paths in a guest, run with a fake kernel list of disks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 @pytest.fixture
 def disks(tmp_path: Path) -> Path:
-    """In place of /sys/block: vda is the root disk, vdc a volume, zram0 has no serial."""
+    """Replaces /sys/block: vda is the root disk, vdc a volume, zram0 has no serial."""
     has_serial(tmp_path / "block", "vda", "root")
     has_serial(tmp_path / "block", "vdc", "mnt-data")
     (tmp_path / "block" / "zram0").mkdir()

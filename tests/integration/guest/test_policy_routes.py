@@ -1,4 +1,4 @@
-"""The script that sets rules and tables in a guest, run with a network of its own, by iproute2 and by busybox."""
+"""The script that sets rules and tables in a guest, run in its own network namespace, by iproute2 and by busybox."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 
 
 def there(printed: str) -> list[str]:
-    """Of what LOOK has printed, without what `ip` says of its own."""
+    """The output of LOOK without the parts that `ip` adds."""
     lines = [
         " ".join(word for word in line.split() if word not in ("proto", "kernel")) for line in printed.splitlines()
     ]

@@ -1,4 +1,4 @@
-"""The script that sets sysctls in a guest, run with a network, and mounts, of its own."""
+"""The script that sets sysctls in a guest, run with its own network and mounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A guest of 512 bytes that answers on its serial port, and a process that owns an embedded libvirt."""
+"""A guest of 512 bytes that answers on its serial port, and a process with an embedded libvirt."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CODE = bytes.fromhex(
 
 @dataclass
 class Place:
-    """Where one VM and its libvirt live."""
+    """The directory of one VM and its libvirt."""
 
     directory: Path
 
@@ -63,8 +63,8 @@ class Place:
         return self.vm / "console.log"
 
     def run(self, script: str, *options: str, expect: int = 0, timeout: float = 120) -> list[object]:
-        """Runs Python with `place_hypervisor` ready in a process of its own (an embedded libvirt is one a process);
-        returns what it said by `say`."""
+        """Runs Python with `place_hypervisor` ready in its own process, because a process can have only one embedded
+        libvirt; returns the values that it passed to `say`."""
         source = (Path(__file__).parent / "embedded_process.py").read_text() + script
         done = subprocess.run(
             [sys.executable, "-c", source, str(self.directory), *options],
@@ -94,7 +94,7 @@ class Place:
 
 @pytest.fixture(scope="session")
 def known_of_qemu(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What libvirt found out about QEMU by starting it, kept from test to test: it takes libvirt a second or more."""
+    """libvirt's cached probe of QEMU, kept from test to test because it takes a second or more."""
     return tmp_path_factory.mktemp("libvirt") / "cache"
 
 

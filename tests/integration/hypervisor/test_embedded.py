@@ -1,4 +1,4 @@
-"""Real QEMU under libvirt's embedded driver: consoles, ends of a VM, rights, and a process that is killed."""
+"""Real QEMU with libvirt's embedded driver: consoles, ends of a VM, rights, and a killed process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_each_end_of_a_vm_has_its_own_reason(place):
 
 @pytest.mark.parametrize("kind", ["disk", "nvram", "known firmware", "tpm"])
 def test_resources_of_a_vm_are_free_once_it_is_destroyed(place, kind):
-    """libvirt's own notes of the VM are the last that it removes."""
+    """libvirt removes its own notes about the VM last."""
     hardware = {
         "disk": "",
         "nvram": "hardware=HardwareOptions(Firmware.UEFI), nvram=str(PLACE / 'vm/root.nvram')",
@@ -73,7 +73,8 @@ def test_resources_of_a_vm_are_free_once_it_is_destroyed(place, kind):
 
 
 def test_tpm_state_does_not_pass_to_another_vm_with_the_same_uuid(place):
-    """An operator has undefined a VM by hand, and kept its TPM. That of an earlier attempt goes with its definition."""
+    """An operator has undefined a VM by hand and kept its TPM. The TPM of an earlier attempt is removed with its
+    definition."""
     if why := missing(Firmware.BIOS, tpm=True):
         pytest.skip(why)
     said = place.run(
@@ -100,7 +101,7 @@ def test_tpm_state_does_not_pass_to_another_vm_with_the_same_uuid(place):
 
 
 def test_tpm_state_is_removed_even_if_libvirt_is_killed_after_the_definition(place):
-    """libvirt removes what it remembers after that, so the next VM of that UUID would be refused."""
+    """libvirt removes the TPM's state after the definition, so the next VM of that UUID would be refused."""
     if why := missing(Firmware.BIOS, tpm=True):
         pytest.skip(why)
     script = (
@@ -181,7 +182,7 @@ def test_a_vm_survives_its_killed_process_and_is_found_again(place):
 
 
 def test_a_guests_shutdown_is_known_to_the_next_process(place):
-    """libvirt takes it for a crash, or knows nothing of it: it is killed, too."""
+    """libvirt reports a crash, or knows nothing of it, because it is killed, too."""
     place.run("boot(); type_into_console(b'q'); wait_off(); os.kill(os.getpid(), 9)", expect=KILLED)
     assert place.run("wait_off(); say(state())") == [["off", "shutdown"]]
     place.run(
@@ -284,13 +285,13 @@ def test_a_second_process_gets_an_error_that_the_directory_is_in_use(place):
 
 
 def _questions(log: Path) -> list[str]:
-    """What libvirt asked QEMU's monitor, in order."""
+    """libvirt's queries to QEMU's monitor, in order."""
     sent = [line for line in log.read_text(errors="replace").splitlines() if "QEMU_MONITOR_IO_WRITE" in line]
     return re.findall(r'"execute":"([a-z-]+)"', "\n".join(sent))
 
 
 def test_a_start_sends_few_queries_to_qemu(place, monkeypatch, tmp_path):
-    """Some 400 where libvirt asks for each property of the CPU."""
+    """There are some 400 if libvirt queries each property of the CPU."""
     log = tmp_path / "monitor.log"
     monkeypatch.setenv("LIBVIRT_LOG_FILTERS", "1:qemu.qemu_monitor")
     monkeypatch.setenv("LIBVIRT_LOG_OUTPUTS", f"1:file:{log}")
@@ -301,7 +302,7 @@ def test_a_start_sends_few_queries_to_qemu(place, monkeypatch, tmp_path):
 
 
 def test_a_named_cpu_model_is_queried_in_full(place, monkeypatch, tmp_path):
-    """Its live definition names features that the short question leaves out."""
+    """Its live definition names features that the short query omits."""
     log = tmp_path / "monitor.log"
     monkeypatch.setenv("LIBVIRT_LOG_FILTERS", "1:qemu.qemu_monitor")
     monkeypatch.setenv("LIBVIRT_LOG_OUTPUTS", f"1:file:{log}")

@@ -1,4 +1,5 @@
-"""Devices of the host in libvirt's and in firmware's eyes. None is there: what only real ones can show is not tested here."""
+"""Host devices as libvirt and firmware see them. The machine has none: behaviour that needs real ones is not tested
+here."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def test_libvirt_gives_qemu_the_functions_by_vfio(place):
 
 
 def test_firmware_numbers_the_buses_as_virtshim_predicts(place):
-    """Other devices stand where those of the host would be; a screen and a block device are there too."""
+    """Other devices replace the host's; a screen and a block device are there too."""
     said = place.run(
         _GRANTED + "tree = etree.fromstring(XML)\n"
         "for gone in tree.xpath('devices/graphics'):\n"

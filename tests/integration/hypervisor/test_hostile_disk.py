@@ -1,4 +1,4 @@
-"""A QEMU that its guest took over writes another name into its disk's header, for the next start of that disk."""
+"""A taken-over QEMU writes another file name into its disk's header, for the next start of that disk."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_disk_that_names_another_file_is_not_started(place) -> None:
 
 @pytest.mark.parametrize("named", ["/nowhere/at/all", "/etc/shadow"])
 def test_a_disk_header_changed_after_its_check_is_not_followed(place, named: str) -> None:
-    """Another VM's QEMU, of the same user, may be that quick."""
+    """Another VM's QEMU of the same user may be fast enough."""
     said = place.run(
         f"{ONCE}\nnames({named!r}, 'raw')\ndriver.refuse_changed = lambda disk: None\n{AGAIN}"
         "wait_for_log(b'guest is up', 2)\n"
@@ -68,7 +68,7 @@ def test_a_disk_header_changed_after_its_check_is_not_followed(place, named: str
 
 
 def test_the_image_under_a_disk_still_belongs_to_root(place) -> None:
-    """libvirt is told what is below a disk, and gives QEMU's user none of it."""
+    """libvirt gets the backing chain of a disk, and gives QEMU's user no rights on it."""
     said = place.run(
         f"{ONCE}\n{AGAIN}found = os.stat(SPEC.disks[0].backing.path); say([found.st_uid, found.st_mode & 0o022])"
     )

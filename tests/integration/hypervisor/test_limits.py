@@ -1,4 +1,4 @@
-"""libvirt's own cgroups, and memory of huge pages, with the real kernel."""
+"""libvirt's own cgroups, and huge pages, with the real kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNLIMITED = (1 << 63) - 4096
 
 @pytest.fixture
 def huge_pages() -> Iterator[None]:
-    """64 MiB of them, and their file system where libvirt looks for it."""
+    """64 MiB of huge pages, and their file system where libvirt looks for it."""
     with reserved(32):
         Path("/dev/hugepages").mkdir(exist_ok=True)
         subprocess.run(["mount", "-t", "hugetlbfs", "none", "/dev/hugepages"], check=True)
@@ -39,8 +39,8 @@ def huge_pages() -> Iterator[None]:
 
 @pytest.mark.skipif(not Path("/sys/fs/cgroup/cpu").exists(), reason="NOT TO BE HAD HERE: reads cgroup v1 files")
 def test_libvirts_own_cgroup_gets_its_limits_at_the_start_and_later(place):
-    """As below systemd's slices, but for systemd. No memory limit at the start: libvirt raises RLIMIT_MEMLOCK with it,
-    which takes CAP_SYS_RESOURCE."""
+    """As below systemd's slices, but without systemd. There is no memory limit at the start: libvirt would raise
+    RLIMIT_MEMLOCK with it, which takes CAP_SYS_RESOURCE."""
     said = place.run(
         LIMITS
         + """
@@ -80,7 +80,7 @@ def runs_on():
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="NOT TO BE HAD HERE: one CPU")
 def test_each_numa_node_runs_on_its_own_cpus_including_hotplugged_vcpus(place):
-    """Both are this machine's only one."""
+    """Both guest nodes are on this machine's only NUMA node."""
     said = place.run(
         TWO_NODES
         + """
@@ -103,7 +103,7 @@ hypervisor.destroy(SPEC.uuid, SPEC.container_id)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="NOT TO BE HAD HERE: one CPU")
 @pytest.mark.skipif(not Path("/sys/fs/cgroup/cpu").exists(), reason="NOT TO BE HAD HERE: cgroup v1")
 def test_a_repeated_cpuset_leaves_numa_nodes_in_place_and_a_new_one_moves_them(place):
-    """As kubelet does after its restart; below systemd's slices."""
+    """kubelet repeats the cpuset after its restart; this is the case below systemd's slices."""
     said = place.run(
         TWO_NODES
         + """
@@ -120,7 +120,7 @@ hypervisor.destroy(SPEC.uuid, SPEC.container_id)
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="NOT TO BE HAD HERE: one CPU")
 def test_a_new_cpuset_moves_numa_nodes_where_libvirt_does_not_own_the_cgroup(place):
-    """The kernel lets what was held to some CPUs of a group go to no others that the group gets."""
+    """Threads that were bound to some CPUs of a group do not move by themselves when the group gets others."""
     said = place.run(
         TWO_NODES
         + """

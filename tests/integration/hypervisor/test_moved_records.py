@@ -1,4 +1,4 @@
-"""The upgrade of a node whose VMs run: what the earlier version wrote into their definitions is taken out of them."""
+"""The upgrade of a node with running VMs: the records that the earlier version wrote into their definitions are removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulls from a real registry (docker-registry) and a real web server, as kubelet asks for them."""
+"""Pulls from a real registry (docker-registry) and a real web server, with kubelet's requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ USER, PASSWORD = "puller", "c0rrect"
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With 8 MiB that do not compress, so that it comes in many pieces."""
+    """A disk with 8 incompressible MiB, so that it comes in many pieces."""
     directory = tmp_path_factory.mktemp("disk")
     raw, disk = directory / "raw", directory / "disk.qcow2"
     raw.write_bytes(b"\xeb" + os.urandom((8 << 20) - 1) + bytes(8 << 20))
@@ -333,7 +333,7 @@ def test_a_signed_disk_is_pulled_from_a_real_registry(
 
 
 def _push_signature(server: str, repository: str, digest: str, key: Path, layout: Path) -> None:
-    """As cosign stores it: a manifest of its own, under a tag made of the digest."""
+    """Pushes a signature as cosign stores it: a separate manifest, with a tag made of the digest."""
     blobs = layout / "blobs" / "sha256"
     blobs.mkdir(parents=True)
 

@@ -1,4 +1,4 @@
-"""A tapmanager on private paths: one for all tests that do with it as it was set up, one of its own for each other test."""
+"""A tapmanager on private paths: one shared by the tests that use the standard setup, and one for each other test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tap_node import TapNode, for_a_test, private_node
 
 @pytest.fixture
 def quiet_node() -> Iterator[TapNode]:
-    """Configured, not started; of this test alone."""
+    """A configured but not started node, for one test."""
     with private_node() as made:
         yield made
 
@@ -24,6 +24,6 @@ def _running_node() -> Iterator[TapNode]:
 
 @pytest.fixture
 def tap_node(_running_node: TapNode) -> Iterator[TapNode]:
-    """It runs, and serves other tests before and after this one, which may start it again and configure it as it likes."""
+    """A running node that other tests use before and after; a test may restart and reconfigure it."""
     with for_a_test(_running_node) as node:
         yield node

@@ -1,4 +1,4 @@
-"""A place on a third subnet, which a router of a pod's second network alone leads to: the node does not know it."""
+"""A namespace on a third subnet, which only a router of a pod's second network reaches; the node does not know it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ip(*words: str, inside: str = "") -> str:
 
 @contextlib.contextmanager
 def namespace(name: str) -> Iterator[str]:
-    """Whose path that is."""
+    """The namespace with that path."""
     path = f"/run/netns/vst-{name}-{secrets.token_hex(3)}"
     netns.create(path)
     try:
@@ -36,7 +36,7 @@ def namespace(name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def beyond(bridge: str) -> Iterator[Place]:
-    """`bridge`, which is made, is the second network's."""
+    """`bridge`, which is created, is the second network's."""
     with contextlib.ExitStack() as made:
         router, client = (made.enter_context(namespace(name)) for name in ("router", "far"))
         at_router, at_client = Path(router).name, Path(client).name
@@ -64,7 +64,7 @@ def beyond(bridge: str) -> Iterator[Place]:
 
 
 def second_network(name: str, bridge: str, leases: Path) -> dict[str, object]:
-    """With the distribution's sbr."""
+    """The second network, with the distribution's sbr."""
     subnets = ((f"{SECOND}.0/24", POD), (f"{SECOND6}:/64", POD6))
     ranges = [[{"subnet": subnet, "rangeStart": start}] for subnet, start in subnets]
     routes = [{"dst": to} for to in ("0.0.0.0/0", "::/0", "10.0.0.0/8")]

@@ -1,4 +1,5 @@
-"""A guest that asks the network for its IPv6: the kernel's router discovery and ISC's DHCPv6 client. Frames are kept."""
+"""A guest that configures IPv6 from the network, by the kernel's router discovery and ISC's DHCPv6 client. It keeps its
+frames."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ env > {folder}/part && mv {folder}/part {folder}/$reason
 
 
 class Ipv6Guest(KernelGuest):
-    """With one NIC. `frames` came to it, `sent` came from it."""
+    """A guest with one NIC. `frames`: received, `sent`: sent."""
 
     def __init__(self, nics: Sequence[Mapping[str, Any]], fds: Sequence[int]) -> None:
         super().__init__(nics, fds)
@@ -44,7 +45,7 @@ class Ipv6Guest(KernelGuest):
         (self.frames if to_guest else self.sent).append(data[10:])
 
     def emit(self, data: bytes) -> None:
-        """A frame, as if it came from the guest's kernel."""
+        """Sends a frame as if from the guest's kernel."""
         os.write(self._fds[0], bytes(10) + data)
 
     def up(self) -> None:
@@ -54,8 +55,8 @@ class Ipv6Guest(KernelGuest):
         self.ip("link set lo up", f"link set {NIC} up")
 
     def dhclient(self, folder: Path, *how: str) -> Path:
-        """A client that stays, and keeps its lease in `folder`. It writes what it was told into a file there for each of its
-        reasons."""
+        """Starts a client that keeps running, with its lease in `folder`. For each of its reasons it writes the received
+        values into a file there."""
         script = folder / "script"
         script.write_text(_SCRIPT.format(folder=folder))
         script.chmod(0o755)
@@ -72,7 +73,7 @@ class Ipv6Guest(KernelGuest):
         client.wait()
 
     def pings(self, address: str) -> bool:
-        """Tried for as long as neighbours may take to be found."""
+        """Pings for as long as neighbour discovery may take."""
         command = ["ip", "netns", "exec", Path(self.path).name, "ping", "-c1", "-W2", address]
         return any(subprocess.run(command, capture_output=True, check=False).returncode == 0 for _ in range(10))
 
@@ -82,7 +83,7 @@ class Ipv6Guest(KernelGuest):
         return json.loads(self.run("ip", "-j", "-d", *what) or "[]")
 
     def addresses(self) -> set[str]:
-        """The global IPv6 ones that may be used."""
+        """The usable global IPv6 addresses."""
         found = self.show("-6", "addr", "show", "dev", NIC, "scope", "global")
         every = [one for link in found for one in link.get("addr_info", [])]
         return {one["local"] for one in every if "local" in one and not one.get("tentative")}
@@ -97,7 +98,7 @@ class Ipv6Guest(KernelGuest):
 
 
 def decoded(frames: list[bytes], folder: Path, which: str) -> str:
-    """What tcpdump says of them, of those of one kind (its filter)."""
+    """tcpdump's description of the frames that match its filter."""
     path = folder / "frames.pcap"
     path.write_bytes(_PCAP + b"".join(struct.pack("=IIII", 0, 0, len(one), len(one)) + one for one in frames))
     command = ["tcpdump", "-nvvv", "-r", str(path), which]

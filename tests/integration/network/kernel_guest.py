@@ -1,6 +1,6 @@
-"""A guest without a virtual machine that is a whole system: a network namespace whose NICs' frames go to and come from a pod's
-taps, as QEMU would pass them, large ones and unfinished checksums included. It is set up by what guests are told: the document
-for cloud-init, or DHCP."""
+"""A guest without a virtual machine that is a whole system: a network namespace whose NICs exchange frames with a pod's
+taps as QEMU would, including large ones and unfinished checksums. It is configured as guests are: by the document for
+cloud-init, or by DHCP."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class KernelGuest:
     # -- what its system does ------------------------------------------------------------------------------------------
 
     def configure(self, document: Mapping[str, Any], families: Sequence[int] = (4, 6)) -> None:
-        """As cloud-init does, of version 1 of its documents: `families` alone."""
+        """Configures the guest as cloud-init does, from version 1 of its documents: `families` only."""
         for link in document["config"]:
             name = f"nic{self._macs.index(link['mac_address'])}"
             self.ip(f"link set {name} mtu {link['mtu']} up")
@@ -93,7 +93,7 @@ class KernelGuest:
                     self.ip(f"address add {subnet['address']} dev {name}", *_routes(subnet, name))
 
     def ask_by_dhcp(self, number: int = 0) -> None:
-        """Its NIC of that number, by a real client."""
+        """Configures the NIC of that number by a real DHCP client."""
         name, script = f"nic{number}", f"{self.path}.dhcp".replace("/run/netns", "/tmp")
         with contextlib.ExitStack() as made:
             with open(script, "w", opener=lambda path, flags: os.open(path, flags | os.O_EXCL, 0o755)) as file:
@@ -105,7 +105,7 @@ class KernelGuest:
             self.run("busybox", "udhcpc", "-i", name, "-nqf", "-t", "20", "-T", "1", *wanted, "-s", script)
 
     def passing(self, data: bytes, *, to_guest: bool) -> None:
-        """What its cards pass, behind ten bytes of virtio's; for who wants to look."""
+        """The frames of its cards, after ten bytes of virtio header, for inspection."""
 
     # -- what its cards do ---------------------------------------------------------------------------------------------
 

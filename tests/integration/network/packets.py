@@ -1,5 +1,5 @@
-"""Packets between namespaces: who answers, what comes, what a policy stops. Sockets are made where they belong, and used from
-here."""
+"""Packets between namespaces: which ones arrive, which are answered, and which a policy drops. Sockets are created
+inside the namespaces and used from here."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Place:
 
 @dataclass
 class Echoes:
-    """Answers at all addresses of all places, by TCP and UDP, with what it gets; what datagrams it got it remembers. Use as a
+    """Echo servers at all addresses of all places, by TCP and UDP; they keep the datagrams that they received. Use as a
     context manager."""
 
     places: Sequence[Place]
@@ -78,7 +78,7 @@ class Echoes:
             one.close()
 
     def answer(self, sender: Place, address: str, kind: socket.SocketKind, data: bytes) -> bool:
-        """As `answers`, for one of theirs."""
+        """The same as `answers`, for one of the places."""
         return answers(sender, address, self.ports[address, kind], kind, data)
 
     def _listen(self, place: Place, address: str, kind: socket.SocketKind) -> None:
@@ -123,7 +123,8 @@ class Echoes:
 
 
 def first_that_fails(echoes: Echoes, pairs: Sequence[tuple[Place, Place]]) -> str:
-    """What does not get through and back, of all kinds of packets in each network and family that both have; "" if all do."""
+    """The first kind of packet that fails to pass and return, over all networks and families that both places have; ""
+    if none."""
     for sender, target in pairs:
         for key in sorted(sender.addresses.keys() & target.addresses.keys()):
             address, mtu = target.addresses[key], max(sender.mtu, target.mtu)
@@ -141,7 +142,7 @@ def first_that_fails(echoes: Echoes, pairs: Sequence[tuple[Place, Place]]) -> st
 
 
 def within(check: Callable[[], bool]) -> bool:
-    """Whether it holds in the end; each try waits by itself."""
+    """Whether the condition holds in the end; each try waits by itself."""
     until = time.monotonic() + _LIMIT
     while not (done := check()) and time.monotonic() < until:
         pass
@@ -149,7 +150,7 @@ def within(check: Callable[[], bool]) -> bool:
 
 
 def answers(sender: Place, address: str, port: int, kind: socket.SocketKind, data: bytes) -> bool:
-    """Whether what is sent comes back, within a second or ten."""
+    """Whether a sent message comes back, within one or ten seconds."""
     with sender.socket(address, kind) as client, contextlib.suppress(OSError):
         client.connect((address, port))
         if kind is socket.SOCK_STREAM:
@@ -181,7 +182,8 @@ def _write(client: socket.socket, data: bytes) -> None:
 
 
 def comes_through(echoes: Echoes, sender: Place, address: str, port: int) -> bool:
-    """Whether datagrams from that port, which a policy knows, come; one that surely does is sent after them."""
+    """Whether datagrams from that port, which a policy matches, arrive; a datagram that surely passes is sent after
+    them."""
     words = b"policy%08d" % next(_numbers)
     with sender.socket(address, socket.SOCK_DGRAM) as client:
         client.bind(("", port))
@@ -195,7 +197,7 @@ def comes_through(echoes: Echoes, sender: Place, address: str, port: int) -> boo
 
 @contextlib.contextmanager
 def rule(words: str, where: str, table: str = "vst-policy") -> Iterator[None]:
-    """Of the node's. `where`: a table's family and the hook, "inet forward"."""
+    """A rule on the node. `where`: a table's family and the hook, "inet forward"."""
     family, hook = where.split(" ", 1)
     _nft(f"table {family} {table} {{\n chain c {{\n type filter hook {hook} priority 0;\n {words}\n }}\n }}")
     try:

@@ -1,4 +1,4 @@
-"""The shapes of pods' networks: as the distribution's CNI plugins make them, and as others do that the tests imitate."""
+"""The kinds of pod networks: those of the distribution's CNI plugins, and others that the tests imitate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Shape:
 
 
 def install(node: TapNode) -> None:
-    """The plugins of the tests."""
+    """Installs the plugins of the tests."""
     programs = {"meta": meta_plugin, "chain": chain_plugin, "calico": calico_plugin, "weave": weave_plugin}
     for name, program in programs.items():
         node.plugin(name, f"exec {sys.executable} {program.__file__}\n")
@@ -62,7 +62,7 @@ def routed(families: str, **more: object) -> Callable[[TapNode, int], list[Plugi
 
 
 def calico(node: TapNode, number: int) -> list[Plugin]:
-    """Its result is of 0.3.1 and says no gateway; what comes after it reads the chain's version."""
+    """Its result has version 0.3.1 without a gateway; later plugins use the chain's version."""
     third = node.subnet.rsplit(".", 1)[1]
     addresses = [f"{node.subnet}.{number}/32", f"fd00:89:{third}::{number}/128"]
     ports = {"type": "portmap", "capabilities": {"portMappings": True}}
@@ -75,7 +75,7 @@ def weave(node: TapNode, number: int) -> list[Plugin]:
 
 
 def several(node: TapNode, number: int) -> list[Plugin]:
-    """The second one's routes are its own network's."""
+    """The second network's routes lead to its own network only."""
     second = {"type": "host-local", "dataDir": str(node.leases), "ranges": [[{"subnet": "10.90.61.0/24"}]]}
     delegates = [
         {"name": node.network, **bridged("46")(node, number)[0]},

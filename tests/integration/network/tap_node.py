@@ -1,4 +1,4 @@
-"""A real tapmanager process on private paths, with a real CNI bridge network of its own; and what it left on the machine."""
+"""A real tapmanager process on private paths, with its own real CNI bridge network, and its leftovers on the machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLUGINS = "/usr/lib/cni"
 
 
 def until(condition: Callable[[], object], seconds: float = 10.0, what: str = "the condition") -> None:
-    """Returns as soon as `condition()` holds."""
+    """Waits until `condition()` holds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"{what} did not come true within {seconds} s"
@@ -77,7 +77,7 @@ class TapNode:
         (self.conf_dir / "10-test.conflist").write_text(json.dumps(conf))
 
     def plugin(self, name: str, script: str) -> None:
-        """A plugin of our own, /bin/sh."""
+        """Installs a plugin of our own, for /bin/sh."""
         path = self.bin_dir / name
         path.write_text("#!/bin/sh\n" + script)
         path.chmod(0o755)
@@ -130,14 +130,14 @@ class TapNode:
         return list(self.call("list")["sandboxes"])
 
     def arm(self, which: str, uid: int = 0, queues: int | None = None) -> None:
-        """As virtshim does before it starts the sandbox's VM; without `queues` as earlier versions did."""
+        """Arms the key as virtshim does before it starts the sandbox's VM; without `queues` as earlier versions did."""
         limits = {"cpu_shares": 0, "cpu_quota": 0, "cpu_period": 0, "cpuset_cpus": "", "cpuset_mems": "", "memory": 0}
         args = {"sandbox": which, "uid": uid, "container": "c" * 64, "parent": "", "limits": {**limits, "swap": None}}
         more = {} if queues is None else {"queues": queues}
         assert self.call("group", {**args, "oom_score_adj": 0, **more}) == {"made": False}
 
     def fetch(self, which: str, key: str) -> tuple[list[dict[str, object]], list[int]]:
-        """As a VM's process that virtshim has just started."""
+        """Fetches the taps as the process of a VM that virtshim has just started."""
         with contextlib.suppress(protocol.RemoteError):  # no such sandbox
             self.arm(which)
         answer, fds = protocol.call(self.socket, "fetch", {"sandbox": which, "key": key}, 10.0)
@@ -174,7 +174,7 @@ class TapNode:
         return [line for line in rules.splitlines() if f"{self.subnet}." in line or self.network in line]
 
     def forget_nat_rules(self) -> None:
-        """As a reboot does, of this node's pods."""
+        """Removes the NAT rules of this node's pods, as a reboot does."""
         chains = set()
         for rule in self.nat_rules():
             words = shlex.split(rule)
@@ -186,7 +186,7 @@ class TapNode:
                 subprocess.run(["iptables", "-w", "-t", "nat", flag, chain], check=True)
 
     def leftovers(self) -> list[str]:
-        """Everything a pod of this node may leave; empty after all were released."""
+        """Everything that a pod of this node may leave; empty after all were released."""
         found = [f"lease {ip}" for ip in sorted(self.leased())]
         found += [f"bridge port {port}" for port in sorted(self.ports())]
         found += [f"nat rule {rule}" for rule in self.nat_rules()]
@@ -202,8 +202,7 @@ class TapNode:
         return self.process is not None and self.process.poll() is None
 
     def renew(self) -> None:
-        """Makes it what it was before a test: without pods, plugins, leases and bridge, with a process that has no arguments of
-        its own."""
+        """Resets it for the next test: without pods, plugins, leases and bridge, with a process without extra arguments."""
         if self.runs() and self._arguments:
             self.stop()
         if not self.runs():
@@ -256,7 +255,7 @@ class TapNode:
 
 @contextlib.contextmanager
 def for_a_test(node: TapNode) -> Iterator[TapNode]:
-    """One that serves many tests: it runs, nothing of this test is left at the end, and the next test finds it as this one."""
+    """A node shared by many tests: it runs, nothing of a test is left at its end, and the next test finds it unchanged."""
     left: list[str] = []
     try:
         yield node
@@ -270,7 +269,8 @@ def for_a_test(node: TapNode) -> Iterator[TapNode]:
 
 @contextlib.contextmanager
 def private_node() -> Iterator[TapNode]:
-    """Configured, not started; nothing of it is left at the end. In a short path: socket names hold 107 bytes."""
+    """A configured but not started node; nothing of it is left at the end. It has a short path because socket names hold
+    107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="vst-"))
     made = TapNode(folder)
     left: list[str] = []

@@ -1,4 +1,4 @@
-"""tapmanager on a socket that somebody else opened, as systemd does for tapmanager.socket."""
+"""tapmanager on a socket opened by another process, as systemd does for tapmanager.socket."""
 
 from __future__ import annotations
 

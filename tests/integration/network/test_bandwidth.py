@@ -1,4 +1,4 @@
-"""Bandwidth, by the distribution's own plugin: what the kernel is told, and with `--all` what passes."""
+"""Bandwidth limits by the distribution's plugin: the kernel's settings, and with `--all` the measured rates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_both_directions_are_limited_on_the_nodes_end_of_the_link(tap_node: TapN
 
 
 def limits() -> dict[str, int]:
-    """Bytes a second that token buckets let through, by link."""
+    """The rate limits of token buckets in bytes per second, by link."""
     shown = subprocess.run(["tc", "-j", "qdisc"], capture_output=True, text=True, check=True).stdout
     return {one["dev"]: one["options"]["rate"] for one in json.loads(shown or "[]") if one["kind"] == "tbf"}
 
@@ -66,7 +66,7 @@ def test_bandwidth_each_way_is_what_the_pods_annotations_say(tap_node: TapNode, 
 
 
 def megabits(sender: Place, target: Place, address: str) -> float:
-    """A second, by TCP, as it arrives; what may come at once is over by then."""
+    """The TCP rate in Mbit/s at the receiver, after the initial burst."""
     with target.socket(address, SOCK_STREAM) as listening:
         listening.bind((address, 0))
         listening.listen()
@@ -94,7 +94,7 @@ def send_on(sock: socket) -> None:
 
 
 def received(sock: socket, seconds: float) -> int:
-    """Bytes until then."""
+    """The bytes received until then."""
     until, count = time.monotonic() + seconds, 0
     while (left := until - time.monotonic()) > 0:
         sock.settimeout(left)

@@ -1,4 +1,4 @@
-"""What tapmanager and the plugins that it starts may do, as the kernel sees it."""
+"""The capabilities of tapmanager and of the plugins that it starts, from the kernel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 
 
 def sets_of(status: str) -> dict[str, int]:
-    """By the kernel's names: CapPrm, CapEff, CapBnd."""
+    """The capability sets by the kernel's names: CapPrm, CapEff, CapBnd."""
     return {name: int(value, 16) for name, value in re.findall(r"^(Cap\w+):\s+([0-9a-f]+)$", status, re.MULTILINE)}
 
 

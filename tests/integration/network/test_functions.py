@@ -43,7 +43,7 @@ def ip(*words: str) -> str:
 
 
 class Links(NetlinkHostLinks):
-    """Real, but for what needs a card that has VFs."""
+    """Real links, except where a card with VFs is needed."""
 
     def __init__(self) -> None:
         self.settings = SET
@@ -56,8 +56,8 @@ class Links(NetlinkHostLinks):
 
 
 class Card(FakePciBus):
-    """Its function's link is the plugin's eth0; its own interface is `physical`. It forgets VLAN and trust of one that loses its
-    driver."""
+    """A card: its function's link is the plugin's eth0; its own interface is `physical`. A function that loses its
+    driver loses VLAN and trust."""
 
     def __init__(self, root: Path, physical: str, links: Links) -> None:
         super().__init__(root)
@@ -246,7 +246,7 @@ def test_a_host_link_moves_into_the_pod_with_its_name_mac_mtu_and_addresses(card
 
 
 def test_the_kernel_understands_the_messages_that_configure_a_vf(card_node: Node) -> None:
-    """A link without VFs refuses them as not supported; a message that it cannot read would be invalid."""
+    """A link without VFs refuses such messages as not supported; an unreadable message would be invalid."""
     ip("link", "add", "vstfn2", "type", "veth", "peer", "name", "vstfn2p")
     try:
         for name, value in SET.to_json().items():

@@ -1,4 +1,4 @@
-"""hostPort, by the distribution's own plugin. The guests are namespaces behind the taps' descriptors."""
+"""hostPort by the distribution's plugin. The guests are namespaces behind the taps' descriptors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INSIDE = 5353
 
 @pytest.fixture
 def local_port() -> int:
-    """One of the node's that nothing uses."""
+    """A free port of the node."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

@@ -1,4 +1,4 @@
-"""All that a guest may be told by DHCPv6 and router advertisements, as tcpdump reads it."""
+"""All DHCPv6 answers and router advertisements for guests, as tcpdump decodes them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""IPv6 without cloud-init: what the kernel and DHCPv6 clients make of what they are told on the tap; and that nobody else can
-tell them anything."""
+"""IPv6 without cloud-init: the kernel and DHCPv6 clients configure themselves from the tap's messages, and nobody else
+can send them any."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def configure(node: TapNode, *, ipv4: bool = True, kind: str = "bridge", **more:
 
 @contextmanager
 def guest(node: TapNode, which: str) -> Iterator[Ipv6Guest]:
-    """It is not up yet."""
+    """A guest whose link is not up yet."""
     network = node.attach(which, dns=DNS)
     with Ipv6Guest(*node.fetch(which, network["fetch_key"])) as made:
         made.own = next(ip for ip in network["ips"] if ":" in ip)
@@ -58,7 +58,7 @@ def guest(node: TapNode, which: str) -> Iterator[Ipv6Guest]:
 
 @pytest.fixture
 def beyond() -> Iterator[str]:
-    """Another network, on the node itself: only by the default route."""
+    """Another network on the node itself, reachable only by the default route."""
     subprocess.run(["ip", "addr", "add", f"{BEYOND}/128", "dev", "lo"], check=True)
     yield BEYOND
     subprocess.run(["ip", "addr", "del", f"{BEYOND}/128", "dev", "lo"], check=True)
@@ -154,7 +154,7 @@ def test_nothing_is_lost_while_tapmanager_is_down(quiet_node: TapNode, tmp_path:
 
 
 def events_of(path: str) -> socket.socket:
-    """All that happens to links and ports of bridges in a namespace from now on."""
+    """Collects all events of links and bridge ports in a namespace from now on."""
     heard = netns.run_inside(path, lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE))
     heard.setblocking(False)
     heard.bind((0, 1))  # RTMGRP_LINK
@@ -162,7 +162,7 @@ def events_of(path: str) -> socket.socket:
 
 
 def changes(events: socket.socket, port: int) -> int:
-    """How often a bridge was told something of that port of its own. That a link's state is told, late, is none."""
+    """How often a setting of that bridge port was changed. A late report of the link's state does not count."""
     count = 0
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -281,7 +281,7 @@ def neighbour(mac: bytes, source: IPv6Address, target: IPv6Address) -> bytes:
 
 
 def forged(mac: bytes, source: IPv6Address) -> dict[str, bytes]:
-    """What only tapmanager may say to a guest, and no guest to others."""
+    """Messages that only tapmanager may send to a guest, and that a guest may not send to others."""
     return {
         "a router advertisement": advertisement(mac, source),
         "a DHCPv6 answer": dhcp(mac, source, frame.ALL_NODES, 547, 546),

@@ -1,4 +1,4 @@
-"""Pods that come at the same moment."""
+"""Pods that are attached at the same moment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ echo '{{"cniVersion": "1.0.0"}}'
 
 
 def test_fifty_pods_are_attached_while_one_pods_plugin_is_slow(tap_node: TapNode) -> None:
-    """Its plugin ends when all others are attached. Afterwards nothing is left of any."""
+    """The slow plugin ends when all others are attached. Afterwards nothing is left of any pod."""
     held, slow = sandbox(), tap_node.folder / "go-on"
     tap_node.plugin(
         "slow",

@@ -46,11 +46,11 @@ class Networks:
         node.plugin("meta", f"exec {sys.executable} {meta_plugin.__file__}\n")
 
     def subnet(self, number: int) -> str:
-        """Of 10.90.0.0/16, which nothing else on the machine uses; a third octet of its own a network."""
+        """A subnet of 10.90.0.0/16, which nothing else on the machine uses, with its own third octet."""
         return f"10.90.{number}"
 
     def delegate(self, number: int, kind: str, **more: object) -> dict[str, object]:
-        """With addresses, and a default route."""
+        """A delegate with addresses and a default route."""
         ipam = {
             "type": "host-local",
             "dataDir": str(self.node.leases),
@@ -66,7 +66,7 @@ class Networks:
 
     @contextlib.contextmanager
     def guest(self, which: str, network: dict[str, object]) -> Iterator[list[ToyGuest]]:
-        """One toy for each NIC, in their order."""
+        """One toy guest for each NIC, in order."""
         nics, fds = self.node.fetch(which, network["fetch_key"])
         with contextlib.ExitStack() as toys:
             yield [toys.enter_context(ToyGuest(fd, nic["mac"])) for nic, fd in zip(nics, fds, strict=True)]
@@ -233,7 +233,8 @@ def test_an_unsupported_network_is_refused_and_all_networks_are_undone(networks:
 def test_source_based_routing_is_refused_for_an_older_virtshim_and_undone(
     networks: Networks,
 ) -> None:
-    """By the distribution's own plugin, after one that makes the interface. One of an earlier version does not ask for it."""
+    """The distribution's sbr is used, after a plugin that makes the interface. An earlier virtshim does not ask for
+    routing rules."""
     networks.node.plugin("routed", f"""
         given=$(cat)
         result=$(echo "$given" | {PLUGINS}/ptp) || {{ echo "$result"; exit 1; }}
@@ -269,7 +270,7 @@ def test_a_failed_del_of_one_network_is_reported_and_the_others_are_released(net
 def test_a_network_without_addresses_passes_outside_dhcp_but_the_first_one_does_not(
     networks: Networks,
 ) -> None:
-    """A server of the outside answers on the second network; requests on the first do not leave the tap."""
+    """An outside server answers on the second network; requests on the first do not leave the tap."""
     plain = f"p{networks.tag}"
     networks.configure({"name": "plain", "type": "bridge", "bridge": plain})
     which = sandbox()
@@ -304,7 +305,7 @@ def is_dhcp(data: bytes) -> bool:
 
 
 def received(sock: socket.socket) -> list[bytes]:
-    """What has come, until nothing comes for a moment."""
+    """The received frames, until none arrives for a moment."""
     found = []
     with contextlib.suppress(TimeoutError):
         while True:

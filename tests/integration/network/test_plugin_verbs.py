@@ -1,4 +1,4 @@
-"""STATUS and GC of CNI 1.1, and addresses that a plugin gives twice."""
+"""STATUS and GC of CNI 1.1, and addresses that a plugin assigns twice."""
 
 from __future__ import annotations
 

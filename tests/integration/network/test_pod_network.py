@@ -1,4 +1,4 @@
-"""A pod's network from attach to release, seen from the guest, the host, and another pod."""
+"""A pod's network from attach to release, as guest, host and another pod see it."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_ipv6_addresses_are_described_and_given_back(tap_node: TapNode) -> None:
 
 
 def test_duplicate_address_detection_does_not_see_the_guests_own_packets(tap_node: TapNode) -> None:
-    """On a bridge that reflects, and with a system that does not mark its own question."""
+    """The bridge reflects packets, and the guest's system does not mark its own probe."""
     ipam = {"type": "host-local", "dataDir": str(tap_node.leases), "ranges": [[{"subnet": "fd00:89::/64"}]]}
     tap_node.configure(tap_node.bridge_plugin(ipam=ipam, hairpinMode=True))
     which = sandbox()
@@ -248,7 +248,7 @@ def test_the_mtu_of_the_cni_interface_reaches_the_guest(tap_node: TapNode) -> No
 
 
 def test_the_guest_gets_the_smaller_mtu_of_a_route_everywhere(tap_node: TapNode) -> None:
-    """As Cilium has it for a tunnel: the link takes more, and what others send may be as large."""
+    """Cilium does so for a tunnel: the link has a larger MTU, and others may send packets of that size."""
     tap_node.plugin("tunnelled", f"""
         {PLUGINS}/bridge || exit
         test $CNI_COMMAND != ADD || ip -n $(basename $CNI_NETNS) route change default via {tap_node.subnet}.1 mtu 1450
@@ -285,7 +285,7 @@ def test_a_link_without_ethernet_is_refused_by_name_and_nothing_is_left(tap_node
 def test_a_static_neighbour_of_the_plugin_resolves_even_without_tapmanager(
     tap_node: TapNode,
 ) -> None:
-    """As AWS's VPC CNI and Azure's do it: nobody on the wire answers for the gateway."""
+    """AWS's VPC CNI and Azure's do so: nobody on the wire answers for the gateway."""
     tap_node.plugin("written-down", """
         inside() { ip -n $(basename $CNI_NETNS) "$@"; }
         host=wd$(echo $CNI_CONTAINERID | cut -c1-9)

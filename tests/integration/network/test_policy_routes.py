@@ -1,5 +1,5 @@
-"""Policy routing in pods: what a plugin's rules and tables are to the guest, and which are refused. The VM is a namespace behind
-the taps' descriptors."""
+"""Policy routing in pods: how a plugin's rules and tables reach the guest, and which are refused. The VM is a namespace
+behind the taps' descriptors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def two_networks(node: TapNode, bridge: str) -> Iterator[Vm]:
 
 
 def set_in_guest(made: Vm) -> None:
-    """As the guest's agent does, as often as it likes."""
+    """Sets them as the guest's agent does, any number of times."""
     words = policy_routes_command(made.network.interfaces)
     for _ in range(2):
         subprocess.run(["ip", "netns", "exec", Path(made.place.path).name, *words], check=True, timeout=60)
@@ -67,7 +67,7 @@ def test_a_guest_answers_on_the_network_of_the_request(tap_node: TapNode) -> Non
 
 @pytest.fixture
 def inside() -> Iterator[str]:
-    """A namespace with a NIC that has a table of its own."""
+    """A namespace with a NIC and a routing table for it."""
     with namespace("rules") as path:
         name = Path(path).name
         for words in ("link add eth0 type veth peer name eth1", "link set eth0 up", "link set eth1 up"):

@@ -1,4 +1,4 @@
-"""A NIC's queues: as many descriptors of its tap as the VM was armed with, and nobody else's meanwhile."""
+"""A NIC's queues: as many tap descriptors as the VM was armed with, and none for others meanwhile."""
 
 from __future__ import annotations
 

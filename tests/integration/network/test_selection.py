@@ -1,5 +1,5 @@
-"""MAC and addresses that a pod's network selection names (k8s.v1.cni.cncf.io/networks): Multus gives them to the plugins, they to
-the link, and the guest has what the link has. Nothing else chooses them."""
+"""MAC and addresses of a pod's network selection (k8s.v1.cni.cncf.io/networks): Multus passes them to the plugins, the
+plugins set them on the link, and the guest takes them from the link. Nothing else can choose them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IPAM = {
 
 @pytest.fixture
 def second(tap_node: TapNode) -> Iterator[str]:
-    """The bridge of a second network, which a pod has by that selection."""
+    """The bridge of a second network, which a pod selects."""
     install(tap_node)
     bridge = f"{tap_node.bridge}b"
     with contextlib.ExitStack() as after:

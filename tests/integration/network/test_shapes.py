@@ -1,5 +1,5 @@
-"""A VM on each shape of network: it is reached, and reaches, as a container of that network; what policies stop is stopped; and
-nothing is left. The VM is a namespace behind the tap's descriptor, set up by what guests are told."""
+"""A VM on each kind of network: it is reachable, and reaches others, as a container would; policies apply; nothing is
+left. The VM is a namespace behind the tap's descriptor, configured as guests are."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(node: TapNode, shape: Shape) -> Iterator[Cluster]:
-    """One VM is told all by the document for cloud-init, the other one IPv4 by DHCP."""
+    """One VM is configured by the document for cloud-init, the other gets IPv4 by DHCP."""
     with contextlib.ExitStack() as made:
         made.enter_context(forwarding_host())
         shape.configure(node, 2)
@@ -77,7 +77,7 @@ def names_a_vm(pair: tuple[Place, Place]) -> bool:
 
 
 def passing_policies(pods: Cluster, echoes: Echoes, shape: Shape) -> list[str]:
-    """What comes through although a rule of the node's is against it."""
+    """The packets that pass although a rule of the node forbids them."""
     first, second, container = pods.first.place, pods.second.place, pods.container
     forward, output = "inet forward", "inet output"
     tried = [(HOST, first, output), (first, HOST, f"netdev ingress device {pods.first.host_link}")]

@@ -1,5 +1,5 @@
-"""What a guest cannot send: frames in a MAC, an address or a role that is not its own. The guest is a stand-in on the tap's
-descriptor, and looks at nothing that it does not itself."""
+"""Frames that a guest cannot send: with a MAC, an address or a role that is not its own. The guest is a stand-in on the
+tap's descriptor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ARP, IPV4, IPV6 = b"\x08\x06", b"\x08\x00", b"\x86\xdd"
 
 
 def arp(mac: bytes, sender_mac: bytes, sender: IPv4Address, marker: bytes) -> bytes:
-    """A request whose target address is the marker."""
+    """An ARP request whose target address is the marker."""
     return BROADCAST + mac + ARP + b"\0\1\x08\0\6\4\0\1" + sender_mac + sender.packed + bytes(6) + marker
 
 
@@ -39,7 +39,7 @@ def ipv4(mac: bytes, source: IPv4Address, marker: bytes, protocol_number: int = 
 
 
 def ipv6(mac: bytes, source: IPv6Address, kind: int, body: bytes, marker: bytes, hop_by_hop: bool = False) -> bytes:
-    """An ICMPv6 message; `hop_by_hop`: behind an extension header."""
+    """An ICMPv6 message; `hop_by_hop`: after an extension header."""
     message = bytes([kind, 0, 0, 0]) + body + marker
     pseudo = source.packed + ALL_NODES.packed + len(message).to_bytes(4, "big") + b"\0\0\0\x3a"
     message = message[:2] + struct.pack("!H", checksum(pseudo + message)) + message[4:]
@@ -50,7 +50,7 @@ def ipv6(mac: bytes, source: IPv6Address, kind: int, body: bytes, marker: bytes,
 
 
 def neighbour(mac: bytes, source: IPv6Address, target: IPv6Address, marker: bytes) -> bytes:
-    """An advertisement: `target` has `mac`."""
+    """A neighbour advertisement: `target` has `mac`."""
     return ipv6(mac, source, 136, b"\x20\0\0\0" + target.packed + b"\2\1" + mac, marker)
 
 
@@ -69,7 +69,8 @@ class Wire:
         return b"\x0a\x59" + struct.pack("!H", self.count)
 
     def passes(self, frame: bytes, marker: bytes) -> bool:
-        """Whether it comes out; one that surely does is sent after it, so nobody waits for what does not come."""
+        """Whether the frame passes; a frame that surely passes is sent after it, so the test need not wait for a dropped
+        one."""
         self.guest.send(frame)
         last = self.marker()
         self.guest.send(arp(self.guest.mac, self.guest.mac, self.own, last))
@@ -110,7 +111,7 @@ def wire(node: TapNode, which: str, network: dict[str, object], link: str = "") 
 
 
 def everything(wire: Wire) -> list[tuple[str, bytes, bytes]]:
-    """All that a guest might send, forged or not, by name; a marker is somewhere in each."""
+    """All frames that a guest might send, forged or not, by name; each contains a marker."""
     mac, own, own_6 = wire.guest.mac, wire.own, wire.own_6
     marks = [wire.marker() for _ in range(20)]
     frames = [

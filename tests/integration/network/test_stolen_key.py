@@ -1,4 +1,4 @@
-"""Somebody has read a VM's fetch key, from its definition for example, and may connect to tapmanager as QEMU's user."""
+"""An attacker has a VM's fetch key, for example from its definition, and may connect to tapmanager as QEMU's user."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ for _ in sys.stdin:
 
 
 class Asker:
-    """A process of its own."""
+    """An attacking process."""
 
     def __init__(self, node: TapNode, which: str, key: str, uid: int = 0) -> None:
         node.folder.chmod(0o711)
@@ -76,7 +76,7 @@ def test_a_key_gives_nothing_before_virtshim_starts_the_vm(tap_node: TapNode) ->
 
 
 def test_a_key_used_by_a_vm_gives_nothing_to_another_process(tap_node: TapNode) -> None:
-    """Also after that VM has ended, and after a restart of tapmanager."""
+    """This holds after that VM has ended and after a restart of tapmanager."""
     which = sandbox()
     key = tap_node.attach(which)["fetch_key"]
     tap_node.arm(which)
@@ -93,7 +93,7 @@ def test_a_key_used_by_a_vm_gives_nothing_to_another_process(tap_node: TapNode) 
 
 
 def test_an_unused_key_expires_after_two_minutes(tap_node: TapNode) -> None:
-    """Nobody closed it: virtshim was killed in the middle of its start."""
+    """virtshim was killed during the start, so nobody revoked the key."""
     which = sandbox()
     key = tap_node.attach(which)["fetch_key"]
     tap_node.arm(which)
@@ -153,7 +153,7 @@ def test_a_failed_start_leaves_no_valid_key(tap_node: TapNode) -> None:
 
 
 def test_a_key_gives_nothing_to_other_users_than_the_vms(tap_node: TapNode) -> None:
-    """Not to another VM's, nor to the user that VMs have in common; and a wrong one does not use up the start."""
+    """Neither another VM's user nor the users' common group may use it; a wrong user does not use up the start."""
     which, other = sandbox(), sandbox()
     key = tap_node.attach(which)["fetch_key"]
     tap_node.attach(other)

@@ -1,4 +1,4 @@
-"""Plugins that fail, hang or are not there; a tapmanager that is killed; records that cannot be read."""
+"""Plugins that fail, hang or are missing; a killed tapmanager; unreadable records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOTING = "cat > {folder}/stdin.$CNI_COMMAND\necho $CNI_COMMAND >> {folder}/call
 
 
 def refused(node: TapNode, kind: str, words: str, timeout: float = 60.0) -> str:
-    """An attach that must fail so; its sandbox."""
+    """Attaches, which must fail so; returns the sandbox."""
     which = sandbox()
     with pytest.raises(protocol.RemoteError, match=words) as caught:
         node.attach(which, timeout=timeout)
@@ -53,8 +53,8 @@ def test_a_failing_plugin_is_reported_and_everything_before_it_is_undone(tap_nod
 def test_firewall_rules_for_packets_that_bypass_them_are_refused_by_name(
     tap_node: TapNode, made: str, named: str
 ) -> None:
-    """As a service mesh's plugin makes them. Those of a bridge or a device see frames, and tables may be there without any: in
-    each namespace before Linux 5.15, once the node uses them."""
+    """A service mesh's plugin makes such rules. Rules of a bridge or a device do see frames, and empty tables may exist:
+    in each namespace before Linux 5.15, once the node uses them."""
     if "legacy" in made and not Path("/proc/net/ip_tables_names").exists():
         pytest.skip("the kernel has no ip_tables")
     frames = "nft 'table bridge b { chain c { type filter hook forward priority 0; accept; }; }'"
@@ -165,7 +165,7 @@ def test_del_gets_the_cached_result_and_config_even_when_the_file_is_gone(tap_no
 
 
 def test_release_works_if_the_namespace_is_gone(tap_node: TapNode) -> None:
-    """Masquerading rules too, which the bridge plugin removes by what it reads off the interface."""
+    """This includes masquerading rules, which the bridge plugin finds by the interface."""
     which = sandbox()
     tap_node.attach(which)
     assert tap_node.nat_rules() != []
@@ -176,7 +176,7 @@ def test_release_works_if_the_namespace_is_gone(tap_node: TapNode) -> None:
 
 
 def test_release_works_after_a_reboot_without_the_rules(tap_node: TapNode) -> None:
-    """bridge's DEL wants to remove them where it finds an interface, and fails with iptables' nftables variant."""
+    """bridge's DEL removes rules for the interface that it finds, and fails with iptables' nftables variant."""
     which = sandbox()
     tap_node.attach(which)
     record = tap_node.ledger / f"{which}.json"
@@ -251,7 +251,7 @@ def test_a_clean_stop_leaves_pods_alone_and_removes_its_socket(tap_node: TapNode
 
 @pytest.mark.parametrize("phase", ["bridge", "hold"])
 def test_release_cleans_up_after_a_tapmanager_killed_during_attach(tap_node: TapNode, phase: str) -> None:
-    """Killed before the chain's first plugin did anything, and after the bridge plugin did all."""
+    """It is killed before the chain's first plugin did anything, and after the bridge plugin did everything."""
     tap_node.plugin("hold", f"test $CNI_COMMAND = DEL && exit 0\necho $$ > {tap_node.folder}/pid\nexec sleep 600\n")
     chain = (
         [{"type": "hold"}, tap_node.bridge_plugin()]

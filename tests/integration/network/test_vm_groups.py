@@ -1,4 +1,4 @@
-"""The real kernel's cgroups: a VM's group below the pod's, with its limits, entered by who fetches the taps."""
+"""The real kernel's cgroups: a VM's group below the pod's, with its limits, joined by the process that fetches the taps."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ def test_a_pod_without_a_cgroup_gets_one_until_its_last_vm_ends(tap_node: TapNod
 def test_a_parent_cgroup_is_removed_with_its_last_vm_only_if_virtshim_created_it(
     tap_node: TapNode, pod_cgroup: str
 ) -> None:
-    """As critest's /test.slice; a pod's cgroup is kubelet's, and empty before its VM comes and after it has gone."""
+    """critest uses such a /test.slice. A pod's cgroup belongs to kubelet, and is empty before its VM starts and after it
+    ends."""
     which = sandbox()
     tap_node.attach(which)
     there = places(pod_cgroup)
@@ -180,7 +181,7 @@ def test_less_memory_than_is_in_use_is_refused_and_nobody_is_killed(tap_node: Ta
 
 
 def test_a_vm_can_be_put_into_the_unified_hierarchy_alone(tmp_path: Path) -> None:
-    """Here it offers few controllers; groups, moving and removal are the same with all."""
+    """Here the hierarchy has few controllers; creating, joining and removing groups is the same with all."""
     (v2,) = [one for one in cgroups.hierarchies() if one.is_v2]
     parent = f"/virtshim-test-{secrets.token_hex(4)}"
     Path(v2.root + parent).mkdir()

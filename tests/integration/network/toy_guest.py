@@ -42,7 +42,7 @@ class ToyGuest:
         self.power_off()
 
     def power_off(self) -> None:
-        """What the end of QEMU does to the tap. Twice is no error."""
+        """Closes the tap as QEMU's end does. Twice is no error."""
         if self.fd < 0:
             return
         os.write(self._stop_write, b".")
@@ -55,7 +55,8 @@ class ToyGuest:
         os.write(self.fd, _VNET_HDR + data)
 
     def ask(self, data: bytes, wanted, header: bytes = _VNET_HDR) -> bytes:
-        """Sends, again each second as guests do (a link that just came up loses frames), until `wanted(frame)` holds."""
+        """Sends the frame each second, as guests do because a link that just came up loses frames, until `wanted(frame)`
+        holds."""
         for _ in range(5):
             os.write(self.fd, header + data)
             with contextlib.suppress(AssertionError):
@@ -124,7 +125,7 @@ class ToyGuest:
         return datagram, packet.parse(datagram.payload)
 
     def boot(self) -> Message:
-        """DISCOVER, REQUEST; from then on it has its address. The ACK."""
+        """Boots by DISCOVER and REQUEST, then uses the address. Returns the ACK."""
         _, offer = self.dhcp(packet.DISCOVER)
         server = offer.options[packet.OPT_SERVER_ID]
         asked = {packet.OPT_SERVER_ID: server, packet.OPT_REQUESTED_IP: offer.yiaddr.packed}
@@ -134,7 +135,7 @@ class ToyGuest:
         return ack
 
     def ping(self, mac: bytes, target: IPv4Address) -> None:
-        """One echo request, and its reply. Raises AssertionError if none comes."""
+        """Sends one echo request and returns the reply. Raises AssertionError if none comes."""
         assert self.address is not None
         number = os.urandom(4)
         icmp = b"\x08\0\0\0" + number + b"hello"

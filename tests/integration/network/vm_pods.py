@@ -1,4 +1,4 @@
-"""Pods on a node's network: VMs, whose guests are namespaces, and containers beside them; and what the node knows of them."""
+"""Pods on a node's network: VMs, whose guests are namespaces, and containers; and the node's traces of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Vm:
 
     @property
     def host_link(self) -> str:
-        """The node's end of its first link."""
+        """The node's end of the pod's first link."""
         inside = _said("ip", "-n", Path(self.network.netns).name, "-j", "link", "show", self.network.interfaces[0].name)
         index = json.loads(inside)[0]["link_index"]
         return next(one["ifname"] for one in json.loads(_said("ip", "-j", "link")) if one["ifindex"] == index)
@@ -47,8 +47,8 @@ class Vm:
 
 @contextlib.contextmanager
 def forwarding_host() -> Iterator[None]:
-    """As a node of a cluster is: it forwards and keeps track of connections, and what it bridges passes its policies where the
-    kernel can do that."""
+    """A host configured like a cluster node: it forwards, tracks connections, and filters bridged packets if the kernel
+    can."""
     wanted = {
         "net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1",
         "net/bridge/bridge-nf-call-iptables": "1", "net/bridge/bridge-nf-call-ip6tables": "1",
@@ -72,7 +72,8 @@ def forwarding_host() -> Iterator[None]:
 
 @contextlib.contextmanager
 def vm(node: TapNode, name: str, *, by_dhcp: bool = False, **asked: object) -> Iterator[Vm]:
-    """IPv4 `by_dhcp`, else by the document for cloud-init as all the rest. `asked`: more of its AttachRequest."""
+    """A VM; IPv4 `by_dhcp`, otherwise by the document for cloud-init like the rest. `asked`: more fields of its
+    AttachRequest."""
     which, client = sandbox(), PodNetworkClient(TapmanagerConnection(node.socket))
     pod = PodKey("default", name.lower().replace(" ", "-"), "uid-1", 0)
     network = client.attach(AttachRequest(SandboxId(which), pod, Dns(("10.96.0.10",)), **asked), _SECONDS)
@@ -93,7 +94,7 @@ def vm(node: TapNode, name: str, *, by_dhcp: bool = False, **asked: object) -> I
 
 @contextlib.contextmanager
 def plain_container(node: TapNode) -> Iterator[Place]:
-    """A namespace with the same network, as a runtime of containers would have it made."""
+    """A namespace with the same network, as a container runtime would create it."""
     which = sandbox()
     path = f"/run/netns/vst-plain-{which[:8]}"
     bin_dirs = (str(node.bin_dir), PLUGINS)
@@ -112,13 +113,13 @@ def plain_container(node: TapNode) -> Iterator[Place]:
 
 
 def marks(vms: Iterable[Vm]) -> set[str]:
-    """Words that would be found of them if something were left."""
+    """Words that would appear in any leftovers."""
     found = {address for one in vms for address in one.place.addresses.values()}
     return found | {word for one in vms for word in (one.sandbox[:12], one.host_link)}
 
 
 def told_of(node: TapNode, words: set[str]) -> list[str]:
-    """What the node's kernel and plugins know that tells of one of these."""
+    """Everything in the node's kernel and plugins that mentions one of these words."""
     commands = (
         ("ip", "-o", "link"), ("ip", "-o", "address"), ("ip", "route", "show", "table", "all"),
         ("ip", "-6", "route", "show", "table", "all"), ("ip", "rule"), ("ip", "netns"), ("tc", "qdisc"),
@@ -132,7 +133,7 @@ def told_of(node: TapNode, words: set[str]) -> list[str]:
 
 
 def _is_in(line: str, words: set[str]) -> bool:
-    """A sandbox's id is a part of many a name."""
+    """Whether a word occurs; a sandbox's id is part of many names."""
     return any(len(word) == 12 and word in line for word in words)
 
 

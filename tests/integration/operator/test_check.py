@@ -1,4 +1,4 @@
-"""`virtshim check` on this machine, below a directory of the test."""
+"""`virtshim check` on this machine, below a temporary directory."""
 
 import json
 import os
@@ -23,7 +23,7 @@ PLUGINS = "/usr/lib/cni"
 
 @pytest.fixture
 def node() -> Iterator[Path]:
-    """A directory that the QEMU user can pass into; the embedded driver wants a short one."""
+    """A directory that the QEMU user can enter, with the short path that the embedded driver needs."""
     path = Path(tempfile.mkdtemp(prefix="vs-"))
     path.chmod(0o711)
     yield path
@@ -32,7 +32,7 @@ def node() -> Iterator[Path]:
 
 @pytest.fixture
 def config(node: Path) -> Path:
-    """A node in which a VM could start, as far as `check` can tell."""
+    """A node on which a VM could start, as far as `check` can tell."""
     (node / "vmwrapper").write_text(f'#!/bin/sh\nexec {QEMU} "$@"\n')
     (node / "vmwrapper").chmod(0o755)
     (node / "net.d").mkdir()
@@ -82,7 +82,7 @@ def test_a_node_that_can_run_vms_passes(config: Path, capsys: pytest.CaptureFixt
 
 @needs_a_node
 def test_the_nodes_own_libvirt_directory_is_not_opened(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another process may have it open."""
+    """Another process may be using it."""
     check(str(config), as_json=True)
     capsys.readouterr()
     assert not (config.parent / "libvirt").exists()

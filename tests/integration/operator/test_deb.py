@@ -1,5 +1,5 @@
-"""The Debian package: what is in it, that it can be built again, and that dpkg installs and purges it. `make e2e-install` has the
-same on a machine with systemd, with VMs."""
+"""The Debian package: its contents, its reproducible build, and its installation and purge by dpkg. `make e2e-install`
+tests the same on a machine with systemd, with VMs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def package(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def root(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Unpacked, with DEBIAN beside usr."""
+    """The unpacked package, with DEBIAN beside usr."""
     directory = tmp_path_factory.mktemp("unpacked")
     subprocess.run(["dpkg-deb", "--raw-extract", str(package), str(directory)], check=True)
     return directory
@@ -107,7 +107,7 @@ def test_files_are_writable_by_root_only_and_readable_by_all(package: Path) -> N
 
 
 def test_the_package_depends_on_what_a_node_needs(root: Path, pytestconfig: pytest.Config) -> None:
-    """The first group of set-up; what is there for people is recommended."""
+    """The package depends on the first group of set-up; it recommends packages for people."""
     setup = (pytestconfig.rootpath / "deploy/setup.sh").read_text()
     group = re.search(r"# the product:.*\n((?:  [^#\n].*\n)+)", setup)
     assert group
@@ -213,11 +213,11 @@ class Node:
     place: Path
 
     def run(self, *argv: str, code: int | None = 0) -> str:
-        """What it writes to its standard output. `code`: None for any."""
+        """Runs a command; returns its standard output. `code`: the expected exit code, None for any."""
         return self._enter("chroot", str(self.place / "root"), *argv, code=code)
 
     def changed(self, name: str) -> list[str]:
-        """Files and directories of that name which are in the layer."""
+        """The files and directories of that name in the layer."""
         return self._enter("find", str(self.place / "upper"), "-iname", name).splitlines()
 
     def _enter(self, *argv: str, code: int | None = 0) -> str:

@@ -1,5 +1,5 @@
-"""What the Debian package does to a node at its installation, removal and purge: its scripts, on a tree, with commands that only
-write down how they were called."""
+"""The Debian package's scripts for installation, removal and purge, run on a tree with commands that only record their
+calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Node:
     scripts: Path
 
     def run(self, name: str, *argv: str) -> str:
-        """What it says."""
+        """Runs the script; returns its output."""
         text = re.sub(r"(?<![\w.}/])/(etc|var|run|usr/share)/", rf"{self.root}/\1/", (self.scripts / name).read_text())
         script = self.root.parent / name
         script.write_text(text)
@@ -123,7 +123,7 @@ def test_a_new_installation_after_a_purge_can_undo_setup(node: Node) -> None:
 
 @pytest.mark.parametrize("theirs", ["", "/mine r,\n", "/mine r,"])
 def test_apparmor_rules_are_added_once_and_removed(node: Node, theirs: str) -> None:
-    """The last line of what is there may have no end."""
+    """The last line of the existing file may lack its newline."""
     node.write("etc/apparmor.d/usr.sbin.libvirtd", "profile")
     node.write("usr/share/virtshim/apparmor/usr.sbin.libvirtd", "/vmwrapper PUx,\n")
     local = node.write("etc/apparmor.d/local/usr.sbin.libvirtd", theirs)

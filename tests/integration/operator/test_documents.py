@@ -1,4 +1,4 @@
-"""What the documents and examples say is what the code says."""
+"""Documents and examples agree with the code."""
 
 import ast
 import json
@@ -211,7 +211,7 @@ def test_links_between_documents_work(root: Path) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """Of its headings, as GitHub makes them."""
+    """The anchors of its headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

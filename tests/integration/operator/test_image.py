@@ -1,4 +1,5 @@
-"""The image that puts virtshim onto nodes: what is in it, and what its program does to a node, which is a tree here."""
+"""The image that installs virtshim on nodes: its contents, and what its program does to a node, which is a directory
+tree here."""
 
 import http.server
 import json
@@ -57,7 +58,7 @@ if argv[0] == "/usr/lib/virtshim/bin/virtshim":
 
 @pytest.fixture
 def payload(tmp_path: Path) -> Path:
-    """As much of the package as the program looks at."""
+    """The parts of the package that the program reads."""
     return make_payload(tmp_path / "payload", "0.1.0 aaaa", "usr/lib/virtshim/old.py")
 
 
@@ -92,7 +93,7 @@ def node(tmp_path: Path, payload: Path) -> Node:
 
 
 def asked(node: Node) -> list[str]:
-    """And forgets it."""
+    """The recorded calls; forgets them."""
     place = node.root / "asked"
     told = place.read_text().splitlines() if place.exists() else []
     place.unlink(missing_ok=True)
@@ -113,7 +114,7 @@ def put_on(node: Node) -> list[str]:
 
 
 def set_up_says(node: Node, action: str = "create", **changed: list[str]) -> None:
-    """Instead of a run of the real one: what it did with a file of kubelet's, and what is wrong."""
+    """Fakes a run of setup: what it did with a file of kubelet, and which findings it has."""
     file = {"path": "/etc/kubernetes/kubelet.conf.d/91-virtshim-proxy.conf", "action": action, "note": ""}
     told = {"seen": {}, "files": [file], "problems": [], "failed": [], **changed}
     (node.root / "told").write_text(json.dumps(told))
@@ -208,7 +209,7 @@ OVERRIDE = "libvirt-qemu libvirt-qemu 751 /var/lib/libvirt/qemu\n"
 
 
 def with_libvirts_directory(node: Node) -> Path:
-    """Where dpkg keeps what it was told."""
+    """Installs libvirt's directory on the node; returns dpkg's file of overrides."""
     for path in ("usr/bin/dpkg-statoverride", "var/lib/dpkg/status", "var/lib/libvirt/qemu/any"):
         (node.root / path).parent.mkdir(parents=True, exist_ok=True)
         (node.root / path).touch()
@@ -216,7 +217,7 @@ def with_libvirts_directory(node: Node) -> Path:
 
 
 def test_libvirts_directory_stays_open_for_vms_users_until_virtshim_goes(node: Node) -> None:
-    """Else each upgrade of Debian's libvirt closes it."""
+    """Otherwise each upgrade of Debian's libvirt closes it."""
     set_up_says(node)
     assert put_on(node) == []  # libvirt is not there yet
     overrides = with_libvirts_directory(node)
@@ -283,7 +284,7 @@ def test_virtshim_is_not_removed_from_a_node_with_running_vms(node: Node) -> Non
 
 
 class Cluster(Api):
-    """Remembers labels, and ends the pod when it has one."""
+    """A cluster that keeps labels, and ends the pod when it has one."""
 
     def label(self, value: str | None) -> None:
         LABELS.append(value)
@@ -341,7 +342,7 @@ def test_kubelet_is_restarted_only_after_setup_and_check_succeed(
 
 
 def test_findings_that_a_kubelet_restart_may_fix_do_not_prevent_the_restart(node: Node) -> None:
-    """It still runs with the driver that it had, say; a VM could not start until it has the new one."""
+    """kubelet still runs with its old driver, for example; a VM cannot start until the restart."""
     set_up_says(node)
     cgroups = {**BAD, "subject": "kubelet's cgroups", "check": "kubelet_cgroups"}
     (node.root / "check").write_text(json.dumps([cgroups]))
@@ -375,7 +376,7 @@ def test_the_next_run_restarts_kubelet_if_a_run_breaks_off_before(node: Node) ->
 def test_an_operator_who_restarts_kubelet_is_reminded_until_done(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a label: its kubelet does not know the RuntimeClass yet."""
+    """The node gets no label: its kubelet does not know the RuntimeClass yet."""
     set_up_says(node)
     started = node.root / "started"
     started.write_text("Mon 10:00")
@@ -450,7 +451,7 @@ def test_a_failing_program_of_the_node_is_reported_with_its_output(node: Node) -
 
 @pytest.fixture
 def apiserver(tmp_path: Path) -> Iterator[tuple[int, list[tuple[str, str, Any]]]]:
-    """Over TLS, with the account's files beside it; answers 200 for node-1."""
+    """An API server over TLS, with the service account's files; answers 200 for node-1."""
     argv = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
             "-keyout", f"{tmp_path}/key", "-out", f"{tmp_path}/ca.crt", "-subj", "/CN=api",
             "-addext", "subjectAltName=IP:127.0.0.1"]  # fmt: skip
@@ -466,7 +467,7 @@ def apiserver(tmp_path: Path) -> Iterator[tuple[int, list[tuple[str, str, Any]]]
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Not on standard error."""
+            """Logs nothing to standard error."""
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(f"{tmp_path}/ca.crt", f"{tmp_path}/key")
@@ -495,7 +496,7 @@ def test_the_label_is_patched_with_the_pods_service_account(apiserver: tuple[int
 def test_the_image_has_the_base_the_packages_files_and_the_program(
     tmp_path: Path, payload: Path, pytestconfig: pytest.Config
 ) -> None:
-    """Of a package and a base that are small: the steps are the real ones, by buildah."""
+    """The package and the base are small; the steps are real, by buildah."""
     for tool in ("buildah", "mmdebstrap", "dpkg-deb"):
         if shutil.which(tool) is None:
             pytest.skip(f"NOT TESTED: {tool} is not installed")

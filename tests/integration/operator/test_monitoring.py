@@ -1,4 +1,4 @@
-"""Alert rules and the dashboard: as Prometheus reads them, over metrics that there are."""
+"""Alert rules and the dashboard, as Prometheus reads them, over existing metrics."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def dashboard(monitoring: Path) -> dict[str, Any]:
 
 
 def metrics() -> dict[str, frozenset[str]]:
-    """All series names, with their labels."""
+    """All series names with their labels."""
     groups = (
         CATALOGUE_RECORDED,
         CATALOGUE_SAMPLED,
@@ -173,7 +173,7 @@ def check(rule_file: Path, *words: str) -> None:
 
 
 def wrong_words(expression: str) -> list[str]:
-    """Metrics that there are not, and labels that they do not have."""
+    """Unknown metrics, and unknown labels of known ones."""
     known, wrong = metrics(), []
     for name, chosen in re.findall(r"\b((?:virtshim|process)_\w+|up\b)(?:\{(.*?)\})?", expression):
         if name not in known:

@@ -1,4 +1,4 @@
-"""What `pip install` puts on a node: the wheel, its commands, and a vmwrapper that needs neither."""
+"""What `pip install` installs on a node: the wheel, its commands, and a vmwrapper that needs neither."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def wheel(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As pip unpacks it, beside nothing of the checkout."""
+    """The wheel as pip unpacks it, without the checkout."""
     directory = tmp_path_factory.mktemp("installed")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(directory)

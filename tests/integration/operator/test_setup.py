@@ -1,4 +1,4 @@
-"""`virtshim setup` on trees of nodes: kubelet, libvirt, virtshim and systemd read what it wrote as they would on a node."""
+"""`virtshim setup` on directory trees of nodes: kubelet, libvirt, virtshim and systemd can read the files that it wrote."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def root(tmp_path: Path, pytestconfig: pytest.Config) -> Path:
 
 
 def seen(root: Path) -> dict[str, tuple[int, str | bytes]]:
-    """Of each file and directory its mode, and where it leads or what is in it."""
+    """Of each file and directory: its mode, and its link target or contents."""
     found: dict[str, tuple[int, str | bytes]] = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
@@ -237,7 +237,7 @@ def test_setup_replaces_the_empty_file_of_tmpfiles(root: Path, capsys: pytest.Ca
 
 
 class Running(Systemctl):
-    """A system that runs; one unit does not start, another hangs."""
+    """A running system; one unit does not start, another hangs."""
 
     def __init__(self) -> None:
         super().__init__("/nowhere")

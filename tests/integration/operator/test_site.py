@@ -1,4 +1,4 @@
-"""The documentation site is built without a network and loads nothing from elsewhere; what its pages say to type exists."""
+"""The documentation site is built without a network and loads nothing external; the commands in its pages exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGES = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
 
 
 def build(tree: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """In a network namespace of its own, where there is not even a loopback address."""
+    """Builds in a network namespace without even a loopback address."""
     return subprocess.run(
         [
             "unshare", "--net", sys.executable, "-m", "mkdocs", "build", "--strict",
@@ -48,7 +48,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
-    """Links for people to follow may lead anywhere."""
+    """Links that people follow may lead anywhere."""
     loads = re.compile(
         r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(?:https?:)?//"
         r"|<link\b(?=[^>]*stylesheet)[^>]*\bhref=[\"']?(?:https?:)?//"
@@ -90,7 +90,7 @@ def test_broken_links_fail_the_build(tmp_path: Path) -> None:
 
 
 def test_the_readme_starts_with_a_picture_of_a_real_run() -> None:
-    """Drawn of what was recorded; `python deploy/docs_site/recording.py record` makes both anew."""
+    """It is drawn from a recording; `python deploy/docs_site/recording.py record` makes both again."""
     picture = (ROOT / "docs/demo.svg").read_text()
     assert picture == recording.draw(json.loads((ROOT / "docs/demo.json").read_text()))
     assert len(picture) < 200_000
@@ -141,7 +141,7 @@ PROGRAM: Any = typer.main.get_command(app)
 
 
 def unknown(words: list[str]) -> str:
-    """What of a `virtshim ...` line the program does not know, "" if all is known."""
+    """The part of a `virtshim ...` line that the program does not know, "" if it knows all."""
     command = PROGRAM
     path = ["virtshim"]
     while words and hasattr(command, "commands"):
@@ -210,7 +210,7 @@ def test_package_files_named_in_a_page_exist_in_the_sources() -> None:
 
 
 def missing_on_a_node(text: str) -> list[str]:
-    """Files that commands name and that only a checkout has."""
+    """Files named in commands that only a checkout has."""
     found = []
     for _, block in code_blocks(text):
         for line in block.replace("\\\n", " ").splitlines():
@@ -248,7 +248,7 @@ def test_manifests_in_pages_are_yaml_and_their_annotations_are_known() -> None:
 
 
 def strings(tree: Path) -> str:
-    """All texts of the code, those that are written in pieces joined."""
+    """All strings of the code, with concatenated ones joined."""
     found: list[str] = []
     for file in tree.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -262,7 +262,7 @@ def strings(tree: Path) -> str:
 
 
 def test_messages_quoted_in_troubleshooting_exist_in_the_code() -> None:
-    """Each part of one between dots, first column."""
+    """Checks each part between dots in the first column."""
     said = strings(ROOT / "virtshim")
     rows = re.findall(r"^\| (.+?) \|", (ROOT / "docs/how-to/troubleshooting.md").read_text(), re.MULTILINE)
     quoted = [code for row in rows for code in re.findall(r"`([^`]+)`", row) if " " in code]

@@ -1,4 +1,4 @@
-"""The tutorial, typed in by a shell: every block in order, and what the page says it prints."""
+"""The tutorial, typed into a shell: every block in order, and the output that the page shows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
 
 
 def of_session(leader: int) -> list[int]:
-    """The shell and its jobs."""
+    """The processes of the shell and its jobs."""
     found = []
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError, ValueError):  # no process, or none any more

@@ -1,4 +1,4 @@
-"""systemd reads our files as it would on a node: with its own tools, on copies whose programs exist."""
+"""systemd reads our files as on a node: with its own tools, on copies whose programs exist."""
 
 import configparser
 import os
@@ -81,7 +81,7 @@ def said() -> System:
 
 @pytest.fixture
 def copies(units: Path, tmp_path: Path) -> list[str]:
-    """The units with programs that are there: systemd-analyze looks for them."""
+    """The units with existing programs, because systemd-analyze looks for them."""
     out = []
     for name in SERVICES:
         text = (units / name).read_text()
@@ -181,7 +181,7 @@ def test_logind_waits_while_kubelet_stops_pods(said: System, units: Path, name: 
 
 
 def seconds(said: System, duration: str) -> float:
-    """As systemd reads it."""
+    """The seconds, as systemd reads the value."""
     found = re.search(r"μs: (\d+)", said(["systemd-analyze", "timespan", duration]))
     assert found is not None
     return int(found[1]) / 1e6
@@ -234,7 +234,7 @@ def test_machine_setup_creates_the_user_that_reads_images(units: Path) -> None:
 @pytest.mark.hostile
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_that_uses_too_much_memory_is_killed_before_the_node_runs_out(units: Path, service: str) -> None:
-    """All of them are spared when the node's memory runs out."""
+    """The OOM killer spares all of them when the node's memory runs out."""
     found = options(units / service)["Service"]
     assert -1000 < int(found["OOMScoreAdjust"]) <= -900, "never -1000: then not even its own limit ends it"
     assert 0 < in_bytes(found["MemoryHigh"]) < in_bytes(found["MemoryMax"]) <= 3 << 30

@@ -1,4 +1,4 @@
-"""The script that puts copies of volumes into a guest, run in mounts of its own: what is seen there at each of its steps."""
+"""The script that copies volumes into a guest, run with private mounts: the view of a reader at each of its steps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ exit $code
 
 
 class Guest:
-    """`place`: where the volume is to be."""
+    """`place`: the path of the volume in the guest."""
 
     def __init__(self, directory: Path) -> None:
         self.here = directory
@@ -59,7 +59,7 @@ class Guest:
         self._archives = 0
 
     def takes(self, entries: list[Entry], kill_at: int = 0) -> None:
-        """As from the agent; the script is killed before that step."""
+        """Runs the update as the agent does; the script is killed before that step."""
         given_file = self.here / f"{self._archives}.tar"
         self._archives += 1
         given_file.write_bytes(archive([packed("c0", entries)]))
@@ -69,22 +69,22 @@ class Guest:
         self._lines.append(f"{steps}; {kill} {script} <{given_file} {'2>&1 || :' if kill_at else '|| exit $?'}")
 
     def does(self, line: str) -> None:
-        """Of shell."""
+        """Runs shell code."""
         self._lines.append(line)
 
     def run(self, after: str = ":") -> subprocess.CompletedProcess[str]:
-        """All of it; `after`: shell."""
+        """Runs the whole script; `after`: shell code."""
         whole = "\n".join(("export KILL_AT=", *self._lines, "PATH=/usr/sbin:/usr/bin:/sbin:/bin", after))
         words = ["unshare", "--mount", "sh", "-c", whole]
         return subprocess.run(words, capture_output=True, text=True, timeout=250, check=False)
 
     def seen(self) -> set[str]:
-        """All versions that somebody has seen since there was one; b"none" for none, as hexadecimal digits."""
+        """All versions that a reader has seen since there was one, in hexadecimal digits; b"none" for none."""
         return set(dropwhile(b"none".hex().__eq__, self.seen_file.read_text().split("\n")[:-1]))
 
 
 def volume(files: Files, version: str, mode: int = 0o640) -> list[Entry]:
-    """As kubelet writes it."""
+    """The volume as kubelet writes it."""
     data = f"..2026_{version}"
     entries = [Entry("", EntryKind.DIRECTORY, 0o1777, 0, 0), Entry(data, EntryKind.DIRECTORY, 0o755, 0, 0)]
     entries.append(Entry("..data", EntryKind.LINK, 0o777, 0, 0, target=data))
@@ -95,7 +95,7 @@ def volume(files: Files, version: str, mode: int = 0o640) -> list[Entry]:
 
 
 def look(files: Files) -> str:
-    """What a reader of all of it sees, in the order of a shell's pattern, which sorts by bytes here."""
+    """A reader's view of all files, in the byte order of a shell's pattern."""
     names = sorted(files, key=lambda name: (name.startswith("."), name.encode()))
     return b"".join(name.encode() + b":" + files[name] for name in names).hex()
 
@@ -129,7 +129,7 @@ def an_update_is_whole(old: Files, new: Files) -> None:
 
 
 def test_an_update_of_many_files_runs_few_programs(tmp_path: Path) -> None:
-    """Each takes its time in a guest on a busy node, and kubelet's update has to be there within seconds."""
+    """Each program takes its time in a guest on a busy node, and kubelet's update must arrive within seconds."""
     names = [f"key-{number}" for number in range(30)]
     guest = Guest(tmp_path)
     for name in (*_STEPS, "umount", "grep", "stat", "readlink", "cat"):

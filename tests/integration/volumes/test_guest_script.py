@@ -1,4 +1,4 @@
-"""The script that mounts volumes in a guest, run in mounts of its own with a directory in place of virtiofs."""
+"""The script that mounts volumes in a guest, run with private mounts and a directory in place of virtiofs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_unfinished_run_is_waited_for_and_is_not_a_failure(tmp_path: Path) ->
 
 
 def test_a_failed_mount_is_reported(tmp_path: Path) -> None:
-    """The device is not there; a kernel without virtiofs is told apart from that."""
+    """The device is missing; a kernel without virtiofs gives another error."""
     done = run(tmp_path, [SharedVolume(str(tmp_path / "guest" / "a"), "/")], f"rmdir {tmp_path}/device")
     has = any(line.split()[-1] == "virtiofs" for line in Path("/proc/filesystems").read_text().splitlines())
     assert done.returncode == (NOT_MOUNTED if has else NO_MODULE)
@@ -127,7 +127,7 @@ def test_a_failed_mount_affects_only_volumes_below_it(tmp_path: Path) -> None:
 
 
 def test_the_next_run_mounts_volumes_that_failed_before(tmp_path: Path) -> None:
-    """And what is in it lies on top then."""
+    """Volumes inside it are then mounted on top."""
     for number in (0, 1):
         (tmp_path / "device" / str(number)).mkdir(parents=True)
     (tmp_path / "device" / "1" / "text").write_text("inner")

@@ -1,4 +1,4 @@
-"""What is removed stops at mounts: of other file systems, and binds of the same one, which have its device number."""
+"""Removal stops at mounts of other file systems, and at bind mounts of the same one, which have its device number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ID = ContainerId("ab" * 32)
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
-    """On the file system that all else here is on."""
+    """A volume on the file system of everything else here."""
     directory = tmp_path / "volume"
     directory.mkdir()
     (directory / "precious").write_text("data")
@@ -37,7 +37,7 @@ def volume(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["bind of a directory", "bind of a file", "another file system"])
 def mounted(request: pytest.FixtureRequest, tmp_path: Path, volume: Path) -> Iterator[Path]:
-    """Below the directory `tree`."""
+    """The mounts below the directory `tree`."""
     place = tmp_path / "tree" / "deep" / "mounted"
     place.parent.mkdir(parents=True)
     if request.param == "bind of a file":
@@ -75,7 +75,7 @@ def test_without_mounts_below_it_a_whole_tree_is_removed_even_on_its_own_mount(t
 
 @pytest.fixture
 def bound(tmp_path: Path, volume: Path) -> Iterator[Path]:
-    """A bind of the volume; where, the test says by making the directory."""
+    """A bind mount of the volume at the directory that the test makes."""
     place = tmp_path / "place"
     yield place
     if place.is_symlink():

@@ -1,4 +1,4 @@
-"""The real virtiofsd: what it is given, what nobody else sees of it, and that nothing of it is left."""
+"""The real virtiofsd: its inputs, its isolation, and that nothing of it is left."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def place(daemons: ShareDaemons, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def claim(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own."""
+    """A volume with its own file system."""
     directory = tmp_path / "claim"
     directory.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "virtshim-test", directory], check=True)
@@ -59,7 +59,8 @@ def claim(tmp_path: Path) -> Iterator[Path]:
 
 
 def serving(place: Place) -> list[int]:
-    """Those that serve it, the eldest first: of the C version one until QEMU calls, two then; of the Rust one two."""
+    """The processes that serve it, oldest first. The C version has one until QEMU connects and then two; the Rust
+    version always has two."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -73,7 +74,7 @@ def serving(place: Place) -> list[int]:
 
 
 def started(daemons: ShareDaemons, place: Place, *mounts: SharedMount, group: str = "") -> int:
-    """The process that was started: the Rust one has another one at once."""
+    """Starts the share; returns the first process. The Rust version starts another one at once."""
     daemons.start(place, UID, mounts, soon(), group)
     wait_until(lambda: bool(serving(place)), 60, "it runs")
     return serving(place)[0]
@@ -278,12 +279,12 @@ def test_a_hung_check_ends_with_its_caller(dead: Path) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Those that its main thread has started."""
+    """The children of its main thread."""
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def hangs(pid: int) -> bool:
-    """In a file system whose server does not answer."""
+    """Whether it hangs in a file system whose server does not answer."""
     try:
         where = Path(f"/proc/{pid}/wchan").read_text()
     except OSError:  # another one, which has ended

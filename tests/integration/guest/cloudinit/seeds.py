@@ -59,7 +59,7 @@ def _read(seed: Path, root: Path) -> dict[str, Any]:
 
 
 def _called(source: Any, paths: helpers.Paths) -> str:
-    """What the guest's name is after its first boot: it is set before user-data is read, and again after."""
+    """The guest's name after its first boot: it is set before user-data is read, and again after."""
     names: list[str] = []
     distro = distros.fetch("debian")("debian", {}, paths)
     distro._write_hostname = lambda name, _path: names.append(name)

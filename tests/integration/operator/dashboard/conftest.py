@@ -1,4 +1,4 @@
-"""`virtshim dashboard` as a program, before a node that tests script, and a real browser."""
+"""`virtshim dashboard` as a program, for a scripted node, and a real browser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Dashboard:
 
     @property
     def address(self) -> str:
-        """With its path, without the token."""
+        """The address with its path, without the token."""
         return self.login.partition("login")[0]
 
     @property
@@ -75,7 +75,8 @@ def dashboard(node: DashboardNode, dashboard_of: Callable[[str], Dashboard]) -> 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Not for longer: while Playwright runs, this thread has a running event loop, and other tests have their own."""
+    """A browser for one module only: while Playwright runs, this thread has a running event loop, and other tests have
+    their own."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -86,7 +87,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, dashboard: Dashboard) -> Iterator[Any]:
-    """Logged in. What it finds wrong by itself fails the test."""
+    """A logged-in page. Errors of the page fail the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 800}, locale="en-GB")
     context.set_default_timeout(LIMIT)
     one = context.new_page()

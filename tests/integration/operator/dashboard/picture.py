@@ -1,4 +1,4 @@
-"""Makes docs/dashboard.png: the page before a node that is made up, with ten minutes behind it. `make dashboard-picture`."""
+"""Makes docs/dashboard.png: the page for an invented node with ten minutes of history. `make dashboard-picture`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def served(node: DashboardNode) -> Iterator[command.Served]:
 
 
 def lived(node: DashboardNode) -> Graphs:
-    """Ten minutes of samples, the same at each run but for their time."""
+    """Ten minutes of samples, the same at each run except for their time."""
     graphs, chance, now = Graphs(), random.Random(7), time.time()
     for step in range(298):
         samples = {}

@@ -1,4 +1,4 @@
-"""Who gets at the dashboard: who has the printed address, once, from this machine, by its own page."""
+"""Access to the dashboard: with the printed address, once, from this machine, by its own page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ UPGRADE = {
 
 
 def ask(url: str, method: str = "GET", address: str = "127.0.0.1", **headers: str) -> tuple[int, dict[str, str], str]:
-    """`headers` with underscores for hyphens. What the name means is not left to this machine's resolver."""
+    """Sends a request. `headers` with underscores for hyphens. The test resolves the host name, not this machine's
+    resolver."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(address, parts.port, timeout=60)
     try:

@@ -1,4 +1,4 @@
-"""What a person sees in a browser, and does there."""
+"""What a person sees and does in the browser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'><script>alert(2)</script>"
 
 
 class Impostor:
-    """Whoever takes the dashboard's port when it has ended: agrees to all that a page asks for, and has a console."""
+    """A program that takes the dashboard's port after its end: it accepts all requests of a page, and has a console."""
 
     def __init__(self, port: int) -> None:
         self.asked: list[str] = []
@@ -61,7 +61,7 @@ class Impostor:
 
 
 def on_the_terminal(text: str) -> str:
-    """For `wait_for_function`: whether the terminal's buffer has it."""
+    """For `wait_for_function`: whether the terminal's buffer contains the text."""
     return f"""() => {{
       const terminal = document.querySelector(".terminal")?.terminal;
       if (!terminal) return false;
