@@ -19,14 +19,14 @@ from leaks import Snapshot
 
 from tapmanager.cgroups import tree as cgroups
 
-# How long an example takes says how busy the machine is.
+# The time of an example depends on the machine's load.
 settings.register_profile("busy", deadline=None)
 settings.load_profile("busy")
 
 # Tests run gRPC and libvirt's embedded driver in one process, as the product does (see virtshim.cli.main).
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-# A shell's background jobs ignore it, and so would the programs that are started here: some are ended by Ctrl-C.
+# A shell's background jobs ignore it, and programs started here would inherit that; tests end some by Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -34,7 +34,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 # Areas that touch the machine: their tests are followed by a leak check.
 _OUTSIDE = ("network", "guest", "e2e", "faults", "images", "devices")
-# Fixtures that start what serves many tests come first, so that it is part of the picture on both sides.
+# Fixtures that serve many tests start first, so that both snapshots contain them.
 _SHARED = ("node", "debian", "vm", "empty_node", "node_of_both")
 
 
@@ -141,14 +141,14 @@ def _logging_as_it_was() -> Iterator[None]:
     handlers, level = list(root.handlers), root.level
     yield
     for handler in set(root.handlers) - set(handlers):
-        with contextlib.suppress(OSError):  # of one that cannot be written
+        with contextlib.suppress(OSError):  # of a directory that cannot be written
             handler.close()
     root.handlers[:] = handlers
     root.setLevel(level)
     if structlog.is_configured():
         structlog.reset_defaults()
         for module in list(sys.modules.values()):
-            # A logger that was used keeps what it was configured with.
+            # A logger keeps the configuration of its first use.
             if isinstance(log := getattr(module, "log", None), type(_A_LOGGER)):
                 vars(log).pop("bind", None)
 

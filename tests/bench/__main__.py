@@ -31,7 +31,7 @@ from sections import SECTIONS, Place  # noqa: E402
 NULL = PROJECT / "build" / "null.qcow2"
 GUEST = PROJECT / "build" / "guest.qcow2"
 DOCS = PROJECT / "docs"
-# An installation compiles them. Without it each start would, where PYTHONDONTWRITEBYTECODE is set.
+# An installation compiles the modules. Otherwise each start would, if PYTHONDONTWRITEBYTECODE is set.
 PACKAGES = ("criproto", "tapmanager", "virtshim", "vmwrapper")
 
 

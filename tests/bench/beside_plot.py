@@ -33,7 +33,7 @@ def draw(figures: Mapping[str, Mapping[str, Any]]) -> str:
         parts.append(f'<text x="{28 + place * 110}" y="43">{name}</text>')
     for row, (label, key, unit) in enumerate(blocks):
         parts += _block(_TOP + row * _STEP, label, key, unit, figures, longest)
-    # Another scale: a line between.
+    # A line separates it, because its scale differs.
     line = _TOP + len(blocks) * _STEP
     parts.append(f'<line x1="10" y1="{line}" x2="{_WIDTH - 10}" y2="{line}" stroke="#ddd"/>')
     parts += _block(line + 10, *memory, figures, most)

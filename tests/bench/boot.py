@@ -47,7 +47,7 @@ def boot_in_pod(
     pod = cri.run_pod(config)
     try:
         wanted = container_config(cri.pull(image), _MEMORY)
-        wanted.linux.resources.cpu_shares = 1024  # the weight of any process, as the bare QEMU is one
+        wanted.linux.resources.cpu_shares = 1024  # an ordinary process's weight, as the bare QEMU has
         for inside, directory in volumes.items():
             wanted.mounts.add(container_path=inside, host_path=directory)
         made = cri.create(pod, wanted, config)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[2]
-# Nearer to each other than this is no difference worth a word.
+# Smaller differences are not reported.
 _NOISE = 0.05
 
 
@@ -113,7 +113,7 @@ def laid_out(commit: str) -> Path:
             raise SystemExit(f"bench-compare: git archive {commit} failed")
         # The same guests for both.
         (tree / "build").symlink_to(PROJECT / "build")
-    # It makes the environment if it is not there, and looks otherwise.
+    # It creates the environment if it is missing, otherwise checks it.
     subprocess.run([tree / "deploy" / "setup.sh"], check=True, stdout=sys.stderr)
     return tree
 

@@ -44,7 +44,7 @@ class Runtime:
     image: str
     logs: str
     cgroup: str
-    # What serves it.
+    # The processes that serve it.
     daemons: tuple[int, ...] = ()
     # Milliseconds that each pod's calls took, by call.
     phases: dict[str, list[float]] = field(default_factory=dict)

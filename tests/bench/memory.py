@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-# What runs for a pod and not before: a VM's, a container's.
+# The processes that run for a pod: a VM's, or a container's.
 _OF_PODS = ("qemu-system", "vmwrapper", "virtiofsd", "containerd-shim", "busybox")
 
 

@@ -43,7 +43,7 @@ _SEVERAL = 2
 _OUT, _IN, _TRIPS = _KINDS = ("out", "in", "trips")
 _UNITS = {_OUT: "Mbit/s", _IN: "Mbit/s", _TRIPS: "1/s"}
 
-# Frames at once: fewer than a tap's queue takes; and how often, for the best of them.
+# The number of frames at once, fewer than a tap's queue takes, and of repetitions, of which the best counts.
 _FRAMES, _TIMES = 400, 20
 _TUNSETIFF, _TAP_WITH_HEADER = 0x400454CA, 0x5002
 _HEADER = bytes(10)

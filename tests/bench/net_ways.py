@@ -25,16 +25,16 @@ _MAC = "52:54:00:99:00:02"
 _PATIENCE = 180.0
 _READY = b"virtshim-guest: ready"
 
-# The tap itself has the host's address: nothing is between it and the socket.
+# The tap itself has the host's address; nothing lies between it and the socket.
 TAP = ()
-# As a pod's: a bridge from the tap to a veth, whose other end has the address.
+# As in a pod: a bridge from the tap to a veth, whose other end has the address.
 _PAIR = ("link add veth0 type veth peer name host0 netns {host}", "link set veth0 up")
 BRIDGE = (
     *_PAIR,
     "link add br0 type bridge stp_state 0 forward_delay 0 ageing_time 0 mcast_snooping 0",
     "link set br0 up", "link set veth0 master br0", "link set tap0 master br0",
 )  # fmt: skip
-# The same without a bridge: what comes in at one goes out at the other.
+# The same without a bridge: frames that enter one leave by the other.
 REDIRECT = _PAIR
 _FILTERS = (("veth0", "tap0"), ("tap0", "veth0"))
 
@@ -70,7 +70,7 @@ def laid(commands: tuple[str, ...], queues: int = 1) -> Iterator[Namespaces]:
         for name in dict.fromkeys((inner, outer)):
             _ip("netns", "add", name)
             undo.callback(_ip, "netns", "del", name)
-            # As of any pod: no neighbour discovery of ours among what is counted.
+            # As in any pod: no neighbour discovery of the host is counted.
             subprocess.run(
                 ["ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"], check=True
             )

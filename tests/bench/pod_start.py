@@ -78,7 +78,7 @@ def vmwrapper_round(node: Node, figures: Figures) -> None:
     wrapped = timed(lambda: subprocess.run(argv, env=environment, check=True))
     plain = timed(lambda: subprocess.run(["/bin/true"], env=environment, check=True))
     figures.add("vmwrapper_ms", wrapped - plain, "ms")
-    # As a VM is started, but for its taps; nine times, for it is little and the machine's speed drifts.
+    # Started as for a VM, but without taps; nine times, because the time is short and the machine's speed drifts.
     confined = {**environment, "VIRTSHIM_CONFINE": "landlock,seccomp,core-scheduling"}
     disk = '{"driver":"file","filename":"/bin/true"}'
     argv = [argv[0], "-blockdev", disk, "-device", "virtio-blk-pci"]

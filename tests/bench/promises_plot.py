@@ -57,7 +57,7 @@ PROMISES = (
 
 _WIDTH, _LEFT, _RIGHT, _STEP, _TOP = 860, 260, 260, 24, 56
 _MET, _MISSED = "#2f7d4f", "#c0392b"
-# What is shown, in goals: a tenth of one to ten of them.
+# The range of the axis: a tenth of the goal to ten times the goal.
 _DECADES = 1.0
 
 

@@ -19,7 +19,7 @@ def pull_rounds(cri: PodClient, directory: Path, served: str, rounds: int, figur
         for _ in range(_SIZE >> 20):
             file.write(os.urandom(1 << 20))
         file.seek(0)
-        file.write(b"\xeb\x3c")  # no text, which some random bytes begin as
+        file.write(b"\xeb\x3c")  # not text, as which some random bytes would be detected
     try:
         for number in range(rounds):
             plain = ours = 0.0

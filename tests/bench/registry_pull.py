@@ -49,7 +49,7 @@ def _published(directory: Path, address: str) -> dict[str, str]:
         for _ in range(_SIZE >> 20):
             file.write(os.urandom(512 << 10) + os.urandom(1 << 10) * 512)
         file.seek(0)
-        file.write(b"\xeb\x3c")  # no text, which some random bytes begin as
+        file.write(b"\xeb\x3c")  # not text, as which some random bytes would be detected
     push_container_disk(address, "gzip", disk)
     disk.unlink()
     _copied(plain, f"{address}/gzip:latest", "--dest-decompress")

@@ -70,7 +70,7 @@ def many_stops_waiting(cri: PodClient) -> Iterator[None]:
         for one in cri.containers()[-BUSY:]
     ]
     try:
-        # The last one's answer would come at once if its guest had gone: all wait, or this fails.
+        # The last call would be answered at once if its guest had ended: all must be waiting.
         threading.Event().wait(1.0)
         wait_until(lambda: not any(call.done() for call in waiting), 1, "all stops wait")
         yield

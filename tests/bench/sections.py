@@ -76,7 +76,7 @@ def pull(place: Place, rounds: int, figures: Figures) -> None:
 
 
 def scale(place: Place, rounds: int, figures: Figures) -> None:
-    del rounds  # it takes hundreds of calls as it is
+    del rounds  # it makes hundreds of calls anyway
     scale_round(place.node, figures)
 
 
@@ -104,7 +104,7 @@ def shares(place: Place, rounds: int, figures: Figures) -> None:
 
 
 def net(place: Place, rounds: int, figures: Figures) -> None:
-    # Its single rounds differ by a tenth, and take half a minute.
+    # Its rounds differ by a tenth, and take half a minute each.
     net_rounds(place.cri, place.node, place.image(place.guest), place.guest, 3 * rounds, figures)
 
 

@@ -81,7 +81,7 @@ def _speed(cri: PodClient, node: Node, guest: str, file: Path, directory: str, n
             wait_until(
                 lambda: cri.exec_sync(container, "ls", f"{_AT}/share_io").exit_code == 0, _PATIENCE, "the volume"
             )
-            # Nobody waits for its end in the guest: that would take the guest's time.
+            # The test does not wait for its end in the guest, which would take the guest's time.
             cri.exec_sync(container, "sh", "-c", f"({_RUN}) >/dev/null 2>&1 &")
             return _told(directory)
 

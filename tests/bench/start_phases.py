@@ -30,7 +30,7 @@ from podclient import PodClient, container_config, pod_config  # noqa: E402
 NUMBERS = PROJECT / "docs" / "dev" / "startup.json"
 PLOT = PROJECT / "docs" / "dev" / "startup.svg"
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+)\+0000: ")
-# What libvirt says, in this order, at the end of each of its phases.
+# libvirt's messages at the end of each of its phases, in order.
 _MARKS = {
     "libvirt prepares": "Handshake complete, child running",
     "vmwrapper, QEMU until it answers": 'reply={"return": {}, "id": "libvirt-1"}',
@@ -97,7 +97,7 @@ def _one(cri: PodClient, node: Node, debug: Path, image: str, number: int) -> di
     cri.remove_pod(pod)
     cni = cni_ms(node, pod)
     phases = {"CNI plugins": cni, "RunPodSandbox": _ms(at[0], at[1]) - cni, "CreateContainer": _ms(at[2], at[3])}
-    # libvirt's own first word of this start is a few lines into it; what is before is virtshim's.
+    # libvirt's first message of this start comes a few lines later; the time before is virtshim's.
     before = _when(next(line for line in lines if "Beginning VM startup process" in line))
     phases["StartContainer: virtshim"] = _ms(started, before)
     for phase, mark in _MARKS.items():

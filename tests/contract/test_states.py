@@ -95,7 +95,7 @@ def test_reboots_do_not_end_the_container(world: World, virsh: Any) -> None:
     before = world.container(container)
     for _ in range(3):
         virsh(world, container).reboot(0)
-    # Events come in order: when this one is through, those of the reboots are.
+    # Events are in order: after this one, those of the reboots have arrived, too.
     virsh(world, container).suspend()
     becomes(world, container, lambda c: c.status.trouble != "")
     virsh(world, container).resume()

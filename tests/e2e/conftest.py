@@ -43,7 +43,7 @@ def node(node_root: str) -> Iterator[Node]:
     node = Node(f"{node_root}/n", pod_cidr=free_cidr(), config=config)
     try:
         node.up()
-        # The bridge comes with the first pod and stays until `down`: make it part of every test's picture.
+        # The first pod creates the bridge, which stays until `down`: make it part of every test's snapshot.
         node.make_bridge()
         yield node
     finally:

@@ -32,7 +32,7 @@ class Terminal:
         os.write(self._descriptor, keys)
 
     def is_answered_by_a_shell(self) -> bool:
-        for _ in range(30):  # a shell that starts throws away what was typed before its prompt
+        for _ in range(30):  # a starting shell discards input before its prompt
             self.press(b"echo typ''ed\r")
             if self.sees(b"typed", 2):
                 return True

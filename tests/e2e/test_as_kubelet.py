@@ -71,7 +71,7 @@ def test_a_guest_can_use_its_whole_memory_limit_without_pod_overhead(groups, cri
     log = cri.status(container).log_path
     wait_for_log(log, READY, BOOT)
 
-    # Beside the pod's own group, with room for QEMU, and kubelet takes it for no pod's.
+    # It is beside the pod's own group, has room for QEMU, and kubelet does not take it for a pod's.
     assert groups.memory_limit(own) == 192 * MIB
     group = f"{own.rpartition('/')[0]}/virtshim-{container}"
     (pid,) = node.qemu_pids()
@@ -84,7 +84,7 @@ def test_a_guest_can_use_its_whole_memory_limit_without_pod_overhead(groups, cri
     assert "no RuntimeClass overhead" in facts["vmCgroupNote"]
 
     assert use_all_memory(cri, container) > 80 * MIB
-    # More than kubelet's limit on the pod is in use now, and stays in use; the numbers say so.
+    # More than kubelet's limit on the pod is in use now, and stays in use, as the statistics show.
     usage = groups.value(group, "memory", "memory.usage_in_bytes", "memory.current")
     assert int(usage) > 192 * MIB
     (stats,) = cri.runtime.ListPodSandboxStats(pb.ListPodSandboxStatsRequest(), timeout=20).stats
@@ -221,7 +221,7 @@ def test_pods_of_every_class_are_run_resized_restarted_and_deleted(groups, cri, 
     for pod in pods:
         pod.wait_until_up()
         pod.check()
-    # kubelet finds its pods, and nothing else that it would take for one and kill.
+    # kubelet finds its pods, and no other group that it would take for a pod's and kill.
     assert groups.taken_for_pods() == {pod.config.metadata.uid for pod in pods}
 
     for pod in pods:
@@ -230,7 +230,7 @@ def test_pods_of_every_class_are_run_resized_restarted_and_deleted(groups, cri, 
             pod.resize(dataclasses.replace(after, **(DECLARED if pod.asked.overhead_memory else {})))
         pod.check()
 
-    # What it was resized to is what it is begun with.
+    # The restarted container has the resized values.
     for pod in again:
         pod.restart(image)
     for pod in again:
@@ -262,7 +262,7 @@ def test_ended_containers_restart_as_the_restart_policy_says(groups, cri, node, 
     config.linux.CopyFrom(sandbox_linux(asked, own))
     pod = Pod(cri, groups, asked, config, own, cri.run_pod(config))
 
-    # A guest that shuts itself down has done what it was for.
+    # A guest that shuts itself down has completed.
     pod.start(image)
     pod.wait_until_up()
     with contextlib.suppress(grpc.RpcError):  # nobody is left to answer
@@ -272,7 +272,7 @@ def test_ended_containers_restart_as_the_restart_policy_says(groups, cri, node, 
     assert (done.exit_code, done.reason) == (0, "Completed")
     assert [begins_again(policy, done) for policy in ("Always", "OnFailure", "Never")] == [True, False, False]
 
-    # One that its liveness probe killed has not: a Job begins it again.
+    # A guest killed for its liveness probe has not completed: a Job restarts it.
     pod.attempt += 1
     pod.start(image)
     pod.wait_until_up()
@@ -281,7 +281,7 @@ def test_ended_containers_restart_as_the_restart_policy_says(groups, cri, node, 
     assert (killed.exit_code, killed.reason) == (143, "Error")
     assert [begins_again(policy, killed) for policy in ("Always", "OnFailure", "Never")] == [True, True, False]
 
-    # Nor has one whose node was drained: nobody takes it for a success.
+    # A guest of a drained node has not completed, either.
     pod.attempt += 1
     pod.start(image)
     pod.wait_until_up()

@@ -58,7 +58,7 @@ def test_a_checkpoint_holds_memory_and_disk_and_the_guest_keeps_running(cri, nod
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
-    # The VM's disks are what they were: no chain of snapshots.
+    # The VM's disks are unchanged, without a chain of snapshots.
     disk = f"{node.directory}/state/containers/{container}/root.qcow2"
     mapped = Path(f"/proc/{before}/fd")
     opened = {os.readlink(fd) for fd in mapped.iterdir() if fd.is_symlink()}
@@ -66,7 +66,7 @@ def test_a_checkpoint_holds_memory_and_disk_and_the_guest_keeps_running(cri, nod
     files = sorted(os.listdir(os.path.dirname(disk)))
     assert files == ["console.log", "console.pos", "record.json", "root.qcow2", "seed.iso"]
 
-    # Time that is too short leaves nothing, and the guest runs on.
+    # A checkpoint that exceeds its time leaves nothing, and the guest keeps running.
     with pytest.raises(grpc.RpcError) as late:
         checkpoint_at_once(cri, container, str(tmp_path / "late.tar"))
     assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -93,7 +93,7 @@ def test_file_systems_are_frozen_during_the_disk_copy_and_the_clock_is_right_aft
     assert wrote.stdout == b"moves\n"
     wait_until(lambda: clock_is_right(cri, container), 60, "the clock is set")
 
-    # A process that is killed while they rest leaves a guest that the next one thaws.
+    # If virtshim is killed while they are frozen, the next process thaws the guest.
     victim = node.daemons()["virtshim"]
     late = threading.Thread(target=checkpoint_that_dies, args=(cri, container, str(tmp_path / "late.tar")))
     late.start()

@@ -65,11 +65,11 @@ def test_the_dashboard_shows_a_vm_booting_and_reaches_its_console_and_screen(
         "() => /^[0-9.]+ m?s$/.test(document.querySelector('tr[data-phase=network] .ms').textContent)"
     )
 
-    # Its console: what is typed is answered.
+    # Its console answers to typed input.
     wait_for_log(cri.status(vm).log_path, READY, BOOT)
     page.keyboard.press("3")
     page.wait_for_selector("text=Ctrl-] leaves the console")
-    for _ in range(30):  # a shell that starts throws away what was typed before its prompt
+    for _ in range(30):  # a starting shell discards input before its prompt
         page.keyboard.type("echo ans''wered\n")
         try:
             page.wait_for_function(ON_THE_TERMINAL, arg="answered", timeout=3000)

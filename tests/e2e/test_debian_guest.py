@@ -44,7 +44,7 @@ runcmd:
 - cp /srv/claim/text /var/lib/at-runcmd
 - test -s /etc/texts/text && touch /var/lib/texts-were-there
 """
-# What Ignition is told; whoever boots the guest runs it here, by hand: this guest's own first boot is cloud-init's.
+# Ignition's configuration. The test runs Ignition by hand, because this guest's first boot is cloud-init's.
 IGNITION = {
     "ignition": {"version": "3.3.0"},
     "storage": {"files": [{"path": "/etc/motd", "contents": {"source": "data:,hi"}}]},
@@ -118,7 +118,7 @@ class Debian:
     def shut_down(self) -> str:
         """Shuts down by the power button; returns the ended container."""
         ended = self.containers[-1]
-        # What an instance has for good: its id, its host key, its first commands.
+        # The lasting parts of an instance: its id, its host key, its first commands.
         self.identity = self.says(
             "cat /var/lib/cloud/data/instance-id; md5sum < /etc/ssh/ssh_host_ed25519_key.pub; wc -l < /var/lib/boots"
         ).splitlines()

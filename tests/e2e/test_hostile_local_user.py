@@ -81,7 +81,7 @@ def attacked(node: Node, running_vm: RunningVm, image_url: str) -> Iterator[Atta
         cri.start(container)
         made = Attacked(node, cri, pod, container)
         made.facts = facts_of(made)
-        # All of it is there: an attempt on what is not there would succeed in nothing.
+        # All targets exist; an attempt on a missing one would prove nothing.
         for name in (
             "ledger",
             "definitions",

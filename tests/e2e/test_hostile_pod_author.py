@@ -22,7 +22,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.hostile]
 
-# What a shell, a loader or a log would do something with.
+# Text that a shell, a loader or a log would interpret.
 ODD = "'\"; touch /tmp/pwned; $(touch /tmp/pwned) `touch /tmp/pwned` \\\n%n\x1b[2J <x/> &amp; \u202e"
 MEMORY = 128 << 20
 

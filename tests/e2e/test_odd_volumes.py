@@ -91,20 +91,20 @@ def test_odd_volumes_work_and_a_failing_volume_affects_no_other(
     wait_until(lambda: says(cri, made, "cat /many/*/number | sort -n").split() == numbers, BOOT, "it has all volumes")
     assert says(cri, made, "cat /vanishes/text") == "here"
     assert len(cri.status(made).mounts) == MANY + 5
-    # Links lead to what is there in the guest.
+    # Symlinks are resolved in the guest.
     assert says(cri, made, "cat /link/absolute/secret").endswith("No such file or directory\n")
     assert says(cri, made, "cat /link/relative/secret").endswith("No such file or directory\n")
     assert says(cri, made, "cat /link/../outside/secret").endswith("No such file or directory\n")
 
     assert "No space left on device" in says(cri, made, "dd if=/dev/zero of=/small/all bs=4k")
     says(cri, made, "rm /small/all")
-    # The kernel of the guest tells virtiofsd of a file's end when it gets round to it: the room is there a moment later.
+    # The guest's kernel tells virtiofsd about a deleted file with a delay, so the space is free a moment later.
     wait_until(lambda: says(cri, made, "echo fits > /small/all; cat /small/all") == "fits\n", 60, "there is room again")
     assert "Read-only file system" in says(cri, made, "echo > /fixed/x")
     (odd.directory / "vanishes" / "text").unlink()
     (odd.directory / "vanishes").rmdir()
     assert "nonexistent directory" in says(cri, made, "echo > /vanishes/other")
-    # What the guest has in its cache is read for a second more.
+    # The guest reads from its cache for one more second.
     wait_until(lambda: "No such file" in says(cri, made, "cat /vanishes/text"), 60, "it is gone in the guest")
     subprocess.run(["umount", "-l", lost], check=True)
     assert says(cri, made, "cat /lost/text") == "still here"

@@ -142,7 +142,7 @@ def test_a_vm_of_virtshim_run_is_removed_when_it_is_left_ends_or_is_killed(cri: 
     assert "hello" in ended.stdout
     assert cri.pods() == []
 
-    # On a terminal: its console; ctrl-] leaves, and it is gone.
+    # On a terminal it shows the console; ctrl-] leaves and removes the VM.
     with terminal([*run, "--name", "by-hand"]) as screen:
         assert screen.sees(READY.encode(), BOOT), screen.seen
         assert [pod.metadata.name for pod in cri.pods()] == ["by-hand"]
@@ -150,7 +150,7 @@ def test_a_vm_of_virtshim_run_is_removed_when_it_is_left_ends_or_is_killed(cri: 
         assert screen.process.wait(LIMIT) == 0
         assert cri.pods() == []
 
-    # Whoever ends it by a signal leaves nothing behind.
+    # A signal that ends it leaves nothing behind.
     with subprocess.Popen([*run, "-q"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as killed:
         wait_until(lambda: any(one.state == 1 for one in cri.containers()), LIMIT, "it runs")
         killed.send_signal(signal.SIGTERM)

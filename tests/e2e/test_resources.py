@@ -72,7 +72,7 @@ def test_a_vm_is_in_its_pods_cgroup_and_can_be_resized_while_it_runs(cri, node, 
     log = cri.status(container).log_path
     wait_for_log(log, READY, BOOT)
 
-    # Where QEMU is, and what holds there.
+    # QEMU's cgroup and its limits.
     group = f"{pod_cgroup}/virtshim-{container}"
     (pid,) = node.qemu_pids()
     for one in cgroups.hierarchies():
@@ -85,7 +85,7 @@ def test_a_vm_is_in_its_pods_cgroup_and_can_be_resized_while_it_runs(cri, node, 
     assert 64 * MIB < used < room(128 * MIB), "charged from QEMU's first page on, and with room to spare"
     assert value(group, "memory", "memory.failcnt", "memory.events") in ("0", "low")
 
-    # What the guest fills in memory of the node is not charged to QEMU.
+    # The guest's files in the node's tmpfs are not charged to QEMU.
     full = cri.exec_sync(container, "sh", "-c", "dd if=/dev/zero of=/cache/all bs=64k; df -k /cache")
     assert b"No space left on device" in full.stderr
     assert (in_memory / "all").stat().st_size == IN_MEMORY
@@ -125,7 +125,7 @@ def test_a_vm_is_in_its_pods_cgroup_and_can_be_resized_while_it_runs(cri, node, 
     assert limits(group) == (90_000, room(128 * MIB))
     before = (limits(group), shown())
 
-    # What it cannot have.
+    # Requests that it cannot have.
     for wrong, code, words in (
         ({"cpu_quota": 250_000, "memory_limit_in_bytes": 192 * MIB}, "FAILED_PRECONDITION", "virtshim.io/max-vcpus"),
         ({"cpu_quota": 70_000, "memory_limit_in_bytes": 512 * MIB}, "FAILED_PRECONDITION", "virtshim.io/max-memory"),

@@ -18,7 +18,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.volumes, pytest.mark.skipif(**no_loop_devices())]
 
-# A sector behind all that the image has.
+# A sector behind the end of the image.
 SECTOR = "bs=512 count=1 conv=notrunc,fsync"
 READ = "dd if=/dev/vda skip=200000 bs=512 count=1 2>/dev/null | tr -d '\\0'"
 FILL = "echo hello | dd of=/dev/disks/data conv=notrunc,fsync 2>/dev/null"

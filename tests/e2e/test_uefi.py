@@ -53,7 +53,7 @@ def test_uefi_variables_and_tpm_stay_with_the_root_disk(
     assert os.listdir(tpms) == []
 
 
-# What OVMF says of a boot entry that it may not start.
+# OVMF's message about a boot entry that it may not start.
 REFUSED = re.compile("failed to (load|start) Boot[0-9A-F]{4} .*: (Access Denied|Security Violation)")
 
 

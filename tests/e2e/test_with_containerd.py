@@ -114,7 +114,7 @@ def test_kubectl_debug_adds_a_container_that_sees_the_others_processes(both: Bot
     pod.run()
     main = pod.start("main", IMAGE)
     debugger = pod.start("debugger-x7k2p", IMAGE, command=["/busybox", "sleep", "1000"], target=main)
-    # kubelet looks for what it attaches to among the running ones of all runtimes.
+    # kubelet looks for the container to attach to among the running ones of all runtimes.
     running = pb.ContainerFilter(state=pb.ContainerStateValue(state=pb.CONTAINER_RUNNING))
     listed = both.proxy.runtime.ListContainers(pb.ListContainersRequest(filter=running), timeout=LIMIT).containers
     assert {main, debugger} <= {one.id for one in listed}

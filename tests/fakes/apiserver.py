@@ -16,7 +16,7 @@ import yaml
 
 class Api:
     def __init__(self, place: Path) -> None:
-        # Path -> what is answered: a document, an HTTP status, or a function of what was posted that gives one. 404 for others.
+        # Path -> answer: a document, an HTTP status, or a function from the posted body to either. 404 for others.
         self.answers: dict[str, Any] = {}
         self.asked: list[tuple[str, str | None, bool]] = []
         self.certificate, self.key = place / "cert.pem", place / "key.pem"

@@ -19,7 +19,7 @@ class FakeVmCgroups:
         self.gone = False
         self.running: set[ContainerId] = set()
         self.killed: set[ContainerId] = set()
-        # Whose networks a VM would get.
+        # Sandboxes whose network the next VM may get.
         self.armed: set[SandboxId] = set()
 
     def make(self, group: VmCgroup, timeout: float) -> None:

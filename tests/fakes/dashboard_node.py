@@ -30,7 +30,7 @@ from criproto.runtime_v1 import api_pb2_grpc
 _VNC = "virtshim.io/vnc"
 
 if TYPE_CHECKING:
-    # The checker takes what a servicer leaves out for missing; gRPC answers UNIMPLEMENTED.
+    # The type checker reports omitted methods as missing; gRPC answers UNIMPLEMENTED.
     class _Runtime: ...
 
     class _Admin: ...

@@ -36,7 +36,7 @@ _QUEUES = 2  # what is urgent (forget), and requests
 _SIZE = 64  # descriptors of a queue
 _NEXT, _WRITABLE = 1, 2
 _MEMORY = 4 << 20
-# Guest-physical addresses begin there, and the addresses of what would be QEMU elsewhere: nobody may take one for the other.
+# Guest-physical addresses begin here and QEMU's addresses elsewhere, so that mixing them up is noticed.
 _PHYSICAL, _USER = 0x10_0000, 0x7000_0000_0000
 _DESCRIPTORS, _AVAILABLE, _USED, _OF_A_QUEUE = 0, 0x1000, 0x2000, 0x4000
 _REQUEST, _ANSWER = 0x10_0000, 0x20_0000

@@ -21,9 +21,9 @@ from typing import IO, Any
 from virtshim.guest import entrypoint_scripts, exec_scripts
 from virtshim.model.errors import InternalError
 
-# Names in the environment of a process whose guest it runs in.
+# The environment variable that names the guest of a process.
 _OWNER = "VIRTSHIM_TEST_GUEST"
-# What qemu-ga answers between freeze and thaw.
+# The commands that qemu-ga answers between freeze and thaw.
 _WHILE_FROZEN = {"guest-ping", "guest-info", "guest-sync", "guest-sync-delimited"} | {
     "guest-fsfreeze-status",
     "guest-fsfreeze-thaw",

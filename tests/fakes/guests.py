@@ -71,7 +71,9 @@ class FakeGuests:
         with self._told:
             self._told.wait_for(lambda: read_to.out.piece in self._progress, 0.02)
             for told in self._progress.values():
-                if told.ended and read_to.over and told.read_to == read_to:  # all is read: the end comes again
+                if (
+                    told.ended and read_to.over and told.read_to == read_to
+                ):  # everything was read: the end is returned again
                     return dataclasses.replace(told, output=())
             return self._progress.get(read_to.out.piece, EntrypointProgress((), read_to))
 

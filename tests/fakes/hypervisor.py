@@ -44,21 +44,21 @@ class FakeHypervisor:
         self.full: set[uuid.UUID] = set()
         self.saved: dict[str, uuid.UUID] = {}
         self.why_not = ""
-        # Of a new VM; an upgraded QEMU has another one.
+        # The machine type of a new VM; an upgraded QEMU has another one.
         self.machine_type = "pc-q35-7.2"
         # The CPUs of each NUMA node of the host.
         self.host_nodes = {0: frozenset(range(4))}
-        # Those that libvirt is not through with when they have ended: if it is told to destroy one, that is how it ended.
+        # Ended VMs that libvirt has not processed yet: if one is destroyed now, that counts as its end.
         self.lingering: set[uuid.UUID] = set()
-        # What TPMs of VMs that are gone remember.
+        # The TPM state of removed VMs.
         self.left_tpms: set[uuid.UUID] = set()
-        # What the node's packages have now.
+        # The firmware of the node's packages.
         self.firmware = {kind: FirmwareFiles(f"/{kind.value}/code", f"/{kind.value}/vars") for kind in Firmware}
-        # The paths of UEFI's variables: the first start makes them.
+        # The paths of UEFI variables, which the first start creates.
         self.variables: set[str] = set()
         self.agent_callbacks: list[Callable[[uuid.UUID], None]] = []
         self.unreadable: set[str] = set()
-        # What definitions of earlier versions carry.
+        # The records in definitions of earlier versions.
         self.carried: dict[uuid.UUID, str] = {}
         self.other_nodes: dict[ContainerId, str] = {}
         self.other_sandboxes: frozenset[SandboxId] = frozenset()
@@ -256,7 +256,7 @@ class FakeHypervisor:
     def trouble(self) -> str:
         return self.why_not
 
-    # what happens without us
+    # events without a call of ours
 
     def crash(self, domain: uuid.UUID) -> None:
         """Makes QEMU die."""
@@ -339,6 +339,6 @@ class FakeHypervisor:
                 item.set()
                 continue
             for callback in list(self._callbacks):
-                # As the real one: a bad callback does not end the events.
+                # Like the real one: a failing callback does not end the events.
                 with contextlib.suppress(Exception):
                     callback(item)

@@ -34,7 +34,7 @@ class Published:
     content: bytes
     password: str = ""
     config: ImageConfig = ImageConfig()
-    # Directories among its files, "" for their root; () for a plain disk. Without `has_disk` they are all that it has.
+    # Directories among its files, "" for their root; () for a plain disk. Without `has_disk` it has files only.
     directories: tuple[str, ...] = ()
     has_disk: bool = True
     # Set: it is a plain file, whose bytes are the config of the image that this content and that config make.

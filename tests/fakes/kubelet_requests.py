@@ -18,7 +18,7 @@ _PERIOD = 100_000
 # All page sizes of the node, whether the pod has some or not.
 _PAGE_SIZES = ("1GB", "2MB")
 _CAPACITY = 16 << 30
-# What it reads of a group of cgroup v1, and v2, that has no memory limit.
+# The values that it reads from a group without a memory limit, in cgroup v1 and v2.
 NO_MEMORY_LIMIT_V1 = 0x7FFF_FFFF_FFFF_F000
 NO_MEMORY_LIMIT_V2 = -1
 

@@ -16,7 +16,7 @@ class WrittenVolume:
         self.path = pods / "pods" / pod_uid / "volumes" / f"kubernetes.io~{kind}" / name
         self.path.mkdir(parents=True)
         self.path.chmod(0o1777)
-        # The volume is open to all who get there, and that is root: kubelet makes this one with 0750.
+        # Everybody may use the volume, but only root can reach it: kubelet creates `pods` with 0750.
         (pods / "pods").chmod(0o750)
         self._versions = itertools.count(1)
 

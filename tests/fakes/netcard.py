@@ -16,7 +16,7 @@ from tapmanager.sriov.vf_settings import NO_MAC, VfSettings
 PF = "0000:3b:00.0"
 PHYSICAL = "enp59s0"
 VFS = ("0000:3b:02.0", "0000:3b:02.1")
-# A function nobody has set anything for.
+# A function without settings.
 FRESH = VfSettings(NO_MAC, 0, 0, "802.1Q", 0, 0, True, "auto", False, False)
 
 

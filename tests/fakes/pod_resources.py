@@ -19,7 +19,7 @@ class FakePodResources(podresources_pb2_grpc.PodResourcesListerServicer):
     def __init__(self, get: str = "works") -> None:
         self.pods: dict[tuple[str, str, str], pb.PodResources] = {}
         self.asked: list[str] = []
-        # How many of the next questions are too many at once, as kubelet has it.
+        # The number of next requests that are refused as too many at once, as by kubelet.
         self.refuses = 0
         self._get = get
 

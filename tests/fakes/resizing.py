@@ -23,7 +23,7 @@ class FakeResizing:
         self._hypervisor = hypervisor
         self.used: int | None = 0
         self.stubborn: set[uuid.UUID] = set()
-        # They give memory back one day; `waits` is set when one is waited for.
+        # They give memory back eventually; `waits` is set while a caller waits for one.
         self.slow: set[uuid.UUID] = set()
         self.waits = threading.Event()
 

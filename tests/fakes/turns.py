@@ -22,9 +22,9 @@ from fakes.clock import FakeClock
 from fakes.journal import WAIT_LIMIT, Crash
 
 _REAL_LOCK, _REAL_RLOCK = threading.Lock, threading.RLock
-# Of calls to the outside: those for which somebody else is waited, who may hang.
+# The external calls that wait for another program, which may hang.
 _MAY_HANG = ("vms.", "resizing.", "networks.", "cgroups.", "shares.", "drivers.", "guests.", "files.fetch")
-# Of one run. More is a thread that never ends.
+# The limit of one run. Beyond it a thread never ends.
 _MOST_POINTS = 20_000
 
 
@@ -279,7 +279,7 @@ class Turns:
             self.refusals -= 1
             turn.is_over = True
             raise NoThread
-        self._turns.insert(0, turn)  # when who runs ends, what it has begun goes on
+        self._turns.insert(0, turn)  # when the running thread ends, the threads that it started continue
         run = thread.run
         thread.run = lambda: self._called(turn, run)  # type: ignore[method-assign]
         thread.turn = turn  # type: ignore[attr-defined]

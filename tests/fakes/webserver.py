@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-# What `images.insecure_registries` says of a node that is to fetch from it.
+# The value of `images.insecure_registries` of a node that uses this server.
 LOOPBACK = ("127.0.0.1", "localhost")
 
 Route = Callable[[http.server.BaseHTTPRequestHandler], None]

@@ -146,7 +146,7 @@ class World:
         database = directory / "state.db"
         if not database.exists():
             database.write_bytes(_empty_database())
-            # As long as a reserve, and without the room that it takes: there are thousands of these directories.
+            # As long as a real reserve but sparse, because there are thousands of these directories.
             with Path(f"{database}.reserve").open("wb") as reserve:
                 reserve.truncate(5 << 20)
         self.records = SqliteRecords(str(database))

@@ -30,7 +30,7 @@ _SILENT = {
     "devices.errors": ("errors",),
 }
 
-# They only tell.
+# They only report.
 _NO_STEPS = ("clock", "vm.node_hardware")
 
 

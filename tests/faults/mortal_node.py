@@ -71,7 +71,7 @@ class _Undertaker:
                 os.waitid(os.P_PID, pid, os.WEXITED)
 
 
-# Seconds that one CNI plugin may take here, and what QEMU's disk maker may: enough for them on a busy machine.
+# The limits in seconds of a CNI plugin and of qemu-img here, which are enough on a busy machine.
 CNI_LIMIT = 8.0
 QEMU_IMG_LIMIT = 6.0
 CNI_PLUGINS = "/usr/lib/cni"
@@ -109,7 +109,7 @@ class MortalNode:
         # Ids of containers that were made here: their cgroups lie beside those of other nodes.
         self.containers: set[str] = set()
         self.bystander: Bystander | None = None
-        # Call -> daemon -> what it does of that can be interrupted, once a call was counted.
+        # Call -> daemon -> its steps, once a call was counted.
         self.steps: dict[str, dict[str, list[str]]] = {}
         self._undertaker = _Undertaker()
 

@@ -113,7 +113,7 @@ def dies_and_recovers(node: MortalNode, work: Work, call: Call, daemon: str, poi
     where = str(point)
     with node.armed(daemon, point.number, point.when):
         failure = attempt(call, work)
-        # A step may be a thread's that has outlived the call.
+        # The step may belong to a thread that has outlived the call.
         node.died(daemon, within=5.0 if failure is None and not point.is_last else 1.0)
     died = node.died(daemon, within=0.0)
     node.up()

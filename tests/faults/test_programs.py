@@ -17,7 +17,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
-# Behind a limit: what killing and undoing may take on a busy machine.
+# The time beyond a limit that killing and undoing may take on a busy machine.
 SLACK = 10.0
 
 SIZES = itertools.count()
@@ -68,7 +68,7 @@ OF_THE_POD = {"virtshim.io/root-disk": "pod"}
 def test_a_half_made_root_disk_is_never_used(
     mortal: MortalNode, work: Work, annotations: dict[str, str], script: str, code: grpc.StatusCode, words: str
 ) -> None:
-    # A size of its own: the disk of one that was made before is copied.
+    # A unique size, because a disk of a known size is copied.
     work.config.annotations.update({**annotations, "VirtletRootVolumeSize": f"{1024 + next(SIZES)}Mi"})
     work.run()
     with mortal.program(mortal.programs, "qemu-img", script):

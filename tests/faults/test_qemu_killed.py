@@ -18,7 +18,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(1800)]
 
 _SOON = 20.0
-# Killed, or ended by virtshim, or QEMU's end met the start.
+# Killed, or ended by virtshim, or QEMU ended during the start.
 _TRUE_CODES = {128, 137}
 
 

@@ -12,7 +12,7 @@ from mortal_node import MortalNode
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(1200)]
 
 CYCLES, EVERY_CYCLE = 40, 100
-# Descriptors of a pool come once; a leak of one a cycle would be 17, or 44 in the long run.
+# Descriptors of a pool appear once; a leak of one per cycle would be 17, or 44 in the long run.
 DESCRIPTORS = 12
 
 

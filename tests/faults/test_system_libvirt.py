@@ -32,7 +32,7 @@ PAGES = 64
 # Of eight bytes, twice a raw log's size.
 LINES = 17_000
 PLACES = ("/etc/libvirt", "/run/libvirt", "/var/lib/libvirt", "/var/log/libvirt")
-# Of the daemon itself, from its start on or with the first VM.
+# Belongs to the daemon itself, from its start or from the first VM on.
 LIBVIRTS_OWN = re.compile(r"/(libvirtd|driver|qemu/autostarted|virtlogd)[^/]*$|^/etc/libvirt/qemu$|/log/libvirt/qemu$")
 
 

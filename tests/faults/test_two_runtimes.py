@@ -215,7 +215,7 @@ def test_pods_of_either_runtime_end_and_their_images_are_collected(both: Both) -
         assert error.value.code() is grpc.StatusCode.NOT_FOUND
     leases = {path.name for path in Path(both.node.directory, "cni/leases").rglob("10.*")}
     assert leases & addresses == set()
-    both.check_pair()  # nobody's clean-up has freed the others' leases
+    both.check_pair()  # neither clean-up has freed the other's leases
     assert {both.address(both.container_pod), both.address(both.vm_pod)} <= leases
     listed = both.cri.images.ListImages(pb.ListImagesRequest(), timeout=LIMIT).images
     (unused,) = [one.id for one in listed if any("null.qcow2" in tag for tag in one.repo_tags)]

@@ -26,7 +26,7 @@ def test_a_virtiofsd_killed_at_any_step_is_reported_and_a_restart_recovers(
     mortal: MortalNode, name: str, every_point: bool
 ) -> None:
     points = [(point.when, point.step) for point in points_of(mortal, name, "virtshim")]
-    # Before it is there, and after it has gone, there is nobody to kill.
+    # There is nothing to kill before it starts and after it ends.
     if name == "StartContainer":
         meeting = slice(points.index(("after", "volumes.shares.start")), None)
     else:

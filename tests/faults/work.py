@@ -34,7 +34,7 @@ class Work:
         name = f"pod-{next(_numbers)}"
         self.config = pod_config(name, f"{self.node.settings.paths.state_dir}/../logs/{name}")
 
-    # Each call is as kubelet repeats it: it looks first, and takes the next attempt for what did not come up.
+    # Each call is repeated as by kubelet: it checks the state first, and uses the next attempt for a failed start.
 
     def run(self) -> None:
         if any(pod.metadata == self.config.metadata and pod.state == pb.SANDBOX_NOTREADY for pod in self.cri.pods()):
@@ -62,7 +62,7 @@ class Work:
 
     def blank_volume(self) -> None:
         with open(self.node.root_volume, "r+b") as volume:
-            volume.write(bytes(1 << 20))  # so much is looked at
+            volume.write(bytes(1 << 20))  # virtshim reads only this much
 
     def _texts(self) -> str:
         """A configMap of the pod, as kubelet writes it."""
@@ -93,7 +93,7 @@ class Work:
             if pod.metadata.uid == self.config.metadata.uid:
                 self.cri.remove_pod(pod.id)
 
-    # What is true once the call has succeeded.
+    # The state after a successful call.
 
     def is_ready(self) -> bool:
         status = self.cri.pod_status(self.pod)

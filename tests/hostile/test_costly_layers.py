@@ -127,7 +127,7 @@ def test_a_taken_over_child_costs_the_daemon_little_memory_and_time(writer: Tree
     finally:
         tracemalloc.stop()
     assert peak < 4 << 20
-    assert time.thread_time() - began < 5 * SECONDS  # of it is most what traces memory
+    assert time.thread_time() - began < 5 * SECONDS  # most of it is due to tracemalloc
 
 
 def test_a_pull_leaves_a_reserve_of_inodes(writer: TreeWriter, monkeypatch: pytest.MonkeyPatch) -> None:

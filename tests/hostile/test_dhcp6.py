@@ -61,7 +61,7 @@ def node() -> Iterator[Node]:
     with two_guests(0x86DD, served) as parts:
         found = Node(*parts)
         for tap in (found.hostile, found.other):
-            assert tap.guest.recv(2048)[54] == 134  # what a guest is told that asks for nothing
+            assert tap.guest.recv(2048)[54] == 134  # sent to a guest without a request
         yield found
 
 

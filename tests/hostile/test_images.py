@@ -123,7 +123,7 @@ def test_a_decompression_bomb_is_refused_early(web: WebServer, refused: Callable
 def test_other_images_are_pulled_while_a_layer_unpacks_for_an_hour(web: WebServer, tmp_path: Path) -> None:
     """A terabyte of zeros is refused at 64 GiB, after minutes; here the pull is cancelled before, and leaves nothing."""
     gibibyte = zstd.compress(bytes(1 << 30))
-    # Called like a raw disk: of others, so many bytes are refused at once where there is no room for them.
+    # Named like a raw disk: other files of this size are refused at once if there is no space.
     header = rewritten(member("ballast.img"), 124, b"\x80" + (1 << 40).to_bytes(11, "big"))[:512]
     packed = zstd.compress(header) + gibibyte * 1024
     store = ImageFileStore(str(tmp_path / "images"), ImageSettings(insecure_registries=LOOPBACK, max_bytes=1 << 50))

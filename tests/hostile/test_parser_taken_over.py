@@ -41,7 +41,7 @@ pytestmark = [
 NEVER = threading.Event()
 PROJECT = Path(virtshim.__file__).parents[1]
 
-# Each line is an attempt: its name, and what is done. What is reached is told.
+# Each line is an attempt: its name and its action. It reports what it reached.
 ATTACK = """
 import ctypes, os, socket
 def _reached():
@@ -256,7 +256,7 @@ def test_a_limit_reached_while_unpacking_is_named(
         pulled_from_a_registry(web, store)
 
 
-# Each writes to virtshim past the frames' code.
+# Each writes to virtshim without the code for frames.
 NONSENSE = {
     "a frame of 4 GiB": ("b'D\\xff\\xff\\xff\\xff'", "sent invalid data"),
     "a frame of no kind": ("b'?\\0\\0\\0\\0'", "sent invalid data"),

@@ -33,14 +33,14 @@ pytestmark = pytest.mark.hostile
 PROJECT = Path(virtshim.__file__).parents[1]
 
 LENGTHS = (4 << 10, 16 << 10, 128 << 10)
-# Of its thread, for one text. A linear search of the longest takes a few milliseconds.
+# Its thread's time for one text. A linear search of the longest text takes a few milliseconds.
 SECONDS = 1.0
 # What is longer than that can be compared: the last length is eight times the one before, so a linear search takes eight times as
 # long, and a quadratic one 64 times.
 SEEN, GROWTH = 0.05, 30
-# Of another thread. Other load keeps it waiting, too; what is attacked here kept all of them waiting for a minute.
+# Another thread's longest wait. Other load delays it, too; the attacks here blocked all threads for a minute.
 STOPPED = 5.0
-# Modules that get no longer texts.
+# Modules whose texts are never longer than this.
 BOUNDS = {
     "virtshim.model.image_name": 2048,  # the name of an image
     "virtshim.devices.host_use": 4096,  # a path in sysfs

@@ -14,7 +14,7 @@ def test_every_file_is_formatted(project: Any) -> None:
 
 def test_mypy_finds_nothing(project: Any) -> None:
     configured = tomllib.loads((project.root / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
-    # Asked for a directory without Python, mypy gives up before it looks at the others.
+    # mypy fails at a directory without Python before it checks the others.
     with_python = [top for top in configured if any(project.modules(top))]
     project.check(["-m", "mypy", *with_python])
 

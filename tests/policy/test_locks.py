@@ -16,7 +16,7 @@ EVERYTHING, RUN, BUILD = "requirements.lock", "requirements-run.lock", "requirem
 
 # Words of a command line: `pip install ...` in a document, a shell script or the Makefile.
 COMMAND = re.compile(r"pip3?\b[^|;&`\n]*?\s(?:install|wheel|download)\s[^|;&`\n]*")
-# What brings code from elsewhere, by no lock at all.
+# Commands that fetch code without any lock.
 UNLOCKED = re.compile(
     r"--upgrade-deps|\beasy_install\b|\bpipx\b|\buvx?\s+(?:pip|tool|run|sync)\b|\bnpm\s+i|\bgo\s+install\b|\bcargo\s+install\b"
     r"|\b(?:curl|wget)\b[^\n]*\|\s*(?:sudo\s+)?(?:ba|da)?sh\b|\bgit\s+clone\b|\bgit\+https"

@@ -10,7 +10,7 @@ FORBIDDEN_CLASS_ENDINGS = ("Manager", "Helper", "Utils")
 # What runs inside a guest may know the guest's directories.
 GUEST = "deploy/guest/"
 PRODUCT = ("criproto", "virtshim", "vmwrapper", "tapmanager", "systemd", "deploy")
-# Written in pieces, so that this file does not hold what it looks for.
+# Written in pieces, so that this file does not match itself.
 MACHINE_PATHS = re.compile("|".join(rf"(?<![\w.]){'/'}{top}/" for top in ("work", "Users")))
 HOME_PATHS = re.compile("|".join(rf"(?<![\w.]){'/'}{top}/" for top in ("home", "root")))
 PACKAGE_SOURCES = re.compile("--(?:extra-)?index-url|--trusted-host|--find-links")

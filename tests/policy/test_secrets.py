@@ -17,7 +17,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.model.image import Credentials
 from virtshim.system.logsetup import set_up_logging
 
-# Fields that hold, or may hold, what nobody else is to know.
+# Fields that hold, or may hold, secrets.
 SECRET = re.compile(
     r"^(envs?|environment|password|secret|auth|.*_token|tokens?|user_data(_script)?|meta_data|annotations|fetch_key)$"
 )

@@ -73,7 +73,7 @@ def test_a_card_is_restored_whatever_fails_in_between(
         assert (card.driver(VFS[1]), card.override(VFS[1])) == ("iavf", "(null)")
         assert card.inside == {"net1"}
         assert card.settings[0] == FRESH
-        # What widens is lost for good if it was lost unseen.
+        # A permission that the card forgot unnoticed cannot be restored.
         now = card.settings[1]
         assert dataclasses.replace(now, trust=None, spoof_check=None) == dataclasses.replace(
             owned, trust=None, spoof_check=None

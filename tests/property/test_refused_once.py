@@ -186,7 +186,7 @@ class Node:
 
     def wrong(self) -> Iterator[str]:
         """What is wrong after all pods were removed."""
-        for _ in range(2):  # what is left over is looked for twice
+        for _ in range(2):  # leftovers are searched twice
             self.world.app.recovery.reconcile.look()
             self.world.outside.clock.advance(61)
         yield from self.world.everything()

@@ -341,7 +341,7 @@ of_watchers = st.tuples(st.sampled_from(WATCHERS), st.just(""), st.just(False))
 of_images = st.tuples(st.sampled_from(OF_IMAGES), st.just("images"), st.just(False))
 # Calls for one pod meet most often.
 actions = st.one_of(of_mine, of_mine, of_mine, of_another, of_watchers, of_images)
-# How many steps later which other one's turn comes.
+# After how many steps which other thread continues.
 orders = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2)), max_size=4)
 
 
@@ -352,7 +352,7 @@ class Stage:
         self.pods = {MINE: mine, OTHER: another}
         self.parts = contextlib.ExitStack()
         numbers = itertools.count()
-        # The same names each time: what is sorted by them comes in the same order.
+        # The same names each time, so that sorting by them gives the same order.
         self.parts.enter_context(
             patch("secrets.token_hex", lambda size: hashlib.sha256(b"%d" % next(numbers)).hexdigest()[: 2 * size])
         )
@@ -522,7 +522,7 @@ def test_the_system_may_refuse_each_thread_once(mine: str) -> None:
     assert asked, "nobody asks for a thread"
 
 
-# What begins how, and what comes between the steps of what, for the same pod.
+# The initial state, the call, and the calls between its steps, for the same pod.
 PAIRS = [
     (a_pod_that_was_stopped, (remove_sandbox, False), (bring_up, True)),
     (a_pod_that_was_stopped, (repair, False), (bring_up, True)),

@@ -62,7 +62,7 @@ def tell(stage: Stage) -> None:
         edu = kubelet.plugins[EDU_RESOURCE].allocate(hardware.EDU)
         vf, other_vf = (kubelet.plugins[NVME_RESOURCE].allocate(address) for address in (first, second))
 
-    # What a plugin for functions with kernel drivers would say: no node, only a variable, and kubelet's books.
+    # The answer of a plugin for functions with kernel drivers: only a variable and kubelet's list, but no node.
     lent = {"PCIDEVICE_EXAMPLE_COM_KERNEL_VF": third}
     in_books = ("example.com/kernel-vf", [third])
     with report.step("granted") as facts:

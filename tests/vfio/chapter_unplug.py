@@ -118,7 +118,7 @@ def _killed(stage: Stage) -> None:
         asked = stage.node.log().count("vm.unplug.asked")
         stopping = threading.Thread(target=_stop, args=(stage, container), daemon=True)
         stopping.start()
-        # Said once it is written down: before that nobody but kubelet knows that the VM is to end.
+        # Logged once it is recorded: before that only kubelet knows that the VM shall end.
         wait_until(lambda: stage.node.log().count("vm.unplug.asked") > asked, WAIT_LIMIT, "the end is written down")
         kill_daemons(stage.node, client, "virtshim")
         stopping.join(WAIT_LIMIT)
@@ -189,7 +189,7 @@ def _errors(stage: Stage) -> None:
         _inject_until_told(stage, address, _COMPLETION_TIMEOUT)
         facts.update(metrics=_metrics(stage, pod), offered=plugin.lists[-1], message=client.status(container).message)
     with report.step("errors: fatal") as facts:
-        hardware.inject(address, _MALFORMED)  # one: virtshim has looked at the counts before it
+        hardware.inject(address, _MALFORMED)  # one: virtshim has read the counters before it
         wait_until(lambda: plugin.lists[-1][address] == "Unhealthy", WAIT_LIMIT, "kubelet is told")
         wait_until(lambda: "fatal" in client.status(container).message, WAIT_LIMIT, "the container's message tells")
         status = client.status(container)

@@ -20,7 +20,7 @@ from podclient import PodClient, container_config, log_lines, pod_config, wait_f
 from criproto.deviceplugin_v1beta1 import deviceplugin_pb2 as plugin_pb
 from criproto.runtime_v1 import api_pb2 as pb
 
-# What takes a second elsewhere takes ten. A plugin that looks at all devices each second would do nothing else.
+# Everything is ten times slower here. A plugin that checked all devices each second would do nothing else.
 WAIT_LIMIT = 600.0
 MEMORY = 32 << 20
 
@@ -52,7 +52,7 @@ class Cluster:
         return Cluster(self._client, f"{self._source.rpartition('/')[0]}/{file}", self._directory)
 
     def sandbox(self, name: str) -> Sandbox:
-        # A directory of its own: the log of another chapter's pod of that name would be read for its.
+        # A separate directory, so that the log of another chapter's pod of that name is not read.
         pod = pod_config(name, f"{self._directory}/logs/{name}-{uuid.uuid4().hex[:8]}")
         return Sandbox(self._client, pod, self._client.run_pod(pod))
 

@@ -17,7 +17,7 @@ VFS = ("0000:01:00.1", "0000:01:00.2", "0000:01:00.3")
 EDU = "0000:00:03.0"
 # Two functions behind a conventional bridge: one IOMMU group.
 SHARED_EDU, SHARED_RNG = "0000:02:01.0", "0000:02:02.0"
-# What the device plugin calls them.
+# The device plugin's names for them.
 EDU_RESOURCE, NVME_RESOURCE, SHARED_RESOURCE = "example.com/edu", "example.com/nvme-vf", "example.com/shared"
 CARD_RESOURCE = "example.com/card-vf"
 

@@ -40,7 +40,7 @@ CHAPTERS: dict[str, Callable[[Stage], None]] = {
     "passthrough": chapter_passthrough.tell,
 }
 
-# Told before there is a node.
+# Runs before there is a node.
 _VHOST = "vhost"
 
 _NODE = """

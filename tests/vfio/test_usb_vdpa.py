@@ -12,7 +12,7 @@ from chapter_usb_vdpa import MAC, STICK, VARIABLE
 pytestmark = [pytest.mark.devices, pytest.mark.timeout(2800)]
 
 GIB = 1 << 30
-# What QEMU's USB sticks are: vendor and product.
+# Vendor and product of QEMU's USB sticks.
 STICKS = "46f4:0001"
 
 

@@ -93,7 +93,7 @@ def test_a_failed_call_fails_for_all_clients_that_joined_it_and_frees_its_name(
         except grpc.RpcError as error:
             assert (error.code(), error.details()) == (Code.INTERNAL, "it broke")
             failed += 1
-    assert failed >= 1  # who came after its end made it anew
+    assert failed >= 1  # the next call after its end created it again
     if failed == len(calls):
         assert picture(client, "unlucky") == before
     getattr(client, rpc)(request)

@@ -151,7 +151,7 @@ def test_streams_leave_threads_for_calls(tmp_path: Path) -> None:
             pass
 
 
-# Big enough that a client that does not read soon stops the server in the middle of a message.
+# Large enough that a client that does not read soon blocks the server in the middle of a message.
 BIG = {"example.com/big": "x" * (511 << 10)}
 
 
@@ -187,7 +187,7 @@ def test_a_stopping_server_ends_event_streams_at_once_as_unavailable(world: Worl
     server.start()
     client = Client(settings.cri_socket)
     with following(client) as stream:
-        server.stop(grace=WAIT_LIMIT)  # at its end it would cut the stream off without a word
+        server.stop(grace=WAIT_LIMIT)  # at its end it would cut the stream off silently
         with refused(grpc.StatusCode.UNAVAILABLE, "virtshim is stopping"):
             next(stream)
     client.channel.close()

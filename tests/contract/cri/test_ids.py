@@ -22,9 +22,9 @@ TAKES_ID = [
     for field in ("pod_sandbox_id", "container_id")
     if field in RPCS[rpc].input_type.fields_by_name
 ]
-# Making sure that something has ended is a success for what is not there.
+# Calls that end an object succeed if the object does not exist.
 ENDS = {"StopPodSandbox", "RemovePodSandbox", "StopContainer", "RemoveContainer"}
-# What a request needs beside the id to be looked at.
+# Fields that a request needs besides the id.
 NEEDS: dict[str, dict[str, Any]] = {
     "CreateContainer": {
         "config": pb.ContainerConfig(metadata=pb.ContainerMetadata(name="vm", attempt=9), image=pb.ImageSpec(image="x"))
@@ -55,7 +55,7 @@ def test_ids_are_64_hex_digits(client: Client) -> None:
 def test_a_unique_prefix_works_in_place_of_the_id(client: Client, rpc: str, field: str) -> None:
     sandbox, made = client.running()
     code, words = ask(client, rpc, field, (made if field == "container_id" else sandbox)[:12])
-    # An image that is not there is all that CreateContainer may miss here.
+    # The missing image is CreateContainer's only fault here.
     assert code not in (Code.INVALID_ARGUMENT, Code.NOT_FOUND) or words.startswith("image "), words
     if rpc in ENDS:
         assert all(item.state != pb.CONTAINER_RUNNING for item in client.containers())

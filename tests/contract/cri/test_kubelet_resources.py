@@ -245,10 +245,10 @@ def test_a_pod_resize_leaves_resources_without_limits_alone(
     now = size(world, container)
     assert now.vcpus == max(booted.vcpus, -(-after.cpu_limit // 1000))
     assert now.memory_bytes == (after.memory_limit or booted.memory_bytes)
-    # And a repeat of it changes nothing.
+    # A repeat changes nothing.
     world.journal.calls.clear()
     client.UpdateContainerResources(pb.UpdateContainerResourcesRequest(container_id=container, linux=wanted))
-    # The guest's set-up may still be heard of, which is on a thread of its own.
+    # The guest's set-up runs on its own thread and may still be logged.
     assert [call for call in world.journal.calls if call.startswith(_OF_A_RESIZE)] == []
 
 

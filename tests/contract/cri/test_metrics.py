@@ -16,7 +16,7 @@ from virtshim.model.usage import CgroupUsage, DomainUsage, HugepageUsage, Pressu
 
 pytestmark = pytest.mark.cri
 
-# What critest wants described and, but for the last two groups, sampled for a running container.
+# The metrics that critest requires to be described and, except the last two groups, sampled for a running container.
 ALWAYS = [
     "container_cpu_cfs_periods_total",
     "container_cpu_cfs_throttled_periods_total",

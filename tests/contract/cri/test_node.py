@@ -107,7 +107,7 @@ def test_every_implemented_call_answers_an_empty_request_or_refuses_it_as_invali
     try:
         answer = getattr(client, rpc)(request_for(rpc))
         if rpc == "GetContainerEvents":
-            answer.initial_metadata()  # it is answered, and then never ends
+            answer.initial_metadata()  # it answers, but never ends
             answer.cancel()
         elif RPCS[rpc].server_streaming:
             list(answer)

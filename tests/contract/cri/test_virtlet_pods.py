@@ -24,13 +24,13 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "from-virtlet.md"
 KEY = "key"
 USER = "user-data: ssh_pwauth, users"
 MNT = "user-data: mounts"
-# Name -> what its VM is: memory, disks by their names in the guest, what the guest is told.
+# Name -> its VM: memory, disks by their names in the guest, and the guest's data.
 ACCEPTED = {
     "cirros-vm": f"160Mi vda 1Gi, {KEY}",
     "cirros-vm-deployment": f"160Mi vda, {KEY}",
     "cirros-vm-persistent-rootfs-local": f"1024Mi vda /, {KEY}",
     "cirros-vm-persistent-rootfs-rbd": f"1024Mi vda /, {KEY}",
-    # No container mounts its volume: kubelet does not set that up, nor speak of it.
+    # No container mounts its volume, so kubelet neither sets it up nor passes it.
     "cirros-vm-raw-device": "1024Mi vda",
     "cirros-vm-volume-mount": f"160Mi vda, 40000000 at /somevol, {KEY}, script",
     "cirros-vm-with-additional-annotations": f"160Mi vda, {KEY}, script",
@@ -49,7 +49,7 @@ ACCEPTED = {
     "ubuntu-vm-with-testuser": f"1024Mi vda, {KEY}, {USER}",
     "ubuntu-vm-with-volume": f"1024Mi vda, 2048000000 at /var/lib/docker, {KEY}",
 }
-# Name -> words of what it is told, and the row of the document that says so.
+# Name -> words of the refusal, and the row of the document that describes it.
 REFUSED = {
     "refused-ceph-flexvolume": (
         "a flexVolume of type ceph is not supported",

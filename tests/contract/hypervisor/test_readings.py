@@ -106,7 +106,7 @@ def test_a_hung_vm_does_not_fail_the_statistics_of_others(world: World, request:
             assert whole is not None
             assert whole.memory is not None
             assert whole.blocks
-            # Of the broken one libvirt still knows what it need not ask QEMU.
+            # libvirt still knows those numbers of the hung VM that do not need QEMU.
             rest = found[broken.uuid]
             assert rest.process is not None
             assert rest.counters is not None

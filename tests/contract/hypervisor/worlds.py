@@ -34,7 +34,7 @@ from virtshim.vm.statistics import BulkStats, LibvirtReadings, Stats, VmStatisti
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 WAIT_LIMIT = 30.0
-# Longer than a test may take: who waits for it fails.
+# Longer than a test may take: a test that waits for it fails.
 AN_HOUR = 3600.0
 A = ContainerId("a" * 64)
 
@@ -44,7 +44,7 @@ OTHER_NODE = """<metadata><v:owner xmlns:v='https://virtshim.io/domain/1' node='
 </metadata>""".format(c="c" * 64)
 
 
-# A VM can lose such a port without its guest, and its card with its guest's consent alone.
+# The port can be unplugged without the guest; the card only if the guest releases it.
 SERIAL_PORT = """<channel type='pty'><target type='virtio' name='{alias}'/><alias name='{alias}'/></channel>"""
 CARD = """<rng model='virtio'><backend model='builtin'/><alias name='{alias}'/></rng>"""
 
@@ -64,10 +64,10 @@ class World:
     inventory: VmInventory
     unplugging: VmUnplugging
     plug_in: Callable[[uuid.UUID, str, str], None]
-    # Into the definition: a VM of ours has one for each device of the host alone.
+    # Adds a root port to the definition: our VMs have one for each host device only.
     add_root_port: Callable[[uuid.UUID], None]
     control: VmControl
-    # How often libvirt was asked for numbers.
+    # The number of queries to libvirt for statistics.
     questions: list[None] = dataclasses.field(default_factory=list)
 
     def usage_of(self, *specs: VmSpec) -> Mapping[uuid.UUID, DomainUsage]:

@@ -189,7 +189,7 @@ def test_a_copy_that_outlives_virtshim_keeps_the_volume_locked(real: OnDisk) -> 
 
 def test_a_volume_in_use_by_a_vm_is_not_overwritten(real: OnDisk) -> None:
     real.make()
-    # What opens it as QEMU does: it takes the same locks.
+    # Opens it as QEMU does, with the same locks.
     held = subprocess.Popen(
         ["qemu-io", "-f", "raw", real.device], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

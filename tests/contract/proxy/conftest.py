@@ -24,7 +24,7 @@ def shared(directory: Path) -> Iterator[tuple[Proxy, FakeRuntime, FakeRuntime]]:
     with (
         FakeRuntime(f"{directory}/primary.sock", "primary") as primary,
         FakeRuntime(f"{directory}/other.sock", "other") as other,
-        # Where lists fail, the proxy asks for none of its own accord. Rules of routing are the same.
+        # With failing lists the proxy lists nothing by itself. The routing rules are the same.
         Proxy(directory, primary.socket, other.socket, others='when_down = "fail"') as proxy,
     ):
         yield proxy, primary, other

@@ -265,13 +265,13 @@ def test_the_last_known_pods_of_a_runtime_with_may_be_down_stay_listed(
         assert {pod.id for pod in proxy.client.pods()} == listed
         with refused(grpc.StatusCode.UNAVAILABLE, "may belong to the runtime other|is not available"):
             proxy.client.pod_status(theirs)
-        program.start()  # with one pod of its own: the others have gone meanwhile
+        program.start()  # with one pod: the others were removed meanwhile
         wait_until(lambda: len(proxy.client.pods()) == 2, WAIT_LIMIT, "the runtime is heard again")
         assert {pod.state for pod in proxy.client.pods()} == {pb.SANDBOX_READY}
 
 
 ALL_PODS = pb.ListPodSandboxRequest()
-# As kubelet asks for its containers: with a filter that says nothing.
+# As kubelet lists its containers: with an empty filter.
 ALL_CONTAINERS = pb.ListContainersRequest(filter=pb.ContainerFilter())
 
 

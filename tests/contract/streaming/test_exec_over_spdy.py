@@ -266,7 +266,7 @@ def test_a_slow_client_gets_all_output(make_node):
     client = spdy(node.exec(stdout=True), receive_buffer=4096)
     streams = open_streams(client, "stdout")
     client.until(session_of(node).closed.is_set)
-    threading.Event().wait(0.5)  # longer than anything waits that does not look at the client
+    threading.Event().wait(0.5)  # longer than any wait that ignores the client
     assert client.read_all(streams["stdout"]) == page * 200
     assert result(client, streams)["details"]["causes"][0]["message"] == "4"
 

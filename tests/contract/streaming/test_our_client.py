@@ -25,7 +25,7 @@ from virtshim.streaming.room import StreamLimits
 
 LIMIT = 20.0
 
-# What the commands do once they have their URL: flags, then the URL.
+# The commands' work once they have their URL: flags, then the URL.
 OURS = """
 import contextlib, sys
 from virtshim.cli.sessions import Detached, relay

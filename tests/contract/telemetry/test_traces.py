@@ -114,7 +114,7 @@ def test_spans_have_errors_but_no_contents_of_requests(tmp_path: Path, collector
 def test_a_hung_collector_blocks_nothing_and_lost_spans_are_counted(tmp_path: Path, directory: Path) -> None:
     hurried = Sending(room=4, export=1, last=0.1)
     path = f"{directory}/m"
-    # It accepts connections, and never says a word.
+    # It accepts connections and never answers.
     with socket.create_server(("127.0.0.1", 0)) as silent, served(tmp_path) as (world, client, _):
         world.outside.clock.held = True
         world.pull()

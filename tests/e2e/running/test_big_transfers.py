@@ -33,7 +33,7 @@ def test_much_data_passes_through_a_commands_input_and_output(vm: Vm, request: p
 
 
 def test_much_data_passes_through_a_port_of_the_pods_address(vm: Vm, request: pytest.FixtureRequest) -> None:
-    # Some ten times as fast as a command, so that it can be more than the daemon may hold.
+    # Ten times as fast as a command, so it can carry more than the daemon may hold.
     size = 1024 * _MIB if request.config.getoption("--all") else 96 * _MIB
     serve_echo(vm)
     client, error, data = forwarded(vm)

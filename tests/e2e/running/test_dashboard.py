@@ -74,7 +74,7 @@ def test_the_dashboard_shows_the_running_vm(vm: Vm, login: SplitResult) -> None:
         assert await browser.log_in() == 303
         async with browser.open("live") as live:
             pods: list[dict[str, Any]] = []
-            # Addresses and sizes may be learnt at a later look than the pod.
+            # Addresses and sizes may arrive later than the pod.
             while not pods or not pods[0]["addresses"] or not pods[0]["vcpus"]:
                 pods = (await live.receive_json()).get("pods", pods)
         status, detail = await browser.get(f"pods/{vm.pod}")

@@ -54,14 +54,14 @@ def test_the_statistics_of_a_vm_follow_its_activity(vm: Vm):
     boot_cost = first.cpu.usage_core_nano_seconds.value
     assert 500_000_000 < boot_cost <= second.cpu.usage_core_nano_seconds.value
 
-    # The guest's RAM as far as it was touched, and QEMU's own; never more than both.
+    # The guest's touched RAM and QEMU's own memory, never more than both.
     assert TOUCHED < first.memory.working_set_bytes.value < MEMORY + 256 * MIB
     assert first.memory.working_set_bytes.value <= first.memory.usage_bytes.value
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{vm.qemu}/status").read_text().splitlines())
     anonymous = int(fields["RssAnon"].split()[0]) << 10
     assert abs(first.memory.rss_bytes.value - anonymous) < 32 * MIB
 
-    # What `virtshim check` measures: the guest's memory is not in it, and QEMU's program, heap and translated code are.
+    # `virtshim check` measures QEMU's program, heap and translated code, without the guest's memory.
     ((_, container_record),) = read_running(f"{node.directory}/state/state.db")
     assert container_record.id.value == container
     (measured,), trouble = qemus(load_settings(f"{node.directory}/config.toml"))

@@ -14,7 +14,7 @@ from typing import Any
 def attempts(
     node: Any, libvirt: Any, attacker: Any, victim: Any, port: int, open_to_all: str, abstract: str
 ) -> Iterator[str]:
-    yield "fill 64"  # first: what is said before it is lost where a log is rotated
+    yield "fill 64"  # first, because earlier output is lost if a log is rotated
     yield from own_files(node, attacker)
     yield from others_files(node, libvirt, victim)
     yield from others_sockets(node, libvirt, victim)
@@ -45,7 +45,7 @@ def others_files(node: Any, libvirt: Any, vm: Any) -> Iterator[str]:
         f"{top}/state/node.id",
         f"{top}/state/tapmanager/{vm.sandbox}.json",
         f"{top}/config.toml",
-        f"{Path(top).parent}/volume/file",  # which it reaches by virtiofsd alone
+        f"{Path(top).parent}/volume/file",  # which it reaches only through virtiofsd
     ]
     paths += [str(image) for image in Path(top, "state/images/sha256").iterdir()]
     paths += [path for path in libvirt.paths() if vm.container[:12] in path]

@@ -48,7 +48,7 @@ def test_a_taken_over_qemu_cannot_start_programs_or_enter_namespaces(battlefield
     assert battlefield.got("io_uring", "keyring") == {}
     for what in ("unshare ", "exec echo TRIED exec : got >&2"):
         assert battlefield.tried.get(what, "refused").startswith("refused")
-    assert "exec " not in battlefield.tried  # what the shell would have said
+    assert "exec " not in battlefield.tried  # the shell's output
 
 
 def test_a_taken_over_qemu_leaves_no_core_dump(battlefield: Any) -> None:

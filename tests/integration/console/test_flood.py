@@ -111,7 +111,7 @@ def test_a_console_flood_costs_bounded_memory_and_disk_and_others_are_served(
         most_disk = max(most_disk, raw.stat().st_blocks * 512)
         seconds, written = time.monotonic() - began, logs[FLOOD].stat().st_size
         assert written <= PACE.log_burst + PACE.log_rate * seconds + 4 * MIB
-        lost = lost or PACE.backlog < flooded() - written  # from here on it must have lost some
+        lost = lost or PACE.backlog < flooded() - written  # from here on it must have dropped some
     line, status = (statistics.median(values) for values in zip(*beside, strict=True))
     print(
         f"of a flood of {flooded() / seconds / 1e6:.0f} MB/s came while another's line did: {line / MIB:.1f} MiB, while",

@@ -19,7 +19,7 @@ PASSWD = "root:x:0:0:root:/root:/bin/sh\napp:x:1500:1600::/srv/app:/bin/false\np
 GROUP = "root:x:0:\napp:x:1600:\nplain:x:1601:\nvideo:x:44:app\nkvm:x:45:root,app\n"
 WRONG = "fail tool setpriv"
 
-# What the images have beside busybox' cat and grep.
+# The images' tools besides busybox' cat and grep.
 UTIL_LINUX = "setpriv"
 COREUTILS = "chroot"
 PYTHON = "python3"

@@ -128,7 +128,7 @@ def test_every_renderer_writes_the_whole_network_config(rendered: dict[str, Rend
 def facts(shape: str) -> Iterator[str]:
     """The words that a renderer's output must contain."""
     first = SHAPES[shape][0].addresses
-    # Some leave out a name server of a family in which the NIC has no address.
+    # Some omit name servers of a family in which the NIC has no address.
     yield from (server for server in DNS.servers if any((":" in server) == (":" in address) for address in first))
     yield from DNS.searches
     for interface in SHAPES[shape]:
@@ -191,7 +191,7 @@ def net(shape: str) -> Iterator[tuple[str, str]]:
         for name in (guest, host):
             subprocess.run(["ip", "netns", "add", name], check=True)
             made.callback(subprocess.run, ["ip", "netns", "del", name], check=True)
-            # Addresses are there at once; only those are that somebody gave.
+            # Addresses are usable at once, and only assigned ones exist.
             run(
                 name,
                 "sysctl",

@@ -21,7 +21,7 @@ from virtshim.vm.elements.processors import Cgroups, DomainType
 from virtshim.vm.resize import LibvirtResizing
 from vmwrapper import bundle
 
-set_up_logging("warning", "text")  # to standard error: what is said goes to standard output
+set_up_logging("warning", "text")  # to standard error: `say` uses standard output
 
 PLACE = Path(sys.argv[1])
 QEMU = "/usr/bin/qemu-system-x86_64"

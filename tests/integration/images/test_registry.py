@@ -228,7 +228,7 @@ def test_a_password_is_used_for_its_own_pull_only(
     assert store.stored() == frozenset()
     first = store.fetch(name, credentials, NEVER)
     assert store.fetch(name, credentials, NEVER) == first
-    # The image is here now, and still nobody gets it without the password.
+    # The image is stored now, and a pull without the password still fails.
     with pytest.raises(PermissionRefused, match="wants a login"):
         store.fetch(name, None, NEVER)
     with pytest.raises(PermissionRefused, match="refuses the given login") as caught:

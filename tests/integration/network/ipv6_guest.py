@@ -49,7 +49,7 @@ class Ipv6Guest(KernelGuest):
         os.write(self._fds[0], bytes(10) + data)
 
     def up(self) -> None:
-        # As networkd and NetworkManager do; the kernel by itself takes no routes but the default one.
+        # As networkd and NetworkManager do; the kernel by itself accepts only the default route.
         wanted = ("accept_ra=1", "accept_ra_rt_info_max_plen=128", "router_solicitation_delay=0")
         self.run("sysctl", "-qw", *(f"net.ipv6.conf.{NIC}.{one}" for one in wanted))
         self.ip("link set lo up", f"link set {NIC} up")

@@ -54,7 +54,7 @@ class KernelGuest:
             fcntl.ioctl(fd, _TUNSETOFFLOAD, _CSUM_AND_TSO)
         self._thread.start()
         self.ip(*(f"link set nic{at} address {mac}" for at, mac in enumerate(self._macs)))
-        # Addresses are there at once, and none that nobody gave.
+        # Addresses are usable at once, and only assigned ones exist.
         self.run("sysctl", "-qw", *(f"net.ipv6.conf.{name}.{what}=0" for name in ("all", "default", *self._names())
                                     for what in ("accept_dad", "accept_ra")))  # fmt: skip
         return self

@@ -188,7 +188,7 @@ def comes_through(echoes: Echoes, sender: Place, address: str, port: int) -> boo
     with sender.socket(address, socket.SOCK_DGRAM) as client:
         client.bind(("", port))
         for _ in range(3):
-            with contextlib.suppress(PermissionError):  # how a rule for what leaves the sender's own machine is told
+            with contextlib.suppress(PermissionError):  # the hook for packets that leave the sender's own machine
                 client.sendto(words, (address, echoes.ports[address, socket.SOCK_DGRAM]))
     after = partial(echoes.answer, sender, address, socket.SOCK_DGRAM, b"after")
     assert within(after), f"nothing at all comes from {sender.name} to {address}"

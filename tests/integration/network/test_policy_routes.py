@@ -55,7 +55,7 @@ def test_a_guest_answers_on_the_network_of_the_request(tap_node: TapNode) -> Non
             assert far.pings(address)
             for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
                 assert echoes.answer(far, address, kind, b"who is there" * 90)
-        # What is not from the second address goes as ever, once ARP's next question goes by the new rules.
+        # Other traffic uses the usual route, once ARP's next request follows the new rules.
         until(lambda: made.place.pings(f"{tap_node.subnet}.1"), 60, "an answer of the first network's gateway")
         words = marks([made])
     until(lambda: not told_of(tap_node, words), 60, "all of the pod gone")

@@ -140,7 +140,7 @@ def everything(wire: Wire) -> list[tuple[str, bytes, bytes]]:
 
 
 FORGED_MACS = ["other mac", "other mac in arp"]
-# Of tapmanager alone, whatever is filtered.
+# Only tapmanager may send these, whatever the filter.
 ADVERTISED = ["router advertisement", "hidden router advertisement"]
 FORGED = [
     *FORGED_MACS,

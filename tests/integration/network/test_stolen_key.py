@@ -16,10 +16,10 @@ from tapmanager import protocol
 
 pytestmark = [pytest.mark.network, pytest.mark.hostile]
 
-# A user that nothing else on the machine is.
+# A user id that nothing else on the machine has.
 OWN = 3_000_000_000
 
-# Asks as often as lines come in, and says each time what it got.
+# Makes a request for each input line, and prints each result.
 _ASK = """
 import os
 import sys

@@ -18,7 +18,7 @@ from tapmanager.dhcp import packet
 
 pytestmark = pytest.mark.network
 
-# Notes each call, and what the plugin was given.
+# Records each call and the plugin's input.
 _NOTING = "cat > {folder}/stdin.$CNI_COMMAND\necho $CNI_COMMAND >> {folder}/calls\n"
 
 

@@ -30,7 +30,7 @@ def built(project: Path, directory: Path) -> Path:
     if shutil.which("dpkg-deb") is None:
         pytest.skip("NOT TESTED: dpkg-deb is not installed")
     directory.mkdir(parents=True)
-    # A directory for its work of its own: its name gets into what is not careful.
+    # A separate work directory, whose name would show up in a careless build.
     environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000", "TMPDIR": str(directory)}
     argv = ["sh", "-c", 'umask 077; exec "$@"', "sh", str(project / "deploy/deb/build.sh"), str(directory), "7.8.9"]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=280)

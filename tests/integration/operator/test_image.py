@@ -314,7 +314,7 @@ def test_a_node_is_labelled_once_a_vm_could_start_there(
     assert LABELS == ["true"]
     told = capsys.readouterr().out
     assert "NOT LABELLED: QEMU: missing -> apt-get install" in told
-    # Each thing once, but for what is missing.
+    # Everything once, except what is missing.
     assert (told.count("cgroup driver: "), told.count("create /etc/crictl.yaml")) == (1, 1)
     # Not before a VM could start.
     told_systemctl = asked(node)
@@ -333,7 +333,7 @@ def test_kubelet_is_restarted_only_after_setup_and_check_succeed(
     (node.root / "check").write_text(json.dumps([BAD]))
     assert put_on(node) == ["QEMU: missing -> apt-get install"]
     assert not [line for line in asked(node) if "kubelet" in line]
-    # Its files are right since the first run.
+    # Its files are right after the first run.
     (node.root / "check").write_text("[]")
     assert put_on(node) == []
     assert RESTART in asked(node)

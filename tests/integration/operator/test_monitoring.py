@@ -66,7 +66,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "VirtshimCallsFail": (
         {calls("count", "StartContainer", 'code="OK"'): "0+1x60", calls("count", "StartContainer", 'code="INTERNAL"'): "0+1x60"},
-        # What its caller did wrong is no failure of ours.
+        # A caller's mistake is not our failure.
         {calls("count", "StartContainer", 'code="OK"'): "0+1x60", calls("count", "StartContainer", 'code="NOT_FOUND"'): "0+1x60"},
     ),
     "VirtshimListsSlow": (

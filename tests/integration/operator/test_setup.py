@@ -275,7 +275,7 @@ def test_services_start_in_order_and_a_failing_one_does_not_block_others(root: P
     system.asked.clear()
     again = NodeSetup(NodeTree(str(root)), system).set_up()
     assert (again.enabled, again.started) == ((), ("virtshim.service",))
-    # What failed is pending; the rest is not asked twice.
+    # The failed step is pending; the others are not repeated.
     assert again.pending == ("kill --signal=HUP systemd-logind.service",)
     assert system.asked == [*again.pending, "enable --now virtshim.service"]
 

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.operator, pytest.mark.guest]
 
 ROOT = Path(__file__).resolve().parents[3]
 DIRECTORY = Path("/var/tmp/virtshim-tutorial")
-# What `make test` has done before.
+# The steps that `make test` has done before.
 DONE = "make guest\n"
 
 

@@ -18,7 +18,7 @@ from cloudinit.distros import rhel
 from cloudinit.net import network_state
 from cloudinit.sources.helpers import openstack
 
-# What a distribution says of its renderer; without it they take the first two for ones of the machine they run on.
+# The distribution's choice of renderer; otherwise the first two would check the machine that they run on.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "eni": {"netrules_path": None},
     "netplan": {"netplan_path": "etc/netplan/50-cloud-init.yaml"},

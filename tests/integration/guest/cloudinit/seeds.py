@@ -13,7 +13,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-# It is imported with all else, for a kind of user-data that no seed here is.
+# cloud-init imports it for a kind of user-data that no seed here has.
 sys.modules.setdefault("jsonpatch", types.ModuleType("jsonpatch"))
 
 from cloudinit import cloud, distros, helpers, user_data, util  # noqa: E402

@@ -87,7 +87,7 @@ def taken(one: command.Served, picture: Path) -> None:
         page.goto(one.login_url())
         page.locator(".row", has_text="postgres-0").click()
         page.wait_for_selector("h1:has-text('postgres-0')")
-        # A look after the page came has numbers of now.
+        # A reading after the page has loaded has current numbers.
         page.wait_for_function("() => document.querySelectorAll('.pod .chart .value').length === 4")
         page.wait_for_function(
             "() => ![...document.querySelectorAll('.pod .chart .value')].some((one) => one.textContent.includes('\\u2013'))"
