@@ -1,9 +1,9 @@
-"""What `virtshim proxy` adds to a call, beside the same call without it, pair by pair.
+"""The time that `virtshim proxy` adds to a call, compared pair by pair with the same call without it.
 
     python -m tests.bench.proxy [ROUNDS]     these figures alone
 
-Two stand-ins are behind it, and answer at once: what is added is the proxy's. Lists are measured twice: the second runtime with
-nothing to list, beside the first one's own answer; and half of the pods on each, beside one call to each.
+Two stand-ins behind it answer at once, so the added time is the proxy's. Lists are measured twice: with an empty second
+runtime, compared with the first one's own answer; and with half of the pods on each, compared with one call to each.
 """
 
 from __future__ import annotations

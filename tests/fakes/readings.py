@@ -30,9 +30,9 @@ def process_usage(pid: int = 4711) -> ProcessUsage:
 
 
 class FakeReadings:
-    """Implements `virtshim.vm.ports.VmReadings` over a FakeHypervisor. `cpu` is each VM's CPU time, which grows by a tenth of a
-    second with every reading. Of a VM in `silent` libvirt tells nothing; with `hung` it tells nothing of any. The guest of a VM
-    in `unreported` has not told of its memory yet."""
+    """Implements `virtshim.vm.ports.VmReadings` over a FakeHypervisor. `cpu` is each VM's CPU time, which grows by a
+    tenth of a second with every reading. libvirt reports nothing of a VM in `silent`, and with `hung` nothing of any
+    VM. The guest of a VM in `unreported` has not reported its memory yet."""
 
     def __init__(self, hypervisor: FakeHypervisor, now: Callable[[], int]) -> None:
         self.cpu: dict[uuid.UUID, int] = {}

@@ -75,7 +75,7 @@ def test_after_a_reboot_all_vms_have_ended_and_nothing_else_is_lost(expendable: 
             made.start()
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION, "its network is gone"
         assert node.image_files(cri) == images
-        assert not incoming.exists(), "a pull that was cut off is dropped; its repeat begins anew"
+        assert not incoming.exists(), "a pull that was cut off is dropped; the repeated pull starts over"
         assert {path: path.stat().st_ino for path in pod_disks(node)} == disks
         assert leases(node) == before, "CNI still holds them until kubelet stops the pods"
 

@@ -55,7 +55,7 @@ def test_processes_in_another_pid_namespace_are_ignored_and_end_with_their_paren
     with lingering(APART) as (process, inside):
         assert left_of(before) == []
         process.send_signal(how)
-        wait_until(lambda: not runs(inside), 30, "it has gone too")
+        wait_until(lambda: not runs(inside), 30, "the inner process ended")
 
 
 def test_an_isolated_run_has_its_own_network_and_temporary_files() -> None:

@@ -159,7 +159,7 @@ def _reset_fails(stage: Stage, pod: Sandbox, config: pb.ContainerConfig) -> None
         methods = _METHOD.read_text()
         _METHOD.write_text("\n")  # the kernel refuses to reset it from now on
         facts.update(stopped(stage, container, 0), methods=methods, metrics=_metrics(stage, pod))
-        wait_until(lambda: vf.lists[-1][first] == "Unhealthy", WAIT_LIMIT, "kubelet is told")
+        wait_until(lambda: vf.lists[-1][first] == "Unhealthy", WAIT_LIMIT, "kubelet sees the device unhealthy")
         facts["others"] = vf.lists[-1]
         facts["check"] = _check()
     with report.step("broken device refused") as facts:
@@ -168,7 +168,7 @@ def _reset_fails(stage: Stage, pod: Sandbox, config: pb.ContainerConfig) -> None
     with report.step("healed") as facts:
         _METHOD.write_text("default")
         facts.update(stopped(stage, pod.started(config), 0), metrics=_metrics(stage, pod))
-        wait_until(lambda: vf.lists[-1][first] == "Healthy", WAIT_LIMIT, "kubelet is told")
+        wait_until(lambda: vf.lists[-1][first] == "Healthy", WAIT_LIMIT, "kubelet sees the device healthy")
         facts["check"] = _check()
 
 
@@ -190,14 +190,14 @@ def _errors(stage: Stage) -> None:
         facts.update(metrics=_metrics(stage, pod), offered=plugin.lists[-1], message=client.status(container).message)
     with report.step("errors: fatal") as facts:
         hardware.inject(address, _MALFORMED)  # one: virtshim has read the counters before it
-        wait_until(lambda: plugin.lists[-1][address] == "Unhealthy", WAIT_LIMIT, "kubelet is told")
+        wait_until(lambda: plugin.lists[-1][address] == "Unhealthy", WAIT_LIMIT, "kubelet sees it unhealthy")
         wait_until(lambda: "fatal" in client.status(container).message, WAIT_LIMIT, "the container's message tells")
         status = client.status(container)
         facts.update(metrics=_metrics(stage, pod), message=status.message, state=pb.ContainerState.Name(status.state))
         facts["log"] = [line for line in stage.node.log().splitlines() if "device.errors" in line]
     with report.step("errors: reset") as facts:
         facts.update(stopped(stage, container, 0), metrics=_metrics(stage, pod))
-        wait_until(lambda: plugin.lists[-1][address] == "Healthy", WAIT_LIMIT, "kubelet is told")
+        wait_until(lambda: plugin.lists[-1][address] == "Healthy", WAIT_LIMIT, "kubelet sees it healthy")
         pod.remove()
 
 

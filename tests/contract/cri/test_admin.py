@@ -1,4 +1,4 @@
-"""What virtshim's own commands ask of a node beside CRI."""
+"""The calls of virtshim's own commands, beside CRI."""
 
 from __future__ import annotations
 

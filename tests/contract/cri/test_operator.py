@@ -75,7 +75,7 @@ def test_a_pull_in_progress_is_shown_with_its_bytes(operator: Operator, client: 
     assert not operator.Pulls(pb.PullsRequest()).pulls
     world.outside.files.stalled = True
     pull = client.image.PullImage.future(_pull())
-    wait_until(lambda: len(operator.Pulls(pb.PullsRequest()).pulls) == 1, 20, "the pull is told")
+    wait_until(lambda: len(operator.Pulls(pb.PullsRequest()).pulls) == 1, 20, "the pull is listed")
     (one,) = operator.Pulls(pb.PullsRequest()).pulls
     assert (one.image, one.received, one.total) == (IMAGE, 3, 10)
     pull.cancel()

@@ -100,7 +100,7 @@ def test_a_reset_vm_keeps_running_and_a_vm_that_is_off_is_not_reset(
     domain = world.running()
     with world.hypervisor.watching(domain) as news:
         world.control.reset(domain)
-        assert news.wait(WAIT_LIMIT), "it is told like any other restart"
+        assert news.wait(WAIT_LIMIT), "a reset is reported like any other restart"
     assert world.hypervisor.power(domain) == PowerState(Power.RUNNING)
     world.hypervisor.destroy(domain, A)
     with pytest.raises(WrongState):

@@ -413,7 +413,7 @@ def test_a_runtime_gets_the_new_configuration_when_it_is_back(place: Path, prima
         proxy.stop(signal.SIGKILL)
         proxy.start()
         with other:
-            wait_until(lambda: not pending.exists(), WAIT_LIMIT, "it is told")
+            wait_until(lambda: not pending.exists(), WAIT_LIMIT, "the runtime got the configuration")
             assert [call.request for call in other.asked("UpdateRuntimeConfig")] == [wanted[1].SerializeToString()]
 
 

@@ -23,7 +23,7 @@ _NEEDS_CSUM = 1
 
 
 class ToyGuest:
-    """Owns `fd`. `mac` is what the NIC was told to use. Use as a context manager."""
+    """Owns `fd`. `mac` is the NIC's MAC. Use as a context manager."""
 
     def __init__(self, fd: int, mac: str) -> None:
         self.fd = fd
