@@ -61,11 +61,11 @@ def test_queues_are_one_to_eight() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "9", "-1", "two", "", "1.5", "1000", "\u0661"])
-def test_another_number_of_queues_is_refused_with_what_may_stand_there(text: str) -> None:
+def test_any_other_number_of_queues_is_refused_and_the_error_lists_the_range(text: str) -> None:
     assert "not a number of queues; write 1 to 8" in refusal(**{"virtshim.io/nic-queues": text})
 
 
-def test_a_command_is_run_or_ignored_and_nothing_else() -> None:
+def test_command_and_image_config_annotations_take_two_values_each() -> None:
     assert VmOptions().run_command is None
     assert parse_vm_options({"virtshim.io/command": "run"}).run_command is True
     assert parse_vm_options({"virtshim.io/command": "ignore"}).run_command is False
@@ -75,7 +75,7 @@ def test_a_command_is_run_or_ignored_and_nothing_else() -> None:
     assert "neither use nor ignore" in refusal(**{"virtshim.io/image-config": "true"})
 
 
-def test_what_kubelet_writes_is_copied_unless_the_pod_wants_it_shared() -> None:
+def test_kubelets_own_volumes_are_copied_unless_the_pod_wants_them_shared() -> None:
     assert parse_vm_options({"virtshim.io/kubelet-volumes": "shared"}).share_kubelet_volumes is True
     assert parse_vm_options({"virtshim.io/kubelet-volumes": "copied"}).share_kubelet_volumes is False
     assert "neither copied nor shared" in refusal(**{"virtshim.io/kubelet-volumes": "virtiofs"})
@@ -87,7 +87,7 @@ def test_no_annotations_give_the_defaults() -> None:
     assert VmOptions().disk_bus is None
 
 
-def test_names_of_others_are_ignored() -> None:
+def test_annotations_of_other_programs_are_ignored() -> None:
     others = {
         "kubernetes.io/config.source": "api",
         "virtlet.cloud/x": "1",
@@ -137,7 +137,7 @@ def test_the_vcpu_count_is_at_least_one(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "1.5", "256", "9" * 5000, "٣", "1 ", "0x1"])
-def test_another_vcpu_count_is_an_error(text: str) -> None:
+def test_any_other_vcpu_count_is_an_error(text: str) -> None:
     assert "VirtletVCPUCount" in refusal(VirtletVCPUCount=text)
 
 
@@ -186,7 +186,7 @@ def test_a_wrong_value_names_its_annotation(key: str, text: str) -> None:
     assert refusal(**{key: text}).startswith(f"annotation {key}: ")
 
 
-def test_a_feature_that_is_not_there_is_refused_with_a_remedy() -> None:
+def test_an_unsupported_feature_is_refused_with_a_remedy() -> None:
     message = refusal(VirtletChown9pfsMounts="true")
     assert "annotation VirtletChown9pfsMounts: not supported yet: " in message
     assert "remove it" in message
@@ -229,7 +229,7 @@ def test_virtlets_cpu_setting_beats_its_cpu_model(text: str, model: CpuModel, de
         ("{mode: host-model, features: [{name: vmx, policy: please}]}", "a feature is malformed"),
     ],
 )
-def test_a_cpu_setting_that_libvirt_cannot_be_given_is_refused(text: str, why: str) -> None:
+def test_a_cpu_setting_that_libvirt_cannot_express_is_refused(text: str, why: str) -> None:
     assert why in refusal(VirtletLibvirtCPUSetting=text)
 
 
@@ -242,7 +242,7 @@ def test_a_cpu_setting_that_libvirt_cannot_be_given_is_refused(text: str, why: s
         ("VirtletSSHKeySource", "secret/"),
     ],
 )
-def test_malformed_text_of_such_a_feature_is_said_to_be_malformed(key: str, text: str) -> None:
+def test_a_malformed_value_is_not_reported_as_an_unsupported_feature(key: str, text: str) -> None:
     assert "not supported" not in refusal(**{key: text})
 
 
@@ -280,7 +280,7 @@ def test_every_known_name_is_known() -> None:
         assert "no such annotation" not in outcome({key: "\x00"})
 
 
-def test_yaml_errors_say_where_but_not_what() -> None:
+def test_yaml_errors_give_the_position_but_not_the_content() -> None:
     message = refusal(VirtletCloudInitUserData="password: hunter2\nx: y: z\n")
     assert "line 2" in message
     assert "hunter2" not in message
@@ -293,7 +293,7 @@ def test_yaml_values_that_cloud_init_knows_survive() -> None:
     assert user_data == {"expiredate": dt.date(2030, 1, 1), "content": b"hi", "mode": 0o644, "none": None}
 
 
-def test_aliases_are_written_out() -> None:
+def test_yaml_aliases_are_expanded() -> None:
     mapping = parse_mapping("a: &x {k: [1]}\nb: *x\nc: {<<: *x, l: 2}\n")
     assert mapping == {"a": {"k": [1]}, "b": {"k": [1]}, "c": {"k": [1], "l": 2}}
     assert mapping["a"]["k"] is not mapping["b"]["k"]
@@ -319,7 +319,7 @@ MERGES = "".join(f"c{n}: &c{n} {{<<: [{','.join([f'*c{n - 1}'] * 9)}]}}\n" for n
         "a: " + "9" * 200_000,
     ],
 )
-def test_bombs_are_refused(text: str) -> None:
+def test_yaml_bombs_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_mapping(text)
 
@@ -327,7 +327,7 @@ def test_bombs_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "tag", ["int ''", "bool x", "timestamp x", "float _", "set {a}", "omap [a: 1]", "python/name:os x"]
 )
-def test_odd_tags_are_refused(tag: str) -> None:
+def test_unknown_yaml_tags_are_refused(tag: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_mapping(f"a: !!{tag}")
 
@@ -346,12 +346,12 @@ trees = st.dictionaries(
 
 
 @given(trees)
-def test_what_yaml_writes_is_read_back(tree: dict[str, object]) -> None:
+def test_yaml_output_can_be_read_back(tree: dict[str, object]) -> None:
     assert parse_mapping(yaml.safe_dump(tree)) == tree
 
 
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text(), max_size=5))
-def test_json_is_yaml_enough(tree: dict[str, object]) -> None:
+def test_json_is_accepted_as_yaml(tree: dict[str, object]) -> None:
     assert parse_mapping(json.dumps(tree, ensure_ascii=True)) == tree
 
 
@@ -366,10 +366,10 @@ keys = (
 
 
 @given(st.dictionaries(keys, values, max_size=6))
-def test_nothing_but_options_or_invalid_request(annotations: dict[str, str]) -> None:
+def test_any_annotation_gives_options_or_invalid_request(annotations: dict[str, str]) -> None:
     assert outcome(annotations)
 
 
-def test_a_seed_is_of_either_form() -> None:
+def test_a_seed_is_a_config_drive_or_nocloud() -> None:
     assert parse_vm_options({"VirtletCloudInitImageType": "ConfigDrive"}).config_drive is True
     assert parse_vm_options({"VirtletCloudInitImageType": "nocloud"}).config_drive is False

@@ -42,7 +42,7 @@ def test_each_key_of_a_source_is_a_key_of_user_data_read_as_yaml() -> None:
     assert filled({"configmap/ud": data}, **{SOURCE: "configmap/ud"}).user_data == expected
 
 
-def test_the_annotation_is_laid_over_the_source() -> None:
+def test_the_annotation_is_merged_over_the_source() -> None:
     data = {"packages": b"[a]", "ssh_pwauth": b"true", "apt": b"{proxy: x, conf: y}"}
     own = "packages: [b]\nssh_pwauth: false\napt: {proxy: z}\nruncmd: [c]\n"
     assert filled({"secret/ud": data}, **{SOURCE: "secret/ud", OWN: own}).user_data == {
@@ -53,7 +53,7 @@ def test_the_annotation_is_laid_over_the_source() -> None:
     }
 
 
-def test_with_overwrite_the_annotations_take_the_sources_place() -> None:
+def test_with_overwrite_the_annotations_replace_the_source() -> None:
     objects = {"secret/ud": {"packages": b"[a]"}, "secret/keys": {"authorized_keys": ONE.encode()}}
     asked = {SOURCE: "secret/ud", "VirtletSSHKeySource": "secret/keys", "VirtletCloudInitUserDataOverwrite": "true"}
     options = filled(objects, **asked, **{OWN: "packages: [b]", "VirtletSSHKeys": TWO})
@@ -62,7 +62,7 @@ def test_with_overwrite_the_annotations_take_the_sources_place() -> None:
     assert (options.user_data, options.ssh_keys) == ({"packages": ["a"]}, (ONE,))
 
 
-def test_with_a_key_its_text_is_the_whole_user_data() -> None:
+def test_with_a_key_the_text_of_that_key_is_the_whole_user_data() -> None:
     script = "#!/bin/sh\necho '@virtlet-mount-script@: é'\n"
     data = {"script": script.encode(), "packed": base64.encodebytes(script.encode()), "other": b"{"}
     plain = filled(
@@ -79,7 +79,7 @@ def test_keys_of_a_source_come_before_the_pods_own() -> None:
     assert filled(objects, VirtletSSHKeySource="configmap/keys/mine").ssh_keys == (TWO,)
 
 
-def test_nothing_is_read_that_is_not_asked_for() -> None:
+def test_no_secret_or_configmap_is_read_unless_an_annotation_names_it() -> None:
     assert filled({}, VirtletSSHKeys=ONE) == parse_vm_options({"VirtletSSHKeys": ONE})
     assert filled({}, **{SOURCE: "", KEY: "", ENCODING: "", "VirtletSSHKeySource": ""}) == VmOptions()
 
@@ -98,14 +98,14 @@ def test_nothing_is_read_that_is_not_asked_for() -> None:
         ({"a": b"x"}, {"VirtletSSHKeySource": "secret/ud/a"}, "key 'a': line 1 is not an SSH public key"),
     ],
 )
-def test_what_cannot_be_used_is_told_with_annotation_and_object(data: Data, asked: dict[str, str], said: str) -> None:
+def test_an_error_names_the_annotation_and_the_object(data: Data, asked: dict[str, str], said: str) -> None:
     told = refusal({"secret/ud": data}, **(asked or {SOURCE: "secret/other"}))
     assert said in told
     assert told.startswith("annotation Virtlet")
     assert "secret team/" in told
 
 
-def test_no_error_shows_what_is_in_a_secret() -> None:
+def test_no_error_shows_the_content_of_a_secret() -> None:
     for data in (
         b"{hunter2: ",
         b"hunter2",
@@ -146,7 +146,7 @@ def test_no_error_shows_what_is_in_a_secret() -> None:
         ({SOURCE: "secret/a", ENCODING: "base64"}, f"belongs to a {KEY}, which is missing"),
     ],
 )
-def test_malformed_sources_are_refused_when_the_pod_comes(annotations: dict[str, str], said: str) -> None:
+def test_malformed_sources_are_refused_when_the_pod_is_created(annotations: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         parse_vm_options(annotations)
     assert said in str(error.value)
@@ -161,12 +161,12 @@ GUIDE = {
 
 
 @pytest.mark.parametrize("source", ["secret/files", "configmap/files"])
-def test_an_entry_with_a_path_is_a_file_in_base64_unless_it_says_plain(source: str) -> None:
+def test_an_entry_with_a_path_is_a_base64_file_unless_marked_plain(source: str) -> None:
     files = filled({source: GUIDE}, **{FILES: source}).files
     assert files == {"/etc/locale.conf": b'LANG="pl_PL.UTF-8"\n', "/etc/host.conf": b"multi off\n"}
 
 
-def test_a_file_may_hold_anything_and_an_entry_be_called_like_a_path() -> None:
+def test_a_file_may_hold_any_bytes_and_an_entrys_name_may_look_like_a_path() -> None:
     data = {"search_path": b"\xff\x00", "search_path_path": b"/a", "search_path_encoding": b"plain"}
     assert filled({"secret/f": data}, **{FILES: "secret/f"}).files == {"/a": b"\xff\x00"}
 
@@ -191,13 +191,13 @@ def test_a_file_may_hold_anything_and_an_entry_be_called_like_a_path() -> None:
         ({"a": b"x" * (MAX_TEXT_BYTES + 1), "a_path": b"/a", "a_encoding": b"plain"}, "bytes are too many"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_is_refused_with_its_key(data: Data, says: str) -> None:
+def test_an_impossible_file_is_refused_and_the_error_names_its_key(data: Data, says: str) -> None:
     told = refusal({"secret/f": data}, **{FILES: "secret/f"})
     assert told.startswith(f"annotation {FILES}: secret team/f: key")
     assert says in told
 
 
-def test_files_that_are_too_large_together_are_refused() -> None:
+def test_files_whose_total_is_too_large_are_refused() -> None:
     data = dict.fromkeys("abc", b"x" * (200 * 1024))
     data |= {f"{key}_path": f"/{key}".encode() for key in "abc"} | {f"{key}_encoding": b"plain" for key in "abc"}
     assert "its files have 614400 bytes; at most 524288 are allowed" in refusal(

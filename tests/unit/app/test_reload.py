@@ -55,7 +55,9 @@ def systemd(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
         yield heard
 
 
-def test_what_can_change_does_and_what_cannot_is_named(file: Path, reload: Reload, used: list[Settings]) -> None:
+def test_a_reload_applies_what_can_change_and_names_what_cannot(
+    file: Path, reload: Reload, used: list[Settings]
+) -> None:
     file.write_text('[vm]\nmax_vcpus = 3\n[cri]\nsocket = "/elsewhere"\n[tapmanager]\ncni_timeout = 3\n')
     with capture_logs() as logs:
         assert reload.again()
@@ -69,7 +71,7 @@ def test_what_can_change_does_and_what_cannot_is_named(file: Path, reload: Reloa
     ]
 
 
-def test_bad_settings_leave_the_former_ones_in_force_and_are_all_told(
+def test_bad_settings_are_all_reported_and_the_old_ones_stay_in_force(
     file: Path, reload: Reload, used: list[Settings]
 ) -> None:
     file.write_text('[vm]\nmax_vcpus = 3\nmax_memory = 1\n[log]\nlevel = "loud"\n')
@@ -84,7 +86,9 @@ def test_bad_settings_leave_the_former_ones_in_force_and_are_all_told(
     assert (used, reload.in_force.vm.max_vcpus) == ([], 2)
 
 
-def test_each_signal_is_one_reload_and_one_that_breaks_does_not_end_them(file: Path, systemd: socket.socket) -> None:
+def test_each_signal_is_one_reload_and_a_failed_reload_does_not_stop_later_ones(
+    file: Path, systemd: socket.socket
+) -> None:
     seen: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def use(settings: Settings) -> None:
@@ -102,7 +106,7 @@ def test_each_signal_is_one_reload_and_one_that_breaks_does_not_end_them(file: P
         assert systemd.recv(4096).startswith(b"READY=1")
 
 
-def test_systemd_is_told_of_a_reload_and_of_one_that_was_refused(
+def test_systemd_is_notified_of_a_reload_and_of_a_refused_reload(
     file: Path, reload: Reload, systemd: socket.socket
 ) -> None:
     for content, status in (
@@ -137,7 +141,7 @@ RELOADED = [key for key in keys_of(Settings) if is_reloaded(Settings, key) and k
 
 
 @pytest.mark.parametrize("key", RELOADED, ids=dotted)
-def test_each_setting_that_is_said_to_be_reloaded_reaches_whoever_uses_it(key: tuple[str, ...]) -> None:
+def test_each_reloadable_setting_reaches_the_code_that_uses_it(key: tuple[str, ...]) -> None:
     old = Settings()
     new = Settings.model_validate({key[0]: {key[1]: other(old, key)}})
     assert list(changed(old, new)) == [(dotted(key), True)]
@@ -160,7 +164,7 @@ def test_a_setting_that_takes_a_restart_stays_as_it_is() -> None:
     assert with_reloaded(Settings(), new) == Settings.model_validate({"cri": {"pod_commands": 3}})
 
 
-def test_new_limits_hold_for_containers_that_come_after(world: World) -> None:
+def test_new_limits_apply_to_containers_created_later(world: World) -> None:
     small = world.create(world.run())
     world.app.live.use(Settings.model_validate({"vm": {"default_memory": 128 * MIB, "min_memory": 100 * MIB}}))
     assert world.outside.vms.spec(world.domain(small)).size.memory_bytes == 1024 * MIB
@@ -168,7 +172,7 @@ def test_new_limits_hold_for_containers_that_come_after(world: World) -> None:
     assert world.outside.vms.spec(world.domain(later)).size.memory_bytes == 128 * MIB
 
 
-def test_pods_of_more_sessions_than_are_allowed_now_keep_them() -> None:
+def test_pods_keep_sessions_beyond_a_lowered_limit() -> None:
     room = StreamRoom(StreamLimits(pod_sessions=2))
     with room.session("a/b"), room.session("a/b"):
         room.allow(StreamLimits(pod_sessions=1))
@@ -176,14 +180,14 @@ def test_pods_of_more_sessions_than_are_allowed_now_keep_them() -> None:
             pass
 
 
-def test_a_network_that_is_forbidden_from_now_on_is_not_pulled_from(tmp_path: Path) -> None:
+def test_no_image_is_pulled_from_a_newly_forbidden_network(tmp_path: Path) -> None:
     store = ImageFileStore(str(tmp_path), image_settings(Settings()))
     store.change(image_settings(Settings.model_validate({"images": {"forbidden_networks": ["127.0.0.0/8"]}})))
     with pytest.raises(InvalidRequest, match=r"127\.0\.0\.1"):
         store.fetch("127.0.0.1:9/disk.img", None, threading.Event())
 
 
-def test_a_reload_asks_no_container_for_anything(world: World) -> None:
+def test_a_reload_makes_no_call_for_any_container(world: World) -> None:
     world.create(world.run(), config=container_config())
     before = len(world.journal.calls)
     world.app.live.use(Settings.model_validate({"vm": {"max_vcpus": 1}}))

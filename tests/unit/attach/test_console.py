@@ -134,7 +134,7 @@ def test_input_of_every_client_reaches_the_guest(layout):
     run(test)
 
 
-def test_the_connection_goes_with_the_last_client_and_comes_with_the_next(layout):
+def test_the_connection_closes_with_the_last_client_and_opens_with_the_next(layout):
     async def test() -> None:
         async with qemu(layout) as vm:
             hub = ConsoleAttach(layout, QUIET)
@@ -163,7 +163,7 @@ def test_input_is_not_cut_off_when_the_last_client_leaves(layout):
     run(test)
 
 
-def test_a_guest_that_takes_no_input_holds_its_client_and_not_the_memory(layout):
+def test_a_guest_that_takes_no_input_blocks_its_client_and_fills_no_memory(layout):
     async def test() -> None:
         async with qemu(layout) as vm:
             session = await ConsoleAttach(layout, QUIET).attach(request())
@@ -182,7 +182,7 @@ def test_a_guest_that_takes_no_input_holds_its_client_and_not_the_memory(layout)
     run(test)
 
 
-def test_a_client_that_reads_too_slowly_loses_output_and_is_told_and_the_others_lose_nothing(layout):
+def test_a_slow_client_loses_output_and_is_told_while_other_clients_lose_nothing(layout):
     async def test() -> None:
         async with qemu(layout) as vm:
             hub = ConsoleAttach(layout, QUIET)
@@ -200,7 +200,7 @@ def test_a_client_that_reads_too_slowly_loses_output_and_is_told_and_the_others_
     run(test)
 
 
-def test_when_the_vm_ends_so_do_its_sessions_after_the_last_output(layout):
+def test_sessions_end_after_the_last_output_when_the_vm_ends(layout):
     async def test() -> None:
         async with qemu(layout) as vm:
             hub = ConsoleAttach(layout, QUIET)
@@ -219,7 +219,7 @@ def test_when_the_vm_ends_so_do_its_sessions_after_the_last_output(layout):
     run(test)
 
 
-def test_a_vm_that_is_not_there_is_told(layout):
+def test_attach_to_a_missing_vm_is_an_error(layout):
     async def test() -> None:
         hub = ConsoleAttach(layout, QUIET)
         with pytest.raises(Unavailable, match="the VM has ended"):
@@ -293,7 +293,7 @@ def test_without_stdin_nothing_reaches_the_guest(layout):
     run(test)
 
 
-def test_clients_that_come_and_go_at_once_leave_nothing(layout):
+def test_clients_that_come_and_go_at_once_leave_no_connection(layout):
     async def test() -> None:
         async with qemu(layout) as vm:
             hub = ConsoleAttach(layout, QUIET)
@@ -328,7 +328,7 @@ class SlowGuest:
             self.told_twice.set()
 
 
-def test_the_newest_size_of_a_terminal_reaches_the_guest_and_nobody_waits_for_it(layout):
+def test_the_newest_terminal_size_reaches_the_guest_and_no_client_waits_for_that(layout):
     guest = SlowGuest()
 
     async def test() -> None:
@@ -353,7 +353,7 @@ def test_the_newest_size_of_a_terminal_reaches_the_guest_and_nobody_waits_for_it
     run(test)
 
 
-def test_a_guest_that_cannot_be_told_a_size_is_no_trouble_to_anybody(layout):
+def test_a_guest_that_takes_no_terminal_size_disturbs_no_client(layout):
     asked = threading.Event()
 
     def tell(*_: object) -> None:
@@ -372,7 +372,7 @@ def test_a_guest_that_cannot_be_told_a_size_is_no_trouble_to_anybody(layout):
     run(test)
 
 
-def test_a_client_that_leaves_is_not_held_up_by_a_guest_that_is_being_told(layout):
+def test_a_client_can_leave_while_a_slow_guest_takes_the_terminal_size(layout):
     guest = SlowGuest()
 
     async def test() -> None:

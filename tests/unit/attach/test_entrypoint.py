@@ -90,7 +90,7 @@ async def all_of(session: EntrypointSession) -> tuple[list[Output], int]:
     return said, event.code
 
 
-def test_all_clients_hear_what_the_command_says_and_how_it_ended():
+def test_all_clients_get_the_commands_output_and_exit_code():
     async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         assert not hub.has_clients(VM)
         first, second = await hub.attach(request()), await hub.attach(request(Streams(stdout=True)))
@@ -119,7 +119,7 @@ def test_a_terminal_has_one_output():
     run(test)
 
 
-def test_the_way_in_is_opened_by_what_is_typed_and_ends_with_the_client():
+def test_stdin_opens_with_the_first_input_and_closes_with_its_client():
     async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         silent, typist = await hub.attach(request()), await hub.attach(request())
         await typist.write_stdin(b"one ")
@@ -149,7 +149,7 @@ def test_a_terminal_that_closes_its_input_has_detached_and_the_command_goes_on()
 
 
 @pytest.mark.parametrize("typed", [b"", b"last words"])
-def test_the_first_client_ends_the_input_if_the_pod_says_once(typed):
+def test_the_first_client_ends_the_input_of_a_pod_with_stdin_once(typed):
     async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         session = await hub.attach(request(once=True))
         if typed:
@@ -169,7 +169,7 @@ def test_the_first_client_ends_the_input_if_the_pod_says_once(typed):
     run(test)
 
 
-def test_input_that_reaches_no_command_is_told_once_and_output_goes_on():
+def test_input_that_reaches_no_command_is_reported_once_and_output_goes_on():
     async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         inputs.error = Unavailable("no guest agent answers")
         session = await hub.attach(request())
@@ -185,7 +185,7 @@ def test_input_that_reaches_no_command_is_told_once_and_output_goes_on():
     run(test)
 
 
-def test_a_client_that_does_not_read_loses_its_oldest_output_and_is_told():
+def test_a_client_that_does_not_read_is_told_that_its_oldest_output_is_lost():
     async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         session = await hub.attach(request())
         for number in range(12):
@@ -200,7 +200,7 @@ def test_a_client_that_does_not_read_loses_its_oldest_output_and_is_told():
     run(test)
 
 
-def test_the_size_of_a_clients_terminal_is_the_commands():
+def test_the_command_gets_the_size_of_the_clients_terminal():
     async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         session = await hub.attach(request(TTY))
         await session.resize(132, 50)
@@ -211,7 +211,7 @@ def test_the_size_of_a_clients_terminal_is_the_commands():
     run(test)
 
 
-def test_there_are_not_more_clients_than_a_node_can_serve():
+def test_the_number_of_clients_is_limited():
     async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         sessions = [await hub.attach(request()) for _ in range(MAX_CLIENTS)]
         with pytest.raises(ResourceExhausted):

@@ -96,7 +96,7 @@ def server(host: FakeSysfs) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("machine", "code"), [(no_iommu, 1), (server, 0)])
-def test_the_table_and_the_findings_are_those_of_the_golden_file(
+def test_the_table_and_the_findings_match_the_golden_file(
     machine: Callable[[FakeSysfs], tuple[str, ...]],
     code: int,
     host: FakeSysfs,
@@ -113,7 +113,7 @@ def test_the_table_and_the_findings_are_those_of_the_golden_file(
     assert told == golden.read_text()
 
 
-def test_programs_get_the_same_as_json(
+def test_json_output_has_the_same_content(
     host: FakeSysfs, config: str, hold: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     hold(*server(host))
@@ -125,7 +125,7 @@ def test_programs_get_the_same_as_json(
     assert {finding["level"] for finding in told["findings"]} <= {level.value for level in Level}
 
 
-def test_the_vlan_of_a_network_cards_vf_is_told_if_tapmanager_tells_it(
+def test_the_vlan_of_a_network_cards_vf_is_shown_if_tapmanager_knows_it(
     host: FakeSysfs, config: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server(host)
@@ -136,7 +136,7 @@ def test_the_vlan_of_a_network_cards_vf_is_told_if_tapmanager_tells_it(
     assert (shown["0000:3b:02.0"], shown["0000:3b:02.1"]) == ("VF 0 of ens1f0", "VF 1 of ens1f0, VLAN 100 (802.1ad)")
 
 
-def test_tapmanager_is_not_asked_twice_when_it_is_not_there(host: FakeSysfs, config: str) -> None:
+def test_an_absent_tapmanager_is_asked_only_once(host: FakeSysfs, config: str) -> None:
     server(host)
     drivers = FakeDeviceDrivers()
     drivers.why_not = "it does not run"
@@ -144,7 +144,7 @@ def test_tapmanager_is_not_asked_twice_when_it_is_not_there(host: FakeSysfs, con
     assert drivers.asked == 1
 
 
-def test_a_database_that_cannot_be_read_takes_away_the_holders_alone(
+def test_an_unreadable_database_only_hides_the_holders(
     host: FakeSysfs, config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server(host)
@@ -155,7 +155,7 @@ def test_a_database_that_cannot_be_read_takes_away_the_holders_alone(
     assert "0000:3b:02.0" in told
 
 
-def test_a_database_of_before_there_were_claims_has_none(tmp_path: Path) -> None:
+def test_a_database_older_than_claims_has_no_claims(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
         database.execute("create table containers (id text)")
     assert read_claims(str(tmp_path / "state.db")) == {}

@@ -43,13 +43,13 @@ def test_each_setting_is_shown_with_its_value_and_where_it_comes_from(file: Path
     assert shown["log.format"] == {"value": "auto", "source": "default", "place": ""}
 
 
-def test_what_is_shown_is_a_file_that_sets_the_same(file: Path) -> None:
+def test_the_shown_configuration_is_a_file_that_sets_the_same(file: Path) -> None:
     text = ran("show", "--config", file)
     assert Settings.model_validate(tomllib.loads(text)).vm.max_vcpus == 3
     assert f"vm.max_vcpus = 3{' ' * 46}# {file}:2\n" in text
 
 
-def test_only_what_was_changed_may_be_shown(file: Path) -> None:
+def test_show_can_be_limited_to_changed_settings(file: Path) -> None:
     text = ran("show", "--changed", "--config", file)
     assert [line.split(" = ")[0] for line in text.splitlines() if line] == [
         "images.insecure_registries",
@@ -73,7 +73,7 @@ def test_passwords_in_addresses_are_hidden(file: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["--changed", "--json"])
-def test_what_annotations_of_profiles_say_is_hidden_but_for_numbers_and_words(file: Path, form: str) -> None:
+def test_annotation_values_of_profiles_are_hidden_except_numbers_and_keywords(file: Path, form: str) -> None:
     file.write_text(
         '[[vm.profiles]]\nname = "big"\n[vm.profiles.annotations]\nVirtletVCPUCount = "4"\n"virtshim.io/firmware" = "uefi"\n'
         'VirtletCloudInitUserData = "password: planted"\nVirtletCloudInitMetaData = "hint: planted"\n'
@@ -89,7 +89,7 @@ def test_what_annotations_of_profiles_say_is_hidden_but_for_numbers_and_words(fi
     }
 
 
-def test_what_annotations_of_profiles_say_is_in_no_fault(file: Path) -> None:
+def test_annotation_values_of_profiles_are_in_no_fault(file: Path) -> None:
     """Faults are logged, too, when a daemon is told to reload."""
     file.write_text(
         '[[vm.profiles]]\nname = "a"\nannotations = { VirtletCloudInitUserData = ["planted"] }\n'
@@ -102,20 +102,20 @@ def test_what_annotations_of_profiles_say_is_in_no_fault(file: Path) -> None:
     assert "planted" not in str(refused.value)
 
 
-def test_a_good_configuration_is_said_to_be_good(file: Path) -> None:
+def test_a_good_configuration_is_reported_as_good(file: Path) -> None:
     assert ran("check", "--config", file) == (
         f"no faults found: 2 settings from {file}, {file}.d/10.toml; `virtshim config show` lists them\n"
     )
 
 
-def test_a_bad_configuration_is_told_whole(file: Path) -> None:
+def test_all_faults_of_a_bad_configuration_are_reported(file: Path) -> None:
     file.write_text('[vm]\nmax_vcpus = 0\nfoo = 1\n[proxy]\nannotation = ""\n')
     with pytest.raises(BadConfiguration) as refused:
         ran("check", "--config", file)
     assert [fault.partition(": ")[0] for fault in refused.value.faults] == [f"{file}:{line}" for line in (2, 3, 5)]
 
 
-def test_runtimes_of_the_proxy_that_are_one_and_the_same_are_bad_too(file: Path) -> None:
+def test_two_proxy_runtimes_with_one_socket_are_a_fault(file: Path) -> None:
     file.write_text('[proxy.primary]\nsocket = "/run/virtshim/virtshim.sock"\n')
     with pytest.raises(InvalidRequest, match="must all be different"):
         ran("check", "--config", file)

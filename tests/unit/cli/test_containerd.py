@@ -34,7 +34,7 @@ def settings_of(node: NodeDir, cni_bin_dir: Path) -> Settings:
     return write_node(node, NodeOptions(node.path, cni_bin_dir=str(cni_bin_dir), with_containerd=True))
 
 
-def test_it_is_the_proxys_primary_and_uses_the_nodes_network(
+def test_containerd_is_the_proxys_primary_and_uses_the_nodes_network(
     node: NodeDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for program in ("containerd", "runc"):
@@ -49,7 +49,7 @@ def test_it_is_the_proxys_primary_and_uses_the_nodes_network(
     assert all(written[place].startswith(f"{node.path}/") for place in ("root", "state"))
 
 
-def test_a_machine_without_it_is_told_what_to_install(
+def test_without_containerd_the_error_says_what_to_install(
     node: NodeDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -59,5 +59,5 @@ def test_a_machine_without_it_is_told_what_to_install(
         containerd.set_up(node, settings_of(node, tmp_path))
 
 
-def test_a_node_that_never_had_one_has_nothing_to_remove(node: NodeDir) -> None:
+def test_a_node_that_never_had_containerd_has_nothing_to_remove(node: NodeDir) -> None:
     assert containerd.remove_pods(node) == []

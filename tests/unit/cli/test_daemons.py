@@ -21,7 +21,7 @@ def says(message: bytes) -> str:
     return NOTIFY.format(message)
 
 
-def test_a_daemon_is_started_when_it_says_so() -> None:
+def test_a_daemon_counts_as_started_once_it_reports_ready() -> None:
     child = daemon(says(b"STATUS=recovering"), says(b"STATUS=serving\nREADY=1"), "time.sleep(60)")
     child.start()
     assert child.is_running
@@ -29,19 +29,19 @@ def test_a_daemon_is_started_when_it_says_so() -> None:
     assert not child.is_running
 
 
-def test_a_daemon_that_ends_before_it_is_ready_is_an_error_with_its_code() -> None:
+def test_a_daemon_that_exits_before_it_is_ready_is_an_error_with_its_exit_code() -> None:
     with pytest.raises(Unavailable, match="child ended with code 3 before it was ready"):
         daemon("import sys", "sys.exit(3)").start()
 
 
-def test_a_silent_daemon_is_ended_and_told() -> None:
+def test_a_daemon_that_never_reports_ready_is_ended_with_an_error() -> None:
     child = daemon("import time", "time.sleep(60)", start_limit=0.1)
     with pytest.raises(Unavailable, match=r"not ready within 0\.1 s"):
         child.start()
     assert not child.is_running
 
 
-def test_whoever_is_told_to_stop_does_not_wait_for_a_daemon() -> None:
+def test_start_returns_at_once_if_a_stop_is_requested() -> None:
     stopping = threading.Event()
     stopping.set()
     child = daemon("import time", "time.sleep(60)")
@@ -58,7 +58,7 @@ def test_a_daemon_that_ignores_sigterm_is_killed() -> None:
     assert not child.is_running
 
 
-def test_stopping_what_does_not_run_is_no_error() -> None:
+def test_stopping_a_daemon_that_does_not_run_is_no_error() -> None:
     child = daemon(says(b"READY=1"))
     child.stop()
     child.start()

@@ -53,7 +53,7 @@ def test_a_pool_offers_the_vfs_of_its_pf_as_sysfs_shows_them(tmp_path) -> None:
     assert (second.id, second.fault) == ("0000:65:00.2", "0000:65:00.2 is bound to nvme, not to vfio-pci")
 
 
-def test_a_function_whose_group_the_node_uses_otherwise_is_not_offered_as_healthy(tmp_path) -> None:
+def test_a_function_whose_group_the_node_uses_is_not_offered_as_healthy(tmp_path) -> None:
     sysfs = FakeSysfs(tmp_path / "root")
     sysfs.pci("0000:65:01.0", 4, driver="vfio-pci", class_code=NVME)
     sysfs.pci("0000:65:02.0", 4, driver="virtio-pci", class_code=NVME)
@@ -65,7 +65,7 @@ def test_a_function_whose_group_the_node_uses_otherwise_is_not_offered_as_health
     assert "also has 0000:65:02.0, which is bound to virtio-pci" in offer.fault
 
 
-def test_what_is_kept_for_the_node_is_not_offered_as_healthy(tmp_path: Path) -> None:
+def test_a_function_kept_for_the_node_is_not_offered_as_healthy(tmp_path: Path) -> None:
     """The runtime would refuse it to every pod that kubelet sends here for it."""
     sysfs = FakeSysfs(tmp_path / "host")
     sysfs.pci("0000:65:01.0", 7, driver="vfio-pci", vendor=0x1B36)
@@ -92,14 +92,14 @@ def test_what_is_kept_for_the_node_is_not_offered_as_healthy(tmp_path: Path) -> 
         ('name = "a.b/c"\naddresses = ["65:00.0"]\ndevices = ["37c9"]', "set vendor too"),
     ],
 )
-def test_a_resource_that_makes_no_sense_is_told_by_its_key(tmp_path, resource, fault) -> None:
+def test_an_invalid_resource_is_reported_by_its_key(tmp_path, resource, fault) -> None:
     with pytest.raises(InvalidRequest) as told:
         settings_with(tmp_path, f"[[device_plugin.resources]]\n{resource}\n")
     assert "device_plugin.resources[0]" in str(told.value)
     assert fault in str(told.value)
 
 
-def test_a_resource_that_is_there_twice_is_an_error(tmp_path) -> None:
+def test_a_duplicate_resource_is_an_error(tmp_path) -> None:
     twice = '[[device_plugin.resources]]\nname = "a.b/c"\nvendor = "8086"\n' * 2
     with pytest.raises(InvalidRequest, match=r"a\.b/c is listed twice"):
         settings_with(tmp_path, twice)
@@ -112,7 +112,7 @@ def test_without_its_run_directory_the_plugin_says_what_to_do(tmp_path: Path) ->
         device_plugin_command(str(tmp_path / "c.toml"))
 
 
-def test_resources_that_would_set_one_variable_are_refused(tmp_path: Path) -> None:
+def test_resources_that_would_set_the_same_variable_are_refused(tmp_path: Path) -> None:
     both = "".join(f'[[device_plugin.resources]]\nname = "a.b/{name}"\nvendor = "8086"\n' for name in ("c.d", "C_D"))
     with pytest.raises(InvalidRequest, match=r"a\.b/c\.d and a\.b/C_D would set the same variable, PCIDEVICE_A_B_C_D,"):
         settings_with(tmp_path, both)

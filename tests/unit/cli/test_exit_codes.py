@@ -122,7 +122,7 @@ ASKING = [words for words in COMMANDS if "--socket" in options(words) and words 
 
 
 @pytest.mark.parametrize("words", ASKING, ids=" ".join)
-def test_every_command_that_asks_the_node_ends_with_69_where_there_is_none(
+def test_every_command_that_asks_the_node_ends_with_69_without_a_node(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ended(monkeypatch, *words, *required(words), "--socket", f"{tmp_path}/none.sock") == 69
@@ -132,7 +132,7 @@ def test_every_command_that_asks_the_node_ends_with_69_where_there_is_none(
 
 
 @pytest.mark.parametrize("words", ASKING, ids=" ".join)
-def test_every_command_that_asks_the_node_ends_with_77_where_the_socket_is_roots(
+def test_every_command_that_asks_the_node_ends_with_77_if_the_socket_is_roots(
     words: tuple[str, ...], for_all: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = for_all / "one.sock"
@@ -143,7 +143,7 @@ def test_every_command_that_asks_the_node_ends_with_77_where_the_socket_is_roots
 
 
 @pytest.mark.parametrize("words", [("up", "--dir"), ("down", "--dir"), ("diag",), ("setup", "--root")], ids=" ".join)
-def test_what_only_root_can_do_ends_with_77_for_others(
+def test_a_command_for_root_only_ends_with_77_for_other_users(
     words: tuple[str, ...], for_all: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with as_another_user():
@@ -153,7 +153,7 @@ def test_what_only_root_can_do_ends_with_77_for_others(
 
 
 @pytest.mark.parametrize("words", [("ps", "--socket"), ("pull",), ("exec", "web", "--"), ("diag",)], ids=" ".join)
-def test_a_word_that_is_not_utf_8_is_told_with_78(
+def test_an_argument_that_is_not_utf_8_ends_with_78(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ended(monkeypatch, *words, os.fsdecode(b"\xff")) == 78
@@ -170,7 +170,7 @@ def test_a_word_that_is_not_utf_8_is_told_with_78(
         ("<&- >&- 2>&-", 0, ""),
     ],
 )
-def test_output_that_nobody_takes_is_a_line_at_most(streams: str, code: int, says: str) -> None:
+def test_output_that_cannot_be_written_gives_at_most_one_error_line(streams: str, code: int, says: str) -> None:
     """`config schema` prints more than a pipe's reader has taken; `version` less than a buffer holds."""
     for words in (["config", "schema"], ["version"]):
         line = ["sh", "-c", f'"$@" {streams}', "sh", sys.executable, "-m", "virtshim", *words]
@@ -178,7 +178,7 @@ def test_output_that_nobody_takes_is_a_line_at_most(streams: str, code: int, say
         assert (found.returncode, found.stderr) == (code, says)
 
 
-def test_output_into_a_pipe_without_a_reader_is_1_in_silence() -> None:
+def test_output_into_a_closed_pipe_ends_silently_with_1() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     found = subprocess.run(
@@ -189,7 +189,7 @@ def test_output_into_a_pipe_without_a_reader_is_1_in_silence() -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_refuses_an_option_that_it_does_not_have_with_2(
+def test_every_command_refuses_an_unknown_option_with_2(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ended(monkeypatch, *words, "--no-such-option") == 2
@@ -203,7 +203,7 @@ class Answered(grpc.RpcError):
         return "RegistryUnavailable: registry.example.com cannot be reached"
 
 
-def test_a_registry_that_cannot_be_reached_is_69(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_registry_is_69(monkeypatch: pytest.MonkeyPatch) -> None:
     """As kubelet is told of it: without a code."""
 
     def fails(_words: Sequence[str]) -> None:

@@ -64,14 +64,14 @@ def pauses(daemon: FakeDaemon) -> list[float]:
     return [round(later - before, 1) for before, later in zip(daemon.starts, daemon.starts[1:], strict=False)]
 
 
-def test_what_was_killed_is_started_again_at_once(clock: FakeClock) -> None:
+def test_a_killed_daemon_is_restarted_at_once(clock: FakeClock) -> None:
     daemon = FakeDaemon(clock, ends=clock.monotonic() + 100)
     said = kept(clock, 300, daemon)
     assert said == ["thing was killed by SIGKILL; starting it again", "thing runs again"]
     assert 1100 <= daemon.starts[0] <= 1101
 
 
-def test_what_dies_soon_again_and_again_has_longer_pauses_but_is_never_given_up(clock: FakeClock) -> None:
+def test_a_daemon_that_keeps_dying_gets_longer_pauses_but_is_never_given_up(clock: FakeClock) -> None:
     daemon = FakeDaemon(clock, lives=[1.0] * 20, ends=clock.monotonic())
     kept(clock, 3600, daemon)
     assert len(daemon.starts) == 21
@@ -81,13 +81,13 @@ def test_what_dies_soon_again_and_again_has_longer_pauses_but_is_never_given_up(
     assert 31 <= found[-1] <= 32
 
 
-def test_the_pause_is_short_again_after_it_ran_well(clock: FakeClock) -> None:
+def test_the_pause_is_short_again_after_a_long_run(clock: FakeClock) -> None:
     daemon = FakeDaemon(clock, lives=[1.0, 1.0, 1.0, 1.0, 61.0], ends=clock.monotonic())
     kept(clock, 600, daemon)
     assert pauses(daemon)[-1] < 63
 
 
-def test_one_that_never_comes_up_is_given_up_with_its_last_lines(clock: FakeClock) -> None:
+def test_a_daemon_that_never_starts_is_given_up_with_its_last_lines(clock: FakeClock) -> None:
     daemon = FakeDaemon(clock, lives=[-1.0] * 100, ends=clock.monotonic())
     with pytest.raises(Unavailable) as given_up:
         kept(clock, 3600, daemon)
@@ -99,25 +99,25 @@ def test_one_that_never_comes_up_is_given_up_with_its_last_lines(clock: FakeCloc
     assert clock.monotonic() - 1000 < 60
 
 
-def test_failed_starts_with_good_ones_between_them_are_no_reason_to_give_up(clock: FakeClock) -> None:
+def test_failed_starts_with_good_starts_between_them_do_not_give_up(clock: FakeClock) -> None:
     daemon = FakeDaemon(clock, lives=[-1.0] * 4 + [1.0] + [-1.0] * 4, ends=clock.monotonic())
     assert kept(clock, 600, daemon)[-1] == "thing runs again"
 
 
-def test_one_that_waits_for_its_turn_holds_up_no_other(clock: FakeClock) -> None:
+def test_a_daemon_in_its_pause_does_not_hold_up_others(clock: FakeClock) -> None:
     bad = FakeDaemon(clock, "bad", lives=[1.0] * 9, ends=clock.monotonic())
     good = FakeDaemon(clock, "good", ends=clock.monotonic() + 40)
     said = kept(clock, 45, bad, good)
     assert said[-2:] == ["good was killed by SIGKILL; starting it again", "good runs again"]
 
 
-def test_the_end_comes_at_once_also_in_a_pause(clock: FakeClock) -> None:
+def test_a_stop_during_a_pause_takes_effect_at_once(clock: FakeClock) -> None:
     daemon = FakeDaemon(clock, lives=[0.0] * 8, ends=clock.monotonic())
     kept(clock, 40, daemon)
     assert clock.monotonic() - 1000 < 41
 
 
-def test_what_a_daemon_says_is_passed_on_and_its_last_lines_are_kept() -> None:
+def test_a_daemons_output_is_passed_on_and_its_last_lines_are_kept() -> None:
     read, write = os.pipe()
     child = Daemon(
         "child", (sys.executable, "-ISc", "import sys; [print(n, file=sys.stderr) for n in range(100)]; sys.exit(3)")

@@ -69,7 +69,7 @@ def test_config_schema_lists_every_section() -> None:
         (errors.InternalError("broken"), 70),
     ],
 )
-def test_an_error_is_one_line_and_its_kind_the_exit_code(
+def test_an_error_is_one_line_and_its_kind_gives_the_exit_code(
     error: ShimError, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(_words: Sequence[str]) -> None:
@@ -82,7 +82,7 @@ def test_an_error_is_one_line_and_its_kind_the_exit_code(
     assert capsys.readouterr().err == f"virtshim: {error}\n"
 
 
-def test_a_bad_configuration_is_told_without_a_traceback(
+def test_a_bad_configuration_is_reported_without_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "config.toml"
@@ -98,7 +98,7 @@ def test_a_bad_configuration_is_told_without_a_traceback(
 
 
 @pytest.mark.parametrize("address", ["unix:///nowhere/at-all.sock", "/nowhere/at-all.sock"])
-def test_commands_for_people_take_the_socket_that_crictl_was_told(
+def test_operator_commands_use_the_socket_that_crictl_is_configured_with(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CONTAINER_RUNTIME_ENDPOINT", address)

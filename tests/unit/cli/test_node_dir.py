@@ -77,7 +77,7 @@ def test_an_ipv6_network_gets_an_ipv6_route() -> None:
 
 
 @pytest.mark.parametrize("cidr", ["10.88.0.1/16", "banana", "10.0.0.0/30", "", "10.0.0.0/33"])
-def test_a_pod_network_that_cannot_be_is_refused_by_its_flag(cidr: str) -> None:
+def test_an_impossible_pod_network_is_refused_and_the_error_names_the_flag(cidr: str) -> None:
     with pytest.raises(InvalidRequest, match="--pod-cidr"):
         bridge_network(NodeDir.at("/srv/one"), cidr)
 
@@ -101,7 +101,7 @@ def test_the_lock_names_its_holder_and_is_free_after_it(tmp_path: Path) -> None:
         {"a": {"b": ["c"]}}, [{"a": 1}], {"virtshim.io/firmware": "uefi", "": 1, 'q"': 2},
     ],
 )  # fmt: skip
-def test_plain_values_survive_their_way_into_toml(value: object) -> None:
+def test_plain_values_survive_conversion_to_toml(value: object) -> None:
     assert tomllib.loads(to_toml({"t": {"k": value}})) == {"t": {"k": value}}
 
 
@@ -112,7 +112,7 @@ def test_a_profile_of_an_overlay_may_have_virtshims_own_annotations(short: Path)
     assert dict(settings.vm.profiles[0].annotations) == {"virtshim.io/firmware": "uefi"}
 
 
-def test_a_setting_that_there_is_not_is_told_by_its_name_whatever_it_is(short: Path) -> None:
+def test_an_unknown_setting_is_reported_by_its_name(short: Path) -> None:
     overlay = short / "overlay.toml"
     overlay.write_text('[vm]\n"odd/name" = 2026-01-31\n')
     with pytest.raises(InvalidRequest, match=r"vm\.odd/name: there is no such setting"):
@@ -139,7 +139,7 @@ def test_options_and_an_overlay_reach_the_settings(short: Path) -> None:
     assert json.loads(conflist.read_text())["plugins"][0]["bridge"] == node.bridge
 
 
-def test_a_cni_configuration_of_the_users_own_is_not_replaced(short: Path) -> None:
+def test_a_users_own_cni_configuration_is_not_replaced(short: Path) -> None:
     node = absolute(short / "n")
     settings = write_node(node, NodeOptions(node.path, cni_conf_dir="/etc/cni/mine"))
     assert settings.tapmanager.cni_conf_dir == "/etc/cni/mine"
@@ -154,7 +154,7 @@ def test_writing_a_node_twice_gives_the_same_files(short: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "[vm\n", "[vm]\nmax_vcpu = 1\n", "vm = 1\n"])
-def test_an_overlay_that_cannot_be_used_is_an_error_that_names_it(short: Path, content: str | None) -> None:
+def test_an_unusable_overlay_is_an_error_that_names_it(short: Path, content: str | None) -> None:
     overlay = short / "overlay.toml"
     if content is not None:
         overlay.write_text(content)
@@ -182,23 +182,23 @@ def test_wider_routes_other_families_and_the_nodes_own_bridge_do_not_matter(shor
     refuse_routed(node, "10.88.0.0/16", routes)
 
 
-def test_no_directory_is_not_the_working_directory() -> None:
+def test_an_empty_directory_name_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="--dir is empty"):
         NodeDir.at("")
 
 
-def test_a_directory_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InvalidRequest, match=f"{tmp_path}/file/run cannot be made: Not a directory"):
         make_directory(f"{tmp_path}/file/run")
 
 
-def test_a_node_that_another_removes_meanwhile_is_told_so(tmp_path: Path) -> None:
+def test_up_reports_that_the_node_was_removed_meanwhile(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="has just removed the node"):
         take_lock(NodeDir.at(f"{tmp_path}/gone"))
 
 
-def test_the_environment_cannot_lead_a_node_out_of_its_directory(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_cannot_move_a_node_out_of_its_directory(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = {
         "VIRTSHIM_CRI__SOCKET": "/run/virtshim/virtshim.sock",
         "virtshim_paths__state_dir": "/var/lib/virtshim",
@@ -220,7 +220,7 @@ def test_the_environment_cannot_lead_a_node_out_of_its_directory(short: Path, mo
 
 
 @pytest.mark.parametrize("everything", [False, True])
-def test_down_removes_what_an_up_left_that_was_refused_its_settings(short: Path, everything: bool) -> None:
+def test_down_removes_what_an_up_with_bad_settings_left(short: Path, everything: bool) -> None:
     node = NodeDir.at(f"{short}/n")
     make_directory(node.run)
     os.close(take_lock(node))
@@ -231,7 +231,7 @@ def test_down_removes_what_an_up_left_that_was_refused_its_settings(short: Path,
     assert everything or os.listdir(node.path) == []
 
 
-def test_down_leaves_a_directory_alone_that_is_no_node(short: Path) -> None:
+def test_down_leaves_a_directory_that_is_not_a_node_alone(short: Path) -> None:
     """Also if it looks like one."""
     for name in ("state", "run"):
         (short / name).mkdir()
@@ -241,7 +241,7 @@ def test_down_leaves_a_directory_alone_that_is_no_node(short: Path) -> None:
     assert (short / "state" / "theses.txt").read_text() == "mine"
 
 
-def test_settings_that_cannot_be_used_leave_those_from_before(short: Path) -> None:
+def test_unusable_settings_leave_the_earlier_settings_in_place(short: Path) -> None:
     node = NodeDir.at(f"{short}/n")
     bad = NodeOptions(node.path, domain_type="nonsense")
     with pytest.raises(InvalidRequest, match="domain_type"):

@@ -48,7 +48,7 @@ def lines_of(chunks) -> list[logs.Line]:
     return [line for chunk in chunks for line in made.lines(chunk)]
 
 
-def test_a_log_is_read_line_by_line_however_it_is_cut() -> None:
+def test_a_log_is_read_line_by_line_wherever_reads_split_it() -> None:
     whole = pieces(lines_of([LOG]))
     assert whole == [b"first", b"sec", b"ond", b"third"]
     assert pieces(lines_of(LOG[i : i + 7] for i in range(0, len(LOG), 7))) == whole
@@ -64,18 +64,18 @@ def test_a_log_is_read_line_by_line_however_it_is_cut() -> None:
         (10**30, [b"first", b"sec", b"ond", b"third"]),
     ],
 )
-def test_the_last_lines_are_whole_ones(count: int, kept: list[bytes]) -> None:
+def test_tail_gives_whole_lines(count: int, kept: list[bytes]) -> None:
     assert pieces(logs.last(lines_of([LOG]), count)) == kept
 
 
-def test_a_time_is_ago_or_on_the_clock() -> None:
+def test_since_takes_a_duration_or_a_time() -> None:
     assert logs.parse_since("", NOW) == ""
     assert logs.parse_since("1.5m", NOW) == "2027-01-15T07:58:30.000000"
     assert logs.parse_since("2027-01-15T09:00:00+01:00", NOW) == "2027-01-15T08:00:00.000000"
 
 
 @pytest.mark.parametrize("text", ["yesterday", "9999999d", "9" * 400 + "s", "0001-01-01T00:00:00+14:00"])
-def test_a_time_that_is_none_is_refused(text: str) -> None:
+def test_since_refuses_what_is_not_a_time(text: str) -> None:
     with pytest.raises(InvalidRequest, match="--since"):
         logs.parse_since(text, NOW)
 
@@ -89,7 +89,7 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def test_a_log_that_is_followed_goes_on_where_reading_it_ended(tmp_path: Path) -> None:
+def test_following_a_log_continues_where_reading_ended(tmp_path: Path) -> None:
     path = tmp_path / "vm.log"
     path.write_bytes(line_of(b"first") + line_of(b"second")[:-4])
     with contextlib.closing(logs.Log(str(path))) as log:
@@ -98,7 +98,7 @@ def test_a_log_that_is_followed_goes_on_where_reading_it_ended(tmp_path: Path) -
         assert pieces(log.followed(lambda: True)) == [b"second", b"third"]
 
 
-def test_a_log_that_is_followed_goes_on_in_the_file_that_takes_its_place(tmp_path: Path) -> None:
+def test_following_a_log_continues_in_the_file_that_replaces_it(tmp_path: Path) -> None:
     """Also what was written between the last look and the rotation is told."""
     path, old = tmp_path / "vm.log", tmp_path / "vm.log.1"
     path.write_bytes(line_of(b"old"))
@@ -118,7 +118,7 @@ def test_a_log_that_is_followed_goes_on_in_the_file_that_takes_its_place(tmp_pat
 
 
 @pytest.mark.parametrize("put", ["link", "pipe", "device"])
-def test_what_a_pod_puts_in_its_logs_place_is_not_read(put: str, tmp_path: Path) -> None:
+def test_a_log_that_is_not_a_regular_file_is_not_read(put: str, tmp_path: Path) -> None:
     path = tmp_path / "vm.log"
     if put == "link":
         (tmp_path / "shadow").write_bytes(line_of(b"secret"))
@@ -143,7 +143,7 @@ def usage(pod: str, at: float, cpu: float, received: int = 0) -> PodUsage:
     return PodUsage(pod, at, cpu, 100, 10, received, 0)
 
 
-def test_rates_are_between_two_looks_and_never_negative() -> None:
+def test_rates_are_between_two_readings_and_never_negative() -> None:
     pods = [PodSummary(name, "default", name, True, 0.0) for name in ("a", "b", "new", "off")]
     before = {"a": usage("a", 10, 5, 1000), "b": usage("b", 10, 9)}
     now = {"a": usage("a", 12, 8, 3000), "b": usage("b", 12, 1), "new": usage("new", 12, 7)}
@@ -165,7 +165,7 @@ def test_rates_are_between_two_looks_and_never_negative() -> None:
         ("cpu", math.inf, "--interval inf"),
     ],
 )
-def test_what_top_cannot_do_is_refused_before_anybody_is_asked(sort: str, interval: float, says: str) -> None:
+def test_top_refuses_bad_options_before_any_request(sort: str, interval: float, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         top.top("/nowhere", sort=sort, interval=interval, once=True, as_json=False)
 
@@ -221,7 +221,7 @@ class _Quiet:
 
 
 @pytest.mark.parametrize("stops", ["vms", "operators"])
-def test_events_end_when_the_node_ends_them(stops: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_event_stream_ends_when_the_node_ends_it(stops: str, capsys: pytest.CaptureFixture[str]) -> None:
     node, operator = _Quiet(stops=stops == "vms"), _Quiet(stops=stops == "operators")
     sources: Any = contextlib.nullcontext(node), contextlib.nullcontext(operator)
     watching = Background(lambda: events.show_events(*sources, as_json=True))
@@ -232,7 +232,7 @@ def test_events_end_when_the_node_ends_them(stops: str, capsys: pytest.CaptureFi
     assert capsys.readouterr().out
 
 
-def test_a_vm_by_hand_is_what_its_options_say() -> None:
+def test_run_makes_the_vm_that_its_options_describe() -> None:
     wanted = wanted_vm("host/disk.qcow2", "web", "1.5Gi", 2, ["virtshim.io/vnc=true"], ["A=b=c"])
     assert (wanted.name, wanted.memory, wanted.cpus) == ("web", 3 << 29, 2)
     assert (wanted.annotations, wanted.env) == ({"virtshim.io/vnc": "true"}, (("A", "b=c"),))
@@ -264,7 +264,7 @@ def test_credentials_without_a_colon_are_refused(tmp_path: Path) -> None:
         pull(f"{tmp_path}/s", f"{tmp_path}/a", "image", login="me")
 
 
-def test_a_node_without_admin_socket_says_where_it_was_looked_for(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_admin_socket_names_its_path(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"admin\.sock"), operating(f"{tmp_path}/admin.sock"):
         pass
     assert not os.listdir(tmp_path)
@@ -276,7 +276,7 @@ def test_a_pod_without_a_vm_has_a_summary() -> None:
     assert (told["addresses"], told["VM"], told["container"]) == ("10.0.0.2", "", "")
 
 
-def test_a_picture_takes_the_place_of_a_file_and_of_nothing_else(tmp_path: Path) -> None:
+def test_a_screenshot_replaces_a_regular_file_only(tmp_path: Path) -> None:
     file, pipe = tmp_path / "web.png", tmp_path / "pipe"
     file.write_bytes(b"older")
     os.mkfifo(pipe)
@@ -326,7 +326,7 @@ def by_hand(
 
 
 @pytest.mark.usefixtures("handlers")
-def test_a_terminal_that_hung_up_leaves_no_handler_behind() -> None:
+def test_no_signal_handler_is_left_after_the_terminal_hung_up() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     ours, its = pty.openpty()
     with contextlib.suppress(termios.error), terminal.raw(its):
@@ -337,7 +337,7 @@ def test_a_terminal_that_hung_up_leaves_no_handler_behind() -> None:
 
 
 @pytest.mark.usefixtures("handlers")
-def test_a_vm_by_hand_is_removed_when_its_terminal_hangs_up_and_the_shell_says_so_too() -> None:
+def test_run_removes_its_vm_after_hangups_from_both_terminal_and_shell() -> None:
     class HungUpAgain(_Node):
         def remove_marked(self, mark: str) -> None:
             os.kill(os.getpid(), signal.SIGHUP)
@@ -360,7 +360,7 @@ def test_a_vm_by_hand_is_removed_when_its_terminal_hangs_up_and_the_shell_says_s
     assert node.removed == [node.made]
 
 
-def test_a_vm_by_hand_is_removed_when_virtshim_is_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_removes_its_vm_when_virtshim_is_back(capsys: pytest.CaptureFixture[str]) -> None:
     node = _Node(failures=3)
     assert by_hand(node, lambda _vm: 7, patience=run.Patience(again=0.0)) == 7
     assert node.removed == [node.made]
@@ -372,14 +372,14 @@ class _HungUp(io.StringIO):
         raise OSError(errno.EIO, "Input/output error")
 
 
-def test_a_vm_by_hand_is_removed_though_nobody_hears_that_virtshim_is_away() -> None:
+def test_run_removes_its_vm_even_if_its_warning_cannot_be_printed() -> None:
     node = _Node(failures=1)
     with contextlib.redirect_stderr(_HungUp()):
         by_hand(node, lambda _vm: 0, patience=run.Patience(again=0.0))
     assert node.removed == [node.made]
 
 
-def test_a_vm_by_hand_that_nobody_can_remove_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_names_the_vm_that_it_could_not_remove(capsys: pytest.CaptureFixture[str]) -> None:
     node = _Node(failures=9)
     by_hand(node, lambda _vm: 0, patience=run.Patience(away=0.0))
     assert f"virtshim.io/run={node.made}" in capsys.readouterr().err

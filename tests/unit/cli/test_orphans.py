@@ -43,7 +43,7 @@ def run(script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_an_orphan_becomes_a_child_and_is_buried_when_it_ends() -> None:
+def test_an_orphan_becomes_a_child_and_is_reaped_when_it_ends() -> None:
     run("""
         orphans.adopt()
         reading, writing = os.pipe()
@@ -55,7 +55,7 @@ def test_an_orphan_becomes_a_child_and_is_buried_when_it_ends() -> None:
     """)
 
 
-def test_own_children_keep_their_exit_codes_however_soon_they_end() -> None:
+def test_exit_codes_of_own_children_are_kept_however_soon_they_end() -> None:
     run("""
         orphans.adopt()
         for code in range(60):
@@ -67,7 +67,7 @@ def test_own_children_keep_their_exit_codes_however_soon_they_end() -> None:
     """)
 
 
-def test_it_waits_for_children_without_using_the_processor() -> None:
+def test_waiting_for_children_uses_no_cpu_time() -> None:
     run("""
         orphans.adopt()
         assert start("true").wait(20) == 0

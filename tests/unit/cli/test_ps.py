@@ -35,9 +35,9 @@ def test_each_vm_has_a_line_and_a_pod_without_one_too() -> None:
         (864_000, "10d"),
     ],
 )
-def test_an_age_is_told_in_one_unit(seconds: float, text: str) -> None:
+def test_an_age_is_shown_in_one_unit(seconds: float, text: str) -> None:
     assert age(seconds) == text
 
 
-def test_columns_are_as_wide_as_their_widest_and_control_characters_do_not_reach_the_terminal() -> None:
+def test_columns_fit_their_widest_cell_and_control_characters_are_removed() -> None:
     assert columns([("A", "B"), ("long", "\x1b[2Jx"), ("ü", "")]) == ["A     B", "long  ?[2Jx", "ü"]

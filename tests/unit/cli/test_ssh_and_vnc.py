@@ -16,7 +16,7 @@ pytestmark = pytest.mark.operator
 VM = VmSummary("c" * 64, "5" * 64, "vm", 0, "running", "image", 0.0)
 
 
-def test_a_hosts_key_is_remembered_by_the_vm_and_not_by_its_address() -> None:
+def test_a_host_key_is_remembered_by_vm_and_not_by_address() -> None:
     argv = ssh_arguments(VM, "10.88.0.5", SshOptions("debian", identity="/k", command=("ls", "-l", "a b")))
     assert argv[0] == "ssh"
     assert f"HostKeyAlias=virtshim-{'c' * 20}" in argv
@@ -25,7 +25,7 @@ def test_a_hosts_key_is_remembered_by_the_vm_and_not_by_its_address() -> None:
 
 
 @pytest.mark.parametrize("user", ["", "-oProxyCommand=id", "a b", "root@elsewhere", "x" * 40])
-def test_a_user_that_is_none_is_refused_before_anything_is_done(user: str) -> None:
+def test_an_invalid_user_is_refused_before_any_request(user: str) -> None:
     with pytest.raises(InvalidRequest, match="not a user name"):
         ssh("/nowhere.sock", "web", SshOptions(user))
 
@@ -53,12 +53,12 @@ def test_a_screen_is_shown_to_no_other_machine(listen: str) -> None:
 
 
 @pytest.mark.parametrize("listen", ["5900", "localhost:5900", "127.0.0.1", "127.0.0.1:99999", "1:2:3"])
-def test_a_place_that_is_none_is_refused(listen: str) -> None:
+def test_a_malformed_listen_address_is_refused(listen: str) -> None:
     with pytest.raises(InvalidRequest, match="ADDRESS:PORT"):
         vnc.parse_listen_address(listen, "")
 
 
-def test_a_socket_whose_path_is_too_long_is_told_so(tmp_path: Path) -> None:
+def test_a_socket_path_that_is_too_long_is_an_error_that_says_so(tmp_path: Path) -> None:
     place = vnc.parse_listen_address("", f"{tmp_path}/{'x' * 120}")
     with pytest.raises(WrongState, match=r"AF_UNIX path too long; choose another with --listen or --unix"):
         vnc.listen_at(place)

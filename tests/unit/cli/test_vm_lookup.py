@@ -54,7 +54,7 @@ def test_a_name_or_the_beginning_of_an_id_finds_the_running_vm(wanted: str, foun
         ("empty", WrongState, "has no VM"),
     ],
 )
-def test_what_is_not_one_running_vm_is_refused_with_what_there_is(
+def test_a_name_that_is_not_one_running_vm_is_refused_with_the_candidates(
     wanted: str, error: type[ShimError], says: str
 ) -> None:
     with pytest.raises(error, match=says):

@@ -39,7 +39,7 @@ def test_the_default_file_is_read_if_it_is_there(monkeypatch: pytest.MonkeyPatch
     assert config.load_settings().vm.max_vcpus == 3
 
 
-def test_a_file_that_was_named_must_be_there(file: Path) -> None:
+def test_an_explicitly_named_file_must_exist(file: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"config\.toml: cannot be read: No such file"):
         config.load_settings(str(file))
 
@@ -95,7 +95,7 @@ def test_the_environment_wins_over_the_file_setting_by_setting(file: Path, monke
         ),
     ],
 )
-def test_every_bad_key_is_named_at_once_with_the_file(file: Path, text: str, names: list[str]) -> None:
+def test_all_bad_keys_are_reported_at_once_with_the_file(file: Path, text: str, names: list[str]) -> None:
     file.write_text(text)
     with pytest.raises(InvalidRequest) as faults:
         config.load_settings(str(file))
@@ -110,7 +110,7 @@ def test_a_bad_value_of_the_environment_is_an_error(file: Path, monkeypatch: pyt
         config.load_settings(str(file))
 
 
-def test_faults_are_at_the_line_of_their_file_or_at_their_variable(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_name_the_line_of_the_file_or_the_variable(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("# ours\n[vm]\nmax_vcpus = 0\n\n[libvirt]\nconfine = [\n  'landlock',\n  'magic',\n]\n")
     drop_in = Path(f"{file}.d/10-more.toml")
     drop_in.parent.mkdir()
@@ -141,7 +141,7 @@ def test_faults_are_at_the_line_of_their_file_or_at_their_variable(file: Path, m
         ("[frobnicate]", "there are the tables paths, cri"),
     ],
 )
-def test_an_unknown_setting_is_told_with_what_was_meant(file: Path, text: str, meant: str) -> None:
+def test_an_unknown_setting_suggests_the_name_that_was_meant(file: Path, text: str, meant: str) -> None:
     file.write_text(text)
     with pytest.raises(config.BadConfiguration) as refused:
         config.load_settings(str(file))
@@ -165,7 +165,7 @@ def test_a_misspelt_variable_is_a_fault(file: Path, variable: str, fault: str, m
     assert refused.value.faults == (fault,)
 
 
-def test_variables_of_others_are_none_of_ours(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_kubernetes_sets_for_services_are_ignored(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("")
     monkeypatch.setenv("VIRTSHIM_SERVICE_HOST", "10.0.0.1")  # Kubernetes, for a Service of that name
     monkeypatch.setenv("VIRTSHIM_PORT_443_TCP", "tcp://10.0.0.1:443")
@@ -182,7 +182,7 @@ def test_lists_and_whole_tables_are_json_in_the_environment(file: Path, monkeypa
     assert (settings.vm.max_vcpus, settings.vm.room_vcpus) == (3, 4)
 
 
-def test_the_place_of_a_setting_is_that_of_who_set_it_last(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_place_of_a_setting_is_where_it_was_set_last(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text('[vm]\nmax_vcpus = 1\nmin_memory = "64MiB"\n[proxy]\nothers = [{name = "a"}]\n')
     drop_in = Path(f"{file}.d/10.toml")
     drop_in.parent.mkdir()
@@ -211,18 +211,18 @@ def test_settings_are_frozen() -> None:
         settings.vm.max_vcpus = 3
 
 
-def test_the_longest_run_dir_that_is_allowed_has_room_for_every_socket() -> None:
+def test_the_longest_allowed_run_dir_has_room_for_every_socket() -> None:
     settings = config.Settings(paths=config.Paths(run_dir="/" + "r" * 59))
     assert len(settings.cri_socket) <= 107
 
 
-def test_settings_as_shown_are_a_file_that_gives_them_again(file: Path) -> None:
+def test_shown_settings_are_a_file_that_loads_to_the_same_settings(file: Path) -> None:
     shown = json.loads(config.Settings().model_dump_json())
     file.write_text(to_toml(shown))
     assert config.load_settings(str(file)) == config.Settings()
 
 
-def test_laying_one_table_over_another_keeps_both() -> None:
+def test_merging_two_tables_keeps_both() -> None:
     low: dict[str, Any] = {"a": {"x": 1, "y": 2}, "b": [1]}
     high: dict[str, Any] = {"a": {"y": 3}, "b": [2], "c": 4}
     assert config.merged_settings(low, high) == {"a": {"x": 1, "y": 3}, "b": [2], "c": 4}

@@ -56,7 +56,7 @@ def floods(_node: Node) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_a_part_that_fails_hangs_or_floods_says_so_and_stops_no_other(
+def test_a_part_that_fails_hangs_or_floods_is_reported_and_stops_no_other_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = {"broken": broken, "hanging": hanging, "floods": floods, "good": good}
@@ -78,7 +78,7 @@ def test_a_part_that_fails_hangs_or_floods_says_so_and_stops_no_other(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_archive_that_cannot_be_written_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No file of this process may have more than a few bytes meanwhile; what it prints goes into memory."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
@@ -91,7 +91,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, capsys: py
     assert capsys.readouterr().out == ""
 
 
-def test_settings_that_cannot_be_read_are_part_of_what_is_wrong(tmp_path: Path) -> None:
+def test_unreadable_settings_are_reported_in_the_archive(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[paths]\nstat_dir = 1\n")
     node = look_at(None, str(tmp_path))
     assert "stat_dir" in node.trouble
@@ -99,7 +99,7 @@ def test_settings_that_cannot_be_read_are_part_of_what_is_wrong(tmp_path: Path) 
     assert dict(records.settings(node))["trouble.txt"].startswith(node.trouble)
 
 
-def test_a_node_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_node_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="does not exist"):
         look_at(None, str(tmp_path / "none"))
     with pytest.raises(InvalidRequest, match="exclude each other"):
@@ -114,7 +114,7 @@ def test_a_long_file_is_cut_at_a_line() -> None:
     assert "secret" not in gathered.files["log"]
 
 
-def test_a_damaged_database_is_told_of_and_costs_nothing_else(tmp_path: Path) -> None:
+def test_a_damaged_database_is_reported_and_all_other_parts_are_collected(tmp_path: Path) -> None:
     node = look_at(None, str(tmp_path))
     (tmp_path / "state").mkdir()
     Path(node.settings.layout().database).write_bytes(b"SQLite format 3\0" + b"garbage" * 1000)
@@ -126,7 +126,7 @@ def test_a_damaged_database_is_told_of_and_costs_nothing_else(tmp_path: Path) ->
         next(parts)
 
 
-def test_a_table_that_another_version_made_shows_what_is_known_of_it(tmp_path: Path) -> None:
+def test_a_table_of_another_version_shows_only_known_columns(tmp_path: Path) -> None:
     node = look_at(None, str(tmp_path))
     (tmp_path / "state").mkdir()
     with sqlite3.connect(node.settings.layout().database) as database:
@@ -138,7 +138,7 @@ def test_a_table_that_another_version_made_shows_what_is_known_of_it(tmp_path: P
     assert "planted" not in text
 
 
-def test_domains_of_others_are_not_looked_into(tmp_path: Path) -> None:
+def test_foreign_domains_are_not_inspected(tmp_path: Path) -> None:
     node = look_at(None, str(tmp_path))
     directory = tmp_path / "libvirt/etc/qemu"
     directory.mkdir(parents=True)
@@ -152,7 +152,7 @@ def test_domains_of_others_are_not_looked_into(tmp_path: Path) -> None:
     assert "1 files of domains that are not virtshim's" in found["states.txt"]
 
 
-def test_of_processes_of_others_only_their_names_are_told(tmp_path: Path) -> None:
+def test_only_the_names_of_foreign_processes_are_collected(tmp_path: Path) -> None:
     """Also of another's QEMU and virtiofsd, which run the same programs as ours."""
     node = look_at(None, str(tmp_path))
     ours = str(uuid.uuid4())
@@ -193,7 +193,7 @@ def test_of_processes_of_others_only_their_names_are_told(tmp_path: Path) -> Non
             assert re.fullmatch(rf" *{pid} +[A-Z] +\[python[^ ]*\]", shown[pid]), name
 
 
-def test_libvirt_is_asked_for_no_domain_of_others(tmp_path: Path) -> None:
+def test_libvirt_is_not_asked_for_foreign_domains(tmp_path: Path) -> None:
     uri, asked = "qemu:///system", []
     node = look_at(None, str(tmp_path))
     node = replace(node, settings=node.settings.model_copy(update={"libvirt": Libvirt(uri=uri)}))
@@ -213,7 +213,7 @@ def test_libvirt_is_asked_for_no_domain_of_others(tmp_path: Path) -> None:
     assert about_domains == [("domstats", "--state", "--vcpu", "--balloon", "--block", ours)]
 
 
-def test_a_definition_that_was_cut_or_has_gone_hides_no_other(tmp_path: Path) -> None:
+def test_a_truncated_or_missing_definition_hides_no_other_definition(tmp_path: Path) -> None:
     node = look_at(None, str(tmp_path))
     directory = tmp_path / "libvirt/etc/qemu"
     directory.mkdir(parents=True)
@@ -249,7 +249,7 @@ _HANGS = (
         (_LOCK + _WAITS, "version does not report its threads"),
     ],
 )
-def test_a_daemon_is_asked_where_its_threads_are_and_lives_on(tmp_path: Path, program: str, told: str) -> None:
+def test_a_daemon_reports_its_threads_and_keeps_running(tmp_path: Path, program: str, told: str) -> None:
     socket = str(tmp_path / "s.sock")
     process = subprocess.Popen(
         [sys.executable, "-c", program.format(socket=socket)],
@@ -273,7 +273,7 @@ def test_a_daemon_is_asked_where_its_threads_are_and_lives_on(tmp_path: Path, pr
         process.stdout.close()
 
 
-def test_who_does_not_hold_the_lock_is_sent_nothing(tmp_path: Path) -> None:
+def test_a_process_that_does_not_hold_the_lock_gets_no_signal(tmp_path: Path) -> None:
     """A number in a file may be old."""
     socket = str(tmp_path / "s.sock")
     os.close(lock_file(f"{socket}.lock"))

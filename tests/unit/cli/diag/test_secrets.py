@@ -34,7 +34,7 @@ def field_names(kind: Any, seen: set[Any]) -> set[str]:
     return names
 
 
-def test_of_each_field_of_a_record_it_is_said_whether_it_stays() -> None:
+def test_each_field_of_a_record_is_listed_as_kept_or_removed() -> None:
     """A new field is removed until somebody has thought about it: then it is written into one of the two lists."""
     seen: set[Any] = set()
     names: set[str] = set()
@@ -45,7 +45,7 @@ def test_of_each_field_of_a_record_it_is_said_whether_it_stays() -> None:
     assert names >= MAPS
 
 
-def test_of_each_column_it_is_said_whether_it_stays() -> None:
+def test_each_column_is_listed_as_kept_or_removed() -> None:
     columns = {column.name for table in metadata.sorted_tables for column in table.columns}
     assert columns - KEPT == {"document"}
 
@@ -79,14 +79,14 @@ def test_annotations_with_data_are_removed() -> None:
         [{"deeper": [{"annotations": {"x": {"y": PLANTED}}}]}],
     ],
 )
-def test_what_pods_were_given_is_removed_from_records_and_from_what_repeats_it(record: Any) -> None:
+def test_secrets_of_pods_are_removed_from_records_and_from_texts_that_repeat_them(record: Any) -> None:
     secrets = Secrets()
     assert PLANTED not in json.dumps(secrets.record(record))
     assert base64.b64encode(PLANTED.encode()).decode() not in json.dumps(secrets.record(record))
     assert PLANTED not in secrets.cleaned(f"the log of somebody else: {PLANTED}.")
 
 
-def test_what_tells_a_pod_from_another_stays() -> None:
+def test_what_identifies_a_pod_stays() -> None:
     record = {
         "key": {"namespace": "shop", "name": "db-0", "uid": "u-1"},
         "labels": {"app": "database-of-the-shop"},
@@ -127,7 +127,7 @@ def test_what_tells_a_pod_from_another_stays() -> None:
         "cut off\n" + "plantedplantedplantedplanted\n" * 3 + "-----END RSA PRIVATE KEY-----",
     ],
 )
-def test_what_looks_like_a_secret_is_removed_from_any_text(text: str) -> None:
+def test_text_that_looks_like_a_secret_is_removed_everywhere(text: str) -> None:
     cleaned = Secrets().cleaned(text)
     assert "[removed]" in cleaned
     for part in ("planted", "S3cret", base64.b64encode(PLANTED.encode()).decode(), "eyJpc3Mi"):
@@ -135,7 +135,7 @@ def test_what_looks_like_a_secret_is_removed_from_any_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("piece", ["a.", "a:", "a:b."])
-def test_a_long_hostile_line_is_read_once(piece: str) -> None:
+def test_a_long_hostile_line_is_scanned_in_linear_time(piece: str) -> None:
     """By the limit of a test's time: it takes hours where each place in it is a new beginning."""
     line = piece * (2 << 20)
     assert Secrets().cleaned(line) == line
@@ -171,7 +171,7 @@ def test_definitions_lose_their_keys_and_passwords() -> None:
     assert secrets.cleaned("FETCH planted-key-1") == "FETCH [removed]"
 
 
-def test_configurations_of_others_lose_what_their_names_call_secret() -> None:
+def test_foreign_configurations_lose_values_whose_names_mean_secret() -> None:
     kept = Secrets().configuration(
         {
             "name": "net",
