@@ -58,14 +58,14 @@ def test_memory_and_disk_are_of_one_moment_and_the_vm_runs_on(world: World) -> N
     assert manifest["image"]["digest"] == world.container(container).image.value
 
 
-def test_a_second_checkpoint_after_the_first_is_fine(world: World) -> None:
+def test_a_second_checkpoint_after_the_first_succeeds(world: World) -> None:
     _, container = world.running()
     checkpoint(world, container)
     checkpoint(world, container, "/checkpoints/two.tar")
     assert set(world.outside.archives.finished) == {PLACE, "/checkpoints/two.tar"}
 
 
-def test_only_a_running_container_has_a_state(world: World) -> None:
+def test_only_a_running_container_can_be_checkpointed(world: World) -> None:
     container = world.create(world.run())
     with pytest.raises(WrongState, match="created"):
         checkpoint(world, container)
@@ -77,7 +77,7 @@ def test_only_a_running_container_has_a_state(world: World) -> None:
 
 
 @pytest.mark.parametrize("why", list(PauseReason))
-def test_a_vm_that_stands_still_for_another_reason_is_refused_and_not_let_go_on(world: World, why: PauseReason) -> None:
+def test_a_vm_paused_for_another_reason_is_refused_and_stays_paused(world: World, why: PauseReason) -> None:
     _, container = world.running()
     world.outside.vms.halt(world.domain(container), why)
     with pytest.raises(WrongState):
@@ -86,7 +86,7 @@ def test_a_vm_that_stands_still_for_another_reason_is_refused_and_not_let_go_on(
     assert nothing_left(world, container)
 
 
-def test_a_place_that_cannot_be_is_refused_before_the_vm_is_stopped(world: World) -> None:
+def test_an_impossible_archive_path_is_refused_before_the_vm_is_paused(world: World) -> None:
     _, container = world.running()
     with pytest.raises(InvalidRequest):
         checkpoint(world, container, "relative.tar")
@@ -106,7 +106,7 @@ def test_after_a_failure_the_vm_runs_on_and_nothing_is_left(world: World, call: 
     checkpoint(world, container)
 
 
-def test_time_that_is_over_ends_it(world: World) -> None:
+def test_an_expired_deadline_ends_a_checkpoint(world: World) -> None:
     _, container = world.running()
     with pytest.raises(DeadlineExceeded):
         checkpoint(world, container, seconds=0)
@@ -114,7 +114,7 @@ def test_time_that_is_over_ends_it(world: World) -> None:
     assert nothing_left(world, container)
 
 
-def test_two_at_once_are_not_mixed_up(world: World) -> None:
+def test_a_second_checkpoint_during_the_first_is_refused(world: World) -> None:
     _, container = world.running()
     gate = world.journal.hold("vms.save_memory")
     first = Background(lambda: checkpoint(world, container))
@@ -162,7 +162,7 @@ def test_a_container_removed_meanwhile_leaves_nothing(world: World) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])
 @pytest.mark.parametrize("step", range(1, 13))
-def test_wherever_the_process_dies_the_vm_runs_on_after_the_next_start(world: World, step: int, when: When) -> None:
+def test_after_a_crash_at_any_step_the_next_start_resumes_the_vm(world: World, step: int, when: When) -> None:
     _, container = world.running()
     world.journal.crash(step, when)
     with pytest.raises(Crash):
@@ -173,7 +173,7 @@ def test_wherever_the_process_dies_the_vm_runs_on_after_the_next_start(world: Wo
     world.close()
 
 
-def test_a_vm_that_could_not_be_let_go_on_is_let_go_on_by_the_next_look(world: World) -> None:
+def test_a_vm_that_could_not_be_resumed_is_resumed_by_the_next_look(world: World) -> None:
     _, container = world.running()
     world.journal.fail("vms.resume", Unavailable("libvirt is gone"), times=2)
     with pytest.raises(Unavailable):
@@ -186,7 +186,7 @@ def test_a_vm_that_could_not_be_let_go_on_is_let_go_on_by_the_next_look(world: W
     assert nothing_left(world, container)
 
 
-def test_an_end_during_a_checkpoint_is_recorded_as_any_other(world: World) -> None:
+def test_a_vms_end_during_a_checkpoint_is_recorded(world: World) -> None:
     _, container = world.running()
     gate = world.journal.hold("vms.save_memory")
     first = Background(lambda: checkpoint(world, container))

@@ -338,7 +338,9 @@ def take_down(world: World) -> None:
 
 @pytest.mark.parametrize("when", list(When), ids=lambda when: when.value)
 @pytest.mark.parametrize("name", list(CALLS))
-def test_a_kill_at_any_step_is_made_good(name: str, when: When, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_recovery_repairs_a_kill_at_any_step(
+    name: str, when: When, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     call = CALLS[name]
     steps = steps_of(call, tmp_path / "count")
     for step in steps.at(when, every=pytestconfig.getoption("--all")):
@@ -367,7 +369,7 @@ def test_a_kill_at_any_step_is_made_good(name: str, when: When, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("name", list(CALLS))
-def test_a_kill_and_a_reboot_at_any_step_are_made_good(name: str, tmp_path: Path) -> None:
+def test_recovery_repairs_a_kill_with_a_reboot_at_any_step(name: str, tmp_path: Path) -> None:
     call = CALLS[name]
     for step in range(1, steps_of(call, tmp_path / "count").count + 1):
         directory = tmp_path / str(step)
@@ -415,7 +417,7 @@ def look_into_a_guest_without_its_volume(world: World, step: int, when: When) ->
     "ignore::pytest.PytestUnhandledThreadExceptionWarning"
 )  # it dies in the command's thread, too
 @pytest.mark.parametrize("when", list(When), ids=lambda when: when.value)
-def test_a_kill_while_a_container_ends_for_want_of_a_volume_is_made_good(when: When, tmp_path: Path) -> None:
+def test_recovery_repairs_a_kill_while_a_missing_volume_ends_a_container(when: When, tmp_path: Path) -> None:
     for step in range(1, 100):
         directory = tmp_path / str(step)
         directory.mkdir()
@@ -440,7 +442,7 @@ def test_a_kill_while_a_container_ends_for_want_of_a_volume_is_made_good(when: W
     assert step > 3, "it was killed before, while and after it was recorded"
 
 
-def test_a_kill_during_recovery_is_made_good_by_the_next_recovery(tmp_path: Path) -> None:
+def test_the_next_recovery_repairs_a_kill_during_recovery(tmp_path: Path) -> None:
     """A pod of every kind is there: half-made, running, ended meanwhile, half-removed; and a stray directory."""
 
     def broken_world(directory: Path) -> World:

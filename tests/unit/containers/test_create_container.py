@@ -72,7 +72,7 @@ def test_a_taken_name_with_a_different_config_is_refused(world: World) -> None:
         world.create(sandbox, config=container_config(args=("x",)))
 
 
-def test_a_name_that_was_started_already_is_taken(world: World) -> None:
+def test_the_name_of_a_started_container_is_taken(world: World) -> None:
     sandbox, _ = world.running()
     with pytest.raises(AlreadyExists, match="running"):
         world.create(sandbox)
@@ -83,7 +83,7 @@ def test_the_next_attempt_is_another_container(world: World) -> None:
     assert world.create(sandbox, attempt=0) != world.create(sandbox, attempt=1)
 
 
-def test_a_sandbox_that_is_not_there_is_not_found(world: World) -> None:
+def test_a_missing_sandbox_is_not_found(world: World) -> None:
     with pytest.raises(NotFound):
         world.create(SandboxId("0" * 64))
 
@@ -113,7 +113,7 @@ def test_the_repo_digest_is_shown_as_image_ref(world: World) -> None:
     assert world.container(world.create(world.run())).spec.image_ref == f"registry.test/vm/guest@{image.digest}"
 
 
-def test_a_deadline_in_the_past_makes_nothing(world: World) -> None:
+def test_nothing_is_made_after_the_deadline(world: World) -> None:
     sandbox = world.run()
     late = Deadline.after(world.outside.clock.monotonic(), 0)
     with pytest.raises(DeadlineExceeded):
@@ -157,7 +157,7 @@ def test_more_vcpus_than_the_node_allows_are_refused(world: World) -> None:
         spec_of(world, resources=Resources(cpu_quota=6_500_000, cpu_period=100_000))
 
 
-def test_the_annotation_decides_over_the_cpu_limit(world: World) -> None:
+def test_the_vcpu_annotation_wins_over_the_cpu_limit(world: World) -> None:
     sandbox = world.run(config=sandbox_config(annotations={"VirtletVCPUCount": "4"}))
     container = world.create(sandbox, config=container_config(resources=Resources(cpu_quota=100_000)))
     assert world.outside.vms.spec(world.domain(container)).size.vcpus == 4
@@ -202,7 +202,7 @@ def test_the_name_of_the_vm_is_readable_and_safe(world: World) -> None:
 
 
 @pytest.mark.parametrize(("hostname", "told"), [("db-0", "db-0"), ("", "web")])
-def test_the_guest_is_told_its_hostname_or_the_pods_name(world: World, hostname: str, told: str) -> None:
+def test_the_guest_gets_the_hostname_or_else_the_pods_name(world: World, hostname: str, told: str) -> None:
     container = world.create(world.run(config=sandbox_config(hostname=hostname)))
     assert world.outside.seeds.requests[container].hostname == told
 
@@ -222,7 +222,7 @@ def test_the_log_file_lies_below_the_log_directory(world: World, directory: str,
 
 
 @pytest.mark.parametrize("path", ["../0.log", "/etc/passwd", "vm/../../0.log", "vm/\0.log", ".", "./", "vm/.."])
-def test_a_log_path_outside_the_log_directory_or_no_file_in_it_is_refused(world: World, path: str) -> None:
+def test_a_log_path_that_is_not_a_file_in_the_log_directory_is_refused(world: World, path: str) -> None:
     sandbox = world.run()
     with pytest.raises(InvalidRequest, match="log_path"):
         world.create(sandbox, config=container_config(log_path=path))
@@ -286,7 +286,7 @@ def test_a_failed_step_leaves_nothing(world: World, step: str, after: bool) -> N
 
 
 @pytest.mark.parametrize("undo", ["disks.delete", "vms.undefine"])
-def test_if_undo_fails_too_the_row_stays_until_removal_finishes_it(world: World, undo: str) -> None:
+def test_if_undo_fails_too_the_row_stays_until_removal_finishes_the_undo(world: World, undo: str) -> None:
     sandbox, before = after_pod(world)
     world.journal.fail("records.containers.replace", ResourceExhausted("disk full"))
     world.journal.fail(undo, Unavailable("gone"))
@@ -341,7 +341,7 @@ def test_a_row_that_not_even_undo_could_change_does_not_block_the_name_for_ever(
     assert world.everything() == before
 
 
-def test_an_image_removed_while_its_container_is_made_keeps_its_file(world: World) -> None:
+def test_the_file_of_an_image_removed_during_a_creation_stays(world: World) -> None:
     sandbox = world.run()
     gate = world.journal.hold("disks.create")
 
@@ -357,7 +357,7 @@ def test_an_image_removed_while_its_container_is_made_keeps_its_file(world: Worl
     assert world.outside.files.files == {}
 
 
-def test_an_image_removed_while_its_container_could_not_be_made_goes(world: World) -> None:
+def test_the_file_of_an_image_removed_during_a_failed_creation_goes(world: World) -> None:
     sandbox = world.run()
     gate = world.journal.hold("disks.create")
     world.journal.fail("disks.create", ResourceExhausted("disk full"))
@@ -395,7 +395,7 @@ class Firmware:
         self._journal.calls.append("firmware.undo")
 
 
-def test_one_more_step_is_one_more_in_the_list(world: World) -> None:
+def test_a_new_creation_step_only_needs_an_entry_in_the_list_of_steps(world: World) -> None:
     sandbox = world.run()
     *before, domain = world.do.create_container.steps
     create = dataclasses.replace(world.do.create_container, steps=(*before, Firmware(world.journal), domain))

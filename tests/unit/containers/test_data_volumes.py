@@ -19,7 +19,7 @@ def with_volume(permissions: str = "rw") -> ContainerConfig:
 
 
 @pytest.mark.parametrize("others", ["r", "rw"])
-def test_what_a_running_vm_has_is_refused_with_its_pod_and_container(world: World, others: str) -> None:
+def test_a_running_vms_volume_is_refused_and_the_error_names_its_pod_and_container(world: World, others: str) -> None:
     first = world.create(world.run(), config=with_volume())
     world.start(first)
     told = rf"container_path /dev/data\]: container {first} \(vm of pod default/web\) has the volume {PV}"
@@ -27,21 +27,21 @@ def test_what_a_running_vm_has_is_refused_with_its_pod_and_container(world: Worl
         world.create(world.run("two"), config=with_volume(others))
 
 
-def test_of_two_that_were_created_the_second_does_not_start_before_the_first_is_stopped(world: World) -> None:
+def test_of_two_containers_with_one_volume_the_second_starts_only_after_the_first_stopped(world: World) -> None:
     first = world.create(world.run(), config=with_volume())
     world.start(world.create(world.run("two"), config=with_volume()))
     with pytest.raises(WrongState, match=r"of pod default/two\) has the volume"):
         world.start(first)
 
 
-def test_it_is_free_when_its_vm_has_ended(world: World) -> None:
+def test_a_volume_is_free_when_its_vm_has_ended(world: World) -> None:
     first = world.create(world.run(), config=with_volume())
     world.start(first)
     world.stop(first)
     world.start(world.create(world.run("two"), config=with_volume()))
 
 
-def test_any_number_of_vms_may_read_one(world: World) -> None:
+def test_any_number_of_vms_may_read_a_volume(world: World) -> None:
     for pod in ("one", "two"):
         world.start(world.create(world.run(pod), config=with_volume("r")))
 

@@ -28,7 +28,7 @@ def created(world: World, pod: str = "web") -> ContainerId:
     return world.create(run(world, pod), config=ON_IMAGE)
 
 
-def test_it_is_a_disk_with_a_link_at_its_path_and_is_not_shared(world: World) -> None:
+def test_a_disk_image_is_a_disk_with_a_link_at_its_path_and_is_not_shared(world: World) -> None:
     made = created(world)
     (disk,) = world.outside.vms.spec(world.domain(made)).granted.data_volumes
     assert (disk.host_path, disk.container_path, disk.is_file) == (f"{HOST}/disk.img", "/data", True)
@@ -38,14 +38,14 @@ def test_it_is_a_disk_with_a_link_at_its_path_and_is_not_shared(world: World) ->
     eventually(lambda: [done.argv for done in world.outside.guests.commands] == [guest_links_command((disk,))])
 
 
-def test_a_directory_that_happens_to_hold_one_is_shared_as_any(world: World) -> None:
+def test_a_volume_that_merely_holds_a_disk_image_is_shared(world: World) -> None:
     world.outside.volume_disks.images[HOST] = "file 8:1 12"
     made = world.create(world.run(), config=ON_IMAGE)
     assert [volume.guest for volume in world.container(made).spec.volumes] == ["/data"]
     assert world.container(made).granted.blocks == ()
 
 
-def test_the_files_are_let_go_before_anybody_is_told_of_the_vms_end(world: World) -> None:
+def test_the_image_files_are_released_before_the_containers_end_is_recorded(world: World) -> None:
     made = created(world)
     world.start(made)
     world.journal.calls.clear()
@@ -57,7 +57,7 @@ def test_the_files_are_let_go_before_anybody_is_told_of_the_vms_end(world: World
 
 
 @pytest.mark.parametrize("other", [HOST, "/var/lib/kubelet/pods/2/volumes/kubernetes.io~csi/pv/mount"])
-def test_one_vm_at_a_time_has_it_whatever_its_path(world: World, other: str) -> None:
+def test_a_disk_image_belongs_to_one_vm_at_a_time_under_any_path(world: World, other: str) -> None:
     world.start(created(world))
     world.outside.volume_disks.images[other] = world.outside.volume_disks.images[HOST]
     told = rf"config.mounts\[/data\]: container .* of pod default/web\) has the volume {other}/disk.img"
@@ -65,7 +65,7 @@ def test_one_vm_at_a_time_has_it_whatever_its_path(world: World, other: str) -> 
         world.create(run(world, "two"), config=container_config(mounts=(Mount("/data", other),)))
 
 
-def test_a_read_only_one_may_be_had_by_several(world: World) -> None:
+def test_several_vms_may_use_a_read_only_disk_image(world: World) -> None:
     for pod in ("one", "two"):
         world.start(
             world.create(run(world, pod), config=container_config(mounts=(Mount("/data", HOST, readonly=True),)))
@@ -85,27 +85,27 @@ def test_a_read_only_one_may_be_had_by_several(world: World) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_mount(
+def test_an_unusable_disk_image_is_refused_and_the_error_names_the_mount(
     world: World, mounts: list[Mount], kind: type[ShimError], told: str
 ) -> None:
     with pytest.raises(kind, match=rf"config.mounts\[/data/?\].*: .*{told}"):
         world.create(run(world), config=container_config(mounts=tuple(mounts)))
 
 
-def test_a_volume_that_does_not_answer_is_found_by_the_share_program(world: World) -> None:
+def test_the_share_program_looks_into_the_volume(world: World) -> None:
     """It has a time limit, and ends what hangs."""
     world.outside.shares.missing.add(HOST)
     with pytest.raises(NotFound, match=f"{HOST} does not exist on the node"):
         created(world)
 
 
-def test_one_place_is_no_block_volumes_too(world: World) -> None:
+def test_a_disk_image_and_a_block_volume_cannot_have_one_path(world: World) -> None:
     config = container_config(mounts=ON_IMAGE.mounts, devices=(CriDevice("/dev/block/a", "/data"),))
     with pytest.raises(InvalidRequest, match="requested twice"):
         world.create(run(world), config=config)
 
 
-def test_an_empty_disk_is_not_mounted_where_it_is(world: World) -> None:
+def test_an_empty_disk_cannot_be_mounted_inside_a_disk_image(world: World) -> None:
     world.outside.volume_disks.images[HOST] = "file 8:1 12"
     both = {"virtshim.io/disk-images": "/data", "virtshim.io/disks": "a: {size: 1Gi, mountPath: /data}"}
     with pytest.raises(InvalidRequest, match=r"a\.mountPath: /data is in the volume at /data"):

@@ -49,7 +49,9 @@ def until(world: World, container: ContainerId, condition: Callable[[Container],
 
 
 @pytest.mark.parametrize(("code", "reason"), [(0, ExitReason.COMPLETED), (3, ExitReason.ERROR)])
-def test_its_end_ends_the_vm_and_is_the_containers(world: World, code: int, reason: ExitReason) -> None:
+def test_the_commands_end_ends_the_vm_and_its_code_is_the_containers(
+    world: World, code: int, reason: ExitReason
+) -> None:
     world.outside.guests.tell(0, said(1, "hello\n"))
     world.outside.guests.tell(1, said(1, "bye\n", code=code))
     container = with_command(world)
@@ -63,7 +65,7 @@ def test_its_end_ends_the_vm_and_is_the_containers(world: World, code: int, reas
     assert world.outside.consoles.logs == {}, "the console is no part of the log"
 
 
-def test_it_gets_command_and_args_and_the_containers_environment(world: World) -> None:
+def test_the_command_gets_its_args_and_the_containers_environment(world: World) -> None:
     container = with_command(world)
     world.start(container)
     until(world, container, lambda found: found.status.command_begun)
@@ -73,7 +75,7 @@ def test_it_gets_command_and_args_and_the_containers_environment(world: World) -
     assert world.outside.consoles.following == {container: ""}, "the console is followed, into no log"
 
 
-def test_who_it_began_as_is_asked_until_it_is_known_and_stays_known(world: World) -> None:
+def test_the_commands_user_is_asked_for_until_it_is_known_and_then_kept(world: World) -> None:
     world.outside.guests.tell(0, said(1, "hello\n"))
     container = with_command(world)
     world.start(container)
@@ -87,7 +89,7 @@ def test_who_it_began_as_is_asked_until_it_is_known_and_stays_known(world: World
     assert world.container(container).status.user == ProcessUser(7, 8, (8, 9))
 
 
-def test_who_it_began_as_is_known_of_one_that_has_ended_at_once(world: World) -> None:
+def test_the_user_of_a_command_that_ended_at_once_is_known(world: World) -> None:
     world.outside.guests.process_user = ProcessUser(7, 8, (8,))
     world.outside.guests.tell(0, said(0, code=0))
     container = with_command(world)
@@ -102,11 +104,11 @@ def test_a_container_without_command_is_left_alone(world: World) -> None:
     assert world.outside.guests.begun == {}
 
 
-def test_an_annotation_leaves_it_out(world: World) -> None:
+def test_an_annotation_turns_the_command_off(world: World) -> None:
     assert world.container(with_command(world, "ignore")).spec.command == ()
 
 
-def test_the_node_may_leave_it_out_and_a_pod_want_it(tmp_path) -> None:
+def test_a_pod_can_run_its_command_on_a_node_that_ignores_commands(tmp_path) -> None:
     world = World(tmp_path, vm=Vm(command="ignore"))
     world.pull()
     without = with_command(world)
@@ -116,7 +118,7 @@ def test_the_node_may_leave_it_out_and_a_pod_want_it(tmp_path) -> None:
     world.close()
 
 
-def test_a_guest_that_does_not_shut_down_is_ended_and_the_code_stays(world: World) -> None:
+def test_a_guest_that_does_not_shut_down_is_destroyed_and_the_exit_code_stays(world: World) -> None:
     world.outside.vms.shuts_down_after = None
     world.outside.guests.tell(0, said(0, code=7))
     container = with_command(world)
@@ -135,7 +137,7 @@ def test_a_guest_without_agent_ends_as_a_failed_start(world: World) -> None:
     assert world.outside.clock.now_ns() - world.container(container).status.started_at > 289e9
 
 
-def test_an_agent_gets_its_time_also_when_the_wall_clock_is_set_forward(world: World) -> None:
+def test_a_wall_clock_set_forward_does_not_shorten_the_agents_time(world: World) -> None:
     """As time synchronization does soon after a node has booted."""
     world.outside.guests.begin_error = DeadlineExceeded("timed out waiting for the guest agent: install it")
     clock = world.outside.clock
@@ -155,7 +157,7 @@ def test_an_agent_that_may_not_run_commands_is_not_waited_for(world: World) -> N
     assert world.outside.clock.now_ns() - world.container(container).status.started_at < 60e9
 
 
-def test_a_command_that_cannot_start_tells_why(world: World) -> None:
+def test_the_error_of_a_command_that_cannot_start_says_why(world: World) -> None:
     world.outside.guests.tell(0, said(0, failure="the working directory /x is not in the guest"))
     container = with_command(world)
     world.start(container)
@@ -192,14 +194,14 @@ def test_a_command_is_not_lost_because_its_guest_took_long_to_boot(world: World)
     assert ended(world, container).code == 0
 
 
-def test_streams_held_by_a_daemon_do_not_hold_the_end(world: World) -> None:
+def test_a_daemon_that_keeps_the_streams_open_does_not_delay_the_end(world: World) -> None:
     world.outside.guests.tell(0, EntrypointProgress((), OutputPosition(), code=2))
     container = with_command(world)
     world.start(container)
     assert ended(world, container).code == 2
 
 
-def test_a_stop_and_a_guest_that_shuts_itself_down_end_it_as_without_command(world: World) -> None:
+def test_a_stop_or_a_guest_shutdown_ends_the_container_as_without_a_command(world: World) -> None:
     container = with_command(world)
     world.start(container)
     until(world, container, lambda found: found.status.command_begun)
@@ -209,7 +211,7 @@ def test_a_stop_and_a_guest_that_shuts_itself_down_end_it_as_without_command(wor
     assert (how.code, how.reason) == (0, ExitReason.COMPLETED)
 
 
-def test_the_next_daemon_follows_it_and_does_not_begin_it_again(world: World) -> None:
+def test_the_next_daemon_follows_the_command_and_does_not_start_it_again(world: World) -> None:
     world.outside.guests.tell(0, said(1, "before\n"))
     container = with_command(world)
     world.start(container)
@@ -224,7 +226,7 @@ def test_the_next_daemon_follows_it_and_does_not_begin_it_again(world: World) ->
 
 
 @pytest.mark.parametrize("rebooted", [False, True])
-def test_an_end_that_was_written_down_is_not_forgotten(world: World, rebooted: bool) -> None:
+def test_a_recorded_ending_survives_a_restart(world: World, rebooted: bool) -> None:
     container = with_command(world)
     world.start(container)
     until(world, container, lambda found: found.status.command_begun)
@@ -236,7 +238,7 @@ def test_an_end_that_was_written_down_is_not_forgotten(world: World, rebooted: b
     after.close()
 
 
-def test_a_silent_command_is_looked_at_ever_more_seldom_and_at_once_again_when_it_speaks(
+def test_a_silent_command_is_polled_less_often_until_it_writes_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread waits on the fake clock, which costs no time: the waits are what counts."""
@@ -300,7 +302,7 @@ TERMINATION = {
 }
 
 
-def test_what_it_wrote_as_its_last_words_is_kubelets_before_it_has_ended(world: World) -> None:
+def test_the_termination_message_is_in_kubelets_file_before_the_end_is_recorded(world: World) -> None:
     world.outside.guests.files["/dev/termination-log"] = b"x" * 5000 + b"the end"
     world.outside.guests.tell(0, said(1, "", code=3))
     container = with_command(world, **TERMINATION)
@@ -312,7 +314,7 @@ def test_what_it_wrote_as_its_last_words_is_kubelets_before_it_has_ended(world: 
     assert message.endswith(b"the end")
 
 
-def test_a_guest_that_does_not_tell_them_holds_up_no_end(world: World) -> None:
+def test_a_guest_that_does_not_give_the_termination_message_delays_no_end(world: World) -> None:
     world.journal.fail("guest_operations.read_tail", DeadlineExceeded("the connection to the guest agent broke"))
     world.outside.guests.tell(0, said(1, "", code=0))
     container = with_command(world, **TERMINATION)
@@ -321,7 +323,7 @@ def test_a_guest_that_does_not_tell_them_holds_up_no_end(world: World) -> None:
     assert world.outside.termination_files.written == {}
 
 
-def test_those_who_are_attached_hear_what_is_in_the_log_and_then_the_end(world: World) -> None:
+def test_attached_clients_get_the_logged_output_and_then_the_end(world: World) -> None:
     world.outside.guests.tell(0, said(1, "hello\n"))
     world.outside.guests.tell(1, said(1, "bye\n", code=3))
     container = with_command(world, stdin=True, tty=True)
@@ -335,7 +337,7 @@ def test_those_who_are_attached_hear_what_is_in_the_log_and_then_the_end(world: 
 
 
 @pytest.mark.hostile
-def test_a_command_that_says_a_byte_at_each_look_is_not_looked_at_without_a_pause(world: World) -> None:
+def test_a_command_that_writes_a_byte_at_a_time_is_not_polled_without_a_pause(world: World) -> None:
     """Each look is half a dozen questions to its guest."""
     for piece in range(300):
         world.outside.guests.tell(piece, said(piece + 1, "."))
@@ -347,9 +349,7 @@ def test_a_command_that_says_a_byte_at_each_look_is_not_looked_at_without_a_paus
     assert world.outside.clock.monotonic() - began >= 10, "20 looks a second, once 100 are used up"
 
 
-def test_its_end_is_heard_though_something_unforeseen_failed_before(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_is_recorded_even_after_an_unexpected_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     progress, failed = type(world.outside.guests).progress, []
 
     def fails_once(*arguments: Any) -> EntrypointProgress:

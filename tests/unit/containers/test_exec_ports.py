@@ -30,7 +30,7 @@ class Plugs:
         return self.listens
 
 
-def test_a_port_goes_into_the_containers_own_vm_with_a_socket_beside_the_others(world: World):
+def test_a_port_is_plugged_into_the_containers_vm_with_a_socket_beside_the_others(world: World):
     _, container = world.running()
     plugs = Plugs()
     PlugExecPort(world.records, plugs, LAYOUT).plug(container, 14)
@@ -38,14 +38,14 @@ def test_a_port_goes_into_the_containers_own_vm_with_a_socket_beside_the_others(
     assert plugs.seen == [(world.domain(container), container, 14, socket)]
 
 
-def test_a_container_that_is_gone_gets_none(world: World):
+def test_a_container_that_is_gone_gets_no_port(world: World):
     plugs = Plugs()
     with pytest.raises(NotFound):
         PlugExecPort(world.records, plugs, LAYOUT).plug(ContainerId("a" * 64), 0)
     assert not plugs.seen
 
 
-def test_a_closed_port_of_the_agent_is_told_and_one_that_nobody_can_look_at_may_be_open(world: World):
+def test_an_agents_port_counts_as_open_unless_it_is_known_to_be_closed(world: World):
     _, container = world.running()
     plugs = Plugs()
     port = AgentPort(world.records, plugs)

@@ -10,7 +10,7 @@ from virtshim.model.errors import Unavailable
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), OSError(24, "Too many open files")])
-def test_a_start_that_fails_with_an_unforeseen_error_leaves_no_vm_on(world: World, error: Exception) -> None:
+def test_a_start_that_fails_with_an_unexpected_error_leaves_no_vm_on(world: World, error: Exception) -> None:
     container = world.create(world.run())
     world.journal.fail("vms.start", error, after=True)
     with pytest.raises(type(error)):

@@ -20,7 +20,7 @@ def with_flex_volume(world: World, options: bytes = b'{"type": "qcow2", "capacit
     return container_config(mounts=(Mount("/data", HOST),))
 
 
-def test_its_vm_has_an_empty_disk_that_is_mounted_there(world: World) -> None:
+def test_a_flex_volume_is_an_empty_disk_mounted_at_its_path(world: World) -> None:
     made = world.create(world.run(), config=with_flex_volume(world))
     (disk,) = world.container(made).spec.empty_disks
     assert [found.serial for found in world.outside.vms.spec(world.domain(made)).disks] == ["root", "seed", "scratch"]
@@ -32,14 +32,14 @@ def test_its_vm_has_an_empty_disk_that_is_mounted_there(world: World) -> None:
         world.do.checkpoint_container.checkpoint(world.container(made), "/var/x.tar", world.deadline())
 
 
-def test_one_whose_driver_left_nothing_is_refused(world: World) -> None:
+def test_a_flex_volume_whose_driver_left_nothing_is_refused(world: World) -> None:
     sandbox = world.run()
     with pytest.raises(NotFound, match=r"virtlet-flexvolume.json is not there"):
         world.create(sandbox, config=container_config(mounts=(Mount("/data", HOST),)))
     world.create(sandbox, config=with_flex_volume(world))
 
 
-def test_the_nodes_limit_and_the_pods_other_disks_count(world: World) -> None:
+def test_the_nodes_size_limit_and_the_pods_other_disks_apply_to_flex_volumes(world: World) -> None:
     config = with_flex_volume(world)
     same_name = sandbox_config(annotations={"virtshim.io/disks": "scratch: {size: 1Gi}"})
     with pytest.raises(InvalidRequest, match="disk 'scratch' is requested twice"):

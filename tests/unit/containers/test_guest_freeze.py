@@ -25,7 +25,7 @@ def moves_again(world: World, container: ContainerId) -> bool:
     return not world.outside.guests.frozen and not world.container(container).status.frozen
 
 
-def test_the_disk_is_copied_while_the_file_systems_rest_and_the_archive_says_so(world: World) -> None:
+def test_the_disk_is_copied_while_file_systems_are_frozen_and_the_archive_says_so(world: World) -> None:
     _, container = world.running()
     copied = world.journal.hold("archives.copy")
     work = Background(lambda: checkpoint(world, container))
@@ -38,7 +38,7 @@ def test_the_disk_is_copied_while_the_file_systems_rest_and_the_archive_says_so(
     assert json.loads(world.outside.archives.finished[PLACE])["frozenFileSystems"] == 2
 
 
-def test_the_clock_is_set_after_the_guest_goes_on(world: World) -> None:
+def test_the_guests_clock_is_set_after_the_resume(world: World) -> None:
     _, container = world.running()
     checkpoint(world, container)
     eventually(lambda: world.outside.guests.clocks_set == [container])
@@ -47,7 +47,7 @@ def test_the_clock_is_set_after_the_guest_goes_on(world: World) -> None:
 
 
 @pytest.mark.parametrize("why", [WrongState("no guest agent answers"), DeadlineExceeded("slow"), InternalError("no")])
-def test_a_guest_that_cannot_freeze_is_checkpointed_as_it_is(world: World, why: Exception) -> None:
+def test_a_guest_that_cannot_freeze_is_checkpointed_unfrozen(world: World, why: Exception) -> None:
     _, container = world.running()
     world.journal.fail("guest_operations.freeze", why)
     checkpoint(world, container)
@@ -63,7 +63,7 @@ def test_a_freeze_whose_answer_came_too_late_is_thawed(world: World) -> None:
 
 
 @pytest.mark.parametrize("call", ["vms.pause", "vms.save_memory", "archives.copy", "archives.finish"])
-def test_after_a_failure_it_moves_again(world: World, call: str) -> None:
+def test_after_a_failed_checkpoint_the_guest_is_thawed(world: World, call: str) -> None:
     _, container = world.running()
     world.journal.fail(call, ResourceExhausted("the disk is full"))
     with pytest.raises(ResourceExhausted):
@@ -71,7 +71,7 @@ def test_after_a_failure_it_moves_again(world: World, call: str) -> None:
     eventually(lambda: moves_again(world, container))
 
 
-def test_a_guest_that_does_not_answer_is_asked_until_it_does(world: World) -> None:
+def test_a_thaw_is_repeated_until_the_guest_answers(world: World) -> None:
     _, container = world.running()
     world.journal.fail("guest_operations.thaw", Unavailable("the connection to the guest agent broke"), times=5)
     checkpoint(world, container)
@@ -79,7 +79,7 @@ def test_a_guest_that_does_not_answer_is_asked_until_it_does(world: World) -> No
     assert world.journal.count("guest_operations.thaw") == 6
 
 
-def test_nobody_waits_for_a_guest_to_go_on(world: World) -> None:
+def test_no_call_waits_for_the_thaw(world: World) -> None:
     _, container = world.running()
     gate = world.journal.hold("guest_operations.thaw")
     checkpoint(world, container)
@@ -89,7 +89,7 @@ def test_nobody_waits_for_a_guest_to_go_on(world: World) -> None:
     eventually(lambda: moves_again(world, container))
 
 
-def test_a_guest_that_has_ended_is_asked_no_more(world: World) -> None:
+def test_the_thaw_of_a_guest_that_has_ended_is_not_repeated(world: World) -> None:
     _, container = world.running()
     world.journal.fail("guest_operations.thaw", Unavailable("the VM has ended"), times=1000)
     checkpoint(world, container)
@@ -101,7 +101,7 @@ def test_a_guest_that_has_ended_is_asked_no_more(world: World) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])
 @pytest.mark.parametrize("call", ["guest_operations.freeze", "vms.pause", "vms.save_memory", "vms.resume"])
-def test_wherever_the_process_dies_the_next_one_thaws(world: World, call: str, when: When) -> None:
+def test_after_a_crash_at_any_step_the_next_start_thaws_the_guest(world: World, call: str, when: When) -> None:
     _, container = world.running()
     checkpoint(world, container)
     eventually(lambda: not world.app.freezer.is_thawing(container))
@@ -116,7 +116,7 @@ def test_wherever_the_process_dies_the_next_one_thaws(world: World, call: str, w
     world.close()
 
 
-def test_a_vm_that_met_a_full_disk_has_its_clock_set_when_it_goes_on(world: World) -> None:
+def test_the_clock_is_set_when_a_vm_resumes_after_a_full_disk(world: World) -> None:
     _, container = world.running()
     world.outside.vms.halt(world.domain(container), PauseReason.IO_ERROR)
     world.app.watch.look()

@@ -70,19 +70,19 @@ def lacks_it(command: GuestCommand, timeout: float, cancelled: threading.Event) 
     return CommandResult(0, b"", b"")
 
 
-def test_cloud_init_is_told_them(world: World) -> None:
+def test_the_seed_has_the_sysctls_for_cloud_init(world: World) -> None:
     made = world.create(world.run(config=sandbox_config(sysctls=SYSCTLS)))
     assert world.outside.seeds.requests[made].sysctls == SYSCTLS
 
 
-def test_they_are_set_by_the_agent_and_again_after_the_guest_was_restarted(world: World) -> None:
+def test_the_agent_sets_sysctls_and_again_after_a_guest_restart(world: World) -> None:
     made = running(world)
     eventually(lambda: ran(world) == [SCRIPT] and settled())
     world.app.guest_set_up.changed(world.domain(made))
     eventually(lambda: ran(world) == [SCRIPT, SCRIPT])
 
 
-def test_a_guest_that_was_restarted_meanwhile_is_set_up_again(world: World) -> None:
+def test_a_guest_that_restarts_during_set_up_is_set_up_again(world: World) -> None:
     def restarts_once(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
         if len(ran(world)) == 1:
             (container,) = world.records.containers.all()
@@ -95,7 +95,7 @@ def test_a_guest_that_was_restarted_meanwhile_is_set_up_again(world: World) -> N
     assert ran(world) == [SCRIPT, SCRIPT]
 
 
-def test_they_are_set_before_the_containers_command_begins(world: World) -> None:
+def test_sysctls_are_set_before_the_containers_command_begins(world: World) -> None:
     set_before = []
 
     def notes(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
@@ -108,7 +108,7 @@ def test_they_are_set_before_the_containers_command_begins(world: World) -> None
     assert set_before == [{}]
 
 
-def test_they_are_set_before_a_command_of_somebody_elses_once(world: World) -> None:
+def test_sysctls_are_set_once_before_exec_commands(world: World) -> None:
     made = running(world, "serve")
     eventually(lambda: world.container(made).status.command_begun)
     world = world.recovered()  # which remembers nothing of it
@@ -127,7 +127,7 @@ def exec_streams(world: World, made: ContainerId) -> None:
         asyncio.run(world.do.exec_command.start(ExecRequest(made, ("true",), Streams(stdout=True))))
 
 
-def test_they_are_set_before_a_session_begins_once(world: World) -> None:
+def test_sysctls_are_set_once_before_exec_sessions(world: World) -> None:
     made = running(world, "serve")
     eventually(lambda: world.container(made).status.command_begun)
     world = world.recovered()  # which remembers nothing of it
@@ -140,7 +140,7 @@ def test_they_are_set_before_a_session_begins_once(world: World) -> None:
         world.close()
 
 
-def test_sessions_that_begin_together_wait_for_one_run(world: World) -> None:
+def test_sessions_that_begin_together_share_one_set_up(world: World) -> None:
     made = running(world, "serve")
     eventually(lambda: world.container(made).status.command_begun)
     world = world.recovered()
@@ -161,7 +161,7 @@ def test_sessions_that_begin_together_wait_for_one_run(world: World) -> None:
         world.close()
 
 
-def test_a_session_begins_in_a_guest_that_cannot_have_them(world: World) -> None:
+def test_a_session_begins_even_if_sysctls_cannot_be_set(world: World) -> None:
     made = running(world)
     eventually(settled)
     world.outside.guests.do = lacks_it
@@ -191,7 +191,7 @@ def test_an_agent_that_does_not_come_up_is_waited_for_once(world: World) -> None
         world.close()
 
 
-def test_a_guest_that_does_not_take_one_ends_the_start_of_the_containers_command(world: World) -> None:
+def test_a_refused_sysctl_fails_the_start_of_the_containers_command(world: World) -> None:
     world.outside.guests.do = lacks_it
     made = running(world, "serve")
     eventually(lambda: world.container(made).status.ending is not None or world.container(made).exit is not None)
@@ -203,7 +203,7 @@ def test_a_guest_that_does_not_take_one_ends_the_start_of_the_containers_command
     assert made not in world.outside.guests.begun
 
 
-def test_a_guest_without_a_command_that_does_not_take_one_is_told_in_the_message(world: World) -> None:
+def test_without_a_command_a_refused_sysctl_is_in_the_containers_message(world: World) -> None:
     world.outside.guests.do = lacks_it
     made = running(world)
     eventually(lambda: world.app.watch.look() or world.container(made).status.trouble)
@@ -261,21 +261,21 @@ def ends_with(code: int, said: bytes, times: int = 1_000_000) -> Callable[..., C
     return do
 
 
-def test_rules_and_tables_are_set_by_the_agent_and_again_after_the_guest_was_restarted(world: World) -> None:
+def test_the_agent_sets_policy_routes_and_again_after_a_guest_restart(world: World) -> None:
     made = routed(world)
     eventually(lambda: ran(world) == [ROUTES] and settled())
     world.app.guest_set_up.changed(world.domain(made))
     eventually(lambda: ran(world) == [ROUTES, ROUTES])
 
 
-def test_rules_are_tried_again_until_the_guests_network_is_there_and_its_command_begins_then(world: World) -> None:
+def test_the_command_begins_once_the_network_is_up_and_policy_routes_are_set(world: World) -> None:
     world.outside.guests.do = ends_with(POLICY_ROUTES_NOT_YET, b"eth1 does not have the address 10.90.9.2\n", times=3)
     made = routed(world, "serve")
     eventually(lambda: world.container(made).status.command_begun)
     assert ran(world) == [ROUTES] * 4
 
 
-def test_who_looks_into_a_guest_whose_network_is_not_there_does_not_wait_for_it(world: World) -> None:
+def test_exec_does_not_wait_for_the_guests_network(world: World) -> None:
     world.outside.clock.held = True  # else the time for the network to come is over at once
     world.outside.guests.do = ends_with(POLICY_ROUTES_NOT_YET, b"no interface has the MAC 0a:58:00:00:00:02\n")
     made = routed(world, "serve")
@@ -285,7 +285,7 @@ def test_who_looks_into_a_guest_whose_network_is_not_there_does_not_wait_for_it(
     assert not world.container(made).status.command_begun
 
 
-def test_a_network_that_never_comes_up_is_told_in_the_message(world: World) -> None:
+def test_a_network_that_never_comes_up_is_in_the_containers_message(world: World) -> None:
     world.outside.guests.do = ends_with(POLICY_ROUTES_NOT_YET, b"no interface has the MAC 0a:58:00:00:00:02\n")
     made = routed(world)
     eventually(lambda: world.app.watch.look() or world.container(made).status.trouble)
@@ -295,7 +295,7 @@ def test_a_network_that_never_comes_up_is_told_in_the_message(world: World) -> N
     )
 
 
-def test_an_image_without_the_command_ends_the_start_of_the_containers_command(world: World) -> None:
+def test_an_image_without_ip_fails_the_start_of_the_containers_command(world: World) -> None:
     world.outside.guests.do = ends_with(POLICY_ROUTES_NO_COMMAND, b"the image has no command ip\n")
     made = routed(world, "serve")
     eventually(lambda: world.container(made).status.ending is not None or world.container(made).exit is not None)
@@ -306,7 +306,7 @@ def test_an_image_without_the_command_ends_the_start_of_the_containers_command(w
     assert made not in world.outside.guests.begun
 
 
-def test_an_agent_that_may_not_run_commands_leaves_rules_unset_and_that_is_told(world: World) -> None:
+def test_policy_routes_that_the_agent_may_not_set_are_reported(world: World) -> None:
     def refuses(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
         raise WrongState("the agent may not run commands")
 
@@ -333,7 +333,7 @@ def test_block_volumes_are_linked_to_their_paths_by_cloud_init_and_by_the_agent(
     assert ran(world)[0][4:] == ("dev-xvda", "/dev/xvda", "srv-b", "/srv/b")
 
 
-def test_a_path_that_the_guest_uses_itself_is_told(world: World) -> None:
+def test_a_device_path_that_the_guest_already_uses_is_reported(world: World) -> None:
     taken = CommandResult(GUEST_LINKS_NOT_LINKED, b"", b"/dev/vda: the guest has something else there\n")
     world.outside.guests.do = lambda command, timeout, cancelled: taken
     made = world.create(world.run(), config=container_config(devices=(CriDevice("/dev/block/a", "/dev/vda"),)))
@@ -345,7 +345,7 @@ def test_a_path_that_the_guest_uses_itself_is_told(world: World) -> None:
 
 
 @pytest.mark.parametrize("path", ["data", "/proc/data", "/dev", "/a/../etc/passwd", "/a\nb", "/" + "a" * 5000])
-def test_a_device_path_that_no_guest_can_have_is_refused_by_name(world: World, path: str) -> None:
+def test_an_impossible_device_path_is_refused_by_name(world: World, path: str) -> None:
     config = container_config(devices=(CriDevice("/dev/block/a", path),))
     with pytest.raises(InvalidRequest, match=r"config\.devices\[container_path .*(use another|correct) devicePath"):
         world.create(world.run(), config=config)

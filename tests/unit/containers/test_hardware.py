@@ -36,12 +36,12 @@ def spec_of(world: World, container: ContainerId) -> VmSpec:
     return world.outside.vms.spec(world.domain(container))
 
 
-def test_without_a_word_a_vm_has_a_bios_and_no_tpm(world: World) -> None:
+def test_a_vm_has_a_bios_and_no_tpm_by_default(world: World) -> None:
     spec = spec_of(world, world.create(world.run()))
     assert (spec.hardware, spec.nvram) == (HardwareOptions(), "")
 
 
-def test_a_guest_sees_the_nodes_of_the_host_that_its_exclusive_cpus_are_on(world: World) -> None:
+def test_a_guest_sees_the_numa_nodes_of_its_exclusive_cpus(world: World) -> None:
     world.outside.vms.host_nodes = {0: frozenset({0, 1}), 1: frozenset({2, 3})}
     resources = Resources(cpu_quota=-1, cpuset_cpus="1-2", cpuset_mems="0-1", memory_limit_bytes=512 << 20)
     spec = spec_of(world, world.create(world.run(), config=container_config(resources=resources)))
@@ -51,7 +51,7 @@ def test_a_guest_sees_the_nodes_of_the_host_that_its_exclusive_cpus_are_on(world
     assert spec.cells == ()
 
 
-def test_each_attempt_on_a_fresh_disk_begins_with_a_firmware_and_a_tpm_that_know_nothing(world: World) -> None:
+def test_each_attempt_on_a_fresh_disk_has_new_firmware_variables_and_a_new_tpm(world: World) -> None:
     sandbox = world.run(config=sandbox_config(annotations=SECURE))
     first, second = ended(world, sandbox), ended(world, sandbox, 1)
     assert first.hardware == HardwareOptions(Firmware.SECURE, tpm=True)
@@ -59,7 +59,7 @@ def test_each_attempt_on_a_fresh_disk_begins_with_a_firmware_and_a_tpm_that_know
     assert (first.nvram != second.nvram, first.uuid != second.uuid, second.keeps_tpm) == (True, True, False)
 
 
-def test_with_the_pods_disk_they_go_on_in_the_next_attempt_and_sandbox(world: World) -> None:
+def test_on_a_kept_disk_firmware_variables_and_tpm_are_kept_for_the_next_sandbox_too(world: World) -> None:
     config = sandbox_config(annotations=SECURE | KEEP)
     sandbox = world.run(config=config)
     specs = [ended(world, sandbox), ended(world, sandbox, 1)]
@@ -75,7 +75,7 @@ def test_with_the_pods_disk_they_go_on_in_the_next_attempt_and_sandbox(world: Wo
     assert world.outside.disks.tpms == {}
 
 
-def test_the_tpm_of_a_foreign_vm_is_not_removed_with_a_pod_that_asked_for_its_uuid(world: World) -> None:
+def test_a_foreign_vms_tpm_is_not_removed_with_a_pod_that_asked_for_its_uuid(world: World) -> None:
     world.outside.vms.add_foreign(uuid.UUID(CHOSEN), "theirs")
     sandbox = world.run(config=sandbox_config(annotations=SECURE | KEEP | {"VirtletSystemUUID": CHOSEN}))
     with pytest.raises(AlreadyExists, match="foreign domain"):
@@ -84,9 +84,7 @@ def test_the_tpm_of_a_foreign_vm_is_not_removed_with_a_pod_that_asked_for_its_uu
 
 
 @pytest.mark.parametrize("kept", [KEEP, {}])
-def test_a_tpm_of_another_pods_disk_is_nobodys_else_also_while_that_pod_has_no_container(
-    world: World, kept: dict[str, str]
-) -> None:
+def test_a_kept_disks_tpm_is_refused_to_other_pods_even_without_a_container(world: World, kept: dict[str, str]) -> None:
     chosen = SECURE | {"VirtletSystemUUID": CHOSEN}
     owner = world.run(config=sandbox_config(annotations=chosen | KEEP))
     world.remove(ended(world, owner).container_id)
@@ -100,7 +98,7 @@ def test_a_tpm_of_another_pods_disk_is_nobodys_else_also_while_that_pod_has_no_c
 
 
 @pytest.mark.parametrize("kept", [KEEP, {}])
-def test_a_tpm_that_an_operator_has_kept_of_a_vm_that_is_gone_is_nobodys(world: World, kept: dict[str, str]) -> None:
+def test_a_tpm_that_an_operator_kept_of_an_earlier_vm_is_given_to_no_pod(world: World, kept: dict[str, str]) -> None:
     world.outside.vms.left_tpms.add(uuid.UUID(CHOSEN))
     thief = world.run(config=sandbox_config(annotations=SECURE | kept | {"VirtletSystemUUID": CHOSEN}))
     with pytest.raises(AlreadyExists, match="an earlier VM's TPM is there"):
@@ -108,7 +106,7 @@ def test_a_tpm_that_an_operator_has_kept_of_a_vm_that_is_gone_is_nobodys(world: 
     assert world.outside.disks.tpms == {}, "nor is it removed with the pod"
 
 
-def test_a_tpm_that_stays_with_the_pods_disk_is_its_own_when_the_definition_is_gone(world: World) -> None:
+def test_a_kept_disks_tpm_stays_the_pods_after_its_definition_is_gone(world: World) -> None:
     sandbox = world.run(config=sandbox_config(annotations=SECURE | KEEP | {"VirtletSystemUUID": CHOSEN}))
     first = ended(world, sandbox)
     assert not first.owns_tpm
@@ -117,7 +115,7 @@ def test_a_tpm_that_stays_with_the_pods_disk_is_its_own_when_the_definition_is_g
     assert ended(world, sandbox, 1).owns_tpm
 
 
-def test_a_pod_that_asks_for_secure_boot_later_does_not_have_the_variables_of_a_uefi_without_keys(world: World) -> None:
+def test_switching_to_secure_boot_does_not_reuse_the_variables_of_plain_uefi(world: World) -> None:
     first = world.run(config=sandbox_config(annotations=KEEP | {"virtshim.io/firmware": "uefi"}))
     without = ended(world, first)
     world.stop_sandbox(first)
@@ -126,7 +124,7 @@ def test_a_pod_that_asks_for_secure_boot_later_does_not_have_the_variables_of_a_
     assert without.nvram != later.nvram
 
 
-def test_a_kept_disk_has_the_firmware_of_its_first_start_whatever_its_package_brings_later(world: World) -> None:
+def test_a_kept_disk_keeps_the_firmware_of_its_first_start_after_a_package_upgrade(world: World) -> None:
     sandbox = world.run(config=sandbox_config(annotations=SECURE | KEEP))
     first = ended(world, sandbox)
     before = first.firmware_files
@@ -141,7 +139,7 @@ def test_a_kept_disk_has_the_firmware_of_its_first_start_whatever_its_package_br
     assert world.outside.disks.firmware == {}
 
 
-def test_a_kept_disk_that_no_vm_has_started_from_has_the_firmware_that_the_node_has_by_then(world: World) -> None:
+def test_a_kept_disk_that_was_never_started_gets_the_nodes_current_firmware(world: World) -> None:
     """The note is there before the variables: it alone must not keep a disk to files that have gone."""
     sandbox = world.run(config=sandbox_config(annotations=SECURE | KEEP))
     world.remove(world.create(sandbox))
@@ -152,7 +150,7 @@ def test_a_kept_disk_that_no_vm_has_started_from_has_the_firmware_that_the_node_
     assert ended(world, sandbox, 2).firmware_files == second.firmware_files, "its variables are there now"
 
 
-def test_libvirt_chooses_the_firmware_of_a_disk_that_goes_with_its_container_and_where_it_alone_can(
+def test_libvirt_chooses_the_firmware_unless_a_kept_disk_needs_a_fixed_one(
     world: World,
 ) -> None:
     assert ended(world, world.run(config=sandbox_config(annotations=SECURE))).firmware_files is None
@@ -162,7 +160,7 @@ def test_libvirt_chooses_the_firmware_of_a_disk_that_goes_with_its_container_and
     assert world.outside.disks.firmware == {}
 
 
-def test_another_pods_vm_has_another_uuid(world: World) -> None:
+def test_vms_of_two_pods_have_different_uuids(world: World) -> None:
     config = sandbox_config(annotations=SECURE | KEEP)
     assert ended(world, world.run(config=config)).uuid != ended(world, world.run("other", config=config)).uuid
 
@@ -174,7 +172,9 @@ def test_another_pods_vm_has_another_uuid(world: World) -> None:
         ({"virtshim.io/tpm": "true"}, "annotation virtshim.io/tpm: a volume at devicePath / has no place"),
     ],
 )
-def test_a_root_disk_on_a_volume_has_no_room_for_them(world: World, annotations: dict[str, str], words: str) -> None:
+def test_a_root_disk_on_a_volume_cannot_have_uefi_or_a_tpm(
+    world: World, annotations: dict[str, str], words: str
+) -> None:
     sandbox = world.run(config=sandbox_config(annotations=annotations))
     with pytest.raises(InvalidRequest, match=words):
         world.create(sandbox, config=container_config(devices=(CriDevice("/dev/block/pv", "/"),)))
@@ -200,7 +200,7 @@ def test_a_root_disk_on_a_volume_has_no_room_for_them(world: World, annotations:
         ({"virtshim.io/cpu-topology": "9x9x9"}, "at most 255 in all"),
     ],
 )
-def test_a_wrong_word_is_refused_by_name(world: World, annotations: dict[str, str], words: str) -> None:
+def test_an_unknown_hardware_value_is_refused_by_name(world: World, annotations: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         world.run(config=sandbox_config(annotations=annotations))
 
@@ -223,25 +223,25 @@ def test_a_wrong_word_is_refused_by_name(world: World, annotations: dict[str, st
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(world: World, annotations: dict[str, str], words: str) -> None:
+def test_conflicting_hardware_options_are_refused(world: World, annotations: dict[str, str], words: str) -> None:
     sandbox = world.run(config=sandbox_config(annotations=annotations))
     with pytest.raises(InvalidRequest, match=words):
         world.create(sandbox)
 
 
-def test_windows_has_a_profile_on_each_node_and_a_pod_may_say_otherwise(world: World) -> None:
+def test_each_node_has_a_windows_profile_and_a_pod_may_override_it(world: World) -> None:
     annotations = {"virtshim.io/profile": "windows", "virtshim.io/tablet": "false"}
     spec = spec_of(world, world.create(world.run(config=sandbox_config(annotations=annotations))))
     assert spec.disk_bus is DiskBus.SATA
     assert spec.hardware == HardwareOptions(nic_model=NicModel.E1000E, hyperv=True, clock=Clock.LOCALTIME)
 
 
-def test_an_operators_profile_of_that_name_is_in_its_place() -> None:
+def test_an_operators_windows_profile_replaces_the_built_in_one() -> None:
     own = Profile("windows", {"VirtletVCPUCount": "2"})
     assert of_pod([own], {"virtshim.io/profile": "windows"}, "") == {"VirtletVCPUCount": "2"}
 
 
-def test_a_nic_that_is_not_virtios_has_one_queue() -> None:
+def test_a_nic_of_another_model_than_virtio_has_one_queue() -> None:
     options = VmOptions(vcpus=4, hardware=HardwareOptions(nic_model=NicModel.E1000E))
     assert nic_queues(options, VmSize(vcpus=4)) == 1
     assert not may_want_queues(options, Resources())

@@ -40,7 +40,7 @@ def created(world: World, says: ImageConfig = SAYS, annotation: str = "", **aske
         (("/bin/sh",), ("-c", "x"), ("/bin/sh", "-c", "x")),
     ],
 )
-def test_command_and_args_take_the_place_of_entrypoint_and_cmd(
+def test_command_and_args_replace_entrypoint_and_cmd(
     world: World, command: tuple[str, ...], args: tuple[str, ...], runs: tuple[str, ...]
 ) -> None:
     assert created(world, command=command, args=args).spec.command == runs
@@ -55,7 +55,7 @@ def test_an_image_without_entrypoint_and_cmd_is_a_plain_vm(
     assert created(world, says).spec.command == runs
 
 
-def test_environment_directory_user_and_stop_signal_are_the_images(world: World) -> None:
+def test_environment_directory_user_and_stop_signal_come_from_the_image(world: World) -> None:
     container = created(world)
     for command in (entrypoint_command(container), in_container(container, ("env",))):
         envs = dict(command.envs)
@@ -65,7 +65,7 @@ def test_environment_directory_user_and_stop_signal_are_the_images(world: World)
     assert container.spec.image_config.stop_signal == "SIGQUIT"
 
 
-def test_what_the_pod_says_holds(world: World) -> None:
+def test_the_pods_values_win_over_the_images(world: World) -> None:
     user = RunAs("1000", supplementary=(5,))
     container = created(world, envs=(("MODE", b"from pod"),), working_dir="/tmp", user=user)
     command = in_container(container, ("env",))
@@ -88,7 +88,7 @@ def test_an_annotation_turns_it_off(world: World) -> None:
     assert "MODE" not in dict(command.envs)
 
 
-def test_commands_that_are_ignored_are_the_images_too(world: World) -> None:
+def test_with_commands_ignored_the_images_command_is_ignored_too(world: World) -> None:
     container = created(world, annotation="use")
     assert container.spec.command
     world.remove_sandbox(container.sandbox_id)
@@ -97,7 +97,7 @@ def test_commands_that_are_ignored_are_the_images_too(world: World) -> None:
     assert world.container(world.create(sandbox, config=config)).spec.command == ()
 
 
-def test_it_stays_what_it_was_at_the_start_of_the_container(world: World) -> None:
+def test_the_image_config_is_fixed_when_the_container_is_created(world: World) -> None:
     container = created(world)
     world.outside.files.publish(OURS, b"a server's disk")
     world.pull(OURS)

@@ -45,7 +45,7 @@ def copies(world: World, spec: VmSpec) -> list[str]:
     return [world.outside.kernels.copies[path] for path in (spec.kernel_file, spec.initrd_file)]
 
 
-def test_a_vm_has_copies_of_its_own(world: World) -> None:
+def test_a_vm_has_its_own_copies_of_kernel_and_ram_disk(world: World) -> None:
     publish(world, "a", "b")
     sandbox = world.run(config=sandbox_config(annotations=BOTH | {ARGS: "console=ttyS0"}))
     first, second = vm(world, sandbox), vm(world, sandbox, 1)
@@ -55,14 +55,14 @@ def test_a_vm_has_copies_of_its_own(world: World) -> None:
     assert f"/containers/{first.container_id}/" in first.kernel_file
 
 
-def test_a_kernel_may_do_without_a_ram_disk_and_uefi_may_start_it(world: World) -> None:
+def test_a_kernel_may_boot_without_a_ram_disk_and_by_uefi(world: World) -> None:
     publish(world, "a", "b")
     uefi = {"virtshim.io/firmware": "uefi", KERNEL: "/boot/vmlinuz"}
     spec = vm(world, world.run(config=sandbox_config(annotations=uefi)))
     assert (spec.hardware.firmware, spec.initrd_file, bool(spec.kernel_file)) == (Firmware.UEFI, "", True)
 
 
-def test_a_disk_that_stays_with_its_pod_stays_with_its_kernel(world: World) -> None:
+def test_a_kept_disk_keeps_its_kernel(world: World) -> None:
     publish(world, "a", "b")
     config = sandbox_config(annotations=BOTH | KEEP)
     sandbox = world.run(config=config)
@@ -77,7 +77,7 @@ def test_a_disk_that_stays_with_its_pod_stays_with_its_kernel(world: World) -> N
     assert "/pods/" in first.kernel_file
 
 
-def test_a_pod_on_a_kept_disk_that_asks_for_another_kernel_gets_that(world: World) -> None:
+def test_a_pod_on_a_kept_disk_may_ask_for_another_kernel(world: World) -> None:
     publish(world, "a", "b")
     first = vm(world, world.run(config=sandbox_config(annotations=KEEP | {KERNEL: "/boot/vmlinuz"})))
     other = KEEP | {KERNEL: "/boot/initrd.img"}
@@ -104,7 +104,7 @@ def test_a_pod_on_a_kept_disk_that_asks_for_another_kernel_gets_that(world: Worl
         (BOTH | {ARGS: "ü"}, "printable ASCII"),
     ],
 )
-def test_what_cannot_be_started_is_refused_by_its_annotation(
+def test_a_kernel_that_cannot_be_booted_is_refused_and_the_annotation_named(
     world: World, annotations: dict[str, str], words: str
 ) -> None:
     publish(world, "a", "b")
@@ -113,26 +113,26 @@ def test_what_cannot_be_started_is_refused_by_its_annotation(
     assert world.outside.vms.domains == {}
 
 
-def test_an_image_without_kernels_says_so(world: World) -> None:
+def test_the_error_for_an_image_without_kernels_says_so(world: World) -> None:
     with pytest.raises(InvalidRequest, match="has no file /boot/vmlinuz; it has none there"):
         world.create(world.run(config=sandbox_config(annotations=BOTH)))
 
 
-def test_an_image_that_is_kernels_alone_is_not_started_from_its_empty_disk(world: World) -> None:
+def test_an_image_with_kernels_only_is_not_booted_from_its_empty_disk(world: World) -> None:
     publish(world, "a", "b", bytes(NO_DISK_BYTES))
     with pytest.raises(InvalidRequest, match=r"no disk to boot from; name .*virtshim.io/kernel; .* /boot/vmlinuz"):
         world.create(world.run())
     assert vm(world, world.run("other", config=sandbox_config(annotations=BOTH))).kernel_file
 
 
-def test_a_disk_that_stays_is_not_made_of_an_image_that_does_not_start(world: World) -> None:
+def test_no_kept_disk_is_made_from_an_image_that_cannot_boot(world: World) -> None:
     publish(world, "a", "b")
     with pytest.raises(InvalidRequest, match="no file /boot/x"):
         world.create(world.run(config=sandbox_config(annotations=KEEP | {KERNEL: "/boot/x"})))
     assert world.outside.disks.pod_disks == {}
 
 
-def test_a_volume_that_a_vm_boots_from_has_no_place_for_a_kernel(world: World) -> None:
+def test_a_kernel_is_refused_for_a_vm_that_boots_from_a_volume(world: World) -> None:
     publish(world, "a", "b")
     sandbox = world.run(config=sandbox_config(annotations=BOTH))
     with pytest.raises(InvalidRequest, match=r"annotation virtshim.io/kernel: a volume at devicePath / has no place"):

@@ -32,12 +32,12 @@ def ended(world: World, container: ContainerId) -> ContainerId:
     return container
 
 
-def test_a_disk_that_goes_with_its_container_leaves_it_to_libvirt(world: World) -> None:
+def test_libvirt_chooses_device_places_for_a_disk_that_is_not_kept(world: World) -> None:
     spec = spec_of(world, world.create(world.run()))
     assert (spec.machine, spec.numbers) == ("", DeviceNumbers())
 
 
-def test_a_volume_that_comes_later_moves_no_other(world: World) -> None:
+def test_a_volume_added_later_moves_no_other_volume(world: World) -> None:
     sandbox = world.run(config=KEEP)
     first = spec_of(world, ended(world, world.create(sandbox, config=with_volumes("a", "c"))))
     again = spec_of(world, world.create(sandbox, attempt=1, config=with_volumes("a", "b", "c")))
@@ -46,7 +46,7 @@ def test_a_volume_that_comes_later_moves_no_other(world: World) -> None:
 
 
 @pytest.mark.parametrize("root", [False, True], ids=["the pod's", "on a volume"])
-def test_the_machine_is_that_of_the_first_start_although_qemu_was_upgraded(world: World, root: bool) -> None:
+def test_a_kept_disk_keeps_its_machine_type_after_a_qemu_upgrade(world: World, root: bool) -> None:
     sandbox = world.run(config=None if root else KEEP)
     first = spec_of(world, ended(world, world.create(sandbox, config=with_volumes(root=root))))
     world.outside.vms.machine_type = "pc-q35-9.1"
@@ -56,7 +56,7 @@ def test_the_machine_is_that_of_the_first_start_although_qemu_was_upgraded(world
     assert other.machine == "pc-q35-9.1"
 
 
-def test_a_volume_takes_its_guests_places_along_to_another_pod(world: World) -> None:
+def test_a_root_volume_keeps_its_device_places_in_another_pod(world: World) -> None:
     first = world.run()
     ended(world, world.create(first, config=with_volumes("a", root=True)))
     world.remove_sandbox(first)
@@ -64,7 +64,7 @@ def test_a_volume_takes_its_guests_places_along_to_another_pod(world: World) -> 
     assert spec.numbers.blocks == (3, 2)
 
 
-def test_they_go_with_the_pods_disk(world: World) -> None:
+def test_device_places_are_removed_with_the_pods_disk(world: World) -> None:
     sandbox = world.run(config=KEEP)
     ended(world, world.create(sandbox))
     assert world.outside.disks.notes

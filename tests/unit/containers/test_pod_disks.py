@@ -31,13 +31,13 @@ def ran(world: World, sandbox: SandboxId, attempt: int = 0, name: str = "vm") ->
     return container
 
 
-def test_usually_each_attempt_has_a_fresh_disk_of_its_own(world: World) -> None:
+def test_by_default_each_attempt_has_a_fresh_disk(world: World) -> None:
     sandbox = world.run()
     first, second = (root_of(world, ran(world, sandbox, attempt)) for attempt in (0, 1))
     assert first != second
 
 
-def test_libvirt_is_through_with_a_kept_disk_before_anybody_is_told_of_the_vms_end(world: World) -> None:
+def test_libvirt_has_released_a_kept_disk_before_the_end_is_recorded(world: World) -> None:
     for config, waits in ((KEEP, True), (sandbox_config(), False)):
         container = world.create(world.run(str(waits), config=config))
         world.start(container)
@@ -48,7 +48,7 @@ def test_libvirt_is_through_with_a_kept_disk_before_anybody_is_told_of_the_vms_e
         assert ("vms.destroy" in world.journal.calls[:told]) is waits
 
 
-def test_the_guest_knows_a_kept_disk_again(world: World) -> None:
+def test_a_guest_on_a_kept_disk_stays_the_same_cloud_init_instance(world: World) -> None:
     """What cloud-init calls an instance."""
     first, other = world.run(config=KEEP), world.run("other", config=KEEP)
     made = [ran(world, first), ran(world, first, 1), ran(world, other), ran(world, world.run("fresh"))]
@@ -72,7 +72,7 @@ def test_a_kept_disk_serves_every_attempt_and_every_sandbox_of_the_pod(world: Wo
     assert world.journal.count("disks.create_pod_disk") == 1
 
 
-def test_a_pod_of_an_earlier_version_keeps_the_names_that_its_guest_knows_its_disk_by(world: World) -> None:
+def test_a_pod_of_an_earlier_version_keeps_the_disk_bus_of_its_kept_disk(world: World) -> None:
     first = world.run(config=KEEP)
     made = world.records.sandboxes.get(first)
     assert made is not None
@@ -83,7 +83,7 @@ def test_a_pod_of_an_earlier_version_keeps_the_names_that_its_guest_knows_its_di
     assert buses == [DiskBus.SCSI, DiskBus.SCSI, DiskBus.VIRTIO]
 
 
-def test_a_kept_disk_counts_as_the_container_that_runs_on_it(world: World) -> None:
+def test_a_kept_disks_space_counts_for_the_container_that_runs_on_it(world: World) -> None:
     sandbox = world.run(config=KEEP)
     before = ran(world, sandbox)
     now = world.create(sandbox, attempt=1)
@@ -123,7 +123,7 @@ def test_a_kept_disk_outlives_a_reboot_of_the_node(world: World) -> None:
     world.close()
 
 
-def test_the_image_under_a_kept_disk_stays_although_the_pod_moved_on_to_another(world: World) -> None:
+def test_the_image_under_a_kept_disk_stays_when_the_pod_changes_its_image(world: World) -> None:
     sandbox = world.run(config=KEEP)
     old = world.container(first := ran(world, sandbox)).image
     world.images.remove(IMAGE)
@@ -140,7 +140,7 @@ def test_the_image_under_a_kept_disk_stays_although_the_pod_moved_on_to_another(
     assert old not in world.outside.files.stored()
 
 
-def test_a_failed_creation_leaves_a_kept_disk_that_the_next_one_uses(world: World) -> None:
+def test_a_failed_creation_leaves_a_kept_disk_for_the_next_attempt(world: World) -> None:
     sandbox = world.run(config=KEEP)
     world.journal.fail("vms.define", InternalError("libvirt says no"))
     with pytest.raises(InternalError):
@@ -154,7 +154,7 @@ def test_a_failed_creation_leaves_a_kept_disk_that_the_next_one_uses(world: Worl
 
 @pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])
 @pytest.mark.parametrize("step", range(1, 12))
-def test_wherever_the_process_dies_the_disk_is_made_once_and_goes_with_its_pod(
+def test_after_a_crash_at_any_step_a_kept_disk_is_made_once_and_goes_with_its_pod(
     world: World, step: int, when: When
 ) -> None:
     sandbox = world.run(config=KEEP)
@@ -223,7 +223,7 @@ def test_attempts_share_the_uuid_and_late_clean_up_of_the_old_one_leaves_the_new
 
 
 @pytest.mark.parametrize("other", ["another pod", "running"])
-def test_a_uuid_is_not_taken_from_a_vm_that_may_still_need_it(world: World, other: str) -> None:
+def test_a_uuid_is_not_taken_from_a_vm_that_may_still_run(world: World, other: str) -> None:
     sandbox = world.run(config=NAMED)
     first = world.create(sandbox)
     if other == "running":
@@ -254,7 +254,7 @@ def test_the_attempt_after_a_failed_start_has_the_uuid(world: World, annotations
     assert [spec.container_id for spec in world.outside.vms.running()] == [again]
 
 
-def test_a_uuid_goes_to_the_attempt_after_one_that_was_never_started(world: World) -> None:
+def test_the_uuid_of_an_attempt_that_never_started_goes_to_the_next_attempt(world: World) -> None:
     """kubelet was restarted in between, and begins anew."""
     sandbox = world.run(config=NAMED)
     left = world.create(sandbox)
@@ -274,7 +274,7 @@ def files(world: World, container: ContainerId) -> set[str]:
     return world.outside.disks.directories[container]
 
 
-def test_an_ended_container_gives_its_disks_room_back_at_once(world: World) -> None:
+def test_an_ended_containers_disk_space_is_freed_at_once(world: World) -> None:
     """kubelet keeps ended containers until its garbage collection; the log and the records are what it wants of them."""
     container = ran(world, world.run())
     assert world.container(container).phase is ContainerPhase.EXITED
@@ -288,7 +288,7 @@ def test_a_kept_disk_stays_when_its_container_ends(world: World) -> None:
     assert world.do.node.container_facts(world.container(container))["rootDisk"] != ""
 
 
-def test_an_end_is_recorded_also_if_the_disk_cannot_go_and_the_next_start_removes_it(world: World) -> None:
+def test_an_end_is_recorded_even_if_the_disk_is_only_removed_by_the_next_start(world: World) -> None:
     world.journal.fail("disks.delete", InternalError("read-only file system"))
     container = ran(world, world.run())
     assert world.container(container).phase is ContainerPhase.EXITED
@@ -298,7 +298,7 @@ def test_an_end_is_recorded_also_if_the_disk_cannot_go_and_the_next_start_remove
     after.close()
 
 
-def test_a_vm_that_somebody_took_from_libvirt_keeps_its_disk(world: World) -> None:
+def test_a_vm_undefined_by_somebody_else_keeps_its_disk(world: World) -> None:
     sandbox, container = world.running()
     del world.outside.vms.domains[world.domain(container)]
     world.app.events.exits.record_if_ended(container)
@@ -310,7 +310,7 @@ def test_a_vm_that_somebody_took_from_libvirt_keeps_its_disk(world: World) -> No
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_the_disk_of_a_failed_start_goes_if_its_vm_is_certainly_off(world: World, clean: bool) -> None:
+def test_the_disk_of_a_failed_start_is_removed_if_its_vm_is_certainly_off(world: World, clean: bool) -> None:
     container = world.create(world.run())
     world.journal.fail("vms.start", InternalError("no"))
     if not clean:

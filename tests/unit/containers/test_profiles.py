@@ -55,7 +55,7 @@ def vm(world: World, annotations: Mapping[str, str], handler: str = "") -> tuple
         ({"virtshim.io/profile": "old-guests", "VirtletVCPUCount": "3"}, "", (3, DiskBus.SCSI)),
     ],
 )
-def test_a_pod_has_its_profiles_annotations_where_it_says_nothing_itself(
+def test_a_profiles_annotations_apply_where_the_pod_has_none(
     make_world: Callable[..., World], annotations: dict[str, str], handler: str, wanted: tuple[int, DiskBus]
 ) -> None:
     assert vm(make_world(OLD, LARGE), annotations, handler) == wanted
@@ -69,7 +69,7 @@ def test_a_pod_has_its_profiles_annotations_where_it_says_nothing_itself(
         ((), "solaris", r"it has windows \(vm\.profiles makes more\)"),
     ],
 )
-def test_a_profile_that_the_node_does_not_have_is_refused_with_those_it_has(
+def test_an_unknown_profile_is_refused_and_the_error_lists_the_known_ones(
     make_world: Callable[..., World], profiles: tuple[VmProfile, ...], named: str, said: str
 ) -> None:
     world = make_world(*profiles)
@@ -78,7 +78,7 @@ def test_a_profile_that_the_node_does_not_have_is_refused_with_those_it_has(
     assert world.everything() == []
 
 
-def test_a_pod_keeps_the_profile_that_it_began_with(make_world: Callable[..., World]) -> None:
+def test_a_pod_keeps_the_profile_that_it_was_created_with(make_world: Callable[..., World]) -> None:
     world = make_world(LARGE)
     world.pull()
     config = sandbox_config(annotations={"virtshim.io/profile": "large"})
@@ -94,13 +94,13 @@ def test_a_pod_keeps_the_profile_that_it_began_with(make_world: Callable[..., Wo
     world.close()
 
 
-def test_a_reload_holds_for_the_pods_after_it(make_world: Callable[..., World]) -> None:
+def test_reloaded_profiles_apply_to_later_pods(make_world: Callable[..., World]) -> None:
     world = make_world()
     world.app.live.use(Settings(vm=Vm(profiles=(LARGE,))))
     assert vm(world, {"virtshim.io/profile": "large"}) == (8, DiskBus.VIRTIO)
 
 
-def test_a_pods_own_mistake_beside_a_profile_is_told_as_ever(make_world: Callable[..., World]) -> None:
+def test_a_pods_own_bad_annotation_is_refused_even_with_a_profile(make_world: Callable[..., World]) -> None:
     with pytest.raises(InvalidRequest, match="annotation VirtletVCPUCount"):
         make_world(LARGE).do.run_sandbox.run(
             pod_key(),
@@ -120,26 +120,24 @@ def test_a_pods_own_mistake_beside_a_profile_is_told_as_ever(make_world: Callabl
         ({"annotations": {}}, "Field required"),
     ],
 )
-def test_a_profile_that_no_pod_could_have_is_refused_when_the_settings_are_read(
-    profile: dict[str, Any], said: str
-) -> None:
+def test_an_impossible_profile_is_refused_when_the_settings_are_read(profile: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Vm.model_validate({"profiles": [profile]})
 
 
-def test_a_name_and_a_handler_mean_one_profile() -> None:
+def test_names_and_handlers_of_profiles_are_unique() -> None:
     with pytest.raises(ValueError, match="two profiles have the name large"):
         Vm(profiles=(LARGE, LARGE))
     with pytest.raises(ValueError, match="two profiles have the handler old"):
         Vm(profiles=(OLD, OLD.model_copy(update={"name": "other"})))
 
 
-def test_a_handler_of_a_profile_is_one_of_the_nodes() -> None:
+def test_a_profiles_handler_is_a_runtime_handler_of_the_node() -> None:
     with pytest.raises(ValueError, match=r"no pod can have the handler old; also list it in cri\.runtime_handlers"):
         Settings(vm=Vm(profiles=(OLD,)))
 
 
-def test_a_mount_path_that_a_profile_names_binds_no_pod_that_mounts_nothing_there(
+def test_a_mount_path_in_a_profile_is_ignored_by_pods_that_mount_nothing_there(
     make_world: Callable[..., World],
 ) -> None:
     """It is for many pods, some of them installed already; the pod's own word would be."""

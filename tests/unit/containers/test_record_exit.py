@@ -42,7 +42,7 @@ def panics(world: World, domain: uuid.UUID) -> None:
         (PowerState(Power.ABSENT), 255, ExitReason.UNKNOWN, "gone from libvirt"),
     ],
 )
-def test_the_way_a_vm_went_off_decides_code_and_reason(
+def test_the_way_a_vm_ended_decides_code_and_reason(
     state: PowerState, code: int, reason: ExitReason, says: str
 ) -> None:
     ended = exit_of(state, 17)
@@ -52,18 +52,18 @@ def test_the_way_a_vm_went_off_decides_code_and_reason(
 
 @pytest.mark.parametrize("reason", list(OffReason))
 @pytest.mark.parametrize("power", [Power.OFF, Power.CRASHED, Power.ABSENT])
-def test_there_is_an_answer_for_every_way_of_being_off(power: Power, reason: OffReason) -> None:
+def test_every_off_state_gives_an_exit(power: Power, reason: OffReason) -> None:
     ended = exit_of(PowerState(power, reason), 1)
     assert (ended.code == 0) == (ended.reason is ExitReason.COMPLETED)
 
 
-def test_what_we_did_ourselves_is_told_instead_of_the_guess() -> None:
+def test_the_exit_message_is_the_reason_that_virtshim_gave_for_ending_the_vm() -> None:
     assert exit_of(PowerState(OFF, OffReason.DESTROYED), 1, "killed: no grace period").message == (
         "killed: no grace period"
     )
 
 
-def test_a_kill_for_memory_is_told_as_one_and_other_ends_are_not_taken_for_it() -> None:
+def test_only_a_kill_for_memory_is_reported_as_oom() -> None:
     killed = exit_of(PowerState(OFF, OffReason.CRASHED), 1, oom_killed=True)
     assert (killed.code, killed.reason) == (137, ExitReason.OOM_KILLED)
     for reason in (OffReason.SHUTDOWN, OffReason.DESTROYED):
@@ -116,7 +116,7 @@ def test_a_panic_while_nobody_watched_is_recorded_at_the_next_start(world: World
 
 
 @pytest.mark.parametrize(("killed", "reason"), [(True, ExitReason.OOM_KILLED), (False, ExitReason.ERROR)])
-def test_a_qemu_that_the_kernel_killed_for_memory_is_told_from_another(
+def test_a_qemu_killed_for_memory_is_told_apart_from_a_crashed_qemu(
     world: World, killed: bool, reason: ExitReason
 ) -> None:
     _, container = world.running()
@@ -129,7 +129,7 @@ def test_a_qemu_that_the_kernel_killed_for_memory_is_told_from_another(
     assert (ended.code, ended.reason) == (137, reason)
 
 
-def test_a_full_disk_is_told_while_the_container_stays_running(world: World) -> None:
+def test_a_full_disk_is_reported_while_the_container_stays_running(world: World) -> None:
     _, container = world.running()
     world.outside.vms.halt(world.domain(container))
     world.outside.vms.deliver()
@@ -167,7 +167,7 @@ def announced(world: World) -> dict[ContainerId, str]:
     return world.app.events.exits.kill_reasons
 
 
-def test_what_we_announced_is_forgotten_once_the_end_is_told(world: World) -> None:
+def test_an_announced_kill_is_forgotten_once_the_end_is_recorded(world: World) -> None:
     _, container = world.running()
     world.stop(container)
     ended = world.container(container).exit
@@ -176,7 +176,7 @@ def test_what_we_announced_is_forgotten_once_the_end_is_told(world: World) -> No
     assert announced(world) == {}
 
 
-def test_a_vm_that_is_still_on_ends_as_announced(world: World) -> None:
+def test_a_vm_that_is_still_on_ends_with_the_announced_reason(world: World) -> None:
     _, container = world.running()
     exits = world.app.events.exits
     exits.note_kill(container, "killed: by a test")
@@ -215,13 +215,13 @@ def test_a_vm_that_ends_by_itself_is_recorded_by_its_event(world: World, reason:
     assert world.outside.consoles.following == {}
 
 
-def test_an_event_is_a_hint_and_the_state_decides(world: World) -> None:
+def test_an_event_is_only_a_hint_and_the_vms_state_decides(world: World) -> None:
     _, container = world.running()
     world.app.events.changed(world.domain(container))
     assert world.container(container).phase is ContainerPhase.RUNNING
 
 
-def test_an_event_of_a_foreign_domain_changes_and_asks_nothing(world: World) -> None:
+def test_an_event_of_a_foreign_domain_is_ignored(world: World) -> None:
     world.running()
     world.journal.calls.clear()
     world.app.events.changed(uuid.uuid4())
@@ -252,7 +252,7 @@ def test_a_second_event_does_not_change_the_recorded_end(world: World) -> None:
 @pytest.mark.parametrize("when", list(When), ids=lambda when: when.value)
 @pytest.mark.parametrize("annotations", [{}, KEEP], ids=["own disk", "kept disk"])
 @pytest.mark.parametrize(("ends", "code"), [(goes_off, 0), (panics, 1)])
-def test_a_kill_while_an_end_is_recorded_does_not_change_how_it_ended(
+def test_a_kill_during_the_recording_of_an_end_does_not_change_that_end(
     tmp_path: Path, ends: Callable[[World, uuid.UUID], None], code: int, annotations: dict[str, str], when: When
 ) -> None:
     for step in itertools.count(1):
@@ -278,7 +278,7 @@ def test_a_kill_while_an_end_is_recorded_does_not_change_how_it_ended(
             return
 
 
-def test_an_end_that_could_not_be_recorded_at_once_is_recorded_as_it_was(world: World) -> None:
+def test_an_end_that_is_recorded_late_is_recorded_unchanged(world: World) -> None:
     container = world.create(world.run(config=sandbox_config(annotations=KEEP)))
     world.start(container)
     goes_off(world, world.domain(container))
@@ -291,7 +291,7 @@ def test_an_end_that_could_not_be_recorded_at_once_is_recorded_as_it_was(world: 
     assert (ended.code, ended.reason) == (0, ExitReason.COMPLETED)
 
 
-def test_a_vm_that_ended_just_before_its_pod_is_stopped_was_not_killed(world: World) -> None:
+def test_a_vm_that_ended_just_before_its_pod_was_stopped_is_not_reported_as_killed(world: World) -> None:
     sandbox, container = world.running()
     goes_off(world, world.domain(container))
     world.stop_sandbox(sandbox)

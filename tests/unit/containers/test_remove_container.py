@@ -7,7 +7,7 @@ from virtshim.model.container import ContainerPhase
 from virtshim.model.errors import ResourceExhausted, Unavailable
 
 
-def test_vm_disk_seed_and_record_go_and_the_log_stays(world: World) -> None:
+def test_vm_disk_seed_and_record_are_removed_and_the_log_stays(world: World) -> None:
     sandbox = world.run()
     before = world.everything()
     container = world.create(sandbox)
@@ -25,7 +25,7 @@ def test_a_running_container_is_killed(world: World) -> None:
     assert world.outside.consoles.following == {}
 
 
-def test_the_record_goes_last(world: World) -> None:
+def test_the_record_is_removed_last(world: World) -> None:
     _, container = world.running()
     world.journal.calls.clear()
     world.remove(container)
@@ -63,7 +63,7 @@ def test_a_removal_that_failed_is_finished_by_the_next(world: World, step: str, 
     assert world.everything() == []
 
 
-def test_a_container_whose_removal_failed_is_still_listed_and_neither_starts_nor_runs(world: World) -> None:
+def test_a_container_whose_removal_failed_is_listed_but_cannot_start(world: World) -> None:
     container = world.create(world.run())
     world.journal.fail("disks.delete", Unavailable("busy"))
     with pytest.raises(Unavailable):
@@ -73,7 +73,7 @@ def test_a_container_whose_removal_failed_is_still_listed_and_neither_starts_nor
     assert record.is_visible
 
 
-def test_a_log_that_cannot_be_written_does_not_keep_the_container(world: World) -> None:
+def test_a_container_is_removed_even_if_its_log_cannot_be_written(world: World) -> None:
     """On a full disk removal is what makes room."""
     _, container = world.running()
     world.journal.fail("consoles.finish", ResourceExhausted("disk full"))
@@ -81,7 +81,7 @@ def test_a_log_that_cannot_be_written_does_not_keep_the_container(world: World) 
     assert world.records.containers.all() == []
 
 
-def test_the_last_container_takes_the_file_of_a_removed_image_with_it(world: World) -> None:
+def test_removing_the_last_container_removes_the_file_of_a_removed_image(world: World) -> None:
     sandbox = world.run()
     one, two = world.create(sandbox, "one"), world.create(sandbox, "two")
     world.images.remove(IMAGE)

@@ -46,7 +46,7 @@ def test_a_vm_boots_from_the_volume_and_has_no_other_root_disk(world: World) -> 
     assert world.do.node.container_facts(found)["rootDisk"] == PV
 
 
-def test_a_later_pod_goes_on_with_what_is_there(world: World) -> None:
+def test_a_later_pod_boots_from_what_is_on_the_volume(world: World) -> None:
     first = world.run()
     world.create(first, config=ON_PV)
     world.remove_sandbox(first)
@@ -57,7 +57,7 @@ def test_a_later_pod_goes_on_with_what_is_there(world: World) -> None:
     assert root_of(world, second).path == PV
 
 
-def test_the_guest_knows_the_volume_again_and_not_what_is_written_over_it(world: World) -> None:
+def test_the_cloud_init_instance_stays_the_same_until_the_volume_is_overwritten(world: World) -> None:
     kept = world.outside.seeds.requests
     made = [world.create(world.run(pod), config=ON_PV) for pod in ("first", "second")]
     assert kept[made[0]].kept_disk == kept[made[1]].kept_disk == made[0].short
@@ -66,7 +66,7 @@ def test_the_guest_knows_the_volume_again_and_not_what_is_written_over_it(world:
     assert kept[anew].kept_disk == anew.short
 
 
-def test_a_volume_of_virtlets_is_gone_on_with(world: World) -> None:
+def test_a_root_volume_written_by_virtlet_is_reused(world: World) -> None:
     world.pull()
     image = world.images.find(IMAGE)
     assert image is not None
@@ -95,7 +95,7 @@ def test_a_volume_that_is_too_small_is_refused_before_anything_is_written(world:
     assert written(world) == []
 
 
-def test_a_copy_that_fails_leaves_no_root_disk_and_is_made_anew(world: World) -> None:
+def test_a_copy_that_fails_leaves_no_root_disk_and_is_repeated(world: World) -> None:
     sandbox = world.run()
     world.journal.fail("root_volumes.copy", InternalError("I/O error"))
     with pytest.raises(InternalError, match="I/O error"):
@@ -119,7 +119,7 @@ def steps_to(directory: Path, step: str) -> int:
 
 @pytest.mark.parametrize("when", list(When))
 @pytest.mark.parametrize("step", STEPS)
-def test_a_kill_at_any_step_leaves_no_valid_header_and_the_repeated_call_makes_good(
+def test_a_kill_at_any_step_leaves_no_valid_header_and_a_repeated_call_completes_the_copy(
     world: World, step: str, when: When, tmp_path: Path
 ) -> None:
     sandbox = world.run()
@@ -142,7 +142,7 @@ def test_a_kill_at_any_step_leaves_no_valid_header_and_the_repeated_call_makes_g
         (CriDevice(PV, "//"), {"virtshim.io/root-disk": "pod"}, "remove the annotation"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_remedy(
+def test_an_unusable_root_volume_is_refused_with_the_remedy(
     world: World, device: CriDevice, annotations: dict[str, str], told: str
 ) -> None:
     sandbox = world.run(config=sandbox_config(annotations=annotations))
@@ -150,7 +150,7 @@ def test_what_cannot_be_is_refused_with_the_remedy(
         world.create(sandbox, config=container_config(devices=(device,)))
 
 
-def test_the_annotations_value_is_one_of_two(world: World) -> None:
+def test_the_annotation_takes_two_values(world: World) -> None:
     wrong = sandbox_config(annotations={"virtshim.io/root-disk-on-image-change": "maybe"})
     with pytest.raises(InvalidRequest, match="neither refuse nor replace"):
         world.run(config=wrong)
@@ -169,13 +169,13 @@ def test_two_vms_never_run_on_one_volume(world: World) -> None:
 
 
 @pytest.mark.parametrize(("place", "host"), [("/.", "/dev/block/other"), ("/dev/data", PV)])
-def test_a_volume_is_a_root_disk_once_and_a_vm_has_one(world: World, place: str, host: str) -> None:
+def test_a_vm_has_one_root_disk_and_a_volume_is_used_once(world: World, place: str, host: str) -> None:
     devices = (*ON_PV.devices, CriDevice(host, place))
     with pytest.raises(InvalidRequest, match="two root disks, or one volume twice"):
         world.create(world.run(), config=container_config(devices=devices))
 
 
-def test_nobody_boots_from_what_another_vm_has_as_a_disk(world: World) -> None:
+def test_a_volume_that_a_vm_has_as_a_data_disk_is_not_booted_from(world: World) -> None:
     data = world.create(world.run(), config=container_config(devices=(CriDevice(PV, "/dev/data"),)))
     world.start(data)
     with pytest.raises(WrongState, match=f"{data} .* has the volume"):
@@ -189,7 +189,7 @@ def test_other_volumes_stay_disks_beside_it(world: World) -> None:
     assert [block.container_path for block in granted.data_volumes] == ["/dev/data"]
 
 
-def test_without_such_a_volume_the_disk_is_the_containers_own(world: World) -> None:
+def test_without_a_root_volume_the_container_has_its_own_root_disk(world: World) -> None:
     made = world.create(world.run(), config=container_config(image=IMAGE))
     assert not root_of(world, made).is_device
     assert written(world) == []

@@ -56,7 +56,7 @@ def test_of_two_containers_neither_boots_in_any_sandbox_of_the_pod(world: World,
     started(world, world.run("another-pod"), "sidecar")
 
 
-def test_a_refusal_leaves_nothing_behind_that_refuses_again(world: World, sandbox: SandboxId) -> None:
+def test_a_refused_container_does_not_cause_later_refusals(world: World, sandbox: SandboxId) -> None:
     lists(world, "vm")
     first = started(world, sandbox, "init-1")
     before = (world.sandbox(sandbox), world.records.containers.all())
@@ -93,7 +93,7 @@ def test_a_container_that_could_not_be_started_is_tried_again(world: World, sand
     started(world, sandbox, attempt=1)
 
 
-def test_where_kubelet_says_nothing_only_a_running_container_refuses_another(world: World, sandbox: SandboxId) -> None:
+def test_without_kubelets_list_only_a_running_container_refuses_another(world: World, sandbox: SandboxId) -> None:
     vm = started(world, sandbox)
     why = refusal(world, sandbox, "sidecar")
     assert f"container 'vm' ({vm}) runs in it. Put a second one (a sidecar" in why
@@ -103,6 +103,6 @@ def test_where_kubelet_says_nothing_only_a_running_container_refuses_another(wor
     started(world, sandbox, "sidecar")
 
 
-def test_a_container_that_was_only_created_decides_nothing(world: World, sandbox: SandboxId) -> None:
+def test_a_container_that_was_never_started_refuses_no_other(world: World, sandbox: SandboxId) -> None:
     world.create(sandbox, "never-started")
     started(world, sandbox)

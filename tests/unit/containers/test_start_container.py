@@ -143,7 +143,7 @@ def test_a_failed_start_is_an_end_with_start_error(world: World, step: str, afte
     assert world.outside.cgroups.cgroups == {}
 
 
-def test_no_vm_runs_whose_start_could_not_be_written_down(world: World) -> None:
+def test_no_vm_runs_if_its_start_could_not_be_recorded(world: World) -> None:
     container = world.create(world.run())
     world.journal.fail("records.containers.replace", ResourceExhausted("disk full"))
     with pytest.raises(ResourceExhausted):
@@ -152,7 +152,7 @@ def test_no_vm_runs_whose_start_could_not_be_written_down(world: World) -> None:
     assert world.container(container).phase is not ContainerPhase.RUNNING
 
 
-def test_no_vm_runs_when_not_even_its_failed_start_can_be_written_down(world: World) -> None:
+def test_no_vm_runs_if_not_even_its_failed_start_could_be_recorded(world: World) -> None:
     sandbox = world.run()
     container = world.create(sandbox)
     world.journal.fail("records.containers.replace", ResourceExhausted("disk full"), times=2)
@@ -183,7 +183,7 @@ def test_a_guest_that_ends_before_the_record_says_running_is_seen(world: World) 
     assert (ended.exit.code, ended.exit.reason) == (0, ExitReason.COMPLETED)
 
 
-def test_a_vm_that_runs_is_a_success_even_if_it_cannot_be_looked_at_again(world: World) -> None:
+def test_a_start_succeeds_even_if_the_vms_state_cannot_be_read_afterwards(world: World) -> None:
     container = world.create(world.run())
     world.journal.fail("vms.power", Unavailable("libvirt is gone"))
     try:

@@ -50,7 +50,7 @@ def waiting(world: World, container: ContainerId, grace: float) -> Background:
     return stop
 
 
-def test_a_command_gets_its_signal_says_its_last_and_its_code_is_the_containers(world: World) -> None:
+def test_a_command_gets_the_stop_signal_and_its_last_output_and_exit_code_are_kept(world: World) -> None:
     guests = world.outside.guests
     container = begun(world)
     stop = waiting(world, container, 30)
@@ -65,7 +65,7 @@ def test_a_command_gets_its_signal_says_its_last_and_its_code_is_the_containers(
     assert world.journal.count("vms.destroy") == 0
 
 
-def test_a_command_that_ends_well_when_it_is_told_to_has_completed(world: World) -> None:
+def test_a_command_that_exits_with_0_on_its_stop_signal_is_completed(world: World) -> None:
     container = begun(world)
     stop = waiting(world, container, 30)
     world.outside.guests.tell(0, last("", 0))
@@ -74,7 +74,7 @@ def test_a_command_that_ends_well_when_it_is_told_to_has_completed(world: World)
     assert (exit_of(world, container).code, exit_of(world, container).reason) == (0, ExitReason.COMPLETED)
 
 
-def test_the_guest_gets_what_the_command_has_left_of_the_grace_period(world: World) -> None:
+def test_the_guests_shutdown_gets_the_rest_of_the_grace_period(world: World) -> None:
     world.outside.vms.shuts_down_after = None
     guests = world.outside.guests
     container = begun(world)
@@ -98,7 +98,7 @@ def test_the_guest_gets_what_the_command_has_left_of_the_grace_period(world: Wor
     ("asked", "number"),
     [(0, 15), (1, 6), (8, 1), (10, 2), (13, 9), (18, 3), (23, 15), (29, 10), (34, 25), (35, 34), (38, 37), (65, 64), (66, 15)],
 )  # fmt: skip
-def test_what_kubelet_asks_for_is_linux_number_of_it(world: World, asked: int, number: int) -> None:
+def test_kubelets_stop_signals_become_linux_signal_numbers(world: World, asked: int, number: int) -> None:
     """The enum Signal of CRI: SIGABRT is 1, SIGHUP 8, SIGINT 10, SIGUSR1 29, SIGRTMINPLUS3 38 ..."""
     container = world.create(world.run(), config=container_config(command=("/bin/server",), stop_signal=asked))
     assert stop_signal_of(world.container(container)) == number
@@ -108,9 +108,7 @@ def test_what_kubelet_asks_for_is_linux_number_of_it(world: World, asked: int, n
     ("said", "asked", "number"),
     [("SIGQUIT", 0, 3), ("SIGRTMIN+3", 0, 37), ("SIGRTMAX-2", 0, 62), ("SIGRTMIN", 0, 34), ("SIGQUIT", 29, 10), ("", 0, 15)],
 )  # fmt: skip
-def test_what_the_image_says_counts_where_the_pod_says_nothing(
-    world: World, said: str, asked: int, number: int
-) -> None:
+def test_the_images_stop_signal_counts_if_the_pod_has_none(world: World, said: str, asked: int, number: int) -> None:
     container = world.container(world.create(world.run(), config=container_config(stop_signal=asked)))
     spec = dataclasses.replace(container.spec, image_config=ImageConfig(stop_signal=said))
     assert stop_signal_of(dataclasses.replace(container, spec=spec)) == number
@@ -128,7 +126,7 @@ def test_a_command_that_does_not_end_is_killed_with_its_guest_after_the_grace_pe
     assert world.outside.vms.pressed == [], "it had all of the time"
 
 
-def test_without_grace_nobody_is_asked(world: World) -> None:
+def test_without_a_grace_period_neither_command_nor_guest_is_signalled(world: World) -> None:
     container = begun(world)
     world.stop(container, 0)
     assert (world.outside.guests.signals, world.outside.vms.pressed) == ([], [])
@@ -136,7 +134,7 @@ def test_without_grace_nobody_is_asked(world: World) -> None:
 
 
 @pytest.mark.parametrize("error", [DeadlineExceeded("no answer"), InternalError("nonsense")])
-def test_an_agent_that_does_not_answer_leaves_the_power_button(world: World, error: Exception) -> None:
+def test_the_power_button_is_pressed_if_the_agent_does_not_answer(world: World, error: Exception) -> None:
     container = begun(world)
     world.outside.guests.signal_error = error  # type: ignore[assignment]
     world.stop(container, 30)
@@ -144,7 +142,7 @@ def test_an_agent_that_does_not_answer_leaves_the_power_button(world: World, err
     assert exit_of(world, container).code == 143
 
 
-def test_a_command_that_is_lost_is_waited_for_no_longer_than_a_look(world: World) -> None:
+def test_a_stop_waits_for_a_lost_command_only_until_the_next_look(world: World) -> None:
     container = begun(world)
     world.outside.guests.still_there = False
     stop = waiting(world, container, 300)
@@ -154,7 +152,7 @@ def test_a_command_that_is_lost_is_waited_for_no_longer_than_a_look(world: World
     assert exit_of(world, container).code == 143
 
 
-def test_a_command_that_has_not_begun_is_not_begun_any_more(world: World) -> None:
+def test_a_stop_keeps_a_pending_command_from_starting(world: World) -> None:
     guests = world.outside.guests
     guests.begin_error = DeadlineExceeded("timed out waiting for the guest agent")
     world.outside.clock.held = True
@@ -180,7 +178,7 @@ def test_overlapping_stops_signal_once_and_the_shorter_grace_wins(world: World) 
     assert exit_of(world, container).message == "killed: no grace period"
 
 
-def test_a_stop_that_comes_again_while_an_end_is_being_recorded_does_not_lose_it(world: World) -> None:
+def test_a_repeated_stop_does_not_lose_an_exit_code_that_is_not_recorded_yet(world: World) -> None:
     """The command is gone, and whoever follows it has not looked yet."""
     container = begun(world)
     first = waiting(world, container, 30)
@@ -195,7 +193,7 @@ def test_a_stop_that_comes_again_while_an_end_is_being_recorded_does_not_lose_it
     assert exit_of(world, container).code == 7
 
 
-def test_last_words_are_read_after_the_command_has_ended(world: World) -> None:
+def test_the_termination_message_is_read_after_the_command_has_ended(world: World) -> None:
     guests = world.outside.guests
     container = begun(
         world,
@@ -217,7 +215,7 @@ def stopped_on_disk(world: World, container: ContainerId) -> Container:
     return world.container(container)
 
 
-def test_virtshim_killed_in_between_loses_no_exit_code(world: World) -> None:
+def test_a_kill_of_virtshim_during_a_stop_loses_no_exit_code(world: World) -> None:
     container = begun(world)
     stopped_on_disk(world, container)
     world.outside.guests.tell(0, last("bye\n", 4))
@@ -227,7 +225,7 @@ def test_virtshim_killed_in_between_loses_no_exit_code(world: World) -> None:
     after.close()
 
 
-def test_virtshim_killed_in_between_goes_on_when_it_is_asked_again(world: World) -> None:
+def test_a_stop_interrupted_by_a_kill_of_virtshim_continues_when_repeated(world: World) -> None:
     container = begun(world)
     stopped_on_disk(world, container)
     after = world.recovered()
@@ -238,7 +236,7 @@ def test_virtshim_killed_in_between_goes_on_when_it_is_asked_again(world: World)
     after.close()
 
 
-def test_a_guest_that_went_off_while_virtshim_was_away_was_interrupted(world: World) -> None:
+def test_a_guest_that_went_off_while_virtshim_was_down_counts_as_interrupted(world: World) -> None:
     container = begun(world)
     stopped_on_disk(world, container)
     world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)

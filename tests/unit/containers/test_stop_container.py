@@ -18,7 +18,7 @@ def exit_of(world: World, container: ContainerId) -> Exit:
     return record.exit
 
 
-def test_a_guest_that_listens_to_its_power_button_was_interrupted(world: World) -> None:
+def test_a_guest_that_shuts_down_on_its_power_button_counts_as_interrupted(world: World) -> None:
     """What a Job did in it is not completed, and kubelet begins an OnFailure pod again."""
     _, container = world.running()
     world.stop(container, 30)
@@ -134,7 +134,7 @@ def waiting_stop(world: World, container: ContainerId, grace: float) -> Backgrou
     return stop
 
 
-def test_a_later_stop_with_less_patience_wins(world: World) -> None:
+def test_a_later_stop_with_a_shorter_grace_wins(world: World) -> None:
     _, container = world.running()
     first = waiting_stop(world, container, 3600)
     world.stop(container, 0)
@@ -158,7 +158,7 @@ def test_a_shorter_grace_counts_from_the_later_call(world: World) -> None:
     assert "within 2 s" in exit_of(world, container).message
 
 
-def test_a_later_stop_with_more_patience_does_not_lengthen_the_first(world: World) -> None:
+def test_a_later_stop_with_a_longer_grace_does_not_lengthen_the_first(world: World) -> None:
     _, container = world.running()
     first = waiting_stop(world, container, 4)
     second = Background(lambda: world.stop(container, 3600))
@@ -239,7 +239,7 @@ TERMINATION = container_config(
 )
 
 
-def test_last_words_are_read_before_the_power_button_is_pressed(world: World) -> None:
+def test_the_termination_message_is_read_before_the_power_button_is_pressed(world: World) -> None:
     world.outside.guests.files["/last"] = b"saved all"
     container = world.create(world.run(), config=TERMINATION)
     world.start(container)
@@ -249,7 +249,7 @@ def test_last_words_are_read_before_the_power_button_is_pressed(world: World) ->
     assert calls.index("guest_operations.read_tail") < calls.index("vms.ask_to_shut_down")
 
 
-def test_a_stop_without_grace_waits_for_no_last_words(world: World) -> None:
+def test_a_stop_without_grace_does_not_wait_for_the_termination_message(world: World) -> None:
     world.outside.guests.files["/last"] = b"saved all"
     container = world.create(world.run(), config=TERMINATION)
     world.start(container)

@@ -60,9 +60,7 @@ def resume(world: World, made: ContainerId) -> None:
 
 
 @pytest.mark.parametrize("command", [(), ("serve",)])
-def test_its_log_tells_a_trouble_and_its_end_once_however_often_it_is_looked_at(
-    world: World, command: tuple[str, ...]
-) -> None:
+def test_the_log_gets_one_line_for_a_trouble_and_one_for_its_end(world: World, command: tuple[str, ...]) -> None:
     made = with_a_volume(world, *command)
     world.outside.shares.dead.add(made.short)
     for _ in range(3):
@@ -86,7 +84,7 @@ def test_a_pod_has_a_warning_when_it_begins_and_a_normal_event_when_it_is_over(w
     assert over.message.startswith("container vm: Paused is over: ")
 
 
-def test_the_end_of_one_trouble_says_nothing_of_another(world: World) -> None:
+def test_the_end_of_one_trouble_does_not_end_another(world: World) -> None:
     made = with_a_volume(world)
     world.outside.shares.dead.add(made.short)
     pause(world, made)
@@ -96,7 +94,7 @@ def test_the_end_of_one_trouble_says_nothing_of_another(world: World) -> None:
     assert own_lines(world, made)[2:] == ["stderr virtshim: paused is over"]
 
 
-def test_a_stop_that_lets_a_paused_guest_go_on_tells_that_it_is_over(world: World) -> None:
+def test_a_stop_that_resumes_a_paused_guest_reports_the_end_of_the_pause(world: World) -> None:
     made = with_a_volume(world)
     pause(world, made)
     world.stop(made, 10)
@@ -104,7 +102,7 @@ def test_a_stop_that_lets_a_paused_guest_go_on_tells_that_it_is_over(world: Worl
 
 
 @pytest.mark.parametrize("is_over", [True, False])
-def test_the_next_virtshim_does_not_repeat_a_trouble_and_tells_its_end(world: World, is_over: bool) -> None:
+def test_a_restarted_virtshim_does_not_repeat_a_trouble_but_reports_its_end(world: World, is_over: bool) -> None:
     world.outside.guests.do = lambda command, timeout, cancelled: CommandResult(NO_MODULE, b"", b"no virtiofs")
     made = with_a_volume(world)
     eventually(lambda: world.app.watch.look() or kinds(world, made))
@@ -122,7 +120,7 @@ def test_the_next_virtshim_does_not_repeat_a_trouble_and_tells_its_end(world: Wo
         again.close()
 
 
-def test_a_log_that_cannot_be_written_gets_the_line_later_and_nothing_else_waits_for_it(world: World) -> None:
+def test_an_unwritable_log_gets_its_line_later_and_delays_nothing_else(world: World) -> None:
     made = with_a_volume(world)
     world.journal.fail("consoles.note", ResourceExhausted("No space left on device"), times=2)
     pause(world, made)
@@ -135,7 +133,7 @@ def test_a_log_that_cannot_be_written_gets_the_line_later_and_nothing_else_waits
     assert len(world.outside.pod_events.told) == 1
 
 
-def test_a_trouble_that_was_over_before_the_log_could_be_written_is_not_told_any_more(world: World) -> None:
+def test_a_trouble_that_ended_before_the_log_was_writable_is_not_logged(world: World) -> None:
     made = with_a_volume(world)
     world.journal.fail("consoles.note", ResourceExhausted("No space left on device"))
     pause(world, made)
@@ -144,7 +142,7 @@ def test_a_trouble_that_was_over_before_the_log_could_be_written_is_not_told_any
     assert kinds(world, made) == []
 
 
-def test_a_trouble_that_is_told_but_not_recorded_yet_is_not_lost(world: World) -> None:
+def test_a_trouble_that_was_not_recorded_yet_survives_a_crash(world: World) -> None:
     made = with_a_volume(world)
     world.app.operator.services.actions.pause(world.container(made))
     world.journal.on_call = lambda name: world.journal.crash(1) if name == "consoles.note" else None
@@ -174,7 +172,7 @@ def test_a_command_that_cannot_begin_without_its_volumes_has_the_reason_in_its_l
     )
 
 
-def test_what_a_guest_words_is_one_line_of_bounded_length(world: World) -> None:
+def test_a_guests_words_become_one_line_of_limited_length(world: World) -> None:
     said = b"first\nsecond\r\x1b[2J" + b"x" * 10_000
     world.outside.guests.do = lambda command, timeout, cancelled: CommandResult(NO_MODULE, b"", said)
     made = with_a_volume(world)
@@ -186,7 +184,7 @@ def test_what_a_guest_words_is_one_line_of_bounded_length(world: World) -> None:
     assert len(world.outside.pod_events.told[0].message) <= 1024
 
 
-def test_words_that_an_earlier_version_has_recorded_go_with_their_cause(world: World) -> None:
+def test_a_trouble_recorded_by_an_earlier_version_ends_with_its_cause(world: World) -> None:
     """It recorded no kinds."""
     made = with_a_volume(world)
     found = world.container(made)
@@ -196,6 +194,6 @@ def test_words_that_an_earlier_version_has_recorded_go_with_their_cause(world: W
     assert world.container(made).status.trouble == ""
 
 
-def test_a_kind_names_one_reason_and_each_kind_another() -> None:
+def test_each_kind_of_trouble_has_its_own_reason() -> None:
     assert len({kind.reason for kind in TroubleKind}) == len(TroubleKind)
     assert TroubleKind.VOLUMES_NOT_MOUNTED.reason == "VolumesNotMounted"

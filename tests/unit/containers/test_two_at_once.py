@@ -71,7 +71,7 @@ def test_the_disk_of_a_pod_that_comes_back_during_a_look_at_leftovers_stays(worl
     assert has_its_disk(world, again)
 
 
-def test_the_next_attempt_of_a_pod_does_not_get_a_disk_that_is_being_removed(world: World) -> None:
+def test_the_next_attempt_does_not_get_a_disk_that_is_being_removed(world: World) -> None:
     first = world.run(config=KEEP)
     world.create(first)
     gate = world.journal.hold("disks.delete_pod_disks")
@@ -88,7 +88,7 @@ def test_the_next_attempt_of_a_pod_does_not_get_a_disk_that_is_being_removed(wor
     assert has_its_disk(world, container.id)
 
 
-def test_pods_do_not_wait_for_the_disks_of_another(world: World) -> None:
+def test_pods_do_not_wait_for_another_pods_disks(world: World) -> None:
     first = world.run(config=KEEP)
     world.create(first)
     gate = world.journal.hold("disks.delete_pod_disks")
@@ -102,7 +102,7 @@ def test_pods_do_not_wait_for_the_disks_of_another(world: World) -> None:
 # --- a QEMU that hangs
 
 
-def test_no_other_pod_and_no_pull_waits_for_the_end_of_an_earlier_attempts_vm(world: World) -> None:
+def test_a_vm_that_hangs_while_it_is_destroyed_delays_no_other_pod_and_no_pull(world: World) -> None:
     named = sandbox_config(annotations={"VirtletSystemUUID": "53008994-44c0-4017-ad44-9c49758083da"})
     sandbox = world.run(config=named)
     failed = world.create(sandbox)

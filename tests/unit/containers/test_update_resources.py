@@ -75,7 +75,7 @@ def beside(world: World, own: str = "/kubepods/burstable/pod1", name: str = "vm"
         ),
     ],
 )
-def test_without_an_overhead_a_vms_group_lies_beside_its_pods_and_has_the_nodes(
+def test_without_an_overhead_a_vms_cgroup_is_beside_its_pods_with_the_nodes_overhead(
     world: World, own: str, qos_class: str
 ) -> None:
     sandbox, container = beside(world, own)
@@ -88,13 +88,13 @@ def test_without_an_overhead_a_vms_group_lies_beside_its_pods_and_has_the_nodes(
     assert "no RuntimeClass overhead" in str(facts["vmCgroupNote"])
 
 
-def test_with_an_overhead_nothing_needs_to_be_said(world: World) -> None:
+def test_with_an_overhead_the_status_has_no_cgroup_note(world: World) -> None:
     sandbox, container = vm(world)
     assert world.do.node.sandbox_facts(world.sandbox(sandbox))["vmCgroupNote"] == ""
     assert world.do.node.container_facts(world.container(container))["cgroupParent"] == "/kubepods/pod1"
 
 
-def test_a_group_beside_its_pods_follows_a_resize_and_goes_with_the_vm(world: World) -> None:
+def test_a_cgroup_beside_the_pods_follows_a_resize_and_is_removed_with_the_vm(world: World) -> None:
     _, container = beside(world)
     resize(world, container, cpu_quota=250_000, memory_limit_bytes=2 * GIB)
     group = world.outside.cgroups.group(container)
@@ -105,7 +105,7 @@ def test_a_group_beside_its_pods_follows_a_resize_and_goes_with_the_vm(world: Wo
     after.close()
 
 
-def test_beside_pods_cgroups_no_name_reads_like_a_pods(world: World) -> None:
+def test_no_name_of_a_vm_beside_pods_cgroups_contains_pod(world: World) -> None:
     """kubelet takes a group with "pod" in its name for a pod's that is gone, and kills all that is in it; a systemd scope has
     the VM's name in its own."""
     _, container = beside(world, name="podinfo")
@@ -113,14 +113,14 @@ def test_beside_pods_cgroups_no_name_reads_like_a_pods(world: World) -> None:
     assert container.value[:12] in spec(world, container).name
 
 
-def test_elsewhere_a_vm_has_its_containers_name(world: World) -> None:
+def test_elsewhere_a_vms_name_contains_its_containers_name(world: World) -> None:
     world.pull()
     container = world.create(world.run(), "podinfo")
     assert spec(world, container).name == f"virtshim-{container.value[:12]}-podinfo"
 
 
 @pytest.mark.parametrize("end", ["stop", "crash", "remove"])
-def test_the_group_goes_with_the_vm(world: World, end: str) -> None:
+def test_the_cgroup_is_removed_with_the_vm(world: World, end: str) -> None:
     _, container = vm(world)
     if end == "stop":
         world.stop(container)
@@ -132,7 +132,7 @@ def test_the_group_goes_with_the_vm(world: World, end: str) -> None:
     assert world.outside.cgroups.cgroups == {}
 
 
-def test_a_vm_that_ended_while_nobody_looked_has_no_group_after_the_next_start(world: World) -> None:
+def test_the_next_start_removes_the_cgroup_of_a_vm_that_ended_meanwhile(world: World) -> None:
     _, container = vm(world)
     world.outside.vms.crash(world.domain(container))
     after = world.recovered()
@@ -150,7 +150,7 @@ def test_a_start_whose_group_cannot_be_made_fails_and_leaves_nothing_running(wor
     assert world.outside.vms.running() == []
 
 
-def test_a_running_vm_takes_quota_vcpus_and_memory_at_once(world: World) -> None:
+def test_a_running_vm_gets_new_quota_vcpus_and_memory_at_once(world: World) -> None:
     _, container = vm(world)
     resize(world, container, cpu_quota=250_000, memory_limit_bytes=2 * GIB)
     assert (spec(world, container).size.vcpus, spec(world, container).size.memory_bytes) == (3, 2 * GIB)
@@ -169,7 +169,7 @@ def test_a_created_vm_is_resized_before_it_boots(world: World) -> None:
     assert world.outside.cgroups.group(container).limits.cpu_quota == 200_000
 
 
-def test_new_values_are_there_after_a_restart_of_the_daemon(world: World) -> None:
+def test_new_values_survive_a_restart_of_the_daemon(world: World) -> None:
     _, container = vm(world)
     resize(world, container, cpu_quota=50_000)
     after = world.recovered()
@@ -200,7 +200,7 @@ def test_a_repeated_create_still_finds_a_resized_container(world: World) -> None
         ({"cpu_quota": 200_000, "memory_limit_bytes": MIB}, InvalidRequest, r"vm\.min_memory"),
     ],
 )
-def test_more_than_the_vm_can_have_is_refused_and_the_old_values_stay(
+def test_a_resize_beyond_the_vms_maximum_is_refused_and_the_old_values_stay(
     world: World, changes: dict[str, int], error: type[ShimError], says: str
 ) -> None:
     _, container = vm(world)
@@ -210,7 +210,7 @@ def test_more_than_the_vm_can_have_is_refused_and_the_old_values_stay(
     assert picture(world, container) == before
 
 
-def test_less_memory_than_the_guest_uses_is_refused(world: World) -> None:
+def test_a_resize_below_the_memory_that_the_guest_uses_is_refused(world: World) -> None:
     _, container = vm(world)
     before = picture(world, container)
     world.outside.resizing.used = 600 * MIB
@@ -222,7 +222,7 @@ def test_less_memory_than_the_guest_uses_is_refused(world: World) -> None:
     assert picture(world, container) == before
 
 
-def test_a_guest_that_keeps_its_memory_keeps_everything_as_it_was(world: World) -> None:
+def test_if_a_guest_does_not_release_memory_the_resize_changes_nothing(world: World) -> None:
     _, container = vm(world)
     before = picture(world, container)
     world.outside.resizing.stubborn.add(world.domain(container))
@@ -231,7 +231,7 @@ def test_a_guest_that_keeps_its_memory_keeps_everything_as_it_was(world: World) 
     assert picture(world, container) == before
 
 
-def test_a_resize_that_was_cut_off_is_made_whole_although_nobody_asks_again(tmp_path: Path) -> None:
+def test_an_interrupted_resize_is_completed_without_a_repeated_call(tmp_path: Path) -> None:
     """Its user has taken it back by then: kubelet compares with what the record says."""
     world = World(tmp_path)
     _, container = vm(world)
@@ -250,7 +250,7 @@ def test_a_resize_that_was_cut_off_is_made_whole_although_nobody_asks_again(tmp_
     world.close()
 
 
-def test_a_resize_that_was_cut_off_and_that_the_node_allows_no_more_keeps_no_other_from_being_made(
+def test_an_interrupted_resize_beyond_new_limits_does_not_block_later_resizes(
     tmp_path: Path,
 ) -> None:
     """Its operator has lowered `vm.max_vcpus` when virtshim starts again."""
@@ -284,7 +284,7 @@ def test_a_stop_does_not_wait_until_a_guest_has_given_memory_back(world: World) 
     assert (after.resources, after.status.size) == (before.resources, before.status.size)
 
 
-def test_a_limit_that_the_kernel_refuses_gives_the_guest_its_memory_back(world: World) -> None:
+def test_if_the_kernel_refuses_a_limit_the_guest_gets_its_memory_back(world: World) -> None:
     _, container = vm(world)
     before = picture(world, container)
     world.outside.cgroups.refuses = "memory: more than that is in use"
@@ -323,7 +323,7 @@ def pod_resize(world: World, sandbox: SandboxId, **changes: Any) -> None:
     world.do.update_sandbox_resources.resize(sandbox, Resources(), Resources(**changes))
 
 
-def test_a_pods_new_sums_are_remembered(world: World) -> None:
+def test_a_pods_new_totals_are_recorded(world: World) -> None:
     sandbox, _ = vm(world)
     pod_resize(world, sandbox, cpu_quota=200_000)
     world.do.update_sandbox_resources.resize(sandbox, Resources(memory_limit_bytes=300 * MIB), Resources())
@@ -337,16 +337,14 @@ def test_a_pods_new_sums_are_remembered(world: World) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"), [({"cpu_quota": 500_000}, "max-vcpus"), ({"memory_limit_bytes": 3 * GIB}, "max-memory")]
 )
-def test_a_pod_that_its_vm_could_not_follow_is_refused_in_time(
-    world: World, changes: dict[str, int], says: str
-) -> None:
+def test_a_pod_resize_that_its_vm_could_not_follow_is_refused(world: World, changes: dict[str, int], says: str) -> None:
     sandbox, _ = vm(world)
     with pytest.raises(WrongState, match=says):
         pod_resize(world, sandbox, **changes)
     assert world.sandbox(sandbox).resources == START
 
 
-def test_a_pod_whose_numbers_are_not_its_vms_is_left_to_the_containers_own_call(world: World) -> None:
+def test_a_pod_resize_that_does_not_match_the_vm_is_left_to_the_containers_resize(world: World) -> None:
     world.pull()
     sandbox = world.run(config=sandbox_config(resources=Resources(memory_limit_bytes=5 * GIB)))
     container = world.create(sandbox, config=container_config(resources=START))
@@ -362,7 +360,7 @@ def test_a_repeated_run_still_finds_a_resized_pod(world: World) -> None:
     assert world.run(config=config) == sandbox
 
 
-def test_a_pod_that_is_gone_is_not_found(world: World) -> None:
+def test_a_missing_pod_is_not_found(world: World) -> None:
     with pytest.raises(NotFound):
         pod_resize(world, SandboxId("f" * 64), cpu_quota=200_000)
 
@@ -385,7 +383,7 @@ def of_overhead(world: World, overhead: int, memory: int, **changes: Any) -> Con
     return container
 
 
-def test_a_vm_that_does_not_fit_its_pods_cgroup_is_refused_with_the_overhead_that_it_needs(world: World) -> None:
+def test_a_vm_that_exceeds_its_pods_cgroup_is_refused_with_the_overhead_needed(world: World) -> None:
     says = r"memory overhead is 256Mi, but a virtual machine of 65536Mi needs 640Mi or more.*RuntimeClass"
     with pytest.raises(InvalidRequest, match=says):
         of_overhead(world, 256 * MIB, 64 * GIB)
@@ -394,9 +392,7 @@ def test_a_vm_that_does_not_fit_its_pods_cgroup_is_refused_with_the_overhead_tha
 
 
 @pytest.mark.parametrize(("overhead", "most"), [(256 * MIB, 16 * GIB), (GIB, 112 * GIB), (4 * GIB, 496 * GIB)])
-def test_each_overhead_that_is_shipped_is_enough_for_the_memory_that_is_said_of_it(
-    world: World, overhead: int, most: int
-) -> None:
+def test_each_shipped_overhead_is_enough_for_its_stated_memory(world: World, overhead: int, most: int) -> None:
     container = of_overhead(world, overhead, most)
     assert world.outside.cgroups.group(container).limits.memory == most + overhead  # kubelet's limit of the pod
     with pytest.raises(InvalidRequest, match="memory overhead"):
@@ -411,14 +407,14 @@ def test_each_overhead_that_is_shipped_is_enough_for_the_memory_that_is_said_of_
     [(130 * MIB, {"cgroup_parent": ""}), (130 * MIB, {"cgroup_parent": "/operators"}), (0, {})],
     ids=["crictl's", "in an operator's group", "beside its pod's"],
 )
-def test_where_kubelet_limits_no_cgroup_of_the_pods_a_small_overhead_is_no_obstacle(
+def test_a_small_overhead_is_accepted_where_kubelet_sets_no_pod_limit(
     world: World, overhead: int, changes: dict[str, Any]
 ) -> None:
     container = of_overhead(world, overhead, 64 * GIB, **changes)
     assert world.outside.cgroups.group(container).limits.memory == 64 * GIB + 640 * MIB
 
 
-def test_memory_for_which_the_overhead_has_no_room_is_refused_before_anything_changes(world: World) -> None:
+def test_memory_beyond_what_the_overhead_covers_is_refused_before_anything_changes(world: World) -> None:
     container = of_overhead(world, 256 * MIB, GIB)
     before, sandbox = picture(world, container), world.container(container).sandbox_id
     more = Resources(memory_limit_bytes=64 * GIB)
@@ -439,7 +435,7 @@ def test_an_overhead_that_shrinks_below_what_its_running_vm_needs_is_refused(wor
     assert world.sandbox(sandbox).overhead.memory_limit_bytes == 256 * MIB
 
 
-def test_a_vm_of_an_earlier_version_whose_overhead_is_too_small_can_be_resized_otherwise(world: World) -> None:
+def test_an_older_vm_with_too_small_an_overhead_can_still_be_resized_in_other_values(world: World) -> None:
     container = of_overhead(world, 640 * MIB, 64 * GIB)
     sandbox = world.sandbox(world.container(container).sandbox_id)
     less = Resources(memory_limit_bytes=256 * MIB)

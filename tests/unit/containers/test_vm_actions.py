@@ -63,7 +63,7 @@ def test_a_paused_vm_is_a_running_container_that_says_why_and_stays_so(world: Wo
     assert [taken.action for taken in actions(world).log.since(0)] == [Action.PAUSE, Action.RESUME]
 
 
-def test_a_restart_of_virtshim_and_of_its_pods_keeps_a_vm_paused(world: World) -> None:
+def test_a_vm_stays_paused_over_a_restart_of_virtshim(world: World) -> None:
     _, container = world.running()
     do(world, "pause", container)
     world = world.recovered()
@@ -74,7 +74,7 @@ def test_a_restart_of_virtshim_and_of_its_pods_keeps_a_vm_paused(world: World) -
     world.close()
 
 
-def test_a_paused_vm_that_is_stopped_goes_on_and_shuts_itself_down(world: World) -> None:
+def test_a_stop_resumes_a_paused_vm_so_that_it_shuts_down(world: World) -> None:
     _, container = world.running()
     do(world, "pause", container)
     world.outside.vms.shuts_down_after = 3.0
@@ -84,7 +84,7 @@ def test_a_paused_vm_that_is_stopped_goes_on_and_shuts_itself_down(world: World)
     assert (ended.exit.code, ended.status.paused) == (143, False), "by itself, not killed"
 
 
-def test_without_a_grace_period_a_paused_vm_is_ended_as_it_is(world: World) -> None:
+def test_without_a_grace_period_a_paused_vm_is_destroyed_without_a_resume(world: World) -> None:
     sandbox, container = world.running()
     do(world, "pause", container)
     world.stop_sandbox(sandbox)
@@ -92,7 +92,7 @@ def test_without_a_grace_period_a_paused_vm_is_ended_as_it_is(world: World) -> N
     assert "vms.resume" not in [call.split("(")[0] for call in world.journal.calls]
 
 
-def test_commands_in_a_paused_vm_are_refused_at_once_which_no_probe_counts(world: World) -> None:
+def test_commands_in_a_paused_vm_are_refused_at_once_and_fail_no_probe(world: World) -> None:
     _, container = world.running()
     do(world, "pause", container)
     with pytest.raises(WrongState, match="virtshim resume"):
@@ -108,7 +108,7 @@ def test_commands_in_a_frozen_guest_are_refused_at_once_too(world: World) -> Non
     do(world, "thaw", container)
 
 
-def test_a_vm_that_somebody_else_lets_go_on_is_not_paused_any_more(world: World) -> None:
+def test_a_vm_resumed_by_somebody_else_is_no_longer_recorded_as_paused(world: World) -> None:
     _, container = world.running()
     do(world, "pause", container)
     world.outside.vms.resume(world.domain(container))
@@ -116,7 +116,7 @@ def test_a_vm_that_somebody_else_lets_go_on_is_not_paused_any_more(world: World)
     assert (world.container(container).status.paused, world.container(container).status.trouble) == (False, "")
 
 
-def test_a_vm_that_somebody_else_paused_is_resumed_too(world: World) -> None:
+def test_resume_also_works_on_a_vm_paused_by_somebody_else(world: World) -> None:
     _, container = world.running()
     world.outside.vms.pause(world.domain(container))
     world.deliver()
@@ -125,7 +125,7 @@ def test_a_vm_that_somebody_else_paused_is_resumed_too(world: World) -> None:
     assert world.container(container).status.trouble == ""
 
 
-def test_what_stands_for_a_full_disk_stays_when_it_is_paused_too(world: World) -> None:
+def test_a_vm_halted_by_a_full_disk_and_then_paused_stays_paused(world: World) -> None:
     _, container = world.running()
     world.outside.vms.halt(world.domain(container), PauseReason.IO_ERROR)
     assert do(world, "pause", container)
@@ -134,7 +134,7 @@ def test_what_stands_for_a_full_disk_stays_when_it_is_paused_too(world: World) -
     assert do(world, "resume", container)
 
 
-def test_a_guest_that_sleeps_is_to_be_woken_whatever_is_asked_for(world: World) -> None:
+def test_every_action_on_a_suspended_guest_says_to_wake_it_first(world: World) -> None:
     _, container = world.running()
     world.outside.vms.halt(world.domain(container), PauseReason.GUEST)
     for action in ACTIONS:
@@ -143,7 +143,7 @@ def test_a_guest_that_sleeps_is_to_be_woken_whatever_is_asked_for(world: World) 
         assert "`virtshim " not in str(refused.value), "none of these helps"
 
 
-def test_a_pause_that_fails_leaves_no_trace(world: World) -> None:
+def test_a_pause_that_fails_leaves_no_record(world: World) -> None:
     _, container = world.running()
     before = world.container(container)
     world.journal.fail("vms.pause", Unavailable("libvirt is away"))
@@ -155,7 +155,7 @@ def test_a_pause_that_fails_leaves_no_trace(world: World) -> None:
 @pytest.mark.parametrize("action", ["pause", "resume"])
 @pytest.mark.parametrize("when", list(When))
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_wherever_virtshim_dies_record_and_vm_agree_after_the_next_start(
+def test_after_a_crash_at_any_step_record_and_vm_agree_after_the_next_start(
     world: World, action: str, when: When, step: int
 ) -> None:
     _, container = world.running()
@@ -172,7 +172,7 @@ def test_wherever_virtshim_dies_record_and_vm_agree_after_the_next_start(
     world.close()
 
 
-def test_the_time_that_a_command_gets_to_begin_stands_still_with_its_vm(world: World) -> None:
+def test_a_paused_vm_does_not_use_up_its_commands_time_to_begin(world: World) -> None:
     world.pull()
     container = world.create(world.run(), config=container_config(command=("job",)))
     clock = world.outside.clock
@@ -212,7 +212,7 @@ def test_a_container_with_a_command_is_not_restarted_with_its_guest(world: World
             do(world, action, container)
 
 
-def test_a_freeze_holds_until_it_is_thawed_whatever_looks_at_pods(world: World) -> None:
+def test_a_frozen_guest_stays_frozen_until_it_is_thawed(world: World) -> None:
     world.outside.clock.held = True
     _, container = world.running()
     assert do(world, "freeze", container)
@@ -226,7 +226,7 @@ def test_a_freeze_holds_until_it_is_thawed_whatever_looks_at_pods(world: World) 
     assert not world.container(container).status.frozen
 
 
-def test_a_freeze_that_nobody_ends_is_over_when_its_time_is(world: World) -> None:
+def test_a_freeze_ends_when_its_time_limit_is_over(world: World) -> None:
     world.outside.clock.held = True
     _, container = world.running()
     do(world, "freeze", container, 30)
@@ -237,7 +237,7 @@ def test_a_freeze_that_nobody_ends_is_over_when_its_time_is(world: World) -> Non
     assert container not in world.outside.guests.frozen
 
 
-def test_a_restart_of_virtshim_thaws(world: World) -> None:
+def test_a_restart_of_virtshim_thaws_frozen_guests(world: World) -> None:
     world.outside.clock.held = True
     _, container = world.running()
     do(world, "freeze", container)
@@ -247,7 +247,7 @@ def test_a_restart_of_virtshim_thaws(world: World) -> None:
     world.close()
 
 
-def test_a_frozen_vm_that_is_stopped_is_thawed_to_shut_down(world: World) -> None:
+def test_a_stop_thaws_a_frozen_guest_so_that_it_shuts_down(world: World) -> None:
     _, container = world.running()
     do(world, "freeze", container)
     world.outside.vms.shuts_down_after = 3.0
@@ -256,7 +256,7 @@ def test_a_frozen_vm_that_is_stopped_is_thawed_to_shut_down(world: World) -> Non
     assert world.container(container).exit is not None
 
 
-def test_a_pause_in_a_freeze_ends_neither(world: World) -> None:
+def test_a_pause_during_a_freeze_ends_neither(world: World) -> None:
     world.outside.clock.held = True
     _, container = world.running()
     do(world, "freeze", container)
@@ -269,7 +269,7 @@ def test_a_pause_in_a_freeze_ends_neither(world: World) -> None:
     do(world, "thaw", container)
 
 
-def test_a_freeze_that_the_guest_cannot_leaves_it_as_it_was(world: World) -> None:
+def test_a_freeze_that_the_guest_cannot_do_leaves_it_unfrozen(world: World) -> None:
     world.outside.clock.held = True
     _, container = world.running()
     world.journal.fail("guest_operations.freeze", WrongState("no guest agent answers"))
@@ -279,7 +279,7 @@ def test_a_freeze_that_the_guest_cannot_leaves_it_as_it_was(world: World) -> Non
     assert do(world, "freeze", container), "and it may be tried again"
 
 
-def test_a_freeze_of_which_nothing_is_heard_is_thawed(world: World) -> None:
+def test_a_guest_that_did_not_answer_a_freeze_is_thawed(world: World) -> None:
     _, container = world.running()
     world.journal.fail("guest_operations.freeze", Unavailable("the agent broke off"))
     with pytest.raises(Unavailable):
@@ -287,7 +287,7 @@ def test_a_freeze_of_which_nothing_is_heard_is_thawed(world: World) -> None:
     becomes(lambda: not world.container(container).status.frozen)
 
 
-def test_a_thaw_that_is_not_answered_is_tried_until_it_is(world: World) -> None:
+def test_a_thaw_is_retried_until_the_agent_answers(world: World) -> None:
     world.outside.clock.held = True
     _, container = world.running()
     do(world, "freeze", container)
@@ -297,7 +297,7 @@ def test_a_thaw_that_is_not_answered_is_tried_until_it_is(world: World) -> None:
     becomes(lambda: not world.container(container).status.frozen)
 
 
-def test_nobody_is_frozen_for_longer_than_ten_minutes_or_before_its_command_runs(world: World) -> None:
+def test_a_freeze_lasts_at_most_ten_minutes_and_needs_a_running_command(world: World) -> None:
     _, container = world.running()
     with pytest.raises(InvalidRequest, match="600"):
         do(world, "freeze", container, 601)
@@ -309,7 +309,7 @@ def test_nobody_is_frozen_for_longer_than_ten_minutes_or_before_its_command_runs
         do(world, "freeze", waiting)
 
 
-def test_a_checkpoint_and_an_action_do_not_meet(world: World) -> None:
+def test_a_checkpoint_and_an_action_exclude_each_other(world: World) -> None:
     world.outside.clock.held = True
     _, container = world.running()
     running = world.container(container)
@@ -329,7 +329,7 @@ def test_a_checkpoint_and_an_action_do_not_meet(world: World) -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_only_a_running_vm_is_acted_on(world: World, action: str) -> None:
+def test_actions_need_a_running_vm(world: World, action: str) -> None:
     world.pull()
     container = world.create(world.run())
     with pytest.raises(WrongState, match="created"):
@@ -341,14 +341,14 @@ def test_only_a_running_vm_is_acted_on(world: World, action: str) -> None:
 
 
 @pytest.mark.parametrize("action", ["reset", "reboot", "freeze", "thaw"])
-def test_what_needs_a_guest_that_runs_is_refused_for_a_paused_one(world: World, action: str) -> None:
+def test_actions_that_need_a_running_guest_are_refused_for_a_paused_vm(world: World, action: str) -> None:
     _, container = world.running()
     do(world, "pause", container)
     with pytest.raises(WrongState, match="virtshim resume"):
         do(world, action, container)
 
 
-def test_who_follows_hears_of_what_was_done_and_of_what_is_done(world: World) -> None:
+def test_a_follower_of_the_action_log_gets_past_and_new_actions(world: World) -> None:
     _, container = world.running()
     log = actions(world).log
     do(world, "pause", container)

@@ -25,13 +25,13 @@ def chosen(world: World, count: int, in_use: Callable[[], set[int]] = set) -> Vm
     return VmUids(world.app.adapters.records, FIRST, count, in_use)
 
 
-def test_every_vm_has_another_one(world: World) -> None:
+def test_every_vm_has_its_own_uid(world: World) -> None:
     found = [uid_of(world, f"pod-{number}") for number in range(3)]
     assert len(set(found)) == 3
     assert 0 not in found
 
 
-def test_the_one_of_a_removed_vm_rests_as_long_as_there_are_others(world: World) -> None:
+def test_a_removed_vms_uid_is_reused_only_when_no_other_is_free(world: World) -> None:
     uids = chosen(world, 3)
     taken = []
     for _ in range(4):
@@ -40,22 +40,22 @@ def test_the_one_of_a_removed_vm_rests_as_long_as_there_are_others(world: World)
     assert taken == [0, 1, 2, 0]
 
 
-def test_one_that_a_process_or_a_file_still_has_is_passed_over(world: World) -> None:
+def test_a_uid_that_a_process_or_a_file_still_has_is_skipped(world: World) -> None:
     with chosen(world, 3, lambda: {FIRST, FIRST + 1}).free() as uid:
         assert uid == FIRST + 2
 
 
-def test_when_all_are_taken_the_setting_is_named(world: World) -> None:
+def test_when_all_uids_are_taken_the_error_names_the_setting(world: World) -> None:
     with pytest.raises(ResourceExhausted, match=r"libvirt\.vm_uids"), chosen(world, 1, lambda: {FIRST}).free():
         pass
 
 
-def test_without_a_range_vms_have_none(world: World) -> None:
+def test_without_a_uid_range_vms_have_no_uids(world: World) -> None:
     with chosen(world, 0).free() as uid:
         assert uid == 0
 
 
-def test_a_restarted_daemon_gives_out_none_that_a_record_has(world: World) -> None:
+def test_a_restarted_daemon_gives_out_no_uid_that_a_record_has(world: World) -> None:
     before = uid_of(world, "one")
     after = world.restarted()
     try:
