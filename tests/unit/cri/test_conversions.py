@@ -66,7 +66,7 @@ def test_only_a_ready_sandbox_is_shown_as_ready(phase: SandboxPhase) -> None:
 
 
 @pytest.mark.parametrize("reason", list(ExitReason))
-def test_an_end_is_told_with_code_reason_message_and_time(reason: ExitReason) -> None:
+def test_an_exit_is_shown_with_code_reason_message_and_time(reason: ExitReason) -> None:
     ended = changed(CONTAINER, phase=ContainerPhase.EXITED, exit=Exit(3, reason, 9, "why"))
     status = to_proto.container_status(ended)
     assert (status.exit_code, status.reason, status.message, status.finished_at) == (3, reason.value, "why", 9)
@@ -83,7 +83,7 @@ def test_the_first_address_is_the_ip_and_the_rest_are_additional(
     assert (status.ip, [ip.ip for ip in status.additional_ips]) == (first, others)
 
 
-def test_a_container_without_a_text_of_the_pod_spec_shows_what_was_asked_for() -> None:
+def test_a_container_without_the_pod_specs_image_text_shows_the_requested_image() -> None:
     config = dataclasses.replace(CONTAINER.config, user_image="")
     assert to_proto.container_status(changed(CONTAINER, config=config)).image.image == config.image
 
@@ -122,7 +122,7 @@ def test_absent_resources_are_all_unset() -> None:
     assert to_domain.container_config(container_message()).resources == Resources()
 
 
-def test_every_field_of_a_sandbox_config_that_we_use_is_taken_over() -> None:
+def test_every_used_field_of_a_sandbox_config_is_converted() -> None:
     message = pb.PodSandboxConfig(
         hostname="h",
         log_directory="/logs",
@@ -144,7 +144,7 @@ def test_every_field_of_a_sandbox_config_that_we_use_is_taken_over() -> None:
     assert (config.labels, config.annotations, config.runtime_handler) == ({"a": "b"}, {"c": "d"}, "handler")
 
 
-def test_a_domain_value_does_not_change_with_its_message() -> None:
+def test_a_later_change_of_the_message_does_not_change_the_domain_value() -> None:
     message = container_message(labels={"a": "b"}, args=["x"])
     config = to_domain.container_config(message)
     message.labels["a"] = "changed"
@@ -166,5 +166,5 @@ def test_an_ordinary_error_message_is_not_changed(text: str) -> None:
 
 @pytest.mark.hostile
 @given(st.text(max_size=400))
-def test_an_error_message_is_one_printable_line_whatever_the_request_had_in_it(text: str) -> None:
+def test_an_error_message_is_one_printable_line_whatever_the_request_contains(text: str) -> None:
     assert on_the_wire(text).isprintable()

@@ -49,14 +49,14 @@ def test_a_changed_record_has_a_new_item(items, make):
     assert make.made[10:] == ["pod-3"]
 
 
-def test_a_filtered_list_uses_what_is_there_and_throws_nothing_away(items, make):
+def test_a_filtered_list_uses_cached_items_and_evicts_none(items, make):
     items.items(PODS)
     assert len(items.items(PODS[:2])) == 2
     items.items(PODS)
     assert len(make.made) == 10
 
 
-def test_what_is_gone_is_not_kept(items, make):
+def test_items_of_removed_records_are_evicted(items, make):
     items.items(PODS)
     items.items(PODS[:6])
     make.made.clear()
@@ -64,7 +64,7 @@ def test_what_is_gone_is_not_kept(items, make):
     assert make.made == ["pod-6", "pod-7", "pod-8", "pod-9"]
 
 
-def test_filtered_lists_alone_do_not_make_it_grow_for_ever(make):
+def test_filtered_lists_do_not_grow_the_cache_without_limit(make):
     items = ItemCache(make, most=4)
     for pod in PODS:
         items.items([pod])
@@ -74,7 +74,7 @@ def test_filtered_lists_alone_do_not_make_it_grow_for_ever(make):
     assert make.made == ["pod-0", "pod-1", "pod-2", "pod-3", "pod-4"]
 
 
-def test_a_whole_answer_is_made_again_only_when_a_record_is_another() -> None:
+def test_a_whole_answer_is_rebuilt_only_when_a_record_has_changed() -> None:
     answers = ResponseCache[Sandbox, pb.ListPodSandboxResponse](
         lambda pods: pb.ListPodSandboxResponse(items=[pb.PodSandbox(id=pod.id.value) for pod in pods])
     )
@@ -109,7 +109,7 @@ def sized(size: int) -> pb.PodSandbox:
         ([120, 120], [[120], [120]]),
     ],
 )
-def test_a_batch_is_filled_up_to_its_size_and_a_bigger_item_goes_alone(
+def test_a_batch_is_filled_up_to_its_size_and_a_bigger_item_is_sent_alone(
     sizes: list[int], batched: list[list[int]]
 ) -> None:
     items = [sized(size) for size in sizes]
@@ -118,7 +118,7 @@ def test_a_batch_is_filled_up_to_its_size_and_a_bigger_item_goes_alone(
     assert [one for batch in made for one in batch] == items
 
 
-def test_items_are_taken_only_as_batches_are_wanted() -> None:
+def test_items_are_made_only_as_batches_are_consumed() -> None:
     taken = []
 
     def source():

@@ -41,14 +41,14 @@ BAD_CONTEXTS = [
 ]
 
 
-def test_a_profile_of_the_node_is_no_fault_of_what_is_privileged() -> None:
+def test_a_privileged_pod_may_name_a_localhost_profile() -> None:
     assert len(validation.container_faults(of_container(seccomp=LOCALHOST, apparmor=LOCALHOST))) == 2
     assert validation.container_faults(of_container(seccomp=LOCALHOST, apparmor=LOCALHOST, privileged=True)) == []
     assert validation.sandbox_faults(sandbox(seccomp=LOCALHOST, privileged=True)) == []
 
 
 @pytest.mark.parametrize(("context", "field", "remedy"), BAD_CONTEXTS)
-def test_a_context_that_a_vm_cannot_honour_is_one_fault_of_sandbox_and_container(
+def test_a_security_context_that_a_vm_cannot_honour_is_one_fault_in_sandbox_and_container(
     context: dict[str, object], field: str, remedy: str
 ) -> None:
     for faults in (
@@ -80,7 +80,7 @@ def test_a_mount_that_a_vm_cannot_have_is_refused_by_its_path(changes: dict[str,
     assert fault.startswith(f"config.mounts[/data].{field}")
 
 
-def test_an_image_takes_the_place_of_a_path_of_the_node() -> None:
+def test_a_mount_may_have_an_image_in_place_of_a_host_path() -> None:
     by_image = pb.Mount(container_path="/data", image=pb.ImageSpec(image="x"), readonly=True)
     part = pb.Mount(container_path="/part", image=pb.ImageSpec(image="x"), image_sub_path="etc/..x", readonly=True)
     claim = pb.Mount(container_path="/db", host_path="/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/p/mount")
@@ -103,7 +103,7 @@ def test_an_image_takes_the_place_of_a_path_of_the_node() -> None:
         ),
     ],
 )
-def test_what_is_neither_an_image_nor_a_path_of_the_node_is_told(mount: pb.Mount, says: str) -> None:
+def test_a_mount_with_neither_an_image_nor_a_host_path_is_a_fault(mount: pb.Mount, says: str) -> None:
     mount.container_path = "/v\n"
     (fault,) = validation.container_faults(container(mounts=[mount]))
     assert fault.startswith("config.mounts[/v")
@@ -123,7 +123,7 @@ def test_sysctls_are_for_the_guest() -> None:
     assert validation.sandbox_faults(pod(linux=linux)) == []
 
 
-def test_each_sysctl_that_is_none_is_named() -> None:
+def test_each_invalid_sysctl_is_named() -> None:
     names = ("../../etc/passwd", "a", "net..ipv4", "net.-x", "net.ipv4.\n")
     faults = validation.sandbox_faults(pod(linux=pb.LinuxPodSandboxConfig(sysctls=dict.fromkeys(names, "1"))))
     assert len(faults) == len(names)
@@ -133,7 +133,7 @@ def test_each_sysctl_that_is_none_is_named() -> None:
     assert "a value that no sysctl can have" in fault
 
 
-def test_more_sysctls_than_a_pod_can_mean_are_refused() -> None:
+def test_an_absurd_number_of_sysctls_is_refused() -> None:
     linux = pb.LinuxPodSandboxConfig(sysctls={f"net.a{n}": "1" * 4000 for n in range(20)})
     (fault,) = validation.sandbox_faults(pod(linux=linux))
     assert "config.linux.sysctls (securityContext.sysctls) hold 80130 bytes" in fault
@@ -156,7 +156,7 @@ def config(**fields: object) -> pb.PodSandboxConfig:
         {"dns_config": pb.DNSConfig(searches=["."], options=["ndots:5", "edns0", "single-request-reopen"])},
     ],
 )
-def test_what_kubelet_sends_is_taken(fields: dict[str, object]) -> None:
+def test_ordinary_values_from_kubelet_are_accepted(fields: dict[str, object]) -> None:
     assert to_domain.sandbox_config(config(**fields), "").hostname == fields.get("hostname", "")
 
 
@@ -172,14 +172,14 @@ def test_what_kubelet_sends_is_taken(fields: dict[str, object]) -> None:
         ({"dns_config": pb.DNSConfig(options=["ndots:5\x7f"])}, r"config.dns_config.options\[0\]"),
     ],
 )
-def test_what_would_write_other_lines_is_refused_by_its_field(fields: dict[str, object], named: str) -> None:
+def test_a_value_that_could_inject_lines_is_refused_and_the_field_named(fields: dict[str, object], named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
         to_domain.sandbox_config(config(**fields), "")
 
 
 @pytest.mark.parametrize("field", ["name", "namespace", "uid"])
 @pytest.mark.parametrize("value", ["", "a;b=c", "a\nb", "-a", "x" * 254])
-def test_a_pod_name_that_cni_cannot_be_given_is_refused_by_its_field(field: str, value: str) -> None:
+def test_a_pod_name_that_cni_cannot_take_is_refused_and_the_field_named(field: str, value: str) -> None:
     wanted = config()
     setattr(wanted.metadata, field, value)
     with pytest.raises(InvalidRequest, match=rf"config\.metadata\.{field}"):

@@ -45,7 +45,9 @@ ORDINARY.mounts.add(container_path="/dev/termination-log", host_path=f"{POD}/con
 ORDINARY.annotations["io.kubernetes.container.terminationMessagePath"] = "/dev/termination-log"
 
 
-def test_an_ordinary_pod_is_taken_and_what_has_no_effect_is_logged_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_ordinary_pod_is_accepted_and_fields_without_effect_are_logged_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert validation.container_faults(ORDINARY) == []
     taken = without_effect_of_container(ORDINARY)
     assert {"seccomp", "apparmor", "capabilities", "readonly_rootfs"} <= set(taken)
@@ -56,13 +58,13 @@ def test_an_ordinary_pod_is_taken_and_what_has_no_effect_is_logged_once(capsys: 
     assert len(lines) == len(taken)
 
 
-def test_a_bare_pod_has_nothing_without_effect() -> None:
+def test_a_bare_pod_has_no_fields_without_effect() -> None:
     assert without_effect_of_container(container()) == {}
     assert without_effect_of_sandbox(pod()) == {}
     assert validation.container_faults(container()) == []
     assert validation.sandbox_faults(pod()) == []
 
 
-def test_what_a_pod_asks_for_beyond_the_usual_is_told_by_kind() -> None:
+def test_fields_that_have_an_effect_are_not_logged() -> None:
     asked = container(command=["sh"], stdin=True, envs=[pb.KeyValue(key="A", value=b"b")], mounts=ORDINARY.mounts[:2])
     assert without_effect_of_container(asked) == {}

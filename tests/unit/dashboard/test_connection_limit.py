@@ -35,5 +35,5 @@ async def three_callers_where_two_are_taken() -> list[bool]:
     return [was for was, _ in callers]
 
 
-def test_one_more_than_it_takes_is_hung_up_on() -> None:
+def test_a_connection_beyond_the_limit_is_closed() -> None:
     assert asyncio.run(three_callers_where_two_are_taken()) == [True, True, False]

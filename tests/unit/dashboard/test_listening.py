@@ -20,14 +20,14 @@ def stranger() -> Iterator[socket.socket]:
         yield one
 
 
-def test_one_port_is_taken_of_both_addresses() -> None:
+def test_both_addresses_are_bound_to_one_port() -> None:
     first, second = listening_sockets(0)
     with first, second:
         assert first.getsockname() == ("127.0.0.1", first.getsockname()[1])
         assert second.getsockname()[:2] == ("::1", first.getsockname()[1])
 
 
-def test_a_port_that_somebody_has_at_either_address_is_not_taken(stranger: socket.socket) -> None:
+def test_a_port_in_use_at_either_address_is_refused(stranger: socket.socket) -> None:
     with pytest.raises(WrongState, match="and ::1: Address already in use; choose another port with --port"):
         listening_sockets(stranger.getsockname()[1])
     with socket.create_server(("127.0.0.1", stranger.getsockname()[1])):  # it was given back

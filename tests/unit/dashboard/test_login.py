@@ -10,7 +10,7 @@ NAME = "virtshim-0123.localhost"
 
 
 @pytest.mark.parametrize("host", [NAME, f"{NAME}:8734", f"{NAME}:9"])
-def test_its_name_is_known_on_any_port(host: str) -> None:
+def test_the_dashboards_name_is_accepted_with_any_port(host: str) -> None:
     assert is_called(host, NAME)
 
 
@@ -21,5 +21,5 @@ def test_its_name_is_known_on_any_port(host: str) -> None:
         f"evil.{NAME}", f"{NAME}:80:80", f"{NAME}:x", f"{NAME}:", f"{NAME}@evil.example", "virtshim-4567.localhost:8734",
     ],
 )  # fmt: skip
-def test_no_other_name_is_taken(host: str) -> None:
+def test_any_other_name_is_refused(host: str) -> None:
     assert not is_called(host, NAME)

@@ -37,7 +37,7 @@ class Node:
         return ()
 
 
-def test_a_pod_is_shown_without_a_vm_that_has_gone_since_the_last_look() -> None:
+def test_a_pods_page_leaves_out_a_vm_that_has_gone_since_the_last_look() -> None:
     watch = Mock(vms_of=lambda _pod: ["new", "old"])
     place = Place.of_this_run()
     pages = Pages(Node(["new"]), watch, Sessions(), Path(), place)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ class Page:
     ["", "ended", "x" * 500, "\u00e4" * 61 + "x", "a" + "\u00e4" * 200, "\ud800" + "\u20ac" * 99],
     ids=["none", "short", "long", "as long as can be", "cut in a letter", "no text of UTF-8"],
 )
-def test_why_a_stream_has_ended_is_text_that_fits_into_a_close_frame(why: str) -> None:
+def test_the_reason_for_a_streams_end_fits_into_a_close_frame(why: str) -> None:
     page = Page()
     asyncio.run(close(page, ENDED, why))  # type: ignore[arg-type]
     assert len(page.message) <= 123

@@ -9,7 +9,7 @@ from virtshim.dashboard.readings import NODE, Counter, Graphs, Rates, Reading, S
 SECOND = 10**9
 
 
-def test_a_rate_is_what_came_between_two_readings() -> None:
+def test_a_rate_is_the_difference_between_two_readings() -> None:
     rates = Rates()
     first = rates.samples(1, {"pod": Reading(cpu=Counter(0, 0), memory=7, received=Counter(0, 1000))})
     assert first["pod"].values() == [None, 7, None, None, None, None]
@@ -17,7 +17,7 @@ def test_a_rate_is_what_came_between_two_readings() -> None:
     assert second["pod"].values() == [0.5, None, None, None, 2000, None]
 
 
-def test_no_rate_is_told_over_a_counter_that_began_anew_or_a_gap() -> None:
+def test_no_rate_is_given_across_a_counter_reset_or_a_gap() -> None:
     rates = Rates()
     rates.samples(1, {"pod": Reading(read=Counter(0, 1000))})
     assert rates.samples(2, {"pod": Reading(read=Counter(SECOND, 10))})["pod"].read is None
@@ -26,13 +26,13 @@ def test_no_rate_is_told_over_a_counter_that_began_anew_or_a_gap() -> None:
     assert rates.samples(4, {"pod": Reading(read=Counter(2 * SECOND, 20))})["pod"].read is None
 
 
-def test_the_nodes_numbers_are_the_sum_of_what_is_known() -> None:
+def test_the_nodes_numbers_are_the_sum_of_the_known_ones() -> None:
     samples = {"a": Sample(1, cpu=0.5, memory=10), "b": Sample(1, cpu=None, memory=5)}
     assert total(1, samples).values() == [0.5, 15, None, None, None, None]
     assert total(1, {}).values() == [None] * 6
 
 
-def test_what_the_node_tells_becomes_counters_by_pod() -> None:
+def test_the_nodes_statistics_become_counters_by_pod() -> None:
     stats = pb.PodSandboxStats(attributes=pb.PodSandboxAttributes(id="pod"))
     stats.linux.cpu.timestamp, stats.linux.cpu.usage_core_nano_seconds.value = 5, 70
     stats.linux.memory.working_set_bytes.value = 4096
@@ -54,7 +54,7 @@ def test_what_the_node_tells_becomes_counters_by_pod() -> None:
     )
 
 
-def test_the_past_is_bounded_and_goes_with_its_pod() -> None:
+def test_a_pods_history_is_limited_and_removed_with_the_pod() -> None:
     graphs = Graphs(samples=3)
     for number in range(5):
         graphs.add({"pod": Sample(number), NODE: Sample(number)})

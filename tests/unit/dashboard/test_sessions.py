@@ -22,7 +22,7 @@ def test_a_new_token_makes_an_unused_one_void() -> None:
     assert sessions.exchange(second) is not None
 
 
-def test_what_is_no_token_or_secret_is_refused() -> None:
+def test_a_wrong_token_or_secret_is_refused() -> None:
     sessions = Sessions()
     assert sessions.exchange("") is None
     token = sessions.new_token()
@@ -35,7 +35,7 @@ def test_what_is_no_token_or_secret_is_refused() -> None:
     assert len(token) >= 43
 
 
-def test_a_session_ends_when_it_is_asked_to_and_when_there_are_too_many() -> None:
+def test_a_session_ends_on_request_and_when_there_are_too_many() -> None:
     sessions = Sessions()
     secrets = [sessions.exchange(sessions.new_token()) or "" for _ in range(17)]
     assert [sessions.knows(secret) for secret in secrets] == [False, *[True] * 16]

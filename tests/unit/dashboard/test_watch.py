@@ -52,17 +52,17 @@ async def told_until(node: SlowToAnswer, wanted: Callable[[Mapping[str, Any]], b
             await asyncio.gather(looking, return_exceptions=True)
 
 
-def test_an_address_that_was_not_answered_is_asked_for_again_and_told() -> None:
+def test_an_unanswered_request_for_an_address_is_repeated_and_the_page_gets_the_address() -> None:
     node = SlowToAnswer()
     asyncio.run(told_until(node, lambda pod: pod["addresses"] == ["10.88.0.2"]))
     assert node.asked == 3
 
 
-def test_sizes_that_are_learnt_later_than_the_pod_reach_an_open_page() -> None:
+def test_vm_sizes_that_arrive_later_than_the_pod_reach_an_open_page() -> None:
     asyncio.run(told_until(SlowToAnswer(), lambda pod: (pod["vcpus"], pod["memoryGiven"]) == (2, 1 << 30)))
 
 
-def test_a_look_that_failed_is_repeated_soon_and_a_slow_one_within_half_a_minute(
+def test_a_failed_look_is_repeated_soon_and_a_slow_one_within_half_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()

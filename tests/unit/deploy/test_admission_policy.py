@@ -78,7 +78,7 @@ def container(**fields: Any) -> dict[str, Any]:
         pod(securityContext={"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "0"}]}),
     ],
 )
-def test_a_virtual_machine_is_let_in(fine: dict[str, Any]) -> None:
+def test_a_vm_pod_is_admitted(fine: dict[str, Any]) -> None:
     assert refusals(fine) == []
     for kind in (
         "Deployment",
@@ -114,7 +114,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "why"), REFUSED)
-def test_what_no_virtual_machine_can_be_is_refused_with_a_sentence(changes: dict[str, Any], why: str) -> None:
+def test_a_pod_that_no_vm_can_be_is_refused_with_a_sentence(changes: dict[str, Any], why: str) -> None:
     for thing in (
         pod(**changes),
         *(
@@ -127,7 +127,7 @@ def test_what_no_virtual_machine_can_be_is_refused_with_a_sentence(changes: dict
         assert refusals({**thing, "metadata": {}}, before=None) == [refusal]
 
 
-def test_the_pod_that_shows_hooks_and_probes_is_let_in() -> None:
+def test_the_example_pod_with_hooks_and_probes_is_admitted() -> None:
     assert refusals(yaml.safe_load((DEPLOY / "pod-with-hooks.yaml").read_text())) == []
 
 
@@ -137,7 +137,7 @@ def test_every_rule_refuses_something() -> None:
 
 
 @pytest.mark.parametrize(("changes", "why"), REFUSED)
-def test_pods_of_other_runtimes_are_none_of_its_business(changes: dict[str, Any], why: str) -> None:
+def test_pods_of_other_runtimes_are_ignored(changes: dict[str, Any], why: str) -> None:
     del why
     assert refusals(pod(**changes, runtimeClassName="gvisor")) == []
     other = pod(**changes)
@@ -147,7 +147,7 @@ def test_pods_of_other_runtimes_are_none_of_its_business(changes: dict[str, Any]
 
 
 @pytest.mark.parametrize(("runtime", "is_ours"), [("virtlet.cloud", True), ("other.runtime", False)])
-def test_virtlets_annotation_means_a_virtual_machine_too(runtime: str, is_ours: bool) -> None:
+def test_virtlets_annotation_also_marks_a_vm_pod(runtime: str, is_ours: bool) -> None:
     thing = pod(**TWO)
     del thing["spec"]["runtimeClassName"]
     thing["metadata"]["annotations"] = {"kubernetes.io/target-runtime": runtime}
@@ -157,7 +157,7 @@ def test_virtlets_annotation_means_a_virtual_machine_too(runtime: str, is_ours: 
     assert refusals({**thing, "spec": {**thing["spec"], "runtimeClassName": "gvisor"}}) == []
 
 
-def test_what_was_there_before_may_be_scaled_and_deleted_and_corrected() -> None:
+def test_workloads_older_than_the_policy_may_be_scaled_and_corrected() -> None:
     for kind in ("Deployment", "CronJob"):
         before = workload(kind, pod(**TWO))
         scaled = copy.deepcopy(before)
@@ -172,7 +172,7 @@ def test_an_ephemeral_container_is_refused_when_it_is_added() -> None:
     assert any("ephemeral" in why for why in refusals(pod(ephemeralContainers=[container(name="debug")]), before))
 
 
-def test_the_api_server_takes_its_shape() -> None:
+def test_the_policy_has_the_shape_that_the_api_server_takes() -> None:
     for document, kind in ((POLICY, "ValidatingAdmissionPolicy"), (BINDING, "ValidatingAdmissionPolicyBinding")):
         assert (document["apiVersion"], document["kind"]) == ("admissionregistration.k8s.io/v1", kind)
     assert BINDING["spec"] == {"policyName": POLICY["metadata"]["name"], "validationActions": ["Deny"]}
@@ -188,6 +188,6 @@ def test_the_api_server_takes_its_shape() -> None:
     assert f"in {classes}" in spec["matchConditions"][1]["expression"]
 
 
-def test_everything_that_pods_are_made_from_is_looked_at() -> None:
+def test_the_policy_covers_every_kind_that_makes_pods() -> None:
     looked_at = {name for rule in POLICY["spec"]["matchConstraints"]["resourceRules"] for name in rule["resources"]}
     assert {"pods", "replicationcontrollers", "podtemplates", "deployments", "jobs", "cronjobs"} <= looked_at

@@ -22,7 +22,7 @@ NAME = "virtshim-node"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=list(BY_KIND))
-def test_every_field_is_one_of_kubernetes_own(document: dict[str, Any]) -> None:
+def test_every_field_exists_in_kubernetes(document: dict[str, Any]) -> None:
     """The client drops what it does not know, and refuses what lacks a field that must be there."""
     api = client.ApiClient()
     types_of = {"Namespace": "V1Namespace", "ServiceAccount": "V1ServiceAccount", "ClusterRole": "V1ClusterRole",
@@ -36,7 +36,7 @@ def test_every_field_is_one_of_kubernetes_own(document: dict[str, Any]) -> None:
     assert api.sanitize_for_serialization(read) == document
 
 
-def test_the_names_that_must_agree_do() -> None:
+def test_names_that_must_agree_agree() -> None:
     namespace = BY_KIND["Namespace"]["metadata"]["name"]
     (subject,) = BY_KIND["ClusterRoleBinding"]["subjects"]
     assert BY_KIND["ClusterRoleBinding"]["roleRef"]["name"] == BY_KIND["ClusterRole"]["metadata"]["name"] == NAME
@@ -47,11 +47,11 @@ def test_the_names_that_must_agree_do() -> None:
     assert {mount["name"] for mount in CONTAINER["volumeMounts"]} == {volume["name"] for volume in POD["volumes"]}
 
 
-def test_it_may_do_to_the_cluster_what_its_program_does_and_no_more() -> None:
+def test_the_role_allows_what_the_program_does_and_no_more() -> None:
     assert BY_KIND["ClusterRole"]["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}]
 
 
-def test_it_has_what_the_program_asks_for() -> None:
+def test_the_daemonset_has_what_the_program_needs() -> None:
     given = {variable["name"] for variable in CONTAINER["env"]}
     source = Path(on_node.__file__).read_text()
     asked = set(re.findall(r'environment(?:\.get\(|\[)"(\w+)"', source))
@@ -65,14 +65,14 @@ def test_it_has_what_the_program_asks_for() -> None:
     assert POD["hostPID"]
 
 
-def test_it_runs_where_pods_of_vms_are_tolerated_and_a_network_is_still_missing() -> None:
+def test_the_daemonset_tolerates_vm_nodes_and_nodes_without_a_network() -> None:
     classes = list(yaml.safe_load_all((DEPLOY / "runtimeclass.yaml").read_text()))
     ((key,),) = {tuple(one["scheduling"]["nodeSelector"]) for one in classes}
     assert key == on_node.LABEL
     assert {toleration["key"] for toleration in POD["tolerations"]} == {key, "node.kubernetes.io/not-ready"}
 
 
-def test_its_image_has_the_projects_version(pytestconfig: pytest.Config) -> None:
+def test_the_image_has_the_projects_version(pytestconfig: pytest.Config) -> None:
     version = re.search(r'^version = "(.+)"$', (pytestconfig.rootpath / "pyproject.toml").read_text(), re.MULTILINE)
     assert version
     assert CONTAINER["image"] == f"virtshim:{version[1]}"

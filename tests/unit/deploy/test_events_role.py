@@ -13,13 +13,13 @@ DOCUMENTS: list[Any] = list(yaml.safe_load_all((DEPLOY / "events.yaml").read_tex
 BY_KIND = {document["kind"]: document for document in DOCUMENTS}
 
 
-def test_its_account_may_create_events_and_do_nothing_else() -> None:
+def test_the_account_may_create_events_and_do_nothing_else() -> None:
     assert BY_KIND["ClusterRole"]["rules"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]
     (subject,) = BY_KIND["ClusterRoleBinding"]["subjects"]
     assert {key: subject[key] for key in ("name", "namespace")} == BY_KIND["ServiceAccount"]["metadata"]
     assert BY_KIND["ClusterRoleBinding"]["roleRef"]["name"] == BY_KIND["ClusterRole"]["metadata"]["name"]
 
 
-def test_its_namespace_is_the_daemonsets() -> None:
+def test_the_namespace_is_the_daemonsets() -> None:
     daemonset = list(yaml.safe_load_all((DEPLOY / "daemonset.yaml").read_text()))
     assert BY_KIND["Namespace"] in daemonset

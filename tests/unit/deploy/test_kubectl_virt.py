@@ -146,7 +146,7 @@ def test_a_console_that_takes_no_input_says_so(kubectl: FakeKubectl, run: Any) -
     assert "-i" not in kubectl.calls[-1]
 
 
-def test_what_is_not_a_terminal_is_passed_on_as_it_is(kubectl: FakeKubectl, run: Any) -> None:
+def test_console_input_that_is_no_terminal_is_passed_on_unchanged(kubectl: FakeKubectl, run: Any) -> None:
     kubectl.plan(get_pod=says(pod()), attach={"does": "terminal"})
     assert run("console", "web", stdin="hi").stdout == f"login: <{b'hi'.hex()}>"
 
@@ -187,14 +187,14 @@ def test_the_forward_ends_with_whoever_ends_the_proxy_command(kubectl: FakeKubec
     assert not kubectl.forwards
 
 
-def test_a_port_that_cannot_be_forwarded_is_told_in_kubectls_words(kubectl: FakeKubectl, run: Any) -> None:
+def test_a_failed_port_forward_is_reported_in_kubectls_words(kubectl: FakeKubectl, run: Any) -> None:
     kubectl.plan(**{"port-forward": {"err": "error: pods/portforward is forbidden\n", "code": 1}})
     done = run("stdio", "web", "22")
     assert done.returncode == 1
     assert "pods/portforward is forbidden" in done.stderr
 
 
-def test_a_connection_that_breaks_is_told_in_a_line(kubectl: FakeKubectl, run: Any) -> None:
+def test_a_broken_connection_is_reported_in_one_line(kubectl: FakeKubectl, run: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = server.getsockname()[1]
     kubectl.plan(**{"port-forward": {"out": f"Forwarding from 127.0.0.1:{closed} -> 22\n"}})
@@ -224,7 +224,7 @@ def test_the_screen_is_on_a_port_of_this_machine_until_ctrl_c(kubectl: FakeKubec
         socket.create_connection((host, int(port)), timeout=LIMIT)
 
 
-def test_a_viewer_gets_the_port_and_its_end_is_the_end(kubectl: FakeKubectl, run: Any) -> None:
+def test_a_viewer_gets_the_port_and_the_command_ends_with_the_viewer(kubectl: FakeKubectl, run: Any) -> None:
     kubectl.plan(get_pod=says(pod(annotations={"virtshim.io/vnc": "true"})), **{"port-forward": {"does": "ports"}})
     kubectl.program("show", 'echo "shows $1"; exit 5')
     done = run("vnc", "web", "--viewer", "show vnc://127.0.0.1:{port}")
@@ -294,7 +294,7 @@ def test_without_a_metrics_server_kubelet_is_asked(kubectl: FakeKubectl, run: An
     assert cells(run("top", "web").stdout)[1][3:6] == ["250m", "2", "256Mi"]
 
 
-def test_without_either_both_remedies_are_told(kubectl: FakeKubectl, run: Any) -> None:
+def test_without_metrics_server_and_kubelet_both_remedies_are_named(kubectl: FakeKubectl, run: Any) -> None:
     kubectl.rules(
         ("get pod web", says(pod())), ("--raw", {"err": "Error from server (Forbidden): nodes/proxy\n", "code": 1})
     )
@@ -315,7 +315,7 @@ def test_without_either_both_remedies_are_told(kubectl: FakeKubectl, run: Any) -
         (says(pod()), "has no container x; it has vm", 1),
     ],
 )
-def test_what_is_wrong_with_the_pod_is_told(
+def test_a_pods_problem_is_reported(
     kubectl: FakeKubectl, run: Any, answer: dict[str, Any], words: str, code: int
 ) -> None:
     kubectl.plan(get_pod=answer)
@@ -323,7 +323,7 @@ def test_what_is_wrong_with_the_pod_is_told(
     assert (done.returncode, words in done.stderr) == (code, True), done.stderr
 
 
-def test_without_kubectl_it_says_where_to_get_it(plugin: str, tmp_path: Path) -> None:
+def test_without_kubectl_the_error_says_where_to_get_it(plugin: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, plugin, "top"],
         env={"PATH": str(tmp_path)},
@@ -338,7 +338,7 @@ def test_without_kubectl_it_says_where_to_get_it(plugin: str, tmp_path: Path) ->
 # --- its file
 
 
-def test_it_needs_nothing_but_the_standard_library_of_an_old_python(plugin: str) -> None:
+def test_the_plugin_needs_only_the_standard_library_of_an_old_python(plugin: str) -> None:
     import ast
 
     tree = ast.parse(Path(plugin).read_text(), feature_version=(3, 8))

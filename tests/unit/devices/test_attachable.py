@@ -36,12 +36,12 @@ def only(found: list[str]) -> str:
     return found[0]
 
 
-def test_a_function_at_vfio_with_its_own_group_and_node_can_be_had(host: FakeSysfs) -> None:
+def test_a_vfio_function_with_its_own_group_and_node_is_attachable(host: FakeSysfs) -> None:
     host.pci(BDF, 9, driver="vfio-pci")
     assert faults(host) == []
 
 
-def test_a_function_that_is_gone_says_so_with_its_resource(host: FakeSysfs) -> None:
+def test_the_error_for_a_function_that_is_gone_names_its_resource(host: FakeSysfs) -> None:
     found = only(faults(host, function(BDF, "intel.com/vfs")))
     assert found.startswith(
         f"PCI function {BDF} (intel.com/vfs) does not exist: it was unplugged, or its VFs were removed"
@@ -55,7 +55,7 @@ def test_without_an_iommu_the_remedy_is_in_the_bios_and_on_the_kernels_command_l
     assert "intel_iommu=on" in found
 
 
-def test_a_function_outside_an_iommu_that_is_on_is_told_apart(host: FakeSysfs) -> None:
+def test_a_function_outside_an_active_iommu_has_its_own_error(host: FakeSysfs) -> None:
     host.pci(BDF)
     host.pci("0000:5e:00.0", 4)
     assert "its bus is outside the IOMMU" in only(faults(host))
@@ -81,7 +81,7 @@ def test_a_group_with_a_busy_neighbour_is_not_viable_and_the_neighbour_is_named(
 @pytest.mark.parametrize(
     ("driver", "code"), [("", 0x020000), ("vfio-pci", 0x020000), ("pcieport", BRIDGE), ("shpchp", BRIDGE)]
 )
-def test_neighbours_that_are_idle_at_vfio_or_bridges_do_no_harm(host: FakeSysfs, driver: str, code: int) -> None:
+def test_idle_vfio_and_bridge_neighbours_are_accepted(host: FakeSysfs, driver: str, code: int) -> None:
     host.pci(BDF, 5, driver="vfio-pci")
     host.pci(SIBLING, 5, driver=driver, class_code=code)
     assert faults(host) == []
@@ -134,7 +134,7 @@ def test_a_function_that_the_operator_keeps_is_refused(host: FakeSysfs) -> None:
 
 @pytest.mark.parametrize("part", [UUID, "vdpa0"])
 @pytest.mark.parametrize("driver", ["vfio-pci", "mlx5_core"])
-def test_a_function_of_which_other_devices_were_made_is_refused(host: FakeSysfs, part: str, driver: str) -> None:
+def test_a_function_with_mediated_or_vdpa_devices_is_refused(host: FakeSysfs, part: str, driver: str) -> None:
     """Bound to another driver it would lose them, and another pod may have one."""
     home = host.pci(BDF, 7, driver=driver)
     host.path(f"{home}/{part}").mkdir()
@@ -146,7 +146,7 @@ def test_a_bridge_is_refused(host: FakeSysfs) -> None:
     assert "is a PCI bridge" in only(faults(host, bind=True))
 
 
-def test_memory_that_qemu_may_not_lock_is_told_in_figures(host: FakeSysfs) -> None:
+def test_the_error_about_the_memory_lock_limit_has_figures(host: FakeSysfs) -> None:
     host.pci(BDF, 9, driver="vfio-pci")
     assert faults(host, memory=3 * GIB, limit=4 * GIB) == []
     found = only(faults(host, memory=3 * GIB + 1, limit=4 * GIB))
@@ -160,7 +160,7 @@ def test_a_usb_device_locks_no_memory(host: FakeSysfs) -> None:
     assert faults(host, UsbDevice(1, 4), memory=GIB, limit=1) == []
 
 
-def test_each_vdpa_device_locks_all_memory_for_itself(host: FakeSysfs) -> None:
+def test_each_vdpa_device_locks_all_memory_separately(host: FakeSysfs) -> None:
     host.pci(BDF, 9, driver="vfio-pci")
     host.pci(SIBLING, 10, driver="vfio-pci")
     cards = [VdpaDevice(f"/dev/vhost-vdpa-{number}") for number in (0, 1)]
@@ -173,7 +173,7 @@ def test_each_vdpa_device_locks_all_memory_for_itself(host: FakeSysfs) -> None:
     assert "3072 MiB and 1024 more" in only(faults(host, *cards, *functions, memory=GIB, limit=3 * GIB))
 
 
-def test_mediated_devices_are_looked_for_with_group_and_node(host: FakeSysfs) -> None:
+def test_mediated_devices_are_checked_with_group_and_node(host: FakeSysfs) -> None:
     device = MediatedDevice(UUID, "nvidia.com/GRID")
     assert f"mediated device {UUID} (nvidia.com/GRID) does not exist" in only(faults(host, device))
     home = "/sys/devices/pci0000:00/0000:65:00.0"
@@ -186,7 +186,7 @@ def test_mediated_devices_are_looked_for_with_group_and_node(host: FakeSysfs) ->
     assert faults(host, device) == []
 
 
-def test_usb_devices_are_looked_for_and_hubs_refused(host: FakeSysfs) -> None:
+def test_usb_devices_are_checked_and_hubs_refused(host: FakeSysfs) -> None:
     assert "USB device 001/004 does not exist: it was unplugged" in only(faults(host, UsbDevice(1, 4)))
     host.node("/dev/bus/usb/001/004")
     for name, text in (("busnum", "1"), ("devnum", "4"), ("bDeviceClass", "09")):
@@ -196,7 +196,7 @@ def test_usb_devices_are_looked_for_and_hubs_refused(host: FakeSysfs) -> None:
     assert faults(host, UsbDevice(1, 4)) == []
 
 
-def test_a_usb_stick_that_the_node_has_mounted_stays_the_nodes(host: FakeSysfs) -> None:
+def test_a_usb_stick_that_the_node_has_mounted_is_refused(host: FakeSysfs) -> None:
     stick = "/sys/devices/pci0000:00/0000:00:14.0/usb1/1-1"
     host.node("/dev/bus/usb/001/004")
     host.block("sdc", f"{stick}/1-1:1.0/host6/target6:0:0/6:0:0:0/block/sdc", "8:32")
@@ -208,7 +208,7 @@ def test_a_usb_stick_that_the_node_has_mounted_stays_the_nodes(host: FakeSysfs) 
     assert "USB device 001/004 is used by the node: the node's file system / is on it" in fault
 
 
-def test_vdpa_devices_are_looked_for(host: FakeSysfs) -> None:
+def test_vdpa_devices_are_checked(host: FakeSysfs) -> None:
     assert only(faults(host, VdpaDevice("/dev/vhost-vdpa-0"))).startswith(
         "/dev/vhost-vdpa-0 does not exist; modprobe vhost_vdpa"
     )
@@ -252,7 +252,7 @@ def limits(host: FakeSysfs, pid: str, locked: str, capabilities: int) -> None:
     ("locked", "capabilities", "expected"),
     [("8388608", 0, 8388608), ("8388608", 1 << 24, None), ("unlimited", 0, None)],
 )
-def test_the_limit_is_the_embedding_processs_own_unless_it_may_raise_it(
+def test_the_lock_limit_is_the_embedding_processs_unless_it_may_raise_the_limit(
     host: FakeSysfs, locked: str, capabilities: int, expected: int | None
 ) -> None:
     limits(host, "self", locked, capabilities)
@@ -267,6 +267,6 @@ def test_with_the_systems_libvirt_its_daemons_limit_counts(host: FakeSysfs, daem
     assert lockable(host.files(), "qemu:///system") == 4096
 
 
-def test_a_daemon_that_does_not_run_has_no_limit_that_is_known(host: FakeSysfs) -> None:
+def test_the_lock_limit_of_a_daemon_that_does_not_run_is_unknown(host: FakeSysfs) -> None:
     host.write("/run/libvirtd.pid", "812\n")
     assert lockable(host.files(), "qemu:///system") is None

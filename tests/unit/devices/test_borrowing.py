@@ -34,7 +34,7 @@ def driver(world: World) -> str:
     return world.outside.drivers.drivers[ADDRESS]
 
 
-def test_the_function_is_vfios_while_a_container_has_it(world: World) -> None:
+def test_a_function_is_bound_to_vfio_while_a_container_has_it(world: World) -> None:
     container = make(world)
     assert driver(world) == "vfio-pci"
     world.remove(container)
@@ -42,14 +42,14 @@ def test_the_function_is_vfios_while_a_container_has_it(world: World) -> None:
     assert world.records.borrowed.all() == []
 
 
-def test_one_without_a_driver_is_without_again(world: World) -> None:
+def test_a_function_without_a_driver_is_left_without_one_again(world: World) -> None:
     world.outside.drivers.drivers[ADDRESS] = ""
     world.remove(make(world))
     assert driver(world) == ""
 
 
 @pytest.mark.parametrize("bound", ["vfio-pci", "mlx5_vfio_pci"])
-def test_one_that_a_plugin_has_bound_stays_as_it_is(world: World, bound: str) -> None:
+def test_a_function_that_a_plugin_has_bound_keeps_its_driver(world: World, bound: str) -> None:
     world.outside.drivers.drivers[ADDRESS] = bound
     container = make(world)
     assert world.records.borrowed.all() == []
@@ -57,7 +57,7 @@ def test_one_that_a_plugin_has_bound_stays_as_it_is(world: World, bound: str) ->
     assert driver(world) == bound
 
 
-def test_the_record_is_there_before_the_driver_changes(world: World) -> None:
+def test_the_record_is_written_before_the_driver_changes(world: World) -> None:
     sandbox = world.run()
     world.journal.calls.clear()
     world.create(sandbox, config=with_device())
@@ -66,14 +66,14 @@ def test_the_record_is_there_before_the_driver_changes(world: World) -> None:
     assert calls.index("drivers.bind") < calls.index("vms.define")
 
 
-def test_a_failed_create_gives_it_back(world: World) -> None:
+def test_a_failed_create_gives_the_function_back(world: World) -> None:
     world.journal.fail("vms.define", InternalError("no"))
     with pytest.raises(InternalError):
         make(world)
     assert driver(world) == "iavf"
 
 
-def test_a_driver_that_does_not_take_it_leaves_no_container(world: World) -> None:
+def test_a_failed_bind_leaves_no_container(world: World) -> None:
     world.outside.drivers.broken.add("vfio-pci")
     with pytest.raises(InternalError, match="did not take"):
         make(world)
@@ -81,7 +81,7 @@ def test_a_driver_that_does_not_take_it_leaves_no_container(world: World) -> Non
     assert driver(world) == "iavf"
 
 
-def test_the_next_attempt_and_the_next_pod_keep_it_and_its_own_driver_is_not_forgotten(world: World) -> None:
+def test_the_original_driver_is_remembered_over_later_attempts_and_pods(world: World) -> None:
     first = make(world)
     world.start(first)
     world.stop(first)
@@ -97,7 +97,7 @@ def test_the_next_attempt_and_the_next_pod_keep_it_and_its_own_driver_is_not_for
     assert driver(world) == "iavf"
 
 
-def test_what_could_not_be_given_back_is_tried_again_at_the_next_start(world: World) -> None:
+def test_a_function_that_could_not_be_given_back_is_tried_again_at_the_next_start(world: World) -> None:
     container = make(world)
     world.outside.drivers.broken.add("iavf")
     world.remove(container)
@@ -108,14 +108,14 @@ def test_what_could_not_be_given_back_is_tried_again_at_the_next_start(world: Wo
     again.close()
 
 
-def test_one_that_was_unplugged_is_forgotten(world: World) -> None:
+def test_an_unplugged_function_is_forgotten(world: World) -> None:
     container = make(world)
     world.outside.drivers.gone.add(ADDRESS)
     world.remove(container)
     assert world.records.borrowed.all() == []
 
 
-def test_switched_off_nothing_is_taken_and_what_was_taken_comes_back(world: World) -> None:
+def test_with_binding_switched_off_no_function_is_taken_and_taken_ones_come_back(world: World) -> None:
     make(world)
     world.sections["devices"] = Devices(bind=False)
     again = world.recovered()
@@ -137,7 +137,7 @@ def with_its_record_spoilt(world: World, container: ContainerId) -> World:
 
 
 @pytest.mark.parametrize("definition", ["without a record", "unreadable"])
-def test_a_running_vm_keeps_its_function_when_nothing_remembers_that_it_has_it(world: World, definition: str) -> None:
+def test_a_running_vm_keeps_its_function_when_its_record_is_lost(world: World, definition: str) -> None:
     container = make(world)
     world.start(container)
     domain = world.outside.vms.domains[world.domain(container)]
@@ -155,7 +155,7 @@ def test_a_running_vm_keeps_its_function_when_nothing_remembers_that_it_has_it(w
     again.close()
 
 
-def test_the_reconciler_gives_back_what_could_not_be_given_back_at_once(world: World) -> None:
+def test_the_reconciler_gives_back_functions_that_could_not_be_given_back_at_once(world: World) -> None:
     container = make(world)
     world.outside.drivers.broken.add("iavf")
     world.remove(container)
@@ -185,7 +185,7 @@ def test_a_driver_that_hangs_holds_up_neither_other_pods_nor_the_next_removal(wo
     assert driver(world) == "iavf"
 
 
-def test_of_several_functions_that_hang_a_removal_waits_for_one(world: World) -> None:
+def test_a_removal_waits_for_only_one_of_several_hanging_functions(world: World) -> None:
     world.outside.devices.add_function(NODE, "0000:3b:00.2")
     world.outside.drivers.drivers["0000:3b:00.2"] = "iavf"
     container = make(world)

@@ -39,7 +39,7 @@ def client(card: FakeNetCard, tmp_path: Path) -> Iterator[DeviceDriverClient]:
     running.stop(5.0)
 
 
-def test_a_cards_vf_is_told_with_what_is_set_for_it(client: DeviceDriverClient, card: FakeNetCard) -> None:
+def test_a_network_cards_vf_is_shown_with_its_settings(client: DeviceDriverClient, card: FakeNetCard) -> None:
     card.give(1, vlan=100, qos=3, protocol="802.1ad", rss_query=None)
     found = client.function(PciAddress.parse(VFS[1]), 5.0)
     assert (found.driver, found.card, found.number, found.vlan) == ("iavf", PHYSICAL, 1, "100 (802.1ad)")
@@ -52,15 +52,15 @@ def test_a_vf_without_vlan_has_none(client: DeviceDriverClient, card: FakeNetCar
     assert client.function(PciAddress.parse(VFS[0]), 5.0).vlan == ""
 
 
-def test_of_others_the_driver_is_told(client: DeviceDriverClient) -> None:
+def test_other_functions_are_shown_with_their_driver(client: DeviceDriverClient) -> None:
     assert client.function(PciAddress.parse(PF), 5.0) == CardFunction("ice")
 
 
-def test_one_that_is_gone_is_not_found(client: DeviceDriverClient) -> None:
+def test_a_function_that_is_gone_is_not_found(client: DeviceDriverClient) -> None:
     with pytest.raises(NotFound, match="no PCI device"):
         client.function(PciAddress.parse("0000:ff:00.0"), 5.0)
 
 
-def test_without_tapmanager_nothing_is_told(tmp_path: Path) -> None:
+def test_without_tapmanager_no_settings_are_shown(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="cannot be reached"):
         DeviceDriverClient(TapmanagerConnection(str(tmp_path / "none.sock"))).function(PciAddress.parse(VFS[0]), 1.0)

@@ -82,7 +82,7 @@ def test_yaml_and_json_say_the_same() -> None:
     assert parse_spec(yaml.safe_dump(value).encode()) == parsed(value)
 
 
-def test_null_is_as_if_it_were_not_there() -> None:
+def test_a_null_field_counts_as_absent() -> None:
     value = spec(devices=[{"name": "a", "annotations": None, "containerEdits": None}], containerEdits=None)
     assert parsed(value).devices[0].name == "a"
 
@@ -108,21 +108,21 @@ def test_null_is_as_if_it_were_not_there() -> None:
         ({"containerEdits": {"env": ["=x"]}}, "env.0"),
     ],
 )
-def test_what_breaks_the_standard_makes_it_invalid_and_the_message_says_where(
+def test_a_violation_of_the_standard_makes_a_specification_invalid_and_says_where(
     change: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=says):
         parsed(spec("a") | change)
 
 
-def test_many_faults_are_told_in_few_words() -> None:
+def test_many_faults_give_a_short_message() -> None:
     with pytest.raises(InvalidRequest, match="and 7 more") as error:
         parsed(spec("a") | {f"field{n}": 1 for n in range(10)})
     assert len(str(error.value)) < 300
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_a_specification_or_an_error_for_people(data: bytes) -> None:
+def test_any_bytes_give_a_specification_or_a_readable_error(data: bytes) -> None:
     _value_or_error(data)
 
 
@@ -164,7 +164,7 @@ JSON = st.recursive(
     )
 )
 @settings(max_examples=40)
-def test_any_shape_is_a_specification_or_an_error_for_people(value: Any) -> None:
+def test_any_shape_gives_a_specification_or_a_readable_error(value: Any) -> None:
     _value_or_error(json.dumps(value).encode())
     _value_or_error(yaml.safe_dump(value).encode())
 
@@ -227,7 +227,7 @@ def test_two_in_one_directory_are_an_error_for_that_device_alone(node: Node) -> 
     )
 
 
-def test_of_many_large_specifications_those_that_can_be_understood_in_seconds_are_read(node: Node) -> None:
+def test_reading_many_large_specifications_stops_after_a_few_seconds(node: Node) -> None:
     for number in range(20):
         node.write(f"/etc/cdi/{number:02}.json", json.dumps(spec(f"d{number}")) + " " * (MAX_BYTES - 1000))
     found = node.find("intel.com/net-pci=d0", "intel.com/net-pci=d19")
@@ -235,7 +235,7 @@ def test_of_many_large_specifications_those_that_can_be_understood_in_seconds_ar
     assert "/etc/cdi/19.json: beyond the" in found.faults[0]
 
 
-def test_an_unknown_device_says_where_was_looked_and_what_could_not_be_used(node: Node) -> None:
+def test_the_error_for_an_unknown_device_names_directories_and_unusable_files(node: Node) -> None:
     node.write("/etc/cdi/bad.json", spec("x", cdiVersion="9.9.9"))
     (fault,) = node.find("intel.com/net-pci=x").faults
     assert fault.startswith(
@@ -244,7 +244,7 @@ def test_an_unknown_device_says_where_was_looked_and_what_could_not_be_used(node
     assert "/etc/cdi/bad.json: cdiVersion" in fault
 
 
-def test_what_is_no_specification_is_not_read(node: Node, tmp_path: Path) -> None:
+def test_files_that_are_no_specifications_are_not_read(node: Node, tmp_path: Path) -> None:
     node.write("/etc/cdi/a.json", spec("x"))
     node.write("/etc/cdi/a.json.tmp", "{")
     (tmp_path / "etc/cdi/d.json").mkdir()
@@ -257,7 +257,7 @@ def test_what_is_no_specification_is_not_read(node: Node, tmp_path: Path) -> Non
     ]
 
 
-def test_a_fifo_keeps_nobody_waiting(node: Node, tmp_path: Path) -> None:
+def test_reading_a_fifo_does_not_block(node: Node, tmp_path: Path) -> None:
     node.write("/etc/cdi/a.json", spec("x"))
     os.mkfifo(tmp_path / "etc/cdi/b.json")
     assert node.find("intel.com/net-pci=x").faults == ()
@@ -272,7 +272,7 @@ FOR_CONTAINERS = {
 }
 
 
-def test_what_a_gpus_specification_has_for_containers_beside_its_nodes_is_left_out_and_named(node: Node) -> None:
+def test_edits_of_a_gpus_specification_for_containers_only_are_left_out_and_named(node: Node) -> None:
     devices = [{"name": "x", "containerEdits": NODES | {"hooks": FOR_CONTAINERS["hooks"]}}]
     node.write("/etc/cdi/a.json", spec("x", devices=devices, containerEdits=FOR_CONTAINERS, cdiVersion="1.1.0"))
     found = node.find("intel.com/net-pci=x")
@@ -282,7 +282,7 @@ def test_what_a_gpus_specification_has_for_containers_beside_its_nodes_is_left_o
 
 
 @pytest.mark.parametrize("field", sorted(FOR_CONTAINERS))
-def test_a_device_of_which_a_vm_would_get_nothing_is_refused_by_name(node: Node, field: str) -> None:
+def test_a_device_with_nothing_for_a_vm_is_refused_by_name(node: Node, field: str) -> None:
     devices = [{"name": "x", "containerEdits": {field: FOR_CONTAINERS[field]}}]
     node.write("/etc/cdi/a.json", spec("x", devices=devices, cdiVersion="1.1.0"))
     (fault,) = node.find("intel.com/net-pci=x").faults
@@ -300,7 +300,7 @@ def test_a_network_interface_of_the_node_is_refused_by_name_and_with_the_remedy(
     assert "vfio-pci" in fault
 
 
-def test_a_survey_counts_what_can_be_used_and_tells_the_rest(node: Node) -> None:
+def test_a_survey_counts_usable_devices_and_names_the_rest(node: Node) -> None:
     node.write("/etc/cdi/a.json", spec("x"))
     node.write("/etc/cdi/b.json", spec("x", "y"))
     node.write("/etc/cdi/c.json", spec("z", cdiVersion="7.0.0"))
@@ -313,7 +313,7 @@ def test_a_survey_counts_what_can_be_used_and_tells_the_rest(node: Node) -> None
     )
 
 
-def test_no_name_reads_nothing(node: Node) -> None:
+def test_without_a_device_name_no_file_is_read(node: Node) -> None:
     node.write("/etc/cdi/bad.json", "{")
     with capture_logs() as logs:
         assert node.find() == CdiGrant()

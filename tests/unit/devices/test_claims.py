@@ -39,7 +39,7 @@ def holders(world: World) -> list[ContainerId]:
     return [c.id for c in world.records.containers.all() if CLAIM in c.claims]
 
 
-def test_the_vm_gets_what_is_behind_the_node(world: World) -> None:
+def test_the_vm_gets_the_device_behind_the_node(world: World) -> None:
     container = make(world)
     (function,) = world.outside.vms.spec(world.domain(container)).granted.passthrough
     assert function.claim == CLAIM
@@ -61,7 +61,7 @@ def test_commands_in_the_guest_know_the_guests_address(world: World) -> None:
     assert dict(world.container(container).config.envs)["PCIDEVICE_X"] == ADDRESS.encode()
 
 
-def test_a_forged_variable_brings_an_error_and_nothing_else(world: World) -> None:
+def test_a_forged_variable_gives_an_error_and_no_device(world: World) -> None:
     sandbox = world.run()
     with pytest.raises(InvalidRequest, match="PCIDEVICE_X"):
         world.create(sandbox, config=container_config(envs=(("PCIDEVICE_X", ADDRESS.encode()),)))
@@ -71,19 +71,19 @@ def test_a_forged_variable_brings_an_error_and_nothing_else(world: World) -> Non
 
 
 @pytest.mark.parametrize("values", [(ADDRESS, ""), ("", ADDRESS)])
-def test_of_a_variable_that_is_there_twice_both_values_count(world: World, values: tuple[str, str]) -> None:
+def test_both_values_of_a_duplicate_variable_count(world: World, values: tuple[str, str]) -> None:
     with pytest.raises(InvalidRequest, match="PCIDEVICE_X"):
         world.create(world.run(), config=container_config(envs=tuple(("PCIDEVICE_X", v.encode()) for v in values)))
 
 
-def test_a_device_that_is_not_fit_is_not_claimed(world: World) -> None:
+def test_an_unfit_device_is_not_claimed(world: World) -> None:
     world.outside.devices.unfit.add(CLAIM)
     with pytest.raises(WrongState, match="vfio-pci"):
         make(world)
     assert world.records.containers.all() == []
 
 
-def test_a_device_that_went_before_the_start_fails_the_container_and_is_free(world: World) -> None:
+def test_a_device_that_disappears_before_the_start_fails_the_container_and_is_released(world: World) -> None:
     container = make(world)
     world.outside.devices.unfit.add(CLAIM)
     with pytest.raises(WrongState, match="vfio-pci"):
@@ -101,7 +101,7 @@ def test_a_device_of_another_pod_is_refused_with_its_name(world: World) -> None:
     assert [c.id for c in world.records.containers.all()] == [first]
 
 
-def test_of_two_pods_at_once_one_gets_it_and_the_other_is_told_who(world: World) -> None:
+def test_of_two_pods_at_once_one_gets_the_device_and_the_other_error_names_it(world: World) -> None:
     sandboxes = [world.run("db"), world.run("web")]
     gate = world.journal.hold("records.containers.add")
     first = Background(lambda: make(world, sandbox=sandboxes[0]))
@@ -114,7 +114,7 @@ def test_of_two_pods_at_once_one_gets_it_and_the_other_is_told_who(world: World)
     assert len(holders(world)) == 1
 
 
-def test_a_failed_create_gives_it_free(world: World) -> None:
+def test_a_failed_create_releases_the_device(world: World) -> None:
     sandbox = world.run()
     world.journal.fail("vms.define", InternalError("no"))
     with pytest.raises(InternalError):
@@ -182,7 +182,7 @@ def test_a_start_that_failed_and_was_undone_frees_the_device(world: World) -> No
     assert holders(world) == []
 
 
-def test_the_next_attempt_of_one_that_never_started_gets_the_device_and_the_old_one_cannot_start(world: World) -> None:
+def test_the_device_of_an_attempt_that_never_started_goes_to_the_next_attempt(world: World) -> None:
     sandbox = world.run()
     first = make(world, sandbox=sandbox)
     second = make(world, sandbox=sandbox, attempt=1)
@@ -209,7 +209,7 @@ def test_claims_are_still_held_after_a_restart_of_virtshim(world: World) -> None
     again.close()
 
 
-def test_after_a_reboot_of_the_node_they_are_free(world: World) -> None:
+def test_claims_are_released_after_a_reboot_of_the_node(world: World) -> None:
     container = make(world, "db")
     world.start(container)
     again = world.recovered(rebooted=True)
@@ -220,7 +220,7 @@ def test_after_a_reboot_of_the_node_they_are_free(world: World) -> None:
 # --- what a VM with devices cannot do
 
 
-def test_its_memory_does_not_change(world: World) -> None:
+def test_the_memory_of_a_vm_with_a_device_cannot_be_resized(world: World) -> None:
     container = world.create(world.run(), config=with_device(resources=Resources(memory_limit_bytes=2 * GIB)))
     world.start(container)
     with pytest.raises(WrongState, match="cannot change while it runs"):
@@ -228,13 +228,13 @@ def test_its_memory_does_not_change(world: World) -> None:
     assert world.container(container).status.size.max_memory_bytes == 2 * GIB
 
 
-def test_a_pod_that_asks_for_room_to_grow_is_told(world: World) -> None:
+def test_a_pod_with_a_device_that_asks_for_room_to_grow_is_refused(world: World) -> None:
     sandbox = world.run(config=sandbox_config(annotations={"virtshim.io/max-memory": "4Gi"}))
     with pytest.raises(InvalidRequest, match="host devices cannot grow"):
         make(world, sandbox=sandbox)
 
 
-def test_it_cannot_be_checkpointed(world: World) -> None:
+def test_a_vm_with_a_device_cannot_be_checkpointed(world: World) -> None:
     container = make(world)
     world.start(container)
     deadline = Deadline.after(world.outside.clock.monotonic(), 60)
@@ -265,12 +265,12 @@ def test_a_function_of_the_pods_network_goes_into_the_vm_and_is_claimed(world: W
         make(world, "other")
 
 
-def test_one_that_kubelet_granted_too_is_there_once(world: World) -> None:
+def test_a_network_function_that_kubelet_also_granted_is_claimed_once(world: World) -> None:
     container = make(world, sandbox=pod_with_function(world))
     assert world.container(container).claims == (CLAIM,)
 
 
-def test_the_guest_finds_its_address_by_the_functions_mac(world: World) -> None:
+def test_the_guest_matches_its_address_to_the_functions_mac(world: World) -> None:
     world.create(pod_with_function(world))
     (request,) = world.outside.seeds.requests.values()
     config = network_config(request.interfaces, request.dns)
@@ -280,14 +280,14 @@ def test_the_guest_finds_its_address_by_the_functions_mac(world: World) -> None:
     assert [subnet["address"] for subnet in link["subnets"]] == ["10.1.0.7/24"]
 
 
-def test_a_function_that_only_a_networks_configuration_names_is_nobodys_without_a_grant(world: World) -> None:
+def test_a_function_that_only_a_network_configuration_names_is_not_claimed(world: World) -> None:
     container = world.create(pod_with_function(world, taken=False))
     assert world.container(container).claims == ()
     (request,) = world.outside.seeds.requests.values()
     assert [nic.name for nic in request.interfaces] == ["eth0"]
 
 
-def test_one_that_kubelet_granted_has_its_networks_address(world: World) -> None:
+def test_a_function_that_kubelet_granted_has_its_networks_address(world: World) -> None:
     container = make(world, sandbox=pod_with_function(world, taken=False))
     assert world.container(container).claims == (CLAIM,)
     (request,) = world.outside.seeds.requests.values()

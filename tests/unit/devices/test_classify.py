@@ -28,7 +28,7 @@ def test_a_block_device_below_dev_vfio_is_still_a_volume(host: FakeSysfs) -> Non
     assert isinstance(meaning(host, "/dev/vfio/9"), BlockDevice)
 
 
-def test_a_link_to_a_block_device_is_the_volume_that_it_leads_to(host: FakeSysfs) -> None:
+def test_a_link_to_a_block_device_is_the_volume_behind_it(host: FakeSysfs) -> None:
     """kubelet has a link for each pod, and they are one device."""
     host.node("/dev/sdb", NodeKind.BLOCK)
     host.link("/dev/disk/by-id/x", "/dev/sdb")
@@ -36,7 +36,7 @@ def test_a_link_to_a_block_device_is_the_volume_that_it_leads_to(host: FakeSysfs
 
 
 @pytest.mark.parametrize("path", ["/dev/vfio/17", "/dev/vfio//17", "/dev/vfio/../vfio/17"])
-def test_a_vfio_group_is_its_number(host: FakeSysfs, path: str) -> None:
+def test_a_vfio_group_node_gives_the_group_number(host: FakeSysfs, path: str) -> None:
     host.vfio(17)
     assert meaning(host, path) == VfioGroup(17)
 
@@ -45,19 +45,19 @@ def test_a_vfio_group_is_its_number(host: FakeSysfs, path: str) -> None:
     "path",
     ["/dev/vfio/vfio", "/dev/iommu", "/dev/kvm", "/dev/net/tun", "/dev/vhost-net", "/dev/vhost-vsock"],
 )
-def test_what_every_vm_has_anyway_is_no_device(host: FakeSysfs, path: str) -> None:
+def test_nodes_that_every_vm_has_are_no_devices(host: FakeSysfs, path: str) -> None:
     host.node(path)
     assert meaning(host, path) == NoDevice()
 
 
 @pytest.mark.parametrize("by_class", [True, False])
-def test_a_vfio_cdev_is_the_last_function_on_its_way(host: FakeSysfs, by_class: bool) -> None:
+def test_a_vfio_cdev_is_the_last_function_on_its_sysfs_path(host: FakeSysfs, by_class: bool) -> None:
     home = host.pci("10000:e1:00.0", 3, driver="vfio-pci", behind=("10000:e0:00.0",))
     host.cdev("vfio4", home, minor=4, by_class=by_class)
     assert meaning(host, "/dev/vfio/devices/vfio4") == VfioFunction(PciAddress(0x10000, 0xE1, 0, 0))
 
 
-def test_a_vfio_cdev_of_a_mediated_device_is_that_and_not_its_parent(host: FakeSysfs) -> None:
+def test_a_vfio_cdev_of_a_mediated_device_is_not_its_parent(host: FakeSysfs) -> None:
     parent = host.pci("0000:65:00.0", driver="nvidia")
     host.cdev("vfio1", host.mdev(UUID, 12, parent))
     assert meaning(host, "/dev/vfio/devices/vfio1") == VfioMdev(UUID)
@@ -68,13 +68,13 @@ def test_a_vfio_cdev_that_sysfs_does_not_know_is_refused(host: FakeSysfs) -> Non
     assert "sysfs has no device" in refused(host, "/dev/vfio/devices/vfio1")
 
 
-def test_all_of_dev_vfio_is_some_mediated_device(host: FakeSysfs) -> None:
+def test_the_directory_dev_vfio_stands_for_an_unnamed_mediated_device(host: FakeSysfs) -> None:
     host.vfio(5)
     assert meaning(host, "/dev/vfio") == VfioDirectory()
     assert meaning(host, "/dev/vfio/") == VfioDirectory()
 
 
-def test_usb_and_vdpa_are_taken_by_their_place(host: FakeSysfs) -> None:
+def test_usb_and_vdpa_devices_are_recognised_by_their_path(host: FakeSysfs) -> None:
     assert meaning(host, host.node("/dev/bus/usb/001/014")) == UsbDevice(1, 14)
     assert meaning(host, host.node("/dev/vhost-vdpa-3")) == VdpaDevice("/dev/vhost-vdpa-3")
 
@@ -93,12 +93,12 @@ def test_usb_and_vdpa_are_taken_by_their_place(host: FakeSysfs) -> None:
         ("/dev/mem", "run the pod as a container"),
     ],
 )
-def test_what_no_vm_can_have_is_refused_with_what_to_do(host: FakeSysfs, path: str, says: str) -> None:
+def test_a_node_that_no_vm_can_have_is_refused_with_the_remedy(host: FakeSysfs, path: str, says: str) -> None:
     host.node(path)
     assert says in refused(host, path)
 
 
-def test_what_is_missing_or_no_device_is_refused(host: FakeSysfs) -> None:
+def test_a_path_that_is_missing_or_no_device_is_refused(host: FakeSysfs) -> None:
     host.write("/dev/shm/x", "")
     host.path("/dev/mapper").mkdir()
     assert "does not exist" in refused(host, "/dev/vfio/5")
@@ -115,7 +115,7 @@ def refused(host: FakeSysfs, path: str, permissions: str = "rwm") -> str:
 
 @pytest.mark.parametrize("permissions", ["r", "w", "m", "none"])
 @pytest.mark.parametrize("path", ["/dev/vfio/17", "/dev/vfio", "/dev/bus/usb/001/002", "/dev/vhost-vdpa-0"])
-def test_a_device_that_may_not_be_read_and_written_is_not_given(host: FakeSysfs, path: str, permissions: str) -> None:
+def test_a_device_without_read_and_write_permission_is_refused(host: FakeSysfs, path: str, permissions: str) -> None:
     host.vfio(17)
     for node in ("/dev/bus/usb/001/002", "/dev/vhost-vdpa-0"):
         host.node(node)
@@ -123,7 +123,7 @@ def test_a_device_that_may_not_be_read_and_written_is_not_given(host: FakeSysfs,
 
 
 @pytest.mark.parametrize("permissions", ["w", "m", "wm", "none"])
-def test_a_disk_that_may_not_be_read_is_not_given(host: FakeSysfs, permissions: str) -> None:
+def test_a_disk_without_read_permission_is_refused(host: FakeSysfs, permissions: str) -> None:
     host.node("/dev/sdb", NodeKind.BLOCK)
     assert "a VM needs r;" in refused(host, "/dev/sdb", permissions)
 
@@ -132,7 +132,7 @@ SDA = "/sys/devices/ata1/block/sda"
 
 
 @pytest.mark.parametrize("granted", ["8:0", "8:3", "253:0"])
-def test_a_disk_that_the_node_has_mounted_is_given_to_read_alone(host: FakeSysfs, granted: str) -> None:
+def test_a_disk_that_the_node_has_mounted_is_read_only(host: FakeSysfs, granted: str) -> None:
     host.block("sda", SDA, "8:0")
     host.block("sda3", f"{SDA}/sda3", "8:3")
     host.block("dm-0", "/sys/devices/virtual/block/dm-0", "253:0", ["sda3"])
@@ -144,7 +144,7 @@ def test_a_disk_that_the_node_has_mounted_is_given_to_read_alone(host: FakeSysfs
 
 
 @pytest.mark.parametrize(("name", "number"), [("sda1", "8:1"), ("sda30", "8:30"), ("sdaa", "65:160")])
-def test_a_disk_beside_a_mounted_one_is_given(host: FakeSysfs, name: str, number: str) -> None:
+def test_a_disk_beside_a_mounted_one_is_accepted(host: FakeSysfs, name: str, number: str) -> None:
     host.block("sda3", f"{SDA}/sda3", "8:3")
     host.block(name, f"/sys/devices/ata1/block/{name}" if name == "sdaa" else f"{SDA}/{name}", number)
     host.mounted(("8:3", "/", "/dev/sda3"))
@@ -153,7 +153,7 @@ def test_a_disk_beside_a_mounted_one_is_given(host: FakeSysfs, name: str, number
     assert isinstance(meaning(host, "/dev/x"), BlockDevice)
 
 
-def test_a_block_volume_is_known_by_its_number_whatever_its_name(host: FakeSysfs) -> None:
+def test_a_block_volume_is_identified_by_its_device_number(host: FakeSysfs) -> None:
     host.node("/dev/sdb", NodeKind.BLOCK)
     found, node = meaning(host, "/dev/sdb"), host.files().node("/dev/sdb")
     assert isinstance(found, BlockDevice)

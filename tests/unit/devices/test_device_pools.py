@@ -47,11 +47,11 @@ def ids(pool: Pool, *facts: HostFunction) -> list[str]:
         ({"vendor": "8086", "pfs": frozenset({PciAddress.parse("0000:3c:00.0")})}, False),
     ],
 )
-def test_a_function_belongs_to_a_pool_if_all_set_criteria_say_yes(criteria, wanted) -> None:
+def test_a_function_belongs_to_a_pool_if_it_meets_all_criteria(criteria, wanted) -> None:
     assert (ids(Pool("a.b/c", **criteria), vf("0000:3b:01.2")) == ["0000:3b:01.2"]) is wanted
 
 
-def test_offers_come_by_address() -> None:
+def test_offers_are_sorted_by_address() -> None:
     pool = Pool("a.b/c", vendor="8086")
     assert ids(pool, vf("0001:01:00.0", 9), vf("0000:3b:01.2", 8), vf("0000:3b:01.1", 7)) == [
         "0000:3b:01.1",
@@ -66,7 +66,7 @@ def test_functions_of_one_group_are_one_device() -> None:
     assert offer.nodes == ("/dev/vfio/vfio", "/dev/vfio/7")
 
 
-def test_a_group_that_the_node_uses_another_function_of_cannot_be_given_away() -> None:
+def test_a_group_with_a_function_that_the_node_uses_is_not_available() -> None:
     nic = vf("0000:3b:02.0", 7, vendor="1af4", driver="virtio-pci", is_vfio=False, is_busy=True)
     elsewhere = dataclasses.replace(nic, address=PciAddress.parse("0000:3b:03.0"), group=8)
     (offer,) = offers(Pool("a.b/c", vendor="8086"), [vf("0000:3b:01.1", 7), nic, elsewhere])
@@ -92,22 +92,22 @@ def test_an_idle_function_in_the_group_does_no_harm() -> None:
         ({"has_vfio_node": False}, "/dev/vfio/40 does not exist: "),
     ],
 )
-def test_what_cannot_be_given_away_is_offered_with_the_reason(facts, fault) -> None:
+def test_an_unavailable_function_is_offered_with_the_reason(facts, fault) -> None:
     (offer,) = offers(Pool("a.b/c", vendor="8086"), [vf("0000:3b:01.1", **facts)])
     assert offer.fault.startswith(fault)
     assert bool(offer.fault) == bool(fault)
 
 
-def test_a_pool_may_name_the_drivers_itself() -> None:
+def test_a_pool_may_name_its_drivers() -> None:
     (offer,) = offers(Pool("a.b/c", vendor="8086", drivers=frozenset({"c6xxvf"})), [vf("0000:3b:01.1")])
     assert offer.fault == "0000:3b:01.1 is bound to vfio-pci, not to c6xxvf"
 
 
-def test_the_variable_is_that_of_the_sriov_plugin() -> None:
+def test_the_variable_is_named_as_by_the_sriov_plugin() -> None:
     assert Pool("intel.com/my-net.fast").variable == "PCIDEVICE_INTEL_COM_MY-NET_FAST"
 
 
-def test_a_group_that_two_resources_offer_is_told() -> None:
+def test_a_group_that_two_resources_offer_is_reported() -> None:
     one = offers(Pool("a.b/one", vendor="8086"), [vf("0000:3b:01.1", 7), vf("0000:3b:01.2", 8)])
     two = offers(Pool("a.b/two", addresses=frozenset({PF})), [vf("0000:3b:00.0", 8, physfn=None)])
     assert overlap({"a.b/one": one, "a.b/two": two}) == {"group 8": "a.b/one and a.b/two"}
@@ -147,7 +147,7 @@ def test_only_available_devices_are_preferred() -> None:
     assert preferred(TWO_NODES, ["0000:01:00.1", "not.there"], (), 2) == ("0000:01:00.1",)
 
 
-def test_of_two_nodes_with_as_many_devices_all_come_from_one() -> None:
+def test_of_two_equal_numa_nodes_all_devices_come_from_one() -> None:
     mixed = [offer(f"0000:01:00.{n}", n % 2) for n in range(6)]
     assert preferred(mixed, [one.id for one in mixed], (), 3) == ("0000:01:00.0", "0000:01:00.2", "0000:01:00.4")
 
@@ -165,7 +165,7 @@ class Compared(str):
     __hash__ = str.__hash__
 
 
-def test_of_very_many_devices_each_is_not_compared_with_each() -> None:
+def test_the_preference_does_not_compare_all_pairs_of_devices() -> None:
     """A kubelet that asks about a hundred thousand holds up nobody."""
     many = [Offer((PciAddress(0, n >> 8, n >> 3 & 31, n & 7),), n, n % 2) for n in range(3000)]
     available = [Compared(device.id) for device in many] + [Compared(f"gone-{n}") for n in range(10_000)]

@@ -21,11 +21,11 @@ def counts(root: Path, **files: str) -> AerCounts:
     return AerCounts(HostFiles(str(root)))
 
 
-def test_the_totals_are_read(tmp_path: Path) -> None:
+def test_the_total_error_counts_are_read(tmp_path: Path) -> None:
     assert counts(tmp_path, aer_dev_fatal=FATAL, aer_dev_nonfatal=NONFATAL).errors(ADDRESS) == DeviceErrors(3, 4)
 
 
-def test_a_fatal_error_that_only_the_root_port_heard_of_counts(tmp_path: Path) -> None:
+def test_a_fatal_error_that_only_the_root_port_saw_counts(tmp_path: Path) -> None:
     place = tmp_path / "sys/devices/pci0000:3a/0000:3a:01.0" / str(ADDRESS)
     place.mkdir(parents=True)
     (place / "aer_dev_fatal").write_text(FATAL)
@@ -47,5 +47,5 @@ def test_a_fatal_error_that_only_the_root_port_heard_of_counts(tmp_path: Path) -
         {"aer_dev_fatal": "TOTAL_ERR_FATAL x\n"},
     ],
 )
-def test_what_is_not_counted_is_not_known(tmp_path: Path, files: dict[str, str]) -> None:
+def test_a_device_without_counters_has_unknown_counts(tmp_path: Path, files: dict[str, str]) -> None:
     assert counts(tmp_path, **files).errors(ADDRESS) is None

@@ -54,7 +54,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_nothing_is_wrong_with_a_virtual_function_that_answers(node: Node) -> None:
+def test_a_virtual_function_that_answers_is_healthy(node: Node) -> None:
     assert node.trouble() == ""
 
 
@@ -65,19 +65,19 @@ def test_a_function_that_reads_as_all_ones_is_dead_until_it_answers(node: Node) 
     assert node.trouble() == ""
 
 
-def test_what_cannot_be_read_is_not_taken_for_dead(node: Node) -> None:
+def test_an_unreadable_function_is_not_taken_for_dead(node: Node) -> None:
     node.sysfs.registers(TEXT, b"")
     assert node.trouble() == ""
 
 
-def test_a_failed_reset_is_known_until_one_works(node: Node) -> None:
+def test_a_failed_reset_counts_until_a_reset_works(node: Node) -> None:
     node.know(reset_failed_at=1_800_000_000 * 10**9, error="timed out")
     assert node.trouble() == "could not be reset at 2027-01-15 08:00:00 UTC (timed out)"
     node.known.clear()
     assert node.trouble() == ""
 
 
-def test_while_the_database_cannot_be_read_the_last_known_holds_and_is_told_of_once(node: Node) -> None:
+def test_while_the_database_is_unreadable_the_last_known_state_counts(node: Node) -> None:
     node.know(reset_failed_at=1, error="timed out")
     before = node.trouble()
     node.unreadable = True
@@ -86,7 +86,7 @@ def test_while_the_database_cannot_be_read_the_last_known_holds_and_is_told_of_o
     assert [line["event"] for line in logs] == ["device.conditions_not_read"]
 
 
-def test_fatal_errors_of_before_are_none_of_ours(node: Node) -> None:
+def test_fatal_errors_from_before_the_start_are_ignored(node: Node) -> None:
     node.count(3)
     assert node.trouble() == ""
     assert node.trouble() == ""
@@ -104,7 +104,7 @@ def test_new_fatal_errors_count_until_the_function_is_reset(node: Node) -> None:
     assert "1 fatal PCI Express error;" in node.trouble()
 
 
-def test_a_plugin_that_starts_anew_begins_anew(node: Node) -> None:
+def test_a_restarted_plugin_counts_from_zero(node: Node) -> None:
     node.count(0)
     node.trouble()
     node.count(1)
@@ -113,7 +113,7 @@ def test_a_plugin_that_starts_anew_begins_anew(node: Node) -> None:
     assert node.trouble() == ""
 
 
-def test_counts_begin_anew_when_the_kernel_finds_the_device_again(node: Node) -> None:
+def test_counts_start_from_zero_when_the_kernel_finds_the_device_again(node: Node) -> None:
     node.know(fatal=9)
     node.count(9)
     node.trouble()

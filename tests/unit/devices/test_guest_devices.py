@@ -38,7 +38,7 @@ def told(name: str, value: str, granted: GrantedDevices = GRANTED) -> str | None
     return found[name].decode() if found else None
 
 
-def test_devices_on_pci_have_a_bus_each_in_their_order() -> None:
+def test_each_pci_device_has_its_own_bus_in_order() -> None:
     assert [bus for bus, _ in guest_view_buses(GRANTED.passthrough)] == [1, 2, 3]
     assert {str(h): str(g) for h, g in guest_view_addresses(GRANTED.passthrough).items()} == {
         "0000:3b:00.1": "0000:01:00.0",
@@ -61,7 +61,7 @@ def test_a_plugins_variable_holds_the_guests_address(name: str) -> None:
         ("", ""),
     ],
 )
-def test_lists_keep_their_order_and_what_is_no_address(value: str, expected: str) -> None:
+def test_lists_keep_their_order_and_items_that_are_no_addresses(value: str, expected: str) -> None:
     assert told("PCIDEVICE_X", value) == expected
 
 
@@ -73,7 +73,7 @@ def test_a_variable_with_an_address_that_is_not_the_guests_is_left_out(value: st
     assert told("PCIDEVICE_X_INFO", value) == expected
 
 
-def test_the_info_beside_it_is_told_in_the_guests_addresses_too() -> None:
+def test_the_info_variable_has_the_guests_addresses_too() -> None:
     info = {
         "0000:3b:00.1": {"generic": {"deviceID": "0000:3b:00.1"}, "vfio": {"mount": "/dev/vfio/vfio"}, "n": [1, None]}
     }
@@ -85,20 +85,20 @@ def test_the_info_beside_it_is_told_in_the_guests_addresses_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["MY_ADDRESS", "XPCIDEVICE_A", "QATX", "PCIDEVICE", "MDEV_PCI_RESOURCE_X"])
-def test_other_variables_are_the_authors_business(name: str) -> None:
+def test_other_variables_are_left_unchanged(name: str) -> None:
     assert told(name, "0000:ff:00.0") == "0000:ff:00.0"
 
 
-def test_the_hosts_numbers_of_a_usb_device_are_not_told_to_the_guest() -> None:
+def test_the_guest_does_not_get_a_usb_devices_host_numbers() -> None:
     assert told("USB_RESOURCE_EXAMPLE_COM_STICK", "1:2") is None
 
 
-def test_json_that_is_too_deep_is_left_out() -> None:
+def test_json_that_is_nested_too_deeply_is_left_out() -> None:
     assert told("PCIDEVICE_X_INFO", '{"a":' * 100_000) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from(["PCIDEVICE_A", "A", "QAT1"]), st.binary(max_size=30))))
-def test_any_bytes_are_taken(envs: list[tuple[str, bytes]]) -> None:
+def test_any_bytes_are_accepted(envs: list[tuple[str, bytes]]) -> None:
     assert set(guest_view_environment(envs, GRANTED)) <= {*envs} | {
         (name, value) for name, value in guest_view_environment(envs, GRANTED) if name != "A"
     }
@@ -136,7 +136,7 @@ def test_serials_fit_the_device_and_differ(paths: list[str]) -> None:
         (GrantedDevices(blocks=(block("/x"),) * 25), "25 block"),
     ],
 )
-def test_more_than_a_vm_can_have_is_refused(granted: GrantedDevices, what: str) -> None:
+def test_more_devices_than_a_vm_can_have_are_refused(granted: GrantedDevices, what: str) -> None:
     with pytest.raises(InvalidRequest, match=what):
         refuse_too_many_functions(granted)
 
@@ -145,5 +145,5 @@ def test_more_than_a_vm_can_have_is_refused(granted: GrantedDevices, what: str) 
     ("device", "pins"),
     [(UsbDevice(1, 2), False), (ONE, True), (MediatedDevice("6b3c3c0e-5e8a-4a52-8a5f-1c6f1b0d0f11"), True)],
 )
-def test_what_reaches_memory_by_itself_pins_it(device: Passthrough, pins: bool) -> None:
+def test_a_device_with_dma_pins_guest_memory(device: Passthrough, pins: bool) -> None:
     assert GrantedDevices((device,)).pins_memory is pins

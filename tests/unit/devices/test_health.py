@@ -39,7 +39,7 @@ def count(world: World, fatal: int, nonfatal: int) -> None:
     world.outside.device_errors.counts[ADDRESS] = DeviceErrors(fatal, nonfatal)
 
 
-def test_errors_are_told_when_they_come_and_once(world: World) -> None:
+def test_errors_are_reported_once_when_they_occur(world: World) -> None:
     running(world)
     count(world, 1, 5)
     assert told(world) == []
@@ -50,12 +50,12 @@ def test_errors_are_told_when_they_come_and_once(world: World) -> None:
     assert told(world) == [(1, 0)]
 
 
-def test_a_device_that_the_kernel_counts_nothing_of_is_passed_over(world: World) -> None:
+def test_a_device_without_kernel_counters_is_skipped(world: World) -> None:
     running(world)
     assert told(world) == []
 
 
-def test_the_metrics_are_by_device(world: World) -> None:
+def test_the_metrics_are_per_device(world: World) -> None:
     container = running(world)
     count(world, 1, 5)
     (use,) = world.do.usage.containers([world.container(container)])
@@ -80,7 +80,7 @@ def of_the_pod(world: World, container: ContainerId) -> dict[tuple[str, ...], in
     return {(one.name, *one.labels[6:]): one.value for one in of_pod(DEVICE_METRICS_POD, use)}
 
 
-def test_a_pod_shows_the_resets_of_its_devices_when_its_vm_has_ended(world: World) -> None:
+def test_a_pod_shows_the_resets_of_its_devices_after_its_vm_has_ended(world: World) -> None:
     container = running(world)
     assert of_the_pod(world, container) == {
         ("virtshim_device_resets_total", ADDRESS, "done"): 0,
@@ -95,7 +95,7 @@ def test_a_pod_shows_the_resets_of_its_devices_when_its_vm_has_ended(world: Worl
     assert after["virtshim_device_broken", ADDRESS] == 1
 
 
-def test_a_running_container_and_how_it_ended_tell_of_fatal_errors(world: World) -> None:
+def test_fatal_errors_are_in_the_status_of_a_running_container_and_in_its_exit(world: World) -> None:
     container = running(world)
     count(world, 2, 0)
     world.app.watch.look()
@@ -110,7 +110,7 @@ def test_a_running_container_and_how_it_ended_tell_of_fatal_errors(world: World)
     assert how.message == f"killed: no grace period; {words}"
 
 
-def test_a_guest_that_ended_well_with_a_device_that_did_not_says_so(world: World) -> None:
+def test_the_exit_of_a_guest_that_shut_down_well_still_reports_a_failed_reset(world: World) -> None:
     container = running(world)
     world.journal.fail("drivers.reset", InternalError("it did not come out of it"))
     world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
@@ -120,7 +120,7 @@ def test_a_guest_that_ended_well_with_a_device_that_did_not_says_so(world: World
     assert (how.code, how.message) == (0, f"device {ADDRESS} could not be reset: it did not come out of it")
 
 
-def test_it_can_be_left_to_the_kernel(world: World) -> None:
+def test_resets_by_virtshim_can_be_switched_off(world: World) -> None:
     world.sections["devices"] = Devices(reset=False)
     again = world.recovered()
     again.stop(running(again))
@@ -139,7 +139,7 @@ def test_a_function_is_reset_before_others_can_have_it(world: World) -> None:
     assert world.container(container).claims == ()
 
 
-def test_a_function_that_cannot_be_reset_is_told_of_and_given_again(world: World) -> None:
+def test_a_function_that_cannot_be_reset_is_reported_and_still_given_to_others(world: World) -> None:
     container = running(world)
     world.outside.drivers.no_reset.add(ADDRESS)
     with structlog.testing.capture_logs() as logs:

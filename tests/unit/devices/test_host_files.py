@@ -25,13 +25,13 @@ def out_of(code: int) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("read", READS)
-def test_what_is_not_there_reads_as_empty(tmp_path: Path, read: Callable[[HostFiles], object]) -> None:
+def test_a_missing_file_reads_as_empty(tmp_path: Path, read: Callable[[HostFiles], object]) -> None:
     assert not read(HostFiles(str(tmp_path)))
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 @pytest.mark.parametrize("read", READS)
-def test_what_cannot_be_read_now_does_not_read_as_empty(
+def test_a_file_that_cannot_be_read_now_does_not_read_as_empty(
     tmp_path: Path, read: Callable[[HostFiles], object], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = HostFiles(str(tmp_path))
@@ -41,7 +41,7 @@ def test_what_cannot_be_read_now_does_not_read_as_empty(
         read(files)
 
 
-def test_an_attribute_that_its_driver_does_not_tell_reads_as_empty(
+def test_an_attribute_that_its_driver_does_not_support_reads_as_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = HostFiles(str(tmp_path))

@@ -14,7 +14,7 @@ def used(host: FakeSysfs) -> dict[str, str]:
     return {str(address): why for address, why in used_by_host(host.files()).items()}
 
 
-def test_a_machine_that_tells_nothing_uses_nothing(host: FakeSysfs) -> None:
+def test_a_machine_without_any_facts_uses_no_devices(host: FakeSysfs) -> None:
     assert used(host) == {}
 
 
@@ -122,13 +122,13 @@ def test_a_usb_stick_on_a_controller_that_is_not_on_pci_is_used_below_device_map
     assert used(host) == {}
 
 
-def test_what_the_node_has_on_pci_is_no_usb_device(host: FakeSysfs) -> None:
+def test_a_pci_device_of_the_node_is_no_usb_device(host: FakeSysfs) -> None:
     host.block("sda", f"{host.pci(BDF)}/ata1/host0/target0:0:0/0:0:0:0/block/sda", "8:0")
     host.mounted(("8:0", "/", "/dev/sda"))
     assert usb_used_by_host(host.files()) == {}
 
 
-def test_lines_that_are_cut_short_are_passed_by(host: FakeSysfs) -> None:
+def test_truncated_lines_are_skipped(host: FakeSysfs) -> None:
     host.write("/proc/self/mountinfo", "36 35\n36 35 8:1 / / rw - ext4\n36 35 8:1 / / rw shared:1 - \n")
     host.write("/proc/net/route", "Iface\neth0 00000000\n")
     host.write("/proc/net/ipv6_route", "00\n")

@@ -26,7 +26,7 @@ NETWORK = PodNetwork(
 POD = dataclasses.replace(SANDBOX, network=NETWORK)
 
 
-def test_a_nic_that_is_a_cards_function_is_shown_with_what_is_set_for_it_now() -> None:
+def test_a_nic_that_is_a_network_cards_function_is_shown_with_its_current_settings() -> None:
     drivers = FakeDeviceDrivers()
     set_for_it = {
         "mac": "0a:58:0a:01:00:07",
@@ -48,7 +48,7 @@ def test_a_nic_that_is_a_cards_function_is_shown_with_what_is_set_for_it_now() -
     assert gone["function"] == {"pci": GONE, "trouble": f"there is no PCI device {GONE} on this node"}
 
 
-def test_whoever_inspects_a_pod_waits_once_for_a_tapmanager_that_is_away() -> None:
+def test_inspecting_a_pod_waits_only_once_for_an_absent_tapmanager() -> None:
     drivers = FakeDeviceDrivers()
     drivers.why_not = "tapmanager cannot be reached"
     _, nic, other = FunctionInspection(drivers).of_sandbox(POD)

@@ -15,9 +15,7 @@ from virtshim.model.errors import InvalidRequest, Unavailable
 
 
 @pytest.mark.parametrize(("socket", "error"), [("", InvalidRequest), ("/nonexistent/kubelet.sock", Unavailable)])
-def test_kubelet_is_asked_where_the_settings_say_so_and_only_then(
-    socket: str, error: type[Exception], tmp_path: Path
-) -> None:
+def test_kubelet_is_asked_only_if_the_settings_say_so(socket: str, error: type[Exception], tmp_path: Path) -> None:
     settings = Settings(devices=Devices(pod_resources_socket=socket, cdi_dirs=(str(tmp_path),)))
     with contextlib.ExitStack() as stack:
         devices: DevicesPort = node_devices(settings, stack)
@@ -26,13 +24,13 @@ def test_kubelet_is_asked_where_the_settings_say_so_and_only_then(
             devices.resolve(DeviceRequest("default", "vm", "c", envs={"PCIDEVICE_X": "0000:00:00.0"}))
 
 
-def test_the_rules_are_those_of_the_settings() -> None:
+def test_the_rules_follow_the_settings() -> None:
     settings = Settings(devices=Devices(bind=False, keep=("3b:00.0", "10000:e1:00.0")))
     rules = device_rules(settings, HostFiles())
     assert not rules.bind
     assert rules.keep == {PciAddress(0, 0x3B, 0, 0), PciAddress(0x10000, 0xE1, 0, 0)}
 
 
-def test_an_address_to_keep_that_is_none_is_refused() -> None:
+def test_an_invalid_address_to_keep_is_refused() -> None:
     with pytest.raises(ValueError, match="not a PCI address"):
         Devices(keep=("eth0",))

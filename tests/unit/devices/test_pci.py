@@ -11,7 +11,7 @@ def at(text: str) -> PciAddress:
     return PciAddress.parse(text)
 
 
-def test_a_vf_is_read_with_all_that_is_known_of_it(host: FakeSysfs) -> None:
+def test_a_vf_is_read_with_all_its_attributes(host: FakeSysfs) -> None:
     host.pci("0000:3b:00.0", 40, driver="ixgbe", total_vfs=8, node=1)
     home = host.pci("0000:3b:02.0", 41, driver="vfio-pci", device=0x154C, vf_of="0000:3b:00.0", node=1)
     host.interface("ens1", home)
@@ -27,7 +27,7 @@ def test_a_vf_is_read_with_all_that_is_known_of_it(host: FakeSysfs) -> None:
     assert bus.members(41) == ["0000:3b:02.0"]
 
 
-def test_a_network_cards_vf_is_called_as_the_cards_owner_calls_it(host: FakeSysfs) -> None:
+def test_a_network_cards_vf_is_named_by_its_pf_and_number(host: FakeSysfs) -> None:
     card = host.pci("0000:3b:00.0", 40, driver="mlx5_core", total_vfs=8)
     host.pci("0000:3b:00.2", 41, vf_of="0000:3b:00.0")
     host.pci("0000:3b:00.3", 42, vf_of="0000:3b:00.0")
@@ -66,14 +66,14 @@ def test_a_driver_that_makes_vfio_devices_is_a_vfio_driver_whatever_its_name(hos
     assert facts.is_vfio
 
 
-def test_functions_come_by_address_and_domains_may_be_long(host: FakeSysfs) -> None:
+def test_functions_are_sorted_by_address_and_domains_may_be_long(host: FakeSysfs) -> None:
     for address in ("10000:e1:00.0", "0000:3b:00.1", "0000:3b:00.0"):
         host.pci(address)
     found = [str(facts.address) for facts in PciBus(host.files()).functions()]
     assert found == ["0000:3b:00.0", "0000:3b:00.1", "10000:e1:00.0"]
 
 
-def test_what_is_not_there_is_none(host: FakeSysfs) -> None:
+def test_a_missing_function_is_none(host: FakeSysfs) -> None:
     bus = PciBus(host.files())
     assert bus.function(at("0000:3b:00.0")) is None
     assert bus.members(7) == []

@@ -67,7 +67,7 @@ def is_free(world: World) -> bool:
     return not any(CLAIM in container.claims for container in world.records.containers.all())
 
 
-def test_a_reset_that_hangs_holds_up_the_news_of_no_vms_end(world: World, lifecycle: Lifecycle) -> None:
+def test_a_reset_that_hangs_delays_no_report_of_a_vms_end(world: World, lifecycle: Lifecycle) -> None:
     hung = with_device(world)
     others = [world.running(f"pod-{n}")[1] for n in range(OTHERS)]
     changes = world.app.services.events.subscribe()
@@ -84,7 +84,7 @@ def test_a_reset_that_hangs_holds_up_the_news_of_no_vms_end(world: World, lifecy
     gate.open()
 
 
-def test_a_vm_of_which_libvirt_tells_nothing_holds_up_no_other(world: World, lifecycle: Lifecycle) -> None:
+def test_a_vm_that_libvirt_does_not_answer_for_delays_no_other(world: World, lifecycle: Lifecycle) -> None:
     kept = with_device(world)
     others = [world.running(f"pod-{n}")[1] for n in range(OTHERS)]
     changes = world.app.services.events.subscribe()
@@ -126,7 +126,7 @@ def test_a_stop_and_its_repeat_return_when_the_device_is_free(world: World) -> N
 
 
 @pytest.mark.parametrize("pod", ["web", "next"])
-def test_who_is_granted_it_meanwhile_gets_it_after_the_reset(world: World, pod: str) -> None:
+def test_a_pod_that_is_granted_the_device_meanwhile_gets_it_after_the_reset(world: World, pod: str) -> None:
     container = with_device(world)
     sandbox = sandbox_of(world, container) if pod == "web" else world.run(pod)
     gate = world.journal.hold("drivers.reset")
@@ -141,7 +141,7 @@ def test_who_is_granted_it_meanwhile_gets_it_after_the_reset(world: World, pod: 
     assert calls.index("drivers.reset") < last_made
 
 
-def test_who_cannot_wait_for_it_is_told_why(world: World) -> None:
+def test_a_create_whose_deadline_is_too_short_for_the_reset_is_told_why(world: World) -> None:
     container = with_device(world)
     sandbox = world.run("next")
     gate = world.journal.hold("drivers.reset")
@@ -169,7 +169,7 @@ def test_a_pods_network_waits_for_its_devices(world: World) -> None:
 
 
 @pytest.mark.parametrize("what", ["container", "pod"])
-def test_a_removal_waits_for_its_devices_and_its_end_is_told_before(world: World, what: str) -> None:
+def test_a_removal_waits_for_its_devices_after_the_containers_end_is_reported(world: World, what: str) -> None:
     container = with_device(world)
     sandbox = sandbox_of(world, container)
     changes = world.app.services.events.subscribe()
@@ -184,7 +184,7 @@ def test_a_removal_waits_for_its_devices_and_its_end_is_told_before(world: World
     assert world.records.containers.get(container) is None
 
 
-def test_a_release_that_was_not_finished_is_made_after_the_next_start(world: World) -> None:
+def test_an_unfinished_release_is_completed_after_the_next_start(world: World) -> None:
     container = with_device(world)
     gate = world.journal.hold("drivers.reset")
     off(world, container)
@@ -201,7 +201,7 @@ def test_a_release_that_was_not_finished_is_made_after_the_next_start(world: Wor
     again.close()
 
 
-def test_a_fault_that_cannot_be_written_down_keeps_the_device_and_is_tried_again(world: World) -> None:
+def test_a_device_is_kept_until_its_fault_can_be_recorded(world: World) -> None:
     container = with_device(world)
     world.journal.fail("drivers.reset", InternalError("it did not come out of it"))
     world.journal.fail("records.device_conditions.put", ResourceExhausted("disk full"))
@@ -213,7 +213,7 @@ def test_a_fault_that_cannot_be_written_down_keeps_the_device_and_is_tried_again
     assert world.outside.drivers.resets == [ADDRESS]
 
 
-def test_a_removal_that_cannot_give_the_device_free_keeps_the_record(world: World) -> None:
+def test_a_removal_that_cannot_release_the_device_keeps_the_record(world: World) -> None:
     container = with_device(world)
     world.journal.fail("drivers.reset", InternalError("it did not come out of it"))
     world.journal.fail("records.device_conditions.put", ResourceExhausted("disk full"))
@@ -224,7 +224,7 @@ def test_a_removal_that_cannot_give_the_device_free_keeps_the_record(world: Worl
     assert world.records.containers.all() == []
 
 
-def test_the_reconciler_keeps_nobody_from_the_pod_while_it_finishes_a_removal(world: World) -> None:
+def test_the_reconciler_does_not_lock_the_pod_while_it_finishes_a_removal(world: World) -> None:
     container = with_device(world)
     sandbox = sandbox_of(world, container)
     world.journal.fail("disks.delete", Unavailable("busy"))
@@ -243,7 +243,7 @@ def test_the_reconciler_keeps_nobody_from_the_pod_while_it_finishes_a_removal(wo
     assert is_free(world)
 
 
-def test_a_daemon_that_stops_begins_no_more(world: World) -> None:
+def test_a_stopping_daemon_begins_no_release(world: World) -> None:
     container = with_device(world)
     world.app.devices.releases.close()
     off(world, container)
@@ -254,7 +254,7 @@ def test_a_daemon_that_stops_begins_no_more(world: World) -> None:
     again.close()
 
 
-def test_releases_of_many_at_once_each_get_their_turn(world: World) -> None:
+def test_many_releases_at_once_all_complete(world: World) -> None:
     containers = []
     for n in range(12):
         node = f"/dev/vfio/{100 + n}"

@@ -35,7 +35,7 @@ def broken(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize("error", [BROKEN, DeadlineExceeded("not within 30 s"), Unavailable("tapmanager is away")])
-def test_the_next_vm_does_not_get_it_while_it_fails(world: World, error: ShimError) -> None:
+def test_the_next_vm_does_not_get_a_device_whose_reset_fails(world: World, error: ShimError) -> None:
     ended(world, error=error)
     world.journal.fail("drivers.reset", BROKEN)
     sandbox = world.run("next")
@@ -49,21 +49,21 @@ def test_the_next_vm_does_not_get_it_while_it_fails(world: World, error: ShimErr
     assert broken(world) == []
 
 
-def test_it_is_remembered_over_a_restart_of_virtshim(world: World) -> None:
+def test_a_failed_reset_is_remembered_over_a_restart_of_virtshim(world: World) -> None:
     ended(world, error=BROKEN)
     again = world.recovered()
     assert broken(again) == [ADDRESS]
     again.close()
 
 
-def test_a_restart_of_the_node_resets_everything(world: World) -> None:
+def test_a_reboot_of_the_node_clears_failed_resets(world: World) -> None:
     ended(world, error=BROKEN)
     again = world.recovered(rebooted=True)
     assert broken(again) == []
     again.close()
 
 
-def test_it_is_tried_again_now_and_then_and_told_when_it_works(world: World) -> None:
+def test_a_failed_reset_is_retried_and_its_success_is_reported(world: World) -> None:
     ended(world, error=BROKEN)
     world.journal.fail("drivers.reset", BROKEN)
     world.app.recovery.reconcile.look()
@@ -91,7 +91,7 @@ def test_a_reset_that_hangs_holds_up_no_pod_with_another_device(world: World) ->
     assert broken(world) == []
 
 
-def test_a_device_that_a_container_holds_is_not_tried(world: World) -> None:
+def test_a_device_that_a_container_holds_is_not_reset_again(world: World) -> None:
     container = ended(world, error=BROKEN)
     holder = world.create(world.run("next"), config=container_config())
     taken = world.container(container).granted
@@ -108,7 +108,7 @@ def test_an_unplugged_device_is_forgotten(world: World) -> None:
     assert broken(world) == []
 
 
-def test_a_reset_ends_the_fatal_errors_of_before(world: World) -> None:
+def test_a_reset_clears_earlier_fatal_errors(world: World) -> None:
     world.outside.device_errors.counts[ADDRESS] = DeviceErrors(4, 0)
     ended(world)
     (condition,) = world.records.device_conditions.all()
@@ -116,12 +116,12 @@ def test_a_reset_ends_the_fatal_errors_of_before(world: World) -> None:
     assert ended(world, "next"), "it is fit for a VM"
 
 
-def test_a_device_without_any_trouble_leaves_no_trace(world: World) -> None:
+def test_a_device_without_trouble_leaves_no_record(world: World) -> None:
     ended(world)
     assert world.records.device_conditions.all() == []
 
 
-def test_what_cannot_be_written_does_not_keep_the_end_from_being_told(world: World) -> None:
+def test_a_vms_end_is_reported_even_if_the_failed_reset_cannot_be_recorded(world: World) -> None:
     world.journal.fail("records.device_conditions.put", ResourceExhausted("disk full"))
     container = ended(world, error=BROKEN)
     assert world.container(container).exit is not None

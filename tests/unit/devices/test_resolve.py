@@ -115,7 +115,7 @@ def test_qat_plugin_the_order_of_its_variables_means_nothing(vfs: FakeSysfs) -> 
     assert {device.resource for device in granted[0].passthrough} == {"qat.intel.com/generic"}
 
 
-def test_kubevirt_plugin_counts_in_groups_and_names_nodes_twice(vfs: FakeSysfs) -> None:
+def test_kubevirt_plugin_grants_groups_and_names_nodes_twice(vfs: FakeSysfs) -> None:
     host = vfs
     host.cdev("vfio0", f"/sys/devices/pci0000:00/{VF1}")
     kubelet = Kubelet(grant("devices.kubevirt.io/nic", "41"))
@@ -134,7 +134,7 @@ def test_nvidia_plugin_gets_the_gpu_that_it_names_and_not_its_siblings(host: Fak
     assert addresses(resolve(host, *nodes, envs=envs)) == [gpu]
 
 
-def test_nvidia_vgpu_plugin_grants_a_directory_and_kubelet_says_which_vgpu(host: FakeSysfs) -> None:
+def test_nvidia_vgpu_plugin_grants_a_directory_and_kubelets_list_names_the_vgpu(host: FakeSysfs) -> None:
     host.vfio(12)
     host.mdev(UUID, 12, host.pci("0000:65:00.0", driver="nvidia"))
     envs = {"MDEV_PCI_RESOURCE_NVIDIA_COM_GRID": UUID.upper()}
@@ -149,7 +149,7 @@ def test_kubevirt_mdev_plugin_grants_the_group_of_the_mediated_device(host: Fake
     assert granted.passthrough == (MediatedDevice(UUID),)
 
 
-def test_usb_plugin_devices_are_those_behind_the_nodes(host: FakeSysfs) -> None:
+def test_usb_plugin_gives_the_devices_behind_the_nodes(host: FakeSysfs) -> None:
     host.node("/dev/bus/usb/001/014")
     host.node("/dev/bus/usb/002/003")
     envs = {"USB_RESOURCE_KUBEVIRT_IO_STORAGE": "1:14,2:3,"}
@@ -192,7 +192,7 @@ devices:
     assert addresses(resolve(vfs, envs=envs, cdi=(f"intel.com/net-pci={VF1}",))) == [VF1]
 
 
-def test_a_cdi_annotation_bdf_chooses_in_its_group_or_grants_by_itself(host: FakeSysfs) -> None:
+def test_a_cdi_annotation_bdf_chooses_in_its_group_or_grants_alone(host: FakeSysfs) -> None:
     for address in ("0000:65:00.0", "0000:65:00.1"):
         host.pci(address, 7, driver="vfio-pci")
     host.pci("0000:66:00.0", 8, driver="nvidia")
@@ -252,7 +252,7 @@ def test_a_single_cdev_of_a_group_gives_that_function_alone(card: FakeSysfs) -> 
     assert addresses(resolve(card, "/dev/vfio/devices/vfio1")) == ["10000:e1:00.1"]
 
 
-def test_devices_come_by_resource_and_then_by_place(vfs: FakeSysfs) -> None:
+def test_devices_are_sorted_by_resource_and_then_by_place(vfs: FakeSysfs) -> None:
     vfs.pci("0000:5e:00.0", 50, driver="vfio-pci")
     kubelet = Kubelet(grant("a.com/z", "0000:5e:00.0"), grant("b.com/a", VF2, VF1))
     granted = resolve(vfs, "/dev/vfio/42", "/dev/vfio/50", "/dev/vfio/41", kubelet=kubelet)
@@ -263,7 +263,7 @@ def test_devices_come_by_resource_and_then_by_place(vfs: FakeSysfs) -> None:
 
 
 @pytest.mark.parametrize("variable", ["PCIDEVICE_X", "PCI_RESOURCE_X", "QAT7"])
-def test_a_variable_that_names_another_device_is_refused_and_told_as_a_security_event(
+def test_a_variable_that_names_another_device_is_refused_and_logged_as_a_security_event(
     vfs: FakeSysfs, variable: str
 ) -> None:
     vfs.pci("0000:00:1f.2", 9, driver="ahci")
@@ -290,7 +290,7 @@ def test_a_variable_that_names_another_device_is_refused_and_told_as_a_security_
     ]
 
 
-def test_of_many_forged_devices_ten_are_told(host: FakeSysfs) -> None:
+def test_at_most_ten_forged_devices_are_reported(host: FakeSysfs) -> None:
     many = ",".join(f"0000:{bus:02x}:00.0,0000:{bus:02x}:00.0" for bus in range(256))
     with capture_logs() as logs, pytest.raises(InvalidRequest) as error:
         resolve(host, kubelet=Kubelet(), envs={"PCIDEVICE_X": many})
@@ -298,7 +298,7 @@ def test_of_many_forged_devices_ten_are_told(host: FakeSysfs) -> None:
     assert str(error.value).count("not granted") == 10
 
 
-def test_a_forged_variables_name_is_told_in_its_first_letters(host: FakeSysfs) -> None:
+def test_a_forged_variables_name_is_truncated_in_the_report(host: FakeSysfs) -> None:
     """Its author may make it as long as a pod can be."""
     with capture_logs() as logs, pytest.raises(InvalidRequest) as caught:
         resolve(host, envs={f"PCIDEVICE_{'X' * 1_000_000}": PF})
@@ -324,7 +324,7 @@ def test_a_forged_vgpu_beside_a_granted_one_is_refused(host: FakeSysfs) -> None:
         resolve(host, "/dev/vfio", kubelet=Kubelet(grant("n/g", UUID)), envs={"MDEV_PCI_RESOURCE_N_G": other})
 
 
-def test_without_kubelet_a_function_without_a_node_can_be_told_later(host: FakeSysfs) -> None:
+def test_without_kubelet_a_function_without_a_node_is_an_error_that_can_be_retried(host: FakeSysfs) -> None:
     host.pci(VF1, 41, driver="iavf")
     with capture_logs() as logs, pytest.raises(Unavailable, match="was granted are unknown: kubelet is away"):
         resolve(host, kubelet=Kubelet(trouble="kubelet is away"), envs={"PCIDEVICE_X": VF1})
@@ -344,7 +344,7 @@ def test_granted_nodes_are_enough_while_kubelet_is_away(vfs: FakeSysfs) -> None:
     assert granted.passthrough == (function(VF1),)
 
 
-def test_which_vgpu_only_kubelet_can_tell(host: FakeSysfs) -> None:
+def test_only_kubelets_list_can_name_the_vgpu(host: FakeSysfs) -> None:
     host.vfio()
     envs = {"MDEV_PCI_RESOURCE_X": UUID}
     with pytest.raises(Unavailable):
@@ -355,7 +355,7 @@ def test_which_vgpu_only_kubelet_can_tell(host: FakeSysfs) -> None:
         resolve(host, "/dev/vfio", kubelet=Kubelet(grant("a/b", "0")))
 
 
-def test_a_specification_that_names_more_than_it_grants_is_its_own_fault_and_no_security_event(vfs: FakeSysfs) -> None:
+def test_a_specification_that_names_more_than_it_grants_is_no_security_event(vfs: FakeSysfs) -> None:
     vfs.write(
         "/etc/cdi/x.yaml",
         f"{{cdiVersion: 1.0.0, kind: a.b/c, devices: [{{name: x, containerEdits: {{env: ['PCIDEVICE_X={VF2}']}}}}]}}",
@@ -368,7 +368,7 @@ def test_a_specification_that_names_more_than_it_grants_is_its_own_fault_and_no_
 # --- kubelet's list
 
 
-def test_an_ordinary_pod_asks_nobody(host: FakeSysfs) -> None:
+def test_kubelet_is_not_asked_for_an_ordinary_pod(host: FakeSysfs) -> None:
     kubelet = Kubelet(trouble="away")
     host.node("/dev/sdb", NodeKind.BLOCK)
     host.node("/dev/kvm")
@@ -377,7 +377,7 @@ def test_an_ordinary_pod_asks_nobody(host: FakeSysfs) -> None:
     assert kubelet.asked == 0
 
 
-def test_a_physical_function_at_a_kernel_driver_takes_a_hint_as_well(host: FakeSysfs) -> None:
+def test_a_physical_function_at_a_kernel_driver_also_needs_a_hint(host: FakeSysfs) -> None:
     host.pci(PF, 40, driver="nvme")
     host.pci("0000:3c:00.0", 41, driver="vfio-pci")
     kubelet = Kubelet(grant("x.com/y", PF))
@@ -385,7 +385,7 @@ def test_a_physical_function_at_a_kernel_driver_takes_a_hint_as_well(host: FakeS
     assert addresses(resolve(host, kubelet=kubelet, envs={"PCIDEVICE_X": PF})) == [PF]
 
 
-def test_an_init_container_gets_of_its_pods_devices_what_it_names(host: FakeSysfs) -> None:
+def test_an_init_container_gets_the_devices_of_its_pod_that_it_names(host: FakeSysfs) -> None:
     host.pci(PF, 40, driver="ixgbe")
     for group, address in ((41, VF1), (42, VF2)):
         host.pci(address, group, driver="iavf", vf_of=PF)
@@ -393,7 +393,7 @@ def test_an_init_container_gets_of_its_pods_devices_what_it_names(host: FakeSysf
     assert addresses(resolve(host, kubelet=kubelet, envs={"PCIDEVICE_INTEL_COM_VFS": VF2})) == [VF2]
 
 
-def test_ids_that_are_no_functions_are_left_out(vfs: FakeSysfs) -> None:
+def test_device_ids_that_are_no_pci_functions_are_left_out(vfs: FakeSysfs) -> None:
     kubelet = Kubelet(grant("x.com/y", "mlx5_core.sf.4", "0000:ff:00.0", "3", VF1))
     assert addresses(resolve(vfs, "/dev/vfio/41", kubelet=kubelet)) == [VF1]
 
@@ -424,14 +424,14 @@ def test_a_variable_is_not_called_forged_when_its_device_may_be_behind_a_bad_nod
     assert logs == []
 
 
-def test_a_group_of_bridges_holds_nothing(host: FakeSysfs) -> None:
+def test_a_group_of_bridges_gives_no_device(host: FakeSysfs) -> None:
     host.pci("0000:00:1c.0", 5, class_code=BRIDGE)
     host.vfio(5)
     with pytest.raises(InvalidRequest, match="IOMMU group 5 holds nothing that a VM can have"):
         resolve(host, "/dev/vfio/5")
 
 
-def test_a_cdi_address_that_is_not_there_is_a_fault(host: FakeSysfs) -> None:
+def test_a_missing_cdi_address_is_a_fault(host: FakeSysfs) -> None:
     host.write(
         "/etc/cdi/x.yaml",
         "{cdiVersion: 1.0.0, kind: a.b/c, devices: [{name: x, annotations: {bdf: '0000:99:00.0'}, containerEdits: {}}]}",
@@ -440,7 +440,7 @@ def test_a_cdi_address_that_is_not_there_is_a_fault(host: FakeSysfs) -> None:
         resolve(host, cdi=("a.b/c=x",))
 
 
-def test_vfio_without_any_device_is_told_in_the_log(host: FakeSysfs) -> None:
+def test_a_vfio_grant_without_any_device_is_logged(host: FakeSysfs) -> None:
     host.vfio()
     with capture_logs() as logs:
         assert resolve(host, VFIO) == GrantedDevices()
@@ -449,7 +449,7 @@ def test_vfio_without_any_device_is_told_in_the_log(host: FakeSysfs) -> None:
     ]
 
 
-def test_two_volumes_at_one_place_are_the_first(host: FakeSysfs) -> None:
+def test_of_two_volumes_at_one_path_the_first_counts(host: FakeSysfs) -> None:
     host.node("/dev/sdb", NodeKind.BLOCK)
     host.node("/dev/sdc", NodeKind.BLOCK)
     files = host.files()
@@ -458,7 +458,7 @@ def test_two_volumes_at_one_place_are_the_first(host: FakeSysfs) -> None:
     assert granted.blocks == (BlockDevice("/dev/sdb", "/data"),)
 
 
-def test_which_containers_a_pod_has_is_not_known_without_kubelet(host: FakeSysfs) -> None:
+def test_without_kubelet_the_containers_of_a_pod_are_unknown(host: FakeSysfs) -> None:
     files = host.files()
     there = Kubelet(grant("intel.com/vf", "a"))
     asked = (there, Kubelet(), Kubelet(trouble="it is gone"), None)

@@ -39,7 +39,7 @@ def ends(world: World) -> list[str]:
     return [call for call in world.journal.calls if call in ("vms.unplug", "vms.destroy")]
 
 
-def test_when_the_grace_is_over_the_devices_go_before_the_vm(world: World) -> None:
+def test_after_the_grace_period_devices_are_unplugged_before_the_vm_is_destroyed(world: World) -> None:
     container = running(world)
     world.stop(container, 30)
     assert ends(world) == ["vms.unplug", "vms.destroy"]
@@ -49,19 +49,19 @@ def test_when_the_grace_is_over_the_devices_go_before_the_vm(world: World) -> No
     assert how.message == "killed: the guest did not shut down within 30 s"
 
 
-def test_without_grace_too(world: World) -> None:
+def test_without_grace_devices_are_unplugged_too(world: World) -> None:
     world.stop(running(world), 0)
     assert ends(world) == ["vms.unplug", "vms.destroy"]
 
 
-def test_a_guest_that_shuts_down_keeps_its_devices_to_the_end(world: World) -> None:
+def test_a_guest_that_shuts_down_keeps_its_devices_until_it_is_off(world: World) -> None:
     container = running(world)
     world.outside.vms.shuts_down_after = 20.0
     world.stop(container, 30)
     assert ends(world) == []
 
 
-def test_a_pod_that_is_stopped_and_a_container_that_is_removed_lose_them_first(world: World) -> None:
+def test_stopping_a_pod_or_removing_a_container_unplugs_devices_first(world: World) -> None:
     container = running(world)
     world.stop_sandbox(world.container(container).sandbox_id)
     assert ends(world) == ["vms.unplug", "vms.destroy"]
@@ -79,7 +79,7 @@ def test_a_removed_container_leaves_its_devices_reset(world: World) -> None:
     assert calls.index("vms.destroy") < calls.index("drivers.reset") < calls.index("records.containers.delete")
 
 
-def test_a_guest_that_does_not_let_go_is_ended_all_the_same(world: World) -> None:
+def test_a_guest_that_does_not_release_its_devices_is_destroyed_anyway(world: World) -> None:
     container = running(world)
     world.outside.vms.keeps_devices.add(world.domain(container))
     with structlog.testing.capture_logs() as logs:
@@ -90,7 +90,7 @@ def test_a_guest_that_does_not_let_go_is_ended_all_the_same(world: World) -> Non
 
 
 @pytest.mark.parametrize("call", ["vms.unplug", "records.containers.replace"])
-def test_what_fails_in_it_does_not_keep_the_vm_from_being_ended(world: World, call: str) -> None:
+def test_a_failed_unplug_does_not_keep_the_vm_from_being_destroyed(world: World, call: str) -> None:
     container = running(world)
     error = Unavailable("libvirt is away") if call == "vms.unplug" else ResourceExhausted("disk full")
     world.journal.fail(call, error)
@@ -99,13 +99,13 @@ def test_what_fails_in_it_does_not_keep_the_vm_from_being_ended(world: World, ca
     assert ("vms.unplug" in ends(world)) == (call == "vms.unplug"), "nothing is begun that is not written down"
 
 
-def test_usb_devices_and_vms_without_any_cost_nothing(world: World) -> None:
+def test_usb_devices_and_vms_without_devices_are_not_unplugged(world: World) -> None:
     world.outside.devices.nodes["/dev/bus/usb/001/002"] = (UsbDevice(1, 2),)
     world.stop(running(world, "/dev/bus/usb/001/002"), 0)
     assert ends(world) == ["vms.destroy"]
 
 
-def test_it_can_be_turned_off(world: World) -> None:
+def test_unplugging_can_be_turned_off(world: World) -> None:
     world.sections["devices"] = Devices(unplug=0)
     again = world.recovered()
     again.stop(running(again), 0)
@@ -113,7 +113,7 @@ def test_it_can_be_turned_off(world: World) -> None:
     again.close()
 
 
-def test_a_pod_that_another_call_keeps_is_not_waited_for(world: World) -> None:
+def test_unplugging_does_not_wait_for_a_pod_that_another_call_has_locked(world: World) -> None:
     container = running(world)
     world.sections["devices"] = Devices(unplug=0.01)
     again = world.recovered()
@@ -131,7 +131,7 @@ def test_a_pod_that_another_call_keeps_is_not_waited_for(world: World) -> None:
     again.close()
 
 
-def test_a_vm_that_stands_still_is_ended_as_it_is(world: World) -> None:
+def test_a_paused_vm_is_destroyed_without_an_unplug(world: World) -> None:
     container = running(world)
     domain = world.domain(container)
     world.outside.vms.halt(domain, PauseReason.OTHER)
@@ -159,7 +159,7 @@ def with_function(directory: Path) -> World:
 
 
 @pytest.mark.parametrize("when", list(When), ids=lambda when: when.value)
-def test_a_vm_that_lost_its_devices_ends_even_if_we_die_before_it(when: When, tmp_path: Path) -> None:
+def test_a_vm_that_lost_its_devices_is_destroyed_even_after_a_crash_of_virtshim(when: When, tmp_path: Path) -> None:
     (tmp_path / "count").mkdir()
     steps = steps_of_a_stop(tmp_path / "count")
     assert "vms.unplug" in steps

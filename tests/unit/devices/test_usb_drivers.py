@@ -31,7 +31,7 @@ def killed(world: World) -> tuple[ContainerId, list[str]]:
     return container, [line["event"] for line in logs if line["event"].startswith("usb.")]
 
 
-def test_what_a_killed_qemu_has_left_without_a_driver_gets_one(world: World) -> None:
+def test_a_usb_device_that_a_killed_qemu_left_driverless_gets_a_driver(world: World) -> None:
     container, told = killed(world)
     assert told == ["usb.given_back"]
     assert world.outside.drivers.driverless == {STICK.claim: []}
@@ -41,19 +41,19 @@ def test_what_a_killed_qemu_has_left_without_a_driver_gets_one(world: World) -> 
     assert world.container(container).claims == ()
 
 
-def test_what_has_its_drivers_is_not_worth_a_word(world: World) -> None:
+def test_a_usb_device_with_its_drivers_is_not_logged(world: World) -> None:
     world.outside.drivers.driverless[STICK.claim] = []
     assert killed(world)[1] == []
 
 
-def test_one_that_was_unplugged_is_nobodys_loss(world: World) -> None:
+def test_an_unplugged_usb_device_is_not_logged(world: World) -> None:
     world.outside.drivers.driverless.clear()
     container, told = killed(world)
     assert told == []
     assert world.container(container).exit is not None
 
 
-def test_the_end_is_told_also_without_tapmanager(world: World) -> None:
+def test_the_end_is_recorded_even_without_tapmanager(world: World) -> None:
     world.journal.fail("drivers.probe_usb", Unavailable("no"))
     container, told = killed(world)
     assert told == ["usb.not_given_back"]

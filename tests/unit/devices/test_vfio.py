@@ -24,7 +24,7 @@ VFIO = [
 
 
 @pytest.mark.parametrize("driver", VFIO)
-def test_a_driver_of_vfio_is_known_by_its_name(driver: str) -> None:
+def test_a_vfio_driver_is_recognised_by_its_name(driver: str) -> None:
     assert is_vfio_driver(driver)
     assert is_vfio(driver)
 

@@ -35,7 +35,7 @@ def time_is_over() -> None:
     raise DeadlineExceeded("time is over")
 
 
-def test_what_was_gathered_is_in_the_archive_manifest_first(archives, place: str, tmp_path: Path) -> None:
+def test_the_archive_has_everything_gathered_with_the_manifest_first(archives, place: str, tmp_path: Path) -> None:
     source = tmp_path / "disk"
     source.write_bytes(os.urandom(9 << 20))
     directory = archives.begin(place, ID)
@@ -52,13 +52,13 @@ def test_what_was_gathered_is_in_the_archive_manifest_first(archives, place: str
     assert sorted(os.listdir(tmp_path)) == ["disk", "one.tar"]
 
 
-def test_where_it_is_gathered_is_for_its_owner_alone(archives, place: str) -> None:
+def test_the_staging_directory_is_for_its_owner_only(archives, place: str) -> None:
     directory = archives.begin(place, ID)
     assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
     assert os.path.dirname(directory) == os.path.dirname(place)
 
 
-def test_what_an_earlier_one_left_does_not_get_into_the_next(archives, place: str) -> None:
+def test_leftovers_of_an_earlier_archive_do_not_get_into_the_next(archives, place: str) -> None:
     Path(archives.begin(place, ID), "old").write_text("x")
     assert os.listdir(archives.begin(place, ID)) == []
 
@@ -74,7 +74,7 @@ def test_what_an_earlier_one_left_does_not_get_into_the_next(archives, place: st
         ("{dir}", "is not a file"),
     ],
 )
-def test_a_place_where_no_archive_can_be_is_refused(archives, tmp_path: Path, bad: str, says: str) -> None:
+def test_an_impossible_archive_path_is_refused(archives, tmp_path: Path, bad: str, says: str) -> None:
     (tmp_path / "disk").write_text("")
     with pytest.raises(InvalidRequest, match=says):
         archives.begin(bad.format(dir=tmp_path), ID)
@@ -102,7 +102,7 @@ def test_an_archive_appears_only_when_it_is_whole(archives, place: str, tmp_path
     assert os.listdir(tmp_path) == ["one.tar"]
 
 
-def test_a_copy_ends_when_time_is_over(place: str, tmp_path: Path) -> None:
+def test_a_copy_ends_at_its_deadline(place: str, tmp_path: Path) -> None:
     archives = CheckpointArchives(lambda _old, _new: False)
     source = tmp_path / "disk"
     source.write_bytes(b"x")
@@ -110,7 +110,7 @@ def test_a_copy_ends_when_time_is_over(place: str, tmp_path: Path) -> None:
         archives.copy(str(source), archives.begin(place, ID) + "/root.qcow2", time_is_over)
 
 
-def test_a_full_disk_is_told_as_one(place: str, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_as_such(place: str, tmp_path: Path) -> None:
     def full(*_: object) -> bool:
         raise OSError(28, "No space left on device")
 
@@ -120,7 +120,7 @@ def test_a_full_disk_is_told_as_one(place: str, tmp_path: Path) -> None:
         archives.copy(str(tmp_path / "disk"), archives.begin(place, ID) + "/root.qcow2", go_on)
 
 
-def test_discarding_twice_and_where_nothing_is_is_no_error(archives, place: str) -> None:
+def test_discarding_twice_or_with_nothing_there_is_no_error(archives, place: str) -> None:
     archives.begin(place, ID)
     archives.discard(place, ID)
     archives.discard(place, ID)

@@ -31,7 +31,7 @@ def test_a_disk_without_places_has_none_yet(tmp_path: Path) -> None:
     assert DiskPlacesFiles(layout(tmp_path)).read(DISK) == Places()
 
 
-def test_places_that_cannot_be_read_are_not_given_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_places_are_an_error_and_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = DiskPlacesFiles(layout(tmp_path))
     places.keep(DISK, Places())
     monkeypatch.setattr("io.open", no_descriptor)
@@ -39,14 +39,16 @@ def test_places_that_cannot_be_read_are_not_given_anew(tmp_path: Path, monkeypat
         places.read(DISK)
 
 
-def test_firmware_that_cannot_be_read_is_not_chosen_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_firmware_notes_are_an_error_and_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = DiskPlacesFiles(layout(tmp_path))
     monkeypatch.setattr("os.stat", no_descriptor)
     with pytest.raises(InternalError, match="cannot be read"):
         places.firmware(DISK, next(iter(Firmware)))
 
 
-def test_a_tpm_whose_owner_cannot_be_read_is_not_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tpm_with_unreadable_owners_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places, vm = DiskPlacesFiles(layout(tmp_path)), uuid.uuid4()
     places.keep_tpm(DISK, vm)
     assert places.tpm_owners(vm) == {"a" * 64}

@@ -65,7 +65,7 @@ def test_a_disk_is_an_overlay_that_only_grows(disks, layout, base, wanted: int, 
     assert found["backing-filename-format"] == image.format.value
 
 
-def test_the_image_is_not_opened_to_make_a_disk_of_it(disks, base) -> None:
+def test_creating_a_disk_does_not_open_the_image(disks, base) -> None:
     """A stranger wrote it, and qemu-img runs as root here: size and format are known."""
     image, path = base
     Path(path).write_bytes(b"QFI\xfb" + b"\xff" * 60)
@@ -93,7 +93,7 @@ def test_a_disk_of_another_size_or_base_is_not_a_copy(disks, base, tmp_path: Pat
     assert info(disks.create(OTHER, image, str(elsewhere), 0).path)["full-backing-filename"] == str(elsewhere)
 
 
-def test_a_copy_that_finds_no_room_says_so_and_is_gone(disks, layout, base, monkeypatch) -> None:
+def test_a_copy_without_space_is_removed_and_reported(disks, layout, base, monkeypatch) -> None:
     """A small file system to fill would need a mount."""
 
     def full(*_: object) -> int:
@@ -107,13 +107,13 @@ def test_a_copy_that_finds_no_room_says_so_and_is_gone(disks, layout, base, monk
     assert not Path(layout.root_disk(OTHER)).exists()
 
 
-def test_a_disk_that_a_guest_has_written_to_is_no_pattern_for_others(disks, base) -> None:
+def test_a_disk_that_a_guest_has_written_to_is_not_copied_for_others(disks, base) -> None:
     written = disks.create(ID, *base, 0)
     subprocess.run(["qemu-io", "-c", "write -P 7 0 64k", written.path], check=True, capture_output=True)
     assert b"\7" * 512 not in Path(disks.create(OTHER, *base, 0).path).read_bytes()
 
 
-def test_the_directory_is_searchable_and_the_disk_private(disks, layout, base) -> None:
+def test_the_directory_can_be_entered_and_the_disk_is_private(disks, layout, base) -> None:
     disk = disks.create(ID, *base, 0)
     assert os.stat(disk.path).st_mode & 0o777 == 0o600
     assert os.stat(layout.container_dir(ID)).st_mode & 0o777 == 0o711
@@ -188,7 +188,7 @@ def test_delete_never_follows_a_link(disks, layout, tmp_path: Path) -> None:
     assert (precious / "file").read_text() == "x"
 
 
-def test_delete_bears_others_who_remove_files_meanwhile(disks, layout) -> None:
+def test_delete_tolerates_files_that_disappear_meanwhile(disks, layout) -> None:
     directory = Path(layout.container_dir(ID))
     directory.mkdir(parents=True)
     names = [directory / str(number) for number in range(500)]
@@ -210,7 +210,7 @@ def test_existing_lists_directories_with_ids_only(disks, layout, base) -> None:
     assert disks.existing() == {ID}
 
 
-def test_the_use_of_a_container_is_what_its_files_take_without_holes(disks: RootDiskStore, layout: Layout) -> None:
+def test_a_containers_disk_use_does_not_count_holes(disks: RootDiskStore, layout: Layout) -> None:
     assert disks.use(ID) is None
     directory = Path(layout.container_dir(ID))
     directory.mkdir(parents=True)
@@ -246,7 +246,7 @@ def test_a_kept_disk_is_made_once_and_found_again(disks, base) -> None:
     assert [path.name for path in Path(made.path).parent.iterdir()] == [Path(made.path).name]
 
 
-def test_the_use_of_a_container_holds_the_kept_disk_that_it_runs_on(disks, base) -> None:
+def test_a_containers_disk_use_includes_its_kept_disk(disks, base) -> None:
     disks.make_directory(ID)
     disk = disks.create_pod_disk(NAME, *base, 0)
     with open(disk.path, "ab") as file:
@@ -257,7 +257,7 @@ def test_the_use_of_a_container_holds_the_kept_disk_that_it_runs_on(disks, base)
     assert disks.use(ID, f"{'c' * 64}/{'d' * 64}").used_bytes == own.used_bytes, "one that has just been removed"
 
 
-def test_a_half_made_disk_is_never_taken_for_a_whole_one(disks, layout, base) -> None:
+def test_a_half_made_disk_is_never_taken_for_a_complete_one(disks, layout, base) -> None:
     def dies(argv: list[str], **limits: float) -> Finished:
         run(argv, **limits)
         raise KeyboardInterrupt
@@ -269,7 +269,7 @@ def test_a_half_made_disk_is_never_taken_for_a_whole_one(disks, layout, base) ->
     assert disks.pod_disk(NAME) != disks.create_pod_disk(NAME, *base, 0)
 
 
-def test_the_disks_of_a_pod_go_together_and_twice_is_no_error(disks, base) -> None:
+def test_the_disks_of_a_pod_are_deleted_together_and_repeating_is_no_error(disks, base) -> None:
     for container in "cd":
         disks.create_pod_disk(f"{'a' * 64}/{container * 64}", *base, 0)
     disks.create_pod_disk(f"{'f' * 64}/{'c' * 64}", *base, 0)
@@ -278,7 +278,7 @@ def test_the_disks_of_a_pod_go_together_and_twice_is_no_error(disks, base) -> No
     assert disks.pods_with_disks() == {"f" * 64}
 
 
-def test_a_container_takes_no_disk_of_its_pod_with_it(disks, base) -> None:
+def test_deleting_a_container_deletes_no_kept_disk_of_its_pod(disks, base) -> None:
     disks.create_pod_disk(NAME, *base, 0)
     disks.create(ID, *base, 0)
     disks.delete(ID)

@@ -28,13 +28,13 @@ def write(path: Path, message: bytes = b"the end") -> None:
     TerminationFileStore().write(str(path), UID, message)
 
 
-def test_it_replaces_what_is_there(file: Path) -> None:
+def test_the_message_replaces_the_files_content(file: Path) -> None:
     file.write_bytes(b"something longer than that")
     write(file)
     assert file.read_bytes() == b"the end"
 
 
-def test_a_file_that_is_not_there_is_not_made(file: Path) -> None:
+def test_a_missing_file_is_not_created(file: Path) -> None:
     file.unlink()
     with pytest.raises(InternalError, match="No such file"):
         write(file)
@@ -58,7 +58,7 @@ def test_a_link_below_the_pods_directory_is_not_followed(file: Path, tmp_path: P
     assert (victim / "7f").read_bytes() == b"precious"
 
 
-def test_what_is_no_file_of_its_own_is_left_alone(file: Path, tmp_path: Path) -> None:
+def test_anything_but_a_regular_file_with_one_name_is_left_alone(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"precious")
     file.unlink()
@@ -76,7 +76,7 @@ def test_what_is_no_file_of_its_own_is_left_alone(file: Path, tmp_path: Path) ->
         write(file)
 
 
-def test_a_path_that_names_no_pod_is_followed_over_no_link(tmp_path: Path) -> None:
+def test_no_link_is_followed_in_a_path_outside_of_pods(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
     TerminationFileStore().write(str(tmp_path / "plain"), UID, b"said")
     assert (tmp_path / "plain").read_bytes() == b"said"

@@ -63,11 +63,11 @@ def guest(request, make_guest):
     return guest
 
 
-def test_streams_come_apart_and_the_exit_code_is_exact(guest, run):
+def test_streams_are_separate_and_the_exit_code_is_exact(guest, run):
     assert run(shell("echo out; echo err >&2; exit 7")) == CommandResult(7, b"out\n", b"err\n")
 
 
-def test_a_signal_shows_as_shells_show_it(guest, run):
+def test_death_by_a_signal_is_reported_as_128_plus_the_signal(guest, run):
     assert run(shell("kill -9 $$")) == CommandResult(137, b"", b"")
 
 
@@ -77,14 +77,14 @@ def test_arguments_arrive_as_they_are(guest, run):
     assert result.stdout.decode() == "".join(f"{word}|" for word in words)
 
 
-def test_any_bytes_pass(guest, run, tmp_path):
+def test_output_may_have_any_bytes(guest, run, tmp_path):
     data = os.urandom(300_000)
     (tmp_path / "data").write_bytes(data)
     result = run(shell(f"cat {tmp_path}/data; cat {tmp_path}/data >&2"))
     assert (result.stdout, result.stderr) == (data, data)
 
 
-def test_there_is_no_input(guest, run):
+def test_a_command_has_no_input(guest, run):
     assert run(GuestCommand(("cat",), PATH)) == CommandResult(0, b"", b"")
 
 
@@ -94,7 +94,7 @@ def test_a_command_that_is_not_there_is_127(guest, run):
     assert b"no-such-command" in result.stderr
 
 
-def test_the_environment_is_the_containers_own(make_guest, run):
+def test_the_environment_is_the_containers(make_guest, run):
     make_guest()
     envs = (*PATH, ("A", b"it is"), ("odd.name", "ü=\n".encode()), ("EMPTY", b""))
     lines = run(GuestCommand(("env", "-0"), envs)).stdout.decode().split("\0")
@@ -102,13 +102,13 @@ def test_the_environment_is_the_containers_own(make_guest, run):
     assert not any(line.startswith("PYTEST") for line in lines)
 
 
-def test_variables_called_as_the_scripts_own_stay_as_they_are(guest, run):
+def test_variables_with_the_names_of_the_scripts_variables_are_unchanged(guest, run):
     own = {"user": b"a", "dir": b"b", "token": b"c", "out": b"d", "size": b"e", "groups": b"f", "name": b"g"}
     said = run(GuestCommand(("env",), (*PATH, *own.items()))).stdout.splitlines()
     assert {b"%s=%s" % (name.encode(), value) for name, value in own.items()} <= set(said)
 
 
-def test_a_value_that_cannot_be_passed_on_is_told(make_guest, run):
+def test_a_value_that_cannot_be_passed_on_is_reported(make_guest, run):
     make_guest()
     with pytest.raises(InvalidRequest, match="LATIN"):
         run(shell("true", envs=(("LATIN", b"\xfc"),)))
@@ -139,7 +139,7 @@ def test_groups_without_a_user_are_roots(make_guest, run):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="what root may do")
-def test_root_goes_without_groups_where_no_tool_gives_them(make_guest, run):
+def test_root_runs_without_groups_if_no_tool_can_set_them(make_guest, run):
     make_guest().shell = ["busybox", "sh"]
     assert run(shell("id -u", user=RunAs(supplementary=(77,)))).stdout == b"0\n"
 
@@ -149,7 +149,7 @@ def test_a_named_user_has_the_group_and_home_of_the_guests_passwd(guest, run):
     assert run(shell("id -un; id -gn; echo $HOME", user=RunAs("daemon"))).stdout == b"daemon\ndaemon\n/usr/sbin\n"
 
 
-def test_a_user_that_is_not_there_is_told(guest, run):
+def test_an_unknown_user_is_reported(guest, run):
     with pytest.raises(InvalidRequest, match="nobody-like-this"):
         run(shell("true", user=RunAs("nobody-like-this")))
 
@@ -162,7 +162,7 @@ def test_the_time_limit_kills_the_command_and_its_children(guest, run):
     wait_until(lambda: not alive(mark), 20, "its processes are gone")
 
 
-def test_a_caller_that_goes_ends_the_command(make_guest, run):
+def test_a_command_ends_when_its_caller_leaves(make_guest, run):
     make_guest()
     mark, cancelled = os.urandom(8).hex(), threading.Event()
     running = Background(lambda: run(shell("sleep 300", envs=(*PATH, ("MARK", mark.encode()))), 0, cancelled))
@@ -173,7 +173,7 @@ def test_a_caller_that_goes_ends_the_command(make_guest, run):
     wait_until(lambda: not alive(mark), 20, "it is gone")
 
 
-def test_a_daemon_left_behind_keeps_neither_the_caller_nor_the_ports(make_guest, run):
+def test_a_daemon_left_behind_blocks_neither_the_caller_nor_the_ports(make_guest, run):
     guest = make_guest(ports=2)
     mark = os.urandom(8).hex()
     result = run(shell("sleep 300 & echo started", envs=(*PATH, ("MARK", mark.encode()))))
@@ -184,7 +184,7 @@ def test_a_daemon_left_behind_keeps_neither_the_caller_nor_the_ports(make_guest,
     wait_until(lambda: guest.running() == 0, 20, "the agent keeps no record")
 
 
-def test_output_beyond_the_limit_is_thrown_away_and_the_command_goes_on(make_guest, run):
+def test_output_beyond_the_limit_is_dropped_and_the_command_goes_on(make_guest, run):
     make_guest()
     result = run(shell(f"head -c {OUTPUT_LIMIT + 3_000_000} /dev/zero; echo done >&2; exit 3"))
     assert (result.code, len(result.stdout), result.stderr) == (3, OUTPUT_LIMIT, b"done\n")
@@ -197,7 +197,7 @@ def test_a_process_list_does_not_confuse_the_streams(make_guest, run):
     assert b"virtshim-exec" in result.stdout
 
 
-def test_commands_run_side_by_side_and_get_more_ports_than_the_vm_started_with(make_guest, run):
+def test_parallel_commands_get_more_ports_than_the_vm_started_with(make_guest, run):
     guest = make_guest(ports=3)
     mark = os.urandom(8).hex()
     wait = f"touch {guest.run}/{mark}.$0; until [ -e {guest.run}/go ]; do sleep 0.05; done; echo $0; exit $0"
@@ -261,13 +261,13 @@ def test_a_vm_without_ports_says_so(make_guest, run):
         run(shell("true"))
 
 
-def test_a_forbidden_guest_exec_is_told(make_guest, run):
+def test_a_forbidden_guest_exec_is_reported(make_guest, run):
     make_guest().disabled.add("guest-exec")
     with pytest.raises(WrongState, match="allow it in the guest"):
         run(shell("true"))
 
 
-def test_a_vm_that_ends_ends_its_commands(make_guest, run):
+def test_commands_end_with_their_vm(make_guest, run):
     guest, mark = make_guest(), os.urandom(8).hex()
     running = Background(lambda: run(shell("sleep 300", envs=(*PATH, ("MARK", mark.encode()))), 0))
     wait_until(lambda: alive(mark), 20, "it runs")
@@ -277,7 +277,7 @@ def test_a_vm_that_ends_ends_its_commands(make_guest, run):
 
 
 @pytest.mark.parametrize("limits", [ExecLimits(silence=0.2)])
-def test_a_command_that_the_agent_does_not_know_any_more_is_lost(make_guest, run):
+def test_a_command_that_the_agent_no_longer_knows_is_lost(make_guest, run):
     """The guest, or its agent, was restarted."""
     guest, mark = make_guest(), os.urandom(8).hex()
     running = Background(lambda: run(shell("sleep 300", envs=(*PATH, ("MARK", mark.encode()))), 0))
@@ -288,7 +288,7 @@ def test_a_command_that_the_agent_does_not_know_any_more_is_lost(make_guest, run
     wait_until(lambda: not alive(mark), 20, "nothing is left of it")
 
 
-def test_what_a_daemon_before_this_one_left_running_is_ended_once(make_guest, run):
+def test_commands_left_running_by_an_earlier_daemon_are_ended_once(make_guest, run):
     guest = make_guest()
     run(shell("true"))
     run(shell("true"))
@@ -296,7 +296,7 @@ def test_what_a_daemon_before_this_one_left_running_is_ended_once(make_guest, ru
 
 
 @pytest.mark.parametrize("answer", [{}, {"pid": "x"}, {"pid": True}, {"pid": -5}, [], None])
-def test_a_lie_about_the_process_is_an_error_and_frees_the_ports(make_guest, run, answer):
+def test_a_false_answer_about_the_process_is_an_error_and_frees_the_ports(make_guest, run, answer):
     guest = make_guest(ports=2)
     guest.canned["guest-exec"] = answer
     with pytest.raises(ShimError):
@@ -312,7 +312,7 @@ def test_a_hook_does_not_wait_for_an_agent_that_has_its_port_closed(layout) -> N
     clients.close()
 
 
-def test_it_is_told_whose_agent_has_answered_and_once_a_connection(layout, make_guest) -> None:
+def test_the_first_answer_of_each_connection_is_reported_with_its_container(layout, make_guest) -> None:
     guest, told = make_guest(), []
     clients = AgentClients(layout, lambda _container, number: guest.plug(number), answers=told.append)
     try:
@@ -323,7 +323,7 @@ def test_it_is_told_whose_agent_has_answered_and_once_a_connection(layout, make_
         clients.close()
 
 
-def test_a_command_gives_its_ports_back_though_the_system_has_no_thread_to_give(make_guest, clients, run, monkeypatch):
+def test_a_command_returns_its_ports_even_without_a_new_thread(make_guest, clients, run, monkeypatch):
     make_guest(ports=2, slots=2)
     start = threading.Thread.start
 

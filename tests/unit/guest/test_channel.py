@@ -76,13 +76,13 @@ def ask(channel: AgentChannel, seconds: float = 5.0, cancelled: threading.Event 
     return channel.ask("guest-ping", None, CancellableDeadline.after(seconds, cancelled))
 
 
-def test_the_answer_comes_after_one_sync_for_many_commands(agent):
+def test_one_sync_serves_many_commands(agent):
     there, channel = agent(answering(b'{"return": {}}\n'))
     assert [ask(channel) for _ in range(3)] == [{}, {}, {}]
     assert [request["execute"] for request in there.requests] == ["guest-sync-delimited", *["guest-ping"] * 3]
 
 
-def test_what_was_left_of_earlier_talk_is_not_the_answer(agent):
+def test_leftovers_of_an_earlier_exchange_are_not_taken_for_the_answer(agent):
     def script(connected, seen):
         connected.sendall(b'{"return": "to somebody else"}\n\xff{"return": 5}\n')
         answering(b'{"return": "ours"}\n')(connected, seen)
@@ -100,7 +100,7 @@ def test_an_agent_that_does_not_come_up_is_waited_for_no_longer_than_the_caller_
         ask(channel, 0.2)
 
 
-def test_a_guest_that_takes_long_to_read_anything_is_waited_for(agent):
+def test_a_guest_that_is_slow_to_read_is_waited_for(agent):
     """What it is asked meanwhile fills the socket: QEMU reads nothing before the guest has opened the port."""
     over = threading.Event()
     _, channel = agent(lambda _connected, _seen: over.wait(60), sync_again=0.0)
@@ -112,7 +112,7 @@ def test_a_guest_that_takes_long_to_read_anything_is_waited_for(agent):
         over.set()
 
 
-def test_a_caller_that_gives_up_is_let_go(agent):
+def test_a_caller_that_gives_up_returns_at_once(agent):
     def silent(connected, seen):
         for _ in requests_of(connected, seen):
             cancelled.set()
@@ -122,7 +122,7 @@ def test_a_caller_that_gives_up_is_let_go(agent):
         ask(agent(silent)[1], 30, cancelled)
 
 
-def test_waiting_for_a_turn_ends_with_the_callers_time_too(agent):
+def test_waiting_for_a_turn_ends_at_the_callers_deadline(agent):
     def silent(connected, seen):
         for _ in requests_of(connected, seen):
             waiting.set()
@@ -138,7 +138,7 @@ def test_waiting_for_a_turn_ends_with_the_callers_time_too(agent):
         first.done()
 
 
-def test_a_command_in_step_is_not_sent_twice(agent):
+def test_a_command_on_a_synchronised_connection_is_not_sent_twice(agent):
     """Whether it was carried out is not known."""
 
     def ports_not_taken_up(connected, seen):
@@ -156,7 +156,7 @@ def test_a_command_in_step_is_not_sent_twice(agent):
     "answer",
     [b"garbage\n", b'{"return": 1}\n{"return": 2}\n', b'{"neither": 1}\n', b"[" * 70_000 + b"\n", b"\x00\x01\x02\n"],
 )
-def test_an_agent_that_talks_nonsense_is_cut_off_and_asked_anew(agent, answer):
+def test_an_agent_that_answers_nonsense_is_disconnected_and_asked_again(agent, answer):
     there, channel = agent(answering(answer))
     for _ in range(2):
         with pytest.raises(Unavailable, match="connection to the guest agent broke"):
@@ -164,7 +164,7 @@ def test_an_agent_that_talks_nonsense_is_cut_off_and_asked_anew(agent, answer):
     assert there.connections == 2
 
 
-def test_output_without_end_is_cut_off(agent):
+def test_endless_output_is_cut_off(agent):
     def flood(connected, seen):
         for request in requests_of(connected, seen):
             if is_sync(request):
@@ -185,14 +185,14 @@ def test_an_error_of_the_agent_keeps_the_connection(agent):
     assert there.connections == 1
 
 
-def test_a_forbidden_command_is_told_with_the_remedy(agent):
+def test_a_forbidden_command_is_reported_with_the_remedy(agent):
     words = b"The command guest-ping has been disabled for this instance"
     _, channel = agent(answering(b'{"error": {"class": "CommandNotFound", "desc": "' + words + b'"}}\n'))
     with pytest.raises(WrongState, match="allow it in the guest"):
         ask(channel)
 
 
-def test_a_vm_that_ends_is_told_at_once(agent):
+def test_the_end_of_the_vm_is_reported_at_once(agent):
     def ends(connected, seen):
         for request in requests_of(connected, seen):
             if is_sync(request):
@@ -204,12 +204,12 @@ def test_a_vm_that_ends_is_told_at_once(agent):
         ask(agent(ends)[1], 3000)
 
 
-def test_a_vm_that_is_not_there_is_told_at_once(tmp_path):
+def test_a_missing_vm_is_reported_at_once(tmp_path):
     with pytest.raises(VmEnded):
         ask(AgentChannel(str(tmp_path / "none")), 3000)
 
 
-def test_closing_wakes_who_waits(agent):
+def test_closing_wakes_waiting_callers(agent):
     def silent(connected, seen):
         for request in requests_of(connected, seen):
             if is_sync(request):
@@ -227,6 +227,6 @@ def test_closing_wakes_who_waits(agent):
 
 
 @pytest.mark.parametrize("value", [None, True, -1, 1.5, "7", 1 << 40, {}])
-def test_a_number_that_is_none_is_not_believed(value):
+def test_an_invalid_number_is_refused(value):
     with pytest.raises(InternalError):
         whole_number(value, "process id")

@@ -38,14 +38,14 @@ def test_a_terminal_has_one_stream():
 
 
 @pytest.mark.parametrize("code", [0, 1, 137, 254, 255])
-def test_every_exit_code_that_a_process_can_have_is_told(code):
+def test_every_possible_exit_code_is_reported(code):
     output = CommandOutput(TOKEN, stderr=True)
     output.feed(OutStream.STDOUT, said("start", f"exit {code}"))
     assert output.code == code
 
 
 @pytest.mark.parametrize("code", ["", "-1", "256", "1e1", "99999999999", "\u0663"])
-def test_an_exit_code_that_is_none_is_an_error(code):
+def test_an_impossible_exit_code_is_an_error(code):
     with pytest.raises(InternalError, match="exit code"):
         CommandOutput(TOKEN, stderr=True).feed(OutStream.STDOUT, said("start", f"exit {code}"))
 
@@ -60,7 +60,7 @@ def test_an_exit_code_that_is_none_is_an_error(code):
         ("gibberish", InternalError, "gave no reason"),
     ],
 )
-def test_why_a_command_cannot_start_is_told_with_the_remedy(words, kind, says):
+def test_a_command_that_cannot_start_is_reported_with_the_remedy(words, kind, says):
     with pytest.raises(kind, match=says):
         CommandOutput(TOKEN, stderr=True).feed(OutStream.STDOUT, said("start", f"fail {words}"))
 
@@ -78,7 +78,7 @@ _PIECES = st.lists(st.tuples(st.sampled_from(OutStream), st.binary(max_size=30) 
 
 
 @given(_PIECES)
-def test_no_guest_brings_more_out_of_it_than_output_and_our_errors(pieces):
+def test_any_bytes_of_a_guest_give_output_or_a_known_error(pieces):
     output = CommandOutput(TOKEN, stderr=True)
     with contextlib.suppress(ShimError):
         for stream, data in pieces:

@@ -68,7 +68,7 @@ def start_entrypoint(clients: AgentClients, command: GuestCommand) -> None:
     clients.start_entrypoint(CONTAINER, command, 10.0, threading.Event())
 
 
-def test_streams_come_apart_and_the_exit_code_is_exact(guest, clients, reader):
+def test_streams_are_separate_and_the_exit_code_is_exact(guest, clients, reader):
     start_entrypoint(
         clients, shell("echo out $A; echo err >&2; pwd; exit 3", envs=(*PATH, ("A", b"b c")), working_dir="/usr")
     )
@@ -76,7 +76,7 @@ def test_streams_come_apart_and_the_exit_code_is_exact(guest, clients, reader):
     assert reader.seen == {OUT: b"out b c\n/usr\n", ERR: b"err\n"}
 
 
-def test_the_highest_exit_code_of_a_process_is_told(guest, clients, reader):
+def test_the_highest_exit_code_of_a_process_is_reported(guest, clients, reader):
     start_entrypoint(clients, shell("exit 255"))
     assert reader.to_the_end().code == 255
 
@@ -99,7 +99,7 @@ def test_output_is_read_while_the_command_runs_and_other_readers_go_on_where_one
     second.close()
 
 
-def test_it_is_there_while_it_runs_and_when_it_has_ended(make_guest, clients, reader):
+def test_a_command_is_known_while_it_runs_and_after_it_has_ended(make_guest, clients, reader):
     guest = make_guest()
     start_entrypoint(clients, shell(f"until [ -e {guest.run}/go ]; do sleep 0.01; done; exit 5"))
     wait_until(lambda: clients.entrypoint_exists(CONTAINER), 20, "it has begun")
@@ -108,7 +108,7 @@ def test_it_is_there_while_it_runs_and_when_it_has_ended(make_guest, clients, re
     assert clients.entrypoint_exists(CONTAINER)
 
 
-def test_output_that_nobody_reads_waits_and_none_is_lost(make_guest, clients, reader):
+def test_unread_output_waits_and_none_is_lost(make_guest, clients, reader):
     guest = make_guest()
     start_entrypoint(
         clients, shell("head -c 6000000 /dev/urandom >data; cat data; touch done", working_dir=str(guest.run))
@@ -122,7 +122,7 @@ def test_output_that_nobody_reads_waits_and_none_is_lost(make_guest, clients, re
     assert reader.seen[OUT] == (guest.run / "data").read_bytes()
 
 
-def test_why_it_cannot_start_is_told(make_guest, clients, reader):
+def test_a_command_that_cannot_start_is_reported_with_the_reason(make_guest, clients, reader):
     make_guest()
     start_entrypoint(clients, shell("true", working_dir="/no/such"))
     progress = reader.to_the_end()
@@ -130,7 +130,7 @@ def test_why_it_cannot_start_is_told(make_guest, clients, reader):
     assert "the guest has no working directory /no/such" in progress.failure
 
 
-def test_an_unknown_user_is_told(make_guest, clients, reader):
+def test_an_unknown_user_is_reported(make_guest, clients, reader):
     make_guest()
     start_entrypoint(clients, shell("true", user=RunAs("nobody-of-that-name")))
     assert "no user nobody-of-that-name" in reader.to_the_end().failure
@@ -138,7 +138,7 @@ def test_an_unknown_user_is_told(make_guest, clients, reader):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize("tty", [False, True])
-def test_who_it_began_as_is_known_also_when_it_became_somebody_else_or_has_ended(guest, clients, reader, tty):
+def test_the_commands_first_user_is_known_even_after_it_changed_user_or_ended(guest, clients, reader, tty):
     assert clients.entrypoint_user(CONTAINER) is None
     becomes = ("setpriv", "--reuid=7", "--regid=8", "--clear-groups", "sh", "-c", "id -u; [ ! -e /proc/$$/fd/8 ]")
     start_entrypoint(clients, GuestCommand(becomes, PATH, user=RunAs("0", 4, (9, 3), own_groups=False), tty=tty))
@@ -147,7 +147,7 @@ def test_who_it_began_as_is_known_also_when_it_became_somebody_else_or_has_ended
     assert clients.entrypoint_user(CONTAINER) == ProcessUser(0, 4, (4, 3, 9))
 
 
-def test_without_a_user_it_is_who_the_agent_is(guest, clients, reader):
+def test_without_a_user_the_command_runs_as_the_agents_user(guest, clients, reader):
     start_entrypoint(clients, shell("true"))
     reader.to_the_end()
     groups = tuple(dict.fromkeys((os.getegid(), *sorted(os.getgroups()))))
@@ -164,7 +164,7 @@ def test_without_a_user_it_is_who_the_agent_is(guest, clients, reader):
         "Uid:\t1\t1\t1\t1;Gid:\t1\t1\t1\t1;Groups:" + "\t1" * 20000 + "\n",
     ],
 )
-def test_nonsense_is_nobody(make_guest, clients, said):
+def test_a_malformed_user_file_gives_no_user(make_guest, clients, said):
     base = make_guest().run / f"virtshim-command-{CONTAINER.short}"
     base.mkdir()
     (base / "user").write_text(said)
@@ -172,7 +172,7 @@ def test_nonsense_is_nobody(make_guest, clients, said):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_it_runs_as_the_wanted_user(guest, clients, reader):
+def test_the_command_runs_as_the_requested_user(guest, clients, reader):
     start_entrypoint(clients, shell("id -u; id -g", user=RunAs("65534", 1)))
     reader.to_the_end()
     assert reader.seen[OUT] == b"65534\n1\n"
@@ -184,7 +184,7 @@ def test_a_program_that_is_not_there_is_127(make_guest, clients, reader):
     assert reader.to_the_end().code == 127
 
 
-def test_a_command_that_was_lost_is_not_there(make_guest, clients):
+def test_a_lost_command_is_reported_as_absent(make_guest, clients):
     guest = make_guest()
     assert not clients.entrypoint_exists(CONTAINER)
     start_entrypoint(clients, shell("sleep 5"))
@@ -211,7 +211,7 @@ def test_without_an_agent_the_wait_is_bounded(make_guest, clients):
 
 
 @pytest.mark.parametrize("lie", [{"buf-b64": "!"}, {"buf-b64": "A" * 200_000}, 7, {}])
-def test_a_guest_that_lies_about_its_files_is_not_believed(make_guest, clients, reader, lie):
+def test_a_false_answer_about_files_is_an_error(make_guest, clients, reader, lie):
     guest = make_guest()
     start_entrypoint(clients, shell("true"))
     reader.to_the_end()
@@ -224,14 +224,14 @@ def test_a_guest_that_lies_about_its_files_is_not_believed(make_guest, clients, 
         assert "usable" in str(exc) or "more of a file" in str(exc)
 
 
-def test_the_directory_is_for_root_alone(make_guest, clients, reader):
+def test_the_commands_directory_is_for_root_only(make_guest, clients, reader):
     guest = make_guest()
     start_entrypoint(clients, shell("true"))
     reader.to_the_end()
     assert Path(guest.run, f"virtshim-command-{CONTAINER.short}").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_file_for_its_termination_message_is_there_empty_and_anybodys(guest, clients, reader, tmp_path: Path):
+def test_the_termination_message_file_is_empty_and_writable_for_all(guest, clients, reader, tmp_path: Path):
     report = tmp_path / "deeper" / "termination-log"
     start_entrypoint(clients, shell(f"ls -l {report}; echo it failed > {report}; exit 1", termination_path=str(report)))
     assert reader.to_the_end().code == 1
@@ -239,7 +239,7 @@ def test_a_file_for_its_termination_message_is_there_empty_and_anybodys(guest, c
     assert clients.operations.read_tail(CONTAINER, str(report), 4096, 10) == b"it failed\n"
 
 
-def test_an_earlier_termination_message_is_gone(guest, clients, reader, tmp_path: Path):
+def test_an_earlier_termination_message_is_cleared(guest, clients, reader, tmp_path: Path):
     old = tmp_path / "old"
     old.write_text("from the attempt before")
     start_entrypoint(clients, shell("exit 0", termination_path=str(old)))
@@ -247,7 +247,7 @@ def test_an_earlier_termination_message_is_gone(guest, clients, reader, tmp_path
     assert old.read_text() == ""
 
 
-def test_what_is_no_file_is_no_place_for_a_termination_message(guest, clients, reader, tmp_path: Path):
+def test_a_termination_path_that_is_no_regular_file_is_left_alone(guest, clients, reader, tmp_path: Path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     start_entrypoint(clients, shell("exit 0", termination_path=str(fifo)))
@@ -269,7 +269,7 @@ def on_the_root() -> Iterator[Path]:
     reason="NOT TESTED: only root may have mounts of its own, in most containers not even root",
 )
 @pytest.mark.parametrize("user", ["", "65534"])
-def test_a_read_only_root_is_the_commands_alone(guest, clients, reader, on_the_root: Path, user: str):
+def test_the_root_file_system_is_read_only_for_the_command_only(guest, clients, reader, on_the_root: Path, user: str):
     report = on_the_root / "termination-log"
     script = f"touch {on_the_root}/file; echo words > {report}; echo > /dev/null && echo $(id -u)"
     command = shell(script, termination_path=str(report), readonly_root=True, user=RunAs(user))
@@ -296,7 +296,7 @@ def test_a_signal_reaches_the_command_itself_and_its_end_is_read(guest, clients,
     assert not signalled(clients, 0)
 
 
-def test_a_command_that_knows_no_signals_ends_by_one(guest, clients, reader):
+def test_a_command_without_signal_handlers_ends_by_the_signal(guest, clients, reader):
     start_entrypoint(clients, shell("exec sleep 60"))
     wait_until(lambda: signalled(clients, 15), 60, "it runs")
     assert reader.to_the_end().code == 128 + 15
@@ -311,5 +311,5 @@ def test_a_command_with_a_terminal_gets_its_signal_too(guest, clients, reader):
     assert b"told" in reader.seen[OUT]
 
 
-def test_there_is_nobody_to_signal_without_a_command(guest, clients):
+def test_signalling_without_a_command_reports_that_none_is_there(guest, clients):
     assert not signalled(clients, 15)

@@ -71,7 +71,7 @@ async def types(session: StreamSession, text: bytes) -> None:
         pass
 
 
-def test_clients_type_one_after_another_and_the_end_is_told_apart(guest, clients):
+def test_clients_send_input_in_turn_and_the_end_of_input_is_separate(guest, clients):
     running = Running(clients, "read a; echo got-$a; read b; echo got-$b; cat; echo over; exit 5")
     typing(clients, lambda session: types(session, b"one\n"))
     running.until(b"got-one\n")
@@ -90,20 +90,20 @@ def test_much_input_arrives_whole(guest, clients):
     assert b" 512000" in running.said
 
 
-def test_an_input_that_nobody_typed_into_can_be_ended(guest, clients):
+def test_an_unused_input_can_be_ended(guest, clients):
     running = Running(clients, "cat; echo over")
     clients.entrypoint_input.end(CONTAINER, 10)
     assert running.to_the_end() == 0
     assert running.said == b"over\n"
 
 
-def test_a_command_without_input_reads_its_end(guest, clients):
+def test_a_command_without_input_reads_end_of_file(guest, clients):
     running = Running(clients, "cat; echo over", stdin=False)
     assert running.to_the_end() == 0
     clients.entrypoint_input.end(CONTAINER, 10)
 
 
-def test_a_terminal_has_a_size_that_clients_change_and_signals(guest, clients):
+def test_clients_can_resize_and_signal_through_a_terminal(guest, clients):
     script = 'tty | sed s,[0-9]*$,,; stty size; read go; stty size; echo "a b" \'c\'"\'"; exec sleep 100'
     running = Running(clients, script, tty=True)
     running.until(b"24 80\r\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from virtshim.guest.exec_collector import SilenceTracker
 
 
-def test_a_command_that_runs_in_silence_is_asked_after_now_and_then():
+def test_a_silent_command_is_checked_now_and_then():
     silence = SilenceTracker(0.0, check_after=5.0)
     silence.heard(0.1, exited=False)
     assert not silence.check_due(4.0, started=True)
@@ -15,18 +15,18 @@ def test_a_command_that_runs_in_silence_is_asked_after_now_and_then():
     assert not silence.over(1000.0)
 
 
-def test_a_command_that_does_not_begin_is_asked_after_sooner():
+def test_a_command_that_does_not_begin_is_checked_sooner():
     assert SilenceTracker(0.0, check_after=5.0).check_due(1.1, started=False)
 
 
-def test_one_that_talks_is_not_asked_after():
+def test_a_command_that_writes_output_is_not_checked():
     silence = SilenceTracker(0.0, check_after=5.0)
     for second in range(1, 20):
         silence.heard(float(second), exited=False)
         assert not silence.check_due(second + 0.5, started=True)
 
 
-def test_after_the_exit_silence_is_the_end_if_the_guest_ran_something_else_in_it():
+def test_after_the_exit_silence_is_the_end_if_the_guest_ran_another_command_meanwhile():
     silence = SilenceTracker(0.0, check_after=5.0)
     silence.heard(1.0, exited=True)
     assert not silence.turn_due(1.4)
@@ -38,7 +38,7 @@ def test_after_the_exit_silence_is_the_end_if_the_guest_ran_something_else_in_it
     assert silence.over(2.65)
 
 
-def test_what_comes_late_begins_the_silence_anew():
+def test_late_output_restarts_the_silence():
     silence = SilenceTracker(0.0, check_after=5.0)
     silence.heard(1.0, exited=True)
     silence.turned(2.5)
@@ -49,7 +49,7 @@ def test_what_comes_late_begins_the_silence_anew():
     assert silence.over(3.4)
 
 
-def test_a_process_left_behind_that_talks_without_end_is_not_listened_to_for_long():
+def test_endless_output_of_a_process_left_behind_is_not_read_for_long():
     silence = SilenceTracker(0.0, check_after=5.0)
     silence.heard(1.0, exited=True)
     for step in range(1, 60):
@@ -62,7 +62,7 @@ def test_a_process_left_behind_that_talks_without_end_is_not_listened_to_for_lon
     assert silence.over(7.05)
 
 
-def test_a_command_found_gone_has_its_last_bytes_awaited():
+def test_the_last_bytes_of_a_command_that_is_gone_are_waited_for():
     silence = SilenceTracker(0.0, check_after=5.0)
     silence.gone(7.0)
     assert not silence.over(7.3)

@@ -14,7 +14,7 @@ from virtshim.model.ids import ContainerId
 CONTAINER = ContainerId("c" * 64)
 
 
-def test_what_the_agent_answers_is_told_and_the_rest_left_out(clients, make_guest):
+def test_only_what_the_agent_answers_is_in_the_guest_info(clients, make_guest):
     guest = make_guest()
     guest.canned = {
         "guest-get-host-name": {"host-name": "web-0"},
@@ -36,7 +36,7 @@ def test_what_the_agent_answers_is_told_and_the_rest_left_out(clients, make_gues
     }
 
 
-def test_without_an_answer_there_is_nothing_to_tell(clients):
+def test_without_an_answer_the_guest_info_is_empty(clients):
     assert clients.guest_info(CONTAINER, 0.2) == {}
 
 
@@ -69,7 +69,7 @@ def test_any_answer_is_read_without_an_error(answer):
     json.dumps(facts)
 
 
-def test_a_huge_answer_becomes_a_small_one():
+def test_a_huge_answer_is_cut_down():
     text = "x" * 100_000
     address = {"ip-address": text, "prefix": 1 << 70}
     item = {"name": text, "mountpoint": text, "user": text, "type": text, "ip-addresses": [address] * 1000}

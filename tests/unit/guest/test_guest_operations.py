@@ -16,7 +16,7 @@ CONTAINER = ContainerId("c" * 64)
 KEY = "ssh-ed25519 AAAA me@here"
 
 
-def test_file_systems_rest_until_they_are_thawed(clients, make_guest):
+def test_file_systems_stay_frozen_until_the_thaw(clients, make_guest):
     guest = make_guest()
     assert clients.operations.freeze(CONTAINER, 10) == 2
     assert guest.frozen
@@ -25,7 +25,7 @@ def test_file_systems_rest_until_they_are_thawed(clients, make_guest):
     clients.operations.thaw(CONTAINER, 10)
 
 
-def test_a_guest_without_agent_is_not_frozen_and_not_waited_for(clients):
+def test_a_guest_without_an_agent_is_neither_frozen_nor_waited_for(clients):
     """Otherwise its time would be over, and that be said."""
     with pytest.raises(Unavailable):
         clients.operations.freeze(CONTAINER, 10)
@@ -37,7 +37,7 @@ def test_an_agent_that_may_not_freeze_says_so(clients, make_guest):
         clients.operations.freeze(CONTAINER, 10)
 
 
-def test_a_command_waits_for_file_systems_at_rest(clients, make_guest):
+def test_a_command_waits_for_frozen_file_systems(clients, make_guest):
     guest = make_guest()
     clients.operations.freeze(CONTAINER, 10)
     command, done = GuestCommand(("echo", "moves")), threading.Event()
@@ -56,7 +56,7 @@ def test_a_command_waits_for_file_systems_at_rest(clients, make_guest):
     assert [result.stdout for result in results] == [b"moves\n"]
 
 
-def test_a_command_that_rest_outlasts_ends_with_its_own_time_limit(clients, make_guest):
+def test_a_command_that_waits_for_a_long_freeze_ends_at_its_time_limit(clients, make_guest):
     make_guest()
     clients.operations.freeze(CONTAINER, 10)
     with pytest.raises(DeadlineExceeded):
@@ -65,7 +65,7 @@ def test_a_command_that_rest_outlasts_ends_with_its_own_time_limit(clients, make
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_clock_that_stood_still_is_set_by_whichever_way_the_agent_knows(clients, make_guest, told):
+def test_a_stopped_clock_is_set_in_the_way_that_the_agent_supports(clients, make_guest, told):
     guest = make_guest()
     guest.may_set_time = told
     guest.clock_ns -= 3_600 * 10**9
@@ -82,7 +82,7 @@ def test_a_clock_that_is_right_is_left_alone(clients, make_guest):
 
 
 @pytest.mark.parametrize("lie", [-1, "noon", None, 1 << 70, {}])
-def test_a_guest_that_gives_no_time_is_an_error_and_no_more(clients, make_guest, lie):
+def test_a_guest_that_reports_no_time_is_an_error(clients, make_guest, lie):
     make_guest().canned = {"guest-get-time": lie}
     with pytest.raises(InternalError):
         clients.operations.set_clock(CONTAINER, 10)
@@ -108,12 +108,12 @@ def test_the_end_of_a_file_is_read(clients, make_guest, tmp_path: Path, size: in
     assert clients.operations.read_tail(CONTAINER, str(tmp_path / "said"), 4096, 10) == content[size - got :]
 
 
-def test_a_file_that_is_not_there_has_no_end(clients, make_guest, tmp_path: Path):
+def test_the_tail_of_a_missing_file_is_empty(clients, make_guest, tmp_path: Path):
     make_guest()
     assert clients.operations.read_tail(CONTAINER, str(tmp_path / "none"), 4096, 10) == b""
 
 
-def test_a_console_that_is_none_is_told(clients, make_guest):
+def test_a_failed_console_resize_is_reported(clients, make_guest):
     make_guest().shell = ["/bin/false"]
     with pytest.raises(InternalError, match="exit code 1"):
         clients.operations.resize_console(CONTAINER, 80, 24, 10)

@@ -70,7 +70,7 @@ def test_output_comes_while_the_command_runs(talk, make_guest):
 
 
 @pytest.mark.parametrize("data", [os.urandom(2_000_000), b"\1" * 2_000_000], ids=["random", "beginnings-of-records"])
-def test_much_input_and_output_pass_unchanged_and_the_end_of_input_arrives(talk, make_guest, data):
+def test_large_input_and_output_pass_unchanged_and_the_end_of_input_arrives(talk, make_guest, data):
 
     async def client(session):
         async def feed():
@@ -87,7 +87,7 @@ def test_much_input_and_output_pass_unchanged_and_the_end_of_input_arrives(talk,
     talk("cat", client)
 
 
-def test_the_streams_come_apart(talk, make_guest):
+def test_the_streams_are_separate(talk, make_guest):
     async def client(session):
         await session.close_stdin()
         assert await everything(session) == (3, b"out\n", b"err\n")
@@ -96,7 +96,7 @@ def test_the_streams_come_apart(talk, make_guest):
     talk("cat; echo out; echo err >&2; exit 3", client)
 
 
-def test_input_that_nobody_reads_any_more_is_thrown_away(talk, make_guest):
+def test_input_that_is_no_longer_read_is_dropped(talk, make_guest):
     async def client(session):
         writing = asyncio.create_task(session.write_stdin(os.urandom(3_000_000)))
         code, out, _ = await everything(session)
@@ -155,7 +155,7 @@ def test_a_client_that_leaves_ends_the_command(talk, make_guest, tmp_path):
         wait_until(lambda: guest.running() == 0, 20, "its ports are free")
 
 
-def test_a_vm_that_ends_breaks_the_session_off(talk, make_guest):
+def test_the_end_of_the_vm_breaks_off_the_session(talk, make_guest):
     async def client(session):
         await until(session, b"up")
         await asyncio.get_running_loop().run_in_executor(None, guest.close)
@@ -166,7 +166,7 @@ def test_a_vm_that_ends_breaks_the_session_off(talk, make_guest):
     talk("echo up; sleep 300", client)
 
 
-def test_what_came_before_the_end_of_the_vm_is_still_read(talk, make_guest):
+def test_output_from_before_the_vms_end_is_still_read(talk, make_guest):
     async def client(session):
         wait_until(lambda: len(os.listdir(guest.devices)) == 3, 20, "the command has its ports")
         assert b"last words" in await until(session, b"up")
@@ -179,7 +179,7 @@ def test_what_came_before_the_end_of_the_vm_is_still_read(talk, make_guest):
     talk("echo last words; echo up; sleep 300", client)
 
 
-def test_a_reader_that_takes_its_time_slows_the_command_down(talk, make_guest, tmp_path):
+def test_a_slow_reader_slows_the_command_down(talk, make_guest, tmp_path):
     async def client(session):
         first = await session.read()
         assert not (tmp_path / "done").exists()  # more than all buffers on the way hold
@@ -191,7 +191,7 @@ def test_a_reader_that_takes_its_time_slows_the_command_down(talk, make_guest, t
     talk(f"head -c 5000000 /dev/zero; touch {tmp_path}/done", client)
 
 
-def test_a_start_that_is_given_up_leaves_nothing(clients, make_guest):
+def test_an_abandoned_start_leaves_no_command(clients, make_guest):
     guest = make_guest()
     guest.canned["guest-exec-status"] = {"exited": False}  # the first script, which clears up, never ends
 
@@ -221,7 +221,7 @@ def test_a_vm_with_no_room_for_enough_ports_refuses(talk, make_guest):
         talk("true", everything)
 
 
-def test_the_end_is_told_once_and_last(talk, make_guest):
+def test_the_end_is_reported_once_and_last(talk, make_guest):
     async def client(session):
         await session.close_stdin()
         assert await session.read() == Output(OutStream.STDOUT, b"x\n")

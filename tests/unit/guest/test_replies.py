@@ -38,17 +38,17 @@ def test_a_request_is_one_line_of_json():
     assert json.loads(line) == {"execute": "guest-exec", "arguments": {"path": "/bin/sh", "arg": ["a\nb", "ü"]}}
 
 
-def test_a_request_to_start_anew_ends_the_half_line_that_the_agent_may_hold():
+def test_a_sync_request_ends_a_half_line_that_the_agent_may_hold():
     assert sync_line(7)[:1] == b"\xff"
 
 
-def test_all_is_skipped_up_to_the_first_mark():
+def test_everything_before_the_first_mark_is_skipped():
     reader = ReplyReader()
     assert reader.feed(b'{"return": "old"}\n{"retu') == []
     assert reader.feed(b'rn": 1}\n\xff{"return": 2}\n') == [Returned(2)]
 
 
-def test_a_mark_in_the_middle_of_a_line_begins_it_anew():
+def test_a_mark_in_the_middle_of_a_line_restarts_the_line():
     assert in_step().feed(b'{"return": "half\xff{"return": 3}\n') == [Returned(3)]
 
 
@@ -74,25 +74,25 @@ def test_an_error_carries_its_class_and_words_in_one_printable_line():
         b'{"return": ' + b"9" * 5000 + b"}",
     ],
 )
-def test_what_is_no_reply_is_an_error(line):
+def test_anything_but_a_reply_is_an_error(line):
     with pytest.raises(BadReply):
         in_step().feed(line + b"\n")
 
 
-def test_a_line_without_end_is_an_error():
+def test_an_endless_line_is_an_error():
     reader = in_step()
     with pytest.raises(BadReply, match=str(MAX_LINE)):
         flood(reader, MAX_LINE)
 
 
-def test_talk_without_end_before_the_first_mark_is_an_error():
+def test_endless_bytes_before_the_first_mark_are_an_error():
     reader = ReplyReader()
     with pytest.raises(BadReply, match="keeps sending"):
         flood(reader, MAX_SKIPPED)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=30))
-def test_no_bytes_do_more_than_raise_the_one_error(pieces):
+def test_any_bytes_give_replies_or_one_kind_of_error(pieces):
     reader = ReplyReader()
     try:
         for piece in pieces:

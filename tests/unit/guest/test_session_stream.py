@@ -15,7 +15,7 @@ def record(words: str, token: str = TOKEN) -> bytes:
     return b"\1" + f"{token} {words};".encode()
 
 
-def test_what_an_earlier_session_left_is_thrown_away():
+def test_leftovers_of_an_earlier_session_are_dropped():
     stream = SessionStream(TOKEN)
     left = b"old output" + record("exit 3", "f" * 32)
     assert stream.feed(left + record("start") + b"new") == [Record("start"), b"new"]
@@ -48,13 +48,13 @@ def test_output_is_not_held_back_for_long():
 
 
 @pytest.mark.parametrize("raw", [record("EXIT 1"), record(""), b"\1" + TOKEN.encode() + b" " + b"x" * (MAX_RECORD + 1)])
-def test_a_record_that_is_none_is_an_error(raw):
+def test_a_malformed_record_is_an_error(raw):
     stream = SessionStream(TOKEN)
     with pytest.raises(BadStream):
         stream.feed(record("start") + raw)
 
 
-def test_endless_talk_before_the_start_is_an_error():
+def test_endless_bytes_before_the_start_are_an_error():
     stream = SessionStream(TOKEN)
     with pytest.raises(BadStream, match="unexpected data"):
         all(stream.feed(b"x" * 65536) == [] for _ in range(100))
@@ -69,7 +69,7 @@ _PIECES = st.lists(
 
 
 @given(_PIECES, st.data())
-def test_cutting_the_bytes_anywhere_changes_nothing(pieces, data):
+def test_splitting_the_bytes_anywhere_changes_nothing(pieces, data):
     raw = record("start")
     wanted: list[object] = [Record("start")]
     for piece in [*pieces, Record("end")]:
@@ -99,7 +99,7 @@ def glued(items) -> list[object]:
 
 
 @given(st.lists(st.binary(max_size=60), max_size=20))
-def test_no_bytes_do_more_than_raise_the_one_error(pieces):
+def test_any_bytes_give_data_or_one_kind_of_error(pieces):
     stream = SessionStream(TOKEN)
     try:
         stream.feed(record("start"))
