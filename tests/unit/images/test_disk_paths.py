@@ -52,7 +52,7 @@ def pull(make_store: Callable[..., ImageFileStore]) -> Callable[[str, str], Any]
         ("/a/b", [{"a/b/old": OTHER}, {"a": b"a file"}, {"a/": b"", "a/b/vm": b"DISK"}]),
     ],
 )
-def test_the_disk_is_taken_from_there(
+def test_the_disk_is_taken_from_the_configured_path(
     fake_registry: FakeRegistry, pull: Callable[[str, str], Any], qcow2: bytes, path: str, trees: list[dict[str, bytes]]
 ) -> None:
     real = [{name: qcow2 if data == b"DISK" else data for name, data in tree.items()} for tree in trees]
@@ -70,7 +70,7 @@ def test_the_disk_is_taken_from_there(
         ("/a/b/vm", [{"a/b/vm": OTHER}, {".wh..wh..opq": b""}], "no file below /a/b/vm"),
     ],
 )
-def test_what_has_no_disk_there_is_refused(
+def test_an_image_without_a_disk_at_the_configured_path_is_refused(
     fake_registry: FakeRegistry, pull: Callable[[str, str], Any], path: str, trees: list[dict[str, bytes]], why: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=why):
@@ -86,7 +86,7 @@ def test_another_path_is_another_disk_of_the_same_image(
     ]
 
 
-def test_images_of_several_disks_of_one_image_are_several_and_stay_when_another_goes(
+def test_several_disks_of_one_image_are_separate_images(
     fake_registry: FakeRegistry, make_store: Callable[..., ImageFileStore], qcow2: bytes, tmp_path: Path
 ) -> None:
     """By their config alone they were one, with the disk of the last pull."""
@@ -107,7 +107,7 @@ def test_images_of_several_disks_of_one_image_are_several_and_stay_when_another_
     records.close()
 
 
-def test_an_image_that_an_earlier_version_knew_by_its_config_alone_gives_its_name_to_the_new_one(
+def test_a_new_pull_takes_the_name_from_an_image_of_an_earlier_version(
     fake_registry: FakeRegistry, make_store: Callable[..., ImageFileStore], qcow2: bytes, tmp_path: Path
 ) -> None:
     tree = {"disk/vm": qcow2, "one": OTHER}
@@ -129,7 +129,7 @@ def test_an_image_that_an_earlier_version_knew_by_its_config_alone_gives_its_nam
     records.close()
 
 
-def test_one_place_of_one_image_is_one_image_in_all_registries(
+def test_the_same_disk_from_two_registries_is_one_image(
     fake_registry: FakeRegistry, pull: Callable[[str, str], Any], qcow2: bytes
 ) -> None:
     assert (
@@ -137,7 +137,7 @@ def test_one_place_of_one_image_is_one_image_in_all_registries(
     )
 
 
-def test_the_longest_prefix_says_where() -> None:
+def test_the_longest_prefix_decides_the_disk_path() -> None:
     paths = [DiskPath("reg.example", "/images"), DiskPath("reg.example/team", "/vm/"), DiskPath("other.example", "/x")]
     for name, place in (("reg.example/a", "images"), ("reg.example/team/a", "vm"), ("reg.test/a", "disk")):
         location = resolve(ImageName.parse(name), [], "https")

@@ -57,7 +57,9 @@ def test_a_packed_disk_is_unpacked(web: WebServer, store, qcow2: bytes, incoming
 
 
 @pytest.mark.parametrize(("suffix", "pack"), PACKERS)
-def test_a_digest_in_its_name_is_that_of_either(web: WebServer, store, qcow2: bytes, suffix: str, pack: Any) -> None:
+def test_a_digest_in_the_name_may_be_of_the_packed_or_unpacked_file(
+    web: WebServer, store, qcow2: bytes, suffix: str, pack: Any
+) -> None:
     packed = pack(qcow2)
     url = web.serve(f"/disk.qcow2.{suffix}", packed, ETag='"1"')
     for digest in (digest_of(packed), digest_of(qcow2)):
@@ -68,7 +70,7 @@ def test_a_digest_in_its_name_is_that_of_either(web: WebServer, store, qcow2: by
 
 
 @pytest.mark.parametrize(("suffix", "pack"), PACKERS)
-def test_a_packed_disk_that_breaks_off_goes_on(
+def test_an_interrupted_download_of_a_packed_disk_is_resumed(
     web: WebServer, make_store, noise: bytes, partial, suffix: str, pack: Any
 ) -> None:
     path = f"/disk.raw.{suffix}"
@@ -83,16 +85,14 @@ def test_a_packed_disk_that_breaks_off_goes_on(
 
 
 @pytest.mark.parametrize(("suffix", "pack"), PACKERS)
-def test_a_packed_disk_that_is_cut_short_is_refused(
-    web: WebServer, store, noise: bytes, suffix: str, pack: Any
-) -> None:
+def test_a_truncated_packed_disk_is_refused(web: WebServer, store, noise: bytes, suffix: str, pack: Any) -> None:
     with pytest.raises(InvalidRequest, match="cut short"):
         store.fetch(web.serve(f"/disk.raw.{suffix}", pack(noise)[:-30]), None, NEVER)
 
 
 @pytest.mark.parametrize("zeros", [8, 600_000])
 @pytest.mark.parametrize(("suffix", "pack"), PACKERS)
-def test_what_follows_padding_is_not_lost(
+def test_data_after_padding_is_not_lost(
     web: WebServer, store, noise: bytes, suffix: str, pack: Any, zeros: int
 ) -> None:
     padding = bytes(zeros)
@@ -102,13 +102,13 @@ def test_what_follows_padding_is_not_lost(
         store.fetch(web.serve(f"/disk.raw.{suffix}", pack(noise) + padding + b"no disk"), None, NEVER)
 
 
-def test_what_a_packed_disk_unpacks_to_is_bounded(web: WebServer, make_store) -> None:
+def test_the_unpacked_size_of_a_packed_disk_is_limited(web: WebServer, make_store) -> None:
     url = web.serve("/disk.raw.zst", zstd.compress(b"\xeb\x3c" + bytes(64 << 20)))
     with pytest.raises(InvalidRequest, match=r"images\.max_bytes"):
         make_store(max_bytes=32 << 20).fetch(url, None, NEVER)
 
 
-def test_a_file_that_is_only_called_packed_is_taken_as_it_is(web: WebServer, store, qcow2: bytes) -> None:
+def test_an_unpacked_file_with_the_name_of_a_packed_one_is_accepted(web: WebServer, store, qcow2: bytes) -> None:
     assert stored(store, store.fetch(web.serve("/disk.qcow2.gz", qcow2), None, NEVER)) == qcow2
 
 
@@ -124,7 +124,7 @@ def test_a_file_that_is_only_called_packed_is_taken_as_it_is(web: WebServer, sto
         ("host.test/a/disk.tar.gz", RegistryLocation, None),
     ],
 )
-def test_a_name_says_whether_it_is_packed(name: str, kind: type, packed: bool | None) -> None:
+def test_the_name_shows_whether_a_file_may_be_packed(name: str, kind: type, packed: bool | None) -> None:
     location = resolve(ImageName.parse(name), [], "https")
     assert isinstance(location, kind)
     assert packed is None or (isinstance(location, HttpLocation) and location.is_packed is packed)
@@ -159,7 +159,7 @@ def test_an_artifacts_only_layer_is_the_disk(push, store, qcow2: bytes, config: 
     assert found.config == ImageConfig()
 
 
-def test_artifacts_are_known_by_their_disks(push, store, qcow2: bytes, noise: bytes) -> None:
+def test_artifacts_are_identified_by_their_disks(push, store, qcow2: bytes, noise: bytes) -> None:
     """Their configs are all the same."""
     one, other = (store.fetch(push(name, ("x.raw", disk)), None, NEVER) for name, disk in (("a", qcow2), ("b", noise)))
     assert (one.id.value, other.id.value) == (str(one.digest), str(other.digest))
@@ -167,7 +167,7 @@ def test_artifacts_are_known_by_their_disks(push, store, qcow2: bytes, noise: by
     assert one.repo_digest.partition("@")[2] != str(one.digest)
 
 
-def test_of_an_artifacts_files_the_one_called_like_a_disk_is_it(push, store, qcow2: bytes) -> None:
+def test_an_artifacts_disk_is_the_file_named_like_a_disk(push, store, qcow2: bytes) -> None:
     name = push("a", ("README.md", b"read me"), ("disk.qcow2", qcow2), ("SHA256SUMS", b"0"))
     assert stored(store, store.fetch(name, None, NEVER)) == qcow2
 
@@ -183,19 +183,19 @@ def test_an_artifact_with_two_disks_is_refused(push, store) -> None:
         store.fetch(push("a", ("a.qcow2", b"1"), ("b.img", b"2")), None, NEVER)
 
 
-def test_an_artifact_of_archives_that_are_none_is_refused(push, store) -> None:
+def test_an_artifact_whose_archives_are_malformed_is_refused(push, store) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read: it"):
         store.fetch(
             push("a", ("disk.qcow2", b"1" * 512), media_type="application/vnd.oci.image.layer.v1.tar+gzip"), None, NEVER
         )
 
 
-def test_an_artifacts_file_that_is_called_like_a_disk_and_is_none_is_refused(push, store) -> None:
+def test_an_artifacts_file_that_is_only_named_like_a_disk_is_refused(push, store) -> None:
     with pytest.raises(InvalidRequest, match="512-byte sectors"):
         store.fetch(push("a", ("chart.img", b"text")), None, NEVER)
 
 
-def test_a_known_artifact_is_asked_for_and_not_downloaded(push, store, web: WebServer, qcow2: bytes) -> None:
+def test_a_known_artifact_is_looked_up_but_not_downloaded(push, store, web: WebServer, qcow2: bytes) -> None:
     name = push("a", ("disk.qcow2", qcow2))
     first = store.fetch(name, None, NEVER)
     asked = len(web.seen)

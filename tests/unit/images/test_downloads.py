@@ -87,14 +87,16 @@ def is_whole(store: ImageFileStore, found: Any, qcow2: bytes) -> bool:
     )
 
 
-def test_what_breaks_off_goes_on_in_the_same_pull(source: Source, store, qcow2: bytes, partial, incoming) -> None:
+def test_an_interrupted_download_is_resumed_in_the_same_pull(
+    source: Source, store, qcow2: bytes, partial, incoming
+) -> None:
     source.cut(AT, 10_000, 500)
     assert is_whole(store, fetch(store, source), qcow2)
     assert source.asked() == ["", *(f"bytes={at}-" for at in (AT, AT + 10_000, AT + 10_500))]
     assert (partial(), incoming()) == ([], [])
 
 
-def test_what_broke_off_goes_on_after_a_restart(
+def test_an_interrupted_download_is_resumed_after_a_restart(
     source: Source, make_store: Callable[..., ImageFileStore], qcow2: bytes, partial, incoming
 ) -> None:
     source.cut(AT, 0, 0, 0)
@@ -109,7 +111,7 @@ def test_what_broke_off_goes_on_after_a_restart(
     assert (partial(), incoming()) == ([], [])
 
 
-def test_what_a_killed_process_left_is_gone_on_with(
+def test_a_download_of_a_killed_process_is_resumed(
     source: Source, make_store: Callable[..., ImageFileStore], qcow2: bytes, partial, tmp_path: Path
 ) -> None:
     """Bytes that were written are all there is: no note was made of them."""
@@ -123,7 +125,7 @@ def test_what_a_killed_process_left_is_gone_on_with(
     assert source.asked()[-1] == f"bytes={AT - 1}-"
 
 
-def test_a_server_that_knows_no_ranges_sends_it_all_again(web, file: Source, store, qcow2: bytes) -> None:
+def test_a_server_without_range_requests_sends_the_whole_file_again(web, file: Source, store, qcow2: bytes) -> None:
     file.cut(AT, 0, 0, 0)
     with pytest.raises(Unavailable):
         fetch(store, file)
@@ -131,7 +133,7 @@ def test_a_server_that_knows_no_ranges_sends_it_all_again(web, file: Source, sto
     assert is_whole(store, fetch(store, file), qcow2)
 
 
-def test_a_registry_that_knows_no_ranges_sends_it_all_again(web, layer: Source, store, qcow2: bytes) -> None:
+def test_a_registry_without_range_requests_sends_the_whole_layer_again(web, layer: Source, store, qcow2: bytes) -> None:
     layer.cut(AT, 0, 0, 0)
     with pytest.raises(Unavailable):
         fetch(store, layer)
@@ -139,7 +141,7 @@ def test_a_registry_that_knows_no_ranges_sends_it_all_again(web, layer: Source, 
     assert is_whole(store, fetch(store, layer), qcow2)
 
 
-def test_a_file_that_has_changed_begins_anew(file: Source, store, qcow2: bytes, partial) -> None:
+def test_the_download_of_a_changed_file_starts_over(file: Source, store, qcow2: bytes, partial) -> None:
     file.cut(AT, 0, 0, 0)
     with pytest.raises(Unavailable):
         fetch(store, file)
@@ -149,7 +151,7 @@ def test_a_file_that_has_changed_begins_anew(file: Source, store, qcow2: bytes, 
     assert len(partial()) == 1
 
 
-def test_a_file_that_changes_while_it_is_downloaded_is_not_patched_up(web, file: Source, store, qcow2: bytes) -> None:
+def test_parts_of_a_file_that_changes_during_the_download_are_not_mixed(web, file: Source, store, qcow2: bytes) -> None:
     file.cut(AT)
     first = web.routes[FILE]
     newer = qcow2 + bytes(512)
@@ -164,7 +166,7 @@ def test_a_file_that_changes_while_it_is_downloaded_is_not_patched_up(web, file:
     assert is_whole(store, fetch(store, file), newer)
 
 
-def test_a_part_other_than_the_one_asked_for_is_not_taken(web, file: Source, store, qcow2: bytes) -> None:
+def test_a_range_other_than_the_requested_one_is_not_accepted(web, file: Source, store, qcow2: bytes) -> None:
     file.cut(AT)
     first = web.routes[FILE]
 
@@ -178,7 +180,7 @@ def test_a_part_other_than_the_one_asked_for_is_not_taken(web, file: Source, sto
     assert is_whole(store, fetch(store, file), qcow2)
 
 
-def test_a_disk_that_breaks_off_without_a_strong_etag_is_not_kept(file: Source, store, partial) -> None:
+def test_an_interrupted_download_without_a_strong_etag_is_not_kept(file: Source, store, partial) -> None:
     file.cut(AT, 0, 0, 0, etag='W/"1"')
     with pytest.raises(Unavailable, match="broke off"):
         fetch(store, file)
@@ -186,9 +188,7 @@ def test_a_disk_that_breaks_off_without_a_strong_etag_is_not_kept(file: Source, 
     assert partial() == []
 
 
-def test_a_part_that_was_damaged_on_disk_ends_no_more_than_one_pull(
-    layer: Source, store, qcow2: bytes, partial
-) -> None:
+def test_a_partial_download_damaged_on_disk_fails_at_most_one_pull(layer: Source, store, qcow2: bytes, partial) -> None:
     layer.cut(AT, 0, 0, 0)
     with pytest.raises(Unavailable):
         fetch(store, layer)
@@ -200,7 +200,7 @@ def test_a_part_that_was_damaged_on_disk_ends_no_more_than_one_pull(
     assert is_whole(store, fetch(store, layer), qcow2)
 
 
-def test_the_digest_in_the_name_is_that_of_the_kept_bytes_too(file: Source, store, qcow2: bytes, partial) -> None:
+def test_the_digest_in_the_name_is_also_checked_for_resumed_bytes(file: Source, store, qcow2: bytes, partial) -> None:
     file.name += f"@sha256:{hashlib.sha256(qcow2).hexdigest()}"
     file.cut(AT, 0, 0, 0)
     with pytest.raises(Unavailable):
@@ -213,13 +213,13 @@ def test_the_digest_in_the_name_is_that_of_the_kept_bytes_too(file: Source, stor
     assert is_whole(store, fetch(store, file), qcow2)
 
 
-def test_what_is_refused_is_not_kept(web, store, partial) -> None:
+def test_a_refused_download_is_not_kept(web, store, partial) -> None:
     with pytest.raises(InvalidRequest):
         store.fetch(web.serve("/text.qcow2", b"no disk" * 100, ETag='"1"'), None, NEVER)
     assert partial() == []
 
 
-def test_what_another_boot_left_is_not_used(file: Source, make_store, qcow2: bytes, partial) -> None:
+def test_a_partial_download_from_an_earlier_boot_is_not_used(file: Source, make_store, qcow2: bytes, partial) -> None:
     """A machine that was switched off may have lost any of it."""
     file.cut(AT, 0, 0, 0)
     with pytest.raises(Unavailable):
@@ -233,7 +233,7 @@ def test_what_another_boot_left_is_not_used(file: Source, make_store, qcow2: byt
     assert file.asked()[asked:] == [""]
 
 
-def test_what_nobody_goes_on_with_is_forgotten_after_an_hour(web, file: Source, store, qcow2: bytes, partial) -> None:
+def test_an_unused_partial_download_is_removed_after_an_hour(web, file: Source, store, qcow2: bytes, partial) -> None:
     file.cut(AT, 0, 0, 0)
     with pytest.raises(Unavailable):
         fetch(store, file)
@@ -247,7 +247,7 @@ def test_what_nobody_goes_on_with_is_forgotten_after_an_hour(web, file: Source, 
     assert partial() == []
 
 
-def test_when_there_is_no_room_what_broke_off_makes_some(
+def test_partial_downloads_are_removed_when_space_is_short(
     web, file: Source, store, qcow2: bytes, partial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.cut(AT, 0, 0, 0)
@@ -260,7 +260,9 @@ def test_when_there_is_no_room_what_broke_off_makes_some(
     assert partial() == []
 
 
-def test_no_layer_is_kept_in_the_disks_way(layer: Source, store, partial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_partial_layer_is_kept_if_the_disk_needs_the_space(
+    layer: Source, store, partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(places, "free_bytes", lambda _: 3 * len(layer.body))
     layer.cut(AT, 0, 0, 0)
     with pytest.raises(Unavailable):
@@ -268,7 +270,7 @@ def test_no_layer_is_kept_in_the_disks_way(layer: Source, store, partial, monkey
     assert partial() == []
 
 
-def test_a_layer_that_cannot_be_kept_is_pulled_all_the_same(
+def test_a_layer_that_cannot_be_kept_is_pulled_anyway(
     layer: Source, store, qcow2: bytes, partial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
@@ -313,7 +315,7 @@ def test_five_pulls_at_once_are_one_download(
     assert (partial(), incoming()) == ([], [])
 
 
-def test_who_waits_goes_on_when_the_one_that_downloads_is_given_up(
+def test_a_waiting_pull_continues_when_the_downloading_one_is_cancelled(
     source: Source, make_store, qcow2: bytes, partial
 ) -> None:
     store = make_store()
@@ -345,7 +347,7 @@ def test_who_waits_goes_on_when_the_one_that_downloads_is_given_up(
     assert source.asked()[-1] == f"bytes={AT}-"
 
 
-def test_nobody_waits_for_another_registry_that_sends_the_same_image_slowly(
+def test_no_pull_waits_for_another_registry_that_sends_the_same_image_slowly(
     fake_registry: FakeRegistry, store, qcow2: bytes, web: WebServer
 ) -> None:
     """Whoever may name an image could hold up everybody's pulls of it."""
@@ -369,7 +371,7 @@ def test_nobody_waits_for_another_registry_that_sends_the_same_image_slowly(
         assert held.done().digest == found.digest  # type: ignore[attr-defined]
 
 
-def test_who_waits_can_be_given_up(layer: Source, store, qcow2: bytes) -> None:
+def test_a_waiting_pull_can_be_cancelled(layer: Source, store, qcow2: bytes) -> None:
     hold(layer, 3)
     first, given_up = Background(lambda: fetch(store, layer)), threading.Event()
     eventually(lambda: layer.asked() == [""])
@@ -432,7 +434,7 @@ def parts(source: Source) -> list[int]:
     return [int(first) for first, _, last in asked if last]
 
 
-def test_what_one_connection_brings_too_slowly_comes_by_several(
+def test_a_download_that_is_slow_on_one_connection_uses_several(
     source: Source, store, qcow2: bytes, by_several, partial, incoming
 ) -> None:
     before = threading.active_count()
@@ -445,7 +447,7 @@ def test_what_one_connection_brings_too_slowly_comes_by_several(
     eventually(lambda: threading.active_count() <= before)
 
 
-def test_no_more_connections_are_made_than_are_used_at_once(source: Source, store, qcow2: bytes, by_several) -> None:
+def test_no_more_connections_are_opened_than_used_at_once(source: Source, store, qcow2: bytes, by_several) -> None:
     connections: set[object] = set()
     whole = source.web.routes[source.path]
 
@@ -459,7 +461,7 @@ def test_no_more_connections_are_made_than_are_used_at_once(source: Source, stor
     assert len(connections) <= 1 + parallel.CONNECTIONS
 
 
-def test_where_several_are_no_faster_one_goes_on_alone(
+def test_one_connection_continues_if_several_are_no_faster(
     source: Source, store, qcow2: bytes, by_several, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel, "GAIN", float("inf"))
@@ -468,7 +470,7 @@ def test_where_several_are_no_faster_one_goes_on_alone(
     assert source.asked()[-1] == f"bytes={min(parts(source)) + 2 * parallel.CONNECTIONS * PIECE}-"
 
 
-def test_a_server_that_sends_all_where_a_part_is_asked_for_is_read_by_one(
+def test_a_server_that_ignores_ranges_is_read_over_one_connection(
     source: Source, store, qcow2: bytes, by_several
 ) -> None:
     slow, asked = source.web.routes[source.path], []
@@ -487,7 +489,7 @@ def test_a_server_that_sends_all_where_a_part_is_asked_for_is_read_by_one(
 
 
 @pytest.mark.parametrize("cut", [0, 1000])
-def test_a_part_that_breaks_off_is_gone_on_with_by_one(
+def test_an_interrupted_part_is_resumed_over_one_connection(
     source: Source, store, qcow2: bytes, by_several, cut: int
 ) -> None:
     whole, cuts = source.web.routes[source.path], [cut]
@@ -504,7 +506,7 @@ def test_a_part_that_breaks_off_is_gone_on_with_by_one(
     assert is_whole(store, fetch(store, source), qcow2)
 
 
-def test_a_file_that_changes_between_its_parts_is_not_patched_up(
+def test_parts_of_a_file_that_changes_between_them_are_not_mixed(
     web, file: Source, store, qcow2: bytes, by_several
 ) -> None:
     whole, newer = web.routes[FILE], qcow2 + bytes(512)
@@ -523,7 +525,7 @@ def test_a_file_that_changes_between_its_parts_is_not_patched_up(
     assert is_whole(store, fetch(store, file), newer)
 
 
-def test_what_several_connections_brought_is_gone_on_with_after_a_restart(
+def test_a_download_over_several_connections_is_resumed_after_a_restart(
     source: Source, make_store: Callable[..., ImageFileStore], qcow2: bytes, by_several, partial
 ) -> None:
     """What is kept is a beginning, without holes."""
@@ -550,7 +552,7 @@ def test_what_several_connections_brought_is_gone_on_with_after_a_restart(
     assert f"bytes={len(kept)}-" in source.asked()[asked:]
 
 
-def test_a_pull_by_several_connections_ends_with_its_callers_wish(source: Source, store, by_several, incoming) -> None:
+def test_a_pull_over_several_connections_can_be_cancelled(source: Source, store, by_several, incoming) -> None:
     before, gives_up = threading.active_count(), threading.Event()
     whole = source.web.routes[source.path]
 
@@ -593,7 +595,7 @@ PACKED = pytest.param(("/disk.qcow2.gz", gzip.compress(os.urandom(200_000))), id
 
 
 @pytest.mark.parametrize("file", [pytest.param(None, id="file"), PACKED], indirect=True)
-def test_a_pull_that_fails_leaves_no_thread_whoever_holds_its_error(
+def test_a_failed_pull_leaves_no_thread_even_while_its_error_is_held(
     file: Source, confined_store, hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -610,7 +612,7 @@ def test_a_pull_that_fails_leaves_no_thread_whoever_holds_its_error(
     del caught
 
 
-def test_what_balanced_servers_tell_apart_comes_from_the_first_alone(
+def test_a_file_with_different_etags_behind_a_balancer_uses_one_connection(
     web, file: Source, store, qcow2: bytes, by_several
 ) -> None:
     """Each has an ETag of its own for the same file: what comes from others would not be a part of this one."""
@@ -630,7 +632,7 @@ def test_what_balanced_servers_tell_apart_comes_from_the_first_alone(
     assert 1 < len(asked) <= 1 + parallel.CONNECTIONS
 
 
-def test_what_is_redirected_to_another_mirror_each_time_comes_from_the_first_alone(
+def test_a_file_redirected_to_different_mirrors_uses_one_connection(
     web, file: Source, store, qcow2: bytes, by_several
 ) -> None:
     slow, asked = web.routes[FILE], []
@@ -684,7 +686,7 @@ STATUSES = pytest.mark.parametrize("status", [403, 404, 429, 503])
 
 
 @STATUSES
-def test_a_server_that_grants_one_connection_is_read_by_that_one(
+def test_a_server_that_allows_one_connection_is_read_over_that_one(
     source: Source, store, qcow2: bytes, by_several, pauses, status: int
 ) -> None:
     refused = refuse_further(source, status, granted=0)
@@ -695,7 +697,7 @@ def test_a_server_that_grants_one_connection_is_read_by_that_one(
 
 
 @STATUSES
-def test_a_server_that_grants_few_connections_is_read_by_those(
+def test_a_server_that_allows_few_connections_is_read_over_those(
     source: Source, store, qcow2: bytes, by_several, pauses, status: int
 ) -> None:
     refuse_further(source, status, granted=2)
@@ -705,7 +707,7 @@ def test_a_server_that_grants_few_connections_is_read_by_those(
     assert pauses == []
 
 
-def test_a_server_that_ends_each_connection_does_not_use_up_descriptors(
+def test_a_server_that_closes_each_connection_does_not_exhaust_descriptors(
     source: Source, store, qcow2: bytes, by_several, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel, "PIECE", PIECE // 4)
@@ -749,7 +751,7 @@ class Sent:
         return bytes(taken)
 
 
-def test_bytes_that_come_by_few_take_no_more_memory_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_arrive_in_small_pieces_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     length = 1 << 15
     monkeypatch.setattr(parallel, "PIECE", length)
     patient(monkeypatch)
@@ -766,7 +768,7 @@ def test_bytes_that_come_by_few_take_no_more_memory_than_others(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("patience", "silence"), [(0.0, 60.0), (60.0, 0.0)])
-def test_a_part_that_does_not_come_in_time_is_waited_for_no_longer(patience: float, silence: float) -> None:
+def test_a_late_part_is_no_longer_waited_for(patience: float, silence: float) -> None:
     with PullWatch("x", NEVER, 60) as watch:
         rest: Any = lambda at, end=None: Sent(watch, end - at, 0)  # noqa: E731
         with Parts(0, 100, 10, rest, watch) as parts:
@@ -774,7 +776,7 @@ def test_a_part_that_does_not_come_in_time_is_waited_for_no_longer(patience: flo
         assert not [one for one in threading.enumerate() if one.name.startswith("image-pull-part")]
 
 
-def test_a_part_slower_than_the_least_rate_is_asked_for_by_another_connection(
+def test_a_part_below_the_minimum_rate_is_requested_over_another_connection(
     source: Source, store, qcow2: bytes, by_several, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, slow = source.web.routes[source.path], threading.Event()
@@ -793,7 +795,7 @@ def test_a_part_slower_than_the_least_rate_is_asked_for_by_another_connection(
     assert source.web.routes[source.path] is whole
 
 
-def test_what_a_thread_opens_after_it_was_cut_is_closed_and_the_others_go_on() -> None:
+def test_a_connection_that_a_cancelled_thread_opens_is_closed_and_others_go_on() -> None:
     ours, theirs = socket.socketpair()
     with PullWatch("x", NEVER, 60) as watch, ours, theirs:
         watch.guard(theirs)
@@ -805,7 +807,7 @@ def test_what_a_thread_opens_after_it_was_cut_is_closed_and_the_others_go_on() -
         watch.check()
 
 
-def test_a_socket_that_is_cut_tells_the_other_side() -> None:
+def test_a_cancelled_socket_is_shut_down_for_the_other_side() -> None:
     ours, theirs = socket.socketpair()
     with PullWatch("x", NEVER, 60) as watch, ours, theirs:
         watch.guard(ours)
@@ -839,7 +841,7 @@ class Answered:
         pytest.param(1 << 10, 0.1, 0.0, 1 << 30, False, id="the link is slow"),
     ],
 )
-def test_several_connections_are_tried_where_one_is_waited_for(
+def test_several_connections_are_tried_only_if_one_is_the_bottleneck(
     monkeypatch: pytest.MonkeyPatch, count: int, takes: float, used: float, left: int, by_several: bool
 ) -> None:
     clock = Clock(monkeypatch)
@@ -853,13 +855,13 @@ def test_several_connections_are_tried_where_one_is_waited_for(
     assert not any(found[: int(1.9 / (takes + used))])
 
 
-def test_only_the_time_that_bytes_are_waited_for_is_a_sources_time() -> None:
+def test_only_the_time_spent_waiting_counts_for_a_sources_rate() -> None:
     pace = Pace(least=1000, window=60)
     assert all(pace.is_kept(1, waited=0.001) for _ in range(10_000))
     assert not all(pace.is_kept(1, waited=1.0) for _ in range(60))
 
 
-def test_a_source_is_judged_by_each_stretch_of_time_for_itself() -> None:
+def test_a_sources_rate_is_checked_for_each_window_separately() -> None:
     pace = Pace(least=1000, window=60)
     assert pace.is_kept(1 << 30, waited=60)
     assert pace.is_kept(60_000, waited=60)

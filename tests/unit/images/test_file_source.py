@@ -49,7 +49,7 @@ def test_a_file_below_a_listed_directory_is_an_image(files: ImageFileStore, dire
     assert Path(files.path(found.digest)).read_bytes() == qcow2
 
 
-def test_a_file_is_copied_once_and_anew_when_it_was_written(
+def test_a_file_is_copied_once_and_again_after_a_change(
     files: ImageFileStore, directory: Path, qcow2: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = directory / "disk.qcow2"
@@ -70,7 +70,7 @@ def test_a_packed_file_is_unpacked(files: ImageFileStore, directory: Path, qcow2
 
 
 @pytest.mark.parametrize("name", ["disk.qcow2", "disk.qcow2.gz"])
-def test_a_digest_must_be_the_files_also_of_one_that_is_known(
+def test_a_digest_must_match_even_for_a_known_file(
     files: ImageFileStore, directory: Path, qcow2: bytes, name: str
 ) -> None:
     disk = directory / name
@@ -127,7 +127,7 @@ def test_a_path_is_written_as_it_is(path: str) -> None:
         ImageName.parse(path)
 
 
-def test_what_is_no_regular_file_is_not_waited_for(files: ImageFileStore, directory: Path) -> None:
+def test_a_file_that_is_not_regular_is_refused_without_blocking(files: ImageFileStore, directory: Path) -> None:
     os.mkfifo(directory / "pipe.img")
     for path in (directory / "pipe.img", directory / "below"):
         with pytest.raises(InvalidRequest, match="not a regular file"):
@@ -136,7 +136,7 @@ def test_what_is_no_regular_file_is_not_waited_for(files: ImageFileStore, direct
         pull(files, directory / "gone.img")
 
 
-def test_a_pull_of_a_file_ends_when_its_caller_gives_up(files: ImageFileStore, directory: Path, qcow2: bytes) -> None:
+def test_a_pull_of_a_file_can_be_cancelled(files: ImageFileStore, directory: Path, qcow2: bytes) -> None:
     (directory / "disk.qcow2").write_bytes(qcow2)
     given_up = threading.Event()
     given_up.set()
@@ -145,7 +145,7 @@ def test_a_pull_of_a_file_ends_when_its_caller_gives_up(files: ImageFileStore, d
     assert files.stored() == frozenset()
 
 
-def test_a_file_without_room_for_it_is_refused(
+def test_a_file_without_space_for_the_copy_is_refused(
     files: ImageFileStore, directory: Path, qcow2: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (directory / "disk.qcow2").write_bytes(qcow2)
@@ -154,19 +154,19 @@ def test_a_file_without_room_for_it_is_refused(
         pull(files, directory / "disk.qcow2")
 
 
-def test_policies_are_about_files_too(make_store: Callable[..., ImageFileStore], directory: Path) -> None:
+def test_image_policies_apply_to_files_too(make_store: Callable[..., ImageFileStore], directory: Path) -> None:
     store = make_store(file_dirs=(str(directory),), policy=(Rule(f"file:{directory}", "refuse"),))
     with pytest.raises(PermissionRefused, match="is not allowed on this node"):
         pull(store, directory / "disk.qcow2")
 
 
-def test_a_file_is_its_own_place() -> None:
+def test_the_origin_of_a_file_is_its_path() -> None:
     found = resolve(ImageName.parse("file:///var/lib/vms/a.img.xz"), [], "https")
     assert isinstance(found, FileLocation)
     assert (found.path, found.is_packed) == ("/var/lib/vms/a.img.xz", True)
 
 
-def test_a_sparse_file_stays_one(files: ImageFileStore, directory: Path) -> None:
+def test_a_sparse_file_stays_sparse(files: ImageFileStore, directory: Path) -> None:
     disk = directory / "disk.img"
     with disk.open("wb") as file:
         file.write(b"\xeb\x3c" + bytes(510))

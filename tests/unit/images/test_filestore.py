@@ -57,7 +57,7 @@ def test_only_complete_regular_files_are_stored(store, tmp_path: Path) -> None:
     assert store.stored() == {ImageDigest(f"sha256:{HEX}")}
 
 
-def test_directories_are_closed_except_to_who_knows_the_name(store, tmp_path: Path) -> None:
+def test_stored_files_can_be_opened_by_name_but_not_listed(store, tmp_path: Path) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "images").iterdir()}
     assert modes == {
         "sha256": 0o711,
@@ -105,7 +105,7 @@ def test_an_unusable_image_is_not_stored(web, store, incoming) -> None:
     assert incoming() == []
 
 
-def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -118,7 +118,7 @@ def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyP
             disk.write(b"x")
 
 
-def test_a_raw_disk_needs_the_room_of_what_it_holds(tmp_path: Path) -> None:
+def test_a_raw_disk_needs_space_only_for_its_data(tmp_path: Path) -> None:
     with DiskWriter(tmp_path / "x", "img", 1 << 62, Share(Room())) as disk:
         disk.expect(1 << 61)
         for data in (b"\0", b"boot", bytes(1 << 18)):
@@ -127,7 +127,7 @@ def test_a_raw_disk_needs_the_room_of_what_it_holds(tmp_path: Path) -> None:
         assert (tmp_path / "x").stat().st_blocks * 512 < 1 << 16 < disk.size
 
 
-def test_disks_that_are_written_at_once_are_not_promised_the_same_room(
+def test_two_disks_written_at_once_do_not_reserve_the_same_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_writer, "free_bytes", lambda _: 1000)
@@ -160,7 +160,7 @@ def test_a_store_that_cannot_be_written_is_an_internal_error(web, tmp_path: Path
         store.fetch(web.serve("/x.qcow2", qcow2), None, NEVER)
 
 
-def test_the_disk_is_busy_while_an_image_comes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_is_written_to_disk_while_it_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that little is left to wait for at its end."""
     begun: list[tuple[int, int]] = []
     monkeypatch.setattr(disk_writer, "begin_sync", lambda _, first, count: begun.append((first, count)))

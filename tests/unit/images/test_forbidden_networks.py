@@ -52,14 +52,14 @@ def test_link_local_and_metadata_addresses_are_forbidden_in_every_spelling(addre
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "192.168.7.7", "203.0.113.9", "2001:db8::9", "fd00::1"])
-def test_nothing_else_is_unless_the_operator_says_so(address: str) -> None:
+def test_other_addresses_are_allowed_unless_the_operator_forbids_them(address: str) -> None:
     assert not ForbiddenNetworks().has(address)
 
 
 @pytest.mark.parametrize(
     "address", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "10.0.0.1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "fd12::1"]
 )
-def test_what_the_operator_lists_is_forbidden_in_every_spelling(address: str) -> None:
+def test_addresses_that_the_operator_lists_are_forbidden_in_every_spelling(address: str) -> None:
     assert ForbiddenNetworks(PRIVATE).has(address)
     assert ForbiddenNetworks(PRIVATE).has("169.254.169.254"), "and what always was"
     assert not ForbiddenNetworks(PRIVATE).has("203.0.113.9")
@@ -69,7 +69,7 @@ def test_what_the_operator_lists_is_forbidden_in_every_spelling(address: str) ->
     "host",
     ["169.254.169.254", "[::ffff:169.254.169.254]", "[fd00:ec2::254]", "2852039166", "0xa9fea9fe", "169.254.43518"],
 )
-def test_an_image_there_is_refused_before_anybody_is_asked(store: Any, host: str) -> None:
+def test_an_image_in_a_forbidden_network_is_refused_before_any_request(store: Any, host: str) -> None:
     with pytest.raises(InvalidRequest, match=r"link-local.*images\.forbidden_networks"):
         store.fetch(f"http://{host}/latest/meta-data.img", None, NEVER)
 
@@ -88,7 +88,7 @@ def test_a_registry_in_a_listed_network_is_refused_before_it_is_asked(fake_regis
 
 
 @pytest.mark.parametrize("host", ["169.254.169.254", "[::ffff:169.254.169.254]", "[fd00:ec2::254]", "2852039166"])
-def test_a_redirect_there_is_refused(web: Any, store: Any, host: str) -> None:
+def test_a_redirect_into_a_forbidden_network_is_refused(web: Any, store: Any, host: str) -> None:
     with pytest.raises(InvalidRequest, match="link-local"):
         store.fetch(web.answer("/r.qcow2", 302, Location=f"http://{host}/latest"), None, NEVER)
     assert len(web.seen) == 1
@@ -105,7 +105,7 @@ def test_a_redirect_there_is_refused(web: Any, store: Any, host: str) -> None:
         "10.1.2.3",
     ],
 )
-def test_a_proxy_is_not_asked_for_it_either(web: Any, make_store: Any, monkeypatch: Any, host: str) -> None:
+def test_a_proxy_is_not_asked_for_a_forbidden_address(web: Any, make_store: Any, monkeypatch: Any, host: str) -> None:
     """The proxy itself may be in a listed network: the operator chose it."""
     monkeypatch.setenv("http_proxy", f"http://{web.address}")
     with pytest.raises(InvalidRequest, match="link-local"):
@@ -114,7 +114,9 @@ def test_a_proxy_is_not_asked_for_it_either(web: Any, make_store: Any, monkeypat
 
 
 @pytest.mark.parametrize("host", ["169.254.169.254", "169.254.169.254.", "[::ffff:a9fe:a9fe]"])
-def test_a_redirect_there_by_way_of_a_proxy_is_refused(web: Any, store: Any, monkeypatch: Any, host: str) -> None:
+def test_a_redirect_into_a_forbidden_network_through_a_proxy_is_refused(
+    web: Any, store: Any, monkeypatch: Any, host: str
+) -> None:
     monkeypatch.setenv("http_proxy", f"http://{web.address}")
     web.answer("http://far.example/x.qcow2", 302, Location=f"http://{host}/latest")
     with pytest.raises(InvalidRequest, match="link-local"):
@@ -122,7 +124,7 @@ def test_a_redirect_there_by_way_of_a_proxy_is_refused(web: Any, store: Any, mon
     assert len(web.seen) == 1
 
 
-def test_a_host_that_a_proxy_might_spell_out_is_refused(web: Any, store: Any, monkeypatch: Any) -> None:
+def test_a_percent_encoded_host_that_a_proxy_might_decode_is_refused(web: Any, store: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("http_proxy", f"http://{web.address}")
     web.answer("http://far.example/x.qcow2", 302, Location="http://169%2e254%2e169%2e254/latest")
     with pytest.raises((InvalidRequest, Unavailable)):
@@ -130,7 +132,7 @@ def test_a_host_that_a_proxy_might_spell_out_is_refused(web: Any, store: Any, mo
     assert len(web.seen) == 1
 
 
-def test_a_name_with_addresses_inside_and_outside_is_asked_outside(
+def test_of_a_names_addresses_only_allowed_ones_are_used(
     web: Any, make_store: Any, qcow2: bytes, monkeypatch: Any
 ) -> None:
     port = int(web.address.rpartition(":")[2])

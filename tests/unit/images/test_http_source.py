@@ -53,7 +53,7 @@ def test_a_pull_stores_the_file_by_its_digest(web, store, qcow2: bytes, incoming
     assert incoming() == []
 
 
-def test_a_raw_disk_is_taken_and_its_zeros_cost_nothing(web, store) -> None:
+def test_a_raw_disk_is_accepted_and_its_zeros_take_no_space(web, store) -> None:
     disk = b"\xeb\x3c" + bytes(510) + bytes(8 << 20)
     found = fetch(store, web.serve("/disk.raw", disk))
     assert (found.format, found.virtual_size, str(found.digest)) == (DiskFormat.RAW, len(disk), digest_of(disk))
@@ -72,14 +72,14 @@ def test_a_pull_by_digest_has_no_tag_and_checks_the_file(web, store, qcow2: byte
     assert incoming() == []
 
 
-def test_content_that_is_there_already_stays_untouched(web, store, qcow2: bytes) -> None:
+def test_content_that_is_already_stored_is_not_rewritten(web, store, qcow2: bytes) -> None:
     url = web.serve("/disk.qcow2", qcow2)
     first = os.stat(store.path(fetch(store, url).digest))
     second = os.stat(store.path(fetch(store, web.serve("/again.qcow2", qcow2)).digest))
     assert (first.st_ino, first.st_mtime_ns) == (second.st_ino, second.st_mtime_ns)
 
 
-def test_a_strong_etag_spares_the_download_but_not_the_question(web, store, qcow2: bytes) -> None:
+def test_a_strong_etag_saves_the_download_but_not_the_request(web, store, qcow2: bytes) -> None:
     url = web.serve("/disk.qcow2", qcow2, ETag='"v1"')
     first = fetch(store, url)
     # The same tag on other bytes shows that they were not read.
@@ -97,7 +97,7 @@ def test_a_strong_etag_spares_the_download_but_not_the_question(web, store, qcow
     assert store.stored() == {first.digest}
 
 
-def test_a_weak_etag_spares_nothing(web, store, qcow2: bytes) -> None:
+def test_a_weak_etag_does_not_save_the_download(web, store, qcow2: bytes) -> None:
     url = web.serve("/disk.qcow2", qcow2, ETag='W/"v1"')
     fetch(store, url)
     web.serve("/disk.qcow2", bytes(1 << 20), ETag='W/"v1"')
@@ -127,7 +127,7 @@ def test_each_refusal_has_its_kind(web, store, status: int, error: type[ShimErro
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_server_is_asked_again_when_it_says(web, store, qcow2: bytes, status: int) -> None:
+def test_a_busy_server_is_asked_again_after_its_retry_after(web, store, qcow2: bytes, status: int) -> None:
     url, busy = web.serve("/disk.qcow2", qcow2), ["0", "0"]
     whole = web.routes["/disk.qcow2"]
 
@@ -192,7 +192,7 @@ def test_a_cut_chunked_download_is_unavailable(web, store, qcow2: bytes) -> None
         fetch(store, web.url("/disk.qcow2"))
 
 
-def test_a_chunked_download_is_taken(web, store, qcow2: bytes) -> None:
+def test_a_chunked_download_is_accepted(web, store, qcow2: bytes) -> None:
     def chunked(request: Any) -> None:
         request.send_response(200)
         request.send_header("Transfer-Encoding", "chunked")
@@ -246,7 +246,7 @@ def stall(web: Any, sent: bytes = b"") -> str:
     return web.url("/stall.qcow2")
 
 
-def test_a_source_that_stalls_is_given_up(web, make_store, incoming) -> None:
+def test_a_stalled_source_is_given_up(web, make_store, incoming) -> None:
     store = make_store(progress_timeout=0.3)
     before = time.monotonic()
     with pytest.raises(Unavailable, match=r"sent nothing for 0\.3 s"):
@@ -289,7 +289,7 @@ def test_a_cancelled_pull_ends_while_its_source_is_silent(web, store, where: str
     assert incoming() == []
 
 
-def test_a_pull_cancelled_before_it_begins_asks_nobody(web, store, qcow2: bytes) -> None:
+def test_a_pull_cancelled_before_it_begins_sends_no_request(web, store, qcow2: bytes) -> None:
     cancelled = threading.Event()
     cancelled.set()
     with pytest.raises(DeadlineExceeded):
@@ -325,7 +325,7 @@ def test_redirects_are_followed_up_to_the_limit(web, store, qcow2: bytes) -> Non
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://h/x", "http://h:99999/", "javascript:1"])
-def test_a_redirect_out_of_the_web_is_refused(web, store, location: str) -> None:
+def test_a_redirect_to_another_scheme_is_refused(web, store, location: str) -> None:
     with pytest.raises(InvalidRequest, match="redirects to something"):
         fetch(store, web.answer("/r.qcow2", 301, Location=location))
 
@@ -440,7 +440,7 @@ def test_tls_is_verified_against_the_profile(secure_web, certificate: tuple[Path
     assert get(url, Transport(tls=TlsProfile(insecure=True))) == b"hello"
 
 
-def test_a_client_certificate_is_shown(secure_web, certificate: tuple[Path, Path]) -> None:
+def test_a_client_certificate_is_sent(secure_web, certificate: tuple[Path, Path]) -> None:
     redacted_url: list[Any] = []
 
     def route(request: Any) -> None:

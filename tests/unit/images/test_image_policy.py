@@ -51,12 +51,12 @@ def test_an_origin_is_where_an_image_really_comes_from(name: str, origin: str) -
 
 
 @pytest.mark.parametrize("path", ["a/./b.img", "a//b.img", "%2e%2e/b.img", "a%2f..%2fb.img", "a/%2e%2e", "a\\b.img"])
-def test_a_path_that_a_server_may_understand_otherwise_has_no_origin(path: str) -> None:
+def test_an_ambiguous_path_has_no_origin(path: str) -> None:
     with pytest.raises(InvalidRequest, match=r"images\.policy cannot tell"):
         keys_wanted([Rule("", "nothing")], location(f"https://files.example/{path}"))
 
 
-def test_without_rules_every_image_is_let_in() -> None:
+def test_without_rules_every_image_is_allowed() -> None:
     assert keys_wanted([], location("https://files.example/a//b.img")) is None
 
 
@@ -183,7 +183,7 @@ def refused(store: ImageFileStore, registry: FakeRegistry) -> str:
 
 
 @pytest.mark.parametrize("kind", ["ecdsa", "rsa", "ed25519"])
-def test_an_image_that_a_key_has_signed_is_let_in(
+def test_an_image_signed_by_a_key_is_allowed(
     fake_registry: FakeRegistry, make_store: Callable[..., ImageFileStore], digest: str, tmp_path: Path, kind: str
 ) -> None:
     signer = Signer(fake_registry, tmp_path, kind)
@@ -192,7 +192,7 @@ def test_an_image_that_a_key_has_signed_is_let_in(
 
 
 @pytest.mark.parametrize("by_tag", [False, True])
-def test_an_image_with_a_signed_bundle_is_let_in(
+def test_an_image_with_a_signed_bundle_is_allowed(
     fake_registry: FakeRegistry, guarded: ImageFileStore, signer: Signer, digest: str, by_tag: bool
 ) -> None:
     signer.refer("vm", digest, signer.bundle(digest), by_tag=by_tag)
@@ -215,7 +215,7 @@ def test_one_of_several_signatures_and_one_of_several_keys_are_enough(
     pull(make_store(policy=(Rule("", "signature", (str(three.file), str(two.file))),)), fake_registry)
 
 
-def test_a_signature_by_another_key_is_none(
+def test_a_signature_by_another_key_does_not_count(
     fake_registry: FakeRegistry, guarded: ImageFileStore, digest: str, tmp_path: Path
 ) -> None:
     stranger = Signer(fake_registry, tmp_path)
@@ -224,7 +224,7 @@ def test_a_signature_by_another_key_is_none(
     assert "has 2 signatures, none by" in refused(guarded, fake_registry)
 
 
-def test_a_signature_of_another_image_is_none(
+def test_a_signature_of_another_image_does_not_count(
     fake_registry: FakeRegistry, guarded: ImageFileStore, signer: Signer, digest: str
 ) -> None:
     other = f"sha256:{hashlib.sha256(b'other').hexdigest()}"
@@ -251,7 +251,7 @@ def test_an_attestation_about_the_image_is_no_signature_of_it(
         {"digest": f"sha256:{HEX}", "size": 3},
     ],
 )
-def test_malformed_signatures_are_passed_over(
+def test_malformed_signatures_are_skipped(
     fake_registry: FakeRegistry, guarded: ImageFileStore, signer: Signer, digest: str, layer: dict[str, Any]
 ) -> None:
     bad = {"annotations": {"dev.cosignproject.cosign/signature": "AAAA"}, **layer}
@@ -260,7 +260,7 @@ def test_malformed_signatures_are_passed_over(
 
 
 @pytest.mark.parametrize("document", [b"", b"[]", b'{"layers": 3}', b'{"layers": [1, null]}', b"[" * 100_000])
-def test_a_malformed_list_of_signatures_is_none(
+def test_a_malformed_list_of_signatures_counts_as_empty(
     fake_registry: FakeRegistry, guarded: ImageFileStore, digest: str, document: bytes
 ) -> None:
     for place in (f"manifests/{digest.replace(':', '-')}.sig", f"referrers/{digest}"):
@@ -277,7 +277,7 @@ def test_a_malformed_bundle_is_no_signature(
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 406])
-def test_a_registry_that_knows_no_referrers_is_asked_for_the_tag_that_stands_for_them(
+def test_a_registry_without_referrers_api_is_asked_for_the_fallback_tag(
     fake_registry: FakeRegistry, guarded: ImageFileStore, signer: Signer, digest: str, status: int
 ) -> None:
     fake_registry.web.answer(f"/v2/vm/referrers/{digest}", status, b"unsupported")
@@ -287,7 +287,7 @@ def test_a_registry_that_knows_no_referrers_is_asked_for_the_tag_that_stands_for
 
 
 @pytest.mark.parametrize("body", [b'{"manifests": []}', b'{"manifests": null}', b"<html>"])
-def test_an_empty_list_of_referrers_is_none(
+def test_an_empty_list_of_referrers_is_no_signature(
     fake_registry: FakeRegistry, guarded: ImageFileStore, signer: Signer, digest: str, body: bytes
 ) -> None:
     """The image was signed before its registry had the call, or that serves another's."""
@@ -301,7 +301,7 @@ def test_an_empty_list_of_referrers_is_none(
 @pytest.mark.parametrize(
     ("status", "said"), [(401, "wants a login"), (403, "wants a login"), (429, "429"), (500, "500")]
 )
-def test_a_registry_that_does_not_say_whether_there_is_a_signature_lets_nothing_in(
+def test_if_a_registry_cannot_say_whether_an_image_is_signed_the_image_is_refused(
     fake_registry: FakeRegistry, guarded: ImageFileStore, digest: str, place: str, status: int, said: str
 ) -> None:
     where = place.format(tag=digest.replace(":", "-"), digest=digest)
@@ -311,7 +311,7 @@ def test_a_registry_that_does_not_say_whether_there_is_a_signature_lets_nothing_
     assert guarded.stored() == frozenset()
 
 
-def test_an_image_that_is_there_already_is_not_let_in_by_that(
+def test_an_image_that_is_already_stored_is_still_checked(
     fake_registry: FakeRegistry, store: ImageFileStore, guarded: ImageFileStore, digest: str
 ) -> None:
     del digest
@@ -321,7 +321,7 @@ def test_an_image_that_is_there_already_is_not_let_in_by_that(
 
 
 @pytest.mark.parametrize(("content", "said"), [(None, "No such file"), (b"no key", "is not a public key in PEM")])
-def test_a_key_that_cannot_be_read_lets_nothing_in(
+def test_an_unreadable_key_allows_no_image(
     fake_registry: FakeRegistry,
     make_store: Callable[..., ImageFileStore],
     digest: str,
@@ -338,7 +338,7 @@ def test_a_key_that_cannot_be_read_lets_nothing_in(
 
 
 @pytest.mark.parametrize("require", ["nothing", "refuse"])
-def test_what_needs_no_signature_asks_the_registry_for_none(
+def test_no_signature_is_requested_if_the_rule_needs_none(
     fake_registry: FakeRegistry, make_store: Callable[..., ImageFileStore], digest: str, require: Requirement
 ) -> None:
     del digest
@@ -360,7 +360,7 @@ def test_what_needs_no_signature_asks_the_registry_for_none(
         ("registry-1.docker.io/library/vm", "docker.io/library/vm"),
     ],
 )
-def test_another_spelling_of_a_registry_is_no_way_around_its_rule(name: str, origin: str) -> None:
+def test_another_spelling_of_a_registry_does_not_bypass_its_rule(name: str, origin: str) -> None:
     assert origin_of(location(name)) == origin
 
 
@@ -373,7 +373,7 @@ def test_another_spelling_of_a_registry_is_no_way_around_its_rule(name: str, ori
         ("registry-1.docker.io/library", "write docker.io/"),
     ],
 )
-def test_a_prefix_that_nothing_is_below_is_refused_when_it_is_read(prefix: str, said: str) -> None:
+def test_a_prefix_that_matches_nothing_is_refused_when_it_is_read(prefix: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ImagePolicy(prefix=prefix)
     for sound in ("", "quay.example/team", "quay.example:5000/x", "file:/var/lib/vms", "docker.io/library"):
@@ -381,6 +381,6 @@ def test_a_prefix_that_nothing_is_below_is_refused_when_it_is_read(prefix: str, 
 
 
 @pytest.mark.parametrize("path", ["/", "//", "/a/../b", "/a//b", "/./a"])
-def test_a_disks_path_that_no_entry_has_is_refused(path: str) -> None:
+def test_a_disk_path_that_no_archive_entry_can_have_is_refused(path: str) -> None:
     with pytest.raises(ValueError, match="cannot be a path in an image"):
         ImageDiskPath(path=path)

@@ -196,7 +196,7 @@ LAYERS: dict[str, tuple[list[bytes], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("case", LAYERS)
-def test_layers_make_what_other_runtimes_make_of_them(unpacked, case: str) -> None:
+def test_layers_are_merged_as_by_other_runtimes(unpacked, case: str) -> None:
     layers, expected = LAYERS[case]
     # Somewhere is a file: an image of nothing is none.
     found = seen(unpacked(layer(entry("zz", b"!")), *layers))
@@ -229,7 +229,7 @@ LINKS: dict[str, tuple[list[bytes], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("case", LINKS)
-def test_a_hard_link_has_what_its_own_layer_saw(unpacked, case: str) -> None:
+def test_a_hard_link_has_the_content_that_its_own_layer_saw(unpacked, case: str) -> None:
     layers, expected = LINKS[case]
     assert seen(unpacked(*layers)) == expected
 
@@ -261,14 +261,14 @@ def test_a_name_may_have_any_bytes(unpacked) -> None:
     assert os.listdir(os.fsencode(root)) == [name.encode(errors="surrogateescape")]
 
 
-def test_what_layers_above_replace_or_remove_is_not_counted(push, pull, store) -> None:
+def test_files_that_upper_layers_replace_or_remove_are_not_counted(push, pull, store) -> None:
     below = layer(entry("a", b"old" * 1000), entry("b", b"gone"), entry("c", b"kept"), link("d", "c"))
     found = pull(push(below, layer(entry("a", b"new"), entry(".wh.b"), entry(".wh.c"))))
     assert found.size == len(b"new" + b"kept")
     assert seen(Path(store.path(found.tree, ""))) == {"a": "new", "d": "kept"}
 
 
-def test_hidden_files_are_gone_at_their_layers_end() -> None:
+def test_hidden_files_are_removed_at_the_end_of_their_layer() -> None:
     told: list[list[str]] = []
     tree = ImageTree(lambda _, payload: told.append(frames.parse_names(payload)))
     for name in ("a", "b"):
@@ -283,13 +283,13 @@ def test_hidden_files_are_gone_at_their_layers_end() -> None:
     ]  # fmt: skip
 
 
-def test_a_name_of_the_disk_may_be_told_twice(push, pull, store, qcow2: bytes) -> None:
+def test_a_hard_link_to_the_disk_may_appear_twice(push, pull, store, qcow2: bytes) -> None:
     found = pull(push(layer(entry("disk/vm", qcow2), link("a", "disk/vm"), link("a", "disk/vm"), link("b", "a"))))
     root = Path(store.path(found.tree, ""))
     assert [(root / name).samefile(store.path(found.digest)) for name in ("disk/vm", "a", "b")] == [True] * 3
 
 
-def test_files_lie_as_deep_as_can_be_counted_and_removed(push, pull, store, incoming) -> None:
+def test_files_may_be_as_deep_as_can_be_counted_and_removed(push, pull, store, incoming) -> None:
     found = pull(push(layer(entry("d/" * 255 + "f", b"1"))))
     assert store.path(found.tree, "d/" * 255).endswith("/d")
     store.delete(found.tree)
@@ -307,7 +307,7 @@ def test_zeros_take_no_room(push, pull, store) -> None:
 # -- what is not -------------------------------------------------------------------------------------------------------
 
 
-def test_set_user_id_and_devices_and_attributes_do_not_reach_the_node(unpacked, store) -> None:
+def test_set_user_id_bits_devices_and_attributes_do_not_reach_the_node(unpacked, store) -> None:
     root = unpacked(
         layer(
             entry("su", b"#!", mode=0o6755, pax_headers={"SCHILY.xattr.user.x": "1"}),
@@ -347,7 +347,7 @@ HOSTILE: dict[str, tuple[list[bytes], str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_files_made_to_do_harm_are_refused_and_leave_nothing(push, pull, store, tmp_path: Path, case: str) -> None:
+def test_hostile_files_are_refused_and_leave_nothing(push, pull, store, tmp_path: Path, case: str) -> None:
     layers, why = HOSTILE[case]
     with pytest.raises(InvalidRequest, match=f"no file below /disk.*; it cannot be a volume either: .*{why}"):
         pull(push(*layers))
@@ -355,14 +355,14 @@ def test_files_made_to_do_harm_are_refused_and_leave_nothing(push, pull, store, 
     assert not list((tmp_path / "images").rglob("evil"))
 
 
-def test_a_vms_image_with_files_that_no_volume_can_have_is_a_vms_all_the_same(push, pull, store, qcow2: bytes) -> None:
+def test_a_vm_image_with_files_that_no_volume_can_have_still_works_for_a_vm(push, pull, store, qcow2: bytes) -> None:
     found = pull(push(layer(entry("disk/vm", qcow2), entry("../evil", b"1"))))
     assert found.tree is None
     assert store.stored() == {found.digest}
     assert pull(push(layer(entry("disk/vm", qcow2), entry("../evil", b"1")))) == found
 
 
-def test_more_than_the_node_allows_is_refused(push, make_store, incoming) -> None:
+def test_more_files_or_bytes_than_the_node_allows_are_refused(push, make_store, incoming) -> None:
     store = make_store(max_bytes=1 << 20)
     with pytest.raises(InvalidRequest, match=r"larger than 1048576 bytes.*images\.max_bytes"):
         store.fetch(push(*(layer(entry(f"f{n}", os.urandom(700_000))) for n in range(2))), None, NEVER)
@@ -378,7 +378,7 @@ def test_too_many_entries_are_refused_in_bounded_memory() -> None:
     assert (told.count(frames.ENTRY), told.count(frames.NO_TREE)) == (1000, 1)
 
 
-def test_no_room_for_them_is_told_as_such(push, pull, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_space_for_files_is_reported_as_such(push, pull, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -415,7 +415,7 @@ def pulls(landings: list[Landing]) -> list[TreeWriter]:
     return [landing.tree() for landing in landings]
 
 
-def test_files_that_are_written_at_once_are_not_promised_the_same_room(
+def test_two_trees_written_at_once_do_not_reserve_the_same_space(
     pulls: list[TreeWriter], free: Callable[[int], None]
 ) -> None:
     one, two = pulls
@@ -429,7 +429,7 @@ def test_files_that_are_written_at_once_are_not_promised_the_same_room(
     two.tell(said("f", "root/b", "400"))
 
 
-def test_what_is_still_to_come_keeps_room_for_what_it_becomes(
+def test_space_is_reserved_for_the_unpacked_size_of_data_still_to_come(
     pulls: list[TreeWriter], free: Callable[[int], None]
 ) -> None:
     one, two = pulls
@@ -443,7 +443,7 @@ def test_what_is_still_to_come_keeps_room_for_what_it_becomes(
         one.tell(said("f", "root/a", "301"))
 
 
-def test_what_needs_no_room_has_it_when_others_have_taken_what_was_promised(
+def test_a_pull_that_needs_no_space_succeeds_when_others_have_used_their_reservation(
     pulls: list[TreeWriter], free: Callable[[int], None]
 ) -> None:
     one, two = pulls
@@ -456,7 +456,9 @@ def test_what_needs_no_room_has_it_when_others_have_taken_what_was_promised(
 
 
 @pytest.mark.parametrize("why", ["", "it holds evil"])
-def test_files_that_are_given_up_or_refused_need_no_room(tmp_path: Path, free: Callable[[int], None], why: str) -> None:
+def test_files_that_are_cancelled_or_refused_reserve_no_space(
+    tmp_path: Path, free: Callable[[int], None], why: str
+) -> None:
     free(1000)
     room = Room()
     with TreeWriter(tmp_path / "other", "other", 1 << 20, Share(room)) as other:
@@ -469,7 +471,7 @@ def test_files_that_are_given_up_or_refused_need_no_room(tmp_path: Path, free: C
         other.expect(1000)
 
 
-def test_a_pulls_disk_and_files_come_of_the_same_bytes(landings: list[Landing], free: Callable[[int], None]) -> None:
+def test_a_pulls_disk_and_files_come_from_the_same_bytes(landings: list[Landing], free: Callable[[int], None]) -> None:
     free(1000)
     one, two = landings
     tree, disk, other = one.tree(), one.disk(), two.tree()
@@ -481,7 +483,7 @@ def test_a_pulls_disk_and_files_come_of_the_same_bytes(landings: list[Landing], 
         other.expect(1000 - (900 - 5))
 
 
-def test_a_raw_disk_among_the_files_needs_the_room_of_what_it_holds(
+def test_a_raw_disk_among_the_files_needs_space_only_for_its_data(
     writer: TreeWriter, free: Callable[[int], None]
 ) -> None:
     free(1000)
@@ -490,7 +492,7 @@ def test_a_raw_disk_among_the_files_needs_the_room_of_what_it_holds(
     assert not writer.refused
 
 
-def test_files_that_the_node_does_not_allow_are_refused_as_such_whatever_room_there_is(
+def test_files_beyond_the_nodes_limit_are_refused_for_that_reason_at_any_free_space(
     writer: TreeWriter, free: Callable[[int], None]
 ) -> None:
     """A VM of that image is fine all the same."""
@@ -511,7 +513,7 @@ def test_an_image_that_will_not_fit_is_refused_before_its_layers_are_fetched(
     assert pull(name).size == 100_000
 
 
-def test_an_image_that_just_fits_is_not_asked_for_more_room_than_what_is_left_of_it(
+def test_an_image_that_just_fits_reserves_no_more_than_its_remaining_size(
     push, pull, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
@@ -578,7 +580,7 @@ def test_a_link_that_takes_a_directorys_place_meanwhile_is_not_followed(writer: 
     assert list(outside.iterdir()) == []
 
 
-def test_what_is_there_is_not_written_to(writer: TreeWriter, tmp_path: Path) -> None:
+def test_an_existing_file_is_not_written_to(writer: TreeWriter, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hunter2")
     writer.tell(said("l", "root/x", str(secret)))
@@ -606,7 +608,7 @@ def test_a_hard_link_names_the_link_and_not_what_it_leads_to(writer: TreeWriter,
         frames.names("d", "root/a", "0", "0", "0", str(1 << 70), ""), said("h", "root/a", "/etc/shadow"),
     ],
 )  # fmt: skip
-def test_nonsense_is_an_error_of_who_tells_it(writer: TreeWriter, nonsense: bytes) -> None:
+def test_a_malformed_message_from_the_reader_is_an_internal_error(writer: TreeWriter, nonsense: bytes) -> None:
     with pytest.raises(InternalError, match="invalid data"):
         writer.tell(nonsense)
 
@@ -618,7 +620,7 @@ def test_directories_that_are_too_deep_are_not_made(writer: TreeWriter, tmp_path
     assert not (tmp_path / "tree/root").exists()
 
 
-def test_more_bytes_than_were_told_are_nonsense(writer: TreeWriter) -> None:
+def test_more_bytes_than_announced_are_an_error(writer: TreeWriter) -> None:
     writer.tell(said("f", "root/a", "3"))
     with pytest.raises(InternalError, match="invalid data"):
         writer.write(b"four")
@@ -644,7 +646,7 @@ def test_a_directory_of_an_image_is_found_and_nothing_outside_of_it(push, pull, 
             store.path(tree, missing)
 
 
-def test_a_directory_whose_name_is_no_text_is_told_apart(push, pull, store) -> None:
+def test_a_directory_whose_name_is_not_utf_8_is_refused_as_such(push, pull, store) -> None:
     """It would be in records, and said to the program that serves it."""
     name = "\udcff\udcfe"
     odd = layer(
@@ -672,7 +674,7 @@ print(Trees(Path(sys.argv[1]), Path(sys.argv[1])).path(ImageDigest(sys.argv[2]),
 """
 
 
-def test_a_directory_is_found_by_calls_that_the_unit_leaves(push, pull, store, tmp_path: Path) -> None:
+def test_a_directory_is_found_without_openat2_which_the_unit_may_forbid(push, pull, store, tmp_path: Path) -> None:
     tree = pull(push(layer(entry("srv/www/index", b"1"), symlink("latest", "/srv/x/../www"), folder("srv/x")))).tree
     command = [sys.executable, "-c", WITHOUT_OPENAT2, str(tmp_path / "images" / "trees"), str(tree), "latest"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -692,7 +694,7 @@ def test_a_known_image_is_not_unpacked_again_and_a_removed_one_is(push, pull, st
     assert pull(name) == first
 
 
-def test_files_that_went_while_the_disk_was_needed_come_again(push, pull, store, qcow2: bytes) -> None:
+def test_files_removed_while_the_disk_was_still_needed_are_unpacked_again(push, pull, store, qcow2: bytes) -> None:
     name = push(layer(entry("etc/motd", b"hello"), entry("disk/vm", qcow2)))
     first = pull(name)
     store.delete(first.tree)
@@ -701,7 +703,7 @@ def test_files_that_went_while_the_disk_was_needed_come_again(push, pull, store,
     assert (Path(store.path(first.tree, "")) / "disk/vm").samefile(store.path(first.digest))
 
 
-def test_a_lost_database_knows_them_again(push, store, qcow2: bytes, tmp_path: Path) -> None:
+def test_after_a_lost_database_images_with_files_are_known_again(push, store, qcow2: bytes, tmp_path: Path) -> None:
     notes = ImageNoteFiles(str(tmp_path / "notes"))
     names = (push(layer(entry("a", b"1")), name="files"), push(layer(entry("disk/vm", qcow2)), name="both"))
     records = SqliteRecords(str(tmp_path / "state.db"))
@@ -739,7 +741,7 @@ def test_use_counts_what_was_unpacked(push, pull, store) -> None:
     eventually(lambda: store.filesystem_usage().inodes_used <= before.inodes_used)
 
 
-def test_what_removing_an_image_frees_is_what_it_was_said_to_take(push, store, incoming, tmp_path: Path) -> None:
+def test_removing_an_image_frees_its_reported_size(push, store, incoming, tmp_path: Path) -> None:
     """kubelet removes images until the sizes that it was told are enough."""
     kernel = os.urandom(300_000)
     files = [entry(f"etc/f{n}", os.urandom(5000)) for n in range(40)]
@@ -757,7 +759,7 @@ def test_what_removing_an_image_frees_is_what_it_was_said_to_take(push, store, i
     assert 0 <= freed - taken <= 16 << 10, "but for notes of a few bytes"
 
 
-def test_a_disk_that_only_a_volume_has_left_is_still_counted(push, pull, store, incoming) -> None:
+def test_a_disk_that_only_a_volume_still_uses_is_counted(push, pull, store, incoming) -> None:
     found = pull(push(layer(entry("disk/vm.img", RAW_DISK), entry("a", b"1"))))
     both = store.filesystem_usage()
     store.delete(found.digest)
@@ -767,9 +769,7 @@ def test_a_disk_that_only_a_volume_has_left_is_still_counted(push, pull, store, 
     assert both.used_bytes - store.filesystem_usage().used_bytes >= len(RAW_DISK)
 
 
-def test_files_that_an_earlier_version_unpacked_are_counted_by_what_is_in_them(
-    push, pull, store, tmp_path: Path
-) -> None:
+def test_files_unpacked_by_an_earlier_version_are_counted_by_their_content(push, pull, store, tmp_path: Path) -> None:
     found = pull(push(layer(entry("a", os.urandom(100_000)))))
     (tmp_path / "images" / "trees" / found.tree.hex / "use").write_text("100000 4\n")
     assert store.filesystem_usage(found.tree).used_bytes == 100_000
@@ -808,7 +808,7 @@ def test_an_artifacts_files_are_what_a_volume_shows(artifact, pull, store) -> No
     assert found.digest == found.tree
 
 
-def test_an_artifacts_only_file_is_a_disk_or_a_file_as_it_proves_to_be(artifact, pull, store, qcow2: bytes) -> None:
+def test_an_artifacts_only_file_is_a_disk_or_a_file_by_its_content(artifact, pull, store, qcow2: bytes) -> None:
     disk = pull(artifact(anything=qcow2))
     assert (Path(store.path(disk.tree, "")) / "anything").samefile(store.path(disk.digest))
     text = pull(artifact(**{"chart.txt": b"text"}))
@@ -824,7 +824,7 @@ def test_a_file_that_is_pushed_again_is_the_same_image(artifact, pull) -> None:
     assert pull(artifact(**{"other.bin": b"weights"})).tree != first.tree
 
 
-def test_a_disk_that_comes_from_elsewhere_too_keeps_its_files(
+def test_a_disk_that_another_source_also_has_keeps_its_files(
     fake_registry: FakeRegistry, store, web, qcow2: bytes, tmp_path: Path
 ) -> None:
     def pushed(name: str) -> str:
@@ -860,7 +860,7 @@ def test_a_disk_by_another_title_is_the_same_image_with_the_same_files(
     assert sum(path.endswith(disk) for path, *_ in web.seen) == 2, "once for each manifest"
 
 
-def test_layers_that_are_packed_otherwise_are_files_of_their_own_with_one_disk(
+def test_layers_packed_differently_are_separate_trees_with_one_disk(
     push, store, web, qcow2: bytes, tmp_path: Path
 ) -> None:
     layers = layer(entry("disk/vm.qcow2", qcow2), entry("etc/motd", b"hello"))
@@ -874,7 +874,7 @@ def test_layers_that_are_packed_otherwise_are_files_of_their_own_with_one_disk(
         assert store.stored() == {found[0].digest, found[0].tree, found[1].tree}
 
 
-def test_what_an_artifacts_archive_has_in_boot_is_a_file_as_others(artifact, pull, store) -> None:
+def test_files_in_boot_of_an_artifacts_archive_are_ordinary_files(artifact, pull, store) -> None:
     found = pull(artifact(**{"system.tar": layer(entry("boot/vmlinuz", b"kernel"), entry("etc/motd", b"hello"))}))
     assert (found.digest, found.boot) == (found.tree, ())
     assert (Path(store.path(found.tree, "")) / "boot/vmlinuz").read_text() == "kernel"
@@ -896,7 +896,7 @@ def test_an_artifact_that_will_not_fit_is_refused_before_its_first_file(
 
 
 @pytest.mark.parametrize("title", ["../evil", "a/../../evil", ".."])
-def test_a_title_that_leads_up_is_refused(artifact, pull, store, title: str) -> None:
+def test_a_title_with_a_path_upwards_is_refused(artifact, pull, store, title: str) -> None:
     with pytest.raises(InvalidRequest, match=r"cannot be a volume: it holds the title .*, which contains '..'"):
         pull(artifact(**{title: b"1", "b": b"2"}))
     assert store.stored() == frozenset()

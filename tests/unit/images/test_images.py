@@ -43,7 +43,7 @@ def test_each_pull_asks_the_source_with_its_credentials(world: World) -> None:
     assert world.images.find(OTHER) is not None
 
 
-def test_a_pull_that_was_given_up_lists_nothing(world: World) -> None:
+def test_a_cancelled_pull_adds_no_image(world: World) -> None:
     world.outside.files.publish(OTHER, b"big disk")
     cancelled = threading.Event()
     cancelled.set()
@@ -52,7 +52,7 @@ def test_a_pull_that_was_given_up_lists_nothing(world: World) -> None:
     assert world.images.find(OTHER) is None
 
 
-def test_an_image_that_is_nowhere_is_not_found(world: World) -> None:
+def test_an_image_that_no_source_has_is_not_found(world: World) -> None:
     with pytest.raises(NotFound):
         world.images.pull("registry.test/none:1", None, threading.Event())
 
@@ -79,7 +79,7 @@ def two_of_one_disk(world: World) -> tuple[Image, Image]:
     return ours, theirs
 
 
-def test_two_images_of_one_disk_have_ids_of_their_own_and_the_disk_once(world: World) -> None:
+def test_two_images_of_one_disk_have_different_ids_and_share_the_disk(world: World) -> None:
     ours, theirs = two_of_one_disk(world)
     assert ours.id != theirs.id
     assert ours.digest == theirs.digest
@@ -88,7 +88,7 @@ def test_two_images_of_one_disk_have_ids_of_their_own_and_the_disk_once(world: W
     assert world.images.files.filesystem_usage().used_bytes == 6
 
 
-def test_an_image_asked_for_by_any_of_its_references_says_what_it_says(world: World) -> None:
+def test_an_image_looked_up_by_any_reference_has_its_own_config(world: World) -> None:
     for image, config, name in zip(two_of_one_disk(world), (OURS, THEIRS), (IMAGE, OTHER), strict=True):
         for reference in (image.id.value, image.id.hex, image.id.hex[:12], name, *image.repo_digests):
             found = world.images.find(reference)
@@ -106,7 +106,7 @@ def test_removal_by_id_takes_that_image_and_leaves_the_disk_to_the_other(world: 
     assert world.outside.files.files == {}
 
 
-def test_a_container_made_by_id_alone_gets_what_that_image_says(world: World) -> None:
+def test_a_container_created_by_image_id_gets_that_images_config(world: World) -> None:
     ours, _ = two_of_one_disk(world)
     made = world.container(world.create(world.run(), config=container_config(image=ours.id.value)))
     assert made.spec.image_config == OURS
@@ -114,7 +114,7 @@ def test_a_container_made_by_id_alone_gets_what_that_image_says(world: World) ->
     assert (made.image_id, made.image) == (ours.id, ours.digest)
 
 
-def test_a_name_says_what_it_said_at_its_last_pull(world: World) -> None:
+def test_a_name_has_the_config_of_its_last_pull(world: World) -> None:
     for signal in ("SIGINT", "SIGQUIT"):
         world.outside.files.publish(IMAGE, b"a disk", config=ImageConfig(stop_signal=signal))
         world.pull(IMAGE)
@@ -125,7 +125,7 @@ def test_a_name_says_what_it_said_at_its_last_pull(world: World) -> None:
     assert former == ["", "SIGINT"]
 
 
-def test_a_file_that_is_another_images_config_does_not_become_that_image(world: World) -> None:
+def test_a_plain_file_equal_to_an_images_config_does_not_become_that_image(world: World) -> None:
     ours, theirs = two_of_one_disk(world)
     published = world.outside.files.published["web.test/config.json:latest"] = Published(b"a disk", said=OURS)
     assert ImageId(published.digest.value) == ours.id
@@ -134,7 +134,7 @@ def test_a_file_that_is_another_images_config_does_not_become_that_image(world: 
     assert world.images.all() == [ours, theirs]
 
 
-def test_an_image_takes_its_id_from_a_file_that_is_its_config(world: World) -> None:
+def test_an_image_takes_its_id_over_from_a_plain_file_equal_to_its_config(world: World) -> None:
     world.images.remove(IMAGE)
     published = world.outside.files.published["web.test/config.json:latest"] = Published(b"a disk", said=OURS)
     world.pull("web.test/config.json:latest")
@@ -144,7 +144,7 @@ def test_an_image_takes_its_id_from_a_file_that_is_its_config(world: World) -> N
     assert set(world.outside.files.files) == {ours.digest}
 
 
-def test_an_image_of_an_earlier_version_goes_when_its_names_are_pulled_again(world: World) -> None:
+def test_an_image_of_an_earlier_version_is_removed_when_its_names_are_pulled_again(world: World) -> None:
     """It was known by its disk."""
     ours, theirs = two_of_one_disk(world)
     former = dataclasses.replace(ours, id=ImageId(ours.digest.value))
@@ -171,7 +171,7 @@ def test_a_moved_tag_names_the_new_content_only(world: World) -> None:
     assert former.repo_digests
 
 
-def test_a_tag_moves_however_it_is_spelt(world: World) -> None:
+def test_a_tag_moves_in_every_spelling(world: World) -> None:
     old = world.pull("docker.io/library/debian:12", b"old disk")
     new = world.pull("debian:12", b"new disk")
     assert {image.digest: image.tags for image in world.images.all() if image.digest in (old, new)} == {
@@ -217,7 +217,7 @@ def test_removal_by_any_reference_takes_record_and_file(world: World) -> None:
     assert world.outside.files.files == {}
 
 
-def test_removing_what_is_not_there_is_no_error(world: World) -> None:
+def test_removing_an_absent_image_is_no_error(world: World) -> None:
     world.images.remove("registry.test/none")
     world.images.remove(f"sha256:{'0' * 64}")
 
@@ -253,7 +253,7 @@ def test_a_removal_between_download_and_record_starts_the_pull_over(world: World
     assert digest in world.outside.files.files
 
 
-def test_a_file_that_went_while_its_source_was_asked_is_downloaded_anew(world: World) -> None:
+def test_a_file_removed_during_the_request_to_its_source_is_downloaded_again(world: World) -> None:
     world.journal.fail("files.fetch", Aborted("it was removed while it was pulled"))
     world.pull()
     assert world.journal.count("files.fetch") == 2
@@ -296,7 +296,7 @@ def test_a_record_that_cannot_be_written_fails_the_pull(world: World) -> None:
     assert world.images.find(OTHER) is None
 
 
-def test_start_up_drops_records_without_file_and_files_without_need(world: World) -> None:
+def test_start_up_drops_records_without_a_file_and_unneeded_files(world: World) -> None:
     (kept,) = world.images.all()
     lost = world.pull(OTHER, b"other disk")
     world.outside.files.delete(lost)
@@ -367,7 +367,7 @@ def test_a_pinned_name_of_hex_digits_is_not_the_beginning_of_an_id(tmp_path: Pat
         world.close()
 
 
-def test_what_an_earlier_versions_images_take_is_counted_at_start(world: World) -> None:
+def test_the_space_of_an_earlier_versions_images_is_counted_at_start(world: World) -> None:
     (image,) = world.images.all()
     assert image.taken == image.size
     world.records.images.put(dataclasses.replace(image, taken=0))
@@ -375,6 +375,6 @@ def test_what_an_earlier_versions_images_take_is_counted_at_start(world: World) 
     assert world.images.all() == [image]
 
 
-def test_a_pinned_name_that_is_none_is_told_at_start() -> None:
+def test_an_invalid_pinned_name_is_reported_at_start() -> None:
     with pytest.raises(ValueError, match="pinned"):
         Images(pinned=("Not A Name",))

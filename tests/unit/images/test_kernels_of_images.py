@@ -42,7 +42,7 @@ def boot_file(path: str, content: bytes) -> BootFile:
     return BootFile(path, ImageDigest(f"sha256:{hashlib.sha256(content).hexdigest()}"), len(content))
 
 
-def test_kernels_come_with_the_disk_and_are_roots_alone(
+def test_kernels_are_stored_with_the_disk_for_root_only(
     fake_registry: FakeRegistry, pull: Callable[[str], Any], store: ImageFileStore, qcow2: bytes
 ) -> None:
     found = pull(
@@ -69,20 +69,20 @@ def test_kernels_come_with_the_disk_and_are_roots_alone(
         pytest.param([{"boot/k": b"new", "etc/boot/x": b"-", "bootx": b"-", "boot.d/x": b"-"}], id="elsewhere"),
     ],
 )
-def test_the_layers_are_looked_at_as_they_lie_upon_each_other(
+def test_kernels_are_taken_from_the_merged_layers(
     fake_registry: FakeRegistry, pull: Callable[[str], Any], qcow2: bytes, trees: list[dict[str, bytes]]
 ) -> None:
     assert pull(fake_registry.push("a", {"disk/x": qcow2}, *trees)).boot == (boot_file("/boot/k", b"new"),)
 
 
-def test_many_files_in_directories_below_boot_are_no_matter(
+def test_many_files_in_directories_below_boot_are_accepted(
     fake_registry: FakeRegistry, pull: Callable[[str], Any], qcow2: bytes
 ) -> None:
     tree = {f"boot/grub/i386-pc/{number}.mod": b"m" for number in range(1500)}
     assert pull(fake_registry.push("a", {"disk/x": qcow2} | tree)).boot == ()
 
 
-def test_what_is_larger_than_kernels_are_and_what_is_one_too_many_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_too_large_or_too_many_for_kernels_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "MOST_BOOT_BYTES", 100)
     monkeypatch.setattr(contents, "MOST_BOOT_TOTAL", 150)
     monkeypatch.setattr(contents, "MOST_BOOT_FILES", 3)
@@ -98,7 +98,7 @@ def test_what_is_larger_than_kernels_are_and_what_is_one_too_many_is_left_out(mo
     assert [is_taken(name, 0) for name in "hi"] == [False, False]
 
 
-def test_links_are_no_kernels(
+def test_links_are_not_taken_as_kernels(
     fake_registry: FakeRegistry,
     pull: Callable[[str], Any],
     make_tar: Callable[..., bytes],
@@ -127,14 +127,14 @@ def test_an_image_that_has_a_kernel_needs_no_disk(
     assert found.boot == (boot_file("/boot/vmlinuz", b"kernel"),)
 
 
-def test_two_of_one_name_in_a_layer_are_refused(
+def test_two_kernels_of_one_name_in_a_layer_are_refused(
     fake_registry: FakeRegistry, pull: Callable[[str], Any], qcow2: bytes
 ) -> None:
     with pytest.raises(InvalidRequest, match="/boot/k twice in one layer"):
         pull(fake_registry.push("a", {"disk/x": qcow2, "boot/k": b"1", "./boot/k": b"2"}))
 
 
-def test_a_known_image_has_its_kernels_without_a_download_and_is_fetched_anew_when_one_is_gone(
+def test_a_known_image_is_downloaded_again_only_if_a_kernel_is_missing(
     fake_registry: FakeRegistry, pull: Callable[[str], Any], store: ImageFileStore, qcow2: bytes
 ) -> None:
     name = fake_registry.push("a", {"disk/x": qcow2, "boot/k": b"kernel"})
@@ -148,7 +148,7 @@ def test_a_known_image_has_its_kernels_without_a_download_and_is_fetched_anew_wh
     assert len(store.boot.stored()) == 1
 
 
-def test_a_kernel_goes_with_the_last_image_that_has_it(
+def test_a_kernel_is_removed_with_the_last_image_that_has_it(
     fake_registry: FakeRegistry, store: ImageFileStore, qcow2: bytes, tmp_path: Path
 ) -> None:
     with contextlib.closing(SqliteRecords(str(tmp_path / "state.db"))) as records:
@@ -167,7 +167,7 @@ def test_a_kernel_goes_with_the_last_image_that_has_it(
         assert images.all() == [], "kubelet pulls it again"
 
 
-def test_a_lost_database_is_made_again_with_kernels_if_they_are_there(
+def test_after_a_lost_database_existing_kernels_are_known_again(
     fake_registry: FakeRegistry, store: ImageFileStore, qcow2: bytes, tmp_path: Path
 ) -> None:
     notes = ImageNoteFiles(str(tmp_path / "notes"))
@@ -200,14 +200,14 @@ def test_a_lost_database_is_made_again_with_kernels_if_they_are_there(
         ("/boot/k", str((512 << 20) + 1)),
     ],
 )
-def test_a_child_that_was_taken_over_cannot_have_other_files_written(path: str, size: str, tmp_path: Path) -> None:
+def test_a_compromised_child_cannot_write_other_files(path: str, size: str, tmp_path: Path) -> None:
     arriving = ArrivingBoot(lambda: pytest.fail("it was opened"))
     with pytest.raises(ValueError, match="a file"):
         arriving.begin(path, size)
     assert arriving.is_empty
 
 
-def test_a_file_is_taken_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_kernel_is_stored_completely_or_not_at_all(tmp_path: Path) -> None:
     with DiskWriter(tmp_path / "k", "it", 1 << 20, Share(Room())) as writer:
         arriving = ArrivingBoot(lambda: writer)
         assert not arriving.takes(b"the disk's")

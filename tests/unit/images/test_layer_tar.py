@@ -47,20 +47,20 @@ _NAMES = st.text(st.characters(blacklist_characters="\0/", blacklist_categories=
     st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
     st.integers(1, 2000),
 )
-def test_what_pythons_tarfile_writes_is_read_back(members: list[tuple[str, bytes]], kind: int, size: int) -> None:
+def test_archives_of_pythons_tarfile_are_read_back(members: list[tuple[str, bytes]], kind: int, size: int) -> None:
     read = entries(archive(*members, kind=kind), size)
     assert [(entry.name, data) for entry, data in read] == members
     assert all(entry.kind is EntryKind.FILE and entry.size == len(data) for entry, data in read)
 
 
 @given(st.binary(max_size=3000), st.integers(1, 1000))
-def test_any_bytes_are_read_or_bad(data: bytes, size: int) -> None:
+def test_any_bytes_give_entries_or_bad_tar(data: bytes, size: int) -> None:
     with contextlib.suppress(BadTar):
         entries(data, size)
 
 
 @given(st.data())
-def test_a_flipped_byte_is_read_or_bad(data: st.DataObject) -> None:
+def test_a_flipped_byte_gives_entries_or_bad_tar(data: st.DataObject) -> None:
     sound = bytearray(archive(("a/" + "b" * 150, b"x" * 700), ("c", b"y"), comment="z" * 300))
     sound[data.draw(st.integers(0, len(sound) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(BadTar):

@@ -92,7 +92,7 @@ def test_a_web_servers_image_is_resolved_to_its_url(rules, reference: str, url: 
         (f"host:5000/a@sha256:{'a' * 64}", "host:5000", "a", f"sha256:{'a' * 64}"),
     ],
 )
-def test_all_else_is_a_registrys(rules, reference: str, api: str, repository: str, tag: str) -> None:
+def test_every_other_name_is_a_registrys(rules, reference: str, api: str, repository: str, tag: str) -> None:
     location = resolve(ImageName.parse(reference), rules, "https")
     assert isinstance(location, RegistryLocation)
     assert (location.api, location.repository, location.reference) == (api, repository, tag)
@@ -110,12 +110,12 @@ def test_the_default_scheme_is_a_setting_and_does_not_touch_written_schemes(rule
 
 
 @pytest.mark.parametrize("reference", ["Host/Upper", "a--/b", "a/.b", "x" * 300, "a_._b"])
-def test_what_no_registry_can_hold_is_refused(reference: str) -> None:
+def test_a_name_that_no_registry_can_have_is_refused(reference: str) -> None:
     with pytest.raises(InvalidRequest, match="neither an image file's URL nor"):
         resolve(ImageName.parse(reference), [], "https")
 
 
-def test_a_virtlet_name_without_rule_and_host_says_what_to_do() -> None:
+def test_the_error_for_a_virtlet_name_without_rule_and_host_says_what_to_do() -> None:
     with pytest.raises(InvalidRequest, match="add a rule"):
         resolve(ImageName.parse("virtlet.cloud/cirros"), [], "https")
 
@@ -127,7 +127,7 @@ def test_a_rule_that_makes_no_url_is_refused_by_its_files_name(url: str) -> None
         resolve(ImageName.parse("x"), rules, "https")
 
 
-def test_exact_names_of_all_files_go_before_regexes() -> None:
+def test_exact_names_of_all_files_win_over_regexes() -> None:
     files = [
         parse_translations("translations: [{regex: i, url: https://h/regex}]", "a"),
         parse_translations("translations: [{name: image, url: https://h/name}]", "b"),
@@ -146,7 +146,7 @@ def test_a_rule_carries_its_transport(rules) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "other", "prod", "production/image1"])
-def test_what_no_rule_fits_is_not_translated(name: str) -> None:
+def test_a_name_without_a_matching_rule_is_not_translated(name: str) -> None:
     assert translate(name, [parse_translations(PROD, "a.yaml")]) is None
 
 
@@ -198,7 +198,7 @@ def one_rule(regex: str, url: str = "https://h/x") -> TranslationFile:
         ("(?P<os>x)?linux", "linux", "https://h/-"),
     ],
 )
-def test_a_regex_is_what_it_is_in_go(regex: str, name: str, url: str) -> None:
+def test_a_regex_has_gos_meaning(regex: str, name: str, url: str) -> None:
     found = translate(name, [one_rule(regex, "https://h/${os}-$version")])
     assert found is not None
     assert found.url == url
@@ -226,7 +226,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_regex_that_is_not_gos_or_takes_much_memory_is_refused_by_its_file_and_rule(
+def test_a_regex_that_is_invalid_in_go_or_too_big_is_refused_with_its_file_and_rule(
     case: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     regex, why = BAD[case]
@@ -257,13 +257,13 @@ def test_a_search_that_needs_more_memory_than_a_regex_may_take_ends_without_outp
 
 
 @pytest.mark.parametrize("reference", ["$2", "$" + "9" * 5000, "$" + "9" * 20, "${none}"])
-def test_a_reference_to_no_group_is_nothing(reference: str) -> None:
+def test_a_reference_to_a_missing_group_is_empty(reference: str) -> None:
     found = translate("a", [one_rule("(a)", f"https://h/{reference}.img")])
     assert found is not None
     assert found.url == "https://h/.img"
 
 
-def test_without_a_regex_nothing_is_loaded_for_it() -> None:
+def test_the_regex_library_is_loaded_only_if_a_rule_has_a_regex() -> None:
     """It would take more than a megabyte on every node."""
     code = (
         "import sys; from virtshim.images.translations import *;"
@@ -284,7 +284,7 @@ def test_any_text_is_a_translation_file_or_refused(text: str) -> None:
         parse_translations(text, "f")
 
 
-def test_files_are_read_anew_in_order_of_their_names(tmp_path: Path) -> None:
+def test_files_are_reread_in_order_of_their_names(tmp_path: Path) -> None:
     (tmp_path / "b.yml").write_text("translations: [{name: x, url: https://h/b}]")
     (tmp_path / "notes.txt").write_text("no YAML: [")
     (tmp_path / ".hidden.yaml").write_text("[")
@@ -317,5 +317,5 @@ def test_no_directory_means_no_rules(tmp_path: Path) -> None:
         ("[::2]", False),
     ],
 )
-def test_loopback_is_told_from_names_that_look_like_it(host: str, loopback: bool) -> None:
+def test_loopback_is_distinguished_from_names_that_look_like_it(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback

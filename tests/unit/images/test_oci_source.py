@@ -56,7 +56,7 @@ def pull(store: ImageFileStore, incoming: Callable[[], list[str]]) -> Callable[.
     return run
 
 
-def test_the_disk_comes_out_of_its_layer(fake_registry, pull, store, qcow2: bytes) -> None:
+def test_the_disk_is_extracted_from_its_layer(fake_registry, pull, store, qcow2: bytes) -> None:
     name = fake_registry.push("a/disk", {"disk/": b"", "disk/cirros.qcow2": qcow2})
     found = pull(f"{name}:latest")
     assert Path(store.path(found.digest)).read_bytes() == qcow2
@@ -69,7 +69,7 @@ def test_the_disk_comes_out_of_its_layer(fake_registry, pull, store, qcow2: byte
     assert (by_digest.tag, by_digest.repo_digest, by_digest.digest) == ("", found.repo_digest, found.digest)
 
 
-def test_a_known_manifest_spares_the_layers_but_not_the_question(fake_registry, pull, store, qcow2: bytes) -> None:
+def test_a_known_manifest_saves_the_layers_but_not_the_request(fake_registry, pull, store, qcow2: bytes) -> None:
     name = fake_registry.push("a", {"disk/x": qcow2})
     first = pull(name)
     manifest, config, layer = fake_registry.web.paths()
@@ -122,7 +122,7 @@ def test_layers_are_unpacked_from_zstd(
     assert pull(fake_registry.name("a")).digest.hex == hashlib.sha256(qcow2).hexdigest()
 
 
-def test_a_layer_that_unpacks_to_far_more_than_anybody_packs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_with_an_absurd_compression_ratio_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     zeros = zstd.compress(bytes(64 << 20))
     assert len(zeros) * layers.RATIO < 64 << 20
     image = layers.Inflation()
@@ -155,7 +155,9 @@ def test_a_layer_that_unpacks_to_far_more_than_anybody_packs_is_refused(monkeypa
         pytest.param([{"disk/.wh.x": b"", "disk/x": b"DISK"}], id="whiteout does not act in its own layer"),
     ],
 )
-def test_upper_layers_hide_what_is_below(fake_registry, pull, qcow2: bytes, trees: list[dict[str, bytes]]) -> None:
+def test_upper_layers_hide_files_of_lower_layers(
+    fake_registry, pull, qcow2: bytes, trees: list[dict[str, bytes]]
+) -> None:
     real = [{name: qcow2 if data == b"DISK" else data for name, data in tree.items()} for tree in trees]
     assert pull(fake_registry.push("a", *real)).digest.hex == hashlib.sha256(qcow2).hexdigest()
 
@@ -178,7 +180,9 @@ def test_upper_layers_hide_what_is_below(fake_registry, pull, qcow2: bytes, tree
         ([{f"disk/.wh.{number}": b"" for number in range(1100)}], "more than 1000 entries"),
     ],
 )
-def test_what_is_no_container_disk_is_refused(fake_registry, pull, trees: list[dict[str, bytes]], why: str) -> None:
+def test_an_image_that_is_no_container_disk_is_refused(
+    fake_registry, pull, trees: list[dict[str, bytes]], why: str
+) -> None:
     with pytest.raises(InvalidRequest, match=why):
         pull(fake_registry.push("a", *trees))
 
@@ -216,14 +220,14 @@ def test_a_disk_that_is_a_link_or_a_device_is_refused(fake_registry, pull, kind:
         (lambda packed, plain: (packed + b"trailing rubbish", plain), "damaged"),
     ],
 )
-def test_a_spoiled_layer_is_refused(fake_registry, pull, make_tar, spoil: Any, why: str) -> None:
+def test_a_corrupt_layer_is_refused(fake_registry, pull, make_tar, spoil: Any, why: str) -> None:
     plain = make_tar({"disk/x": OTHER * 30})
     fake_registry.manifest("a", [spoil(gzip.compress(plain), plain)])
     with pytest.raises(InvalidRequest, match=why):
         pull(fake_registry.name("a"))
 
 
-def test_a_layer_that_unpacks_without_end_is_refused(fake_registry, make_store, make_tar) -> None:
+def test_a_layer_that_unpacks_endlessly_is_refused(fake_registry, make_store, make_tar) -> None:
     store = make_store(max_bytes=1 << 20)
     plain = make_tar({"filler": bytes(8 << 20), "disk/x": OTHER})
     fake_registry.manifest("a", [(gzip.compress(plain), plain)])
@@ -231,7 +235,7 @@ def test_a_layer_that_unpacks_without_end_is_refused(fake_registry, make_store, 
         store.fetch(fake_registry.name("a"), None, NEVER)
 
 
-def test_bytes_that_are_not_the_blobs_are_refused(fake_registry, web, pull, qcow2: bytes) -> None:
+def test_a_blob_with_the_wrong_digest_is_refused(fake_registry, web, pull, qcow2: bytes) -> None:
     name = fake_registry.push("a", {"disk/x": qcow2})
     blobs = [path for path in web.routes if "/blobs/" in path]
     for path in blobs:
@@ -259,7 +263,7 @@ def test_a_blob_of_another_image_with_the_same_length_is_refused(
         pull(fake_registry.name("a"))
 
 
-def test_a_manifest_that_is_not_the_digests_is_refused(fake_registry, web, pull, qcow2: bytes) -> None:
+def test_a_manifest_with_the_wrong_digest_is_refused(fake_registry, web, pull, qcow2: bytes) -> None:
     name = fake_registry.push("a", {"disk/x": qcow2})
     wanted = f"sha256:{'0' * 64}"
     web.routes[f"/v2/a/manifests/{wanted}"] = web.routes["/v2/a/manifests/latest"]
@@ -297,7 +301,7 @@ def test_another_architecture_is_refused(fake_registry, pull, qcow2: bytes) -> N
         pull(fake_registry.push("a", {"disk/x": qcow2}, architecture="arm64"))
 
 
-def test_what_an_image_says_of_its_containers_is_read_at_each_pull(fake_registry, pull, qcow2: bytes) -> None:
+def test_an_images_config_is_read_at_each_pull(fake_registry, pull, qcow2: bytes) -> None:
     says = {
         "User": "app:staff",
         "Env": ["PATH=/bin", "EMPTY="],
@@ -320,12 +324,12 @@ def test_what_an_image_says_of_its_containers_is_read_at_each_pull(fake_registry
         ("rtmax-2", "SIGRTMAX-2"), ("34", "SIGRTMIN"), ("", ""),
     ],
 )  # fmt: skip
-def test_a_stop_signal_is_known_by_its_name(written: str, meant: str) -> None:
+def test_a_stop_signal_is_recognised_by_its_name(written: str, meant: str) -> None:
     assert image_config(json.dumps({"config": {"StopSignal": written}}).encode(), "a").stop_signal == meant
 
 
 @pytest.mark.parametrize("nothing", [{}, {"config": None}, {"config": {"Env": None, "User": None, "Labels": {}}}])
-def test_an_image_may_say_nothing(nothing: Any) -> None:
+def test_an_image_may_have_an_empty_config(nothing: Any) -> None:
     assert image_config(json.dumps(nothing).encode(), "a") == ImageConfig()
 
 
@@ -418,7 +422,9 @@ def test_each_refusal_has_its_kind(web, fake_registry, pull, status: int, error:
 
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("what", ["manifests/latest", "blobs"])
-def test_a_busy_registry_is_asked_again_when_it_says(web, fake_registry, pull, qcow2, status: int, what: str) -> None:
+def test_a_busy_registry_is_asked_again_after_its_retry_after(
+    web, fake_registry, pull, qcow2, status: int, what: str
+) -> None:
     name = fake_registry.push("a", {"disk/x": qcow2})
     path = next(path for path in reversed(web.routes) if path.startswith(f"/v2/a/{what}"))
     whole, busy = web.routes[path], [email.utils.formatdate(usegmt=True), "0"]
@@ -445,7 +451,7 @@ def test_a_registry_that_is_busy_for_long_is_left_to_kubelet(web, fake_registry,
 
 
 @pytest.mark.parametrize("said", ["soon", "-1", "0x1", "99999999999999999999999"])
-def test_a_registry_that_does_not_say_how_long_it_is_busy_is_not_asked_again(web, fake_registry, pull, said) -> None:
+def test_a_busy_registry_without_retry_after_is_not_asked_again(web, fake_registry, pull, said) -> None:
     web.answer("/v2/a/manifests/latest", 429, Retry_After=said)
     with pytest.raises(Unavailable, match="HTTP 429"):
         pull(fake_registry.name("a"))
@@ -459,7 +465,7 @@ def test_a_registry_that_stays_busy_is_given_up(web, fake_registry, pull) -> Non
     assert 1 < len(web.seen) < 6
 
 
-def test_a_registry_without_tls_is_spoken_to_only_if_listed_or_loopback(web, make_store) -> None:
+def test_a_registry_without_tls_is_used_only_if_listed_or_loopback(web, make_store) -> None:
     with pytest.raises(Unavailable, match=r"registry\.invalid:5000 cannot be reached"):
         make_store(insecure_registries=("registry.invalid:5000",)).fetch("registry.invalid:5000/a", None, NEVER)
 
@@ -504,7 +510,7 @@ def guard(web: Any, challenge: str, accepted: str) -> None:
         Credentials("me", "hunter2", server_address="http://127.0.0.1"),
     ],
 )
-def test_a_password_is_given_when_asked(fake_registry, web, pull, qcow2: bytes, credentials: Credentials) -> None:
+def test_a_password_is_sent_when_requested(fake_registry, web, pull, qcow2: bytes, credentials: Credentials) -> None:
     name = fake_registry.push("a", {"disk/x": qcow2})
     guard(web, 'Basic realm="r"', BASIC)
     assert pull(name, credentials).size == len(qcow2)
@@ -531,7 +537,7 @@ def test_a_wrong_login_is_refused_without_repeating_it(
 
 
 @pytest.mark.parametrize("auth", ["!!", base64.b64encode(b"no colon").decode()])
-def test_an_auth_field_that_is_none_is_refused_without_repeating_it(fake_registry, web, pull, qcow2, auth: str) -> None:
+def test_an_invalid_auth_field_is_refused_without_repeating_it(fake_registry, web, pull, qcow2, auth: str) -> None:
     name = fake_registry.push("a", {"disk/x": qcow2})
     guard(web, 'Basic realm="r"', BASIC)
     with pytest.raises(InvalidRequest, match="auth field") as caught:
@@ -584,7 +590,7 @@ def test_a_token_is_fetched_with_the_password_once(fake_registry, web, pull, qco
         (Credentials(registry_token="t0ken"), None, "token"),
     ],
 )
-def test_a_token_is_fetched_or_given(
+def test_a_token_is_fetched_or_taken_from_the_request(
     fake_registry,
     web,
     pull,

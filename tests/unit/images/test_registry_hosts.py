@@ -41,13 +41,13 @@ def urls(registry: str, directory: Path) -> list[str]:
     return [host.url for host in hosts_of(registry, str(directory))]
 
 
-def test_a_registry_that_nothing_is_said_of_is_asked_itself(write, directory: Path) -> None:
+def test_a_registry_without_configuration_is_asked_directly(write, directory: Path) -> None:
     assert hosts_of("registry.test", str(directory)) == hosts_of("registry.test", "") == (RegistryHost(),)
     write("server = 'https://a.test'", "other.test")
     assert hosts_of("registry.test", str(directory)) == (RegistryHost(),)
 
 
-def test_the_most_particular_directory_counts(write, directory: Path) -> None:
+def test_the_most_specific_directory_counts(write, directory: Path) -> None:
     write("server = 'default.test'", "_default")
     assert urls("registry.test:5000", directory) == ["https://default.test/v2"]
     write("server = 'portless.test'", "registry.test")
@@ -59,7 +59,7 @@ def test_the_most_particular_directory_counts(write, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("registry", ["..", ".", "a/../b", ""])
-def test_a_name_does_not_lead_out_of_the_directory(write, directory: Path, registry: str) -> None:
+def test_a_registry_name_cannot_lead_out_of_the_directory(write, directory: Path, registry: str) -> None:
     (directory.parent / "hosts.toml").write_text("server = 'evil.test'")
     write("", "registry.test")
     assert hosts_of(registry, str(directory)) == (RegistryHost(),)
@@ -95,14 +95,12 @@ def test_hosts_are_asked_in_the_order_of_the_file_and_the_server_last(write, dir
         ("https://a.test", True, "https://a.test"),
     ],
 )
-def test_the_api_begins_where_containerd_looks_for_it(
-    write, directory: Path, host: str, override: bool, url: str
-) -> None:
+def test_the_api_path_is_the_same_as_containerds(write, directory: Path, host: str, override: bool, url: str) -> None:
     write(f'[host."{host}"]\noverride_path = {str(override).lower()}')
     assert urls("registry.test", directory) == [url, ""]
 
 
-def test_all_that_is_said_of_a_host_is_read(write, directory: Path) -> None:
+def test_all_settings_of_a_host_are_read(write, directory: Path) -> None:
     write("CA", file="ca.pem")
     other = write("OTHER", name="elsewhere", file="other.pem")
     write("BOTH", file="client.pem")
@@ -133,7 +131,7 @@ def test_all_that_is_said_of_a_host_is_read(write, directory: Path) -> None:
     assert all(host.transport.tls.beside_system for host in (a, b, server))
 
 
-def test_without_hosts_toml_certificates_are_found_as_docker_has_them(write, directory: Path) -> None:
+def test_without_hosts_toml_certificates_are_found_in_dockers_layout(write, directory: Path) -> None:
     for name in ("a.crt", "b.crt", "c.cert", "c.key"):
         write(name, file=name)
     (host,) = hosts_of("registry.test", str(directory))
@@ -164,7 +162,7 @@ def test_without_hosts_toml_certificates_are_found_as_docker_has_them(write, dir
         ('[header]\nx = "a\\nb"', "has a header 'x' that cannot be sent"),
     ],
 )
-def test_a_file_that_is_wrong_is_named_with_what_is(write, directory: Path, text: str, why: str) -> None:
+def test_a_bad_file_is_named_with_its_fault(write, directory: Path, text: str, why: str) -> None:
     file = write(text)
     with pytest.raises(InvalidRequest, match=why) as caught:
         hosts_of("registry.test", str(directory))
@@ -192,7 +190,7 @@ def digest_of(disk: bytes) -> str:
     return hashlib.sha256(disk).hexdigest()
 
 
-def test_a_mirror_serves_the_image_and_is_told_whose_it_is(
+def test_a_mirror_serves_the_image_and_gets_the_registrys_name(
     web: WebServer, mirror: FakeRegistry, pull, write, qcow2: bytes
 ) -> None:
     mirror.push("vm/disk", {"disk/x": qcow2})
@@ -208,7 +206,7 @@ def test_a_mirror_serves_the_image_and_is_told_whose_it_is(
 
 
 @pytest.mark.parametrize("status", [0, 401, 403, 404, 429, 500])
-def test_what_a_mirror_does_not_give_the_registry_does(
+def test_the_registry_serves_what_a_mirror_does_not_have(
     fake_registry: FakeRegistry, mirror: FakeRegistry, pull, write, qcow2: bytes, status: int
 ) -> None:
     name = fake_registry.push("vm", {"disk/x": qcow2})
@@ -280,7 +278,7 @@ def test_a_mirror_that_may_not_resolve_gives_blobs_only(
     assert [path.partition("?")[0].split("/")[3] for path in mirror.web.paths()] == ["blobs", "blobs"]
 
 
-def test_a_mirror_that_gives_another_manifest_than_the_digest_asked_for_is_passed_over(
+def test_a_mirror_that_serves_a_manifest_with_the_wrong_digest_is_skipped(
     fake_registry: FakeRegistry, mirror: FakeRegistry, pull, write, qcow2: bytes
 ) -> None:
     name = fake_registry.push("vm", {"disk/x": qcow2})
@@ -290,7 +288,7 @@ def test_a_mirror_that_gives_another_manifest_than_the_digest_asked_for_is_passe
     assert pull(first.repo_digest).digest == first.digest
 
 
-def test_a_blob_that_breaks_off_at_a_mirror_goes_on_at_the_registry(
+def test_a_blob_interrupted_at_a_mirror_is_resumed_at_the_registry(
     fake_registry: FakeRegistry, mirror: FakeRegistry, pull, write, qcow2: bytes
 ) -> None:
     name = fake_registry.push("vm", {"disk/x": qcow2})
@@ -312,7 +310,7 @@ def test_a_blob_that_breaks_off_at_a_mirror_goes_on_at_the_registry(
     assert fake_registry.web.paths() == [path]
 
 
-def test_the_servers_error_is_told_when_nobody_has_it(
+def test_the_servers_error_is_reported_if_no_host_has_the_image(
     fake_registry: FakeRegistry, mirror: FakeRegistry, pull, write
 ) -> None:
     mirror.web.answer("/v2/vm/manifests/latest", 500)
@@ -321,14 +319,14 @@ def test_the_servers_error_is_told_when_nobody_has_it(
         pull(fake_registry.name("vm"))
 
 
-def test_a_registry_that_nobody_may_resolve_at_says_so(fake_registry: FakeRegistry, pull, write) -> None:
+def test_a_registry_without_a_host_that_may_resolve_is_an_error(fake_registry: FakeRegistry, pull, write) -> None:
     write('capabilities = ["pull"]', fake_registry.web.address)
     with pytest.raises(InvalidRequest, match="has the capability resolve; give it to one"):
         pull(fake_registry.name("vm"))
 
 
 @pytest.mark.parametrize(("server", "shown"), [("", True), ("images.test", False)])
-def test_a_login_for_a_server_that_is_named_is_shown_to_that_one_only(
+def test_a_login_for_a_named_server_is_sent_to_that_server_only(
     mirror: FakeRegistry, pull, write, server: str, shown: bool
 ) -> None:
     mirror.web.answer("/v2/vm/manifests/latest", 401, WWW_Authenticate='Basic realm="x"')
@@ -338,7 +336,7 @@ def test_a_login_for_a_server_that_is_named_is_shown_to_that_one_only(
     assert any("Authorization" in headers for _, headers in mirror.web.seen) is shown
 
 
-def test_a_header_for_a_host_is_not_sent_where_that_redirects_to(
+def test_a_hosts_headers_are_not_sent_to_redirect_targets(
     web: WebServer, mirror: FakeRegistry, fake_registry: FakeRegistry, pull, write, qcow2: bytes
 ) -> None:
     name = fake_registry.push("vm", {"disk/x": qcow2})
@@ -361,7 +359,7 @@ def test_a_mirror_in_a_forbidden_network_is_not_asked(mirror: FakeRegistry, make
     assert mirror.web.seen == []
 
 
-def test_a_host_that_cannot_be_reached_is_not_waited_for_longer_than_said(pull, write) -> None:
+def test_an_unreachable_host_is_not_waited_for_longer_than_its_dial_timeout(pull, write) -> None:
     write('server = "https://192.0.2.1"\ndial_timeout = "1ms"', "images.test")
     with pytest.raises(Unavailable, match="cannot be reached"):
         pull("images.test/vm")

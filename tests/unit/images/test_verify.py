@@ -38,13 +38,13 @@ def refused(path: Path, why: str) -> None:
 
 
 @pytest.mark.parametrize("options", [("-o", "compat=0.10"), ("-o", "compat=1.1"), ("-o", "cluster_size=2M")])
-def test_a_sound_qcow2_is_taken(tmp_path: Path, qemu_img: Callable[..., None], options: tuple[str, ...]) -> None:
+def test_a_sound_qcow2_is_accepted(tmp_path: Path, qemu_img: Callable[..., None], options: tuple[str, ...]) -> None:
     disk = tmp_path / "disk"
     qemu_img("create", "-f", "qcow2", *options, str(disk), "10M")
     assert verify(str(disk), "x", LIMIT, PARSER) == (DiskFormat.QCOW2, 10 << 20)
 
 
-def test_a_sound_raw_disk_is_taken(tmp_path: Path) -> None:
+def test_a_sound_raw_disk_is_accepted(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.write_bytes(bytes(510) + b"\x55\xaa" + bytes(512))
     assert verify(str(disk), "x", LIMIT, PARSER) == (DiskFormat.RAW, 1024)
@@ -59,7 +59,7 @@ def test_a_backing_file_is_refused(tmp_path: Path, qemu_img: Callable[..., None]
     refused(disk, "backing file.*qemu-img convert")
 
 
-def test_a_backing_file_is_seen_by_qemu_img_too(tmp_path: Path, qemu_img: Callable[..., None]) -> None:
+def test_qemu_img_finds_a_backing_file_too(tmp_path: Path, qemu_img: Callable[..., None]) -> None:
     disk = tmp_path / "disk"
     qemu_img("create", "-f", "raw", str(tmp_path / "base"), "1M")
     qemu_img("create", "-f", "qcow2", "-b", str(tmp_path / "base"), "-F", "raw", str(disk))
@@ -150,7 +150,7 @@ def test_a_corrupt_mark_is_refused(tmp_path: Path, qcow2: bytes) -> None:
     refused(disk, "marked corrupt; repair it")
 
 
-def test_a_damaged_qcow2_is_refused_in_qemu_imgs_words_without_our_path(tmp_path: Path, qcow2: bytes) -> None:
+def test_a_damaged_qcow2_is_refused_with_qemu_imgs_message_without_the_path(tmp_path: Path, qcow2: bytes) -> None:
     disk = tmp_path / "disk"
     damaged = bytearray(qcow2)
     damaged[20:24] = b"\xff\xff\xff\xff"
@@ -160,7 +160,9 @@ def test_a_damaged_qcow2_is_refused_in_qemu_imgs_words_without_our_path(tmp_path
     assert str(tmp_path) not in str(caught.value)
 
 
-def test_a_disk_that_was_judged_is_told_by_its_first_bytes(tmp_path: Path, qemu_img: Callable[..., None]) -> None:
+def test_the_format_of_a_checked_disk_is_known_by_its_first_bytes(
+    tmp_path: Path, qemu_img: Callable[..., None]
+) -> None:
     disk = tmp_path / "disk"
     qemu_img("create", "-f", "qcow2", str(disk), "10M")
     assert judged_before(disk.read_bytes()[:FIRST_BYTES], 1) == (DiskFormat.QCOW2, 10 << 20)
@@ -185,14 +187,14 @@ SOUND = DiskInfo("qcow2", 512, has_backing=False, has_data_file=False, encrypted
         DiskInfo("qcow2", 512, has_backing=False, has_data_file=False, encrypted=False, corrupt=True),
     ],
 )
-def test_qemu_imgs_findings_are_a_second_line(info: DiskInfo) -> None:
+def test_qemu_imgs_check_is_a_second_line_of_defence(info: DiskInfo) -> None:
     judge_info(SOUND, DiskFormat.QCOW2, LIMIT, "x")
     with pytest.raises(InvalidRequest):
         judge_info(info, DiskFormat.QCOW2, LIMIT, "x")
 
 
 @pytest.mark.parametrize("output", [b"", b"[]", b"{}", b"null", b'{"format": "raw", "virtual-size": "x"}', b"\xff"])
-def test_an_answer_that_is_not_qemu_imgs_is_an_internal_error(output: bytes) -> None:
+def test_an_unexpected_answer_of_qemu_img_is_an_internal_error(output: bytes) -> None:
     with pytest.raises(InternalError):
         parse_info(output)
 

@@ -66,7 +66,7 @@ def event(number: int = 0, pod: PodKey = POD) -> PodEvent:
     return PodEvent(pod, "VolumesNotMounted", f"it is gone {number}", is_warning=True, at=START)
 
 
-def test_an_event_is_of_the_pod_and_in_its_namespace(make: Make) -> None:
+def test_an_event_names_the_pod_and_is_in_its_namespace(make: Make) -> None:
     events, taken = make()
     events.tell(event())
     eventually(lambda: taken.documents)
@@ -91,7 +91,7 @@ def test_an_event_is_of_the_pod_and_in_its_namespace(make: Make) -> None:
     }
 
 
-def test_a_pod_with_the_longest_name_has_events_with_names_of_their_own(make: Make) -> None:
+def test_events_of_a_pod_with_the_longest_name_have_distinct_names(make: Make) -> None:
     events, taken = make()
     pod = PodKey("team", "a" * 236 + "." + "b" * 16, "uid-2", 0)
     events.tell(event(0, pod))
@@ -102,14 +102,14 @@ def test_a_pod_with_the_longest_name_has_events_with_names_of_their_own(make: Ma
     assert all(len(name) <= 253 and ".." not in name for name in names)
 
 
-def test_a_node_without_a_kubeconfig_tells_nobody(api: Api) -> None:
+def test_a_node_without_a_kubeconfig_sends_no_events(api: Api) -> None:
     events = KubeEvents("", FakeClock())
     events.tell(event())
     assert [one for one in threading.enumerate() if one.name == "events"] == []
     assert api.asked == []
 
 
-def test_a_kubeconfig_that_comes_by_a_reload_is_used(api: Api, make: Make, tmp_path: Path) -> None:
+def test_a_kubeconfig_set_by_a_reload_is_used(api: Api, make: Make, tmp_path: Path) -> None:
     events, taken = make()
     events.use("")
     events.tell(event(0))
@@ -142,7 +142,7 @@ def test_a_refusal_is_logged_once_with_the_remedy_and_the_next_event_is_tried(ma
     assert "docs/security.md, Events of pods" in logs[0]["remedy"]
 
 
-def test_a_server_that_is_away_is_given_up_after_ten_minutes_and_holds_nobody_up(
+def test_an_absent_server_is_given_up_after_ten_minutes_and_delays_nothing(
     api: Api, clock: FakeClock, make: Make, tmp_path: Path
 ) -> None:
     events, taken = make()
@@ -173,7 +173,7 @@ def test_more_events_than_may_wait_push_out_the_oldest_and_that_is_logged_once(
     assert len(taken.documents) == 256
 
 
-def test_a_pod_that_flaps_is_cut_short_once_and_others_are_not(make: Make, clock: FakeClock) -> None:
+def test_a_flapping_pods_events_are_limited_and_other_pods_events_are_not(make: Make, clock: FakeClock) -> None:
     clock.held = True
     events, taken = make()
     with capture_logs() as logs:
@@ -188,7 +188,7 @@ def test_a_pod_that_flaps_is_cut_short_once_and_others_are_not(make: Make, clock
     eventually(lambda: len(taken.documents) == 10 + 2)
 
 
-def test_an_event_for_which_there_is_no_thread_goes_with_the_next(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_without_a_thread_is_sent_with_the_next_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     events, taken = make()
 
     def refuse(_thread: threading.Thread) -> None:

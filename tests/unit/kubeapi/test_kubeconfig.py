@@ -51,7 +51,7 @@ def refusal(path: str) -> str:
         ("tokenfile", "token", "correct or remove it"),
     ],
 )
-def test_what_would_change_who_asks_is_refused_by_name(
+def test_kubeconfig_fields_that_change_the_user_are_refused_by_name(
     api: Api, tmp_path: Path, name: str, value: Any, remedy: str
 ) -> None:
     """Also of a user that could ask without it."""
@@ -70,7 +70,7 @@ def test_what_would_change_who_asks_is_refused_by_name(
         ("certificate-authorities", ["ca.crt"], "correct or remove it"),
     ],
 )
-def test_what_would_change_who_is_asked_is_refused_by_name(
+def test_kubeconfig_fields_that_change_the_server_are_refused_by_name(
     api: Api, tmp_path: Path, name: str, value: Any, remedy: str
 ) -> None:
     said = refusal(kubeconfig(api, tmp_path, TOKEN, **{name: value}))
@@ -79,14 +79,14 @@ def test_what_would_change_who_is_asked_is_refused_by_name(
     assert "hunter2" not in said
 
 
-def test_a_field_without_a_value_is_none(api: Api, tmp_path: Path) -> None:
+def test_a_field_without_a_value_counts_as_absent(api: Api, tmp_path: Path) -> None:
     empty = {"as": "", "as-groups": [], "exec": None, "auth-provider": {}, "username": "", "tokenFile": ""}
     found = access(kubeconfig(api, tmp_path, {**TOKEN, **empty}, **{"proxy-url": "", "tls-server-name": ""}))
     assert get(found, "/version").status == 200
 
 
 @pytest.mark.parametrize("user", [{}, {"token": ""}, {"client-certificate-data": ""}])
-def test_nobody_asks_as_nobody(api: Api, tmp_path: Path, user: dict[str, Any]) -> None:
+def test_a_user_without_credentials_is_refused(api: Api, tmp_path: Path, user: dict[str, Any]) -> None:
     assert "neither a token nor a certificate" in refusal(kubeconfig(api, tmp_path, user))
 
 
@@ -95,18 +95,18 @@ def test_an_empty_token_file_is_no_token(api: Api, tmp_path: Path) -> None:
     assert "tokenFile is empty" in refusal(kubeconfig(api, tmp_path, {"tokenFile": "token"}))
 
 
-def test_two_tokens_are_one_too_many(api: Api, tmp_path: Path) -> None:
+def test_a_token_and_a_token_file_together_are_refused(api: Api, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
     assert "token and tokenFile" in refusal(kubeconfig(api, tmp_path, {**TOKEN, "tokenFile": "token"}))
 
 
-def test_half_a_certificate_is_not_left_out(api: Api, tmp_path: Path) -> None:
+def test_a_certificate_without_its_key_is_refused(api: Api, tmp_path: Path) -> None:
     for there, missing in (("client-certificate", "client-key"), ("client-key", "client-certificate")):
         user = {**TOKEN, f"{there}-data": data(api.certificate)}
         assert f"its user has no {missing}:" in refusal(kubeconfig(api, tmp_path, user))
 
 
-def test_nobody_is_asked_for_a_keys_passphrase(api: Api, tmp_path: Path) -> None:
+def test_an_encrypted_key_is_refused_without_a_prompt(api: Api, tmp_path: Path) -> None:
     locked = tmp_path / "locked.pem"
     argv = ["openssl", "ec", "-aes256", "-passout", "pass:hunter2", "-in", str(api.key), "-out", str(locked)]
     subprocess.run(argv, check=True, capture_output=True, timeout=60)
@@ -114,7 +114,7 @@ def test_nobody_is_asked_for_a_keys_passphrase(api: Api, tmp_path: Path) -> None
     assert "client-key has a passphrase" in refusal(kubeconfig(api, tmp_path, user))
 
 
-def test_two_of_one_name_are_not_chosen_between(api: Api, tmp_path: Path) -> None:
+def test_two_entries_of_one_name_are_refused(api: Api, tmp_path: Path) -> None:
     path = Path(kubeconfig(api, tmp_path, TOKEN))
     document = yaml.safe_load(path.read_text())
     document["users"].append({"name": "me", "user": {"token": "another"}})
@@ -134,7 +134,7 @@ def test_an_address_with_more_than_a_path_is_refused(api: Api, tmp_path: Path, e
     assert "is no https address" in refusal(kubeconfig(api, tmp_path, TOKEN, server=f"https://127.0.0.1/{end}"))
 
 
-def test_the_server_is_who_tls_server_name_says(api: Api, tmp_path: Path) -> None:
+def test_the_server_must_have_the_name_in_tls_server_name(api: Api, tmp_path: Path) -> None:
     path = kubeconfig(api, tmp_path, TOKEN, **{"tls-server-name": "kubernetes.example"})
     assert get(access(path), "/version").document == {"major": "1"}
     path = kubeconfig(api, tmp_path, TOKEN, **{"tls-server-name": "another.example"})

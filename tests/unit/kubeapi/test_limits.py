@@ -77,7 +77,7 @@ def answer_of(path: str, limits: RequestLimits) -> Any:
     ],
     ids=["status", "header", "body", "body of a known length"],
 )
-def test_an_answer_that_comes_a_byte_at_a_time_is_given_up(api: Api, tmp_path: Path, first: bytes) -> None:
+def test_an_answer_that_arrives_a_byte_at_a_time_is_given_up(api: Api, tmp_path: Path, first: bytes) -> None:
     with trickling(api, first) as (server, hung_up):
         found = answer_of(kubeconfig(api, tmp_path, {"token": "secret"}, server=server), RequestLimits(0.5))
         assert hung_up.wait(60)
@@ -85,9 +85,7 @@ def test_an_answer_that_comes_a_byte_at_a_time_is_given_up(api: Api, tmp_path: P
     assert str(found) == "its answer takes longer than 0.5 s"
 
 
-def test_a_name_that_is_looked_up_for_ever_is_given_up(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endless_name_lookup_is_given_up(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
 
     def slow(*_: object, **__: object) -> list[Any]:

@@ -52,13 +52,13 @@ def test_a_secret_and_a_configmap_are_read_as_bytes(api: Api, tmp_path: Path) ->
     assert [path for path, _, _ in api.asked] == [PATHS[SECRET], PATHS[CONFIGMAP]]
 
 
-def test_one_without_data_is_empty(api: Api, tmp_path: Path) -> None:
+def test_an_object_without_data_is_empty(api: Api, tmp_path: Path) -> None:
     api.answers = {PATHS[SECRET]: {"kind": "Secret"}, PATHS[CONFIGMAP]: {"data": None}}
     objects = KubeObjects(kubeconfig(api, tmp_path, TOKEN))
     assert objects.read(SECRET, "team") == objects.read(CONFIGMAP, "team") == {}
 
 
-def test_the_kubeconfig_is_read_each_time_and_another_one_after_a_reload(api: Api, tmp_path: Path) -> None:
+def test_the_kubeconfig_is_read_each_time_and_a_reload_may_name_another(api: Api, tmp_path: Path) -> None:
     objects = KubeObjects(kubeconfig(api, tmp_path, {"tokenFile": "token"}))  # beside it
     (tmp_path / "token").write_text("old\n")
     assert isinstance(refusal(objects), PermissionRefused)
@@ -68,7 +68,7 @@ def test_the_kubeconfig_is_read_each_time_and_another_one_after_a_reload(api: Ap
     assert "kubernetes.kubeconfig" in str(refusal(objects))
 
 
-def test_a_namespace_cannot_lead_out_of_its_own_path(api: Api, tmp_path: Path) -> None:
+def test_a_namespace_cannot_escape_its_path(api: Api, tmp_path: Path) -> None:
     objects = KubeObjects(kubeconfig(api, tmp_path, TOKEN))
     with pytest.raises(WrongState):
         objects.read(SECRET, "other/../../namespaces/team")
@@ -88,7 +88,7 @@ def test_a_namespace_cannot_lead_out_of_its_own_path(api: Api, tmp_path: Path) -
         (302, Unavailable, "answers 302"),
     ],
 )
-def test_what_the_server_refuses_is_told_with_a_remedy(
+def test_a_refusal_of_the_server_is_reported_with_a_remedy(
     api: Api, tmp_path: Path, status: int, kind: type[ShimError], said: str
 ) -> None:
     api.answers[PATHS[SECRET]] = status
@@ -97,7 +97,7 @@ def test_what_the_server_refuses_is_told_with_a_remedy(
     assert said in str(error)
 
 
-def test_a_server_that_does_not_show_who_it_is_is_told_nothing(api: Api, tmp_path: Path) -> None:
+def test_no_credentials_are_sent_to_a_server_without_a_valid_certificate(api: Api, tmp_path: Path) -> None:
     """Neither by a certificate of somebody else, nor because the file says that it need not."""
     someone = tmp_path / "someone"
     someone.mkdir()
@@ -124,31 +124,31 @@ def test_a_server_that_does_not_show_who_it_is_is_told_nothing(api: Api, tmp_pat
         'users:\n- {name: me, user: {token: "hunter2\\nX: y"}}\n',
     ],
 )
-def test_no_error_shows_what_is_in_the_kubeconfig(tmp_path: Path, text: str) -> None:
+def test_no_error_shows_the_content_of_the_kubeconfig(tmp_path: Path, text: str) -> None:
     (tmp_path / "kubeconfig").write_text(text)
     assert "hunter2" not in str(refusal(KubeObjects(str(tmp_path / "kubeconfig"))))
 
 
 @pytest.mark.parametrize("token", ["hunter2\nX: y", "hunter2 x", "hünter2"])
-def test_a_token_that_is_no_token_is_not_sent_and_not_shown(api: Api, tmp_path: Path, token: str) -> None:
+def test_a_malformed_token_is_neither_sent_nor_shown(api: Api, tmp_path: Path, token: str) -> None:
     error = refusal(KubeObjects(kubeconfig(api, tmp_path, {"token": token})))
     assert "its user's token" in str(error)
     assert token.split(maxsplit=1)[0] not in str(error)
     assert api.asked == []
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path}/none" in str(refusal(KubeObjects(f"{tmp_path}/none")))
 
 
-def test_what_is_no_base64_is_not_believed_and_not_shown(api: Api, tmp_path: Path) -> None:
+def test_malformed_base64_is_refused_and_not_shown(api: Api, tmp_path: Path) -> None:
     api.answers[PATHS[SECRET]] = {"data": {"password": "hunter2!"}}
     error = refusal(KubeObjects(kubeconfig(api, tmp_path, TOKEN)))
     assert isinstance(error, Unavailable)
     assert "hunter2" not in str(error)
 
 
-def test_an_answer_that_is_too_large_is_not_kept(api: Api, tmp_path: Path) -> None:
+def test_an_answer_that_is_too_large_is_refused(api: Api, tmp_path: Path) -> None:
     api.answers[PATHS[SECRET]] = {"data": {"a": "A" * 2000}}
     objects = KubeObjects(kubeconfig(api, tmp_path, TOKEN), RequestLimits(answer=1000))
     assert "larger than 1000 bytes" in str(refusal(objects))
@@ -170,7 +170,7 @@ def test_a_proxy_of_the_daemons_environment_is_not_used(
     [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"],
     ids=["nothing", "ssh", "half"],
 )
-def test_a_server_that_breaks_off_is_no_answer(api: Api, tmp_path: Path, sent: bytes) -> None:
+def test_a_truncated_answer_is_an_error(api: Api, tmp_path: Path, sent: bytes) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(api.certificate, api.key)
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -190,13 +190,13 @@ def test_a_server_that_breaks_off_is_no_answer(api: Api, tmp_path: Path, sent: b
     assert not str(error).endswith(": ")
 
 
-def test_a_server_that_is_not_there_is_told_as_the_system_says_it(api: Api, tmp_path: Path) -> None:
+def test_an_unreachable_server_is_reported_with_the_systems_error(api: Api, tmp_path: Path) -> None:
     error = refusal(KubeObjects(kubeconfig(api, tmp_path, TOKEN, server="https://127.0.0.1:1")))
     assert str(error).endswith("Connection refused")
     assert "Authorization" not in str(error)
 
 
-def test_a_server_that_says_nothing_is_not_waited_for(api: Api, tmp_path: Path) -> None:
+def test_a_silent_server_is_given_up(api: Api, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         server = f"https://127.0.0.1:{silent.getsockname()[1]}"
         done: list[Any] = []

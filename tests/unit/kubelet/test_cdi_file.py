@@ -20,13 +20,13 @@ def read(*offers: Offer) -> CdiSpec:
     return parse_spec(json.dumps(specification(Pool("a.b/c", vendor="8086"), offers)).encode())
 
 
-def test_a_function_with_a_group_of_its_own_is_named_by_its_address() -> None:
+def test_a_function_alone_in_its_group_is_named_by_its_address() -> None:
     (device,) = read(Offer((FIRST,), group=7, numa=None)).devices
     assert device.address == FIRST
     assert [node.host_path for node in device.edits.nodes] == ["/dev/vfio/vfio", "/dev/vfio/7"]
 
 
-def test_a_group_of_several_functions_is_granted_by_its_node_alone() -> None:
+def test_a_group_of_several_functions_is_granted_by_its_node_only() -> None:
     (device,) = read(Offer((FIRST, SECOND), group=7, numa=None)).devices
     assert device.address is None
     assert [node.host_path for node in device.edits.nodes] == ["/dev/vfio/vfio", "/dev/vfio/7"]
@@ -45,7 +45,7 @@ def _endless(path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [_binary, _pipe, _endless])
-def test_whatever_is_in_the_files_place_is_replaced_by_it(tmp_path: Path, there) -> None:
+def test_the_cdi_file_replaces_whatever_is_at_its_path(tmp_path: Path, there) -> None:
     pool, offer = Pool("a.b/c", vendor="8086"), Offer((FIRST,), group=7, numa=None)
     path = tmp_path / "virtshim-a.b_c.json"
     there(path)
@@ -54,7 +54,7 @@ def test_whatever_is_in_the_files_place_is_replaced_by_it(tmp_path: Path, there)
     assert json.loads(path.read_text()) == specification(pool, [offer])
 
 
-def test_what_says_the_same_already_is_left_alone(tmp_path: Path) -> None:
+def test_an_up_to_date_cdi_file_is_not_rewritten(tmp_path: Path) -> None:
     pool, offer = Pool("a.b/c", vendor="8086"), Offer((FIRST,), group=7, numa=None)
     write_cdi_file(str(tmp_path), pool, [offer])
     before = (tmp_path / "virtshim-a.b_c.json").stat().st_ino

@@ -115,7 +115,7 @@ def test_kubelet_learns_of_each_resource_and_its_devices(directory) -> None:
     assert list(directory.glob("virtshim-*")) == []
 
 
-def test_sockets_are_roots_alone(directory) -> None:
+def test_sockets_are_for_root_only(directory) -> None:
     with plugin_and_kubelet(directory):
         sockets = list(directory.glob("virtshim-*.sock"))
         assert [socket.stat().st_mode & 0o777 for socket in sockets] == [0o600, 0o600]
@@ -131,7 +131,7 @@ def test_a_container_gets_the_vfio_nodes_and_the_addresses(directory) -> None:
         assert not answer.cdi_devices
 
 
-def test_with_cdi_a_container_gets_names_that_the_file_explains(directory) -> None:
+def test_with_cdi_a_container_gets_names_that_the_file_defines(directory) -> None:
     with plugin_and_kubelet(directory, "cdi") as (node, kubelet):
         answer = kubelet.plugins["qat.intel.com/generic"].allocate("0000:3d:01.0")
         assert [device.name for device in answer.cdi_devices] == ["qat.intel.com/generic=0000:3d:01.0"]
@@ -150,7 +150,7 @@ def test_with_cdi_a_container_gets_names_that_the_file_explains(directory) -> No
     assert file.exists(), "containers that were given a name are restarted with it"
 
 
-def test_names_that_cannot_be_written_down_are_not_given_away(directory) -> None:
+def test_devices_whose_cdi_names_cannot_be_written_are_not_allocated(directory) -> None:
     (directory / "cdi").write_text("a file where the directory should be")
     with plugin_and_kubelet(directory, "cdi") as (_, kubelet):
         qat = kubelet.plugins["qat.intel.com/generic"]
@@ -160,7 +160,7 @@ def test_names_that_cannot_be_written_down_are_not_given_away(directory) -> None
         wait_until(lambda: qat.lists[-1] == {"0000:3d:01.0": "Healthy", "0000:3d:01.1": "Healthy"}, "well again")
 
 
-def test_a_device_that_fails_turns_unhealthy_and_well_again(directory) -> None:
+def test_a_failing_device_becomes_unhealthy_and_later_healthy_again(directory) -> None:
     with plugin_and_kubelet(directory) as (node, kubelet):
         qat = kubelet.plugins["qat.intel.com/generic"]
         node.functions[1] = function("0000:3d:01.1", 41, driver="c6xxvf")
@@ -174,7 +174,7 @@ def test_a_device_that_fails_turns_unhealthy_and_well_again(directory) -> None:
         assert len(qat.lists) == 3, "kubelet is told of changes only"
 
 
-def test_a_device_that_goes_is_left_out_and_cannot_be_had(directory) -> None:
+def test_a_removed_device_is_not_listed_and_cannot_be_allocated(directory) -> None:
     with plugin_and_kubelet(directory) as (node, kubelet):
         qat = kubelet.plugins["qat.intel.com/generic"]
         del node.functions[0]
@@ -184,7 +184,7 @@ def test_a_device_that_goes_is_left_out_and_cannot_be_had(directory) -> None:
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_device_of_two_resources_is_given_away_by_neither(directory) -> None:
+def test_a_device_of_two_resources_is_allocated_by_neither(directory) -> None:
     with plugin_and_kubelet(directory) as (node, kubelet):
         node.functions.append(function("0000:3d:02.0", 40, vendor="1b36"))
         wait_until(
@@ -203,7 +203,7 @@ def test_preference_is_for_one_numa_node(directory) -> None:
         assert chosen == ["0000:3d:01.1"]
 
 
-def test_a_kubelet_that_starts_anew_is_registered_with_again(directory) -> None:
+def test_the_plugin_registers_again_with_a_restarted_kubelet(directory) -> None:
     with plugin_and_kubelet(directory) as (_, kubelet):
         kubelet.stop()
         kubelet.start()
@@ -213,7 +213,7 @@ def test_a_kubelet_that_starts_anew_is_registered_with_again(directory) -> None:
         assert qat.allocate("0000:3d:01.0").envs
 
 
-def test_a_removed_socket_is_made_anew(directory) -> None:
+def test_a_removed_socket_is_created_again(directory) -> None:
     with plugin_and_kubelet(directory) as (_, kubelet):
         (directory / "virtshim-qat.intel.com_generic.sock").unlink()
         before = kubelet.registrations
@@ -221,7 +221,7 @@ def test_a_removed_socket_is_made_anew(directory) -> None:
         assert (directory / "virtshim-qat.intel.com_generic.sock").exists()
 
 
-def test_a_plugin_waits_for_its_kubelet_and_outlives_a_refusal(directory) -> None:
+def test_the_plugin_waits_for_kubelet_and_survives_a_refusal(directory) -> None:
     node, kubelet = Node(directory, "nodes"), FakeKubelet(directory)
     with capture_logs() as logs:
         node.start()
@@ -241,7 +241,7 @@ def test_a_plugin_waits_for_its_kubelet_and_outlives_a_refusal(directory) -> Non
         kubelet.stop()
 
 
-def test_while_kubelet_hangs_the_watchdog_hears_from_each_resource_and_a_stop_waits_for_one(directory) -> None:
+def test_while_kubelet_hangs_the_watchdog_is_fed_and_a_stop_waits_for_one_call(directory) -> None:
     heard, pools = [], [Pool(f"a.b/{name}", vendor="8086") for name in "cde"]
 
     class Hanging(KubeletPlugins):
@@ -262,7 +262,7 @@ def test_while_kubelet_hangs_the_watchdog_hears_from_each_resource_and_a_stop_wa
     assert "a.b/e" not in heard
 
 
-def test_a_refusal_is_told_once_and_not_every_second(directory) -> None:
+def test_a_refusal_is_logged_once_and_not_every_second(directory) -> None:
     node, kubelet = Node(directory, "nodes"), FakeKubelet(directory)
     kubelet.refuse = "no"
     kubelet.start()
@@ -277,7 +277,7 @@ def test_a_refusal_is_told_once_and_not_every_second(directory) -> None:
     ]
 
 
-def test_a_file_in_the_sockets_place_is_left_alone(directory) -> None:
+def test_a_file_at_the_sockets_path_is_left_alone(directory) -> None:
     node, kubelet = Node(directory, "nodes"), FakeKubelet(directory)
     kubelet.start()
     (directory / "virtshim-qat.intel.com_generic.sock").write_text("mine")

@@ -30,7 +30,7 @@ def client(socket: str) -> Iterator[PodResourcesClient]:
 
 
 @pytest.mark.parametrize(("get", "asked"), [("works", ["Get"]), ("off", ["Get", "List"]), ("unknown", ["Get", "List"])])
-def test_a_container_has_what_kubelet_granted_it_whatever_kubelet_can_be_asked(
+def test_a_container_has_its_granted_devices_with_every_kubelet_api(
     get: str, asked: list[str], socket: str, client: PodResourcesClient
 ) -> None:
     kubelet = FakePodResources(get)
@@ -59,7 +59,7 @@ def test_the_pods_own_containers_are_listed_without_devices_too(socket: str, cli
         assert client.own_containers("default", "none") is None
 
 
-def test_without_a_kubelet_it_is_not_known_which_containers_a_pod_has(socket: str, client: PodResourcesClient) -> None:
+def test_without_a_kubelet_the_containers_of_a_pod_are_unknown(socket: str, client: PodResourcesClient) -> None:
     assert client.own_containers("default", "vm") is None
     with sockets.socket(sockets.AF_UNIX) as left:
         left.bind(socket)
@@ -68,9 +68,7 @@ def test_without_a_kubelet_it_is_not_known_which_containers_a_pod_has(socket: st
 
 
 @pytest.mark.parametrize("get", ["works", "off"])
-def test_a_kubelet_that_is_asked_too_much_at_once_is_asked_again(
-    get: str, socket: str, client: PodResourcesClient
-) -> None:
+def test_a_kubelet_that_limits_requests_is_asked_again(get: str, socket: str, client: PodResourcesClient) -> None:
     kubelet = FakePodResources(get)
     kubelet.grant("default", "vm", "vm")
     kubelet.refuses = 3
@@ -79,7 +77,7 @@ def test_a_kubelet_that_is_asked_too_much_at_once_is_asked_again(
     assert kubelet.refuses == 0
 
 
-def test_an_init_container_which_kubelet_does_not_list_has_what_the_pod_got(
+def test_an_init_container_that_kubelet_does_not_list_has_the_pods_devices(
     socket: str, client: PodResourcesClient
 ) -> None:
     kubelet = FakePodResources()
@@ -88,7 +86,7 @@ def test_an_init_container_which_kubelet_does_not_list_has_what_the_pod_got(
         assert client.granted("default", "vm", "init") == (KubeletGrant("intel.com/vf", ("a",), of_pod=True),)
 
 
-def test_a_container_without_devices_has_nothing_of_its_neighbours(socket: str, client: PodResourcesClient) -> None:
+def test_a_container_without_devices_gets_none_of_other_containers(socket: str, client: PodResourcesClient) -> None:
     kubelet = FakePodResources()
     kubelet.grant("default", "vm", "vm")
     kubelet.grant("default", "vm", "other", ("intel.com/vf", ["a"]))
@@ -96,7 +94,7 @@ def test_a_container_without_devices_has_nothing_of_its_neighbours(socket: str, 
         assert client.granted("default", "vm", "vm") == ()
 
 
-def test_a_pod_that_kubelet_does_not_know_has_nothing(socket: str, client: PodResourcesClient) -> None:
+def test_a_pod_that_kubelet_does_not_know_has_no_devices(socket: str, client: PodResourcesClient) -> None:
     with serving(FakePodResources(), socket):
         assert client.granted("default", "vm", "vm") == ()
 
@@ -137,7 +135,7 @@ def test_a_restarted_kubelet_is_found_again(socket: str, client: PodResourcesCli
         assert client.granted("default", "vm", "vm") == (KubeletGrant("intel.com/vf", ("a",)),)
 
 
-def test_while_kubelet_lists_two_pods_of_one_name_it_does_not_say_what_the_later_one_got(
+def test_while_kubelet_lists_two_pods_of_one_name_their_devices_are_unknown(
     socket: str, client: PodResourcesClient
 ) -> None:
     """A pod that was deleted by force is listed until its containers have ended."""

@@ -53,7 +53,7 @@ def turns(tail: Tail) -> float | None:
     return turn.due
 
 
-def test_a_log_grows_by_what_was_saved_up_and_then_steadily(machine: Any, tail: Tail, vm: Any, hand_clock: Any) -> None:
+def test_a_log_grows_by_a_burst_and_then_at_a_steady_rate(machine: Any, tail: Tail, vm: Any, hand_clock: Any) -> None:
     machine.says(vm, lines(24_000))  # 3 MB, and 4 in the log
     due = turns(tail)
     size = machine.log_path(vm).stat().st_size
@@ -68,13 +68,13 @@ def test_a_log_grows_by_what_was_saved_up_and_then_steadily(machine: Any, tail: 
     assert machine.text(vm) == lines(24_000), "late, but all of it"
 
 
-def test_empty_lines_count_as_what_they_are_in_the_log(machine: Any, tail: Tail, vm: Any) -> None:
+def test_empty_lines_count_with_their_size_in_the_log(machine: Any, tail: Tail, vm: Any) -> None:
     machine.says(vm, b"\n" * MIB)
     assert turns(tail) is not None
     assert machine.log_path(vm).stat().st_size < 5.5 * MIB
 
 
-def test_what_waits_too_long_is_lost_from_its_older_end_and_the_log_says_how_much(
+def test_a_backlog_loses_its_oldest_output_and_the_log_says_how_much(
     machine: Any, tail: Tail, vm: Any, raw: str, hand_clock: Any
 ) -> None:
     machine.says(vm, lines(8_192))
@@ -95,9 +95,7 @@ def test_what_waits_too_long_is_lost_from_its_older_end_and_the_log_says_how_muc
     assert text.endswith(lines(8_192, 60_000)), "the newest is there"
 
 
-def test_a_line_is_not_glued_to_what_says_that_its_end_is_lost(
-    machine: Any, tail: Tail, vm: Any, hand_clock: Any
-) -> None:
+def test_the_note_about_lost_output_starts_on_its_own_line(machine: Any, tail: Tail, vm: Any, hand_clock: Any) -> None:
     machine.says(vm, b"half a li")
     turns(tail)
     machine.says(vm, b"ne\n" + lines(60_000))
@@ -106,7 +104,7 @@ def test_a_line_is_not_glued_to_what_says_that_its_end_is_lost(
     assert machine.text(vm).startswith(b"half a li\nvirtshim: ")
 
 
-def test_the_raw_log_stays_in_bounds_while_the_log_cannot_be_written(
+def test_the_raw_log_stays_limited_while_the_log_cannot_be_written(
     machine: Any, tail: Tail, vm: Any, raw: str, hand_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log's file system is full; the raw log's may be the same one."""
@@ -135,7 +133,7 @@ def test_the_raw_log_stays_in_bounds_while_the_log_cannot_be_written(
     assert text.endswith(lines(8_192, 100_000 - 8_192))
 
 
-def test_an_ended_guest_that_left_too_much_is_written_from_both_ends(machine: Any, tail: Tail, vm: Any) -> None:
+def test_of_an_ended_guests_backlog_beginning_and_end_are_written(machine: Any, tail: Tail, vm: Any) -> None:
     machine.says(vm, lines(30_000) + b"Powering off.")
     tail.finish()
     assert machine.log_path(vm).stat().st_size < 5 * MIB
@@ -145,7 +143,7 @@ def test_an_ended_guest_that_left_too_much_is_written_from_both_ends(machine: An
     assert text.endswith(lines(8_000, 22_000) + b"Powering off.")
 
 
-def test_a_backlog_of_the_time_without_virtshim_is_cut_when_it_is_back(
+def test_a_backlog_from_a_time_without_virtshim_is_cut_at_its_start(
     machine: Any, vm: Any, raw: str, make_logs: Any, eventually: Eventually
 ) -> None:
     machine.says(vm, lines(100_000))
@@ -202,7 +200,7 @@ def test_a_raw_log_that_cannot_be_trimmed_is_tried_again(
     assert allocated(raw) <= KEEP_BYTES + MIB + 4096
 
 
-def test_an_allowance_is_saved_up_to_its_burst_and_debts_are_waited_off() -> None:
+def test_an_allowance_accumulates_up_to_the_burst_and_debts_delay_writing() -> None:
     allowance = TokenBucket(rate=10, burst=100, now=0)
     allowance.spend(100, now=50)
     assert allowance.wait(50) == 0, "saved up: the burst, not more"

@@ -35,7 +35,7 @@ def contents(path: Path) -> list[str]:
     return [line.split(" ", 1)[1] for line in path.read_text().splitlines()]
 
 
-def test_streams_are_told_apart_and_unfinished_lines_are_marked(logs: EntrypointLogFiles, tmp_path: Path) -> None:
+def test_streams_are_labelled_and_unfinished_lines_are_marked(logs: EntrypointLogFiles, tmp_path: Path) -> None:
     log = tmp_path / "logs" / "0.log"
     logs.open(CONTAINER, str(log))
     logs.write(CONTAINER, (Output(OUT, b"one\nha"), Output(ERR, b"bad\n")), THERE)
@@ -43,7 +43,7 @@ def test_streams_are_told_apart_and_unfinished_lines_are_marked(logs: Entrypoint
     assert contents(log) == ["stdout F one", "stdout P ha", "stderr F bad", "stdout F lf"]
 
 
-def test_the_place_outlives_the_process(logs: EntrypointLogFiles, layout: Layout, tmp_path: Path) -> None:
+def test_the_read_position_survives_the_process(logs: EntrypointLogFiles, layout: Layout, tmp_path: Path) -> None:
     assert logs.read_to(CONTAINER) == OutputPosition()
     logs.open(CONTAINER, "")
     logs.write(CONTAINER, (), THERE)
@@ -51,9 +51,7 @@ def test_the_place_outlives_the_process(logs: EntrypointLogFiles, layout: Layout
     assert EntrypointLogFiles(layout, FakeClock()).read_to(CONTAINER) == THERE
 
 
-def test_a_place_that_cannot_be_read_is_an_error_and_not_the_beginning(
-    logs: EntrypointLogFiles, layout: Layout
-) -> None:
+def test_an_unreadable_position_is_an_error_and_not_the_beginning(logs: EntrypointLogFiles, layout: Layout) -> None:
     Path(layout.container_dir(CONTAINER), "command.pos").write_text("[{")
     with pytest.raises(ShimError, match="cannot be read from"):
         logs.read_to(CONTAINER)
@@ -70,7 +68,7 @@ def test_a_renamed_log_is_complete_and_a_new_one_goes_on(logs: EntrypointLogFile
     assert contents(log) == ["stdout F new"]
 
 
-def test_a_place_that_cannot_be_written_takes_its_lines_back(
+def test_if_the_position_cannot_be_written_its_lines_are_taken_back(
     logs: EntrypointLogFiles, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small file system to fill would need a mount."""

@@ -61,7 +61,7 @@ def test_a_raw_log_that_appears_later_is_followed(machine: Any, opened: Any, eve
     eventually(lambda: machine.pieces(vm)[1:] == [("F", b"again")])
 
 
-def test_a_raw_log_that_was_rotated_is_followed_on(machine: Any, opened: Any, eventually: Eventually) -> None:
+def test_a_rotated_raw_log_is_followed_further(machine: Any, opened: Any, eventually: Eventually) -> None:
     vm = opened()
     raw = machine.layout.console_log(vm)
     machine.says(vm, b"one\n")
@@ -79,7 +79,7 @@ def test_a_prompt_appears_after_a_pause(machine: Any, opened: Any, eventually: E
     eventually(lambda: machine.pieces(vm) == [("P", b"login: ")])
 
 
-def test_what_was_said_before_open_is_written(machine: Any, opened: Any, eventually: Eventually) -> None:
+def test_output_from_before_open_is_written(machine: Any, opened: Any, eventually: Eventually) -> None:
     vm = machine.container()
     machine.says(vm, b"early\n")
     opened()
@@ -109,7 +109,7 @@ def test_finish_has_written_everything_when_it_returns(machine: Any, opened: Any
     assert machine.text(vm) == text
 
 
-def test_finishing_what_is_not_open_is_no_error(machine: Any, logs: ConsoleLogs) -> None:
+def test_finishing_a_console_that_is_not_open_is_no_error(machine: Any, logs: ConsoleLogs) -> None:
     logs.finish(machine.container(7))
 
 
@@ -162,7 +162,7 @@ def test_below_the_log_directory_no_link_is_followed(machine: Any, logs: Console
     assert [oct(path.stat().st_mode & 0o777) for path in (made.parent, made)] == ["0o755", "0o755"]
 
 
-def test_a_renamed_log_is_left_alone_and_a_new_one_is_there_at_once(machine: Any, logs: ConsoleLogs) -> None:
+def test_a_renamed_log_is_left_alone_and_a_new_one_is_created_at_once(machine: Any, logs: ConsoleLogs) -> None:
     vm = machine.container()
     path, rotated = machine.log_path(vm), machine.log_path(vm).with_suffix(".log.1")
     logs.open(vm, str(path))
@@ -181,7 +181,7 @@ def test_a_renamed_log_is_left_alone_and_a_new_one_is_there_at_once(machine: Any
         logs.reopen(vm)
 
 
-def test_a_log_that_cannot_be_renewed_is_written_on(machine: Any, logs: ConsoleLogs) -> None:
+def test_if_no_new_log_can_be_created_the_old_one_is_used_further(machine: Any, logs: ConsoleLogs) -> None:
     """kubelet then renames it back."""
     vm = machine.container()
     path, rotated = machine.log_path(vm), machine.log_path(vm).with_suffix(".log.1")
@@ -304,7 +304,9 @@ def test_without_inotify_consoles_are_still_followed(
         eventually(lambda number=number: machine.text(vm) == b"seen\n" * (number + 1))
 
 
-def test_lost_events_are_made_up_for(machine: Any, opened: Any, eventually: Eventually, monkeypatch: Any) -> None:
+def test_lost_inotify_events_are_made_up_for(
+    machine: Any, opened: Any, eventually: Eventually, monkeypatch: Any
+) -> None:
     vm = opened()
     monkeypatch.setattr("virtshim.logs.watch.RawLogWatch.reported", lambda watch: None)
     machine.says(vm, b"seen\n")

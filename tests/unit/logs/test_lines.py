@@ -99,7 +99,7 @@ texts = st.lists(parts | st.binary(max_size=5), max_size=12).map(b"".join)
 
 
 @given(texts)
-def test_glueing_the_pieces_gives_the_text(text: bytes) -> None:
+def test_joining_the_pieces_gives_the_text(text: bytes) -> None:
     assert glued(cut(text)) == text.replace(b"\r\n", b"\n")
 
 

@@ -31,10 +31,10 @@ def test_round_trip_in_a_fixed_length(position: Position) -> None:
         b"1",
     ],
 )
-def test_anything_else_is_no_record(record: bytes) -> None:
+def test_a_malformed_record_decodes_to_none(record: bytes) -> None:
     assert decode(record) is None
 
 
 @given(st.binary(max_size=300))
-def test_junk_is_harmless(record: bytes) -> None:
+def test_any_bytes_give_a_record_or_none(record: bytes) -> None:
     decode(record)

@@ -60,7 +60,7 @@ def test_an_unfinished_line_waits_and_is_then_written(machine: Any, opened: Any,
     assert machine.pieces(vm)[2:] == [("F", b"root")]
 
 
-def test_a_turn_is_bounded(machine: Any, opened: Any, vm: Any) -> None:
+def test_a_turn_reads_a_limited_amount(machine: Any, opened: Any, vm: Any) -> None:
     tail = opened()
     machine.says(vm, b"x" * 99 + b"\n")
     machine.says(vm, (b"y" * 99 + b"\n") * 5000)
@@ -138,7 +138,7 @@ def test_another_log_file_is_continued_at_its_end(machine: Any, opened: Any, vm:
     assert log.with_suffix(".rotated").stat().st_size < 60
 
 
-def test_a_missing_log_is_made_again(machine: Any, opened: Any, vm: Any) -> None:
+def test_a_missing_log_is_created_again(machine: Any, opened: Any, vm: Any) -> None:
     machine.says(vm, b"one\n")
     tail = opened()
     tail.turn()
@@ -171,7 +171,7 @@ def test_without_a_readable_record_everything_is_written(machine: Any, opened: A
 
 
 @pytest.mark.parametrize("replace", ["unlink", "truncate"])
-def test_a_raw_log_that_is_replaced_is_read_from_its_start(machine: Any, opened: Any, vm: Any, replace: str) -> None:
+def test_a_replaced_raw_log_is_read_from_its_start(machine: Any, opened: Any, vm: Any, replace: str) -> None:
     raw = machine.layout.console_log(vm)
     tail = opened()
     machine.says(vm, b"first life\nunfinished")
@@ -194,7 +194,7 @@ def rotate(raw: str, most: int = 3) -> None:
     os.rename(raw, f"{raw}.0")
 
 
-def test_a_raw_log_that_is_rotated_is_read_to_its_end_and_then_the_next(machine: Any, opened: Any, vm: Any) -> None:
+def test_a_rotated_raw_log_is_read_to_its_end_before_the_next_file(machine: Any, opened: Any, vm: Any) -> None:
     raw = machine.layout.console_log(vm)
     tail = opened()
     machine.says(vm, b"one\n")
@@ -213,7 +213,7 @@ def test_a_raw_log_that_is_rotated_is_read_to_its_end_and_then_the_next(machine:
     assert machine.text(vm) == b"one\ntwo\nthree\nfour\n" + b"5" * 30 + b"6" * 30 + b"7" * 30 + b"8\n"
 
 
-def test_rotations_while_nobody_looked_lose_nothing_that_is_still_there(machine: Any, opened: Any, vm: Any) -> None:
+def test_unseen_rotations_lose_nothing_that_is_still_on_disk(machine: Any, opened: Any, vm: Any) -> None:
     raw = machine.layout.console_log(vm)
     first = opened()
     machine.says(vm, b"one\n")
@@ -236,7 +236,7 @@ def test_a_line_whose_end_is_cut_by_a_rotation_has_no_carriage_return(machine: A
     assert machine.text(vm) == b"one\ntwo\n"
 
 
-def test_a_look_in_the_middle_of_a_rotation_skips_no_file(machine: Any, opened: Any, vm: Any) -> None:
+def test_a_turn_in_the_middle_of_a_rotation_skips_no_file(machine: Any, opened: Any, vm: Any) -> None:
     raw = machine.layout.console_log(vm)
     tail = opened()
     machine.says(vm, b"one\n")
@@ -254,7 +254,7 @@ def test_a_look_in_the_middle_of_a_rotation_skips_no_file(machine: Any, opened: 
     assert machine.text(vm) == b"one\ntwo\nthree\nfour\n"
 
 
-def test_rotations_beyond_what_is_kept_go_on_with_the_oldest(machine: Any, opened: Any, vm: Any) -> None:
+def test_after_too_many_rotations_reading_continues_with_the_oldest_file(machine: Any, opened: Any, vm: Any) -> None:
     raw = machine.layout.console_log(vm)
     tail = opened()
     machine.says(vm, b"one\n")
@@ -279,7 +279,7 @@ class FailingLog(LogFile):
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_space_of_what_is_in_the_log_is_given_back(machine: Any, opened: Any, vm: Any) -> None:
+def test_the_raw_logs_space_is_freed_once_its_content_is_in_the_log(machine: Any, opened: Any, vm: Any) -> None:
     tail = opened(Pace(turn_bytes=8 << 20))
     machine.says(vm, b"x" * 999 + b"\n" + b"0123456789abcde\n" * (4 << 16))
     tail.turn()
@@ -291,7 +291,7 @@ def test_space_of_what_is_in_the_log_is_given_back(machine: Any, opened: Any, vm
     assert machine.pieces(vm)[-2:] == [("F", b"0123456789abcde"), ("F", b"last")]
 
 
-def test_space_given_back_is_not_taken_for_output_when_the_record_is_lost(machine: Any, opened: Any, vm: Any) -> None:
+def test_freed_space_is_not_taken_for_output_if_the_record_is_lost(machine: Any, opened: Any, vm: Any) -> None:
     tail = opened(Pace(turn_bytes=8 << 20))
     machine.says(vm, b"0123456789abcde\n" * (2 << 16))
     tail.turn()
@@ -339,7 +339,9 @@ def test_a_rotation_while_the_disk_is_full_loses_nothing(
     assert (rotated.read_bytes(), machine.text(vm)) == (b"", b"one\ntwo\n")
 
 
-def test_a_full_disk_is_tried_again_and_nothing_is_lost(machine: Any, failing: Any, vm: Any, hand_clock: Any) -> None:
+def test_writing_is_retried_on_a_full_disk_and_nothing_is_lost(
+    machine: Any, failing: Any, vm: Any, hand_clock: Any
+) -> None:
     log, tail = failing
     log.room = 50
     machine.says(vm, b"one\ntwo\nthr")
@@ -450,7 +452,7 @@ def whole_lines(machine: Any, vm: Any) -> list[tuple[str, str, str]]:
     return [(stream, tag, content) for _stamp, stream, tag, content in (line.split(" ", 3) for line in lines)]
 
 
-def test_a_line_of_virtshims_own_does_not_hang_on_a_prompt(machine: Any, opened: Any, vm: Any, hand_clock: Any) -> None:
+def test_a_note_of_virtshim_is_not_appended_to_a_prompt(machine: Any, opened: Any, vm: Any, hand_clock: Any) -> None:
     """Readers put the contents together, and the prompt has no end of its line."""
     tail = opened()
     machine.says(vm, b"a\nlogin: ")
@@ -471,7 +473,7 @@ def test_a_line_of_virtshims_own_does_not_hang_on_a_prompt(machine: Any, opened:
     ]
 
 
-def test_a_line_of_virtshims_own_that_cannot_be_written_leaves_nothing_and_loses_nothing(
+def test_a_failed_write_of_a_note_leaves_no_partial_line_and_loses_no_output(
     machine: Any, opened: Any, vm: Any, hand_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tail = opened()

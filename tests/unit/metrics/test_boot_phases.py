@@ -39,7 +39,7 @@ def guest_phases(world: World, sandbox: SandboxId) -> list[tuple[str, float | No
     return [(phase.name, phase.seconds) for phase in found[started + 1 :]]
 
 
-def test_each_call_is_told_with_what_it_was_made_of(world: World) -> None:
+def test_each_call_is_reported_with_its_phases(world: World) -> None:
     sandbox, container = world.running()
     found = world.app.starts.ups.start_up(sandbox).phases
     assert [phase.name for phase in found if phase.container is None] == ["sandbox", "network"]
@@ -58,7 +58,7 @@ def test_each_call_is_told_with_what_it_was_made_of(world: World) -> None:
     ]
 
 
-def test_a_console_tells_firmware_kernel_user_space_and_cloud_init(world: World) -> None:
+def test_a_console_shows_firmware_kernel_user_space_and_cloud_init(world: World) -> None:
     sandbox, container = world.running()
     for seconds, text in BOOT:
         world.outside.clock.advance(seconds)
@@ -68,7 +68,7 @@ def test_a_console_tells_firmware_kernel_user_space_and_cloud_init(world: World)
     ]  # fmt: skip
 
 
-def test_a_mark_that_comes_in_two_pieces_is_one(world: World) -> None:
+def test_a_mark_split_into_two_pieces_is_recognised(world: World) -> None:
     sandbox, container = world.running()
     shows(world, container, b"[    0.0] Linux ver")
     shows(world, container, b"sion 6.1.0\r\n")
@@ -76,15 +76,13 @@ def test_a_mark_that_comes_in_two_pieces_is_one(world: World) -> None:
 
 
 @pytest.mark.parametrize(("between", "tells"), [(b"Free", True), (b"x" * 300, False)])
-def test_a_bsd_is_known_by_its_copyright_and_not_looked_for_in_all_of_a_long_line(
-    world: World, between: bytes, tells: bool
-) -> None:
+def test_a_bsd_is_recognised_by_its_copyright_at_the_start_of_a_line(world: World, between: bytes, tells: bool) -> None:
     sandbox, container = world.running()
     shows(world, container, b"Copyright (c) 1992-2021 The " + between + b"BSD Project.\r\n")
     assert (("kernel", None) in guest_phases(world, sandbox)) is tells
 
 
-def test_while_a_console_is_read_a_vm_may_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vm_may_end_while_its_console_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox, container = world.running()
     stopping = threading.Thread(target=world.stop, args=(container,), daemon=True)
 
@@ -100,7 +98,7 @@ def test_while_a_console_is_read_a_vm_may_end(world: World, monkeypatch: pytest.
     assert "kernel" not in dict(guest_phases(world, sandbox)), "it boots no more"
 
 
-def test_without_cloud_init_a_login_ends_it(world: World) -> None:
+def test_without_cloud_init_a_login_prompt_ends_the_boot(world: World) -> None:
     sandbox, container = world.running()
     shows(world, container, BOOT[1][1] + BOOT[2][1])
     world.outside.clock.advance(2)
@@ -108,7 +106,7 @@ def test_without_cloud_init_a_login_ends_it(world: World) -> None:
     assert ("user-space", 2) in guest_phases(world, sandbox)
 
 
-def test_the_agents_port_tells_when_it_is_up(world: World) -> None:
+def test_the_agents_port_shows_when_the_agent_is_up(world: World) -> None:
     sandbox, container = world.running()
     world.outside.clock.advance(7)
     for _ in range(2):  # and again, when it is restarted
@@ -118,7 +116,7 @@ def test_the_agents_port_tells_when_it_is_up(world: World) -> None:
     assert dict(guest_phases(world, sandbox)) == {"firmware": 7, "agent": 7}
 
 
-def test_a_vm_that_ends_boots_no_more(world: World) -> None:
+def test_the_boot_phases_end_with_the_vm(world: World) -> None:
     sandbox, container = world.running()
     world.stop(container)
     assert [phase.error for phase in world.app.starts.ups.start_up(sandbox).phases[-2:]] == ["the VM ended"] * 2

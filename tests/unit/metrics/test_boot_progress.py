@@ -47,7 +47,7 @@ def test_a_guest_that_has_written_to_a_disk_has_its_grace_period(world: World, d
 
 
 @pytest.mark.parametrize("blocks", [None, ()])
-def test_in_doubt_a_guest_has_its_grace_period(
+def test_a_guest_whose_progress_is_unknown_has_its_grace_period(
     world: World, deaf: ContainerId, blocks: tuple[BlockUsage, ...] | None
 ) -> None:
     assert stopped(world, deaf, blocks)[0] == 30

@@ -27,7 +27,7 @@ def told(start_ups: StartUps, clock: FakeClock) -> list[tuple[str, float, bool]]
     return [(phase.name, phase.lasted(now), phase.seconds is not None) for phase in start_ups.start_up(POD).phases]
 
 
-def test_phases_are_told_in_the_order_in_which_they_began(start_ups: StartUps, clock: FakeClock) -> None:
+def test_phases_are_listed_in_the_order_in_which_they_began(start_ups: StartUps, clock: FakeClock) -> None:
     with start_ups.phase("sandbox", POD):
         clock.advance(1)
         with start_ups.phase("cni", POD):
@@ -37,13 +37,13 @@ def test_phases_are_told_in_the_order_in_which_they_began(start_ups: StartUps, c
     assert told(start_ups, clock) == [("sandbox", 3, True), ("cni", 2, True), ("firmware", 4, False)]
 
 
-def test_a_phase_that_fails_says_why(start_ups: StartUps) -> None:
+def test_a_failed_phase_has_its_error(start_ups: StartUps) -> None:
     with pytest.raises(ValueError, match="no address"), start_ups.phase("cni", POD):
         raise ValueError("no address")
     assert start_ups.start_up(POD).phases[0].error == "no address"
 
 
-def test_who_listens_hears_of_each_phase_that_is_over_and_may_fail(start_ups: StartUps, clock: FakeClock) -> None:
+def test_listeners_get_each_finished_phase_and_may_fail(start_ups: StartUps, clock: FakeClock) -> None:
     heard: list[tuple[SandboxId, Phase]] = []
 
     def bad(sandbox: SandboxId, phase: Phase) -> None:
@@ -56,12 +56,12 @@ def test_who_listens_hears_of_each_phase_that_is_over_and_may_fail(start_ups: St
     assert [(pod, phase.name, phase.container, phase.seconds) for pod, phase in heard] == [(POD, "disk", VM, 1)]
 
 
-def test_what_nobody_began_ends_without_a_word(start_ups: StartUps) -> None:
+def test_ending_a_phase_that_never_began_does_nothing(start_ups: StartUps) -> None:
     start_ups.end("agent", POD, VM)
     assert start_ups.start_up(POD).phases == ()
 
 
-def test_with_its_container_all_that_goes_on_ends(start_ups: StartUps, clock: FakeClock) -> None:
+def test_all_open_phases_end_with_their_container(start_ups: StartUps, clock: FakeClock) -> None:
     start_ups.begin("firmware", POD, VM)
     start_ups.begin("agent", POD, VM)
     start_ups.end_all(POD, VM, "the VM ended")
@@ -70,7 +70,7 @@ def test_with_its_container_all_that_goes_on_ends(start_ups: StartUps, clock: Fa
     ] * 2
 
 
-def test_a_pod_that_was_removed_is_forgotten_and_memory_is_bounded(start_ups: StartUps) -> None:
+def test_a_removed_pod_is_forgotten_and_the_number_of_pods_is_limited(start_ups: StartUps) -> None:
     start_ups.begin("sandbox", POD)
     start_ups.forget(POD)
     assert start_ups.all() == []

@@ -38,7 +38,7 @@ def test_other_parents_are_refused_and_the_field_is_named(bad: str) -> None:
         parent_path(bad)
 
 
-def test_a_container_has_a_group_of_its_own_below_its_pods() -> None:
+def test_a_container_has_its_own_cgroup_below_its_pods() -> None:
     assert vm_cgroup_path("/kubepods/pod1", ID) == f"/kubepods/pod1/virtshim-{ID}"
     assert vm_cgroup_path("kubepods-pod1.slice", ID) == f"/kubepods.slice/kubepods-pod1.slice/virtshim-{ID}"
     assert vm_cgroup_path("/", ID) == f"/virtshim-{ID}"
@@ -71,7 +71,7 @@ BY_KUBELET = [
 
 
 @pytest.mark.parametrize(("own", "qos_class"), BY_KUBELET)
-def test_beside_a_pods_own_cgroup_is_that_of_its_qos_class(own: str, qos_class: str) -> None:
+def test_the_cgroup_above_a_pods_own_is_that_of_its_qos_class(own: str, qos_class: str) -> None:
     assert is_pods_own(own)
     assert beside(own) == qos_class
     assert vm_cgroup_path(beside(own), ID) == f"{qos_class}/virtshim-{ID}"
@@ -80,7 +80,7 @@ def test_beside_a_pods_own_cgroup_is_that_of_its_qos_class(own: str, qos_class: 
 @pytest.mark.parametrize(
     "other", ["", "/", "-.slice", "/test.slice", "test.slice", "/kubepods", "/pods/x", "/a/pod", "/k/my-pod1"]
 )
-def test_what_kubelet_did_not_make_for_one_pod_is_not_a_pods_own(other: str) -> None:
+def test_a_cgroup_that_kubelet_did_not_make_for_one_pod_is_not_a_pods_own(other: str) -> None:
     assert not is_pods_own(other)
 
 

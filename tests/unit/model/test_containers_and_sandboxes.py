@@ -69,7 +69,7 @@ SANDBOX_TABLE = {
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(ContainerPhase, CONTAINER_MOVES)))
-def test_a_container_moves_only_as_the_table_says(before: ContainerPhase, after: ContainerPhase) -> None:
+def test_a_container_changes_phase_only_as_in_the_table(before: ContainerPhase, after: ContainerPhase) -> None:
     container = changed(CONTAINER, phase=before)
     if after in CONTAINER_TABLE[before]:
         assert CONTAINER_MOVES[after](container).phase is after
@@ -79,7 +79,7 @@ def test_a_container_moves_only_as_the_table_says(before: ContainerPhase, after:
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(SandboxPhase, SANDBOX_MOVES)))
-def test_a_sandbox_moves_only_as_the_table_says(before: SandboxPhase, after: SandboxPhase) -> None:
+def test_a_sandbox_changes_phase_only_as_in_the_table(before: SandboxPhase, after: SandboxPhase) -> None:
     sandbox = dataclasses.replace(SANDBOX, phase=before)
     if after in SANDBOX_TABLE[before]:
         assert SANDBOX_MOVES[after](sandbox).phase is after
@@ -132,7 +132,7 @@ def test_the_first_reason_of_a_sandbox_is_kept() -> None:
     assert SANDBOX.not_ready("its network is gone").not_ready("stopped").reason == "its network is gone"
 
 
-def test_a_pod_and_a_container_name_themselves_for_people() -> None:
+def test_pods_and_containers_have_readable_names() -> None:
     assert str(SANDBOX.key) == "default/web (uid uid, attempt 0)"
     assert str(ContainerName("vm", 2)) == "vm (attempt 2)"
 

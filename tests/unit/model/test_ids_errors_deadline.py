@@ -63,7 +63,7 @@ def test_everything_of_a_container_lies_in_its_two_directories() -> None:
     assert (layout.database, layout.images) == ("/state/state.db", "/state/images")
 
 
-def test_a_deadline_counts_down_and_never_below_nothing() -> None:
+def test_a_deadline_counts_down_to_zero_and_not_below() -> None:
     deadline = Deadline.after(100, 5)
     assert [deadline.left(now) for now in (100, 103, 105, 200)] == [5, 2, 0, 0]
 
@@ -75,7 +75,7 @@ def test_a_deadline_that_passed_names_what_was_about_to_be_done() -> None:
         deadline.check(105, "lunch")
 
 
-def test_credentials_never_show_in_text() -> None:
+def test_credentials_are_never_in_text() -> None:
     secret = Credentials("user", "hunter2", "auth", "host", "identity", "registry")
     assert repr(secret) == str(secret) == f"{secret}" == "Credentials(<hidden>)"
 
@@ -89,12 +89,12 @@ def test_every_kind_of_error_has_its_own_grpc_code() -> None:
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_a_client_learns_the_kind_that_the_node_meant(kind: Kind) -> None:
+def test_a_client_gets_the_same_kind_of_error_as_the_node_raised(kind: Kind) -> None:
     beginning = {Kind.REGISTRY: "RegistryUnavailable: ", Kind.SIGNATURE: "SignatureValidationFailed: "}.get(kind, "")
     assert kind_of(GRPC_CODES[kind], f"{beginning}what is wrong") is kind
 
 
-def test_what_a_node_never_says_is_a_failure_of_its_own() -> None:
+def test_a_grpc_code_that_a_node_never_sends_means_an_internal_error() -> None:
     assert kind_of(StatusCode.UNKNOWN, "Exception calling application") is Kind.INTERNAL
     assert kind_of(StatusCode.CANCELLED, "") is Kind.INTERNAL
 

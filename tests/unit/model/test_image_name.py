@@ -106,7 +106,7 @@ def test_the_default_registry_need_not_be_written(text: str, short: str) -> None
     ("text", "is_id"),
     [(D, True), ("a" * 64, True), ("sha256:abcd", True), ("abcd", False), ("a" * 63, False), ("sha256:", False)],
 )
-def test_what_can_only_be_an_id_is_told_from_a_name(text: str, is_id: bool) -> None:
+def test_text_that_can_only_be_an_id_is_not_taken_for_a_name(text: str, is_id: bool) -> None:
     assert looks_like_id(text) is is_id
 
 
@@ -132,7 +132,7 @@ def test_an_image_is_found_by_each_of_its_names() -> None:
 
 
 @pytest.mark.parametrize("reference", ["host/c", "host/a:9", f"host/c@{D}", "f" * 64, "sha256:ffff", "ffff", "host/b"])
-def test_what_is_not_there_is_none(reference: str) -> None:
+def test_an_absent_image_is_none(reference: str) -> None:
     assert find_image([image("12", "host/a:latest")], reference) is None
 
 
@@ -142,7 +142,7 @@ def test_an_ambiguous_prefix_is_refused() -> None:
         find_image(images, "ababab")
 
 
-def test_a_name_goes_before_an_id_prefix() -> None:
+def test_a_name_wins_over_an_id_prefix() -> None:
     named = image("12", "abab:latest")
     assert find_image([image("ab"), named], "abab") is named
 

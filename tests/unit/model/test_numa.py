@@ -37,7 +37,7 @@ def test_a_node_with_more_of_its_cpus_has_more_of_its_vcpus_and_memory() -> None
     assert [(cell.vcpus, cell.memory_bytes) for cell in found] == [((0, 1, 2), 768 * MIB), ((3,), 256 * MIB)]
 
 
-def test_vcpus_to_come_are_spread_too_and_those_of_the_start_are_on_all_nodes() -> None:
+def test_hotpluggable_vcpus_are_spread_and_initial_ones_are_on_all_nodes() -> None:
     found = cells(size=VmSize(vcpus=4, max_vcpus=8, memory_bytes=GIB, max_memory_bytes=2 * GIB))
     assert [cell.vcpus for cell in found] == [(0, 1, 4, 5), (2, 3, 6, 7)]
     assert [cell.memory_bytes for cell in found] == [GIB, GIB]
@@ -51,7 +51,7 @@ def test_vcpus_to_come_are_spread_too_and_those_of_the_start_are_on_all_nodes() 
         pytest.param(dataclasses.replace(SPANNING, cpuset_mems=""), id="no memory manager"),
     ],
 )
-def test_it_is_so_for_all_that_a_kubelet_says_of_exclusive_cpus(resources: Resources) -> None:
+def test_every_way_in_which_kubelet_gives_exclusive_cpus_works(resources: Resources) -> None:
     assert len(cells(resources)) == 2
 
 

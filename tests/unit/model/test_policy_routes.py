@@ -24,7 +24,7 @@ SECOND = Interface(
 )
 
 
-def test_a_guest_without_rules_is_told_nothing() -> None:
+def test_a_guest_without_rules_gets_no_script() -> None:
     assert policy_routes_command(()) == ()
     assert policy_routes_command((FIRST,)) == ()
 
@@ -44,7 +44,7 @@ def test_a_nic_is_found_by_its_mac_has_its_addresses_first_and_rules_are_last() 
     ]
 
 
-def test_a_rule_of_several_nics_is_told_once() -> None:
+def test_a_rule_of_several_nics_is_written_once() -> None:
     rule = PolicyRule(4, 9, 7)
     nics = [
         dataclasses.replace(nic, rules=(rule,), table_routes=(TableRoute(7, to),))
@@ -62,7 +62,7 @@ def test_the_guests_own_tables_are_left_alone(table: int) -> None:
 
 
 @pytest.mark.parametrize("bad", ["10.0.0.1; reboot", "$(reboot)", "10.0.0.1 dev lo", "*", "default"])
-def test_what_is_no_address_reaches_no_shell(bad: str) -> None:
+def test_text_that_is_no_address_reaches_no_shell(bad: str) -> None:
     for route in (TableRoute(100, bad), TableRoute(100, "10.0.0.0/8", bad), TableRoute(100, "10.0.0.0/8", "", bad)):
         with pytest.raises(ValueError, match="does not appear to be"):
             policy_routes_command((dataclasses.replace(SECOND, table_routes=(route,)),))

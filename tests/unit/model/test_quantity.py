@@ -102,6 +102,6 @@ def test_the_result_is_the_least_whole_number_not_below_the_amount(number: Decim
 
 
 @given(st.text(alphabet="0123456789.+-eEKMGTPimunk ", max_size=12))
-def test_nothing_but_a_number_or_invalid_request(text: str) -> None:
+def test_any_text_gives_a_number_or_invalid_request(text: str) -> None:
     with contextlib.suppress(InvalidRequest):
         assert 0 <= parse_bytes(text) < 2**63

@@ -57,12 +57,12 @@ def wrong(**fields: Any) -> list[str]:
         ({"unified": {"memory.oom.group": "2"}}, "linux.unified[memory.oom.group]"),
     ],
 )
-def test_a_bad_value_is_told_by_the_name_of_its_field(fields: dict[str, Any], says: str) -> None:
+def test_a_bad_value_is_reported_with_its_field(fields: dict[str, Any], says: str) -> None:
     (fault,) = wrong(**fields)
     assert fault.startswith(says)
 
 
-def test_what_kubelet_sends_for_an_ordinary_pod_is_fine() -> None:
+def test_kubelets_values_for_an_ordinary_pod_are_accepted() -> None:
     pages = {"2MB": 0, "1GB": 0}
     assert wrong(cpu_shares=2, cpu_period=100_000, oom_score_adj=-998, hugepage_limits=pages, cpuset_cpus="0-1,3") == []
     assert wrong(cpu_quota=-1, unified={"memory.swap.max": "0", "memory.high": "max", "memory.oom.group": "1"}) == []
@@ -77,14 +77,14 @@ def test_a_vm_can_grow_as_far_as_its_pod_or_its_node_says() -> None:
     assert size_for(VmOptions(max_vcpus=1, max_memory_bytes=1), asked, NODE) == VmSize(2, 2, GIB, GIB)
 
 
-def test_a_vm_with_a_topology_has_no_room_but_what_its_pod_says() -> None:
+def test_a_vm_with_a_topology_can_grow_only_as_its_pod_says() -> None:
     two = HardwareOptions(topology=Topology(1, 2, 1))
     limit = Resources(cpu_quota=200_000, cpu_period=100_000)
     assert size_for(VmOptions(hardware=two), limit, ROOMY).max_vcpus == 2
     assert size_for(VmOptions(hardware=two, max_vcpus=3), limit, ROOMY).max_vcpus == 3
 
 
-def test_a_fixed_number_of_vcpus_has_no_room() -> None:
+def test_a_fixed_number_of_vcpus_cannot_grow() -> None:
     assert size_for(VmOptions(vcpus=2), Resources(), ROOMY).max_vcpus == 2
 
 
@@ -136,7 +136,7 @@ def test_a_large_guest_of_a_pod_without_overhead_has_room_for_its_page_tables() 
     assert limits_for(asked, Resources(), size_for(VmOptions(), asked, NODE), NODE).memory == 64 * GIB + 640 * MIB
 
 
-def test_an_overhead_in_which_qemu_would_be_killed_does_not_count() -> None:
+def test_an_overhead_too_small_for_qemu_does_not_count() -> None:
     asked = Resources(memory_limit_bytes=GIB)
     size = size_for(VmOptions(), asked, NODE)
     assert limits_for(asked, Resources(memory_limit_bytes=1), size, NODE).memory >= GIB + 128 * MIB
@@ -155,7 +155,7 @@ def test_the_overheads_cpu_is_on_top_of_the_quota_in_the_containers_period() -> 
     assert (limits.cpu_quota, limits.cpu_period) == (55_000, 50_000)
 
 
-def test_swap_is_what_the_sum_leaves_beside_memory() -> None:
+def test_swap_is_the_memory_swap_total_minus_memory() -> None:
     asked = Resources(memory_limit_bytes=GIB, memory_swap_limit_bytes=GIB + 5 * MIB)
     size = size_for(VmOptions(), asked, NODE)
     assert limits_for(asked, Resources(), size, NODE).swap == 5 * MIB
@@ -171,7 +171,7 @@ def test_memory_high_acts_at_the_limit_and_protection_covers_qemu() -> None:
     assert limits.unified["memory.low"] == "0"
 
 
-def test_zero_and_empty_leave_a_value_alone() -> None:
+def test_zero_and_empty_leave_a_value_unchanged() -> None:
     old = Resources(2, 3, 4, 5, 6, 7, "0", "0", {"2MB": 0}, {"memory.high": "1"})
     assert merged(old, Resources()) == old
     assert merged(old, Resources(cpuset_cpus="1")) == dataclasses.replace(old, cpuset_cpus="1")
@@ -180,7 +180,7 @@ def test_zero_and_empty_leave_a_value_alone() -> None:
     assert both.unified == {"memory.high": "1", "memory.swap.max": "0"}
 
 
-def test_a_resize_within_the_room_is_taken_and_vcpus_are_never_taken_away() -> None:
+def test_a_resize_within_the_limits_is_accepted_and_vcpus_are_never_removed() -> None:
     size = VmSize(2, 4, GIB, 2 * GIB)
     more = Resources(cpu_quota=350_000, memory_limit_bytes=2 * GIB)
     assert resized(size, VmOptions(), more, NODE) == VmSize(4, 4, 2 * GIB, 2 * GIB)
@@ -197,7 +197,7 @@ def test_a_resize_within_the_room_is_taken_and_vcpus_are_never_taken_away() -> N
         (Resources(hugepage_limits={"2MB": GIB}), "restart the pod"),
     ],
 )
-def test_a_resize_beyond_the_room_says_what_to_change(resources: Resources, remedy: str) -> None:
+def test_the_error_for_a_resize_beyond_the_limits_says_what_to_change(resources: Resources, remedy: str) -> None:
     with pytest.raises(WrongState, match=remedy):
         resized(VmSize(2, 4, GIB, 2 * GIB), VmOptions(), resources, NODE)
 

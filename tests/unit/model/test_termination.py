@@ -9,22 +9,22 @@ MOUNTS = (Mount("/etc/hosts", "/x"), Mount("/dev/termination-log", "/pods/u/cont
 
 
 @pytest.mark.parametrize("path", ["/dev/termination-log", "/dev//termination-log", "/dev/./termination-log"])
-def test_it_is_the_mount_that_kubelet_names(path: str) -> None:
+def test_the_termination_file_is_the_mount_that_kubelet_names(path: str) -> None:
     found = termination_file({PATH_ANNOTATION: path}, MOUNTS)
     assert found == TerminationFile("/dev/termination-log", "/pods/u/containers/vm/1")
 
 
 @pytest.mark.parametrize("path", ["", "/dev/other", "dev/termination-log", "/dev/termination-log\n", "/dev/\0"])
-def test_without_such_a_mount_there_is_none(path: str) -> None:
+def test_without_that_mount_there_is_no_termination_file(path: str) -> None:
     assert termination_file({PATH_ANNOTATION: path}, MOUNTS) is None
 
 
-def test_a_host_path_that_is_not_absolute_is_none() -> None:
+def test_a_relative_host_path_is_no_termination_file() -> None:
     assert termination_file({PATH_ANNOTATION: "/t"}, (Mount("/t", "relative"),)) is None
 
 
 @pytest.mark.hostile
-def test_a_volume_at_its_path_is_not_taken_for_it() -> None:
+def test_a_volume_at_the_termination_path_is_no_termination_file() -> None:
     """virtshim, which is root, would write the guest's words into it: a file of the node that the pod may only read, say."""
     volume = Mount("/dev/termination-log", "/etc/passwd", readonly=True)
     found = termination_file({PATH_ANNOTATION: "/dev/termination-log"}, (volume, *MOUNTS))
@@ -32,6 +32,6 @@ def test_a_volume_at_its_path_is_not_taken_for_it() -> None:
 
 
 @pytest.mark.hostile
-def test_what_may_only_be_read_is_not_written() -> None:
+def test_a_read_only_mount_is_not_written() -> None:
     volume = Mount("/dev/termination-log", "/etc/passwd", readonly=True)
     assert termination_file({PATH_ANNOTATION: "/dev/termination-log"}, (*MOUNTS, volume)) is None

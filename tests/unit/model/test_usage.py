@@ -30,7 +30,7 @@ def sample(seconds: float, cpu: float | None) -> VmCounters:
     return VmCounters(int(seconds * SECOND), None if cpu is None else int(cpu * SECOND))
 
 
-def test_a_cgroup_of_its_own_decides_what_a_vm_costs() -> None:
+def test_a_vms_usage_is_that_of_its_own_cgroup() -> None:
     use = memory_of(DomainUsage(process=process_usage(), cgroup=CGROUP), 0)
     assert use == MemoryUsage(
         usage=200 * MIB,
@@ -43,7 +43,7 @@ def test_a_cgroup_of_its_own_decides_what_a_vm_costs() -> None:
     )
 
 
-def test_without_a_cgroup_it_is_the_process_less_its_program_text() -> None:
+def test_without_a_cgroup_memory_use_is_the_processs_minus_its_program_text() -> None:
     use = memory_of(DomainUsage(process=process_usage()), 0)
     assert use is not None
     assert (use.usage, use.working_set, use.rss) == (170 * MIB, 150 * MIB, 150 * MIB)
@@ -56,7 +56,7 @@ def test_page_cache_that_changed_between_two_reads_gives_no_negative_working_set
     assert use.page_faults is None
 
 
-def test_available_is_what_the_limit_leaves_and_never_negative() -> None:
+def test_available_memory_is_what_the_limit_leaves_and_never_negative() -> None:
     usage = DomainUsage(cgroup=CGROUP)
     assert [use.available for limit in (0, 512 * MIB, 64 * MIB) if (use := memory_of(usage, limit))] == [
         None,
@@ -71,7 +71,7 @@ def test_the_limit_that_is_enforced_counts() -> None:
     assert use.available == 130 * MIB
 
 
-def test_memory_that_nothing_is_known_of_is_none() -> None:
+def test_unknown_memory_use_is_none() -> None:
     assert memory_of(DomainUsage(), 64 * MIB) is None
     assert total_memory([]) is None
 
@@ -122,14 +122,14 @@ def test_the_total_never_goes_down() -> None:
     assert use == CpuUsage(12 * SECOND, 5 * SECOND, 0)
 
 
-def test_a_clock_that_was_set_back_gives_no_rate_of_its_own() -> None:
+def test_a_clock_that_was_set_back_gives_no_new_rate() -> None:
     meter = CpuMeter()
     meter.take(A, sample(100, 5))
     assert meter.take(A, sample(50, 6)) == CpuUsage(50 * SECOND, 6 * SECOND)
     assert meter.take(A, sample(52, 7)) == CpuUsage(52 * SECOND, 7 * SECOND, SECOND // 2)
 
 
-def test_while_no_sample_can_be_had_the_last_one_is_told_with_its_own_time() -> None:
+def test_without_a_new_sample_the_last_one_is_returned_with_its_time() -> None:
     meter = CpuMeter()
     assert meter.take(A, None) is None
     last = meter.take(A, sample(10, 1))
@@ -137,7 +137,7 @@ def test_while_no_sample_can_be_had_the_last_one_is_told_with_its_own_time() -> 
     assert meter.take(A, sample(11, None)) == last
 
 
-def test_what_is_forgotten_starts_anew() -> None:
+def test_a_forgotten_vm_starts_from_zero() -> None:
     meter = CpuMeter()
     meter.take(A, sample(10, 9))
     meter.take(B, sample(10, 9))
