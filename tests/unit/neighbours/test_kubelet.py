@@ -34,11 +34,11 @@ def kubeadm(node: FakeSysfs) -> FakeSysfs:
     return node
 
 
-def test_a_node_without_kubelet_has_none(node: FakeSysfs) -> None:
+def test_a_node_without_kubelet_gives_no_kubelet(node: FakeSysfs) -> None:
     assert not read(node.files()).is_there
 
 
-def test_a_node_of_kubeadm_is_read_with_the_file_that_says_it(kubeadm: FakeSysfs) -> None:
+def test_a_kubeadm_nodes_settings_are_read_with_their_files(kubeadm: FakeSysfs) -> None:
     found = read(kubeadm.files())
     assert found.is_there
     assert found.cgroup_driver == Given("systemd", CONFIG_FILE)
@@ -46,13 +46,13 @@ def test_a_node_of_kubeadm_is_read_with_the_file_that_says_it(kubeadm: FakeSysfs
     assert (found.config_dir, found.root_dir, found.unreadable) == ("", "/var/lib/kubelet", ())
 
 
-def test_it_is_in_the_cluster_once_it_has_its_kubeconfig(kubeadm: FakeSysfs) -> None:
+def test_kubelet_has_joined_the_cluster_once_it_has_its_kubeconfig(kubeadm: FakeSysfs) -> None:
     assert not read(kubeadm.files()).is_in_cluster
     kubeadm.write("/etc/kubernetes/kubelet.conf", "kind: Config\n")
     assert read(kubeadm.files()).is_in_cluster
 
 
-def test_extra_flags_come_last_and_a_file_of_them_beats_the_units(kubeadm: FakeSysfs) -> None:
+def test_extra_flags_come_last_and_their_file_wins_over_the_units(kubeadm: FakeSysfs) -> None:
     extra = '[Service]\nEnvironment="KUBELET_EXTRA_ARGS=--container-runtime-endpoint=unix:///run/unit.sock"\n'
     kubeadm.write("/etc/systemd/system/kubelet.service.d/50-extra.conf", extra)
     assert read(kubeadm.files()).endpoint == Given(
@@ -62,7 +62,7 @@ def test_extra_flags_come_last_and_a_file_of_them_beats_the_units(kubeadm: FakeS
     assert read(kubeadm.files()).endpoint == Given("unix:///run/file.sock", "/etc/default/kubelet")
 
 
-def test_drop_ins_are_laid_over_the_file_by_name(kubeadm: FakeSysfs) -> None:
+def test_drop_ins_are_merged_over_the_file_in_order_of_their_names(kubeadm: FakeSysfs) -> None:
     kubeadm.write("/etc/default/kubelet", "KUBELET_EXTRA_ARGS='--config-dir /etc/k.d --root-dir=/data/kubelet'\n")
     kubeadm.write("/etc/k.d/20.conf", "cgroupDriver: cgroupfs\n")
     kubeadm.write("/etc/k.d/10.conf", "cgroupDriver: other\nmemorySwap: {more: 1}\nfailSwapOn: false\n")
@@ -73,14 +73,14 @@ def test_drop_ins_are_laid_over_the_file_by_name(kubeadm: FakeSysfs) -> None:
     assert (found.config_dir, found.root_dir) == ("/etc/k.d", "/data/kubelet")
 
 
-def test_what_runs_counts_unless_its_next_start_is_asked_for(kubeadm: FakeSysfs) -> None:
+def test_the_running_kubelets_flags_count_unless_the_next_start_is_meant(kubeadm: FakeSysfs) -> None:
     kubeadm.write("/proc/812/cmdline", "/usr/bin/kubelet\0--cgroup-driver\0cgroupfs\0")
     kubeadm.write("/proc/813/cmdline", "/usr/bin/less\0/usr/bin/kubelet\0")
     assert read(kubeadm.files()).cgroup_driver == Given("cgroupfs", "its command line")
     assert read(kubeadm.files(), running=False).cgroup_driver == Given("systemd", CONFIG_FILE)
 
 
-def test_one_that_no_unit_starts_is_known_by_what_runs(node: FakeSysfs) -> None:
+def test_a_kubelet_without_a_unit_is_found_by_its_process(node: FakeSysfs) -> None:
     node.write("/proc/9/cmdline", "kubelet\0--container-runtime-endpoint=unix:///run/k3s.sock\0")
     found = read(node.files(), running=False).endpoint
     assert found is not None
@@ -88,12 +88,12 @@ def test_one_that_no_unit_starts_is_known_by_what_runs(node: FakeSysfs) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "- a"])
-def test_what_cannot_be_read_is_told_with_its_file(kubeadm: FakeSysfs, text: str) -> None:
+def test_an_unreadable_file_is_named(kubeadm: FakeSysfs, text: str) -> None:
     kubeadm.write(CONFIG_FILE, text)
     (told,) = read(kubeadm.files()).unreadable
     assert told.startswith(f"{CONFIG_FILE}: not ")
 
 
-def test_a_file_that_is_a_directory_is_told_too(node: FakeSysfs) -> None:
+def test_a_directory_in_place_of_a_file_is_named(node: FakeSysfs) -> None:
     node.path(KUBEADM_FLAGS).mkdir(parents=True)
     assert "Is a directory" in read(node.files()).unreadable[0]

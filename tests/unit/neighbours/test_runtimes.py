@@ -39,11 +39,11 @@ def only(node: FakeSysfs) -> RuntimeSetup:
     return found
 
 
-def test_a_node_without_any_has_none(tmp_path: Path) -> None:
+def test_a_node_without_other_runtimes_gives_none(tmp_path: Path) -> None:
     assert read(FakeSysfs(tmp_path).files()) == []
 
 
-def test_without_a_file_its_defaults_hold(node: FakeSysfs) -> None:
+def test_without_a_file_containerds_defaults_apply(node: FakeSysfs) -> None:
     assert only(node) == RuntimeSetup(
         "containerd", "/run/containerd/containerd.sock", "/etc/containerd/config.toml",
         driver_table='[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]',
@@ -84,7 +84,7 @@ def test_the_cgroup_driver_is_that_of_containerds_default_runtime(node: FakeSysf
     assert only(node).driver_table.endswith(".containerd.runtimes.nvidia.options]")
 
 
-def test_a_containerd_of_dockers_serves_no_cri(node: FakeSysfs) -> None:
+def test_dockers_containerd_serves_no_cri(node: FakeSysfs) -> None:
     node.write("/etc/containerd/config.toml", 'disabled_plugins = ["cri"]\n')
     assert not only(node).serves_cri
 

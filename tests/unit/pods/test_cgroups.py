@@ -56,7 +56,7 @@ def client(tapmanager: Tapmanager, *, own: bool = True) -> VmCgroupClient:
     return VmCgroupClient(TapmanagerConnection(tapmanager.path), own=own)
 
 
-def test_a_group_is_asked_for_below_the_slices_that_its_parent_means(tapmanager: Tapmanager) -> None:
+def test_a_cgroup_is_requested_below_the_slices_of_its_parent(tapmanager: Tapmanager) -> None:
     client(tapmanager).make(GROUP, 5.0)
     ((verb, args),) = tapmanager.asked
     assert verb == "group"
@@ -65,7 +65,7 @@ def test_a_group_is_asked_for_below_the_slices_that_its_parent_means(tapmanager:
     assert (args["parent"], args["oom_score_adj"]) == ("/kubepods.slice/kubepods-pod1.slice", -998)
 
 
-def test_an_earlier_tapmanager_is_asked_without_what_it_does_not_know(tapmanager: Tapmanager) -> None:
+def test_arguments_that_an_earlier_tapmanager_does_not_know_are_left_out(tapmanager: Tapmanager) -> None:
     tapmanager.unknown = "queues"
     client(tapmanager).make(dataclasses.replace(GROUP, nic_queues=4), 5.0)
     ((_, args),) = tapmanager.asked
@@ -93,7 +93,7 @@ def test_removal_needs_ids_alone_and_a_pod_without_a_parent_has_ours(tapmanager:
     assert tapmanager.asked == [("ungroup", {"container": "b" * 64, "parent": "/virtshim"})]
 
 
-def test_where_libvirt_makes_the_groups_tapmanager_is_told_of_no_parent(tapmanager: Tapmanager) -> None:
+def test_tapmanager_gets_no_parent_if_libvirt_makes_the_cgroups(tapmanager: Tapmanager) -> None:
     client(tapmanager, own=False).make(GROUP, 5.0)
     assert tapmanager.asked[0][1]["parent"] == ""
 
@@ -123,18 +123,18 @@ def group_files(root: Path, controller: str, **files: str) -> None:
         (where / name.replace("__", ".")).write_text(text)
 
 
-def test_version_2_tells_of_kills(tmp_path: Path) -> None:
+def test_memory_kills_are_read_in_version_2(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
     events = "low 0\nhigh 3\nmax 12\noom 2\noom_kill 1\noom_group_kill 0\n"
     group_files(tmp_path, "", memory__events=events)
     assert oom_kills(PATH, str(tmp_path)) == 1
 
 
-def test_version_1_tells_of_kills(tmp_path: Path) -> None:
+def test_memory_kills_are_read_in_version_1(tmp_path: Path) -> None:
     control = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
     group_files(tmp_path, "memory", memory__oom_control=control)
     assert oom_kills(PATH, str(tmp_path)) == 2
 
 
-def test_a_group_that_is_gone_had_no_kills(tmp_path: Path) -> None:
+def test_a_cgroup_that_is_gone_had_no_kills(tmp_path: Path) -> None:
     assert oom_kills(PATH, str(tmp_path)) == 0

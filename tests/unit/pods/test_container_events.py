@@ -36,14 +36,14 @@ def heard(listener: Subscription, count: int) -> list[ContainerEvent]:
     return [change for change in changes if change is not None]
 
 
-def test_every_listener_hears_everything_in_the_same_order(broadcaster: EventBroadcaster) -> None:
+def test_every_listener_gets_all_events_in_the_same_order(broadcaster: EventBroadcaster) -> None:
     listeners = [broadcaster.subscribe() for _ in range(3)]
     say(broadcaster, "one", "two", "three")
     for listener in listeners:
         assert [change.id for change in heard(listener, 3)] == ["one", "two", "three"]
 
 
-def test_several_changes_at_once_keep_their_order_and_have_the_same_picture(broadcaster: EventBroadcaster) -> None:
+def test_several_changes_at_once_keep_their_order_and_have_the_same_pod_state(broadcaster: EventBroadcaster) -> None:
     listener = broadcaster.subscribe()
     broadcaster.publish([EventType.CREATED, EventType.STARTED], "pod", POD, [])
     assert [(c.kind, c.id, c.sandbox, c.containers) for c in heard(listener, 2)] == [
@@ -63,7 +63,7 @@ def test_stamps_increase_strictly_even_when_the_clock_stands_still_or_is_set_bac
     assert stamps == sorted(set(stamps))
 
 
-def test_who_comes_later_hears_only_what_comes_after(broadcaster: EventBroadcaster) -> None:
+def test_a_later_listener_gets_only_later_events(broadcaster: EventBroadcaster) -> None:
     say(broadcaster, "before")
     listener = broadcaster.subscribe()
     say(broadcaster, "after")
@@ -79,7 +79,7 @@ def test_a_listener_that_waits_is_woken(broadcaster: EventBroadcaster) -> None:
     assert change.id == "news"
 
 
-def test_a_listener_that_falls_behind_is_dropped_told_why_and_costs_the_others_nothing(
+def test_a_listener_that_falls_behind_is_dropped_with_a_reason_and_others_are_unaffected(
     clock: FakeClock,
 ) -> None:
     broadcaster = EventBroadcaster(Stamps(clock, 0), most=3, room=3)
@@ -116,7 +116,7 @@ def test_one_listener_too_many_is_refused_until_another_closes(broadcaster: Even
     assert broadcaster.subscribe()
 
 
-def test_a_closed_subscription_ends_its_wait_and_holds_nothing(broadcaster: EventBroadcaster) -> None:
+def test_a_closed_subscription_ends_its_wait_and_keeps_no_events(broadcaster: EventBroadcaster) -> None:
     listener = broadcaster.subscribe()
     waiting = Background(listener.next)
     listener.close()
@@ -127,7 +127,7 @@ def test_a_closed_subscription_ends_its_wait_and_holds_nothing(broadcaster: Even
     listener.close()
 
 
-def test_when_the_daemon_stops_every_listener_is_told_and_none_is_taken(broadcaster: EventBroadcaster) -> None:
+def test_when_the_daemon_stops_listeners_are_told_and_new_ones_refused(broadcaster: EventBroadcaster) -> None:
     listener = broadcaster.subscribe()
     waiting = Background(listener.next)
     broadcaster.close()

@@ -93,7 +93,7 @@ def test_half_made_things_are_neither_found_nor_listed(world: World) -> None:
 
 
 @pytest.mark.parametrize("phase", [SandboxPhase.NOT_READY, SandboxPhase.REMOVING])
-def test_what_is_not_ready_or_half_removed_is_listed(world: World, phase: SandboxPhase) -> None:
+def test_sandboxes_that_are_not_ready_or_half_removed_are_listed(world: World, phase: SandboxPhase) -> None:
     made = sandbox(world, "ab", phase)
     assert list_sandboxes(world.records, Filter()) == [made]
 
@@ -127,7 +127,7 @@ def test_container_filters_must_all_match(world: World) -> None:
     assert listed(id="2", sandbox_id="aa") == []
 
 
-def test_a_list_is_a_picture_that_later_calls_do_not_change(world: World) -> None:
+def test_a_list_is_a_snapshot_that_later_calls_do_not_change(world: World) -> None:
     one = sandbox(world, "ab")
     before = world.records.sandboxes.all()
     world.records.sandboxes.replace(dataclasses.replace(one, reason="changed"))

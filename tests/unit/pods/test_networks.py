@@ -77,7 +77,7 @@ def raises(exc: Exception) -> Callable[[], Json]:
     return fail
 
 
-def test_it_is_the_port() -> None:
+def test_the_client_implements_the_port() -> None:
     client: PodNetworks = PodNetworkClient(TapmanagerConnection("/x"))
     assert client is not None
 
@@ -127,20 +127,20 @@ def test_rules_and_tables_come_with_their_interface(wire: Wire) -> None:
         wire.client.attach(REQUEST, 5.0)
 
 
-def test_release_and_list_speak_of_sandbox_ids(wire: Wire) -> None:
+def test_release_and_list_use_sandbox_ids(wire: Wire) -> None:
     wire.client.release(SANDBOX, 5.0)
     assert wire.asked[0]["args"] == {"sandbox": SANDBOX.value}
     wire.answer = lambda: {"sandboxes": [SANDBOX.value]}
     assert wire.client.attached(5.0) == {SANDBOX}
 
 
-def test_whose_network_it_is_comes_without_the_attempt(wire: Wire) -> None:
+def test_the_owner_of_a_network_is_given_without_the_attempt(wire: Wire) -> None:
     wire.answer = lambda: {"namespace": "ns", "name": "web", "uid": "uid"}
     assert wire.client.pod_of(SANDBOX, 5.0) == PodKey("ns", "web", "uid", 0)
     assert wire.asked[0]["args"] == {"sandbox": SANDBOX.value}
 
 
-def test_no_network_is_nobodys_and_one_that_cannot_be_read_is_an_error(wire: Wire) -> None:
+def test_a_missing_network_has_no_pod_and_an_unreadable_one_is_an_error(wire: Wire) -> None:
     wire.answer = raises(TapmanagerError("not-found", "sandbox has no network"))
     assert wire.client.pod_of(SANDBOX, 5.0) is None
     wire.answer = raises(TapmanagerError("internal", "the network record cannot be read"))
@@ -172,7 +172,7 @@ def test_an_absent_tapmanager_is_unavailable_with_a_remedy(tmp_path: Path) -> No
     assert "systemctl status tapmanager" in client.trouble()
 
 
-def test_no_time_left_is_a_deadline(wire: Wire) -> None:
+def test_no_time_left_is_deadline_exceeded(wire: Wire) -> None:
     with pytest.raises(DeadlineExceeded):
         wire.client.release(SANDBOX, 0.0)
 
@@ -184,7 +184,7 @@ def test_trouble_is_tapmanagers_own_reason_or_nothing(wire: Wire) -> None:
     assert wire.client.trouble() == "no CNI config"
 
 
-def test_counters_come_page_by_page_until_there_is_no_more(wire: Wire) -> None:
+def test_counters_are_read_page_by_page_to_the_end(wire: Wire) -> None:
     first, second = "a" * 64, "b" * 64
     pages = [
         {"sandboxes": {first: {"eth0": [1, 2, 3, 4, 5, 6, 7, 8]}}, "last": first},
@@ -198,20 +198,20 @@ def test_counters_come_page_by_page_until_there_is_no_more(wire: Wire) -> None:
     assert [request["args"] for request in wire.asked] == [{"after": ""}, {"after": first}]
 
 
-def test_a_page_that_leads_back_ends_it(wire: Wire) -> None:
+def test_a_page_that_points_back_ends_the_reading(wire: Wire) -> None:
     wire.answer = lambda: {"sandboxes": {}, "last": "a" * 64}
     assert wire.client.counters(5.0) == {}
     assert len(wire.asked) == 2
 
 
 @pytest.mark.parametrize("interfaces", [[], {"eth0": [1] * 7}, {"eth0": ["1"] * 8}, {"eth0": {}}])
-def test_counters_that_are_none_are_an_error(wire: Wire, interfaces: object) -> None:
+def test_malformed_counters_are_an_error(wire: Wire, interfaces: object) -> None:
     wire.answer = lambda: {"sandboxes": {SANDBOX.value: interfaces}, "last": ""}
     with pytest.raises(InternalError, match="reading the pods' network counters"):
         wire.client.counters(5.0)
 
 
-def test_a_tapmanager_that_hangs_is_not_waited_for_as_long_as_the_call_may_take(tmp_path: Path) -> None:
+def test_a_hanging_tapmanager_is_given_up_before_the_calls_deadline(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     with server.listen(path, os.getegid()), pytest.raises(Unavailable, match="does not answer; restart it"):
         PodNetworkClient(TapmanagerConnection(path, patience=0.02, alive_within=0.02)).release(SANDBOX, 240.0)

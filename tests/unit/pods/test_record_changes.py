@@ -70,14 +70,14 @@ def test_each_event_has_the_pod_as_it_was(world: World, listener: Subscription) 
     ]
 
 
-def test_removing_a_running_pod_at_once_tells_the_same_ends(world: World, listener: Subscription) -> None:
+def test_removing_a_running_pod_at_once_gives_the_same_stop_events(world: World, listener: Subscription) -> None:
     sandbox, container = world.running()
     world.remove_sandbox(sandbox)
     changes = heard(world, listener)[4:]
     assert told(changes, sandbox, container) == ["b stopped", "a stopped", "b deleted", "a deleted"]
 
 
-def test_a_running_container_that_is_removed_has_stopped_first_with_its_exit(
+def test_removing_a_running_container_first_gives_a_stop_event_with_its_exit(
     world: World, listener: Subscription
 ) -> None:
     _, container = world.running()
@@ -90,7 +90,7 @@ def test_a_running_container_that_is_removed_has_stopped_first_with_its_exit(
         assert (last.exit.code, last.exit.message) == (137, "killed: it was removed while running")
 
 
-def test_a_guest_that_ends_by_itself_is_an_event_without_any_call(world: World, listener: Subscription) -> None:
+def test_a_guest_that_ends_by_itself_gives_an_event(world: World, listener: Subscription) -> None:
     sandbox, container = world.running()
     world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
     world.outside.vms.deliver()
@@ -102,7 +102,7 @@ def test_a_guest_that_ends_by_itself_is_an_event_without_any_call(world: World, 
     assert stopped.containers[0].exit.reason is ExitReason.COMPLETED
 
 
-def test_a_failed_start_is_a_stop(world: World, listener: Subscription) -> None:
+def test_a_failed_start_is_a_stop_event(world: World, listener: Subscription) -> None:
     world.pull()
     container = world.create(world.run())
     world.journal.fail("vms.start", InternalError("no"))
@@ -111,7 +111,7 @@ def test_a_failed_start_is_a_stop(world: World, listener: Subscription) -> None:
     assert told(heard(world, listener)[2:], container) == ["a created", "a stopped"]
 
 
-def test_what_failed_and_was_undone_was_never_there(world: World, listener: Subscription) -> None:
+def test_a_failed_create_that_was_undone_gives_no_event(world: World, listener: Subscription) -> None:
     world.pull()
     world.journal.fail("networks.attach", Unavailable("no"))
     with pytest.raises(Unavailable):
@@ -123,7 +123,7 @@ def test_what_failed_and_was_undone_was_never_there(world: World, listener: Subs
     assert told(heard(world, listener), sandbox) == ["a created", "a started"]
 
 
-def test_a_sandbox_whose_undo_failed_is_seen_and_then_removed_without_ever_having_run(
+def test_a_sandbox_whose_undo_failed_gives_created_and_deleted_events_only(
     world: World, listener: Subscription
 ) -> None:
     world.journal.fail("networks.attach", Unavailable("no"), after=True)
@@ -135,7 +135,7 @@ def test_a_sandbox_whose_undo_failed_is_seen_and_then_removed_without_ever_havin
     assert told(heard(world, listener), left.id) == ["a created", "a deleted"]
 
 
-def test_repeated_calls_tell_nothing_new(world: World, listener: Subscription) -> None:
+def test_repeated_calls_give_no_new_events(world: World, listener: Subscription) -> None:
     sandbox = world.run()
     container, _ = world.create(sandbox), world.create(sandbox, name="other")
     world.start(container)
@@ -149,7 +149,7 @@ def test_repeated_calls_tell_nothing_new(world: World, listener: Subscription) -
     assert (count, told(heard(world, listener), sandbox, container)) == (5, ["b stopped", "a stopped"])
 
 
-def test_pods_do_not_get_into_each_others_events(world: World, listener: Subscription) -> None:
+def test_events_of_pods_do_not_mix(world: World, listener: Subscription) -> None:
     one, vm_one = world.running("one")
     two, vm_two = world.running("two")
     for change in heard(world, listener):
@@ -158,7 +158,7 @@ def test_pods_do_not_get_into_each_others_events(world: World, listener: Subscri
         assert {container.id for container in change.containers} <= {mine}
 
 
-def test_the_record_is_on_disk_when_its_event_is_heard(world: World, listener: Subscription) -> None:
+def test_the_record_is_on_disk_before_its_event_is_sent(world: World, listener: Subscription) -> None:
     world.journal.fail("records.sandboxes.replace", InternalError("the disk is full"), times=9)
     with pytest.raises(InternalError):
         world.run()

@@ -51,7 +51,7 @@ def test_the_filter_and_bandwidth_that_a_pod_asks_for_reach_the_network(world: W
     assert (request.filter, request.bandwidth) == ("mac", Bandwidth(egress=1_000_000))
 
 
-def test_annotations_choose_neither_mac_nor_address(world: World) -> None:
+def test_annotations_cannot_choose_mac_or_address(world: World) -> None:
     """Who may is Multus, which asks the API server for them itself; of ours there is none."""
     foreign = {
         "k8s.v1.cni.cncf.io/networks": '[{"name": "blue", "mac": "c2:b0:57:49:47:f1", "ips": ["10.1.0.9/24"]}]',
@@ -82,7 +82,7 @@ def test_annotations_choose_neither_mac_nor_address(world: World) -> None:
         ({"virtshim.io/nic-queues": "2"}, Resources(cpu_quota=50_000, cpu_period=100_000), True),
     ],
 )
-def test_taps_are_made_for_several_queues_where_the_vm_may_want_them(
+def test_taps_have_several_queues_if_the_vm_may_need_them(
     world: World, annotations: dict[str, str], pod: Resources, many: bool
 ) -> None:
     world.run(config=sandbox_config(annotations=annotations, resources=pod))
@@ -90,7 +90,7 @@ def test_taps_are_made_for_several_queues_where_the_vm_may_want_them(
     assert request.multi_queue is many
 
 
-def test_the_network_gets_what_is_left_of_the_callers_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_network_call_gets_the_rest_of_the_callers_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
     attach = world.outside.networks.attach
     monkeypatch.setattr(
@@ -141,7 +141,7 @@ def test_a_bad_annotation_is_refused_before_anything_is_made(world: World) -> No
     assert world.journal.calls == []
 
 
-def test_a_deadline_in_the_past_makes_nothing(world: World) -> None:
+def test_nothing_is_made_after_the_deadline(world: World) -> None:
     with pytest.raises(DeadlineExceeded):
         world.do.run_sandbox.run(pod_key(), sandbox_config(), Deadline.after(world.outside.clock.monotonic(), 0))
     assert world.everything() == []
@@ -171,7 +171,7 @@ def test_a_full_disk_at_the_first_step_touches_nothing_outside(world: World) -> 
     assert world.journal.count("networks.attach") == 0
 
 
-def test_when_the_network_can_neither_be_made_nor_released_a_not_ready_row_stays(world: World) -> None:
+def test_a_not_ready_row_stays_if_the_network_can_neither_be_made_nor_released(world: World) -> None:
     world.journal.fail("networks.attach", InternalError("CNI ADD failed"), after=True)
     world.journal.fail("networks.release", Unavailable("tapmanager is gone"))
     with pytest.raises(InternalError, match="CNI ADD failed"):
@@ -234,7 +234,7 @@ def test_a_node_that_requires_overhead_refuses_a_pod_without_it_before_anything_
     [(OWN_GROUP, OVERHEAD), ("", Resources()), ("/operators/group", Resources())],
     ids=["with an overhead", "crictl's", "in an operator's group"],
 )
-def test_it_takes_pods_whose_vms_do_not_lie_beside_their_cgroups(
+def test_a_node_that_requires_overhead_accepts_pods_whose_vms_are_not_beside_their_cgroups(
     tmp_path: Path, cgroup_parent: str, overhead: Resources
 ) -> None:
     world = World(tmp_path, vm=Vm(require_overhead=True))

@@ -17,14 +17,14 @@ def test_a_stopped_sandbox_is_not_ready_and_has_no_network(world: World) -> None
     assert world.outside.networks.networks == {}
 
 
-def test_stop_ends_what_runs_and_removes_nothing(world: World) -> None:
+def test_stop_ends_running_containers_and_removes_nothing(world: World) -> None:
     sandbox, container = world.running()
     world.stop_sandbox(sandbox)
     assert world.container(container).phase is ContainerPhase.EXITED
     assert container in world.outside.disks.directories
 
 
-def test_the_vm_is_off_before_its_network_goes(world: World) -> None:
+def test_the_vm_is_off_before_its_network_is_released(world: World) -> None:
     sandbox, _ = world.running()
     world.journal.calls.clear()
     world.stop_sandbox(sandbox)
@@ -56,7 +56,7 @@ def test_a_failed_release_is_an_error_and_the_next_stop_tries_again(world: World
     assert world.sandbox(sandbox).network_released
 
 
-def test_the_release_gets_its_least_time_even_if_the_caller_has_none_left(
+def test_the_release_gets_its_minimum_time_even_after_the_callers_deadline(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[float] = []
@@ -66,7 +66,7 @@ def test_the_release_gets_its_least_time_even_if_the_caller_has_none_left(
     assert given == [world.settings.cri.stop_timeout]
 
 
-def test_a_vm_whose_removal_failed_is_off_before_its_network_goes(world: World) -> None:
+def test_a_vm_whose_removal_failed_is_off_before_its_network_is_released(world: World) -> None:
     sandbox, container = world.running()
     world.journal.fail("vms.destroy", Unavailable("libvirt is gone"))
     with pytest.raises(Unavailable):
@@ -75,7 +75,7 @@ def test_a_vm_whose_removal_failed_is_off_before_its_network_goes(world: World) 
     assert world.outside.vms.power(world.domain(container)).power is Power.OFF
 
 
-def test_a_vm_whose_failed_start_could_not_be_undone_is_off_before_its_network_goes(world: World) -> None:
+def test_a_vm_whose_failed_start_was_not_undone_is_off_before_its_network_is_released(world: World) -> None:
     sandbox = world.run()
     container = world.create(sandbox)
     world.journal.fail("vms.start", Unavailable("lost the answer"), after=True)
@@ -93,7 +93,7 @@ def test_containers_of_other_pods_are_left_alone(world: World) -> None:
     assert world.container(other).phase is ContainerPhase.RUNNING
 
 
-def test_remove_takes_everything(world: World) -> None:
+def test_remove_removes_everything(world: World) -> None:
     sandbox, first = world.running()
     world.stop(first)
     second = world.create(sandbox, attempt=1)

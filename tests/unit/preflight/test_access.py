@@ -23,18 +23,18 @@ def directory(path: str, mode: int, uid: int = 0, gid: int = 0) -> FileStatus:
         (0o011, 64055, 108, False),  # and the owner's for the owner
     ],
 )
-def test_the_first_class_that_fits_decides(mode: int, uid: int, gid: int, allowed: bool) -> None:
+def test_the_first_matching_permission_class_decides(mode: int, uid: int, gid: int, allowed: bool) -> None:
     assert allows(directory("/d", mode, uid, gid), QEMU, AccessMode.EXECUTE) is allowed
 
 
-def test_root_passes_any_directory_and_reads_any_file_but_executes_only_what_is_executable() -> None:
+def test_root_may_read_everything_but_executes_only_executable_files() -> None:
     file = FileStatus("/f", stat.S_IFREG | 0o600, 1, 1)
     assert allows(directory("/d", 0o000, 1, 1), ROOT, AccessMode.EXECUTE)
     assert allows(file, ROOT, AccessMode.READ | AccessMode.WRITE)
     assert not allows(file, ROOT, AccessMode.EXECUTE)
 
 
-def test_all_of_what_is_wanted_must_be_given() -> None:
+def test_all_requested_permissions_are_needed() -> None:
     assert not allows(FileStatus("/dev/kvm", stat.S_IFCHR | 0o640, 0, 108), QEMU, AccessMode.READ | AccessMode.WRITE)
     assert allows(FileStatus("/dev/kvm", stat.S_IFCHR | 0o660, 0, 108), QEMU, AccessMode.READ | AccessMode.WRITE)
 

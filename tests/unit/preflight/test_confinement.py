@@ -12,7 +12,7 @@ ALL = Libvirt().confine
 FIRST, COUNT = Libvirt().first_vm_uid, Libvirt().vm_uids
 
 
-def test_vms_have_users_of_their_own() -> None:
+def test_the_finding_says_that_each_vm_has_its_own_user() -> None:
     assert confinement.users(FIRST, COUNT, []).level is Level.OK
     assert confinement.users(FIRST, 0, []).level is Level.WARNING
 
@@ -29,11 +29,11 @@ def test_vms_have_users_of_their_own() -> None:
         ("nonsense\n+::::::\n", "more:nonsense\nx:y:z\n", Level.OK),
     ],
 )
-def test_nobody_else_may_have_one_of_them(passwd: str, subuid: str, level: Level) -> None:
+def test_no_other_user_may_have_a_uid_of_the_range(passwd: str, subuid: str, level: Level) -> None:
     assert confinement.users(FIRST, COUNT, confinement.taken_by(passwd, subuid)).level is level
 
 
-def test_who_has_one_is_named() -> None:
+def test_a_user_with_a_uid_of_the_range_is_named() -> None:
     found = confinement.users(1000, 10, [UidRange("me of /etc/subuid", 1005, 100)])
     assert "me of /etc/subuid has 1005 to 1104" in found.text
 
@@ -58,7 +58,7 @@ def test_core_scheduling_matters_where_cores_have_siblings(has_it: bool, has_sib
     assert confinement.core_scheduling(ALL, has_it=has_it, has_siblings=has_siblings).level is level
 
 
-def test_what_the_settings_leave_out_is_said() -> None:
+def test_layers_that_the_settings_switch_off_are_named() -> None:
     for found in (
         confinement.landlock((), 7),
         confinement.seccomp((), "errno"),
@@ -68,7 +68,7 @@ def test_what_the_settings_leave_out_is_said() -> None:
         assert "libvirt.confine" in found.remedy
 
 
-def test_a_node_without_labels_is_told_so_unless_libvirt_is_embedded() -> None:
+def test_missing_security_labels_are_reported_unless_libvirt_is_embedded() -> None:
     assert confinement.svirt([], [], embedded=False).level is Level.WARNING
     assert confinement.svirt([], None, embedded=True).level is Level.OK
 
@@ -83,7 +83,7 @@ def test_a_node_without_labels_is_told_so_unless_libvirt_is_embedded() -> None:
         (["SELinux"], ["apparmor"], Level.WARNING),
     ],
 )
-def test_a_libvirt_that_does_not_use_them_is_told(
+def test_a_libvirt_that_does_not_use_security_labels_is_reported(
     modules: list[str], labelled_by: list[str] | None, level: Level
 ) -> None:
     assert confinement.svirt(modules, labelled_by, embedded=False).level is level
@@ -97,6 +97,6 @@ CAPABILITIES = """<capabilities><host><uuid>x</uuid>{}<secmodel><model>dac</mode
 @pytest.mark.parametrize(
     ("models", "labelled_by"), [([], []), (["apparmor"], ["apparmor"]), (["selinux"], ["selinux"]), (["none"], [])]
 )
-def test_what_libvirt_labels_vms_for_is_in_its_capabilities(models: list[str], labelled_by: list[str]) -> None:
+def test_the_security_driver_is_read_from_libvirts_capabilities(models: list[str], labelled_by: list[str]) -> None:
     text = "".join(f"<secmodel><model>{model}</model><doi>0</doi></secmodel>" for model in models)
     assert security_models_in(CAPABILITIES.format(text)) == labelled_by

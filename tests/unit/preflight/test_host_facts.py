@@ -11,7 +11,7 @@ from tapmanager import protocol
 from virtshim.preflight import host_facts
 
 
-def test_directories_are_what_exists_from_the_root_down(tmp_path: Path) -> None:
+def test_existing_directories_are_listed_from_the_root_down(tmp_path: Path) -> None:
     found = [node.path for node in host_facts.directories(str(tmp_path / "missing" / "deep"))]
     assert found[0] == "/"
     assert found[-1] == str(tmp_path.resolve())
@@ -25,13 +25,13 @@ def test_links_are_followed(tmp_path: Path) -> None:
     assert stat.S_IMODE(last.mode) == 0o700
 
 
-def test_a_program_that_fails_or_is_missing_is_trouble() -> None:
+def test_a_program_that_fails_or_is_missing_is_reported() -> None:
     assert host_facts.program_output(["echo", "hi"]).text == "hi"
     assert host_facts.program_output(["false"]).trouble
     assert "nonesuch-program" in host_facts.program_output(["nonesuch-program"]).trouble
 
 
-def test_programs_are_found_in_any_of_the_places_and_must_be_executable(tmp_path: Path) -> None:
+def test_programs_are_found_in_any_given_directory_and_must_be_executable(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "bridge").touch(mode=0o755)
@@ -40,7 +40,7 @@ def test_programs_are_found_in_any_of_the_places_and_must_be_executable(tmp_path
     assert host_facts.not_executable(["bridge", "plain", "none"], places) == ["plain", "none"]
 
 
-def test_users_have_their_groups_and_the_one_asked_for() -> None:
+def test_users_have_their_groups_and_the_requested_one() -> None:
     who = host_facts.user("root", "daemon")
     assert who is not None
     assert (who.uid, 1 in who.gids) == (0, True)
@@ -48,7 +48,7 @@ def test_users_have_their_groups_and_the_one_asked_for() -> None:
     assert host_facts.user("root", "nonesuch-group") is None
 
 
-def test_a_missing_state_directory_is_measured_by_what_is_above_it(tmp_path: Path) -> None:
+def test_the_free_space_of_a_missing_state_directory_is_that_of_its_parent(tmp_path: Path) -> None:
     found = host_facts.room(str(tmp_path / "later"))
     assert found.path == str(tmp_path / "later")
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
@@ -63,14 +63,14 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
         yield server
 
 
-def test_a_tapmanager_that_is_not_there_or_gone_is_told_apart(tmp_path: Path) -> None:
+def test_a_tapmanager_that_is_absent_or_has_ended_is_told_apart(tmp_path: Path) -> None:
     assert host_facts.tapmanager(str(tmp_path / "s"), 1) == ("No such file or directory", "")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.bind(str(tmp_path / "s"))
     assert host_facts.tapmanager(str(tmp_path / "s"), 1) == ("Connection refused", "")
 
 
-def test_a_tapmanager_that_says_nothing_is_given_up(listener: socket.socket) -> None:
+def test_a_silent_tapmanager_is_given_up(listener: socket.socket) -> None:
     silence, trouble = host_facts.tapmanager(listener.getsockname(), 0.2)
     assert (bool(silence), trouble) == (True, "")
 
@@ -84,7 +84,7 @@ def test_a_tapmanager_that_says_nothing_is_given_up(listener: socket.socket) -> 
         (protocol.error(1, "permission", "uid 7 may not"), "uid 7 may not"),
     ],
 )
-def test_what_tapmanager_answers_is_told(listener: socket.socket, answer: dict[str, object], trouble: str) -> None:
+def test_tapmanagers_answer_is_reported(listener: socket.socket, answer: dict[str, object], trouble: str) -> None:
     def reply() -> None:
         with listener.accept()[0] as sock:
             protocol.recv_frame(sock)
@@ -96,7 +96,7 @@ def test_what_tapmanager_answers_is_told(listener: socket.socket, answer: dict[s
     thread.join()
 
 
-def test_a_socket_whose_server_has_ended_is_served_by_nobody(tmp_path: Path) -> None:
+def test_a_socket_whose_server_has_ended_counts_as_unserved(tmp_path: Path) -> None:
     """systemd leaves the file when it stops a socket unit."""
     path = str(tmp_path / "s")
     assert not host_facts.is_served(path)

@@ -24,7 +24,7 @@ QEMU = UserAccount("libvirt-qemu", 64055, frozenset({64055, 108}))
         (100 * GIB, 499, Level.ERROR),
     ],
 )
-def test_little_room_warns_and_no_room_is_an_error(free: int, inodes: int | None, level: Level) -> None:
+def test_little_free_space_warns_and_no_space_is_an_error(free: int, inodes: int | None, level: Level) -> None:
     assert machine.room(FreeSpace("/var/lib/virtshim", free, inodes)).level is level
 
 
@@ -36,7 +36,7 @@ def test_a_directory_closed_to_qemu_is_an_error_that_names_it_and_both_ways_out(
     assert found.remedy == "set paths.state_dir to another path, or run chmod a+x /secret"
 
 
-def test_a_path_that_qemu_can_pass_is_fine() -> None:
+def test_a_path_that_qemu_can_traverse_is_ok() -> None:
     way = [FileStatus("/", stat.S_IFDIR | 0o755, 0, 0), FileStatus("/s", stat.S_IFDIR | 0o711, 0, 0)]
     assert machine.reach("paths.state_dir", "/s", way, QEMU).level is Level.OK
 
@@ -88,7 +88,7 @@ def test_not_being_root_and_a_missing_tun_are_errors() -> None:
     assert machine.tun(True).level is Level.OK
 
 
-def test_a_kernel_that_cannot_move_the_guests_frames_is_a_warning_and_a_choice_is_none() -> None:
+def test_a_kernel_without_vhost_net_is_a_warning_unless_vhost_is_switched_off() -> None:
     found = machine.vhost_net(True, "/dev/vhost-net: No such file or directory")
     assert (found.level, found.remedy) == (Level.WARNING, "modprobe vhost_net")
     assert "/dev/vhost-net: No such file" in found.text
@@ -96,11 +96,11 @@ def test_a_kernel_that_cannot_move_the_guests_frames_is_a_warning_and_a_choice_i
     assert machine.vhost_net(False, "").level is Level.OK
 
 
-def test_forwarding_that_cannot_be_read_is_not_taken_for_on() -> None:
+def test_unreadable_forwarding_does_not_count_as_on() -> None:
     assert machine.forwarding({"net.ipv4.ip_forward": ""}).level is Level.WARNING
 
 
-def test_a_place_for_disks_that_cannot_be_looked_at_is_an_error() -> None:
+def test_an_unreadable_directory_for_disks_is_an_error() -> None:
     def refused(path: str) -> FreeSpace:
         raise OSError(5, "Input/output error")
 

@@ -8,7 +8,7 @@ from virtshim.preflight.finding import Level
 BRIDGE = {"type": "bridge", "ipam": {"type": "host-local"}}
 
 
-def test_a_list_gives_its_plugins_and_their_ipam_once_each() -> None:
+def test_a_list_gives_each_plugin_and_ipam_plugin_once() -> None:
     text = json.dumps({"name": "n", "plugins": [BRIDGE, {"type": "portmap"}, BRIDGE]})
     assert network.parsed(text) == network.Network("n", ("bridge", "host-local", "portmap"))
 
@@ -17,7 +17,7 @@ def test_a_single_plugin_is_a_network_too() -> None:
     assert network.parsed(json.dumps({"name": "n", **BRIDGE})).programs == ("bridge", "host-local")
 
 
-def test_ipam_that_is_a_part_of_its_plugin_is_no_program() -> None:
+def test_built_in_ipam_is_no_separate_program() -> None:
     azure = {"name": "azure", "plugins": [{"type": "azure-vnet", "ipam": {"type": "azure-cns"}}, {"type": "portmap"}]}
     assert network.parsed(json.dumps(azure)).programs == ("azure-vnet", "portmap")
 
@@ -34,12 +34,12 @@ def test_ipam_that_is_a_part_of_its_plugin_is_no_program() -> None:
         '{"name": "n", "type": "/bin/sh"}',
     ],
 )
-def test_what_is_no_configuration_is_refused(text: str) -> None:
+def test_malformed_configurations_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         network.parsed(text)
 
 
-def test_the_first_file_by_name_is_taken_and_other_files_are_not() -> None:
+def test_only_the_first_configuration_file_by_name_is_used() -> None:
     assert network.first_configuration(["20-a.conf", ".05-x.conf", "10-b.conflist", "01-note.txt"]) == "10-b.conflist"
     assert network.first_configuration(["note.txt"]) == ""
 
@@ -51,7 +51,7 @@ def test_missing_plugins_are_an_error_that_names_them() -> None:
     assert network.plugins("/c", network.Network("n", ("bridge",)), [], ["/opt/cni/bin"]).level is Level.OK
 
 
-def test_no_or_bad_configuration_is_an_error_and_tapmanager_in_trouble_a_warning() -> None:
+def test_a_missing_or_bad_configuration_is_an_error_and_a_failing_tapmanager_a_warning() -> None:
     assert network.no_configuration("/etc/cni/net.d").level is Level.ERROR
     assert network.bad_configuration("/c", "it has no name").level is Level.ERROR
     assert network.tapmanager("/s", "Connection refused", "").level is Level.WARNING

@@ -24,13 +24,13 @@ HOLDS = "uid 990\nlandlock 7\nnamespaces network ipc uts\n"
         (OWN, "", "", Level.ERROR, "keeps its rights"),
     ],
 )
-def test_each_layer_that_is_missing_is_named(who: Account, wanted: str, said: str, level: Level, words: str) -> None:
+def test_each_missing_layer_is_named(who: Account, wanted: str, said: str, level: Level, words: str) -> None:
     found = parsers_confined(who, wanted, ProgramOutput(said))
     assert (found.level, bool(found.remedy)) == (level, level is not Level.OK)
     assert words in found.text
 
 
-def test_a_child_that_cannot_give_its_rights_up_is_an_error() -> None:
+def test_a_child_that_cannot_drop_its_privileges_is_an_error() -> None:
     found = parsers_confined(OWN, "", ProgramOutput(trouble="it cannot drop its rights: Operation not permitted"))
     assert found.level is Level.ERROR
     assert "Operation not permitted" in found.text

@@ -11,7 +11,7 @@ from virtshim.preflight.finding import Level
 from virtshim.preflight.runtimes import OwnStore, Runtime, ask, findings, watched
 
 
-def test_runtimes_that_answer_are_named_with_what_they_are() -> None:
+def test_runtimes_that_answer_are_named_with_their_versions() -> None:
     (one, other) = findings(
         [Runtime("containerd", "/c", "", "containerd 1.6.20"), Runtime("vms", "/v", "", "v 1", "systemd")]
     )
@@ -19,7 +19,7 @@ def test_runtimes_that_answer_are_named_with_what_they_are() -> None:
     assert (other.level, other.text) == (Level.OK, "vms is v 1 on /v, cgroup driver systemd")
 
 
-def test_one_that_is_silent_and_drivers_that_differ_are_told() -> None:
+def test_a_silent_runtime_and_different_cgroup_drivers_are_reported() -> None:
     told = findings(
         [
             Runtime("a", "/a", "", "a 1", "systemd"),
@@ -65,7 +65,7 @@ def stores(directory: str, percent: int = 100, primary: Runtime = CONTAINERD) ->
     return [(one.level, one.text, one.remedy) for one in found]
 
 
-def test_a_store_on_the_file_system_that_kubelet_watches_is_fine() -> None:
+def test_an_image_store_on_the_file_system_that_kubelet_watches_is_ok() -> None:
     ((level, told, _),) = stores("/var/lib/virtshim")
     assert (level, told) == (
         Level.OK,
@@ -73,7 +73,7 @@ def test_a_store_on_the_file_system_that_kubelet_watches_is_fine() -> None:
     )
 
 
-def test_a_store_that_kubelet_does_not_watch_is_an_error_while_nobody_removes_images_there() -> None:
+def test_an_image_store_that_kubelet_does_not_watch_is_an_error_without_image_gc() -> None:
     ((level, told, remedy),) = stores("/data/virtshim")
     assert level is Level.ERROR
     assert "/data/virtshim is on another one, where kubelet removes no unused images" in told
@@ -84,7 +84,7 @@ def test_a_store_that_kubelet_does_not_watch_is_an_error_while_nobody_removes_im
     assert remedy
 
 
-def test_file_systems_that_are_not_known_are_not_judged() -> None:
+def test_unknown_file_systems_give_no_finding() -> None:
     assert stores("/gone") == []
     assert stores("/data/virtshim", primary=Runtime("containerd", "/c", "refused")) == []
 

@@ -140,12 +140,12 @@ def test_apparmor_profiles_without_vmwrapper_warn_with_the_rules_to_add_to_each(
     assert "/run/virtshim/tapmanager.sock rw," in found.remedy
 
 
-def test_only_what_is_missing_is_asked_for() -> None:
+def test_only_missing_apparmor_rules_are_requested() -> None:
     facts = apparmor("/w PUx,", "/w rmix, /usr/bin/python3* rmix, /usr/lib/python3*/** rm,")
     assert virtualization.apparmor(facts, "/w", "/s").remedy.startswith("add to /local/libvirt-qemu: /s rw,;")
 
 
-def test_apparmor_is_content_when_it_is_off_has_no_profiles_or_has_our_rules() -> None:
+def test_apparmor_is_ok_when_off_without_profiles_or_with_our_rules() -> None:
     ours = apparmor("\n".join(rules_of_daemon("/w")), "\n".join(rules_of_guests("/w", "/s")))
     for facts in (apparmor("x", "x", enabled=False), apparmor("", ""), ours):
         assert virtualization.apparmor(facts, "/w", "/s").level is Level.OK
@@ -175,7 +175,7 @@ def test_a_read_only_socket_that_any_local_user_reaches_is_a_warning(mode: int, 
     assert virtualization.read_only_sockets([(socket, directories)]).level is level
 
 
-def test_it_is_told_how_that_socket_is_closed() -> None:
+def test_the_warning_says_how_to_close_the_read_only_socket() -> None:
     socket = FileStatus("/run/libvirt/virtqemud-sock-ro", stat.S_IFSOCK | 0o666, 0, 0)
     told = virtualization.read_only_sockets([(socket, OPEN)])
     assert "/run/libvirt/virtqemud-sock-ro (0666)" in told.text
@@ -184,7 +184,7 @@ def test_it_is_told_how_that_socket_is_closed() -> None:
 
 
 @pytest.mark.parametrize(("mode", "level"), [(0o750, Level.ERROR), (0o751, Level.OK)])
-def test_a_directory_of_libvirts_that_vms_cannot_pass_is_an_error(mode: int, level: Level) -> None:
+def test_a_libvirt_directory_that_vms_cannot_traverse_is_an_error(mode: int, level: Level) -> None:
     way = [*OPEN, FileStatus("/var/lib/libvirt/qemu", stat.S_IFDIR | mode, 64055, 64055)]
     told = virtualization.directory(
         "/var/lib/libvirt/qemu", way, UserAccount("a VM's user", 2130706432, frozenset({104}))
@@ -193,11 +193,11 @@ def test_a_directory_of_libvirts_that_vms_cannot_pass_is_an_error(mode: int, lev
     assert level is Level.OK or "0751 /var/lib/libvirt/qemu" in told.remedy
 
 
-def test_no_read_only_socket_is_a_closed_one() -> None:
+def test_a_missing_read_only_socket_counts_as_closed() -> None:
     assert virtualization.read_only_sockets([]).level is Level.OK
 
 
-def test_a_node_without_virtiofsd_is_warned_of_pods_with_volumes() -> None:
+def test_a_node_without_virtiofsd_gets_a_warning_about_volumes() -> None:
     told = virtualization.volumes(("/usr/libexec/virtiofsd",), "")
     assert told.level is Level.WARNING
     assert "/usr/libexec/virtiofsd" in told.text
@@ -205,7 +205,7 @@ def test_a_node_without_virtiofsd_is_warned_of_pods_with_volumes() -> None:
     assert virtualization.volumes(("/a", "/b"), "/b").level is Level.OK
 
 
-def test_a_node_without_uefi_or_swtpm_is_warned_of_pods_that_ask_for_it() -> None:
+def test_a_node_without_uefi_or_swtpm_gets_a_warning() -> None:
     assert virtualization.firmware(True, True, ()).level is Level.OK
     told = virtualization.firmware(False, True, ("swtpm",))
     assert told.level is Level.WARNING

@@ -17,7 +17,7 @@ def loaded(path: Path, text: str) -> Settings:
     return load_settings(str(file))
 
 
-def test_without_settings_containerd_and_this_nodes_virtshim_are_behind_it() -> None:
+def test_without_settings_the_proxy_serves_containerd_and_this_nodes_virtshim() -> None:
     made = routes(Settings())
     assert [(one.name, one.socket) for one in made.runtimes] == [
         ("containerd", "/run/containerd/containerd.sock"), ("virtlet.cloud", "/run/virtshim/virtshim.sock"),
@@ -27,7 +27,7 @@ def test_without_settings_containerd_and_this_nodes_virtshim_are_behind_it() -> 
     assert Settings().proxy_socket == "/run/virtshim/proxy.sock"
 
 
-def test_any_number_of_runtimes_in_drop_ins(tmp_path: Path) -> None:
+def test_drop_ins_may_add_any_number_of_runtimes(tmp_path: Path) -> None:
     (tmp_path / "config.toml.d").mkdir()
     (tmp_path / "config.toml.d/10.toml").write_text(
         '[[proxy.others]]\nwhen_down = "fail"\n'
@@ -41,7 +41,7 @@ def test_any_number_of_runtimes_in_drop_ins(tmp_path: Path) -> None:
     ]
 
 
-def test_handlers_of_the_primary_that_are_listed_are_all_that_it_has(tmp_path: Path) -> None:
+def test_a_list_of_the_primarys_handlers_is_complete(tmp_path: Path) -> None:
     made = routes(loaded(tmp_path, PRIMARY + 'handlers = ["runc"]\n'))
     assert made.for_pod("runc", {}).name == "crio"
     with pytest.raises(
@@ -66,12 +66,12 @@ def test_handlers_of_the_primary_that_are_listed_are_all_that_it_has(tmp_path: P
         ('[proxy]\nprimray = "x"', "proxy.primray"),
     ],
 )
-def test_what_contradicts_itself_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_contradictory_settings_are_refused(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         loaded(tmp_path, text)
 
 
-def test_a_socket_that_is_two_things_by_default_is_refused(tmp_path: Path) -> None:
+def test_a_default_socket_used_for_two_purposes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="must all be different"):
         routes(loaded(tmp_path, '[proxy]\nsocket = "/run/virtshim/virtshim.sock"'))
 

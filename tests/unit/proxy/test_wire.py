@@ -22,7 +22,7 @@ requests = st.builds(pb.RunPodSandboxRequest, config=configs, runtime_handler=wo
 
 
 @given(st.lists(requests, min_size=1, max_size=3))
-def test_fields_are_read_as_protobuf_reads_them_also_of_several_messages_in_one(
+def test_fields_are_read_as_by_protobuf_even_in_concatenated_messages(
     parts: list[pb.RunPodSandboxRequest],
 ) -> None:
     data = b"".join(part.SerializeToString() for part in parts)
@@ -41,14 +41,14 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     assert all(one.isascii() for one in texts(data))
 
 
-def test_numbers_between_are_passed_over() -> None:
+def test_unknown_field_numbers_are_skipped() -> None:
     data = b"\x08\x96\x01" + b"\x11" + bytes(8) + b"\x1d" + bytes(4) + b"\x22\x02id"
     assert list(payloads(data)) == [(4, b"id")]
     assert texts(data) == ["id"]
 
 
 @pytest.mark.parametrize("data", [b"\x09abc", b"\x0d", b"\x0a", b"\x0a\x02a", b"\x0c", b"\x08" + b"\xff" * 10])
-def test_what_is_cut_or_has_groups_is_refused(data: bytes) -> None:
+def test_truncated_messages_and_groups_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match="no protobuf message"):
         list(payloads(data))
 

@@ -52,7 +52,7 @@ def test_below_the_high_mark_everything_stays(world: World) -> None:
     assert names(world) == {A, B, C}
 
 
-def test_from_the_high_mark_on_the_longest_unused_go_until_the_low_one_is_reached(world: World) -> None:
+def test_above_the_high_mark_the_longest_unused_images_go_until_the_low_mark(world: World) -> None:
     with capture_logs() as logs:
         look(world)
     assert names(world) == {C}
@@ -69,7 +69,7 @@ def test_by_default_nothing_is_removed_however_full_it_is(tmp_path: Path) -> Non
     assert names(world) == {A, B, C}
 
 
-def test_a_reload_brings_other_marks_into_force(world: World) -> None:
+def test_a_reload_changes_the_marks(world: World) -> None:
     off = Settings(paths=world.settings.paths, images=Images(gc_high_percent=100))
     world.app.live.use(off)
     look(world)
@@ -79,7 +79,7 @@ def test_a_reload_brings_other_marks_into_force(world: World) -> None:
     assert names(world) == {C}
 
 
-def test_what_a_container_has_stays_also_when_it_has_ended(world: World) -> None:
+def test_an_ended_containers_image_stays(world: World) -> None:
     container = world.create(world.run(), config=container_config(image=A))
     look(world)
     assert names(world) == {A}
@@ -166,13 +166,13 @@ def test_an_image_whose_name_is_being_pulled_stays(world: World) -> None:
     assert names(world) == {A}
 
 
-def test_nothing_goes_while_a_record_cannot_be_read(world: World) -> None:
+def test_no_image_is_removed_while_a_record_is_unreadable(world: World) -> None:
     world.records.containers.unreadable["f" * 64] = "it is no container"
     look(world)
     assert names(world) == {A, B, C}
 
 
-def test_too_little_room_is_told_once_and_so_is_its_end(world: World) -> None:
+def test_too_little_space_is_logged_once_and_so_is_its_end(world: World) -> None:
     files = world.outside.files
     files.others = 900
     with capture_logs() as logs:
@@ -184,7 +184,7 @@ def test_too_little_room_is_told_once_and_so_is_its_end(world: World) -> None:
     assert told == ["image_gc.not_enough", "image_gc.enough"]
 
 
-def test_a_file_that_cannot_be_deleted_is_tried_again(world: World) -> None:
+def test_deleting_a_file_is_retried(world: World) -> None:
     world.journal.fail("files.delete", InternalError("the disk is broken"))
     with pytest.raises(InternalError):
         look(world)

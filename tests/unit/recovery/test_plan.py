@@ -69,12 +69,12 @@ def planned(
     return {field.name: getattr(made, field.name) for field in fields(Plan) if getattr(made, field.name)}
 
 
-def test_nothing_found_is_nothing_to_do() -> None:
+def test_an_empty_node_needs_no_action() -> None:
     assert planned() == {}
     assert planned(rebooted=True) == {}
 
 
-def test_a_resize_that_was_not_ended_is_finished_while_there_is_a_vm() -> None:
+def test_an_unfinished_resize_is_completed_while_the_vm_exists() -> None:
     for phase, state, expected in (
         (ContainerPhase.RUNNING, ON, {"follow", "resizes"}),
         (ContainerPhase.RUNNING, OFF, {"settle"}),
@@ -103,11 +103,11 @@ def test_a_ready_sandbox_with_its_network_is_left_alone() -> None:
     assert planned(sandboxes=(sandbox(),), networks=frozenset({POD})) == {}
 
 
-def test_a_ready_sandbox_without_its_network_has_lost_it() -> None:
+def test_a_ready_sandbox_without_its_network_becomes_not_ready() -> None:
     assert planned(sandboxes=(sandbox(),)) == {"lost_networks": (sandbox(),)}
 
 
-def test_a_reboot_takes_every_network_even_if_something_of_it_exists() -> None:
+def test_after_a_reboot_every_network_is_lost_even_if_parts_exist() -> None:
     assert planned(sandboxes=(sandbox(),), networks=frozenset({POD}), rebooted=True) == {"lost_networks": (sandbox(),)}
 
 
@@ -156,9 +156,7 @@ def test_phase_and_power_decide_what_happens_to_a_container(
 
 @pytest.mark.parametrize("phase", [CREATED, RUNNING, EXITED])
 @pytest.mark.parametrize("state", [ON, OFF])
-def test_a_container_without_its_sandbox_is_removed_and_nothing_else_is_done_to_it(
-    phase: ContainerPhase, state: PowerState
-) -> None:
+def test_a_container_without_its_sandbox_is_only_removed(phase: ContainerPhase, state: PowerState) -> None:
     found = planned(containers=(container(phase),), domains=(domain(state),), directories=frozenset({CONTAINER}))
     assert found == {"undo_containers": (container(phase),)}
 
@@ -180,7 +178,7 @@ def test_networks_and_directories_without_a_record_are_stray() -> None:
     assert found == {"stray_networks": (POD,), "stray_directories": (CONTAINER,)}
 
 
-def test_what_a_record_names_is_never_stray() -> None:
+def test_nothing_that_a_record_names_is_stray() -> None:
     for phase, pod_phase in itertools.product(ContainerPhase, SandboxPhase):
         found = planned(
             sandboxes=(sandbox(pod_phase),),

@@ -72,7 +72,7 @@ def test_a_running_pod_is_listed_as_it_was(world: World, later: list[World]) -> 
     assert after.outside.vms.domains[after.domain(container)].boots == 1
 
 
-def test_it_is_stopped_and_removed_as_ever_and_nothing_is_left(world: World, later: list[World]) -> None:
+def test_a_rebuilt_pod_can_be_stopped_and_removed(world: World, later: list[World]) -> None:
     sandbox, container = world.running()
     after = database_lost(world, later)
     assert after.outside.consoles.following != {}
@@ -91,7 +91,7 @@ def test_a_vm_that_ended_meanwhile_has_its_exit_code(world: World, later: list[W
     assert ended.exit.code == 137
 
 
-def test_a_vm_that_was_never_started_can_be(world: World, later: list[World]) -> None:
+def test_a_rebuilt_vm_that_was_never_started_can_be_started(world: World, later: list[World]) -> None:
     container = world.create(world.run())
     after = database_lost(world, later)
     assert after.container(container).phase is ContainerPhase.CREATED
@@ -99,7 +99,9 @@ def test_a_vm_that_was_never_started_can_be(world: World, later: list[World]) ->
     assert after.container(container).phase is ContainerPhase.RUNNING
 
 
-def test_a_pod_without_its_network_is_not_ready_and_its_vm_is_left_alone(world: World, later: list[World]) -> None:
+def test_a_rebuilt_pod_without_its_network_is_not_ready_and_its_vm_is_left_alone(
+    world: World, later: list[World]
+) -> None:
     sandbox, container = world.running()
     world.outside.networks.lose()
     after = database_lost(world, later)
@@ -107,7 +109,7 @@ def test_a_pod_without_its_network_is_not_ready_and_its_vm_is_left_alone(world: 
     assert after.container(container).phase is ContainerPhase.RUNNING
 
 
-def test_every_attempt_of_a_pod_comes_back(world: World, later: list[World]) -> None:
+def test_every_attempt_of_a_pod_is_rebuilt(world: World, later: list[World]) -> None:
     sandbox, first = world.running()
     world.stop(first)
     second = world.create(sandbox, attempt=1)
@@ -122,7 +124,7 @@ def notes(world: World) -> Path:
     return Path(world.settings.layout().images) / "records"
 
 
-def test_images_are_as_they_were(world: World, later: list[World]) -> None:
+def test_images_are_rebuilt_unchanged(world: World, later: list[World]) -> None:
     """Of OCI images and plain disks, used and not, by all their names; and nobody is asked for them."""
     said = ImageConfig(user="app", env=("A=b",), entrypoint=("/bin/x",))
     world.outside.files.publish(IMAGE, b"a disk", config=said)
@@ -140,7 +142,7 @@ def test_images_are_as_they_were(world: World, later: list[World]) -> None:
 
 
 @pytest.mark.parametrize("note", ["", "[{", "[{}]", "null", "\0"])
-def test_a_damaged_note_of_an_image_is_passed_over(world: World, later: list[World], note: str) -> None:
+def test_a_damaged_note_of_an_image_is_skipped(world: World, later: list[World], note: str) -> None:
     world.running()
     other = world.pull("registry.test/vm/other:2", b"another disk")
     (notes(world) / f"{other.hex}.json").write_text(note)
@@ -150,7 +152,7 @@ def test_a_damaged_note_of_an_image_is_passed_over(world: World, later: list[Wor
     assert after.images.find(other.value) is not None
 
 
-def test_a_note_whose_disk_is_gone_or_another_is_not_believed(world: World, later: list[World]) -> None:
+def test_a_note_whose_disk_is_gone_or_different_is_ignored(world: World, later: list[World]) -> None:
     gone = world.pull("registry.test/vm/gone:1", b"one")
     other = world.pull("registry.test/vm/other:1", b"another")
     del world.outside.files.files[gone]
@@ -209,7 +211,7 @@ def test_without_a_note_a_name_of_an_oci_image_is_not_given_to_its_disk(world: W
     assert len(after.outside.files.files) == 1
 
 
-def test_what_has_no_vm_is_not_touched_by_the_start(world: World, later: list[World]) -> None:
+def test_networks_and_disks_without_a_vm_are_kept_by_the_rebuild(world: World, later: list[World]) -> None:
     """kubelet has had no time yet to ask for it again."""
     world.run("without-a-vm")
     world.outside.disks.directories[ContainerId("9" * 64)] = {"root.qcow2"}
@@ -221,7 +223,7 @@ def test_what_has_no_vm_is_not_touched_by_the_start(world: World, later: list[Wo
     assert after.outside.disks.pod_disks
 
 
-def test_a_start_that_dies_while_it_rebuilds_is_made_good_by_the_next(world: World, later: list[World]) -> None:
+def test_a_start_that_dies_during_the_rebuild_is_completed_by_the_next(world: World, later: list[World]) -> None:
     sandbox, container = world.running()
     other_sandbox, other = world.running("other")
     for path in world.directory.glob("state.db*"):
@@ -255,7 +257,7 @@ def test_a_vm_of_an_earlier_version_is_found_by_its_name_and_its_network(world: 
     assert after.everything() == []
 
 
-def test_a_vm_whose_definition_carries_its_pods_records_comes_back_whole_and_carries_them_no_more(
+def test_a_vm_with_records_in_its_definition_is_rebuilt_and_the_records_moved_out(
     world: World, later: list[World]
 ) -> None:
     """The version before wrote them where every local user could read them."""
@@ -271,7 +273,7 @@ def test_a_vm_whose_definition_carries_its_pods_records_comes_back_whole_and_car
     assert again.sandbox(sandbox) == before[0]
 
 
-def test_an_image_that_such_a_vm_may_need_is_not_deleted_while_it_is_there(world: World, later: list[World]) -> None:
+def test_an_image_that_such_a_vm_may_need_is_kept_while_the_vm_exists(world: World, later: list[World]) -> None:
     sandbox, container = world.running()
     forget_record(world, container)
     after = database_lost(world, later)
@@ -284,7 +286,7 @@ def test_an_image_that_such_a_vm_may_need_is_not_deleted_while_it_is_there(world
 
 
 @pytest.mark.parametrize("table", ["sandboxes", "containers"])
-def test_a_record_that_cannot_be_read_is_made_anew_from_its_vm(world: World, later: list[World], table: str) -> None:
+def test_an_unreadable_record_is_rebuilt_from_its_vm(world: World, later: list[World], table: str) -> None:
     sandbox, container = labelled(world)
     before = world.sandbox(sandbox), world.container(container)
     after = spoilt(world, later, table, sandbox if table == "sandboxes" else container)
@@ -294,9 +296,7 @@ def test_a_record_that_cannot_be_read_is_made_anew_from_its_vm(world: World, lat
     assert after.records.unreadable() == {}
 
 
-def test_a_record_that_stays_unreadable_is_shown_and_nothing_is_done_to_its_vm(
-    world: World, later: list[World]
-) -> None:
+def test_a_record_that_stays_unreadable_is_listed_and_its_vm_left_alone(world: World, later: list[World]) -> None:
     sandbox, container = world.running()
     other = world.running("other")[1]
     hide(world, container)
@@ -318,7 +318,7 @@ def test_a_record_that_stays_unreadable_is_shown_and_nothing_is_done_to_its_vm(
     assert container not in after.outside.disks.directories
 
 
-def test_while_a_record_is_unreadable_nothing_counts_as_without_a_record(world: World, later: list[World]) -> None:
+def test_while_a_record_is_unreadable_nothing_counts_as_stray(world: World, later: list[World]) -> None:
     """The id of the unreadable one may be what is damaged."""
     _, container = world.running()
     world.outside.disks.directories[ContainerId("9" * 64)] = {"root.qcow2"}
@@ -327,7 +327,7 @@ def test_while_a_record_is_unreadable_nothing_counts_as_without_a_record(world: 
     assert ContainerId("9" * 64) in after.outside.disks.directories
 
 
-def test_what_vms_of_another_node_name_is_never_a_stray(world: World) -> None:
+def test_nothing_that_vms_of_another_node_name_is_stray(world: World) -> None:
     """Two nodes of one libvirt, or the same node under another id."""
     container, sandbox = ContainerId("9" * 64), world.run("strange")
     world.records.sandboxes.delete(sandbox)

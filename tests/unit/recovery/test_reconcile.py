@@ -66,7 +66,7 @@ def test_foreign_vms_are_never_touched(world: World) -> None:
     assert world.outside.vms.domains == {foreign: FakeDomain("somebody-elses", None, PowerState(Power.RUNNING))}
 
 
-def test_what_comes_and_goes_between_two_looks_is_no_leftover(world: World) -> None:
+def test_an_object_that_exists_only_at_one_look_is_no_leftover(world: World) -> None:
     litter(world)
     stray = ContainerId("9" * 64)
     world.outside.disks.directories[stray] = set()
@@ -79,7 +79,7 @@ def test_what_comes_and_goes_between_two_looks_is_no_leftover(world: World) -> N
     assert stray in world.outside.disks.directories
 
 
-def test_a_pod_that_a_call_is_busy_with_is_passed_by(world: World) -> None:
+def test_a_pod_in_use_by_a_call_is_skipped(world: World) -> None:
     """However long the call takes: its half-made records are its own."""
     gate = world.journal.hold("networks.attach")
     call = threading.Thread(target=world.run)
@@ -93,7 +93,7 @@ def test_a_pod_that_a_call_is_busy_with_is_passed_by(world: World) -> None:
     assert world.sandbox(sandbox.id).is_ready
 
 
-def test_a_half_made_sandbox_that_nobody_makes_is_undone(world: World) -> None:
+def test_an_abandoned_half_made_sandbox_is_undone(world: World) -> None:
     world.journal.fail("networks.attach", InternalError("no address"))
     world.journal.fail("networks.release", InternalError("CNI fails"))
     with pytest.raises(InternalError):
@@ -122,7 +122,7 @@ def test_a_lost_end_is_recorded(world: World) -> None:
     assert world.container(container).phase is ContainerPhase.EXITED
 
 
-def test_one_that_cannot_be_removed_does_not_hold_up_the_rest_and_is_told_in_status(world: World) -> None:
+def test_a_leftover_that_cannot_be_removed_delays_no_other_and_is_in_the_status(world: World) -> None:
     litter(world)
     world.journal.fail("vms.destroy", InternalError("QEMU hangs"), times=100)
     looked(world)
@@ -152,7 +152,7 @@ def test_a_vm_that_libvirt_cannot_show_keeps_everything_without_record_from_bein
     assert len([left for left in world.leftovers() if not left.startswith("image")]) == 5
 
 
-def test_nothing_is_deleted_on_the_word_of_a_damaged_database(world: World) -> None:
+def test_nothing_is_deleted_because_of_a_damaged_database(world: World) -> None:
     litter(world)
     world.app.recovery.reconcile.look()
     world.outside.clock.advance(61)

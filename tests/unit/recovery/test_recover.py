@@ -31,7 +31,7 @@ def worlds(world: World):
         later.close()
 
 
-def test_a_running_pod_is_as_it_was(world: World, worlds) -> None:
+def test_a_running_pod_is_unchanged_by_recovery(world: World, worlds) -> None:
     sandbox, container = world.running()
     before = (world.sandbox(sandbox), world.container(container))
     after = worlds()
@@ -44,7 +44,7 @@ def test_the_console_of_a_running_vm_is_followed_again(world: World, worlds) -> 
     assert worlds().outside.consoles.following == {container: f"{LOG_DIRECTORY}/vm/0.log"}
 
 
-def test_a_vm_that_runs_on_is_stopped_as_ever(world: World, worlds) -> None:
+def test_a_vm_that_kept_running_can_be_stopped(world: World, worlds) -> None:
     _, container = world.running()
     after = worlds()
     after.stop(container, 30)
@@ -108,7 +108,7 @@ def test_recovering_twice_changes_nothing(world: World, worlds) -> None:
     assert (first.sandbox(sandbox), first.container(container), first.everything()) == before
 
 
-def test_strays_of_ours_go(world: World, worlds) -> None:
+def test_our_strays_are_removed(world: World, worlds) -> None:
     template, container = world.running("template")
     like = world.outside.vms.spec(world.domain(container))
     world.remove_sandbox(template)
@@ -159,7 +159,7 @@ def test_if_the_world_cannot_be_read_nothing_is_changed(world: World, reading: s
     after.close()
 
 
-def test_recovery_hears_of_power_events_from_its_first_moment(world: World) -> None:
+def test_power_events_during_recovery_are_not_missed(world: World) -> None:
     """`App.recover` subscribes before it reads: what ends in between is not missed."""
     _, container = world.running()
     after = world.restarted()
@@ -201,7 +201,7 @@ def test_the_node_keeps_its_id(world: World, worlds) -> None:
     assert world.records.node_id() == worlds().records.node_id()
 
 
-def test_a_stuck_repair_is_left_behind_and_told_of_and_the_rest_is_served(world: World, worlds) -> None:
+def test_a_stuck_repair_is_reported_and_all_other_pods_are_served(world: World, worlds) -> None:
     _, first = world.running("first")
     _, second = world.running("second")
     after = world.restarted()
@@ -217,7 +217,7 @@ def test_a_stuck_repair_is_left_behind_and_told_of_and_the_rest_is_served(world:
     after.close()
 
 
-def test_a_follow_that_failed_at_start_is_made_good_by_the_reconciler(world: World) -> None:
+def test_the_reconciler_follows_a_vm_whose_follow_failed_at_start(world: World) -> None:
     _, container = world.running()
     after = world.restarted()
     after.journal.fail("consoles.open", InternalError("the log directory is not mounted yet"))
@@ -230,7 +230,7 @@ def test_a_follow_that_failed_at_start_is_made_good_by_the_reconciler(world: Wor
     after.close()
 
 
-def test_while_one_step_for_a_pod_is_stuck_no_other_is_begun_for_it(world: World) -> None:
+def test_while_one_step_for_a_pod_is_stuck_no_other_begins_for_that_pod(world: World) -> None:
     sandbox, container = world.running()
     other, _ = world.running("other")
     world.outside.networks.lose()

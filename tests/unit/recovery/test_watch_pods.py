@@ -10,7 +10,7 @@ from virtshim.model.errors import Unavailable
 from virtshim.model.vm import OffReason, PauseReason, Power
 
 
-def test_nothing_is_asked_and_written_for_an_idle_node(world: World) -> None:
+def test_an_idle_node_causes_no_calls_and_no_writes(world: World) -> None:
     world.app.watch.look()
     assert world.journal.calls == []
 
@@ -24,7 +24,7 @@ def test_a_healthy_pod_is_left_as_it_is(world: World) -> None:
     assert set(world.journal.calls) == {"vms.owned", "networks.attached", "networks.lost"}
 
 
-def test_a_sandbox_whose_network_was_taken_apart_is_not_ready_and_says_why(world: World) -> None:
+def test_a_sandbox_whose_network_was_dismantled_is_not_ready_with_the_reason(world: World) -> None:
     sandbox, container = world.running()
     other = world.run("other")
     world.outside.networks.broken[sandbox] = "the tap tap0 in /run/netns/x"
@@ -74,7 +74,7 @@ def test_a_vm_that_vanished_from_libvirt_is_found(world: World) -> None:
     assert ended.code == 255
 
 
-def test_a_vm_that_met_a_full_disk_goes_on_when_there_is_room(world: World) -> None:
+def test_a_vm_halted_by_a_full_disk_resumes_when_there_is_space(world: World) -> None:
     _, container = world.running()
     domain = world.domain(container)
     world.outside.disks.free = 1 << 20
@@ -119,7 +119,7 @@ def test_one_pod_that_cannot_be_read_does_not_hide_the_others(world: World) -> N
     assert {world.container(c).phase for c in (first, second)} == {ContainerPhase.EXITED}
 
 
-def test_rounds_go_on_until_they_are_told_to_stop(world: World) -> None:
+def test_rounds_continue_until_they_are_stopped(world: World) -> None:
     _, container = world.running()
     world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
     stopping = threading.Event()

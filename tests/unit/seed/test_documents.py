@@ -119,7 +119,7 @@ def _visible(text: str | None) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_documents_are_as_recorded(case: str) -> None:
+def test_documents_match_the_golden_files(case: str) -> None:
     documents = seed_documents(CASES[case])
     shown = "".join(
         f"=== {name}\n{_visible(text)}\n"
@@ -137,7 +137,7 @@ def test_documents_are_as_recorded(case: str) -> None:
     assert shown == golden.read_text()
 
 
-def test_there_is_no_recorded_file_without_a_case() -> None:
+def test_every_golden_file_has_a_case() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == set(CASES)
 
 
@@ -221,7 +221,7 @@ def test_mounts_that_name_a_block_volume_name_it_as_udev_does() -> None:
     assert user_data(dataclasses.replace(request, options=VmOptions(user_data={"mounts": "x"})))["mounts"] == "x"
 
 
-def test_where_a_script_wants_its_volumes_all_of_them_are_put_in_their_places() -> None:
+def test_a_scripts_volume_token_puts_all_volumes_in_their_places() -> None:
     disk = EmptyDisk("scratch", 1 << 30, DiskFormat.QCOW2, "/var/scratch")
     request = dataclasses.replace(
         with_options(user_data_script="#!/bin/sh\necho one\n@virtlet-mount-script@\necho two"),
@@ -284,12 +284,12 @@ ENVS = (("A", b"one two"), ("KUBERNETES_SERVICE_HOST", b"10.96.0.1"), ("BYTES", 
 HOSTS = b"# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n10.88.0.5\tweb-0.db.ns.svc.cluster.local\tweb-0\n"
 
 
-def test_variables_are_in_virtlets_file() -> None:
+def test_environment_variables_are_in_virtlets_file() -> None:
     files = written(user_data(dataclasses.replace(PLAIN, envs=ENVS)))
     assert files == {"/etc/cloud/environment": b"A=one two\nKUBERNETES_SERVICE_HOST=10.96.0.1\nBYTES=\xff\nEMPTY=\n"}
 
 
-def test_kubelets_hosts_file_is_the_guests_and_stays_so() -> None:
+def test_the_guest_gets_kubelets_hosts_file_permanently() -> None:
     document = user_data(PLAIN, HOSTS)
     assert written(document) == {"/etc/hosts": HOSTS}
     assert document["manage_etc_hosts"] is False
@@ -315,19 +315,19 @@ def test_a_pod_that_writes_its_own_hosts_file_keeps_it(own: dict[str, Any]) -> N
     assert user_data(with_options(user_data=own), HOSTS) == own
 
 
-def test_scripts_get_neither() -> None:
+def test_user_data_scripts_get_neither_hosts_file_nor_variables() -> None:
     script = dataclasses.replace(with_options(user_data_script="#!/bin/sh\n"), envs=ENVS)
     assert seed_documents(script, HOSTS).files["user-data"] == "#!/bin/sh\n"
 
 
-def test_what_replaces_a_source_gets_both() -> None:
+def test_user_data_that_replaces_a_source_gets_hosts_file_and_variables() -> None:
     replaced = dataclasses.replace(with_options(user_data={"a": 1}, user_data_overwrite=True), envs=ENVS)
     assert user_data(replaced, HOSTS) == user_data(
         dataclasses.replace(with_options(user_data={"a": 1}), envs=ENVS), HOSTS
     )
 
 
-def test_documents_are_bounded() -> None:
+def test_the_size_of_documents_is_limited() -> None:
     with pytest.raises(InvalidRequest, match="annotations, env, or"):
         seed_documents(dataclasses.replace(PLAIN, envs=(("A", b"x" * 2_000_000),)))
     with pytest.raises(InvalidRequest, match="user-data"):
@@ -368,7 +368,7 @@ def test_the_guest_reads_the_user_data_that_the_pod_gave(tree: dict[str, Any]) -
         ({}, {"a": None}, {"a": None}),
     ],
 )
-def test_table(lower: dict[str, Any], upper: dict[str, Any], result: dict[str, Any]) -> None:
+def test_merge_table(lower: dict[str, Any], upper: dict[str, Any], result: dict[str, Any]) -> None:
     assert merged(lower, upper) == result
 
 
@@ -382,19 +382,19 @@ trees = st.dictionaries(
 
 
 @given(trees)
-def test_the_empty_mapping_changes_nothing(tree: dict[str, Any]) -> None:
+def test_merging_an_empty_mapping_changes_nothing(tree: dict[str, Any]) -> None:
     assert merged(tree, {}) == tree == merged({}, tree)
 
 
 @given(trees, trees)
-def test_the_arguments_are_left_alone(lower: dict[str, Any], upper: dict[str, Any]) -> None:
+def test_merging_does_not_change_its_arguments(lower: dict[str, Any], upper: dict[str, Any]) -> None:
     before = copy.deepcopy((lower, upper))
     merged(lower, upper)
     assert (lower, upper) == before
 
 
 @given(trees, trees)
-def test_keys_of_both_are_there(lower: dict[str, Any], upper: dict[str, Any]) -> None:
+def test_a_merge_has_the_keys_of_both(lower: dict[str, Any], upper: dict[str, Any]) -> None:
     assert set(merged(lower, upper)) == set(lower) | set(upper)
 
 
@@ -408,7 +408,7 @@ def drive(**changes: Any) -> dict[str, Any]:
     return {name: json.loads(text) if name.endswith(".json") else text for name, text in read.items()}
 
 
-def test_a_config_drive_says_who_the_guest_is_as_openstack_does() -> None:
+def test_a_config_drive_identifies_the_guest_in_openstacks_format() -> None:
     nocloud = json.loads(seed_documents(PLAIN).files["meta-data"])
     found = drive(
         options=VmOptions(ssh_keys=("ssh-ed25519 AAAA me", "ssh-ed25519 BBBB you"), meta_data={"hostname": "mine"})
@@ -429,7 +429,7 @@ def test_a_config_drive_has_the_same_user_data() -> None:
     )
 
 
-def test_a_config_drives_network_is_openstacks_as_far_as_that_has_words() -> None:
+def test_a_config_drives_network_is_in_openstacks_format_where_possible() -> None:
     routes = (Route("0.0.0.0/0", "10.88.0.1"), Route("10.96.0.0/12", "10.88.0.2"))
     nic = Interface("eth0", "EE:EE:EE:00:00:01", 1400, ("10.88.0.5/16",), routes)
     assert drive(interfaces=(nic,), dns=Dns(("10.96.0.10",), ("svc.local",)))["network_data.json"] == {
@@ -455,14 +455,14 @@ def test_a_config_drives_network_is_openstacks_as_far_as_that_has_words() -> Non
     }
 
 
-def test_a_gateway_outside_of_the_subnet_is_told_in_cloud_inits_words() -> None:
+def test_a_gateway_outside_of_the_subnet_is_written_in_cloud_inits_format() -> None:
     nic = Interface("eth0", "ee:ee:ee:00:00:01", 1400, ("10.0.3.7/32",), (Route("0.0.0.0/0", "169.254.1.1"),))
     (network,) = drive(interfaces=(nic,), dns=Dns())["network_data.json"]["networks"]
     assert (network["gateway"], network["pointopoint"]) == ("169.254.1.1", "169.254.1.1")
     assert [route["network"] for route in network["routes"]] == ["169.254.1.1"]
 
 
-def test_a_config_drive_leaves_addresses_to_dhcp_where_they_are_and_tells_cloud_init_of_kept_disks() -> None:
+def test_a_config_drive_leaves_addresses_to_dhcp_and_marks_kept_disks() -> None:
     found = drive(options=VmOptions(force_dhcp=True), kept_disk="0123456789abcdef0123")
     assert set(found) == {"meta_data.json", "user_data", "vendor_data.json"}
     assert "updates" in found["vendor_data.json"]["cloud-init"]
@@ -493,14 +493,14 @@ def test_a_name_with_dots_is_the_hostname_as_a_whole() -> None:
     ],
     ids=str,
 )
-def test_a_pod_that_says_itself_what_its_guest_is_called_is_left_to_it(own: dict[str, Any]) -> None:
+def test_a_pod_that_sets_its_guests_hostname_keeps_it(own: dict[str, Any]) -> None:
     assert named("web.team", **own) == own.get("user_data", {})
 
 
 FILES = {"/etc/app/a file's": b"\x00\xff", "/etc/own": b"theirs"}
 
 
-def test_files_of_a_source_are_written_and_the_pods_own_of_that_path_count_before_them() -> None:
+def test_files_of_a_source_are_written_unless_the_pod_has_its_own_at_that_path() -> None:
     assert written(user_data(with_options(files=FILES))) == FILES
     own = {"write_files": [{"path": "/etc/own", "content": "mine"}]}
     document = user_data(with_options(files=FILES, user_data=own))
@@ -527,14 +527,14 @@ def test_on_a_kept_disk_files_of_a_source_are_written_at_each_boot(script: str, 
     assert {stat.S_IMODE(Path(path).stat().st_mode) for path in files} == {0o644}
 
 
-def test_a_hosts_file_of_a_source_takes_the_place_of_kubelets() -> None:
+def test_a_hosts_file_of_a_source_replaces_kubelets() -> None:
     document = yaml.safe_load(
         seed_documents(with_options(files={"/etc/hosts": b"own"}), b"kubelet's").files["user-data"]
     )
     assert written(document) == {"/etc/hosts": b"own"}
 
 
-def test_the_file_that_mounts_volumes_is_not_written_over_the_pods_own() -> None:
+def test_the_file_that_mounts_volumes_does_not_overwrite_the_pods_own() -> None:
     own = {"write_files": [{"path": "/etc/cloud/mount-volumes.sh", "content": "mine"}]}
     request = dataclasses.replace(with_options(user_data=own), volumes=(SharedVolume("/srv", "/host/srv", False),))
     assert user_data(request)["write_files"] == own["write_files"]

@@ -21,16 +21,16 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_is_read(file: Path) -> None:
+def test_the_pods_hosts_file_is_read(file: Path) -> None:
     assert read_hosts_file(str(file), UID) == TEXT
 
 
-def test_another_pods_is_not(file: Path) -> None:
+def test_another_pods_hosts_file_is_not_read(file: Path) -> None:
     assert read_hosts_file(str(file), "another-uid") == b""
     assert read_hosts_file("", UID) == b""
 
 
-def test_links_fifos_and_endless_files_are_not(file: Path, tmp_path: Path) -> None:
+def test_links_fifos_and_endless_files_are_not_read(file: Path, tmp_path: Path) -> None:
     secret = tmp_path / "shadow"
     secret.write_text("root:x")
     file.unlink()

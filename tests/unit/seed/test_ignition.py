@@ -43,7 +43,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("config", GOOD)
-def test_what_ignitions_validator_takes_is_taken_as_it_is(config: dict[str, Any]) -> None:
+def test_a_configuration_that_ignitions_validator_accepts_is_passed_on_unchanged(config: dict[str, Any]) -> None:
     text = json.dumps(config, indent=1)
     validator = shutil.which("ignition-validate")
     assert validator, "needs Debian's package ignition; run make setup"
@@ -52,19 +52,19 @@ def test_what_ignitions_validator_takes_is_taken_as_it_is(config: dict[str, Any]
     assert parse_vm_options({OWN: text}).ignition == text
 
 
-def test_older_ones_are_taken_too() -> None:
+def test_older_ignition_versions_are_accepted() -> None:
     assert checked(json.dumps(OLD))
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_others_are_refused_with_a_remedy(text: str) -> None:
+def test_other_configurations_are_refused_with_a_remedy(text: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         parse_vm_options({OWN: text})
     assert str(error.value).startswith(f"annotation {OWN}: ")
     assert BAD[text] in str(error.value)
 
 
-def test_one_of_a_secret_is_checked_as_well_and_shown_in_no_error() -> None:
+def test_a_configuration_from_a_secret_is_checked_and_shown_in_no_error() -> None:
     text = json.dumps(GOOD[1])
     data = {"config.ign": text.encode(), "other": b'{"hunter2', "none": b'{"hunter2": 1}'}
 
@@ -83,11 +83,11 @@ def test_one_of_a_secret_is_checked_as_well_and_shown_in_no_error() -> None:
         assert "hunter2" not in str(error.value)
 
 
-def test_a_guest_has_one_configuration() -> None:
+def test_a_guest_has_one_ignition_configuration() -> None:
     with pytest.raises(InvalidRequest, match=r"virtshim.io/ignition is set too"):
         parse_vm_options({OWN: json.dumps(GOOD[0]), SOURCE: "secret/x"})
     assert parse_vm_options({OWN: "", SOURCE: ""}).ignition == ""
 
 
-def test_it_is_hidden_where_options_are_printed() -> None:
+def test_the_configuration_is_hidden_when_options_are_printed() -> None:
     assert "hunter2" not in repr(parse_vm_options({OWN: json.dumps(GOOD[1])}))

@@ -103,7 +103,7 @@ def test_file_and_directory_modes_do_not_depend_on_the_umask(layout: Layout) -> 
 
 
 @pytest.mark.skipif(not shutil.which("blkid", path=f"{os.environ['PATH']}:/usr/sbin:/sbin"), reason="needs blkid")
-def test_blkid_sees_the_label_that_cloud_init_looks_for(layout: Layout) -> None:
+def test_blkid_finds_the_label_that_cloud_init_looks_for(layout: Layout) -> None:
     disk = SeedStore(layout).create(REQUEST)
     blkid = shutil.which("blkid", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
     done = subprocess.run([str(blkid), "-o", "export", "-p", disk.path], capture_output=True, text=True, check=True)
@@ -119,7 +119,7 @@ def test_isoinfo_lists_the_names(layout: Layout) -> None:
         assert sorted(done.stdout.split()) == ["/meta-data", "/network-config", "/user-data"]
 
 
-def test_a_second_seed_replaces_the_first_and_what_a_kill_left(layout: Layout) -> None:
+def test_a_second_seed_replaces_the_first_and_leftovers_of_a_kill(layout: Layout) -> None:
     seeds = SeedStore(layout)
     disk = seeds.create(REQUEST)
     Path(f"{disk.path}.new").write_text("half")
@@ -130,7 +130,7 @@ def test_a_second_seed_replaces_the_first_and_what_a_kill_left(layout: Layout) -
     assert os.listdir(os.path.dirname(disk.path)) == ["seed.iso"]
 
 
-def test_a_link_in_the_way_is_not_followed(layout: Layout, tmp_path: Path) -> None:
+def test_a_link_at_the_seeds_path_is_not_followed(layout: Layout, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     os.makedirs(layout.container_dir(CONTAINER))
@@ -141,7 +141,7 @@ def test_a_link_in_the_way_is_not_followed(layout: Layout, tmp_path: Path) -> No
     assert not os.path.islink(layout.seed_iso(CONTAINER))
 
 
-def test_a_failure_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_a_failure_is_a_shim_error(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where a directory should be")
     with pytest.raises(InternalError, match="seed"):
         SeedStore(Layout(str(tmp_path / "state"), "")).create(REQUEST)
@@ -172,7 +172,7 @@ def test_a_config_drive_has_its_label_and_its_directories(layout: Layout) -> Non
         iso.close()
 
 
-def test_ignitions_file_is_roots_alone_and_written_whole(layout: Layout) -> None:
+def test_ignitions_file_is_for_root_only_and_written_atomically(layout: Layout) -> None:
     store = SeedStore(layout)
     store.create(REQUEST)
     for text in ("{}", '{"ü": 1}'):
@@ -182,7 +182,7 @@ def test_ignitions_file_is_roots_alone_and_written_whole(layout: Layout) -> None
     assert sorted(os.listdir(layout.container_dir(CONTAINER))) == ["ignition.json", "seed.iso"]
 
 
-def test_the_cdrom_for_windows_has_the_files_by_their_names_and_is_roots_alone(layout: Layout) -> None:
+def test_the_cdrom_for_windows_has_files_by_name_and_is_for_root_only(layout: Layout) -> None:
     """Windows reads Joliet."""
     store = SeedStore(layout)
     store.create(REQUEST)

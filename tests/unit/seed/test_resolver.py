@@ -42,7 +42,7 @@ def guest(tmp_path: Path) -> Guest:
 
 
 @pytest.mark.parametrize("old", [None, "", "nameserver 10.96.0.100\n"], ids=["none", "empty", "of the image"])
-def test_where_nobody_wrote_the_pods_name_servers_the_file_has_them(guest: Guest, old: str | None) -> None:
+def test_resolv_conf_gets_the_pods_name_servers_if_nothing_else_wrote_them(guest: Guest, old: str | None) -> None:
     if old is not None:
         guest.file.write_text(old)
     guest.boots()
@@ -50,13 +50,13 @@ def test_where_nobody_wrote_the_pods_name_servers_the_file_has_them(guest: Guest
     assert guest.file.read_text() == TEXT
 
 
-def test_a_file_that_somebody_wrote_with_them_stays(guest: Guest) -> None:
+def test_a_resolv_conf_that_already_has_the_name_servers_stays(guest: Guest) -> None:
     guest.file.write_text(theirs := "# by NetworkManager\nsearch a.b\nnameserver 10.96.0.10\n")
     guest.boots()
     assert guest.file.read_text() == theirs
 
 
-def test_a_link_is_somebodys(guest: Guest) -> None:
+def test_a_link_with_name_servers_stays(guest: Guest) -> None:
     guest.elsewhere.write_text("nameserver 127.0.0.53\n")
     guest.file.symlink_to(guest.elsewhere)
     guest.boots()
@@ -79,7 +79,7 @@ def test_a_link_into_nothing_is_replaced(guest: Guest) -> None:
     assert not guest.file.is_symlink()
 
 
-def test_what_the_pod_does_not_say_is_left_out(guest: Guest) -> None:
+def test_options_that_the_pod_does_not_set_are_left_out(guest: Guest) -> None:
     guest.boots(Dns(("10.96.0.10",)))
     assert guest.file.read_text() == "nameserver 10.96.0.10\n"
 
@@ -95,7 +95,7 @@ def commands(dns: Dns = DNS, nics: tuple[Interface, ...] = (NIC,), **options: ob
     return yaml.safe_load(seed_documents(request).files["user-data"]).get("bootcmd", [])
 
 
-def test_each_boot_looks_before_the_pods_own_commands() -> None:
+def test_the_script_runs_at_each_boot_before_the_pods_own_commands() -> None:
     assert commands(user_data={"bootcmd": ["mine"]}) == [list(resolver_command(DNS)), "mine"]
 
 
@@ -111,5 +111,5 @@ def test_a_pod_that_writes_the_file_itself_keeps_it(user_data: dict[str, object]
     assert commands(user_data=user_data) == []
 
 
-def test_nothing_is_written_without_name_servers_or_nics_or_where_dhcp_tells_them() -> None:
+def test_no_resolv_conf_is_written_without_name_servers_or_nics_or_with_dhcp() -> None:
     assert commands(dns=Dns((), ("a.b",))) == commands(nics=()) == commands(force_dhcp=True) == []

@@ -34,7 +34,7 @@ def test_all_files_of_a_volume_with_an_answer_file_are_on_the_cdrom(name: str) -
 
 
 @pytest.mark.parametrize("names", [(), ("answers.xml",), ("unattend.xml.txt", "other")])
-def test_a_volume_without_one_is_refused_with_what_it_has(names: tuple[str, ...]) -> None:
+def test_a_volume_without_an_answer_file_is_refused_and_its_files_listed(names: tuple[str, ...]) -> None:
     with pytest.raises(InvalidRequest, match=r"has no autounattend\.xml and no unattend\.xml, but ") as error:
         sysprep_files(entries(*names))
     assert (", ".join(sorted(names)) or "nothing") in str(error.value)
@@ -49,7 +49,7 @@ def test_the_volume_is_the_one_at_that_path() -> None:
         sysprep_volume(MOUNTS, {}, "another-pods-uid", "/sysprep")
 
 
-def test_a_path_that_nothing_is_mounted_at_is_told_with_those_there_are() -> None:
+def test_the_error_for_a_path_without_a_mount_lists_the_mounts() -> None:
     token = Mount("/var/run/secrets/kubernetes.io/serviceaccount", SECRET.replace("secret/answers", "projected/token"))
     assert sysprep_not_mounted((*MOUNTS, token), {}, "uid", "/answers") == (
         "annotation virtshim.io/sysprep: no container of the pod mounts anything at /answers; this one has Secrets "
@@ -69,7 +69,7 @@ def test_the_annotation_is_a_mount_path() -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 64, "größe +~%&.txt", "日本", "a.b.c", "...x"])
-def test_a_name_that_joliet_has_is_on_the_cdrom(name: str) -> None:
+def test_a_name_that_joliet_allows_is_on_the_cdrom(name: str) -> None:
     assert set(sysprep_files(entries("unattend.xml", name))) == {"unattend.xml", name}
 
 
@@ -86,7 +86,7 @@ def test_a_name_that_joliet_has_is_on_the_cdrom(name: str) -> None:
         ("\udcff", r"Joliet does not allow \\udcff "),
     ],
 )
-def test_a_name_that_joliet_cannot_have_is_refused_with_the_rule(name: str, rule: str) -> None:
+def test_a_name_that_joliet_forbids_is_refused_with_the_rule(name: str, rule: str) -> None:
     with pytest.raises(
         InvalidRequest, match=f"annotation {SYSPREP_ANNOTATION}: the file .* cannot be on a CD-ROM: {rule}"
     ):

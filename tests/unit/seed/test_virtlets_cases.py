@@ -87,15 +87,15 @@ def cloud_config(case: str) -> Any:
     return yaml.safe_load(text)
 
 
-def test_there_are_20() -> None:
+def test_there_are_20_cases() -> None:
     assert len(CASES) == 20
 
 
-def test_a_plain_pod_is_told_who_it_is_and_nothing_else() -> None:
+def test_a_plain_pods_documents_only_identify_the_guest() -> None:
     assert documents("plain") == {"meta-data": IDENTITY, "user-data": f"{HEADER}{{}}\n"}
 
 
-def test_a_config_drive_says_the_same_by_openstacks_names() -> None:
+def test_a_config_drive_has_the_same_content_by_openstacks_names() -> None:
     seed = seed_documents(CASES["config drive's meta-data"])
     assert seed.label == "config-2"
     assert sorted(seed.files) == ["openstack/latest/meta_data.json", "openstack/latest/user_data"]
@@ -107,12 +107,12 @@ def test_keys_are_in_meta_data_whatever_the_user_data_are(case: str) -> None:
     assert documents(case)["meta-data"] == {**IDENTITY, "public-keys": list(KEYS)}
 
 
-def test_the_pods_own_meta_data_count_before_the_others() -> None:
+def test_the_pods_own_meta_data_win() -> None:
     told = documents("SSH keys, and meta-data of its own")["meta-data"]
     assert told == {**IDENTITY, "instance-id": "mine", "public-keys": list(KEYS)}
 
 
-def test_user_data_are_the_pods() -> None:
+def test_user_data_come_from_the_pod() -> None:
     assert cloud_config("user-data") == USERS
 
 
@@ -159,7 +159,7 @@ def test_mounts_of_the_pods_own_find_its_block_volumes() -> None:
     }
 
 
-def test_a_disk_that_was_there_before_is_the_same_instance_with_the_network_of_now() -> None:
+def test_a_kept_disk_is_the_same_instance_with_the_current_network() -> None:
     told = documents("persistent root disk")
     assert told["meta-data"] == {**IDENTITY, "instance-id": f"i-{KEPT_DISK}"}
     assert told["network-config"] == {"version": 1, "config": [ETH0]}
@@ -182,7 +182,7 @@ def test_each_interface_has_its_addresses_and_the_first_one_the_default_route() 
     assert documents("several networks")["network-config"] == {"version": 1, "config": [ETH0, NET1]}
 
 
-def test_so_it_is_on_a_config_drive() -> None:
+def test_a_config_drive_has_addresses_and_the_default_route() -> None:
     one, several = (
         documents(case)["network_data.json"]
         for case in ("network on a config drive", "several networks on a config drive")

@@ -92,7 +92,7 @@ def actions(found: Sequence[changes.Change]) -> dict[str, Action]:
     return {one.path: one.action for one in found}
 
 
-def test_what_is_written_is_taken_back_with_modes_and_directories(root: Path) -> None:
+def test_undo_restores_files_modes_and_directories(root: Path) -> None:
     before = seen(root)
     tree = NodeTree(str(root))
     assert actions(set_up(tree)) == {NEW.path: Action.CREATE, CHANGED.path: Action.REPLACE}
@@ -113,7 +113,7 @@ def test_a_second_run_changes_nothing_and_undo_still_goes_back_to_the_first(root
     assert seen(root) == before
 
 
-def test_a_new_version_updates_its_own_files_and_takes_back_what_it_does_not_want_any_more(root: Path) -> None:
+def test_a_new_version_updates_its_files_and_removes_obsolete_ones(root: Path) -> None:
     before, tree = seen(root), NodeTree(str(root))
     set_up(tree)
     found = set_up(tree, [PlannedFile(NEW.path, b"newer\n", "why")])
@@ -123,7 +123,7 @@ def test_a_new_version_updates_its_own_files_and_takes_back_what_it_does_not_wan
     assert seen(root) == before
 
 
-def test_a_file_that_the_operator_changed_is_kept_and_named_by_both(root: Path) -> None:
+def test_a_file_that_the_operator_changed_is_kept_and_named_by_set_up_and_undo(root: Path) -> None:
     tree = NodeTree(str(root))
     set_up(tree)
     (root / "etc/crictl.yaml").write_text("mine now\n")
@@ -138,7 +138,7 @@ def test_a_file_that_the_operator_changed_is_kept_and_named_by_both(root: Path) 
     assert (root / backup.lstrip("/")).read_text() == "theirs\n"
 
 
-def test_a_file_that_is_there_is_kept_if_the_plan_says_so_and_not_set_ups_own_if_it_is_the_same(root: Path) -> None:
+def test_an_existing_file_is_kept_if_the_plan_says_so_and_never_removed_by_undo(root: Path) -> None:
     tree = NodeTree(str(root))
     (root / "etc/same").write_text("same\n")
     found = set_up(
@@ -149,7 +149,7 @@ def test_a_file_that_is_there_is_kept_if_the_plan_says_so_and_not_set_ups_own_if
     assert (root / "etc/same").exists()
 
 
-def test_what_is_no_regular_file_is_refused_by_name(root: Path) -> None:
+def test_anything_but_a_regular_file_is_refused_by_name(root: Path) -> None:
     (root / "etc/crictl.yaml").unlink()
     (root / "etc/crictl.yaml").symlink_to("elsewhere")
     with pytest.raises(WrongState, match=r"/etc/crictl\.yaml is not a regular file"):
@@ -165,7 +165,7 @@ def test_a_link_out_of_the_root_is_not_followed(root: Path, tmp_path_factory: py
 
 
 @pytest.mark.parametrize("text", ["{", '{"version": 2}', '{"entries": 1}'])
-def test_a_manifest_that_cannot_be_used_stops_everything(root: Path, text: str) -> None:
+def test_an_unusable_manifest_stops_set_up_and_undo(root: Path, text: str) -> None:
     (root / FILE.lstrip("/")).parent.mkdir()
     (root / FILE.lstrip("/")).write_text(text)
     with pytest.raises(WrongState, match=r"manifest\.json"):
@@ -173,7 +173,7 @@ def test_a_manifest_that_cannot_be_used_stops_everything(root: Path, text: str) 
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_killed_anywhere_the_next_run_finishes(
+def test_a_set_up_killed_anywhere_is_completed_by_the_next_run(
     root: Path, after: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     whole = wanted(tmp_path_factory)
@@ -187,7 +187,7 @@ def test_killed_anywhere_the_next_run_finishes(
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_killed_anywhere_the_next_undo_leaves_nothing(root: Path, after: bool) -> None:
+def test_undo_after_a_set_up_killed_anywhere_leaves_nothing(root: Path, after: bool) -> None:
     before = seen(root)
     for at in itertools.count(1):
         died = dies(root, at, after=after, work=set_up)
@@ -198,7 +198,7 @@ def test_killed_anywhere_the_next_undo_leaves_nothing(root: Path, after: bool) -
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_an_undo_that_was_killed_is_finished_by_the_next(root: Path, after: bool) -> None:
+def test_a_killed_undo_is_completed_by_the_next(root: Path, after: bool) -> None:
     before = seen(root)
     for at in itertools.count(1):
         set_up(NodeTree(str(root)))
@@ -209,7 +209,7 @@ def test_an_undo_that_was_killed_is_finished_by_the_next(root: Path, after: bool
             break
 
 
-def test_what_a_killed_write_left_beside_the_file_goes_too_and_nobody_elses(root: Path) -> None:
+def test_temporary_files_of_a_killed_write_are_removed_and_no_others(root: Path) -> None:
     (root / "etc/crictl.yaml.new").write_text("the operator's")
     before, tree = seen(root), NodeTree(str(root))
     set_up(tree)
@@ -218,7 +218,7 @@ def test_what_a_killed_write_left_beside_the_file_goes_too_and_nobody_elses(root
     assert seen(root) == before
 
 
-def test_a_file_that_became_a_link_is_one_that_the_operator_changed(root: Path) -> None:
+def test_a_file_replaced_by_a_link_counts_as_changed_by_the_operator(root: Path) -> None:
     tree = NodeTree(str(root))
     set_up(tree)
     (root / "etc/crictl.yaml").unlink()
@@ -230,7 +230,7 @@ def test_a_file_that_became_a_link_is_one_that_the_operator_changed(root: Path) 
     assert os.readlink(root / "etc/crictl.yaml") == "/dev/null"
 
 
-def test_a_link_is_kept_where_a_file_would_be(root: Path) -> None:
+def test_a_link_in_place_of_a_file_is_kept(root: Path) -> None:
     (root / "etc/mine.toml").write_text("x = 1\n")
     (root / "etc/config.toml").symlink_to("mine.toml")
     found = set_up(NodeTree(str(root)), [PlannedFile("/etc/config.toml", b"ours\n", "why", keeps=True)])
@@ -238,7 +238,7 @@ def test_a_link_is_kept_where_a_file_would_be(root: Path) -> None:
     assert (root / "etc/mine.toml").read_text() == "x = 1\n"
 
 
-def test_a_write_that_fails_is_told_with_the_path_and_finished_by_the_next_run(root: Path) -> None:
+def test_a_failed_write_is_reported_with_the_path_and_completed_by_the_next_run(root: Path) -> None:
     before, tree = seen(root), NodeTree(str(root))
     # Nobody, not even root, writes a file into a file.
     (root / "etc/virtshim").write_text("")
@@ -251,13 +251,13 @@ def test_a_write_that_fails_is_told_with_the_path_and_finished_by_the_next_run(r
     assert seen(root) == before
 
 
-def test_a_file_that_is_too_long_to_be_kept_is_refused(root: Path) -> None:
+def test_a_file_that_is_too_long_to_be_backed_up_is_refused(root: Path) -> None:
     os.truncate(root / "etc/crictl.yaml", 9 << 20)
     with pytest.raises(WrongState, match=r"/etc/crictl\.yaml is longer than"):
         set_up(NodeTree(str(root)))
 
 
-def test_owner_and_mode_are_there_as_soon_as_the_content_is(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_appears_with_its_owner_and_mode(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is killed after the rename leaves nothing to mend."""
     modes: list[int] = []
     real = os.replace
@@ -286,7 +286,7 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, byt
     return seen(other)
 
 
-def test_the_node_as_it_was_before_is_seen_through_what_set_up_wrote(root: Path) -> None:
+def test_the_node_can_be_read_as_it_was_before_set_up(root: Path) -> None:
     tree = NodeTree(str(root))
     set_up(tree)
     files = FilesBefore(str(root), changes.before(tree, changes.read_manifest(tree)))

@@ -191,7 +191,7 @@ def killed(work: Callable[[], Outcome]) -> bool:
     return False
 
 
-def test_a_set_up_that_was_killed_anywhere_is_finished_by_the_next(root: Path) -> None:
+def test_a_set_up_killed_anywhere_is_completed_by_the_next(root: Path) -> None:
     whole, units = None, None
     for at in itertools.count(1):
         machine = Machine(root)
@@ -210,7 +210,7 @@ def test_a_set_up_that_was_killed_anywhere_is_finished_by_the_next(root: Path) -
             break
 
 
-def test_after_an_undo_that_was_killed_anywhere_a_set_up_can_be_taken_back_as_the_first(
+def test_a_set_up_after_an_undo_killed_anywhere_can_be_undone(
     root: Path,
 ) -> None:
     for at in itertools.count(1):
@@ -226,7 +226,7 @@ def test_after_an_undo_that_was_killed_anywhere_a_set_up_can_be_taken_back_as_th
             break
 
 
-def test_an_undo_that_was_killed_anywhere_is_finished_by_the_next(root: Path) -> None:
+def test_an_undo_killed_anywhere_is_completed_by_the_next(root: Path) -> None:
     for at in itertools.count(1):
         machine = Machine(root)
         before, units = seen(root), machine.state_of_units
@@ -240,7 +240,7 @@ def test_an_undo_that_was_killed_anywhere_is_finished_by_the_next(root: Path) ->
             break
 
 
-def test_what_systemctl_refused_is_asked_again(root: Path) -> None:
+def test_a_refused_systemctl_call_is_repeated_by_the_next_run(root: Path) -> None:
     machine = Machine(root)
     machine.refuses = {"try-restart libvirtd.service", "daemon-reload"}
     refused = ("systemctl daemon-reload: no", "systemctl try-restart libvirtd.service: no")
@@ -258,7 +258,7 @@ def test_what_systemctl_refused_is_asked_again(root: Path) -> None:
     assert machine.stale() == []
 
 
-def test_settings_that_change_reach_daemons_that_run(root: Path) -> None:
+def test_changed_settings_reach_running_daemons(root: Path) -> None:
     """containerd came later, say."""
     machine = Machine(root)
     node(root, machine).set_up(vms_only=True)
@@ -267,7 +267,7 @@ def test_settings_that_change_reach_daemons_that_run(root: Path) -> None:
     assert machine.stale() == []
 
 
-def test_a_node_of_vms_alone_stays_one_until_it_is_asked_otherwise_and_its_proxy_goes(root: Path) -> None:
+def test_a_vms_only_node_stays_one_until_changed_and_has_no_proxy(root: Path) -> None:
     machine = Machine(root)
     node(root, machine).set_up()
     assert "virtshim-proxy.service" in machine.active
@@ -279,7 +279,7 @@ def test_a_node_of_vms_alone_stays_one_until_it_is_asked_otherwise_and_its_proxy
     assert "virtshim-proxy.service" in node(root, machine).set_up(vms_only=False).enabled
 
 
-def test_what_ran_before_set_up_runs_after_its_undo(root: Path) -> None:
+def test_units_that_ran_before_set_up_run_after_its_undo(root: Path) -> None:
     (root / "usr/lib/systemd/system/containerd.service").touch()
     machine = Machine(root)
     machine.active |= {"containerd.service"}
@@ -289,7 +289,7 @@ def test_what_ran_before_set_up_runs_after_its_undo(root: Path) -> None:
     assert "containerd.service" in machine.active - machine.enabled
 
 
-def test_a_masked_unit_is_a_problem_that_is_told(root: Path) -> None:
+def test_a_masked_unit_is_reported_as_a_problem(root: Path) -> None:
     machine = Machine(root)
     (root / "usr/lib/systemd/system/libvirt-guests.service").touch()
     machine.masked |= {"virtshim.service", "libvirt-guests.service"}
@@ -320,7 +320,7 @@ def test_an_image_has_the_cgroup_driver_of_the_systemd_that_will_run_it(root: Pa
     assert found["cgroup driver"].startswith("systemd")
 
 
-def test_a_manifest_of_a_version_that_knew_less_is_taken_back_as_it_was_then(root: Path) -> None:
+def test_the_manifest_of_an_earlier_version_can_be_undone(root: Path) -> None:
     machine = Machine(root)
     node(root, machine).set_up()
     file = root / DIRECTORY.lstrip("/") / "manifest.json"
@@ -332,7 +332,7 @@ def test_a_manifest_of_a_version_that_knew_less_is_taken_back_as_it_was_then(roo
     assert set(node(root, machine).undo().stopped) == set(OURS)
 
 
-def test_what_a_set_up_of_an_earlier_version_left_pending_is_done(root: Path) -> None:
+def test_pending_work_of_an_earlier_versions_set_up_is_done(root: Path) -> None:
     machine = Machine(root)
     machine.refuses = {"daemon-reload"}
     node(root, machine).set_up()
@@ -343,7 +343,7 @@ def test_what_a_set_up_of_an_earlier_version_left_pending_is_done(root: Path) ->
     assert machine.stale() == []
 
 
-def test_a_socket_of_the_operators_that_would_start_it_again_is_told(root: Path) -> None:
+def test_an_operators_socket_unit_that_would_restart_a_stopped_unit_is_reported(root: Path) -> None:
     machine = Machine(root)
     node(root, machine).set_up()
     machine.active |= {"tapmanager.socket"}

@@ -60,7 +60,7 @@ def test_networks_of_services_pods_and_nodes_are_proposed(root: Path) -> None:
     assert "services" not in steps(root)
 
 
-def test_a_worker_proposes_what_it_sees_and_says_that_the_services_network_is_missing(root: Path) -> None:
+def test_a_worker_proposes_known_networks_and_says_that_the_service_network_is_missing(root: Path) -> None:
     for manifest in (root / "etc/kubernetes/manifests").iterdir():
         manifest.unlink()
     assert 'images.forbidden_networks = ["10.244.1.0/24", "192.168.0.0/24", "2001:db8:0:7::/64"]' in steps(root)
@@ -68,14 +68,14 @@ def test_a_worker_proposes_what_it_sees_and_says_that_the_services_network_is_mi
 
 
 @pytest.mark.parametrize("dns", ["[169.254.20.10]", "[none]", "[]", "[[]]", "{}"])
-def test_a_resolver_on_the_node_itself_and_what_is_no_address_say_nothing_of_services(root: Path, dns: str) -> None:
+def test_a_local_resolver_or_a_malformed_address_gives_no_service_network(root: Path, dns: str) -> None:
     for manifest in (root / "etc/kubernetes/manifests").iterdir():
         manifest.unlink()
     (root / "var/lib/kubelet/config.yaml").write_text(f"kind: KubeletConfiguration\nclusterDNS: {dns}\n")
     assert "services" not in steps(root)
 
 
-def test_nothing_is_proposed_to_who_has_decided_or_where_nothing_is_known(root: Path) -> None:
+def test_no_networks_are_proposed_if_they_are_set_or_unknown(root: Path) -> None:
     assert "forbidden_networks" not in steps(root, "images.forbidden_networks")
     (root / "proc/net/route").unlink()
     (root / "proc/net/ipv6_route").write_text("not a route\n")

@@ -68,7 +68,7 @@ def deployed(pytestconfig: pytest.Config, name: str) -> str:
     return (pytestconfig.rootpath / "deploy" / name).read_text()
 
 
-def test_the_drop_in_of_a_node_of_vms_is_the_example(pytestconfig: pytest.Config) -> None:
+def test_the_drop_in_of_a_vms_only_node_is_the_example(pytestconfig: pytest.Config) -> None:
     written = yaml.safe_load(text(planned(node()), "kubelet.conf.d/90-virtshim.conf"))
     assert written == yaml.safe_load(deployed(pytestconfig, "kubelet/90-virtshim.conf"))
 
@@ -92,7 +92,9 @@ def test_the_files_of_a_node_with_containers_are_the_examples(pytestconfig: pyte
         (texts.kubelet_order("virtshim-proxy.service"), "kubelet/virtshim-proxy-systemd.conf"),
     ],
 )
-def test_configuration_of_others_is_the_example(pytestconfig: pytest.Config, written: str, example: str) -> None:
+def test_configuration_of_other_programs_is_the_example(
+    pytestconfig: pytest.Config, written: str, example: str
+) -> None:
     wanted = deployed(pytestconfig, example)
     assert read_ini(written) == read_ini(wanted if "\n[" in wanted else f"[x]\n{wanted}")
 
@@ -156,14 +158,14 @@ def test_each_setting_that_differs_has_its_reason_and_is_a_setting() -> None:
     assert "cgroupDriver: cgroupfs" in text(found, "91-virtshim-proxy.conf")
 
 
-def test_kubelets_driver_wins_over_what_the_machine_would_have() -> None:
+def test_kubelets_cgroup_driver_wins_over_the_machines_default() -> None:
     found = planned(node(kubelet=kubelet(fields={"cgroupDriver": Given("cgroupfs", FILE)}), texts={QEMU: '# "none"\n'}))
     assert [choice.key for choice in found.choices] == ["vm.require_overhead", "cri.cgroup_driver"]
     assert "cgroup_controllers = [ ]\n" in text(found, "qemu.conf")
     assert found.seen["cgroup driver"] == f"cgroupfs: as kubelet's configuration says in {FILE}"
 
 
-def test_a_kubelet_without_drop_ins_is_told_of_them_and_flags_that_win_are_answered() -> None:
+def test_a_kubelet_without_drop_ins_gets_a_directory_and_winning_flags_are_replaced() -> None:
     flags = {
         "container-runtime-endpoint": Given("unix:///run/containerd/containerd.sock", KUBEADM_FLAGS),
         "node-labels": Given("a=b", KUBEADM_FLAGS),
@@ -176,7 +178,7 @@ def test_a_kubelet_without_drop_ins_is_told_of_them_and_flags_that_win_are_answe
     )
 
 
-def test_extra_flags_in_a_file_are_kept_there_with_all_else_that_it_says() -> None:
+def test_extra_flags_in_a_file_are_changed_without_losing_its_other_content() -> None:
     place = "/etc/default/kubelet"
     variables = {EXTRA_FLAGS: Given("--v=4", place)}
     facts = node(kubelet=kubelet(variables=variables), texts={place: "# mine\nOTHER=1\nKUBELET_EXTRA_ARGS=--v=4\n"})
@@ -185,7 +187,7 @@ def test_extra_flags_in_a_file_are_kept_there_with_all_else_that_it_says() -> No
     assert 'KUBELET_EXTRA_ARGS="--v=4 --config-dir=/etc/kubernetes/kubelet.conf.d ' in written
 
 
-def test_a_kubelet_with_a_directory_of_drop_ins_gets_ours_there_and_no_flags() -> None:
+def test_a_kubelet_with_a_drop_in_directory_gets_our_drop_in_and_no_flags() -> None:
     found = planned(node(kubelet=kubelet(flags={"config-dir": Given("/etc/k.d/", FILE)})))
     assert "/etc/k.d/90-virtshim.conf" in paths(found)
     assert not [path for path in paths(found) if "flags" in path]
@@ -196,7 +198,7 @@ def test_a_kubelet_whose_unit_takes_no_extra_flags_is_a_problem_with_the_flags_t
     assert "--config-dir=/etc/kubernetes/kubelet.conf.d" in told
 
 
-def test_a_kubelet_that_is_too_old_for_drop_ins_gets_flags_and_the_rest_is_told() -> None:
+def test_a_kubelet_too_old_for_drop_ins_gets_flags_and_a_note_about_the_rest() -> None:
     found = planned(node(kubelet=kubelet(fields={}), runtimes=(CONTAINERD,), kubelet_version=(1, 29)))
     assert not [path for path in paths(found) if "kubelet.conf.d" in path]
     line = text(found, "zz-virtshim-flags.conf")
@@ -241,14 +243,14 @@ def quantity(said: str) -> int:
         ({"flags": {"serialize-image-pulls": Given("true", KUBEADM_FLAGS)}}, "evictionSoft"),
     ],
 )
-def test_what_the_operator_has_decided_of_pulls_or_evictions_is_left_alone(mine: dict[str, Any], kept: str) -> None:
+def test_the_operators_settings_of_pulls_and_evictions_are_left_alone(mine: dict[str, Any], kept: str) -> None:
     written = yaml.safe_load(text(planned(node(kubelet=kubelet(**mine))), "90-virtshim.conf"))
     assert {"serializeImagePulls", "evictionSoft"} & written.keys() == {kept}
     assert ("maxParallelImagePulls" in written) == (kept == "serializeImagePulls")
     assert ("evictionMaxPodGracePeriod" in written) == (kept == "evictionSoft")
 
 
-def test_a_set_up_that_is_repeated_keeps_what_it_wrote_of_pulls_and_evictions() -> None:
+def test_a_repeated_set_up_keeps_its_settings_of_pulls_and_evictions() -> None:
     first = text(planned(node()), "90-virtshim.conf")
     fields = {name: Given(value, "/etc/k.d/90-virtshim.conf") for name, value in yaml.safe_load(first).items()}
     again = planned(node(kubelet=kubelet(fields=fields)))
@@ -256,18 +258,18 @@ def test_a_set_up_that_is_repeated_keeps_what_it_wrote_of_pulls_and_evictions() 
 
 
 @pytest.mark.parametrize(("said", "version"), [("Kubernetes v1.29.4", (1, 29)), ("", None), ("no such file", None)])
-def test_kubelets_version_is_read_of_what_it_says(said: str, version: tuple[int, int] | None) -> None:
+def test_kubelets_version_is_read_from_its_output(said: str, version: tuple[int, int] | None) -> None:
     assert kubelet_version(said) == version
 
 
-def test_a_node_without_kubelet_and_network_gets_a_bridge_of_its_own() -> None:
+def test_a_node_without_kubelet_and_network_gets_its_own_bridge() -> None:
     found = planned(node(kubelet=KubeletSetup(), cni_configuration="", cni_conf_dir="/etc/own.d"))
     assert "/etc/own.d/10-virtshim.conflist" in paths(found)
     assert not [path for path in paths(found) if "kubelet" in path]
     assert "when kubelet is installed" in found.steps[-1]
 
 
-def test_a_cluster_without_network_gets_none_from_us() -> None:
+def test_a_node_in_a_cluster_without_a_network_gets_none_from_set_up() -> None:
     found = planned(node(cni_configuration=""))
     assert not [path for path in paths(found) if "cni" in path]
     assert any("network add-on" in step for step in found.steps)
@@ -285,7 +287,7 @@ def test_a_cluster_without_network_gets_none_from_us() -> None:
         ({"runtimes": (RuntimeSetup("containerd", "/s", "/f", "/f: bad"),)}, "/f: bad"),
     ],
 )  # fmt: skip
-def test_what_stands_in_the_way_is_told(changed: dict[str, Any], said: str) -> None:
+def test_obstacles_are_reported(changed: dict[str, Any], said: str) -> None:
     assert any(said in problem for problem in planned(node(**changed)).problems)
 
 
@@ -335,7 +337,7 @@ def test_vms_only_leaves_an_installed_containerd_alone() -> None:
     assert "containerd.service" not in found.enable
 
 
-def test_an_operators_own_file_is_not_overruled_but_told_what_it_lacks() -> None:
+def test_an_operators_own_file_is_kept_and_its_missing_settings_are_reported() -> None:
     settings = Settings(libvirt={"vmwrapper": "/mine"}, paths={"run_dir": "/run/own"})
     own = OwnSettings(settings, frozenset({"libvirt.vmwrapper", "paths.run_dir"}), has_file=True)
     found = planned(node(vmwrapper="/x/vmwrapper", emulator="/usr/libexec/qemu-kvm"), own)
@@ -345,7 +347,7 @@ def test_an_operators_own_file_is_not_overruled_but_told_what_it_lacks() -> None
     assert "unix:///run/own/virtshim.sock" in text(found, "crictl.yaml")
 
 
-def test_a_line_that_says_so_already_is_left_and_another_value_is_taken_out() -> None:
+def test_a_correct_line_is_kept_and_a_line_with_another_value_replaced() -> None:
     said = node(texts={LIBVIRTD: 'unix_sock_ro_perms="0700"  # closed\n'})
     assert LIBVIRTD not in paths(planned(said))
     other = text(planned(node(texts={LIBVIRTD: 'unix_sock_ro_perms = "0777"\nlog_level = 3\n'})), "libvirtd.conf")
@@ -355,7 +357,7 @@ def test_a_line_that_says_so_already_is_left_and_another_value_is_taken_out() ->
     ]
 
 
-def test_apparmors_profiles_of_libvirt_get_the_rules_that_they_lack_below_those_of_the_node() -> None:
+def test_libvirts_apparmor_profiles_get_missing_rules_below_the_nodes_own() -> None:
     daemon, guests = "/etc/apparmor.d/usr.sbin.libvirtd", "/etc/apparmor.d/abstractions/libvirt-qemu"
     local = "/etc/apparmor.d/local/abstractions/libvirt-qemu"
     found = planned(node(texts={daemon: "profile", guests: "rules", local: "/mine r,"}))
@@ -366,7 +368,7 @@ def test_apparmors_profiles_of_libvirt_get_the_rules_that_they_lack_below_those_
     assert not [path for path in paths(planned(node())) if "apparmor" in path]
 
 
-def test_what_bears_on_vms_is_said() -> None:
+def test_facts_that_matter_for_vms_are_shown() -> None:
     seen = planned(node(huge_pages={2048: 512, 1048576: 4}, iommu_groups=17, has_kvm=True)).seen
     assert seen["huge pages"] == "512 of 2 MiB, 4 of 1024 MiB"
     assert (seen["IOMMU"], seen["KVM"]) == ("17 groups", "/dev/kvm")
@@ -378,7 +380,7 @@ def test_a_node_is_labelled_by_the_name_that_kubelet_gives_it() -> None:
     assert "kubectl label node one virtshim.io/vms=true" in planned(node(), name="one").steps
 
 
-def test_a_node_of_vms_alone_that_is_in_the_cluster_is_drained_and_tainted_by_hand() -> None:
+def test_a_vms_only_node_already_in_the_cluster_is_drained_and_tainted_by_hand() -> None:
     """kubelet gives its taints and labels only to a node that is new."""
     assert [
         step.partition("   #")[0] for step in planned(node(kubelet=kubelet(is_in_cluster=True)), name="one").steps
@@ -416,7 +418,7 @@ def test_every_step_that_names_a_file_names_one_that_is_written() -> None:
     assert Path(apply.split()[3]).name == "runtimeclass.yaml"
 
 
-def test_a_text_of_somebody_elses_keeps_its_bytes() -> None:
+def test_a_changed_foreign_file_keeps_its_other_bytes() -> None:
     """Its comments may be in another encoding."""
     theirs = b"# Gr\xf6\xdfe\nlog_level = 3"
     found = planned(node(texts={LIBVIRTD: theirs.decode(errors=AS_BYTES)}))
@@ -424,7 +426,7 @@ def test_a_text_of_somebody_elses_keeps_its_bytes() -> None:
     assert file.content.startswith(theirs + b"\n# virtshim setup: ")
 
 
-def test_extra_flags_that_go_on_in_the_next_line_are_replaced_whole() -> None:
+def test_extra_flags_over_several_lines_are_replaced_completely() -> None:
     place = "/etc/default/kubelet"
     variables = {EXTRA_FLAGS: Given('--v=4 --x="y z"', place)}
     facts = node(kubelet=kubelet(variables=variables), texts={place: 'KUBELET_EXTRA_ARGS="--v=4 \\\n --x=y"\nOTHER=1'})

@@ -52,14 +52,14 @@ def held(path: Path) -> dict[str, str]:
     return found
 
 
-def test_a_claim_is_written_with_its_container_and_goes_with_it(records: SqliteRecords, path: Path) -> None:
+def test_a_claim_is_written_and_deleted_with_its_container(records: SqliteRecords, path: Path) -> None:
     records.containers.add(container("a", VF, GPU))
     assert held(path) == {VF: "a", GPU: "a"}
     records.containers.delete(ContainerId("a" * 64))
     assert held(path) == {}
 
 
-def test_a_container_that_gives_claims_up_frees_these_alone(records: SqliteRecords, path: Path) -> None:
+def test_a_container_can_release_some_of_its_claims(records: SqliteRecords, path: Path) -> None:
     records.containers.add(container("a", VF, GPU))
     records.containers.replace(container("a", GPU))
     records.containers.add(container("b", VF))

@@ -43,7 +43,7 @@ def aside(path: Path) -> list[Path]:
 @pytest.mark.parametrize(
     "content", [b"no database at all, but long enough to be taken for one" * 40, b"SQLite format 3\0" * 400]
 )
-def test_what_is_no_database_is_kept_under_another_name_and_a_new_one_serves(path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_database_is_renamed_and_replaced_by_a_new_one(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     records = open_records(str(path))
     assert records.sandboxes.all() == []
@@ -72,7 +72,7 @@ def test_rows_on_whole_pages_survive_the_damage_of_others(path: Path) -> None:
     assert len(aside(path)) == 1
 
 
-def test_the_node_keeps_its_id_when_not_a_byte_of_its_database_is_left(path: Path) -> None:
+def test_the_node_keeps_its_id_even_if_its_database_is_lost_completely(path: Path) -> None:
     records = SqliteRecords(str(path))
     node = records.node_id()
     closed(records, path)
@@ -82,7 +82,7 @@ def test_the_node_keeps_its_id_when_not_a_byte_of_its_database_is_left(path: Pat
     again.close()
 
 
-def test_a_new_database_does_not_say_that_a_recovery_was_finished(path: Path) -> None:
+def test_a_new_database_does_not_record_a_finished_recovery(path: Path) -> None:
     """Whatever is found of the old one: the next start must look at the virtual machines themselves."""
     records = SqliteRecords(str(path))
     fill(records)
@@ -96,7 +96,7 @@ def test_a_new_database_does_not_say_that_a_recovery_was_finished(path: Path) ->
     again.close()
 
 
-def test_half_made_rows_are_not_taken_over(path: Path) -> None:
+def test_half_made_rows_are_not_salvaged(path: Path) -> None:
     records = SqliteRecords(str(path))
     fill(records)
     assert records.containers.all()[0].phase is not ContainerPhase.CREATING
@@ -115,7 +115,7 @@ def test_half_made_rows_are_not_taken_over(path: Path) -> None:
     again.close()
 
 
-def test_damage_under_a_running_daemon_is_told_and_healed_by_a_restart(path: Path) -> None:
+def test_damage_under_a_running_daemon_is_reported_and_repaired_by_a_restart(path: Path) -> None:
     records = SqliteRecords(str(path))
     for n in range(1, 400):
         records.sandboxes.add(sandbox(n))
@@ -135,7 +135,7 @@ def test_damage_under_a_running_daemon_is_told_and_healed_by_a_restart(path: Pat
     again.close()
 
 
-def test_a_write_that_meets_damage_says_so_from_then_on(path: Path) -> None:
+def test_a_write_that_finds_damage_sets_the_trouble(path: Path) -> None:
     records = SqliteRecords(str(path))
     for n in range(1, 100):
         records.sandboxes.add(sandbox(n))
@@ -151,7 +151,7 @@ def test_a_write_that_meets_damage_says_so_from_then_on(path: Path) -> None:
     records.close()
 
 
-def test_a_database_of_a_newer_schema_is_no_damage(path: Path) -> None:
+def test_a_database_of_a_newer_schema_is_not_damaged(path: Path) -> None:
     SqliteRecords(str(path)).close()
     with sqlite3.connect(path) as database:
         database.execute("update alembic_version set version_num = '9999'")

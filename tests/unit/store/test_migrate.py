@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state.db"
 
 
-def test_the_head_known_to_the_code_is_the_newest_step() -> None:
+def test_the_schema_version_in_the_code_is_the_newest_step() -> None:
     config = Config()
     config.set_main_option("script_location", migrate.SCRIPTS)
     config.set_main_option("path_separator", "os")
@@ -40,7 +40,7 @@ def test_the_steps_make_exactly_the_tables_of_the_schema(path: Path) -> None:
     engine.dispose()
 
 
-def test_a_new_database_is_made_as_all_steps_together_make_it(tmp_path: Path) -> None:
+def test_a_new_database_equals_the_result_of_all_steps(tmp_path: Path) -> None:
     def described(by: Callable[[sa.Engine], None]) -> set[tuple[str, ...]]:
         path = tmp_path / by.__name__
         engine = open_engine(str(path))

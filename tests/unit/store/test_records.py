@@ -77,7 +77,7 @@ def test_every_field_of_every_record_survives_a_restart(records: SqliteRecords, 
     assert again.device_conditions.all() == [CONDITION]
 
 
-def test_environment_values_are_bytes_and_come_back_byte_for_byte(records: SqliteRecords, path: Path) -> None:
+def test_environment_values_are_bytes_and_survive_unchanged(records: SqliteRecords, path: Path) -> None:
     fill(records)
     records.close()
     envs = opened(path).containers.all()[0].config.envs
@@ -183,7 +183,7 @@ def test_put_adds_or_replaces(records: SqliteRecords, path: Path) -> None:
     assert opened(path).images.all() == [other]
 
 
-def test_what_a_caller_was_told_is_on_disk(records: SqliteRecords, path: Path) -> None:
+def test_a_change_is_on_disk_when_the_call_returns(records: SqliteRecords, path: Path) -> None:
     """Another connection sees each change at once: it was committed."""
     fill(records)
     with sqlite3.connect(path) as other:
@@ -237,7 +237,7 @@ def test_many_threads_may_write_at_once(records: SqliteRecords, path: Path) -> N
 # --- facts of the node
 
 
-def test_the_newest_stamp_is_that_of_any_record(records: SqliteRecords) -> None:
+def test_the_newest_stamp_is_the_maximum_over_all_records(records: SqliteRecords) -> None:
     assert records.newest_stamp() == 0
     records.containers.add(CONTAINER)
     assert records.newest_stamp() == 5
@@ -259,9 +259,7 @@ def test_node_facts_are_kept_and_can_be_changed(records: SqliteRecords, path: Pa
 # --- the file
 
 
-def test_only_its_owner_may_read_the_database_and_what_sqlite_puts_beside_it(
-    records: SqliteRecords, path: Path
-) -> None:
+def test_only_the_owner_may_read_the_database_and_sqlites_side_files(records: SqliteRecords, path: Path) -> None:
     fill(records)
     files = sorted(path.parent.iterdir())
     assert path in files
@@ -269,7 +267,7 @@ def test_only_its_owner_may_read_the_database_and_what_sqlite_puts_beside_it(
     assert {oct(stat.S_IMODE(file.stat().st_mode)) for file in files} == {"0o600"}
 
 
-def test_a_link_in_the_databases_place_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_at_the_databases_path_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises((ShimError, OSError)):
         SqliteRecords(str(tmp_path / "link"))
@@ -313,7 +311,7 @@ def test_a_damaged_database_is_an_error_and_not_an_empty_node(records: SqliteRec
         ("device_conditions", "json_remove(document, '$[0].address')", "address"),
     ],
 )
-def test_an_unreadable_record_is_told_of_with_where_and_without_its_content(
+def test_an_unreadable_record_is_reported_by_its_place_and_without_its_content(
     records: SqliteRecords, path: Path, table: str, change: str, where: str
 ) -> None:
     fill(records)
@@ -327,9 +325,7 @@ def test_an_unreadable_record_is_told_of_with_where_and_without_its_content(
     assert "secret" not in why
 
 
-def test_pods_whose_records_are_unreadable_are_listed_as_far_as_they_are_known(
-    records: SqliteRecords, path: Path
-) -> None:
+def test_pods_with_unreadable_records_are_listed_with_what_is_known(records: SqliteRecords, path: Path) -> None:
     fill(records)
     (before,) = records.containers.all()
     records.close()
@@ -347,7 +343,7 @@ def test_pods_whose_records_are_unreadable_are_listed_as_far_as_they_are_known(
     assert container.phase is ContainerPhase.UNKNOWN
 
 
-def test_a_record_that_was_unreadable_and_is_written_anew_is_none_any_more(records: SqliteRecords, path: Path) -> None:
+def test_an_unreadable_record_that_is_rewritten_is_readable_again(records: SqliteRecords, path: Path) -> None:
     fill(records)
     records.close()
     with sqlite3.connect(path) as broken:
@@ -361,7 +357,7 @@ def test_a_record_that_was_unreadable_and_is_written_anew_is_none_any_more(recor
     assert opened(path).sandboxes.all() == [SANDBOX]
 
 
-def test_a_pod_comes_back_from_the_text_that_its_vm_carries_but_for_its_secrets(records: SqliteRecords) -> None:
+def test_a_pod_is_restored_from_its_vms_record_without_secrets(records: SqliteRecords) -> None:
     fill(records)
     (sandbox,), (container,) = records.sandboxes.all(), records.containers.all()
     text = records.to_text(sandbox, container)
@@ -379,7 +375,7 @@ def test_a_pod_comes_back_from_the_text_that_its_vm_carries_but_for_its_secrets(
     )
 
 
-def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_read(records: SqliteRecords) -> None:
+def test_a_vms_record_has_the_format_from_before_the_split_and_both_formats_are_read(records: SqliteRecords) -> None:
     """VMs that run through an upgrade carry what the version before wrote, and an older version reads what this one writes."""
     assert SANDBOX.network is not None
     before = (FIXTURES / "records" / "0003-flat.json").read_text()
@@ -464,7 +460,7 @@ def test_spec_and_status_share_no_field() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "[]", '[{"id":1},{}]'])
-def test_text_that_is_no_pod_is_an_error(records: SqliteRecords, text: str) -> None:
+def test_malformed_text_of_a_pod_is_an_error(records: SqliteRecords, text: str) -> None:
     with pytest.raises(InternalError):
         records.from_text(text)
 

@@ -48,7 +48,7 @@ def test_there_is_a_database_of_every_schema_version() -> None:
     assert {fixture.stem.split("-")[0] for fixture in FIXTURES} == versions
 
 
-def test_its_pods_are_here_as_they_were(path: Path) -> None:
+def test_pods_of_earlier_schemas_load_unchanged(path: Path) -> None:
     records = SqliteRecords(str(path))
     assert records.unreadable() == {}
     running, ended, empty = records.sandboxes.all()
@@ -71,7 +71,7 @@ def test_its_pods_are_here_as_they_were(path: Path) -> None:
     records.close()
 
 
-def test_which_container_an_earlier_version_took_a_pod_for_is_forgotten(path: Path) -> None:
+def test_an_earlier_versions_note_of_a_pods_container_is_dropped(path: Path) -> None:
     with sqlite3.connect(path) as database:
         rows = database.execute("select id, document from sandboxes").fetchall()
         for own, document in rows:
@@ -113,7 +113,7 @@ def with_configs(dump: Path, directory: Path, configs: dict[str, object]) -> Pat
     return path
 
 
-def test_names_of_one_disk_that_said_different_things_become_images_each(tmp_path: Path) -> None:
+def test_names_of_one_disk_with_different_configs_become_separate_images(tmp_path: Path) -> None:
     configs: dict[str, object] = {"a:1": {"user": "a"}, "b:1": {"entrypoint": ["/b"]}}
     path = with_configs(FIXTURES[0].with_name("0003.sql"), tmp_path, configs)
     records = SqliteRecords(str(path))
@@ -130,7 +130,7 @@ def test_names_of_one_disk_that_said_different_things_become_images_each(tmp_pat
     records.close()
 
 
-def test_names_of_one_disk_that_said_the_same_stay_one_image(tmp_path: Path) -> None:
+def test_names_of_one_disk_with_the_same_config_stay_one_image(tmp_path: Path) -> None:
     said = {"user": "a", "env": ["A=b"]}
     configs: dict[str, object] = {"a:1": said, "b:1": said, "c@sha256:1": said}
     records = SqliteRecords(str(with_configs(FIXTURES[0].with_name("0003.sql"), tmp_path, configs)))
@@ -139,7 +139,7 @@ def test_names_of_one_disk_that_said_the_same_stay_one_image(tmp_path: Path) -> 
     records.close()
 
 
-def test_an_image_whose_record_is_unreadable_is_so_after_the_upgrade_too(tmp_path: Path) -> None:
+def test_an_unreadable_image_record_stays_unreadable_after_the_upgrade(tmp_path: Path) -> None:
     path = restored(FIXTURES[0].with_name("0003.sql"), tmp_path)
     with sqlite3.connect(path) as database:
         database.execute("update images set document = '[{]'")
@@ -167,7 +167,7 @@ def test_images_of_a_damaged_database_of_an_earlier_version_are_salvaged(tmp_pat
     records.close()
 
 
-def test_its_records_can_be_changed_and_come_back(path: Path) -> None:
+def test_upgraded_records_can_be_changed_and_read_back(path: Path) -> None:
     records = SqliteRecords(str(path))
     vm, _ = records.containers.all()
     seen = vm.with_troubles((Trouble(TroubleKind.PAUSED, "seen"),))

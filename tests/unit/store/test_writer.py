@@ -62,18 +62,18 @@ def big(image: Image) -> Image:
     return Image(image.id, image.digest, ("x" * 100_000,), (), 1, 1, DiskFormat.RAW, 3)
 
 
-def test_room_is_kept_beside_the_database(records: SqliteRecords, disk: Disk) -> None:
+def test_space_is_reserved_beside_the_database(records: SqliteRecords, disk: Disk) -> None:
     assert disk.reserve.stat().st_size == disk.reserve.stat().st_blocks * 512 == 5 << 20
 
 
-def test_a_write_that_ends_something_gets_the_room_that_was_kept(records: SqliteRecords, disk: Disk) -> None:
+def test_a_write_that_ends_something_gets_the_reserved_space(records: SqliteRecords, disk: Disk) -> None:
     disk.fill()
     records.images.replace(big(IMAGE))
     assert records.images.all() == [big(IMAGE)]
     assert not disk.reserve.exists()
 
 
-def test_nothing_new_is_taken_in_until_room_is_kept_again(records: SqliteRecords, disk: Disk) -> None:
+def test_new_records_are_refused_until_space_is_reserved_again(records: SqliteRecords, disk: Disk) -> None:
     disk.reserve.unlink()
     disk.is_full = True
     with pytest.raises(ResourceExhausted, match="only the space left that removing pods needs"):
@@ -84,7 +84,7 @@ def test_nothing_new_is_taken_in_until_room_is_kept_again(records: SqliteRecords
     assert disk.reserve.exists()
 
 
-def test_a_full_disk_is_no_trouble_of_the_node(records: SqliteRecords, disk: Disk) -> None:
+def test_a_full_disk_does_not_make_the_node_not_ready(records: SqliteRecords, disk: Disk) -> None:
     disk.fill()
     disk.reserve.unlink()
     disk.reserve.mkdir()  # nothing that could be given up
@@ -93,7 +93,7 @@ def test_a_full_disk_is_no_trouble_of_the_node(records: SqliteRecords, disk: Dis
     assert records.trouble() == ""
 
 
-def test_a_disk_that_takes_no_writes_is_told_until_it_does_again(records: SqliteRecords, disk: Disk) -> None:
+def test_a_disk_that_fails_writes_is_reported_until_a_write_succeeds(records: SqliteRecords, disk: Disk) -> None:
     assert records.trouble() == ""
     disk.driver().execute("pragma query_only=on")
     with pytest.raises(InternalError, match="read-only, or failing"):
@@ -109,9 +109,7 @@ def test_a_database_that_was_just_opened_syncs_each_commit(records: SqliteRecord
     assert disk.driver().execute("pragma synchronous").fetchone() == (2,)
 
 
-def test_a_write_that_a_power_cut_may_take_is_committed_without_a_sync_and_the_next_one_with(
-    records: SqliteRecords, disk: Disk
-) -> None:
+def test_a_write_that_may_be_lost_is_not_synced_until_the_next_one(records: SqliteRecords, disk: Disk) -> None:
     sandbox = full_records.SANDBOX
     said: list[str] = []
     driver = disk.driver()

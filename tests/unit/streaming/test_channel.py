@@ -78,7 +78,7 @@ def test_bytes_are_delivered_when_the_client_has_taken_them_all():
     run(test())
 
 
-def test_delivery_is_waited_for_no_longer_than_told_or_the_client_is_there():
+def test_waiting_for_delivery_ends_at_the_time_limit_or_when_the_client_leaves():
     async def test() -> None:
         async with joined() as (channel, client):
             await channel.send(b"x" * PIECE)
@@ -89,7 +89,7 @@ def test_delivery_is_waited_for_no_longer_than_told_or_the_client_is_there():
     run(test())
 
 
-def test_a_client_that_does_not_read_holds_the_sender():
+def test_a_client_that_does_not_read_blocks_the_sender():
     async def test() -> None:
         async with joined() as (channel, client):
             with pytest.raises(TimeoutError):
@@ -110,7 +110,7 @@ def test_a_client_that_left_is_noticed_without_reading():
     run(test())
 
 
-def test_sending_to_a_client_that_left_is_told():
+def test_sending_to_a_client_that_left_is_an_error():
     async def test() -> None:
         async with joined() as (channel, client):
             client.close()
@@ -120,7 +120,7 @@ def test_sending_to_a_client_that_left_is_told():
     run(test())
 
 
-def test_closing_delivers_what_was_sent_and_reads_what_still_comes():
+def test_closing_delivers_sent_bytes_and_reads_the_rest():
     async def test() -> None:
         async with joined() as (channel, client):
             await channel.send(b"last words" + b"x" * PIECE)

@@ -26,7 +26,7 @@ def test_the_rest_of_a_long_message_is_of_the_same_channel():
     assert reader.feed(Fragment(b"\x01b", starts=False, ends=True)) == Piece(0, b"\x01b")
 
 
-def test_base64_may_be_cut_anywhere():
+def test_base64_may_be_split_anywhere():
     text = encode(0, b"hello, guest!", in_base64=True)
     assert text == b"0aGVsbG8sIGd1ZXN0IQ=="
     for cut in range(len(text)):

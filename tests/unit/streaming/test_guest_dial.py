@@ -82,7 +82,7 @@ def test_the_end_of_the_input_reaches_the_service(tool: str, tmp_path: Path) -> 
         assert done.returncode == 0
 
 
-def test_a_port_where_nobody_listens_is_a_failure_with_words(tool: str, tmp_path: Path) -> None:
+def test_a_closed_port_is_a_failure_with_a_message(tool: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     done = run(tmp_path, port)
@@ -92,7 +92,7 @@ def test_a_port_where_nobody_listens_is_a_failure_with_words(tool: str, tmp_path
     assert b"refused" in words.lower()
 
 
-def test_a_guest_with_none_of_them_says_what_to_install(tmp_path: Path) -> None:
+def test_the_error_of_a_guest_without_any_of_the_programs_says_what_to_install(tmp_path: Path) -> None:
     done = run(tmp_path, 80)
     _, words = done.communicate(timeout=20)
     assert done.returncode == 127

@@ -40,7 +40,7 @@ def test_a_reader_waits_for_the_writer():
     run(test())
 
 
-def test_a_full_pipe_holds_its_writer_until_it_is_read():
+def test_a_full_pipe_blocks_its_writer_until_it_is_read():
     async def test() -> None:
         pipe = Pipe(limit=10)
         pipe.put(b"0123456789")

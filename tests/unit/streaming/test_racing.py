@@ -32,11 +32,11 @@ def test_the_main_task_wins():
     assert run(run_until(value(7), then_wait_forever(value(8)))) == 7
 
 
-def test_another_that_ends_first_ends_the_main_task():
+def test_another_task_that_ends_first_cancels_the_main_task():
     assert run(run_until(never(), value(1))) is None
 
 
-def test_whoever_fails_first_is_heard():
+def test_the_first_failure_is_raised():
     with pytest.raises(KeyError):
         run(run_until(fails(KeyError()), never()))
     with pytest.raises(ValueError, match=r"^$"):
@@ -60,7 +60,7 @@ def test_a_main_task_cleans_up_before_it_is_left():
     run(test())
 
 
-def test_one_that_is_cancelled_cancels_both():
+def test_cancelling_the_race_cancels_both_tasks():
     async def test() -> None:
         ended = []
 

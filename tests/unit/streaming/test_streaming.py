@@ -16,7 +16,7 @@ def test_a_terminal_has_no_stderr():
         Streams(tty=True, stdout=True, stderr=True)
 
 
-def test_at_least_one_stream_is_wanted():
+def test_at_least_one_stream_is_required():
     with pytest.raises(InvalidRequest, match="no stream"):
         Streams(tty=True)
 

@@ -26,13 +26,13 @@ def tokens(clock: FakeClock) -> Tokens:
     return Tokens(clock.monotonic)
 
 
-def test_a_token_brings_its_request_back_once(tokens):
+def test_a_token_returns_its_request_once(tokens):
     token = tokens.issue(ONE)
     assert tokens.redeem(token) is ONE
     assert tokens.redeem(token) is None
 
 
-def test_an_unknown_token_brings_nothing(tokens):
+def test_an_unknown_token_returns_no_request(tokens):
     tokens.issue(ONE)
     assert tokens.redeem("") is None
     assert tokens.redeem("x" * 22) is None
@@ -70,7 +70,7 @@ def test_used_and_revoked_tokens_make_room(tokens):
 
 
 @pytest.mark.hostile
-def test_a_pod_whose_urls_nobody_uses_takes_no_other_pods(tokens):
+def test_unused_urls_of_one_pod_do_not_displace_those_of_others(tokens):
     hostile = dataclasses.replace(ONE, pod="default/hostile")
     for _ in range(MAX_OF_POD):
         tokens.issue(hostile)
@@ -80,7 +80,7 @@ def test_a_pod_whose_urls_nobody_uses_takes_no_other_pods(tokens):
 
 
 @pytest.mark.hostile
-def test_all_urls_that_wait_are_bounded(tokens):
+def test_the_number_of_unused_urls_is_limited(tokens):
     for pod in range(MAX_PENDING):
         tokens.issue(dataclasses.replace(ONE, pod=f"default/{pod}"))
     with pytest.raises(ResourceExhausted, match="1000 streaming URLs that wait together"):

@@ -76,7 +76,7 @@ def filling(frame: bytes) -> tuple[bytes, int]:
 @pytest.mark.parametrize(
     "frame", [b"\x89\x80mask", b"\x82\x80mask", b"\x82\x81maskx"], ids=["ping", "empty", "a letter"]
 )
-def test_tiny_frames_of_a_websocket_leave_others_their_turn(frame: bytes) -> None:
+def test_a_flood_of_tiny_websocket_frames_does_not_starve_others(frame: bytes) -> None:
     said, count = filling(frame)
     assert turns_beside(read_all(said)) >= count // A_FEW
 
@@ -86,7 +86,7 @@ def test_tiny_frames_of_a_websocket_leave_others_their_turn(frame: bytes) -> Non
     [data(1, b""), data(1, b"x"), control(PING, struct.pack(">I", 1)), control(200, b"")],
     ids=["empty", "a letter", "ping", "unknown"],
 )
-def test_tiny_frames_of_spdy_leave_others_their_turn(frame: bytes) -> None:
+def test_a_flood_of_tiny_spdy_frames_does_not_starve_others(frame: bytes) -> None:
     said, count = filling(frame)
     assert turns_beside(spdy(said)) >= count // A_FEW
 
@@ -98,7 +98,7 @@ def test_input_in_large_frames_waits_for_nobody() -> None:
     assert turns_beside(spdy(data(1, piece) * frames)) == 0
 
 
-def test_what_a_spdy_client_has_said_before_a_mistake_is_answered() -> None:
+def test_spdy_frames_before_a_malformed_one_are_answered() -> None:
     sent = []
 
     class Kept(Once):

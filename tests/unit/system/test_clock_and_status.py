@@ -58,7 +58,7 @@ def test_sandboxes_and_containers_share_one_order_over_a_restart(world: World) -
     assert created == sorted(set(created))
 
 
-def test_the_system_clock_is_the_systems() -> None:
+def test_the_system_clock_gives_the_systems_time() -> None:
     clock = SystemClock()
     assert abs(clock.now_ns() - time.time_ns()) < 10**9
     before, now, after = time.monotonic(), clock.monotonic(), time.monotonic()
@@ -69,7 +69,7 @@ def test_the_system_clock_is_the_systems() -> None:
     assert clock.wait(event, 60)
 
 
-def test_both_conditions_are_there_and_true_when_all_is_well(world: World) -> None:
+def test_both_conditions_are_true_on_a_healthy_node(world: World) -> None:
     assert [(c.name, c.trouble, c.reason) for c in world.do.node.conditions()] == [
         ("RuntimeReady", "", ""),
         ("NetworkReady", "", ""),

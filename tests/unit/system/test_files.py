@@ -18,14 +18,14 @@ def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) 
     assert (path.read_text(), os.listdir(tmp_path)) == ("two", ["file"])
 
 
-def test_a_link_in_the_new_files_place_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_at_the_new_files_path_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "file.new").symlink_to(tmp_path / "elsewhere")
     replace_text(str(tmp_path / "file"), "text")
     assert (tmp_path / "file").read_text() == "text"
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_holes_take_no_space_and_what_is_gone_takes_none(tmp_path: Path) -> None:
+def test_holes_and_missing_files_take_no_space(tmp_path: Path) -> None:
     (tmp_path / "full").write_bytes(b"x" * (1 << 16))
     with (tmp_path / "hole").open("wb") as file:
         file.truncate(1 << 30)
@@ -34,14 +34,14 @@ def test_holes_take_no_space_and_what_is_gone_takes_none(tmp_path: Path) -> None
     assert (1 << 16 <= used < 1 << 20, inodes) == (True, 2)
 
 
-def test_a_file_by_several_names_takes_its_space_once(tmp_path: Path) -> None:
+def test_a_file_with_several_names_is_counted_once(tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"x" * (1 << 16))
     (tmp_path / "two").hardlink_to(tmp_path / "one")
     sync(tmp_path / "one")
     assert space_taken([tmp_path / "one", tmp_path / "two"]) == space_taken([tmp_path / "two"])
 
 
-def test_a_directory_can_be_synced_also_by_a_link_to_it(tmp_path: Path) -> None:
+def test_a_directory_can_be_synced_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     sync(tmp_path / "link")
     with pytest.raises(FileNotFoundError):

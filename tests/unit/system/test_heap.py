@@ -28,6 +28,6 @@ def _faults(keep: str) -> int:
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library than glibc")
-def test_large_blocks_that_are_kept_need_not_be_cleared_anew() -> None:
+def test_freed_large_blocks_are_reused_without_being_cleared_again() -> None:
     """Of 4 KiB each: 150 MiB are 38400."""
     assert _faults("daemon.keep_large_blocks()") < 2000 < _faults("daemon.share_one_heap()")

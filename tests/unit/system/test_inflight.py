@@ -209,7 +209,7 @@ def test_pods_do_not_wait_for_each_other() -> None:
         Background(other).done()
 
 
-def test_who_waits_for_a_guest_leaves_off_for_who_is_to_end_its_vm() -> None:
+def test_a_caller_that_waits_for_a_guest_yields_to_one_that_ends_the_vm() -> None:
     locks = PodLocks()
 
     def end() -> None:
@@ -224,7 +224,7 @@ def test_who_waits_for_a_guest_leaves_off_for_who_is_to_end_its_vm() -> None:
         assert not leave_off.is_set(), "that is over"
 
 
-def test_who_comes_between_an_end_and_its_turn_does_not_wait_for_the_guest_either() -> None:
+def test_a_caller_does_not_wait_for_a_guest_while_its_vm_is_being_ended() -> None:
     locks = PodLocks()
     with locks.held_to_end(POD):
         with locks.held_while_waiting(POD) as leave_off:
@@ -233,7 +233,7 @@ def test_who_comes_between_an_end_and_its_turn_does_not_wait_for_the_guest_eithe
             assert not leave_off.is_set()
 
 
-def test_locks_that_nobody_holds_are_forgotten() -> None:
+def test_unused_locks_are_forgotten() -> None:
     locks = PodLocks()
     with pytest.raises(InternalError), locks.held(POD):
         raise InternalError("no")

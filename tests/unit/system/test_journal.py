@@ -72,7 +72,7 @@ def test_each_field_of_an_event_is_a_field_of_the_entry(received: socket.socket)
 
 
 @pytest.mark.hostile
-def test_words_of_others_make_no_field_of_their_own(received: socket.socket) -> None:
+def test_foreign_text_cannot_add_a_journal_field(received: socket.socket) -> None:
     structlog.get_logger("any").error("pull.failed", **{"error": "x\nPRIORITY=0\n_UID=0", "a=b\nc": "y"})
     told = fields(received.recv(1 << 16))
     assert told["PRIORITY"] == "3"
@@ -80,13 +80,13 @@ def test_words_of_others_make_no_field_of_their_own(received: socket.socket) -> 
     assert told["VIRTSHIM_ERROR"] == r"x\nPRIORITY=0\n_UID=0"
 
 
-def test_a_value_of_several_lines_is_told_by_its_length() -> None:
+def test_a_value_of_several_lines_is_sent_with_its_length() -> None:
     told = fields(journal_entry("one\ntwo=2", logging.INFO, {"event": "x"}))
     assert told["MESSAGE"] == "one\ntwo=2"
     assert told["VIRTSHIM_EVENT"] == "x"
 
 
-def test_what_the_journal_does_not_take_is_on_standard_error(
+def test_entries_that_the_journal_refuses_go_to_standard_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     set_up_logging("info", "journal", str(tmp_path / "absent"))
@@ -94,7 +94,7 @@ def test_what_the_journal_does_not_take_is_on_standard_error(
     assert "serve.stopped" in capsys.readouterr().err
 
 
-def test_standard_error_is_the_journals_only_where_systemd_says_so(tmp_path: Path) -> None:
+def test_standard_error_counts_as_the_journal_only_if_systemd_says_so(tmp_path: Path) -> None:
     with (tmp_path / "stderr").open("w") as file:
         found, its = os.fstat(file.fileno()), (file.fileno(), str(tmp_path))
         assert stderr_is_journal({"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}, *its)

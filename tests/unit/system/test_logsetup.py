@@ -29,7 +29,7 @@ def test_a_traceback_shows_no_values_of_variables(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_request_that_is_no_protobuf_is_one_line(capsys: pytest.CaptureFixture[str], form: str) -> None:
+def test_a_malformed_request_is_logged_in_one_line(capsys: pytest.CaptureFixture[str], form: str) -> None:
     set_up_logging("info", form)
     assert _common.deserialize(b"\xff\xff", pb.RunPodSandboxRequest.FromString) is None
     (line,) = capsys.readouterr().err.splitlines()
@@ -47,9 +47,7 @@ FORGED = "x\n2026-01-01T00:00:00Z [info     ] container.created container=forged
     [FORGED, [FORGED], {FORGED: FORGED}, ValueError(FORGED), FORGED.encode(), Path(FORGED)],
     ids=["text", "list", "dict", "exception", "bytes", "path"],
 )
-def test_words_of_others_make_no_line_of_their_own(
-    capsys: pytest.CaptureFixture[str], form: str, value: object
-) -> None:
+def test_foreign_text_cannot_add_a_log_line(capsys: pytest.CaptureFixture[str], form: str, value: object) -> None:
     set_up_logging("info", form)
     structlog.get_logger("any").warning("image.unusable", error=value)
     (line,) = capsys.readouterr().err.splitlines()
@@ -59,7 +57,7 @@ def test_words_of_others_make_no_line_of_their_own(
 
 @pytest.mark.hostile
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_words_of_others_in_a_librarys_message_make_no_line_of_their_own(
+def test_foreign_text_in_a_librarys_message_cannot_add_a_log_line(
     capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
     set_up_logging("info", form)
@@ -70,9 +68,7 @@ def test_words_of_others_in_a_librarys_message_make_no_line_of_their_own(
 
 @pytest.mark.hostile
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_words_of_others_in_a_traceback_make_no_line_that_looks_like_an_event(
-    capsys: pytest.CaptureFixture[str], form: str
-) -> None:
+def test_foreign_text_in_a_traceback_cannot_forge_an_event_line(capsys: pytest.CaptureFixture[str], form: str) -> None:
     set_up_logging("info", form)
     try:
         ipaddress.ip_address(FORGED)
@@ -93,7 +89,7 @@ def test_a_long_value_is_cut(capsys: pytest.CaptureFixture[str], form: str, valu
 
 
 @pytest.mark.hostile
-def test_warnings_without_end_fill_no_log_and_are_counted(
+def test_a_flood_of_warnings_is_limited_and_counted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = [100.0]
@@ -126,7 +122,7 @@ def test_under_up_the_log_is_in_a_file_too_as_json_lines(
     assert "pull.crashed" in capsys.readouterr().err
 
 
-def test_a_log_file_that_cannot_be_written_costs_nothing_but_its_lines(
+def test_an_unwritable_log_file_only_loses_its_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UP_LOG_FILE", "/dev/full")

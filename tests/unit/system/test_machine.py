@@ -25,7 +25,7 @@ def test_this_machine_has_cpus_and_memory() -> None:
     assert machine.memory_nodes() >= 1
 
 
-def test_the_cpus_of_each_node_with_memory_are_told_also_of_one_that_has_none(tmp_path: Path) -> None:
+def test_numa_nodes_with_memory_are_listed_even_without_cpus(tmp_path: Path) -> None:
     for node, cpus in ((0, "0-1,4\n"), (1, "2-3\n"), (5, "\n"), (6, "5\n")):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}/cpulist").write_text(cpus)
@@ -42,7 +42,7 @@ def test_memory_nodes_are_counted_up_to_the_highest_number(tmp_path: Path) -> No
     assert machine.memory_nodes(str(tmp_path / "absent")) == 1
 
 
-def test_free_huge_pages_are_told_in_bytes(tmp_path: Path) -> None:
+def test_free_huge_pages_are_given_in_bytes(tmp_path: Path) -> None:
     (tmp_path / "hugepages-2048kB").mkdir()
     (tmp_path / "hugepages-2048kB/free_hugepages").write_text("3\n")
     assert machine.free_hugepages(2 << 20, str(tmp_path)) == 6 << 20

@@ -15,7 +15,7 @@ from virtshim.model.errors import DeadlineExceeded, InternalError
 from virtshim.system.process import Finished, piped, run
 
 
-def test_a_program_says_what_it_says() -> None:
+def test_a_programs_output_and_exit_code_are_returned() -> None:
     done = run(["sh", "-c", "echo out; echo err >&2; exit 3"], timeout=10)
     assert done == Finished(3, b"out\n", b"err\n")
     assert done.summary() == "err"
@@ -32,7 +32,7 @@ def test_a_program_gets_a_clean_environment_closed_stdin_and_its_own_group(monke
 
 
 @pytest.mark.parametrize("how", ["timeout", "cancel", "end"])
-def test_nothing_of_the_group_outlives_the_call(tmp_path: Path, how: str) -> None:
+def test_no_process_of_the_group_survives_the_call(tmp_path: Path, how: str) -> None:
     """A child in the background holds the pipes; it neither delays the call nor survives it."""
     pids = tmp_path / "pids"
     script = f"sleep 600 & echo $! > {pids}; {'exit 0' if how == 'end' else 'wait'}"
@@ -51,12 +51,12 @@ def test_nothing_of_the_group_outlives_the_call(tmp_path: Path, how: str) -> Non
     wait_until(lambda: not runs(int(pids.read_text())), 5, "the child is gone")
 
 
-def test_output_is_bounded_and_read_to_its_end() -> None:
+def test_output_is_limited_and_read_to_its_end() -> None:
     done = run(["sh", "-c", "head -c 50000000 /dev/zero; echo end >&2"], timeout=30, output_limit=1000)
     assert (len(done.stdout), done.stderr, done.returncode) == (1000, b"end\n", 0)
 
 
-def test_a_signal_is_a_negative_code_and_words_are_printable() -> None:
+def test_a_signal_is_a_negative_code_and_output_is_made_printable() -> None:
     done = run(["sh", "-c", "printf 'a\\033[31m\\377b\\nc'; kill -9 $$"], timeout=10)
     assert done.returncode == -9
     assert done.summary().isprintable()
@@ -64,12 +64,12 @@ def test_a_signal_is_a_negative_code_and_words_are_printable() -> None:
 
 
 @pytest.mark.parametrize("argv", [["no-such-program-here"], ["/etc/passwd"], ["true", "a\0b"]])
-def test_what_cannot_be_started_says_so(argv: list[str]) -> None:
+def test_a_program_that_cannot_be_started_is_an_error(argv: list[str]) -> None:
     with pytest.raises(InternalError, match="cannot run"):
         run(argv, timeout=10)
 
 
-def test_a_program_is_fed_and_listened_to_while_it_runs() -> None:
+def test_a_running_program_can_be_written_to_and_read_from() -> None:
     with piped(["sh", "-c", "read line; echo got $line; echo err >&2; exit 3"]) as program:
         os.write(program.feed, b"this\n")
         assert select.select([program.answers], [], [], 10)[0]
@@ -96,7 +96,7 @@ def test_a_program_gets_the_descriptors_that_are_meant_for_it(tmp_path: Path) ->
         assert run(["cat", f"/proc/self/fd/{file.fileno()}"], timeout=10).returncode != 0
 
 
-def test_no_descriptor_is_left() -> None:
+def test_no_descriptor_is_left_open() -> None:
     run(["true"], timeout=10)
     opened = OpenedSince()
     for _ in range(5):

@@ -48,7 +48,7 @@ def test_a_failed_undo_step_does_not_keep_the_others_from_running_nor_hide_the_e
     assert not undo.clean
 
 
-def test_an_undo_step_knows_whether_those_before_it_worked() -> None:
+def test_an_undo_step_knows_whether_earlier_undo_steps_worked() -> None:
     seen: list[bool] = []
 
     def fails() -> None:

@@ -34,7 +34,7 @@ def no_thread_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_thread_once")
-def test_what_is_done_for_a_container_is_begun_by_the_next_request() -> None:
+def test_work_for_a_container_begins_with_the_next_request_after_a_refused_thread() -> None:
     threads, ran = ContainerThreads("test"), threading.Event()
     with pytest.raises(RuntimeError):
         threads.start(CONTAINER, ran.set)
@@ -43,7 +43,7 @@ def test_what_is_done_for_a_container_is_begun_by_the_next_request() -> None:
     threads.close()
 
 
-def test_what_was_asked_for_meanwhile_is_done_though_what_ran_crashes() -> None:
+def test_work_requested_meanwhile_runs_even_if_the_running_work_crashes() -> None:
     threads, begun, go, ran = ContainerThreads("test"), threading.Event(), threading.Event(), threading.Event()
 
     def crash() -> None:
@@ -111,7 +111,9 @@ def test_work_waits_for_a_worker_when_the_system_has_no_thread_to_give(
     assert (first.result(10), second.result(10)) == ("done", "done")
 
 
-def test_a_refused_thread_keeps_later_work_from_none(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_thread_does_not_reduce_the_number_of_workers(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", _refuse)
         for _ in range(3):
@@ -121,7 +123,7 @@ def test_a_refused_thread_keeps_later_work_from_none(workers: Workers, monkeypat
     assert sorted(one.result(10) for one in both) == [0, 1]
 
 
-def test_workers_are_no_more_than_they_may_be_and_used_again(workers: Workers) -> None:
+def test_workers_are_limited_in_number_and_reused(workers: Workers) -> None:
     names = {workers.submit(lambda: threading.current_thread().name).result(10) for _ in range(20)}
     many = [workers.submit(threading.Event().wait, 0.01) for _ in range(20)]
     assert [one.result(10) for one in many] == [False] * 20
@@ -129,7 +131,7 @@ def test_workers_are_no_more_than_they_may_be_and_used_again(workers: Workers) -
     assert sum(thread.name.startswith("test-worker") for thread in threading.enumerate()) <= 2
 
 
-def test_what_work_raises_is_told_and_closed_workers_take_none() -> None:
+def test_exceptions_of_work_are_raised_and_closed_workers_refuse_work() -> None:
     workers, busy, go = Workers(1, "test-worker"), threading.Event(), threading.Event()
     with pytest.raises(ZeroDivisionError):
         workers.submit(divmod, 1, 0).result(10)
@@ -143,7 +145,7 @@ def test_what_work_raises_is_told_and_closed_workers_take_none() -> None:
         workers.submit(str)
 
 
-def test_a_thread_that_should_run_and_does_not_is_told_until_there_is_another() -> None:
+def test_a_missing_thread_is_reported_until_it_runs_again() -> None:
     died, over = threading.Event(), threading.Event()
 
     def die() -> None:
@@ -164,7 +166,7 @@ def _refuse(_thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_a_guest_that_restarts_while_there_is_no_thread_is_set_up_by_the_next_look(
+def test_a_guest_that_restarts_without_a_free_thread_is_set_up_by_the_next_look(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_up = threading.Semaphore(0)
@@ -185,9 +187,7 @@ def test_a_guest_that_restarts_while_there_is_no_thread_is_set_up_by_the_next_lo
     assert set_up.acquire(timeout=10)
 
 
-def test_a_guest_is_not_left_frozen_without_a_thread_that_would_thaw_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_guest_is_not_left_frozen_if_no_thread_can_thaw_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     _, container = world.running()
     start = threading.Thread.start
 

@@ -34,7 +34,7 @@ def test_trouble_that_comes_back_is_logged_again() -> None:
     assert [one["event"] for one in logs] == ["disk.not_read", "disk.read_again", "disk.not_read"]
 
 
-def test_each_thing_in_trouble_is_told_by_itself() -> None:
+def test_each_object_in_trouble_is_logged_separately() -> None:
     with capture_logs() as logs:
         disk = trouble()
         disk.met("disk.not_read", key="a", disk="a")
@@ -48,7 +48,7 @@ def test_each_thing_in_trouble_is_told_by_itself() -> None:
     ]
 
 
-def test_what_is_gone_is_forgotten_without_a_word() -> None:
+def test_an_object_that_is_gone_is_forgotten_without_a_log_line() -> None:
     with capture_logs() as logs:
         disk = trouble()
         disk.met("disk.not_read", key="a")
@@ -57,7 +57,7 @@ def test_what_is_gone_is_forgotten_without_a_word() -> None:
     assert len(logs) == 1
 
 
-def test_different_trouble_is_told_even_if_the_first_is_not_over() -> None:
+def test_different_trouble_is_logged_even_if_the_first_is_not_over() -> None:
     with capture_logs() as logs:
         disk = trouble()
         disk.met("disk.late")

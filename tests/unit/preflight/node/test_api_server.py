@@ -77,15 +77,15 @@ def told(path: str, place: Path, *pods: Sandbox, damaged: Sequence[str] = ()) ->
     return list(cluster_objects(Settings.model_validate(settings)))
 
 
-def test_check_tries_it() -> None:
+def test_check_includes_the_api_server() -> None:
     assert cluster_objects in ALL
 
 
-def test_a_node_that_asks_no_api_server_is_told_nothing(tmp_path: Path) -> None:
+def test_a_node_without_a_kubeconfig_gets_no_finding(tmp_path: Path) -> None:
     assert told("", tmp_path) == []
 
 
-def test_what_this_node_may_not_get_is_named_with_the_remedy(api: Api, tmp_path: Path) -> None:
+def test_objects_that_this_node_may_not_get_are_named_with_the_remedy(api: Api, tmp_path: Path) -> None:
     api.answers[REVIEWS] = reviews("configmaps team/ud")
     found, _ = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, pod("web", ASKS))
     assert found.level is Level.WARNING
@@ -94,7 +94,7 @@ def test_what_this_node_may_not_get_is_named_with_the_remedy(api: Api, tmp_path:
     assert "docs/security.md, Secrets by name" in found.remedy
 
 
-def test_what_all_pods_here_name_may_be_got(api: Api, tmp_path: Path) -> None:
+def test_the_finding_is_ok_if_all_objects_that_pods_name_may_be_read(api: Api, tmp_path: Path) -> None:
     """Each is asked for once, and pods that are gone name nothing."""
     api.answers[REVIEWS] = reviews("configmaps team/ud", "secrets team/keys")
     gone = pod("gone", {"VirtletSSHKeySource": "secret/another"}, SandboxPhase.NOT_READY)
@@ -104,7 +104,7 @@ def test_what_all_pods_here_name_may_be_got(api: Api, tmp_path: Path) -> None:
     assert len(api.asked) == 2 + 1  # whether Events may be created
 
 
-def test_what_is_not_tried_is_not_said_to_be_had(api: Api, tmp_path: Path) -> None:
+def test_objects_that_were_not_tried_are_counted_separately(api: Api, tmp_path: Path) -> None:
     names = [f"s{number}" for number in range(10)]
     api.answers[REVIEWS] = reviews(*(f"secrets team/{name}" for name in names[:8]))
     pods = [pod(name, {"VirtletSSHKeySource": f"secret/{name}"}) for name in names]
@@ -120,7 +120,7 @@ def test_what_is_not_tried_is_not_said_to_be_had(api: Api, tmp_path: Path) -> No
         ((), "the objects that pods' specs and Roles of their namespaces allow"),
     ],
 )
-def test_without_such_pods_it_is_told_what_the_node_may_get(
+def test_without_such_pods_the_finding_says_what_the_node_may_read(
     api: Api, tmp_path: Path, allowed: tuple[str, ...], said: str
 ) -> None:
     api.answers[REVIEWS] = reviews(*allowed)
@@ -129,7 +129,7 @@ def test_without_such_pods_it_is_told_what_the_node_may_get(
     assert said in found.text
 
 
-def test_of_pods_whose_records_cannot_be_read_it_is_not_said_that_they_name_nothing(api: Api, tmp_path: Path) -> None:
+def test_pods_with_unreadable_records_are_not_counted_as_naming_nothing(api: Api, tmp_path: Path) -> None:
     api.answers[REVIEWS] = reviews("secrets", "configmaps")
     found, _ = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, damaged=["odd"])
     assert found.level is Level.WARNING
@@ -140,7 +140,7 @@ def test_of_pods_whose_records_cannot_be_read_it_is_not_said_that_they_name_noth
     assert "config.unreadable" in found.remedy
 
 
-def test_what_could_be_tried_is_told_beside_records_that_cannot_be_read(api: Api, tmp_path: Path) -> None:
+def test_readable_pods_are_reported_beside_unreadable_records(api: Api, tmp_path: Path) -> None:
     api.answers[REVIEWS] = reviews("configmaps team/ud")
     found, _ = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, pod("web", ASKS), damaged=["odd"])
     assert (
@@ -152,7 +152,7 @@ def test_what_could_be_tried_is_told_beside_records_that_cannot_be_read(api: Api
     assert "config.unreadable" in found.remedy
 
 
-def test_a_state_database_that_cannot_be_read_is_no_node_without_pods(api: Api, tmp_path: Path) -> None:
+def test_an_unreadable_state_database_does_not_mean_a_node_without_pods(api: Api, tmp_path: Path) -> None:
     api.answers[REVIEWS] = reviews("secrets", "configmaps")
     state = tmp_path / "state"
     state.mkdir()
@@ -170,7 +170,9 @@ def test_a_state_database_that_cannot_be_read_is_no_node_without_pods(api: Api, 
         (False, Level.WARNING, "problems of VMs appear only in the logs of their containers"),
     ],
 )
-def test_it_is_told_whether_pods_get_events(api: Api, tmp_path: Path, allowed: bool, level: Level, said: str) -> None:
+def test_the_finding_says_whether_pods_get_events(
+    api: Api, tmp_path: Path, allowed: bool, level: Level, said: str
+) -> None:
     api.answers[REVIEWS] = reviews("secrets", events=allowed)
     _, found = told(kubeconfig(api, tmp_path, TOKEN), tmp_path)
     assert (found.subject, found.level) == ("Events", level)
@@ -186,7 +188,7 @@ def test_it_is_told_whether_pods_get_events(api: Api, tmp_path: Path, allowed: b
         (500, "answers 500", "check that it is an API server"),
     ],
 )
-def test_a_server_that_does_not_take_who_asks_is_a_warning(
+def test_a_server_that_rejects_the_credentials_is_a_warning(
     api: Api, tmp_path: Path, status: int, said: str, remedy: str
 ) -> None:
     api.answers[REVIEWS] = status
@@ -206,7 +208,7 @@ def test_a_server_that_does_not_take_who_asks_is_a_warning(
         (TOKEN, {"server": "https://127.0.0.1:1"}, "refused"),
     ],
 )
-def test_a_kubeconfig_that_cannot_be_used_is_a_warning_that_says_why(
+def test_an_unusable_kubeconfig_is_a_warning_with_the_reason(
     api: Api, tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any], said: str
 ) -> None:
     (found,) = told(kubeconfig(api, tmp_path, user, **cluster), tmp_path)
@@ -216,10 +218,10 @@ def test_a_kubeconfig_that_cannot_be_used_is_a_warning_that_says_why(
     assert api.asked == []
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (found,) = told(f"{tmp_path}/none", tmp_path)
     assert f"kubernetes.kubeconfig {tmp_path}/none: " in found.text
 
 
-def test_annotations_that_cannot_be_read_name_nothing() -> None:
+def test_malformed_annotations_name_no_objects() -> None:
     assert api_server_named([pod("odd", {"VirtletSSHKeySource": "keys"}), pod("plain", {})]) == []

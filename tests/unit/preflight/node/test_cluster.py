@@ -27,7 +27,7 @@ def api(apiserver: Api) -> Api:
     return apiserver
 
 
-def test_with_a_token_the_class_with_our_handler_is_found(api: Api, tmp_path: Path) -> None:
+def test_the_class_with_our_handler_is_found_with_a_token(api: Api, tmp_path: Path) -> None:
     path = kubeconfig(api, tmp_path, {"token": "secret"})
     assert cluster_runtime_classes(path, HANDLERS) == [RuntimeClass("RuntimeClass vms", "virtshim", 256 << 20)]
     assert api.asked == [(CLASSES, "Bearer secret", False)]
@@ -37,7 +37,7 @@ def test_with_a_token_the_class_with_our_handler_is_found(api: Api, tmp_path: Pa
     ].trouble
 
 
-def test_with_a_certificate_in_a_file_or_in_the_kubeconfig_itself(api: Api, tmp_path: Path) -> None:
+def test_the_class_is_found_with_a_certificate_in_a_file_or_inline(api: Api, tmp_path: Path) -> None:
     inside = {"client-certificate-data": data(api.certificate), "client-key-data": data(api.key)}
     beside = {"client-certificate": str(api.certificate), "client-key": str(api.key)}
     for user in (inside, beside):
@@ -57,7 +57,7 @@ def test_with_a_certificate_in_a_file_or_in_the_kubeconfig_itself(api: Api, tmp_
         ({"token": "secret"}, {"server": "https://127.0.0.1:1"}, "refused"),
     ],
 )
-def test_a_cluster_that_cannot_be_asked_is_a_warning_that_says_why(
+def test_an_unreachable_cluster_is_a_warning_with_the_reason(
     api: Api, tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any], said: str
 ) -> None:
     (told,) = of_cluster(kubeconfig(api, tmp_path, user, **cluster))(settings(tmp_path))
@@ -66,20 +66,20 @@ def test_a_cluster_that_cannot_be_asked_is_a_warning_that_says_why(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "a: [", "current-context: x"])
-def test_what_is_no_kubeconfig_is_told(tmp_path: Path, text: str) -> None:
+def test_a_malformed_kubeconfig_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "k").write_text(text)
     assert cluster_runtime_classes(str(tmp_path / "k"), HANDLERS)[0].trouble
     assert cluster_runtime_classes(str(tmp_path / "none"), HANDLERS)[0].trouble
 
 
-def test_a_cluster_without_our_class_is_told_what_to_apply(api: Api, tmp_path: Path) -> None:
+def test_the_warning_for_a_cluster_without_our_class_says_what_to_apply(api: Api, tmp_path: Path) -> None:
     api.answers = {CLASSES: {"items": [OTHER]}}
     (told,) = of_cluster(kubeconfig(api, tmp_path, {"token": "secret"}))(settings(tmp_path))
     assert told.level is Level.WARNING
     assert "kubectl apply -f /etc/virtshim/runtimeclass.yaml" in told.text
 
 
-def test_a_good_one_is_ok(api: Api, tmp_path: Path) -> None:
+def test_a_good_class_is_ok(api: Api, tmp_path: Path) -> None:
     (told,) = of_cluster(kubeconfig(api, tmp_path, {"token": "secret"}))(settings(tmp_path))
     assert (told.level, told.subject) == (Level.OK, "RuntimeClass")
 

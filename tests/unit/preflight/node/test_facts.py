@@ -30,7 +30,7 @@ def test_the_kernel_can_be_asked_for_its_clock() -> None:
     assert (answer is None) == bool(trouble)
 
 
-def test_a_socket_is_silent_until_somebody_listens(place: Path) -> None:
+def test_a_socket_is_silent_until_a_server_listens(place: Path) -> None:
     path = f"{place}/s"
     assert node_facts.silence(path) == "No such file or directory"
     with socket.socket(socket.AF_UNIX) as server:
@@ -70,7 +70,7 @@ def test_the_records_of_containers_that_run_are_read(tmp_path: Path) -> None:
     assert "config.unreadable" in found.remedy
 
 
-def test_records_that_cannot_be_read_are_named_and_no_more_than_a_few(tmp_path: Path) -> None:
+def test_only_a_few_unreadable_records_are_named(tmp_path: Path) -> None:
     settings = Settings.model_validate({"paths": {"state_dir": str(tmp_path)}})
     assert node_facts.unread(settings) == ("", "")
     with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
@@ -83,7 +83,7 @@ def test_records_that_cannot_be_read_are_named_and_no_more_than_a_few(tmp_path: 
     assert node_facts.unread(settings)[1] == "run this as root"
 
 
-def test_every_check_of_a_nodes_surroundings_tells_something_or_nothing_on_any_machine(place: Path) -> None:
+def test_every_check_of_a_nodes_surroundings_runs_on_any_machine(place: Path) -> None:
     settings = Settings.model_validate({"paths": {"state_dir": str(place), "run_dir": str(place)}})
     for check in (
         node_checks.kubelet_configuration, node_checks.kubelet_cgroups, node_checks.kubelet_runtime, node_checks.swap,

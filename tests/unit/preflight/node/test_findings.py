@@ -129,13 +129,13 @@ def runtime(**changed: object) -> RuntimeSetup:
         ([runtime(trouble="/etc/containerd/config.toml: not TOML")], True, [WARNING]),
     ],
 )
-def test_a_runtime_beside(found: list[RuntimeSetup], proxied: bool, levels: list[Level]) -> None:
+def test_another_runtime(found: list[RuntimeSetup], proxied: bool, levels: list[Level]) -> None:
     told = beside_findings(found, "systemd", "/etc/cni/net.d", behind_proxy=proxied)
     assert [one.level for one in told] == levels
 
 
 @pytest.mark.parametrize(("asked", "told"), [("virtshim.sock", "calls virtshim directly"), ("proxy.sock", "cgroupfs")])
-def test_a_runtime_beside_matters_only_where_kubelet_asks_for_containers(asked: str, told: str, tmp_path: Path) -> None:
+def test_another_runtime_matters_only_where_kubelet_runs_containers(asked: str, told: str, tmp_path: Path) -> None:
     """On a node of VMs alone (`virtshim setup --vms-only`) containerd may be configured as it likes."""
     node = FakeSysfs(tmp_path)
     node.write(CONFIG_FILE, f"kind: KubeletConfiguration\ncontainerRuntimeEndpoint: unix:///run/virtshim/{asked}\n")
@@ -146,7 +146,7 @@ def test_a_runtime_beside_matters_only_where_kubelet_asks_for_containers(asked: 
     assert told in found[0].text
 
 
-def test_a_containerd_that_says_nothing_of_cgroups_has_the_same_driver_as_a_node_of_cgroupfs() -> None:
+def test_a_containerd_without_a_cgroup_setting_uses_cgroupfs() -> None:
     (told,) = beside_findings([runtime(cgroup_driver="")], "cgroupfs", "/etc/cni/net.d/", behind_proxy=True)
     assert told.level is OK
 
@@ -178,7 +178,7 @@ def file(mode: int, uid: int = 0, gid: int = 0) -> FileStatus:
         (file(stat.S_IFREG | 0o600), "", ERROR),
     ],
 )
-def test_who_listens(there: FileStatus | None, silence: str, level: Level) -> None:
+def test_listening_sockets(there: FileStatus | None, silence: str, level: Level) -> None:
     told = listeners_listener("virtshim", "/run/virtshim/virtshim.sock", there, silence)
     assert told.level is level
     assert level is OK or "systemctl" in told.remedy or "chmod" in told.remedy

@@ -27,12 +27,12 @@ Pss:               61440 kB
 """
 
 
-def test_the_guests_own_mapping_is_not_what_qemu_takes() -> None:
+def test_the_guests_memory_mapping_is_not_counted_as_qemus_overhead() -> None:
     assert taken(SMAPS.format(guest=512 << 10), 512 * MIB) == (4000 + 61440) << 10
 
 
 @pytest.mark.parametrize("text", ["", SMAPS.format(guest=100 << 10), "Size: 1 kB\n"])
-def test_where_no_mapping_is_the_guests_nothing_is_known(text: str) -> None:
+def test_the_overhead_is_unknown_if_the_guests_mapping_is_not_found(text: str) -> None:
     assert taken(text, 512 * MIB) is None
 
 
@@ -58,7 +58,7 @@ def test_a_process_is_read_by_its_command_line_and_its_mappings(tmp_path: Path) 
         ([], "the state database cannot be read", Level.WARNING, "state database"),
     ],
 )  # fmt: skip
-def test_what_is_declared_is_compared_with_what_is_taken(
+def test_the_declared_overhead_is_compared_with_the_measured_one(
     found: list[QemuMemory], trouble: str, level: Level, said: str
 ) -> None:
     told = running(found, trouble)
@@ -66,7 +66,7 @@ def test_what_is_declared_is_compared_with_what_is_taken(
     assert said in told.text
 
 
-def test_more_than_three_pods_are_counted() -> None:
+def test_beyond_three_pods_only_the_number_is_given() -> None:
     told = running([QemuMemory(f"a/{name}", 0, 90 * MIB) for name in "bcdef"])
     assert "a/b, a/c, a/d and 2 more" in told.text
 
@@ -94,23 +94,23 @@ def test_the_projects_own_runtime_classes_are_read_and_each_is_compared_with_its
         (RuntimeClass("f", trouble="it is no RuntimeClass"), Level.WARNING),
     ],
 )
-def test_a_runtime_class_that_is_not_right(found: RuntimeClass, level: Level) -> None:
+def test_runtime_classes_with_faults(found: RuntimeClass, level: Level) -> None:
     told = declared(found, ("virtshim",), [QemuMemory("a/b", 256 * MIB, 90 * MIB)])
     assert told.level is level
     assert told.remedy
 
 
 @pytest.mark.parametrize("document", [None, [], {"kind": "Pod"}])
-def test_what_is_no_runtime_class_is_trouble(document: object) -> None:
+def test_a_malformed_runtime_class_is_reported(document: object) -> None:
     assert runtime_class("f", document).trouble
 
 
-def test_an_amount_that_is_none_is_trouble() -> None:
+def test_a_malformed_amount_is_reported() -> None:
     overhead = {"podFixed": {"memory": "lots"}}
     assert "lots" in runtime_class("f", {"kind": "RuntimeClass", "overhead": overhead}).trouble
 
 
-def test_a_file_that_is_not_there_is_no_runtime_class(tmp_path: Path) -> None:
+def test_a_missing_file_is_no_runtime_class(tmp_path: Path) -> None:
     assert node_facts.runtime_classes_of(str(tmp_path / "none")) == []
     for text in ("a: [", "just words", "metadata: 1"):
         (tmp_path / "bad").write_text(text)

@@ -9,13 +9,13 @@ import pytest
 from virtshim.streaming.remotecommand import Size, SizeReader
 
 
-def test_sizes_come_one_after_another_and_the_newest_counts():
+def test_of_several_sizes_the_newest_counts():
     reader = SizeReader()
     assert reader.feed(b'{"Width":80,"Height":24}\n{"Width":90,"Height":30}') == Size(90, 30)
     assert reader.feed(b"\n") is None
 
 
-def test_a_size_may_come_in_pieces():
+def test_a_size_may_arrive_in_pieces():
     reader = SizeReader()
     assert [reader.feed(bytes([byte])) for byte in b'{"Width":1,"Height":2}'][-1] == Size(1, 2)
 
@@ -34,7 +34,7 @@ def test_a_size_may_come_in_pieces():
         *(b'{"Width":70000,"Height":24}', b"[" * 5000, b"{" * 5000, b'{"Width":1e999,"Height":1}', b"null", b"1"),
     ],
 )
-def test_a_wrong_size_is_thrown_away_and_the_next_one_counts(nonsense):
+def test_a_malformed_size_is_dropped_and_the_next_one_counts(nonsense):
     reader = SizeReader()
     assert reader.feed(nonsense) is None
     assert Size(80, 24) in [reader.feed(b'{"Width":80,"Height":24}') for _ in range(2)]
@@ -54,7 +54,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("many", [b"{}", b"1 ", b'{"Width":1,"Height":1}\n'])
-def test_of_more_sizes_than_anybody_sends_the_last_ones_are_read(many):
+def test_of_a_flood_of_sizes_only_the_last_ones_are_parsed(many):
     """All sessions of the node wait meanwhile."""
     reader = SizeReader()
     reader._decoder = counting = Counting()

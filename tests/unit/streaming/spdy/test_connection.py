@@ -76,7 +76,7 @@ def test_the_reply_carries_a_header_block_that_the_client_can_unpack(server, cli
         assert inflate.decompress(frame[2][4:]) == numbers(0)
 
 
-def test_a_stream_may_be_opened_with_its_end(server, client):
+def test_a_stream_may_be_opened_half_closed(server, client):
     assert server.receive(client.syn_stream(1, {}, fin=True)) == [Opened(1, {}), HalfClosed(1)]
     assert server.writable(1)
 
@@ -97,18 +97,18 @@ def test_header_names_are_compared_in_lower_case(server, client):
     assert server.receive(client.syn_stream(1, {"StreamType": "Error"})) == [Opened(1, {"streamtype": "Error"})]
 
 
-def test_a_clients_ping_is_echoed_and_an_even_one_is_not_ours(server):
+def test_a_clients_ping_is_echoed_and_an_even_ping_is_ignored(server):
     assert server.receive(control(PING, numbers(7)) + control(PING, numbers(8))) == []
     assert sent(server) == [(PING, numbers(7))]
 
 
-def test_settings_window_updates_and_unknown_frames_are_passed_over(server):
+def test_settings_window_updates_and_unknown_frames_are_ignored(server):
     wire = control(SETTINGS, numbers(0)) + control(WINDOW_UPDATE, numbers(0, 1)) + control(200, b"???")
     assert server.receive(wire) == []
     assert server.output() == b""
 
 
-def test_a_reset_ends_the_stream_and_later_data_is_passed_over(server, client):
+def test_a_reset_ends_the_stream_and_later_data_is_ignored(server, client):
     server.receive(client.syn_stream(1, {}))
     assert server.receive(control(RST_STREAM, numbers(1, 5))) == [Reset(1)]
     assert server.receive(data(1, b"late") + control(RST_STREAM, numbers(1, 5))) == []
@@ -130,7 +130,7 @@ def test_our_own_reset_is_sent_once(server, client):
     assert sent(server) == [(RST_STREAM, numbers(1, Status.CANCEL))]
 
 
-def test_a_stream_beyond_the_limit_is_refused_and_room_comes_back(server, client):
+def test_a_stream_beyond_the_limit_is_refused_until_another_ends(server, client):
     for stream in (1, 3, 5):
         assert len(server.receive(client.syn_stream(stream, {}))) == 1
     assert server.receive(client.syn_stream(7, {})) == []
@@ -147,7 +147,7 @@ def test_after_goaway_new_streams_are_refused_and_old_ones_go_on(server, client)
     assert sent(server) == [(GOAWAY, numbers(1, 0)), (RST_STREAM, numbers(3, Status.REFUSED_STREAM))]
 
 
-def test_the_clients_goaway_is_told(server):
+def test_the_clients_goaway_is_reported(server):
     assert server.receive(control(GOAWAY, numbers(0, 0))) == [GoneAway()]
 
 
@@ -184,7 +184,7 @@ def test_a_broken_rule_is_one_error_one_goaway_and_the_end(server, client, wire,
         server.receive(b"")
 
 
-def test_ids_must_rise(server, client):
+def test_stream_ids_must_increase(server, client):
     server.receive(client.syn_stream(5, {}))
     with pytest.raises(SpdyError, match="odd and rising"):
         server.receive(client.syn_stream(3, {}))
@@ -195,7 +195,7 @@ def test_a_hundred_headers_are_allowed(server, client):
     assert server.receive(client.syn_stream(1, headers)) == [Opened(1, {"streamtype": "data"})]
 
 
-def test_headers_that_nobody_looks_at_are_not_held(client):
+def test_unused_headers_are_not_kept(client):
     """Large ones cost a client next to nothing: they are sent compressed."""
     server = SpdyConnection(max_streams=1000)
     junk = {"streamtype": "error", "port": "80", "junk": "x" * (MAX_BYTES - 100)}

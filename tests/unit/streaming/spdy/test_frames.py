@@ -79,7 +79,7 @@ def test_a_data_frame_of_16_mib_is_passed_on_while_it_arrives():
         ("80030002 00000002 0000", "SYN_REPLY frame of 2 bytes"),
     ],
 )
-def test_a_malformed_frame_is_told_as_one_kind_of_error(wire: str, says: str):
+def test_a_malformed_frame_is_one_kind_of_error(wire: str, says: str):
     with pytest.raises(SpdyError, match=says):
         decoded(bytes.fromhex(wire))
 
