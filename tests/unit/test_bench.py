@@ -37,11 +37,11 @@ def test_revisions_are_compared_pair_by_pair() -> None:
 
 
 @pytest.mark.parametrize("pairs", [[(10, 10.2), (10, 20)], [(10, 5), (10, 20)], [(0, 5), (0, 6)]])
-def test_a_difference_that_is_not_there_in_each_pair_is_none(pairs: list[tuple[float, float]]) -> None:
+def test_a_difference_must_be_in_each_pair_to_count(pairs: list[tuple[float, float]]) -> None:
     assert compared(rounds(*pairs))["a_ms"].verdict == ""
 
 
-def test_what_is_less_in_each_pair_is_down() -> None:
+def test_a_figure_that_is_less_in_each_pair_is_down() -> None:
     assert compared(rounds((10, 5), (12, 6)))["a_ms"].verdict == "down"
 
 
@@ -50,7 +50,7 @@ def test_only_figures_that_both_revisions_have_are_compared() -> None:
     assert [*compared([(old, new)])] == ["b_ms"]
 
 
-def test_the_plot_says_of_each_promise_whether_it_is_met() -> None:
+def test_the_plot_shows_for_each_promise_whether_it_is_met() -> None:
     plot = promises_plot.draw({"create_ms": figure(10), "pull_ratio": figure(0.4, "ratio")})
     ET.fromstring(plot)
     assert "10 ms (5 to 20); goal ≤ 15" in plot
@@ -59,7 +59,7 @@ def test_the_plot_says_of_each_promise_whether_it_is_met() -> None:
     assert plot.count("not measured") == len(promises_plot.PROMISES) - 2
 
 
-def test_a_promise_for_the_slowest_is_judged_by_the_slowest() -> None:
+def test_a_promise_about_the_slowest_sample_is_judged_by_it() -> None:
     plot = promises_plot.draw({"exit_event_p99_ms": figure(15)})
     assert "p99 30 ms" in plot
     assert "#c0392b" in plot
@@ -75,7 +75,7 @@ def test_each_promise_that_is_plotted_is_in_the_list_of_promises() -> None:
     assert {one.key for one in promises_plot.PROMISES} <= listed
 
 
-def test_the_published_plots_are_of_the_published_figures() -> None:
+def test_the_published_plots_show_the_published_figures() -> None:
     figures = json.loads((DOCS / "promises.json").read_text())["figures"]
     assert (DOCS / "promises.svg").read_text() == promises_plot.draw(figures)
     assert (DOCS / "beside-containerd.svg").read_text() == beside_plot.draw(figures)

@@ -36,6 +36,6 @@ def test_a_worker_shares_a_room_only_when_no_other_is_left() -> None:
     assert next_unit({"a/test_1.py": 50.0}, here=None, elsewhere={"a"}) == "a/test_1.py"
 
 
-def test_a_file_that_no_run_has_measured_is_as_long_as_its_area_makes_likely() -> None:
+def test_an_unmeasured_file_gets_the_typical_time_of_its_area() -> None:
     assert expected_seconds("tests/e2e/test_a.py", 10, {}) > expected_seconds("tests/unit/test_a.py", 10, {})
     assert expected_seconds("tests/e2e/test_a.py", 10, {"tests/e2e/test_a.py": 0.5}) == 0.5

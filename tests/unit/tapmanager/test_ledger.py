@@ -66,9 +66,7 @@ def test_files_hold_secrets_so_only_root_reads_them(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("before", list(Phase))
 @pytest.mark.parametrize("after", list(Phase))
-def test_a_marked_record_is_the_one_that_was_written_with_another_phase(
-    ledger: Ledger, before: Phase, after: Phase
-) -> None:
+def test_marking_a_record_only_changes_its_phase(ledger: Ledger, before: Phase, after: Phase) -> None:
     written = dataclasses.replace(ENTRY, phase=before)
     ledger.write(written)
     file = os.stat(ledger.path(SANDBOX)).st_ino
@@ -119,7 +117,7 @@ def test_a_record_of_an_earlier_version_is_marked_too(ledger: Ledger, written: P
     assert ledger.read(SANDBOX) == dataclasses.replace(entry, phase=Phase.RELEASING)
 
 
-def test_a_record_that_is_not_there_cannot_be_marked(ledger: Ledger) -> None:
+def test_a_missing_record_cannot_be_marked(ledger: Ledger) -> None:
     with pytest.raises(TapmanagerError, match="cannot be written"):
         ledger.mark(ENTRY, Phase.RELEASING)
     assert ledger.read(SANDBOX) is None
@@ -144,7 +142,7 @@ def test_an_unreadable_file_is_listed_kept_and_an_error(ledger: Ledger, data: by
     assert path.read_bytes() == data
 
 
-def test_a_file_under_anothers_name_is_not_believed(ledger: Ledger) -> None:
+def test_a_file_under_another_sandboxs_name_is_refused(ledger: Ledger) -> None:
     ledger.write(ENTRY)
     other = "f" * 64
     os.rename(ledger.path(SANDBOX), ledger.path(other))
@@ -162,12 +160,12 @@ def test_files_half_written_by_a_killed_process_are_removed_at_start_and_never_l
 
 
 @pytest.mark.parametrize("file", FIXTURES, ids=lambda file: file.stem)
-def test_what_earlier_versions_wrote_is_read(ledger: Ledger, file: Path) -> None:
+def test_files_of_earlier_versions_are_read(ledger: Ledger, file: Path) -> None:
     Path(ledger.path(SANDBOX)).write_text(file.read_text())
     assert ledger.read(SANDBOX) == ENTRY
 
 
-def test_a_functions_record_of_an_earlier_version_tells_its_mac_alone() -> None:
+def test_a_functions_record_of_an_earlier_version_has_only_its_mac() -> None:
     function = NicFunction(
         "net1", "0000:3b:02.1", "iavf", MAC, 1500, (), (), (), VfSettings(mac="02:00:00:00:00:07", vlan=100)
     )
@@ -192,7 +190,7 @@ def test_a_functions_record_of_an_earlier_version_tells_its_mac_alone() -> None:
         ("x", 1),
     ],
 )
-def test_settings_that_no_card_has_are_not_believed(field: str, value: object) -> None:
+def test_settings_that_no_card_can_have_are_refused(field: str, value: object) -> None:
     with pytest.raises(BadField, match=rf"x\.{field}"):
         VfSettings.from_json({field: value}, "x")
 
@@ -201,7 +199,7 @@ def test_there_is_a_file_of_every_version() -> None:
     assert {int(file.stem.split("-")[0]) for file in FIXTURES} == set(range(1, to_json(ENTRY)["version"] + 1))
 
 
-def test_a_newer_versions_file_is_not_guessed_at_and_stays(ledger: Ledger) -> None:
+def test_a_newer_versions_file_is_refused_and_stays(ledger: Ledger) -> None:
     """Whatever else is new in it."""
     raw = json.dumps({**to_json(ENTRY), "version": 99, "phase": "sleeping", "invented": {}})
     Path(ledger.path(SANDBOX)).write_text(raw)
@@ -221,7 +219,7 @@ def test_a_wrong_field_is_a_bad_field_or_harmless(name: str, value: object) -> N
         from_json(raw)
 
 
-def test_a_full_disk_is_told_as_exhausted_and_leaves_the_old_file(
+def test_a_full_disk_is_resource_exhausted_and_leaves_the_old_file(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small file system to fill would need a mount."""

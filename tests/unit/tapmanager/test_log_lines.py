@@ -77,7 +77,7 @@ def fetch(**args: object) -> dict[str, object]:
     return protocol.request(1, "fetch", args, 1.0)
 
 
-def test_a_long_unknown_field_of_a_qemu_is_one_short_line(tmp_path: Path, lines: Logged) -> None:
+def test_a_long_unknown_field_from_a_qemu_is_one_short_line(tmp_path: Path, lines: Logged) -> None:
     lines.begin()
     with serving(tmp_path, 64055) as path:
         answer = ask(path, fetch(**{FORGED * 1500: 1}))
@@ -88,7 +88,7 @@ def test_a_long_unknown_field_of_a_qemu_is_one_short_line(tmp_path: Path, lines:
     assert "request.failed verb=fetch kind=invalid uid=64055" in line
 
 
-def test_a_verb_that_is_no_word_is_not_repeated(tmp_path: Path, lines: Logged) -> None:
+def test_a_malformed_verb_is_not_repeated_in_the_log(tmp_path: Path, lines: Logged) -> None:
     lines.begin()
     with serving(tmp_path, 64055) as path:
         ask(path, {**fetch(), "verb": f"fetch kind=ok uid=0 {FORGED}"})
@@ -96,7 +96,7 @@ def test_a_verb_that_is_no_word_is_not_repeated(tmp_path: Path, lines: Logged) -
     assert "verb=? kind=invalid uid=64055" in line
 
 
-def test_a_qemu_that_asks_without_end_fills_no_log(tmp_path: Path, lines: Logged) -> None:
+def test_endless_requests_of_a_qemu_do_not_fill_the_log(tmp_path: Path, lines: Logged) -> None:
     now = [100.0]
     lines.begin()
     with serving(tmp_path, 64055, lambda: now[0]) as path:
@@ -108,14 +108,14 @@ def test_a_qemu_that_asks_without_end_fills_no_log(tmp_path: Path, lines: Logged
     assert "unlogged=280 request.failed" in line
 
 
-def test_all_that_root_causes_is_logged(tmp_path: Path, lines: Logged) -> None:
+def test_everything_that_root_causes_is_logged(tmp_path: Path, lines: Logged) -> None:
     lines.begin()
     with serving(tmp_path, 0) as path:
         ask(path, fetch(x=1), 50)
     assert len(lines.text().splitlines()) == 50
 
 
-def test_words_of_a_plugin_are_one_line(lines: Logged) -> None:
+def test_a_plugins_words_are_one_line(lines: Logged) -> None:
     lines.begin()
     logging.getLogger("tapmanager").warning("pod.del_failed sandbox=%s error=%s", "a", FORGED)
     (line,) = lines.text().splitlines()
@@ -131,7 +131,7 @@ def test_a_long_line_is_cut_and_says_how_long_it_was(lines: Logged) -> None:
     assert line.endswith("characters)")
 
 
-def test_a_traceback_is_whole_and_no_line_of_it_looks_like_one_that_was_logged(lines: Logged) -> None:
+def test_a_traceback_is_complete_and_none_of_its_lines_looks_like_an_event(lines: Logged) -> None:
     lines.begin()
     try:
         ipaddress.ip_address(FORGED)

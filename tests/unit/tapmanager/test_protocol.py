@@ -33,7 +33,7 @@ def descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
 
 
-def test_the_kinds_are_those_of_the_product_but_what_a_pull_alone_meets() -> None:
+def test_the_error_kinds_are_the_products_except_those_of_pulls() -> None:
     assert {kind.value for kind in Kind} - {Kind.REGISTRY.value, Kind.SIGNATURE.value} == protocol.KINDS
 
 
@@ -52,7 +52,7 @@ def test_any_bytes_are_a_frame_or_a_frame_error(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data", [b"[]", b"1", b"{}", b'{"v": 2}', b'{"v": "1"}', b"\xff", b"[" * 100_000, b'{"v":1' + b"0" * 6000 + b"}"]
 )
-def test_what_is_no_frame_of_this_version_is_refused(data: bytes) -> None:
+def test_anything_but_a_frame_of_this_version_is_refused(data: bytes) -> None:
     with pytest.raises(protocol.FrameError):
         protocol.decode(data)
 

@@ -106,7 +106,7 @@ def named(caplog: pytest.LogCaptureFixture) -> set[str]:
     ],
     ids=["refused", "unreadable answer", "not foreseen", "told"],
 )
-def test_whatever_is_wrong_with_one_pod_the_others_are_served_and_it_is_lost(
+def test_any_failure_of_one_pod_loses_that_pod_only(
     world: World, caplog: pytest.LogCaptureFixture, failure: Exception
 ) -> None:
     world.attached(GOOD, BAD, OTHER)
@@ -132,7 +132,7 @@ def test_a_pod_that_can_be_served_later_is_not_lost(world: World) -> None:
 @pytest.mark.parametrize(
     "failure", [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), unavailable("no nf_tables"), MemoryError()]
 )
-def test_what_the_node_lacks_makes_no_pod_lost(
+def test_a_lack_of_node_resources_loses_no_pod(
     world: World, caplog: pytest.LogCaptureFixture, failure: Exception
 ) -> None:
     world.attached(BAD)
@@ -148,7 +148,7 @@ def test_what_the_node_lacks_makes_no_pod_lost(
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"\xff\xfe", b"[]", b"[" * 100_000], ids=["nothing", "half", "bytes", "a list", "deep"]
 )
-def test_a_pod_whose_record_is_no_record_is_named_and_left_running(
+def test_a_pod_with_a_malformed_record_is_named_and_left_running(
     world: World, caplog: pytest.LogCaptureFixture, data: bytes
 ) -> None:
     """What it had is not known, so it could not be released either, and kubelet replaces no pod of which that fails."""
@@ -173,7 +173,7 @@ def test_a_newer_versions_record_is_named_and_its_pod_left_running(
     assert world.lost() == {}
 
 
-def test_what_guards_a_pod_is_renewed_before_its_guest_is_told_anything(world: World) -> None:
+def test_a_pods_packet_filters_are_renewed_before_its_guest_is_served(world: World) -> None:
     """An earlier version's let router advertisements and DHCPv6 of others through."""
     nic = dataclasses.replace(NIC, addresses=("fd00::5/64",))
     world.attached(GOOD)

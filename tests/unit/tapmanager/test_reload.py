@@ -29,7 +29,7 @@ def reload(file: Path, used: list[Settings]) -> Reload[Settings]:
     return Reload(settings.load(argv), lambda: settings.load(argv), settings.RELOADED, used.append)
 
 
-def test_what_can_change_does_and_what_cannot_is_named(
+def test_a_reload_applies_what_can_change_and_names_what_cannot(
     file: Path, reload: Reload[Settings], used: list[Settings], caplog: pytest.LogCaptureFixture
 ) -> None:
     file.write_text('[tapmanager]\ncni_timeout = 7\nlog_level = "debug"\nsocket = "/elsewhere"\n')
@@ -42,7 +42,7 @@ def test_what_can_change_does_and_what_cannot_is_named(
     assert caplog.text.count("settings.need_restart settings=socket") == 2  # until somebody does it
 
 
-def test_bad_settings_leave_the_former_ones_in_force(
+def test_bad_settings_leave_the_old_ones_in_force(
     file: Path, reload: Reload[Settings], used: list[Settings], caplog: pytest.LogCaptureFixture
 ) -> None:
     file.write_text('[tapmanager]\ncni_timeout = 7\nlog_level = "loud"\ncolour = 1\n')
@@ -52,7 +52,7 @@ def test_bad_settings_leave_the_former_ones_in_force(
         assert words in caplog.text
 
 
-def test_each_setting_that_tapmanager_reloads_is_said_to_be(reload: Reload[Settings]) -> None:
+def test_each_setting_that_tapmanager_reloads_is_documented_as_reloadable(reload: Reload[Settings]) -> None:
     from virtshim.app.reload import is_reloaded
     from virtshim.config.settings import Tapmanager
 

@@ -112,7 +112,7 @@ def test_a_request_without_a_usable_time_limit_is_refused(run, timeout: object) 
     assert received[0]["error"] == {"kind": "invalid", "message": "timeout: must be a positive number of seconds"}
 
 
-def test_garbage_is_told_and_ends_the_connection(run) -> None:
+def test_garbage_gets_an_error_and_ends_the_connection(run) -> None:
     running = run(echo)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
         conn.settimeout(WAIT_LIMIT)
@@ -208,7 +208,7 @@ def test_a_dead_processs_socket_is_replaced_but_nothing_else(tmp_path: Path) -> 
     assert path.read_text() == "precious"
 
 
-def test_the_second_holder_of_a_lock_is_told_who_the_first_is(tmp_path: Path) -> None:
+def test_the_error_for_a_second_lock_holder_names_the_first(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     fd = server.lock_file(path)
     with pytest.raises(TapmanagerError, match=f"process {os.getpid()}"):
@@ -254,7 +254,7 @@ def test_all_but_fetch_is_for_root_only(verb: str) -> None:
     assert caught.value.kind == "permission"
 
 
-def test_a_request_that_was_given_up_before_it_was_begun_is_not_carried_out(tmp_path: Path) -> None:
+def test_a_request_abandoned_before_it_began_is_not_carried_out(tmp_path: Path) -> None:
     """Its asker may have asked for the opposite since."""
     asked: list[str] = []
 

@@ -87,9 +87,7 @@ def open_descriptors() -> int:
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(conversations=st.lists(STEPS, min_size=1, max_size=3))
-def test_no_conversation_costs_the_next_one_anything(
-    path: str, conversations: list[list[tuple[bytes, int, bool]]]
-) -> None:
+def test_no_conversation_affects_the_next_one(path: str, conversations: list[list[tuple[bytes, int, bool]]]) -> None:
     for steps in conversations:
         talk(path, steps)
     answer, fds = protocol.call(path, "x", {"a": 1}, _LIMIT)
@@ -97,7 +95,7 @@ def test_no_conversation_costs_the_next_one_anything(
     assert answer == {"args": {"a": 1}}
 
 
-def test_floods_of_descriptors_leave_none_behind(path: str) -> None:
+def test_floods_of_descriptors_leave_none_open(path: str) -> None:
     _, fds = protocol.call(path, "x", {}, _LIMIT)
     protocol.close_all(fds)
     before = open_descriptors()

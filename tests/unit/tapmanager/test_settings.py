@@ -20,7 +20,7 @@ def test_names_and_defaults_are_those_of_virtshims_config() -> None:
     assert {one.name: one.default for one in dataclasses.fields(Settings)} == theirs
 
 
-def test_flags_win_over_drop_ins_and_those_over_the_file(tmp_path: Path) -> None:
+def test_flags_win_over_drop_ins_and_drop_ins_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text('[tapmanager]\nsocket = "/a"\nnetns_dir = "/b"\ncni_conf_dir = "/c"\n[other]\nx = 1\n')
     (tmp_path / "config.toml.d").mkdir()
@@ -29,7 +29,7 @@ def test_flags_win_over_drop_ins_and_those_over_the_file(tmp_path: Path) -> None
     assert (found.socket, found.netns_dir, found.cni_conf_dir, found.cni_bin_dir) == ("/a", "/bb", "/ccc", ("/x", "/y"))
 
 
-def test_the_nodes_own_file_need_not_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The unit names it."""
     file = tmp_path / "config.toml"
     monkeypatch.setattr(toml_files, "DEFAULT_FILE", str(file))
@@ -45,7 +45,7 @@ def test_a_flag_for_a_list_may_be_repeated() -> None:
     assert settings.load(["--cni-bin-dir", "/x", "--cni-bin-dir", "/y"]).cni_bin_dir == ("/x", "/y")
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(
         '[tapmanager]\nsocket = "rel"\ncolour = 1\ncni_timeout = -1\nlog_level = "loud"\ncni_bin_dir = []\n'
@@ -57,7 +57,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["tapmanager = 1", "[tapmanager", None])
-def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, text: str | None) -> None:
+def test_an_unusable_file_is_an_error(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "config.toml"
     if text is not None:
         file.write_text(text)

@@ -88,13 +88,13 @@ def test_a_request_that_could_lead_elsewhere_is_refused(verb: str, args: dict[st
 
 
 @pytest.mark.hostile
-def test_qemu_may_ask_for_nothing() -> None:
+def test_every_share_request_of_qemu_is_refused() -> None:
     for verb in ("check", "share", "unshare", "list"):
         with pytest.raises(TapmanagerError, match="root only"):
             ask(Recorded(), verb, {}, QEMU)
 
 
-def test_both_virtiofsds_are_told_by_their_version_and_get_the_same_in_their_own_words() -> None:
+def test_both_virtiofsds_are_recognised_and_get_equivalent_arguments() -> None:
     assert not plan.is_rust(
         "virtiofsd version 7.2.22 (Debian 1:7.2+dfsg-7)\nusing FUSE kernel interface version 7.36\n"
     )
@@ -114,13 +114,11 @@ def test_both_virtiofsds_are_told_by_their_version_and_get_the_same_in_their_own
 
 
 @pytest.mark.parametrize(("of_the_node", "most"), [(800_000, 100_000), (1 << 63, 1_000_000)])
-def test_the_volumes_of_eight_vms_are_needed_to_take_all_files_that_a_node_may_open(
-    of_the_node: int, most: int
-) -> None:
+def test_only_the_volumes_of_eight_vms_together_can_exhaust_the_nodes_open_files(of_the_node: int, most: int) -> None:
     assert plan.most_open_files(of_the_node) == most
 
 
-def test_its_settings_are_virtshims_and_come_from_the_same_files(tmp_path: Path) -> None:
+def test_the_share_program_reads_virtshims_settings_files(tmp_path: Path) -> None:
     assert ShareSettings() == ShareSettings(**Shares().model_dump()) == load(None)
     file = tmp_path / "config.toml"
     file.write_text('[shares]\nsocket = "/a"\nvirtiofsd = "/v"\n[other]\nx = 1\n')
@@ -132,14 +130,14 @@ def test_its_settings_are_virtshims_and_come_from_the_same_files(tmp_path: Path)
         load(str(file))
 
 
-def test_no_virtiofsd_is_told_with_the_remedy() -> None:
+def test_a_missing_virtiofsd_is_reported_with_the_remedy() -> None:
     missing = ShareDaemons(None, "/nowhere/virtiofsd")  # type: ignore[arg-type]  # not asked for
     with pytest.raises(TapmanagerError, match="virtiofsd is missing at /nowhere/virtiofsd; install it") as refused:
         missing.check([], time.monotonic() + 5)
     assert refused.value.kind == "unavailable"
 
 
-def test_a_process_that_got_the_number_of_a_daemon_which_has_just_ended_is_left_alone(
+def test_a_process_with_the_reused_pid_of_an_ended_daemon_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(str(tmp_path / "share"))

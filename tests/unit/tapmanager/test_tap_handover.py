@@ -79,18 +79,18 @@ def test_each_queue_of_each_nic_has_a_descriptor_of_vhost_net(world: World) -> N
     assert [fd for one in found for fd in one.vhost] == world.vhost.opened
 
 
-def test_a_small_vm_has_one_of_each(world: World) -> None:
+def test_a_small_vm_has_one_queue_and_one_vhost_net_descriptor(world: World) -> None:
     world.attached(nic(0, many=False))
     assert [(len(one.fds), len(one.vhost)) for one in world.fetched(1)] == [(1, 1)]
 
 
-def test_where_there_is_no_vhost_net_there_are_queues_all_the_same(world: World) -> None:
+def test_without_vhost_net_a_vm_still_has_its_queues(world: World) -> None:
     world.vhost.wanted = False
     world.attached(nic(0, many=True))
     assert [(len(one.fds), len(one.vhost)) for one in world.fetched(2)] == [(2, 0)]
 
 
-def test_a_virtshim_of_an_earlier_version_gets_no_vhost_net_whose_vmwrapper_would_not_know_it(world: World) -> None:
+def test_an_earlier_vmwrapper_gets_no_vhost_net_descriptors(world: World) -> None:
     world.attached(nic(0, many=True))
     assert [(len(one.fds), len(one.vhost)) for one in world.fetched(0)] == [(1, 0)]
     assert world.vhost.opened == []

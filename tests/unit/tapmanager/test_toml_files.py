@@ -95,7 +95,7 @@ def test_a_later_file_wins_key_by_key_and_replaces_lists(tmp_path: Path) -> None
     assert layers.files == [str(file), f"{drop_ins}/10.toml", f"{drop_ins}/20.toml"]
 
 
-def test_a_file_may_be_missing_beside_its_drop_ins_or_where_nobody_named_it(tmp_path: Path) -> None:
+def test_a_file_may_be_missing_if_it_has_drop_ins_or_was_not_named(tmp_path: Path) -> None:
     file, drop_ins = tmp_path / "f.toml", tmp_path / "f.toml.d"
     assert toml_files.read(str(file), must_be_there=False) == Layers()
     assert toml_files.read(str(file)).faults == [f"{file}: cannot be read: No such file or directory"]
@@ -105,7 +105,7 @@ def test_a_file_may_be_missing_beside_its_drop_ins_or_where_nobody_named_it(tmp_
     assert (layers.values, layers.files, layers.faults) == ({"good": 1}, [f"{drop_ins}/1.toml"], [])
 
 
-def test_all_files_that_cannot_be_read_are_told_and_the_others_are_read(tmp_path: Path) -> None:
+def test_all_unreadable_files_are_reported_and_the_others_are_read(tmp_path: Path) -> None:
     file, drop_ins = tmp_path / "f.toml", tmp_path / "f.toml.d"
     drop_ins.mkdir()
     file.write_text("x = 1\n\ny = = 2\n")
@@ -123,12 +123,12 @@ def test_all_files_that_cannot_be_read_are_told_and_the_others_are_read(tmp_path
     ]
 
 
-def test_what_nobody_set_has_no_place() -> None:
+def test_an_unset_setting_has_no_place() -> None:
     layers = Layers()
     layers.lay({"a": {"b": 1}}, {("a", "b"): "somewhere"})
     assert (layers.place(("a",)), layers.place(("a", "b", 3)), layers.place(("c",))) == ("somewhere", "somewhere", "")
 
 
 @pytest.mark.parametrize(("word", "meant"), [("max_vcpu", "max_vcpus"), ("sokcet", "socket"), ("frobnicate", "")])
-def test_a_word_near_to_a_known_one_was_meant_to_be_it(word: str, meant: str) -> None:
+def test_a_misspelt_name_suggests_the_nearest_known_one(word: str, meant: str) -> None:
     assert nearest(word, ["socket", "max_vcpus", "room_vcpus"]) == meant

@@ -21,11 +21,11 @@ def wakes() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_it_gives_what_the_call_gives() -> None:
+def test_a_bounded_call_returns_the_calls_result() -> None:
     assert BoundedCalls("ask").call(VM, lambda: 7, LONG) == 7
 
 
-def test_it_raises_what_the_call_raises() -> None:
+def test_a_bounded_call_raises_the_calls_error() -> None:
     def refuse() -> None:
         raise WrongState("off")
 
@@ -70,7 +70,7 @@ class Slow:
         assert self.let_go.wait(LONG)
 
 
-def test_a_call_whose_effect_is_there_is_left_behind_and_can_be_waited_for() -> None:
+def test_a_call_that_has_taken_effect_is_left_behind_and_can_be_waited_for() -> None:
     calls, act, news, done = EarlyCalls(), Slow(), threading.Event(), threading.Event()
     leader = threading.Thread(target=lambda: calls.call(VM, act, done.is_set, news))
     leader.start()
@@ -88,7 +88,7 @@ def test_a_call_whose_effect_is_there_is_left_behind_and_can_be_waited_for() -> 
     calls.close(LONG)
 
 
-def test_a_call_that_others_depend_on_is_waited_for_after_its_effect_is_there() -> None:
+def test_a_call_that_others_depend_on_is_waited_for_after_it_has_taken_effect() -> None:
     calls, act, news, done = EarlyCalls(), Slow(), threading.Event(), threading.Event()
     done.set()
     news.set()
@@ -101,7 +101,7 @@ def test_a_call_that_others_depend_on_is_waited_for_after_its_effect_is_there() 
     assert not leader.is_alive()
 
 
-def test_a_call_that_hangs_is_waited_for_no_longer_than_was_said() -> None:
+def test_a_hanging_call_is_waited_for_only_up_to_the_limit() -> None:
     calls, act, news = EarlyCalls(), Slow(), threading.Event()
     calls.call(VM, act, lambda: True, news, SHORT)
     act.let_go.set()

@@ -35,7 +35,7 @@ def test_an_error_of_libvirt_becomes_ours_and_the_connection_stays() -> None:
     assert "closed" in connection.trouble()
 
 
-def test_it_tries_again_until_it_can_be_opened(tmp_path: Path) -> None:
+def test_opening_is_retried_until_it_succeeds(tmp_path: Path) -> None:
     node = tmp_path / "node.xml"  # what libvirt's test driver makes a node of
     connection = Connection(f"test://{node}")
     connection.start()
@@ -46,7 +46,7 @@ def test_it_tries_again_until_it_can_be_opened(tmp_path: Path) -> None:
     connection.close()
 
 
-def test_the_reason_why_it_cannot_be_opened_is_trouble() -> None:
+def test_the_reason_for_a_failed_open_is_reported_as_trouble() -> None:
     connection = Connection("nonsense:///")
     connection.start()
     assert not connection.wait_open(0.3)
@@ -54,7 +54,7 @@ def test_the_reason_why_it_cannot_be_opened_is_trouble() -> None:
     connection.close()
 
 
-def test_a_lost_connection_is_opened_again_and_everybody_is_told() -> None:
+def test_a_lost_connection_is_opened_again_and_listeners_are_notified() -> None:
     prepared: list[libvirt.virConnect] = []
     announced = threading.Semaphore(0)
     connection = Connection("test:///default")

@@ -439,7 +439,7 @@ def test_where_libvirt_manages_no_cgroups_it_is_told_of_no_limits() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("two_nodes")])
-def test_memory_that_a_node_of_the_guests_has_no_more_of_comes_from_another_of_its_pods(name: str) -> None:
+def test_memory_beyond_one_numa_node_comes_from_the_pods_other_nodes(name: str) -> None:
     """kubelet's memory manager counts what they have together: a guest that is bound to each is killed before that is used."""
     domain = etree.fromstring(domain_xml.build(*CASES[name]).encode())
     assert [node.get("mode") for node in domain.iterfind("numatune/memnode")] == ["preferred", "preferred"]
@@ -474,7 +474,7 @@ def _places(spec: VmSpec) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("bus", DiskBus)
-def test_with_all_that_it_may_have_a_vm_has_a_place_for_each_device_and_none_is_a_nics(bus: DiskBus) -> None:
+def test_a_vm_with_all_devices_has_a_slot_for_each_and_none_is_a_nics(bus: DiskBus) -> None:
     full = dataclasses.replace(
         PLAIN,
         disk_bus=bus,
@@ -517,7 +517,7 @@ def test_translated_code_gets_half_of_qemus_own_memory(overhead: int, pages: int
     ("index", "name"),
     [(0, "sda"), (25, "sdz"), (26, "sdaa"), (51, "sdaz"), (52, "sdba"), (701, "sdzz"), (702, "sdaaa")],
 )
-def test_disks_are_lettered_as_linux_does(index: int, name: str) -> None:
+def test_disks_are_named_as_by_linux(index: int, name: str) -> None:
     assert disk_device.target_name("sd", index) == name
 
 
@@ -550,7 +550,7 @@ def test_disks_are_lettered_as_linux_does(index: int, name: str) -> None:
         ({"fetch_key": "k\x01", "tapmanager_socket": "/t"}, "fetch key"),
     ],
 )
-def test_what_libvirt_cannot_be_given_is_refused_by_name(changes: dict[str, object], words: str) -> None:
+def test_values_that_libvirt_cannot_take_are_refused_by_name(changes: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(words)):
         domain_xml.build(dataclasses.replace(PLAIN, **changes), NODE)
 

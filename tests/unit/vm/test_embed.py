@@ -25,7 +25,7 @@ def root() -> Iterator[Path]:
         yield Path(directory, "lv")
 
 
-def test_a_vm_whose_start_was_cut_off_before_qemu_ran_is_off(root: Path) -> None:
+def test_a_vm_whose_start_was_interrupted_before_qemu_ran_is_off(root: Path) -> None:
     run = root / "run/qemu"
     run.mkdir(parents=True)
     (run / "unborn.xml").write_text(STATUS.format(pid=0))

@@ -64,7 +64,7 @@ REFUSED = f"{KILLED}: 2026-01-01T00:00:00.000000Z qemu-system-x86_64:"
         ("internal error: the capabilities are unreadable", ours.InternalError, "unreadable"),
     ],
 )
-def test_why_qemu_ended_during_its_start_is_read_from_its_last_words(
+def test_the_reason_for_qemus_end_during_its_start_is_read_from_its_output(
     words: str, kind: type[ours.ShimError], told: str
 ) -> None:
     failed = start_failed("web", _error(libvirt.VIR_ERR_INTERNAL_ERROR, words=words), "")
@@ -72,7 +72,7 @@ def test_why_qemu_ended_during_its_start_is_read_from_its_last_words(
     assert re.search(f"start VM web: .*{told}", str(failed))
 
 
-def test_words_count_for_nothing_where_libvirts_code_tells() -> None:
+def test_the_message_is_not_used_if_libvirts_code_is_specific() -> None:
     assert type(start_failed("web", _error(libvirt.VIR_ERR_OPERATION_INVALID, words=KILLED), "")) is ours.WrongState
 
 
@@ -84,7 +84,7 @@ def test_words_count_for_nothing_where_libvirts_code_tells() -> None:
         ("qemu: -device frob: unknown", ours.InternalError),
     ],
 )
-def test_words_that_libvirt_has_not_read_count_as_well(words: str, kind: type[ours.ShimError]) -> None:
+def test_qemus_output_that_libvirt_has_not_read_counts_too(words: str, kind: type[ours.ShimError]) -> None:
     failed = start_failed("web", _error(libvirt.VIR_ERR_INTERNAL_ERROR, words=KILLED), words)
     assert type(failed) is kind
     assert words in str(failed)

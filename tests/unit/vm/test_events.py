@@ -43,7 +43,7 @@ class Heard:
             assert self.changed.wait_for(lambda: len(self.domains) >= count, WAIT_LIMIT), self.domains
 
 
-def test_a_waiter_is_forgotten_when_its_block_is_left(lifecycle: Lifecycle) -> None:
+def test_a_waiter_is_removed_when_its_block_is_left(lifecycle: Lifecycle) -> None:
     with lifecycle.watching(A) as event:
         lifecycle.happened(B)
         assert not event.is_set()
@@ -54,7 +54,7 @@ def test_a_waiter_is_forgotten_when_its_block_is_left(lifecycle: Lifecycle) -> N
     assert not event.is_set()
 
 
-def test_events_that_pile_up_are_told_once(lifecycle: Lifecycle) -> None:
+def test_events_that_pile_up_are_delivered_once(lifecycle: Lifecycle) -> None:
     heard = Heard()
     lifecycle.add_callback(heard)
     lifecycle.happened(A)
@@ -67,7 +67,7 @@ def test_events_that_pile_up_are_told_once(lifecycle: Lifecycle) -> None:
     assert heard.domains == [A, A]
 
 
-def test_a_listing_that_crashes_ends_no_events() -> None:
+def test_a_listing_that_crashes_does_not_stop_later_events() -> None:
     crashed = threading.Event()
 
     def everything() -> list[uuid.UUID]:
@@ -109,7 +109,7 @@ def test_a_domain_whose_callback_hangs_holds_up_no_other(lifecycle: Lifecycle) -
     assert hangs.domains == [A, A]
 
 
-def test_one_domains_events_are_told_one_after_the_other(lifecycle: Lifecycle) -> None:
+def test_one_domains_events_are_delivered_in_order(lifecycle: Lifecycle) -> None:
     inside, most, told = 0, 0, threading.Semaphore(0)
     changed = threading.Lock()
 
@@ -153,7 +153,7 @@ def test_a_slow_callback_does_not_hold_up_waiters(lifecycle: Lifecycle) -> None:
     heard.gate.set()
 
 
-def test_after_a_reconnect_every_waiter_wakes_and_every_vm_is_told(lifecycle: Lifecycle) -> None:
+def test_a_reconnect_wakes_every_waiter_and_gives_an_event_for_every_vm(lifecycle: Lifecycle) -> None:
     heard = Heard()
     heard.gate.set()
     lifecycle.add_callback(heard)
@@ -184,7 +184,7 @@ def test_the_worker_survives_callbacks_and_lists_that_fail() -> None:
     assert heard.domains == [A]
 
 
-def test_an_event_is_told_though_the_system_has_no_thread_to_give(
+def test_an_event_is_delivered_even_if_no_new_thread_can_start(
     lifecycle: Lifecycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = Heard()

@@ -23,7 +23,7 @@ def _disk(path: Path, *, readonly: bool = False) -> Disk:
     return Disk(str(path), DiskFormat.RAW, "", readonly=readonly)
 
 
-def test_a_vm_with_a_user_of_its_own_has_the_group_that_is_for_vms_and_not_libvirts() -> None:
+def test_a_vm_with_its_own_user_has_the_group_of_vms_and_not_libvirts() -> None:
     libvirts = QemuIds(64055, 64055, group_of_vms=108)
     assert (libvirts.for_vm(OWN).uid, libvirts.for_vm(OWN).gid) == (OWN, 108)
     assert (libvirts.for_vm(0).uid, libvirts.for_vm(0).gid) == (64055, 64055)
@@ -31,7 +31,7 @@ def test_a_vm_with_a_user_of_its_own_has_the_group_that_is_for_vms_and_not_libvi
     assert QEMU.for_vm(OWN).gid == QEMU.readers == QEMU.gid
 
 
-def test_images_that_are_opened_for_qemus_are_for_no_group_of_theirs() -> None:
+def test_images_opened_for_qemu_are_readable_by_no_group_of_vms() -> None:
     libvirts = QemuIds(64055, 64055, group_of_vms=108, gets_images=True)
     assert libvirts.readers == os.getegid()
     assert libvirts.for_vm(OWN).gid == 108
@@ -59,7 +59,7 @@ def test_a_writable_disk_becomes_qemus_and_a_readonly_one_readable(tmp_path: Pat
 
 
 @AS_ROOT
-def test_the_files_of_a_vm_with_a_user_of_its_own_are_that_users_alone(tmp_path: Path) -> None:
+def test_the_files_of_a_vm_with_its_own_user_are_for_that_user_only(tmp_path: Path) -> None:
     """Also those that an earlier version gave to the group that all VMs have in common."""
     writable, readonly = tmp_path / "root", tmp_path / "seed"
     for path in (writable, readonly):
@@ -72,7 +72,7 @@ def test_the_files_of_a_vm_with_a_user_of_its_own_are_that_users_alone(tmp_path:
         assert _rights(readonly)[::2] == (OWN, 0o400)
 
 
-def test_a_disk_that_fits_is_left_alone(tmp_path: Path) -> None:
+def test_a_disk_with_the_right_owner_is_left_alone(tmp_path: Path) -> None:
     disk = tmp_path / "shared"
     disk.touch()
     disk.chmod(0o644)
@@ -88,7 +88,7 @@ def test_a_missing_disk_is_named(tmp_path: Path) -> None:
 
 @AS_ROOT
 @pytest.mark.parametrize("fails", [False, True])
-def test_it_is_qemus_inside_and_nobody_elses_afterwards(tmp_path: Path, fails: bool) -> None:
+def test_the_vnc_directory_is_qemus_during_the_start_and_ours_afterwards(tmp_path: Path, fails: bool) -> None:
     socket = tmp_path / "vnc" / "c" / "vnc.sock"
     before = os.umask(0o077)
     try:
@@ -107,7 +107,7 @@ def test_it_is_qemus_inside_and_nobody_elses_afterwards(tmp_path: Path, fails: b
     )
 
 
-def test_a_socket_of_an_earlier_start_is_gone(tmp_path: Path) -> None:
+def test_a_socket_of_an_earlier_start_is_removed(tmp_path: Path) -> None:
     socket = tmp_path / "vnc" / "c" / "vnc.sock"
     socket.parent.mkdir(parents=True)
     socket.touch()
@@ -115,7 +115,7 @@ def test_a_socket_of_an_earlier_start_is_gone(tmp_path: Path) -> None:
         assert not socket.exists()
 
 
-def test_a_place_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "vnc").touch()
     with (
         pytest.raises(InternalError, match="VNC socket"),
@@ -129,7 +129,7 @@ def test_a_vm_without_a_screen_has_no_directory(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_libvirts_directories_are_qemus_to_pass_and_not_to_write(tmp_path: Path) -> None:
+def test_qemu_can_traverse_libvirts_directories_but_not_write_them(tmp_path: Path) -> None:
     state, running = tmp_path / "lib", tmp_path / "run"
     theirs = [state / "save", state / "domain-3-virtshim-abcdefghijk", running / "dbus"]
     for directory in theirs:
@@ -143,7 +143,7 @@ def test_libvirts_directories_are_qemus_to_pass_and_not_to_write(tmp_path: Path)
 
 @AS_ROOT
 @pytest.mark.parametrize("lure", ["link", "file", "socket"])
-def test_a_monitors_socket_that_is_not_libvirts_is_told(tmp_path: Path, lure: str) -> None:
+def test_a_foreign_monitor_socket_is_reported(tmp_path: Path, lure: str) -> None:
     own = tmp_path / "domain-7-vm"
     own.mkdir()
     monitor = own / "monitor.sock"
@@ -161,7 +161,7 @@ def test_a_monitors_socket_that_is_not_libvirts_is_told(tmp_path: Path, lure: st
 
 
 @AS_ROOT
-def test_of_a_vm_that_was_started_its_own_directories_are_taken_and_no_link_is_followed(tmp_path: Path) -> None:
+def test_only_a_started_vms_own_directories_change_owner_and_no_link_is_followed(tmp_path: Path) -> None:
     name = "virtshim-abcdefghijklmno"
     (tmp_path / "channel/target").mkdir(parents=True)
     other = tmp_path / "elsewhere"

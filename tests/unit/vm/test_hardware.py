@@ -49,7 +49,7 @@ def described(
     (directory / name).write_text(json.dumps(text))
 
 
-def test_firmware_is_what_its_packages_describe(tmp_path: Path) -> None:
+def test_firmware_is_found_by_the_packages_descriptors(tmp_path: Path) -> None:
     packages, own = tmp_path / "packages", tmp_path / "own"
     assert firmware_kinds((str(packages), str(own))) == {Firmware.BIOS}
     described(packages, "40.json", "secure-boot", "enrolled-keys", "requires-smm")
@@ -76,7 +76,7 @@ def test_a_new_disk_has_the_files_of_the_first_descriptor_of_their_kind(tmp_path
 
 
 @pytest.mark.parametrize("mapping", [{"format": "qcow2"}, {"device": "memory"}, {"mode": "stateless"}])
-def test_files_that_are_no_raw_pair_are_left_to_libvirt(tmp_path: Path, mapping: dict[str, str]) -> None:
+def test_firmware_that_is_no_raw_pair_is_left_to_libvirt(tmp_path: Path, mapping: dict[str, str]) -> None:
     described(tmp_path, "50.json", **mapping)
     described(tmp_path, "60.json")
     assert first_uefi(Firmware.UEFI, (str(tmp_path),)) is None
@@ -101,7 +101,7 @@ def known(tmp_path: Path) -> FirmwareFiles:
         ("vars", False, "/vars, which a descriptor of this node names .*, does not exist; install its package again"),
     ],
 )
-def test_a_disk_whose_firmware_is_gone_is_refused_by_the_files_name(
+def test_a_disk_whose_firmware_is_gone_is_refused_and_the_file_named(
     tmp_path: Path, known: FirmwareFiles, gone: str, has_run: bool, words: str
 ) -> None:
     wanted, nvram = HardwareOptions(Firmware.SECURE), tmp_path / "d.secure.nvram"
@@ -113,14 +113,14 @@ def test_a_disk_whose_firmware_is_gone_is_refused_by_the_files_name(
         refuse_missing_programs(wanted, known, str(nvram))
 
 
-def test_what_variables_began_as_is_needed_no_more_when_they_are_there(tmp_path: Path, known: FirmwareFiles) -> None:
+def test_the_variables_template_is_not_needed_once_variables_exist(tmp_path: Path, known: FirmwareFiles) -> None:
     nvram = tmp_path / "d.nvram"
     nvram.write_bytes(bytes(8))
     Path(known.variables).unlink()
     refuse_missing_uefi(known, str(nvram))
 
 
-def test_another_build_below_the_same_name_is_refused_if_its_variables_have_another_size(
+def test_another_firmware_build_is_refused_if_its_variables_have_another_size(
     tmp_path: Path, known: FirmwareFiles
 ) -> None:
     nvram = tmp_path / "d.nvram"
@@ -136,7 +136,7 @@ def test_another_build_below_the_same_name_is_refused_if_its_variables_have_anot
         (HardwareOptions(tpm=True), "annotation virtshim.io/tpm: this node has no swtpm; .*swtpm-tools"),
     ],
 )
-def test_what_a_node_lacks_is_refused_with_the_package_to_install(wanted: HardwareOptions, words: str) -> None:
+def test_missing_firmware_or_swtpm_is_refused_with_the_package_to_install(wanted: HardwareOptions, words: str) -> None:
     def refuse_missing(wanted: HardwareOptions) -> None:
         refuse_missing_programs(wanted, kinds=lambda: {Firmware.BIOS}, missing_programs=lambda: ["swtpm"])
 
@@ -173,7 +173,7 @@ def test_a_tpm_of_a_vm_that_is_gone_is_named_by_its_directory(tmp_path: Path) ->
         ("", True),
     ],
 )
-def test_what_a_tpm_remembers_goes_unless_it_is_kept_or_another_vms(tmp_path: Path, devices: str, stays: bool) -> None:
+def test_a_tpms_state_is_removed_unless_it_is_kept_or_another_vms(tmp_path: Path, devices: str, stays: bool) -> None:
     """Of a VM without a TPM it is not: an operator has kept it."""
     vm, other = uuid.uuid4(), uuid.uuid4()
     for one in (vm, other):
@@ -197,7 +197,7 @@ def test_a_tpms_directory_that_cannot_be_removed_is_named_and_its_vm_stays(tmp_p
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="AREA guest NOT TESTED: needs root")
-def test_a_vms_own_user_may_pass_the_directory_of_sockets_and_not_look_into_it(tmp_path: Path) -> None:
+def test_a_vms_own_user_may_traverse_but_not_list_the_socket_directory(tmp_path: Path) -> None:
     tmp_path.chmod(0o711)
     for parent in tmp_path.parents[:-2]:
         parent.chmod(parent.stat().st_mode | 0o111)
@@ -236,9 +236,7 @@ def waits() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
         yield begin
 
 
-def test_an_swtpm_that_no_qemu_came_to_is_ended(
-    tmp_path: Path, waits: Callable[[str], subprocess.Popen[bytes]]
-) -> None:
+def test_an_swtpm_without_a_qemu_is_ended(tmp_path: Path, waits: Callable[[str], subprocess.Popen[bytes]]) -> None:
     """Killed between the two, libvirt knows nothing of it, and it would keep the TPM from the VM's next start."""
     alone, used, also = (
         waits(f"type=unixio,path={tmp_path}/{name}-swtpm.sock,mode=0600") for name in ("1-alone", "2-used", "3-also")
@@ -255,7 +253,7 @@ def test_an_swtpm_that_no_qemu_came_to_is_ended(
     end_abandoned_swtpms(str(tmp_path / "not there"))
 
 
-def test_a_vm_that_is_libvirts_common_user_needs_nothing(tmp_path: Path) -> None:
+def test_a_vm_with_libvirts_common_user_needs_no_change(tmp_path: Path) -> None:
     let_qemu_reach_tpm_sockets(str(tmp_path / "swtpm"), QemuIds(64055, 64055))
     let_qemu_reach_tpm_sockets(str(tmp_path / "swtpm"), None)
     assert not (tmp_path / "swtpm").exists()

@@ -108,14 +108,14 @@ def test_a_qemu_that_does_not_answer_is_given_up(pausing: LibvirtPausing, action
             getattr(pausing, action)(VM)
 
 
-def test_a_pause_that_comes_when_nobody_waits_any_more_is_taken_back(pausing: LibvirtPausing, domain: Domain) -> None:
+def test_a_pause_that_takes_effect_after_its_deadline_is_undone(pausing: LibvirtPausing, domain: Domain) -> None:
     with pytest.raises(DeadlineExceeded):
         pausing.pause(VM)
     domain.answers.set()
     assert domain.resumed.wait(WAIT_LIMIT), "the VM stands still, and no record says why"
 
 
-def test_a_guest_is_not_waited_for_whose_vm_is_to_end(domain: Domain) -> None:
+def test_a_guest_whose_vm_is_being_ended_is_not_waited_for(domain: Domain) -> None:
     connection: Any = Connected(domain)
     cancelled = threading.Event()
     cancelled.set()
@@ -133,7 +133,7 @@ def memory_in_use(domain: Domain, cancelled: threading.Event) -> int | None:
     return LibvirtResizing(connection, PROFILE).memory_in_use(VM, cancelled)
 
 
-def test_the_memory_a_guest_uses_is_what_it_says_now_and_not_what_it_said_before_its_balloon_moved(
+def test_a_guests_memory_use_is_read_after_its_balloon_has_moved(
     domain: Domain,
 ) -> None:
     domain.readings = [reading(400, 10), reading(400, 10), reading(100, 11)]
@@ -142,14 +142,14 @@ def test_the_memory_a_guest_uses_is_what_it_says_now_and_not_what_it_said_before
     assert domain.periods[-1] > 1, "and then as seldom as before"
 
 
-def test_a_guest_that_is_silent_says_nothing_of_its_memory(domain: Domain) -> None:
+def test_the_memory_use_of_a_silent_guest_is_unknown(domain: Domain) -> None:
     domain.readings = [reading(400, 10)]
     assert memory_in_use(domain, threading.Event()) is None
     domain.readings = [{}]
     assert memory_in_use(domain, threading.Event()) is None
 
 
-def test_a_guest_whose_vm_is_to_end_is_not_asked_for_its_memory(domain: Domain) -> None:
+def test_a_guest_whose_vm_is_being_ended_is_not_asked_for_its_memory(domain: Domain) -> None:
     domain.readings = [reading(400, 10)]
     cancelled = threading.Event()
     cancelled.set()

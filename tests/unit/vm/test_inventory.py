@@ -52,7 +52,9 @@ def add(beside: libvirt.virConnect, name: str, metadata: str, log: str = "") -> 
     return uuid.UUID(beside.defineXML(DOMAIN.format(name=name, metadata=metadata, log=log)).UUIDString())
 
 
-def test_another_nodes_vms_are_told_by_what_they_name(inventory: LibvirtInventory, beside: libvirt.virConnect) -> None:
+def test_another_nodes_vms_are_listed_with_the_objects_that_they_name(
+    inventory: LibvirtInventory, beside: libvirt.virConnect
+) -> None:
     add(beside, "other", OWNER.format(node="other", c=C, s=S))
     found = inventory.take()
     assert found.owned == []
@@ -61,7 +63,7 @@ def test_another_nodes_vms_are_told_by_what_they_name(inventory: LibvirtInventor
 
 
 @pytest.mark.parametrize("damaged", [OWNER.format(node="this", c="short", s=S), OWNER.format(node="this", c=C, s="")])
-def test_a_damaged_mark_is_told_and_does_not_hide_the_others(
+def test_a_damaged_mark_is_reported_and_hides_no_other_vm(
     inventory: LibvirtInventory, beside: libvirt.virConnect, damaged: str
 ) -> None:
     add(beside, "damaged", damaged)
@@ -71,7 +73,7 @@ def test_a_damaged_mark_is_told_and_does_not_hide_the_others(
     assert list(found.unreadable) == ["damaged"]
 
 
-def test_a_vm_whose_metadata_libvirt_refuses_is_told_and_does_not_hide_the_others(
+def test_a_vm_with_unreadable_metadata_is_reported_and_hides_no_other_vm(
     connection: Connection, beside: libvirt.virConnect
 ) -> None:
     """libvirt's test driver never refuses it: of one VM this connection's answer is an error instead."""
@@ -108,7 +110,7 @@ def test_a_vm_whose_metadata_libvirt_refuses_is_told_and_does_not_hide_the_other
     assert list(found.unreadable) == ["bad"]
 
 
-def test_that_a_vm_has_run_is_seen_by_its_consoles_log(
+def test_a_vm_counts_as_having_run_if_its_console_log_exists(
     inventory: LibvirtInventory, beside: libvirt.virConnect, tmp_path: Path
 ) -> None:
     log = tmp_path / "console.log"
@@ -122,7 +124,7 @@ RECORD = """<r:record xmlns:r='https://virtshim.io/record/1'>[{"annotations":"pa
 
 
 @pytest.mark.hostile
-def test_records_that_an_earlier_version_left_in_definitions_are_taken_out_of_them(
+def test_records_that_an_earlier_version_left_in_definitions_are_moved_out(
     inventory: LibvirtInventory, beside: libvirt.virConnect
 ) -> None:
     ours = add(beside, "ours", OWNER.format(node="this", c=C, s=S) + RECORD)
@@ -153,7 +155,7 @@ def test_a_record_that_cannot_be_kept_stays_where_it_is_and_the_others_are_moved
     assert "password" not in beside.lookupByUUID(good.bytes).XMLDesc()
 
 
-def test_without_libvirt_there_is_no_census_at_all(connection: Connection, inventory: LibvirtInventory) -> None:
+def test_without_libvirt_there_is_no_inventory(connection: Connection, inventory: LibvirtInventory) -> None:
     connection.close()
     with pytest.raises(Unavailable):
         inventory.take()

@@ -9,7 +9,7 @@ from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.vm.ownership import OwnerMark, node_of, read_mark
 
 
-def test_the_mark_comes_back_as_it_went() -> None:
+def test_the_mark_is_read_back_unchanged() -> None:
     wanted = OwnerMark("node-1", ContainerId("a" * 64), SandboxId("b" * 64))
     # libvirt drops the namespace declaration.
     text = f'<owner node="node-1" container="{"a" * 64}" sandbox="{"b" * 64}"/>'

@@ -37,5 +37,5 @@ def test_state_and_reason(state: int, reason: int, power: PowerState) -> None:
 
 
 @pytest.mark.parametrize("state", [libvirt.VIR_DOMAIN_NOSTATE, 4711])
-def test_a_state_nobody_knows_is_never_taken_for_off(state: int) -> None:
+def test_an_unknown_state_is_never_taken_for_off(state: int) -> None:
     assert to_power(state, 0).is_on

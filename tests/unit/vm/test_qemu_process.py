@@ -42,7 +42,7 @@ def test_where_libvirt_keeps_qemus_messages(uri: str, directory: str) -> None:
     assert qemu_process.log_directory(uri) == directory
 
 
-def test_a_vms_logs_are_removed_and_no_other_vms(tmp_path: Path) -> None:
+def test_only_this_vms_logs_are_removed(tmp_path: Path) -> None:
     for name in ("vm.log", "vm.log.0", "vm.log.12", "vm.login", "vm2.log", "vm.log.old", "[v]m.log"):
         (tmp_path / name).touch()
     qemu_process.remove_logs(str(tmp_path), "vm")
@@ -50,7 +50,7 @@ def test_a_vms_logs_are_removed_and_no_other_vms(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["[v]m.log", "vm.log.old", "vm.login", "vm2.log"]
 
 
-def test_a_vms_process_is_known_by_its_file_and_by_the_uuid_on_its_command_line(tmp_path: Path) -> None:
+def test_a_vms_process_is_found_by_its_pid_file_and_the_uuid_on_its_command_line(tmp_path: Path) -> None:
     code = "import sys; print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-IS", "-c", code, "-uuid", str(DOMAIN)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -70,7 +70,7 @@ def test_a_damaged_file_names_no_process(tmp_path: Path, content: str) -> None:
     assert qemu_process.find(str(tmp_path), "vm", DOMAIN) is None
 
 
-def test_memory_descriptors_and_limits_are_the_processs_own() -> None:
+def test_memory_descriptors_and_limits_are_read_from_the_process() -> None:
     before = qemu_process.usage_of(os.getpid())
     assert before is not None
     held = bytearray(os.urandom(1 << 20) * 32)

@@ -33,7 +33,7 @@ def test_each_nic_is_a_netdev_on_its_descriptor_and_a_virtio_device() -> None:
     ]
 
 
-def test_queues_are_descriptors_each_and_so_are_those_of_vhost_net() -> None:
+def test_each_queue_and_each_vhost_net_has_its_descriptor() -> None:
     nics = [{**NIC, "queues": 2, "vhost": True}, {**NIC, "vhost": True}, {**NIC, "queues": 3}, NIC]
     words = argv_plan.nic_arguments(Q35, nics, list(range(5, 15)))
     assert [words[at] for at in range(1, len(words), 4)] == [
@@ -48,13 +48,13 @@ def test_queues_are_descriptors_each_and_so_are_those_of_vhost_net() -> None:
 
 
 @pytest.mark.parametrize("queues", [0, 9, -1, "2", None, 1.5])
-def test_a_number_of_queues_that_is_none_is_refused(queues: object) -> None:
+def test_an_impossible_number_of_queues_is_refused(queues: object) -> None:
     with pytest.raises(PlanError, match="queues"):
         argv_plan.nic_arguments(Q35, [{**NIC, "queues": queues}], [5])
 
 
 @pytest.mark.parametrize(("nic", "count"), [({"queues": 2}, 1), ({"vhost": True}, 1), ({}, 2), ({"queues": 2}, 3)])
-def test_as_many_descriptors_as_the_interfaces_need_or_no_vm(nic: dict[str, object], count: int) -> None:
+def test_the_number_of_descriptors_must_match_the_interfaces(nic: dict[str, object], count: int) -> None:
     with pytest.raises(PlanError, match="descriptors"):
         argv_plan.nic_arguments(Q35, [{**NIC, **nic}], list(range(5, 5 + count)))
 
@@ -75,7 +75,7 @@ def test_a_slot_that_libvirt_took_is_left_alone(device: str) -> None:
     assert "addr=0x11" in added([*Q35, "-device", device])[3]
 
 
-def test_a_nic_is_where_its_guest_knows_it() -> None:
+def test_a_nic_has_the_slot_that_its_guest_knows() -> None:
     argv = argv_plan.nic_arguments(Q35, [NIC, NIC], [5, 6], [3, 0])
     assert [word.split("addr=")[1][:4] for word in argv if "addr=" in word] == ["0x13", "0x10"]
     taken = [*Q35, "-device", "vfio-pci,host=0000:01:00.0,bus=pcie.0,addr=13.0"]
@@ -120,7 +120,7 @@ def test_a_machine_without_a_known_root_bus_is_refused_by_name(machine: str) -> 
 @pytest.mark.parametrize(
     "nic", [{}, {"mac": "x", "mtu": 1500}, {"mac": "0a:58:0a:58:00:05,x=y"[:17], "mtu": "1500"}, {**NIC, "mtu": 1}]
 )
-def test_an_interface_that_is_not_one_is_refused(nic: dict[str, object]) -> None:
+def test_a_malformed_interface_is_refused(nic: dict[str, object]) -> None:
     with pytest.raises(PlanError):
         argv_plan.nic_arguments(Q35, [nic], [5])
 
@@ -146,7 +146,7 @@ def test_any_command_line_gives_arguments_or_a_plan_error(argv: list[str]) -> No
 
 
 @pytest.mark.parametrize("model", ["e1000e", "e1000", "rtl8139"])
-def test_a_nic_of_another_model_has_nothing_of_virtios(model: str) -> None:
+def test_a_nic_of_another_model_has_no_virtio_options(model: str) -> None:
     added = argv_plan.nic_arguments(Q35, [NIC], [5], (), model)
     assert added[1] == "tap,id=virtshimnet0,fd=5,vhost=off"
     mac = "mac=0a:58:0a:58:00:05"
@@ -155,6 +155,6 @@ def test_a_nic_of_another_model_has_nothing_of_virtios(model: str) -> None:
         argv_plan.nic_arguments(Q35, [{**NIC, "queues": 2}], [5, 6], (), model)
 
 
-def test_a_model_that_is_none_is_refused() -> None:
+def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(PlanError, match="NIC model 'ne2k'"):
         argv_plan.nic_arguments(Q35, [NIC], [5], (), "ne2k")

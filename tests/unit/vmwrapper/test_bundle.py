@@ -117,13 +117,13 @@ def test_without_our_environment_the_real_emulator_is_run_unchanged(program: str
     assert json.loads(done.stdout)["argv"] == [qemu, *probe]
 
 
-def test_a_library_that_is_loaded_into_the_daemon_is_not_loaded_into_qemu(program: str, qemu: str) -> None:
+def test_ld_preload_of_the_daemon_does_not_reach_qemu(program: str, qemu: str) -> None:
     done = run(program, [], VIRTSHIM_EMULATOR=qemu, LD_PRELOAD="/none.so", LD_LIBRARY_PATH="/qemus/own")
     told = json.loads(done.stdout)["env"]
     assert ("LD_PRELOAD" in told, told["LD_LIBRARY_PATH"]) == (False, "/qemus/own")
 
 
-def test_what_qemu_says_goes_into_the_pipe_that_is_named(program: str, qemu: str, tmp_path: Path) -> None:
+def test_qemus_output_goes_into_the_named_pipe(program: str, qemu: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     done = run(program, [], VIRTSHIM_EMULATOR=qemu, VIRTSHIM_OUTPUT=str(tmp_path / "pipe"))
@@ -134,7 +134,7 @@ def test_what_qemu_says_goes_into_the_pipe_that_is_named(program: str, qemu: str
     assert str(tmp_path / "pipe") not in {what for number, what in fds.items() if int(number) > 2}
 
 
-def test_a_vm_whose_pipe_nobody_has_made_does_not_start(program: str, qemu: str, tmp_path: Path) -> None:
+def test_a_vm_without_its_pipe_does_not_start(program: str, qemu: str, tmp_path: Path) -> None:
     done = run(program, [], VIRTSHIM_EMULATOR=qemu, VIRTSHIM_OUTPUT=str(tmp_path / "none"))
     assert done.returncode == 1
     assert "none, the pipe for QEMU's output: No such file or directory; only virtshim can start this VM" in done.stderr
@@ -169,7 +169,7 @@ def test_qemu_gets_the_nics_exactly_the_tap_descriptors_and_none_of_our_variable
 
 
 @pytest.mark.parametrize("first", [refuses("unavailable", "too many connections"), hangs_up], ids=["busy", "restart"])
-def test_a_tapmanager_that_is_away_for_a_moment_is_waited_for(
+def test_a_briefly_absent_tapmanager_is_waited_for(
     program: str, qemu: str, tapmanager: Callable[..., Tapmanager], first: Callable[..., None]
 ) -> None:
     there = tapmanager(first, taps)
@@ -179,7 +179,7 @@ def test_a_tapmanager_that_is_away_for_a_moment_is_waited_for(
     assert len(there.requests) == 2
 
 
-def test_a_refusal_is_told_in_one_line_and_without_the_key(
+def test_a_refusal_is_reported_in_one_line_without_the_key(
     program: str, qemu: str, tapmanager: Callable[..., Tapmanager]
 ) -> None:
     there = tapmanager(refuses("permission", "no network of sandbox x for this key"))
@@ -192,7 +192,7 @@ def test_a_refusal_is_told_in_one_line_and_without_the_key(
 
 
 @pytest.mark.hostile
-def test_what_tapmanager_says_is_one_line_of_the_error(
+def test_tapmanagers_message_is_one_line_of_the_error(
     program: str, qemu: str, tapmanager: Callable[..., Tapmanager]
 ) -> None:
     """libvirt writes it into its log."""
@@ -205,7 +205,7 @@ def test_what_tapmanager_says_is_one_line_of_the_error(
     assert len(line) < 2100
 
 
-def test_an_absent_tapmanager_is_told_with_a_remedy_after_a_bounded_wait(tmp_path: Path) -> None:
+def test_an_absent_tapmanager_is_reported_with_a_remedy_after_a_limited_wait(tmp_path: Path) -> None:
     environ = {"VIRTSHIM_SANDBOX": SANDBOX, "VIRTSHIM_FETCH_KEY": KEY, "VIRTSHIM_TAPMANAGER": str(tmp_path / "none")}
     started = time.monotonic()
     with pytest.raises(wrapper.CannotStart, match=r"did not answer within .*systemctl status tapmanager"):
@@ -213,7 +213,7 @@ def test_an_absent_tapmanager_is_told_with_a_remedy_after_a_bounded_wait(tmp_pat
     assert time.monotonic() - started >= 0.2
 
 
-def test_a_missing_emulator_is_told(program: str) -> None:
+def test_a_missing_emulator_is_reported(program: str) -> None:
     done = run(program, [], VIRTSHIM_EMULATOR="/no/such/qemu")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "/no/such/qemu: No such file or directory; install QEMU" in done.stderr
@@ -254,7 +254,7 @@ def test_a_python_of_another_version_compiles_the_sources(tmp_path: Path) -> Non
     assert b"/no/such/qemu: No such file or directory" in done.stderr
 
 
-def test_an_answer_that_is_no_json_is_told_in_one_line(
+def test_a_malformed_json_answer_is_reported_in_one_line(
     program: str, qemu: str, tapmanager: Callable[..., Tapmanager]
 ) -> None:
     there = tapmanager(lambda conn, _: conn.send(b'{"v": 1, nonsense') and None)
@@ -264,7 +264,7 @@ def test_an_answer_that_is_no_json_is_told_in_one_line(
     assert "a frame is not JSON" in done.stderr
 
 
-def test_it_imports_nothing_beyond_what_start_up_time_allows(program: str) -> None:
+def test_vmwrapper_imports_only_a_few_fast_modules(program: str) -> None:
     done = subprocess.run(
         ["/usr/bin/python3", "-IS", "-X", "importtime", program, "-version"],
         env={"VIRTSHIM_EMULATOR": "/bin/true"}, capture_output=True, text=True, check=True, timeout=30,

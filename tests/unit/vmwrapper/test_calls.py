@@ -49,12 +49,12 @@ def named(server: socket.socket) -> str:
         "file,id=a,path=/run/nobody.log",
     ],
 )
-def test_what_calls_nobody_is_left_as_it_is(chardev: str) -> None:
+def test_arguments_without_a_server_are_unchanged(chardev: str) -> None:
     argv = ["-name", "x", "-chardev", chardev, "-device", "socket,path=/run/nobody.sock"]
     assert call_servers(argv) == argv
 
 
-def test_who_serves_a_device_is_called_and_qemu_gets_the_open_connection(server: socket.socket) -> None:
+def test_vmwrapper_connects_to_a_devices_server_and_qemu_gets_the_open_connection(server: socket.socket) -> None:
     argv = ["-chardev", f"socket,id=chr-vu-fs0,path={named(server)}", "-name", "a,,b"]
     _, chardev, *rest = call_servers(argv)
     before, _, fd = chardev.rpartition("=")
@@ -67,7 +67,7 @@ def test_who_serves_a_device_is_called_and_qemu_gets_the_open_connection(server:
     served.close()
 
 
-def test_qemu_is_not_told_to_call_again_which_it_may_not(server: socket.socket) -> None:
+def test_reconnect_options_are_removed_because_qemu_may_not_connect(server: socket.socket) -> None:
     argv = ["-chardev", f"socket,id=a,path={named(server)},reconnect=1"]
     _, chardev = call_servers(argv)
     assert "reconnect" not in chardev
@@ -91,9 +91,7 @@ def started(tmp_path: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_written_vmwrapper_hands_the_connection_to_a_qemu_that_may_call_nobody(
-    server: socket.socket, tmp_path: Path
-) -> None:
+def test_the_bundled_vmwrapper_hands_the_connection_to_a_confined_qemu(server: socket.socket, tmp_path: Path) -> None:
     done = started(tmp_path, "-chardev", f"socket,id=chr-vu-fs0,path={named(server)}", "-nodefaults")
     assert done.returncode == 0, done.stderr
     assert str(server.getsockname()) not in done.stdout

@@ -70,13 +70,13 @@ refused(lambda: os.execv("/bin/true", ["true"]), errno.EACCES)
     )
 
 
-def test_what_was_open_before_stays_open(has_landlock: int, tmp_path: Path) -> None:
+def test_files_opened_before_stay_open(has_landlock: int, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("")
     confined("log = open(sys.argv[1], 'w')\nlandlock.restrict([])\nlog.write('x')", str(tmp_path / "log"))
     assert (tmp_path / "log").read_text() == "x"
 
 
-def test_a_socket_is_made_where_files_may_be_made_and_nowhere_else(has_landlock: int, tmp_path: Path) -> None:
+def test_a_socket_can_be_created_only_where_files_may_be_created(has_landlock: int, tmp_path: Path) -> None:
     (tmp_path / "vnc").mkdir()
     confined(
         """
@@ -88,7 +88,7 @@ refused(lambda: socket.socket(socket.AF_UNIX).bind(sys.argv[1] + "/sock"), errno
     )
 
 
-def test_signals_and_abstract_sockets_end_at_the_border(has_landlock: int) -> None:
+def test_signals_and_abstract_sockets_do_not_leave_the_confinement(has_landlock: int) -> None:
     if has_landlock < 6:
         pytest.skip(f"NOT TO BE HAD HERE: Landlock {has_landlock} has no scopes; signals are held by the uid alone")
     confined(
@@ -107,7 +107,7 @@ assert os.wait()[1] == 0
     )
 
 
-def test_no_tcp_from_inside(has_landlock: int) -> None:
+def test_tcp_is_refused_inside(has_landlock: int) -> None:
     if has_landlock < 4:
         pytest.skip(f"NOT TO BE HAD HERE: Landlock {has_landlock} knows no TCP; seccomp alone holds the network back")
     confined(
@@ -156,7 +156,7 @@ class Kernel:
 
 
 @pytest.mark.parametrize(("version", "words"), [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3)])
-def test_a_kernel_is_asked_for_what_it_knows(
+def test_only_rights_that_the_kernel_knows_are_requested(
     version: int, words: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fake = Kernel(version)
@@ -167,7 +167,7 @@ def test_a_kernel_is_asked_for_what_it_knows(
     assert fake.restricted
 
 
-def test_without_landlock_nothing_is_restricted_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_landlock_nothing_is_restricted_and_that_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Kernel(0)
     monkeypatch.setattr(kernel, "syscall", fake.syscall)
     assert landlock.restrict([("/", landlock.READ)]) == 0
@@ -177,7 +177,7 @@ def test_without_landlock_nothing_is_restricted_and_that_is_said(monkeypatch: py
 # -- seccomp -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_calls_of_the_list_are_refused_and_others_work() -> None:
+def test_listed_system_calls_are_refused_and_others_work() -> None:
     confined(
         """
 seccomp.install(seccomp.program(seccomp.REFUSED, {}))
@@ -199,12 +199,12 @@ WAYS_OUT = """
 """
 
 
-def test_no_call_that_leads_out_is_missing_from_the_list() -> None:
+def test_every_system_call_that_leads_out_is_listed() -> None:
     numbers = dict(re.findall(r"^#define __NR_(\w+) (\d+)$", NUMBERS.read_text(), re.MULTILINE))
     assert [call for call in WAYS_OUT.split() if int(numbers[call]) not in seccomp.REFUSED] == []
 
 
-def test_of_sockets_only_unix_streams_are_left() -> None:
+def test_only_unix_stream_sockets_are_allowed() -> None:
     confined(
         """
 seccomp.install(seccomp.program([seccomp.CONNECT], {
@@ -220,7 +220,7 @@ refused(lambda: socket.socket(socket.AF_UNIX).connect("/nowhere"), errno.EPERM)
     )
 
 
-def test_a_second_case_allows_what_the_first_does_not() -> None:
+def test_a_second_kind_of_socket_can_be_allowed() -> None:
     confined(
         """
 seccomp.install(seccomp.program([], {seccomp.SOCKET: [seccomp.UNIX_STREAMS, seccomp.DEVICE_NEWS]}))
@@ -246,7 +246,7 @@ refused(os.fork, errno.EPERM)
     )
 
 
-def test_calls_by_another_abi_are_no_way_round() -> None:
+def test_system_calls_of_another_abi_are_refused_too() -> None:
     """x32's numbers are those of x86-64 with one bit more."""
     confined(
         """
@@ -273,7 +273,7 @@ raise SystemExit(1)
     )
 
 
-def test_of_a_list_of_what_is_allowed_all_else_is_refused() -> None:
+def test_with_an_allow_list_all_other_calls_are_refused() -> None:
     confined(
         """
 seccomp.install(seccomp.only_these([0, 1, 3, 9, 10, 11, 12, 39, 60, 231]))
@@ -312,7 +312,7 @@ else:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: needs root, which is what is given up")
-def test_a_user_is_become_for_good_with_no_group_but_its_own() -> None:
+def test_a_change_of_user_is_permanent_and_leaves_only_its_own_group() -> None:
     confined(
         """
 from vmwrapper.confine import drop_privileges
@@ -327,7 +327,7 @@ refused(lambda: open("/etc/shadow"), errno.EACCES)
     )
 
 
-def test_who_has_lost_its_parent_ends_at_once() -> None:
+def test_a_process_without_its_parent_ends_at_once() -> None:
     confined(
         """
 from vmwrapper.confine import drop_privileges

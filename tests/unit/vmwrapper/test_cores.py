@@ -23,14 +23,14 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans(), st.booleans())
-def test_json_is_read_alike(value: object, ascii_only: bool, as_bytes: bool) -> None:
+def test_json_is_read_as_by_the_standard_library(value: object, ascii_only: bool, as_bytes: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only)
     with contextlib.suppress(UnicodeEncodeError):  # a lone surrogate
         assert json_core.loads(text.encode() if as_bytes else text) == value
 
 
 @given(st.text() | st.sampled_from(["", "{", '{"a" 1}', "[1,]", "nul", '"', "1 2", '{"a":1}x', "\ufeff{}"]))
-def test_what_is_no_json_is_refused_alike(text: str) -> None:
+def test_malformed_json_is_refused_as_by_the_standard_library(text: str) -> None:
     try:
         wanted = json.loads(text.strip())
     except ValueError:
@@ -41,11 +41,11 @@ def test_what_is_no_json_is_refused_alike(text: str) -> None:
 
 
 @given(st.recursive(st.text() | st.integers(), lambda inner: st.dictionaries(st.text(), inner, max_size=3)))
-def test_json_is_written_alike(value: object) -> None:
+def test_json_is_written_as_by_the_standard_library(value: object) -> None:
     assert json_core.dumps(value) == json.dumps(value, separators=(",", ":"))
 
 
-def test_what_no_request_holds_is_not_written() -> None:
+def test_values_that_no_request_has_are_not_written() -> None:
     for value in ([], None, True, {1: 2, "a": b""}):
         with pytest.raises(TypeError):
             json_core.dumps(value)
@@ -58,7 +58,7 @@ def test_a_socket_is_closed_behind_its_block() -> None:
     assert (socket_core.SOL_SOCKET, socket_core.SCM_RIGHTS) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 
 
-def test_system_calls_are_made_alike() -> None:
+def test_system_calls_are_made_as_by_the_standard_library() -> None:
     getpid, kill = 39, 62
     for module in (ctypes, ctypes_core):
         libc = module.CDLL(None, use_errno=True)

@@ -46,15 +46,15 @@ def test_a_comma_in_a_path_is_doubled(tmp_path: Path) -> None:
     assert rights(disk, "-drive", f"file={tmp_path}/a,,b,format=raw") == landlock.WRITE
 
 
-def test_a_device_node_may_be_asked_for_more(tmp_path: Path) -> None:
+def test_a_device_node_also_gets_ioctl_rights(tmp_path: Path) -> None:
     assert rights("/dev/null", "-blockdev", '{"driver":"host_device","filename":"/dev/null"}') == landlock.DEVICE
 
 
-def test_a_directory_such_as_of_huge_pages_may_be_filled(tmp_path: Path) -> None:
+def test_files_may_be_created_in_a_memory_directory(tmp_path: Path) -> None:
     assert rights(tmp_path, "-object", f'{{"qom-type":"memory-backend-file","mem-path":"{tmp_path}"}}') == landlock.MAKE
 
 
-def test_the_screens_socket_may_be_made_in_its_directory_and_no_other_file_beside_a_disk(tmp_path: Path) -> None:
+def test_only_the_vnc_sockets_directory_allows_new_files_and_no_disks_does(tmp_path: Path) -> None:
     disk = tmp_path / "disks" / "disk"
     disk.parent.mkdir()
     disk.touch()
@@ -63,7 +63,7 @@ def test_the_screens_socket_may_be_made_in_its_directory_and_no_other_file_besid
     assert rights(disk.parent, *argv) == 0
 
 
-def test_the_guests_kernels_command_line_names_nothing_of_the_node(tmp_path: Path) -> None:
+def test_the_guests_kernel_command_line_allows_no_path(tmp_path: Path) -> None:
     kernel = tmp_path / "kernel"
     kernel.write_bytes(b"kernel")
     argv = ["-kernel", str(kernel), "-append", f"root=/dev/null x={tmp_path},/etc", "-initrd", str(kernel)]
@@ -71,13 +71,13 @@ def test_the_guests_kernels_command_line_names_nothing_of_the_node(tmp_path: Pat
     assert set(jail.files(argv, "/usr/bin/qemu", ())) == set(plain)
 
 
-def test_what_is_no_path_is_none() -> None:
+def test_arguments_that_are_no_paths_allow_nothing() -> None:
     before = jail.files((), QEMU, [])
     assert jail.files(("-name", "guest=x,debug-threads=on", "-device", "{not json", "-m", "64"), QEMU, []) == before
 
 
 @pytest.mark.parametrize("file", ["mountinfo", "net/tcp", "net/unix", "cgroup", "environ", "root"])
-def test_of_its_own_process_it_reads_nothing_that_is_the_nodes(file: str) -> None:
+def test_qemu_cannot_read_node_wide_files_through_proc_self(file: str) -> None:
     readable = [path for path, _ in jail.files(("-device", "virtio-rng-pci"), QEMU, [])]
     assert [path for path in readable if Path(f"/proc/self/{file}").is_relative_to(path)] == []
 
@@ -99,7 +99,7 @@ def test_only_a_vm_with_a_usb_device_sees_the_hosts_usb(tmp_path: Path) -> None:
     assert {"/sys/bus/usb", "/dev/bus/usb"} <= with_usb - plain
 
 
-def test_an_emulator_of_another_place_has_its_own_parts(tmp_path: Path) -> None:
+def test_an_emulator_in_another_directory_has_its_own_files(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     allowed = dict(jail.files((), f"{tmp_path}/bin/qemu", ["/opt/firmware"]))
     assert allowed[f"{tmp_path}/share/qemu"] == landlock.READ
@@ -116,7 +116,7 @@ def test_an_emulator_of_another_place_has_its_own_parts(tmp_path: Path) -> None:
         ("-chardev", "socket,id=fs,path=/run/virtiofsd.sock", "-chardev", "socket,id=chrtpm,fd=23"),
     ],
 )
-def test_a_qemu_calls_no_other_program_whatever_its_command_line_says(argv: tuple[str, ...], tmp_path: Path) -> None:
+def test_qemu_cannot_run_another_program_with_any_command_line(argv: tuple[str, ...], tmp_path: Path) -> None:
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(tmp_path / "s"))
     server.listen()
@@ -177,13 +177,13 @@ def started(tmp_path: Path, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_written_vmwrapper_confines_what_it_becomes(tmp_path: Path) -> None:
+def test_the_bundled_vmwrapper_confines_the_emulator(tmp_path: Path) -> None:
     files = "PermissionError" if landlock.abi() else "allowed"
     found = started(tmp_path, VIRTSHIM_CONFINE="landlock,seccomp,core-scheduling")
     assert found == f"allowed {files} PermissionError (1, 1) 0 1"
 
 
-def test_what_the_settings_leave_out_is_left_out(tmp_path: Path) -> None:
+def test_layers_that_the_settings_switch_off_are_left_out(tmp_path: Path) -> None:
     assert started(tmp_path, VIRTSHIM_CONFINE="") == "allowed allowed allowed (1, 1) 0 1"
 
 

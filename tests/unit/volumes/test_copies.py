@@ -55,7 +55,7 @@ def test_an_archive_has_names_contents_modes_and_owners_as_they_are(
         assert tar.getmember(f"c0/{name}l").linkname == name
 
 
-def test_of_two_volumes_each_has_its_digest_beside_it() -> None:
+def test_each_volume_has_its_own_digest() -> None:
     first, second = packed("c0", [TOP, FILE]), packed("c1", [TOP])
     assert list(members(archive([first, second]))) == ["c0", "c0/a", "c0.digest", "c1", "c1.digest"]
     assert first.digest.encode() in archive([first])
@@ -71,16 +71,16 @@ def test_of_two_volumes_each_has_its_digest_beside_it() -> None:
         replace(FILE, path="b"),
     ],
 )
-def test_a_digest_tells_every_difference_and_no_order(other: Entry) -> None:
+def test_a_digest_changes_with_every_difference_except_order(other: Entry) -> None:
     assert packed("c0", [TOP, FILE]).digest == packed("c0", [FILE, TOP]).digest
     assert packed("c0", [TOP, FILE]).digest != packed("c0", [TOP, other]).digest
 
 
-def test_what_a_volume_holds_is_in_no_log() -> None:
+def test_the_content_of_a_volume_is_in_no_log() -> None:
     assert "text" not in f"{FILE!r} {packed('c0', [FILE])!r}"
 
 
-def test_all_of_a_container_is_limited_by_what_it_takes_of_the_guests_memory() -> None:
+def test_the_copies_of_a_container_are_limited_by_the_guests_memory() -> None:
     assert size_of([TOP, FILE, replace(FILE, content=bytes(4097))]) == 4 * 4096
     check_size(MAX_ALL_BYTES)
     with pytest.raises(InvalidRequest, match=r"8388609 bytes.*mount fewer"):
@@ -93,7 +93,7 @@ def test_an_error_names_the_mount_and_cannot_break_a_line() -> None:
     assert "d\\ne is a FIFO" in str(odd_file(volume, "d\ne", "a FIFO"))
 
 
-def test_only_kubelets_own_link_is_swapped() -> None:
+def test_only_kubelets_own_link_is_replaced_atomically() -> None:
     assert is_swapped("..2026_11_22_10_00_00.123456789")
     assert not [target for target in ("", "..", "../x", "..a/b", "..data\n", "/..x", "x") if is_swapped(target)]
 
@@ -113,7 +113,7 @@ def test_the_script_mounts_copies_and_shares_by_their_depth_and_says_where_copie
     assert command([], copied)[4:6] == ("there", "")
 
 
-def test_of_what_the_script_says_only_digests_are_read() -> None:
+def test_only_digests_are_read_from_the_scripts_output() -> None:
     digest = "a" * 64
     said = f"c0.digest {digest}\nc1.digest short\n../x.digest {digest}\nhello c2.digest {digest}\n".encode()
     assert digests(said) == {"c0": digest}

@@ -14,7 +14,7 @@ from virtshim.volumes.shares import SharedVolume
 pytestmark = pytest.mark.volumes
 
 
-def test_the_pod_names_them_by_their_mount_paths() -> None:
+def test_the_pod_names_disk_images_by_their_mount_paths() -> None:
     assert parse_vm_options({DISK_IMAGES_ANNOTATION: "/data\n\n  //srv/b/ \n"}).disk_images == ("/data", "/srv/b")
     assert disk_images_parse("") == ()
 
@@ -29,12 +29,12 @@ def test_the_pod_names_them_by_their_mount_paths() -> None:
         ("\n".join(f"/d{n}" for n in range(25)), "name 24 at most"),
     ],
 )
-def test_what_is_no_mount_path_is_refused_with_the_remedy(text: str, told: str) -> None:
+def test_a_value_that_is_no_mount_path_is_refused_with_the_remedy(text: str, told: str) -> None:
     with pytest.raises(InvalidRequest, match=f"annotation {DISK_IMAGES_ANNOTATION}: .*{told}"):
         parse_vm_options({DISK_IMAGES_ANNOTATION: text})
 
 
-def test_such_a_volume_is_not_shared_and_others_are() -> None:
+def test_a_disk_image_volume_is_not_shared_and_others_are() -> None:
     mounts = [Mount("/data/", "/pods/1/a", readonly=True), Mount("/other", "/pods/1/b")]
     assert volumes_of(mounts, {}, images=("/data",)) == ((SharedVolume("/other", "/pods/1/b"),), ())
     assert image_mounts(mounts, {}, "", ("/data", "/none")) == [(Mount("/data", "/pods/1/a", readonly=True), True)]

@@ -22,12 +22,12 @@ def test_a_disk_has_a_name_and_a_size_and_maybe_a_format_and_a_place() -> None:
     )
 
 
-def test_without_any_there_are_none_and_nothing_is_run_in_the_guest() -> None:
+def test_without_empty_disks_nothing_is_run_in_the_guest() -> None:
     assert parse("") == ()
     assert command(parse("plain: {size: 1Gi}")) == ()
 
 
-def test_what_is_below_another_one_is_mounted_after_it() -> None:
+def test_a_disk_below_another_mount_path_is_mounted_later() -> None:
     disks = parse("a: {size: 1Gi, mountPath: /data/below}\nb: {size: 1Gi, mountPath: /data}")
     assert command(disks)[4:] == ("b", "/data", "a", "/data/below")
 
@@ -56,23 +56,23 @@ def test_what_is_below_another_one_is_mounted_after_it() -> None:
         ("\n".join(f"d{n}: {{size: 1Gi}}" for n in range(MOST + 1)), f"ask for {MOST} at most"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_annotations_name_and_the_remedy(text: str, told: str) -> None:
+def test_invalid_disks_are_refused_with_the_annotations_name_and_the_remedy(text: str, told: str) -> None:
     with pytest.raises(InvalidRequest, match=f"annotation {ANNOTATION}: .*{told}"):
         parse_vm_options({ANNOTATION: text})
 
 
 @pytest.mark.parametrize("volume", ["/data", "/data/deep"])
-def test_a_volume_is_not_mounted_over_one(volume: str) -> None:
+def test_a_volume_is_not_mounted_over_an_empty_disk(volume: str) -> None:
     disks = parse("a: {size: 1Gi, mountPath: /data/deep}")
     with pytest.raises(InvalidRequest, match=f"a.mountPath: /data/deep is in the volume at {volume}; use another"):
         refuse_clashes(disks, [volume], [])
 
 
-def test_a_volume_in_one_and_beside_one_is_no_clash() -> None:
+def test_a_volume_inside_or_beside_an_empty_disk_is_no_clash() -> None:
     disks = parse("a: {size: 1Gi, mountPath: /data}\nb: {size: 1Gi}")
     refuse_clashes(disks, ["/data/deep", "/database"], ["dev-xvda"])
 
 
-def test_a_block_volume_has_a_name_of_its_own() -> None:
+def test_a_block_volume_may_not_have_an_empty_disks_name() -> None:
     with pytest.raises(InvalidRequest, match="a block volume of the pod is called data"):
         refuse_clashes(parse("data: {size: 1Gi}"), [], ["data"])

@@ -22,7 +22,7 @@ def disk(volume: str = "scratch", guest: str = "/data", **options: object) -> Em
     return flex_volumes_parse(json.dumps(options).encode(), volume, guest)
 
 
-def test_one_with_a_capacity_is_an_empty_disk_of_that_size_mounted_where_the_pod_mounts_it() -> None:
+def test_a_flex_volume_with_a_capacity_is_an_empty_disk_of_that_size() -> None:
     of_kubelet = {"kubernetes.io/readwrite": "rw", "uuid": "7a6a", "part": "1"}
     assert disk(type="qcow2", capacity="2GiB", **of_kubelet) == EmptyDisk(
         "scratch", 2 << 30, DiskFormat.QCOW2, "/data", is_volume=True
@@ -41,16 +41,16 @@ def test_one_with_a_capacity_is_an_empty_disk_of_that_size_mounted_where_the_pod
         ("33554432bytes", 32 << 20),
     ],
 )
-def test_its_capacity_is_as_virtlet_and_libvirt_read_it(capacity: str, size: int) -> None:
+def test_the_capacity_is_read_as_by_virtlet_and_libvirt(capacity: str, size: int) -> None:
     assert disk(type="qcow2", capacity=capacity).size_bytes == -(-size // 512) * 512
 
 
-def test_without_a_capacity_it_has_virtlets() -> None:
+def test_without_a_capacity_virtlets_default_applies() -> None:
     assert disk(type="qcow2").size_bytes == 1024 * 10**6
 
 
 @pytest.mark.parametrize("name", ["root", "seed", "a-volume-with-a-very-long-name", "a.b", "-"])
-def test_a_name_that_no_disk_can_have_becomes_one(name: str) -> None:
+def test_a_name_that_no_disk_can_have_is_converted(name: str) -> None:
     found = disk(name, type="qcow2").name
     assert found != name
     assert len(found) <= 20
@@ -71,12 +71,14 @@ def test_a_name_that_no_disk_can_have_becomes_one(name: str) -> None:
         ({"type": "qcow2", "capacity": "1EiB"}, "are too many"),
     ],
 )
-def test_what_cannot_be_had_is_refused_with_the_mount_and_the_remedy(options: dict[str, object], told: str) -> None:
+def test_an_unsupported_flex_volume_is_refused_with_the_mount_and_the_remedy(
+    options: dict[str, object], told: str
+) -> None:
     with pytest.raises(InvalidRequest, match=rf"config.mounts\[/data\]: .*{told}"):
         disk(**options)
 
 
-def test_it_is_no_mount_of_the_guests_own_and_no_nonsense() -> None:
+def test_a_malformed_or_reserved_mount_path_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"config.mounts\[/proc/x\].container_path: .*cannot be a mount of a disk"):
         disk(guest="/proc/x", type="qcow2")
     with pytest.raises(InvalidRequest, match="not a JSON object"):
@@ -85,13 +87,13 @@ def test_it_is_no_mount_of_the_guests_own_and_no_nonsense() -> None:
         flex_volumes_parse(b"[" * 100_000, "a", "/data")
 
 
-def test_its_mount_is_no_directory_of_the_nodes_and_is_there() -> None:
+def test_a_flex_volumes_mount_is_not_shared_from_the_node() -> None:
     mount = Mount("/data/", HOST)
     assert flex_mounts([mount, Mount("/x", "/srv")], {}, "0b5e") == [("/data", HOST)]
     assert volumes_of([mount], {}, "0b5e") == ((), ())
     assert there([mount], {}, []) == [mount]
 
 
-def test_another_pods_is_a_directory_of_the_nodes_as_any() -> None:
+def test_another_pods_flex_volume_is_an_ordinary_host_directory() -> None:
     assert flex_mounts([Mount("/data", HOST)], {}, "another") == []
     assert volumes_of([Mount("/data", HOST)], {}, "another")[0] != ()

@@ -23,7 +23,7 @@ TOLD = {PATH_ANNOTATION: "/dev/termination-log"}
         Mount("/etc/hosts", "/srv/pods/x/var/lib/kubelet/pods/0b5e/etc-hosts"),
     ],
 )
-def test_kubelets_hosts_file_is_known_by_both_its_paths_and_copied(mount: Mount) -> None:
+def test_kubelets_hosts_file_is_recognised_by_both_its_paths_and_copied(mount: Mount) -> None:
     assert origins([mount], {}) == [(mount, Origin.HOSTS)]
     assert origins([mount], {}, "another pod's") == [(mount, Origin.KUBELETS)]
     hosts = CopiedVolume("/etc/hosts", mount.host_path, mount.readonly, written=True)
@@ -31,7 +31,7 @@ def test_kubelets_hosts_file_is_known_by_both_its_paths_and_copied(mount: Mount)
     assert there([mount], {}, [hosts]) == [mount]
 
 
-def test_what_else_kubelet_adds_to_every_pod_is_known_by_its_path() -> None:
+def test_other_mounts_that_kubelet_adds_are_recognised_by_their_path() -> None:
     mount = Mount("/not\nprintable", f"{POD}/containers/vm/7f")
     assert origins([mount], {}) == [(mount, Origin.KUBELETS)]
 
@@ -46,16 +46,16 @@ def test_what_else_kubelet_adds_to_every_pod_is_known_by_its_path() -> None:
         Mount("/dev/termination-log", "/var/log/x"),
     ],
 )
-def test_a_volume_at_a_path_of_kubelets_is_a_volume(mount: Mount) -> None:
+def test_a_volume_mounted_at_one_of_kubelets_paths_is_a_volume(mount: Mount) -> None:
     assert origins([mount], {}) == [(mount, Origin.VOLUME)]
 
 
-def test_what_has_no_path_on_the_node_is_no_volume_of_it() -> None:
+def test_a_mount_without_a_host_path_is_no_host_volume() -> None:
     image = Mount("/data", "", readonly=True, image="registry.test/files")
     assert origins([image], {}) == [(image, Origin.IMAGE)]
 
 
-def test_the_guest_has_the_termination_message_and_the_volumes_that_its_vm_was_made_with() -> None:
+def test_the_guest_has_its_termination_message_and_the_volumes_of_its_creation() -> None:
     hosts, data = Mount("/etc/hosts", f"{POD}/etc-hosts"), Mount("//data/", "/srv/data")
     mounts = [hosts, data, MESSAGE]
     assert there(mounts, TOLD, ()) == [MESSAGE]
@@ -64,7 +64,7 @@ def test_the_guest_has_the_termination_message_and_the_volumes_that_its_vm_was_m
     assert there(mounts, TOLD, shared) == [data, MESSAGE]
 
 
-def test_a_volume_below_another_one_is_mounted_after_it() -> None:
+def test_a_volume_below_another_one_is_mounted_later() -> None:
     mounts = [Mount("/a/b/c", "/1"), Mount("/a", "/2", readonly=True), Mount("/z/../a/b/", "/3", follows=True)]
     shared = (
         SharedVolume("/a", "/2", readonly=True),
@@ -77,12 +77,12 @@ def test_a_volume_below_another_one_is_mounted_after_it() -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/proc", "/sys/fs/cgroup", "/dev", "/run", "relative", "/a\0b", "/" + "x" * 5000]
 )
-def test_a_place_that_is_the_guests_own_or_no_path_is_refused_by_name(path: str) -> None:
+def test_a_reserved_or_malformed_mount_path_is_refused_by_name(path: str) -> None:
     (fault,) = check_shares(volumes_of([Mount(path, "/srv")], {})[0])
     assert fault.startswith("config.mounts[")
 
 
-def test_the_same_place_twice_and_too_many_are_refused() -> None:
+def test_duplicate_mount_paths_and_too_many_volumes_are_refused() -> None:
     (fault,) = check_shares([SharedVolume("/a", "/1"), SharedVolume("/a", "/2")])
     assert fault == "config.mounts[/a] is requested twice; remove one"
     (fault,) = check_shares(SharedVolume(f"/{n}", "/1") for n in range(257))
@@ -90,7 +90,7 @@ def test_the_same_place_twice_and_too_many_are_refused() -> None:
     assert check_shares(SharedVolume(f"/,\n{n}", "/1") for n in range(256)) == []
 
 
-def test_a_volume_at_the_termination_messages_path_is_not_taken_for_it() -> None:
+def test_a_volume_at_the_termination_message_path_is_not_the_message() -> None:
     volume = Mount("/dev/termination-log", "/etc")
     assert origins([volume, MESSAGE], TOLD) == [(volume, Origin.VOLUME), (MESSAGE, Origin.TERMINATION)]
     same_file = Mount("/data", MESSAGE.host_path)
@@ -98,7 +98,7 @@ def test_a_volume_at_the_termination_messages_path_is_not_taken_for_it() -> None
 
 
 @pytest.mark.parametrize("kind", ["configmap", "secret", "downward-api", "projected"])
-def test_the_guest_gets_copies_of_what_kubelet_writes_itself_for_this_pod(kind: str) -> None:
+def test_the_guest_gets_copies_of_the_volumes_that_kubelet_writes_for_this_pod(kind: str) -> None:
     host = f"{POD}/volumes/kubernetes.io~{kind}/texts"
     whole = Mount("/t/", host, readonly=True)
     assert origins([whole], {}) == [(whole, Origin.COPY)]
@@ -107,7 +107,7 @@ def test_the_guest_gets_copies_of_what_kubelet_writes_itself_for_this_pod(kind: 
     assert there([whole], {}, [CopiedVolume("/t", host)]) == [whole]
 
 
-def test_the_token_is_one_of_them_wherever_it_is_mounted() -> None:
+def test_the_service_account_token_is_copied_wherever_it_is_mounted() -> None:
     token, moved = Mount(SERVICE_ACCOUNT, TOKEN, readonly=True), Mount("/var/run/token", TOKEN)
     assert origins([token, moved], {}) == [(token, Origin.COPY), (moved, Origin.COPY)]
     assert volumes_of([moved], {}, "0b5e")[1] == (CopiedVolume("/var/run/token", TOKEN, readonly=False),)
@@ -125,12 +125,12 @@ def test_the_token_is_one_of_them_wherever_it_is_mounted() -> None:
         f"{POD}/volume-subpaths/kubernetes.io~configmap/vm/0",
     ],
 )
-def test_an_empty_dir_is_never_taken_for_one(host: str) -> None:
+def test_an_empty_dir_is_never_copied(host: str) -> None:
     mount = Mount("/t", host)
     assert volumes_of([mount], {}, "0b5e") == ((SharedVolume("/t", host),), ())
 
 
-def test_a_part_of_one_is_copied_and_stays_as_it_is() -> None:
+def test_a_sub_path_is_copied_once_and_not_updated() -> None:
     part, other = f"{POD}/volume-subpaths/texts/vm/0", f"{POD}/volume-subpaths/claim/vm/1"
     mounts = [Mount("/a", part, readonly=True), Mount("/b", other)]
     assert volumes_of(mounts, {}, "0b5e", lambda path: path == part) == (

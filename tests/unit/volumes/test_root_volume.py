@@ -56,7 +56,7 @@ def test_what_is_on_a_volume(head: bytes, content: Content) -> None:
     assert parse(head, 64 * MIB).content is content
 
 
-def test_virtlets_header_says_the_image_and_ours_who_the_disk_is_too() -> None:
+def test_virtlets_header_names_the_image_and_ours_also_the_disk() -> None:
     theirs, ours = parse(virtlets(OLD), 64 * MIB), parse(header(OLD, OURS), 64 * MIB)
     assert (theirs.image, theirs.identity) == (OLD, OLD.hex[:20])
     assert (ours.image, ours.identity) == (OLD, OURS.short)
@@ -70,14 +70,14 @@ def test_a_root_disk_of_the_image_is_kept(head: bytes, replace: bool) -> None:
 
 
 @pytest.mark.parametrize("content", [Content.BLANK, Content.HALF])
-def test_where_nothing_is_lost_the_image_is_written(content: Content) -> None:
+def test_the_image_is_written_if_no_data_is_lost(content: Content) -> None:
     assert must_be_written(RootVolume(content, 64 * MIB), image(), replace=False)
 
 
 @pytest.mark.parametrize(
     ("head", "told"), [(header(OLD, OURS), f"{OLD}, but the pod asks for {NEW}"), (b"XFSB".ljust(512, b"\0"), "data")]
 )
-def test_another_image_and_somebodys_data_are_lost_only_if_the_pod_says_so(head: bytes, told: str) -> None:
+def test_existing_data_is_overwritten_only_if_the_pod_says_so(head: bytes, told: str) -> None:
     found = parse(head, 64 * MIB)
     with pytest.raises(WrongState, match=r"virtshim\.io/root-disk-on-image-change: replace") as refused:
         must_be_written(found, image(), replace=False)
@@ -86,13 +86,13 @@ def test_another_image_and_somebodys_data_are_lost_only_if_the_pod_says_so(head:
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_what_a_newer_version_has_made_is_never_written_over(replace: bool) -> None:
+def test_a_volume_of_a_newer_version_is_never_overwritten(replace: bool) -> None:
     with pytest.raises(WrongState, match="version 2"):
         must_be_written(parse(virtlets(OLD, version=2), 64 * MIB), image(), replace=replace)
 
 
 @pytest.mark.parametrize("content", [Content.BLANK, Content.HALF])
-def test_a_volume_that_the_image_does_not_fit_on_says_how_large_it_must_be(content: Content) -> None:
+def test_the_error_for_a_volume_that_is_too_small_gives_the_required_size(content: Content) -> None:
     with pytest.raises(
         InvalidRequest, match=f"has {8 * MIB} bytes, but the image's disk needs {8 * MIB + 512}; use a larger"
     ):
@@ -100,12 +100,12 @@ def test_a_volume_that_the_image_does_not_fit_on_says_how_large_it_must_be(conte
     assert must_be_written(RootVolume(content, 8 * MIB + 512), image(), replace=False)
 
 
-def test_the_sector_says_where_the_guests_devices_are_and_stays_a_root_disks() -> None:
+def test_the_sector_also_stores_the_device_places_of_the_guest() -> None:
     places = Places("pc-q35-7.2", {b"v123": 4})
     found = parse(with_places(header(OLD, OURS), places), 8 * MIB)
     assert (found.content, found.image, found.places) == (Content.ROOT_DISK, OLD, places)
     assert parse(header(OLD, OURS), 8 * MIB).places == Places()
 
 
-def test_virtlets_sector_is_left_as_it_is() -> None:
+def test_virtlets_sector_is_left_unchanged() -> None:
     assert with_places(virtlets(OLD).ljust(512), Places("pc-q35-7.2")) == virtlets(OLD).ljust(512)

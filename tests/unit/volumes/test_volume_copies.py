@@ -96,7 +96,7 @@ def looked(world: World) -> None:
     is_quiet()
 
 
-def test_the_seed_has_them_and_the_vm_no_share(world: World) -> None:
+def test_copied_volumes_are_in_the_seed_and_not_shared(world: World) -> None:
     made = created(world)
     request = world.outside.seeds.requests[made]
     with tarfile.open(fileobj=io.BytesIO(request.copied)) as tar:
@@ -108,7 +108,7 @@ def test_the_seed_has_them_and_the_vm_no_share(world: World) -> None:
     assert spec.shares_socket == ""
 
 
-def test_a_guest_gets_them_once_and_then_only_what_has_changed(world: World, guest: CopyingGuest) -> None:
+def test_a_guest_gets_copies_once_and_then_only_changes(world: World, guest: CopyingGuest) -> None:
     running(world)
     assert guest.runs == ["there", "input"]
     assert (guest.read("a"), guest.read("token")) == (b"one", b"first")
@@ -134,7 +134,7 @@ def test_a_change_takes_one_command_whatever_else_was_set_up(world: World, guest
     assert len(world.outside.guests.commands) == 1
 
 
-def test_what_cloud_init_has_put_there_is_not_sent_again(world: World, guest: CopyingGuest) -> None:
+def test_copies_written_by_cloud_init_are_not_sent_again(world: World, guest: CopyingGuest) -> None:
     made = created(world)
     with tarfile.open(fileobj=io.BytesIO(world.outside.seeds.requests[made].copied)) as tar:
         for name in ("c0.digest", "c1.digest"):
@@ -146,7 +146,7 @@ def test_what_cloud_init_has_put_there_is_not_sent_again(world: World, guest: Co
     assert guest.runs == ["there"]
 
 
-def test_a_token_that_was_rotated_while_virtshim_was_away_arrives(world: World, guest: CopyingGuest) -> None:
+def test_a_token_rotated_while_virtshim_was_down_reaches_the_guest(world: World, guest: CopyingGuest) -> None:
     made = running(world)
     world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
     world = world.recovered()
@@ -159,7 +159,7 @@ def test_a_token_that_was_rotated_while_virtshim_was_away_arrives(world: World, 
         world.close()
 
 
-def test_a_guest_that_was_restarted_gets_them_again(world: World, guest: CopyingGuest) -> None:
+def test_a_restarted_guest_gets_copies_again(world: World, guest: CopyingGuest) -> None:
     made = running(world)
     guest.reboot()
     world.app.guest_set_up.changed(world.domain(made))
@@ -167,7 +167,7 @@ def test_a_guest_that_was_restarted_gets_them_again(world: World, guest: Copying
     assert (guest.read("a"), guest.read("token")) == (b"one", b"first")
 
 
-def test_a_guest_that_has_lost_them_unseen_gets_all_with_the_next_change(world: World, guest: CopyingGuest) -> None:
+def test_a_guest_that_lost_its_copies_gets_all_with_the_next_change(world: World, guest: CopyingGuest) -> None:
     running(world)
     guest.reboot()
     world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
@@ -175,7 +175,7 @@ def test_a_guest_that_has_lost_them_unseen_gets_all_with_the_next_change(world: 
     assert (guest.read("a"), guest.read("token")) == (b"one", b"second")
 
 
-def test_a_command_begins_when_they_are_there_and_gets_changes_then(world: World, guest: CopyingGuest) -> None:
+def test_a_command_begins_after_the_copies_and_gets_later_changes(world: World, guest: CopyingGuest) -> None:
     made = created(world, command=("serve",))
     world.start(made)
     eventually(lambda: world.container(made).status.command_begun)
@@ -185,7 +185,7 @@ def test_a_command_begins_when_they_are_there_and_gets_changes_then(world: World
     assert guest.read("token") == b"second"
 
 
-def test_a_part_of_a_volume_stays_as_it_is(world: World, guest: CopyingGuest) -> None:
+def test_a_sub_path_of_a_volume_is_not_updated(world: World, guest: CopyingGuest) -> None:
     volumes = world.outside.kubelet_volumes
     volumes.parts.add(PART)
     volumes.write(PART, {"a": b"one"})
@@ -197,7 +197,7 @@ def test_a_part_of_a_volume_stays_as_it_is(world: World, guest: CopyingGuest) ->
     assert guest.runs == ["there", "input"]
 
 
-def test_one_that_is_not_there_or_too_large_is_refused_and_nothing_is_made(world: World) -> None:
+def test_a_missing_or_too_large_volume_is_refused_and_nothing_is_made(world: World) -> None:
     sandbox = world.run()
     before = world.everything()
     gone = container_config(mounts=(Mount("/x", f"{POD}/volumes/kubernetes.io~secret/gone"),))
@@ -212,7 +212,7 @@ def test_one_that_is_not_there_or_too_large_is_refused_and_nothing_is_made(world
     assert world.everything() == before
 
 
-def test_by_annotation_they_are_shared_and_nothing_is_copied(world: World, guest: CopyingGuest) -> None:
+def test_an_annotation_shares_the_volumes_instead_of_copying(world: World, guest: CopyingGuest) -> None:
     sandbox = world.run(config=sandbox_config(annotations={"virtshim.io/kubelet-volumes": "shared"}))
     made = world.create(sandbox, config=container_config(mounts=MOUNTS))
     world.start(made)
@@ -223,7 +223,7 @@ def test_by_annotation_they_are_shared_and_nothing_is_copied(world: World, guest
     assert set(world.outside.shares.shares) == {made.short}
 
 
-def test_an_agent_that_may_not_run_commands_is_told_in_the_message(world: World, guest: CopyingGuest) -> None:
+def test_an_agent_that_may_not_run_commands_is_reported_in_the_message(world: World, guest: CopyingGuest) -> None:
     def refuses(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
         raise WrongState("the agent may not run commands")
 
@@ -262,7 +262,7 @@ def test_kubelets_hosts_file_and_its_changes_reach_a_guest_without_cloud_init(
     assert guest.files["c2"] == b"10.0.0.2 web"
 
 
-def test_a_guest_that_cannot_write_it_is_none_the_worse(world: World, guest: CopyingGuest) -> None:
+def test_a_guest_that_cannot_write_the_hosts_file_keeps_running(world: World, guest: CopyingGuest) -> None:
     write_hosts(world, b"10.0.0.1 web")
     guest.unwritten = b"c2 unwritten\n"
     made = created(world, HOSTS, command=("serve",))
@@ -273,7 +273,7 @@ def test_a_guest_that_cannot_write_it_is_none_the_worse(world: World, guest: Cop
     assert world.container(made).status.trouble == ""
 
 
-def test_a_pod_with_that_file_alone_begins_in_a_guest_that_can_copy_nothing(world: World) -> None:
+def test_a_pod_with_only_a_hosts_file_starts_in_a_guest_that_cannot_copy(world: World) -> None:
     write_hosts(world, b"10.0.0.1 web")
     ran = []
 
@@ -292,14 +292,16 @@ def test_a_pod_with_that_file_alone_begins_in_a_guest_that_can_copy_nothing(worl
 
 
 @pytest.mark.parametrize("says", ["manage_etc_hosts: true", "write_files: [{path: /etc/hosts, content: x}]"])
-def test_a_pod_whose_user_data_says_what_it_is_keeps_that(world: World, guest: CopyingGuest, says: str) -> None:
+def test_a_pod_whose_user_data_writes_the_hosts_file_keeps_that_file(
+    world: World, guest: CopyingGuest, says: str
+) -> None:
     write_hosts(world, b"10.0.0.1 web")
     pod = world.run(config=sandbox_config(annotations={"VirtletCloudInitUserData": says}))
     made = world.create(pod, config=container_config(mounts=(HOSTS,)))
     assert world.container(made).spec.copies == ()
 
 
-def test_one_that_is_not_there_is_left_out(world: World) -> None:
+def test_a_missing_hosts_file_is_left_out(world: World) -> None:
     made = world.create(world.run(), config=container_config(mounts=(HOSTS,)))
     assert world.container(made).spec.copies == ()
 
@@ -309,7 +311,7 @@ def mounted(world: World, made: ContainerId) -> list[str]:
     return [mount.container_path for mount in container_status(world.container(made)).mounts]
 
 
-def test_mounts_are_those_that_the_guest_has_said_it_has(world: World, guest: CopyingGuest) -> None:
+def test_reported_mounts_are_those_that_the_guest_has_confirmed(world: World, guest: CopyingGuest) -> None:
     made = created(world)
     assert mounted(world, made) == []
     world.start(made)
@@ -322,9 +324,7 @@ def test_mounts_are_those_that_the_guest_has_said_it_has(world: World, guest: Co
     assert mounted(world, made) == []
 
 
-def test_a_guest_without_an_agent_is_told_in_the_message_and_mounts_are_not_claimed(
-    world: World, guest: CopyingGuest
-) -> None:
+def test_a_missing_agent_is_reported_in_the_message_and_no_mounts_are_listed(world: World, guest: CopyingGuest) -> None:
     def is_silent(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
         world.outside.clock.advance(timeout)
         raise DeadlineExceeded("timed out waiting for the guest agent")
@@ -342,7 +342,7 @@ def test_a_guest_without_an_agent_is_told_in_the_message_and_mounts_are_not_clai
     assert (world.container(made).status.trouble, mounted(world, made)) == ("", ["/etc/texts", "/token"])
 
 
-def test_a_guest_whose_agent_has_ended_still_has_what_it_had_and_is_told_to_be_behind(
+def test_a_guest_whose_agent_ended_keeps_its_mounts_and_is_reported_as_outdated(
     world: World, guest: CopyingGuest
 ) -> None:
     made = running(world)
@@ -360,7 +360,7 @@ def test_a_guest_whose_agent_has_ended_still_has_what_it_had_and_is_told_to_be_b
     assert mounted(world, made) == ["/etc/texts", "/token"]
 
 
-def test_a_guest_that_is_away_for_a_moment_gets_a_change_later(world: World, guest: CopyingGuest) -> None:
+def test_a_briefly_unreachable_guest_gets_a_change_later(world: World, guest: CopyingGuest) -> None:
     running(world)
     away = iter([Unavailable("the agent was restarted")])
 
@@ -375,7 +375,7 @@ def test_a_guest_that_is_away_for_a_moment_gets_a_change_later(world: World, gue
     assert guest.read("token") == b"second"
 
 
-def test_a_volume_that_cannot_be_read_any_more_is_left_as_it_is_in_the_guest_and_the_others_change(
+def test_an_unreadable_volume_stays_unchanged_in_the_guest_and_others_are_updated(
     world: World, guest: CopyingGuest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running(world)
@@ -387,7 +387,7 @@ def test_a_volume_that_cannot_be_read_any_more_is_left_as_it_is_in_the_guest_and
     assert capsys.readouterr().out.count("volumes.copy.unreadable") == 1
 
 
-def test_of_a_container_that_has_ended_nothing_is_read_or_remembered(world: World, guest: CopyingGuest) -> None:
+def test_an_ended_containers_volumes_are_neither_read_nor_remembered(world: World, guest: CopyingGuest) -> None:
     made = running(world)
     world.stop(made)
     world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")

@@ -46,7 +46,7 @@ def mount_scripts(world: World) -> list[GuestCommand]:
     return [command for command in world.outside.guests.commands if "virtshim-volumes" in command.argv]
 
 
-def test_they_are_served_before_the_vm_starts_and_its_memory_is_shared(world: World) -> None:
+def test_volumes_are_served_before_the_vm_starts_and_its_memory_is_shared(world: World) -> None:
     made = world.create(world.run(), config=DATA)
     world.journal.calls.clear()
     world.start(made)
@@ -62,7 +62,7 @@ def test_a_container_without_volumes_has_no_daemon(world: World) -> None:
     assert spec.shares_socket == ""
 
 
-def test_they_are_let_go_before_the_end_is_told(world: World) -> None:
+def test_volumes_are_released_before_the_end_is_reported(world: World) -> None:
     made = running(world)
     ended_before = []
     world.records.containers.on_change(
@@ -77,7 +77,7 @@ def test_they_are_let_go_before_the_end_is_told(world: World) -> None:
     assert ended_before == [{}]
 
 
-def test_an_end_is_not_told_while_they_are_held(world: World) -> None:
+def test_an_end_is_not_reported_while_volumes_are_held(world: World) -> None:
     made = running(world)
     world.outside.shares.error = WrongState("process 7, which serves volumes to a VM, does not end")
     with pytest.raises(ShimError, match="does not end"):
@@ -89,7 +89,7 @@ def test_an_end_is_not_told_while_they_are_held(world: World) -> None:
     assert world.outside.shares.shares == {}
 
 
-def test_a_start_that_fails_leaves_none(world: World) -> None:
+def test_a_failed_start_leaves_no_daemon(world: World) -> None:
     made = world.create(world.run(), config=DATA)
     world.outside.shares.missing.add("/srv/sub")
     with pytest.raises(ShimError, match="/srv/sub"):
@@ -98,7 +98,7 @@ def test_a_start_that_fails_leaves_none(world: World) -> None:
     assert world.outside.shares.shares == {}
 
 
-def test_a_daemon_that_has_ended_is_told_until_the_container_ends(world: World) -> None:
+def test_a_daemon_that_has_ended_is_reported_until_the_container_ends(world: World) -> None:
     made = running(world)
     world.app.watch.look()
     assert world.container(made).status.trouble == ""
@@ -108,7 +108,7 @@ def test_a_daemon_that_has_ended_is_told_until_the_container_ends(world: World) 
     assert "restart the container" in world.container(made).status.trouble
 
 
-def test_a_guest_without_virtiofs_runs_on_without_read_only_volumes_and_that_is_told(world: World) -> None:
+def test_a_guest_without_virtiofs_runs_without_read_only_volumes_and_that_is_reported(world: World) -> None:
     world.outside.guests.do = lambda command, timeout, cancelled: CommandResult(
         NO_MODULE, b"", b"its kernel has no virtiofs (module virtiofs, Linux 5.4)\n"
     )
@@ -121,7 +121,7 @@ def test_a_guest_without_virtiofs_runs_on_without_read_only_volumes_and_that_is_
     eventually(lambda: len(container_status(world.container(made)).mounts) == 2)
 
 
-def test_a_guest_that_is_still_mounting_them_is_asked_again_and_nothing_is_wrong(world: World) -> None:
+def test_a_guest_that_is_still_mounting_is_asked_again_without_a_trouble(world: World) -> None:
     answers = [CommandResult(BUSY, b"", b"another run of this script goes on\n"), CommandResult(0, b"", b"")]
     world.outside.guests.do = lambda command, timeout, cancelled: answers.pop(0) if len(answers) > 1 else answers[0]
     made = running(world)
@@ -131,7 +131,7 @@ def test_a_guest_that_is_still_mounting_them_is_asked_again_and_nothing_is_wrong
     assert world.container(made).status.trouble == ""
 
 
-def test_they_are_mounted_by_the_agent_and_again_after_the_guest_was_restarted(world: World) -> None:
+def test_the_agent_mounts_volumes_and_again_after_a_guest_restart(world: World) -> None:
     made = running(world)
     eventually(lambda: len(mount_scripts(world)) == 1)
     assert mount_scripts(world)[0].argv[-8:] == ("0", "/data", "rw", "-", "1", "/data/sub", "ro", "0")
@@ -140,7 +140,7 @@ def test_they_are_mounted_by_the_agent_and_again_after_the_guest_was_restarted(w
     eventually(lambda: len(mount_scripts(world)) == 2)
 
 
-def test_of_a_container_with_a_command_they_are_mounted_once_before_it_begins(world: World) -> None:
+def test_volumes_are_mounted_once_before_the_containers_command_begins(world: World) -> None:
     made = world.create(world.run(), config=container_config(mounts=DATA.mounts, command=("serve",)))
     world.start(made)
     eventually(lambda: world.container(made).status.command_begun)
@@ -159,13 +159,13 @@ def test_a_guest_whose_agent_may_not_run_commands_is_left_to_cloud_init(world: W
     assert world.container(made).status.trouble == ""
 
 
-def test_such_a_vm_cannot_be_checkpointed(world: World) -> None:
+def test_a_vm_with_shared_volumes_cannot_be_checkpointed(world: World) -> None:
     made = running(world)
     with pytest.raises(WrongState, match=r"volumes .*/data"):
         world.do.checkpoint_container.checkpoint(world.container(made), "/var/x.tar", world.deadline())
 
 
-def test_daemons_of_nobody_and_of_the_ended_are_ended_by_the_next_start_and_others_are_not(world: World) -> None:
+def test_the_next_start_ends_only_daemons_without_a_running_container(world: World) -> None:
     made = running(world)
     volumes = world.container(made).spec.volumes
     world.outside.shares.shares["f" * 20] = volumes
@@ -176,7 +176,7 @@ def test_daemons_of_nobody_and_of_the_ended_are_ended_by_the_next_start_and_othe
         world.close()
 
 
-def test_a_node_whose_share_program_is_away_starts_and_ends_nothing(world: World) -> None:
+def test_without_the_share_program_virtshim_starts_and_ends_no_daemons(world: World) -> None:
     made = running(world)
     world.outside.shares.gone = True
     world = world.recovered()
@@ -209,7 +209,7 @@ def test_an_empty_dir_in_memory_is_shared_so_that_its_files_outlive_the_guest(wo
     assert world.outside.shares.shares[made.short]
 
 
-def test_one_that_the_pod_names_is_a_tmpfs_of_the_guests_and_needs_no_daemon(world: World) -> None:
+def test_an_empty_dir_that_the_pod_names_is_a_tmpfs_in_the_guest(world: World) -> None:
     world.outside.kubelet_volumes.tmpfs[CACHE] = MADE
     made = with_cache(world, IN_MEMORY)
     wanted = (MemoryVolume("/dev/shm", CACHE, MADE),)
@@ -225,14 +225,14 @@ def test_one_that_the_pod_names_is_a_tmpfs_of_the_guests_and_needs_no_daemon(wor
     again.close()
 
 
-def test_its_size_is_no_more_than_the_guests_memory(world: World) -> None:
+def test_the_tmpfs_is_no_larger_than_the_guests_memory(world: World) -> None:
     world.outside.kubelet_volumes.tmpfs[CACHE] = dataclasses.replace(MADE, size_bytes=1 << 40)
     made = with_cache(world, IN_MEMORY)
     (volume,) = world.container(made).spec.memory_volumes
     assert volume.tmpfs.size_bytes == world.container(made).status.size.memory_bytes
 
 
-def test_one_with_files_of_an_init_container_is_refused_since_they_would_be_hidden(world: World) -> None:
+def test_a_tmpfs_that_would_hide_an_init_containers_files_is_refused(world: World) -> None:
     world.outside.kubelet_volumes.tmpfs[CACHE] = MADE
     world.outside.kubelet_volumes.filled.add(CACHE)
     with pytest.raises(WrongState, match=r"memory-volumes: config\.mounts\[/dev/shm\]: .* already has files"):
@@ -251,7 +251,7 @@ def test_one_with_files_of_an_init_container_is_refused_since_they_would_be_hidd
         "/var/lib/kubelet/pods/uid-of-web/volume-subpaths/cache/vm/0",
     ],
 )
-def test_a_volume_that_is_no_empty_dir_in_memory_of_the_pods_is_refused_by_its_field(world: World, host: str) -> None:
+def test_a_tmpfs_for_any_other_volume_than_a_memory_empty_dir_is_refused(world: World, host: str) -> None:
     world.outside.kubelet_volumes.tmpfs["/elsewhere"] = MADE
     sandbox = world.run(config=sandbox_config(annotations=IN_MEMORY))
     with pytest.raises(InvalidRequest, match=r"memory-volumes: config\.mounts\[/dev/shm\]: .*medium: Memory"):
@@ -267,7 +267,7 @@ def test_an_empty_dir_of_huge_pages_is_refused_and_nothing_is_left(world: World)
 
 
 @pytest.mark.parametrize("text", ["dev/shm", "/a/../b", "/a\n/a/", "\n".join(f"/{n}" for n in range(17))])
-def test_paths_that_cannot_be_are_refused(text: str) -> None:
+def test_impossible_paths_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"annotation virtshim\.io/memory-volumes: "):
         parse_vm_options({"virtshim.io/memory-volumes": text})
 
@@ -365,7 +365,7 @@ def test_a_guest_that_loses_a_volume_by_a_reboot_ends_the_container(world: World
     assert "/data" in ended(world, made).message
 
 
-def test_a_volume_that_is_found_missing_by_who_looks_into_the_guest_ends_the_container(world: World) -> None:
+def test_a_volume_found_missing_by_an_exec_ends_the_container(world: World) -> None:
     world.outside.guests.do = is_silent(world)
     made = running(world)
     assert runs_on(world, made)
@@ -402,7 +402,7 @@ def test_an_empty_disk_that_is_not_mounted_ends_the_container(world: World) -> N
 
 
 @pytest.mark.parametrize("how_it_is_silent", ["no agent", "an agent that refuses"])
-def test_volumes_that_nobody_confirms_end_a_container_only_if_the_operator_says_so(
+def test_unconfirmed_volumes_end_a_container_only_if_the_operator_says_so(
     world: World, tmp_path: Path, how_it_is_silent: str
 ) -> None:
     def silent(world: World) -> Run:
@@ -451,7 +451,7 @@ def test_a_guest_that_has_confirmed_them_once_may_lose_its_agent(tmp_path: Path)
         world.close()
 
 
-def test_a_guest_that_is_paused_has_its_time_when_it_goes_on(tmp_path: Path) -> None:
+def test_a_paused_guest_gets_its_mount_time_after_the_resume(tmp_path: Path) -> None:
     world = strict(tmp_path)
     try:
         is_paused = threading.Event()
@@ -475,7 +475,7 @@ def test_a_guest_that_is_paused_has_its_time_when_it_goes_on(tmp_path: Path) -> 
         world.close()
 
 
-def test_a_virtshim_that_stops_while_it_waits_for_an_agent_ends_nothing(tmp_path: Path) -> None:
+def test_a_stop_of_virtshim_while_it_waits_for_an_agent_ends_no_container(tmp_path: Path) -> None:
     world = strict(tmp_path)
     waits = threading.Event()
 

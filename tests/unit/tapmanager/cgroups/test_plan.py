@@ -59,7 +59,7 @@ def test_version_1_gets_each_value_in_an_order_in_which_no_step_is_refused() -> 
     ]
 
 
-def test_no_limits_take_away_the_ones_that_were() -> None:
+def test_empty_limits_reset_earlier_limits() -> None:
     assert files(RequestedLimits(), V2) == ["/cg/cpu.max=max", "/cg/memory.max=max", "/cg/pids.max=1024"]
     assert files(RequestedLimits(), V1) == [
         "/cg/cpu,cpuacct/cpu.cfs_quota_us=-1",
@@ -105,7 +105,7 @@ def test_mounts_are_found_and_the_uppermost_counts() -> None:
     ]
 
 
-def test_a_group_is_below_its_parent_and_nowhere_else() -> None:
+def test_a_cgroup_is_always_below_its_parent() -> None:
     container = "ab" * 32
     assert cgroup_path("/kubepods/pod1", container, "args") == f"/kubepods/pod1/virtshim-{container}"
     assert cgroup_path("/", container, "args") == f"/virtshim-{container}"
@@ -128,7 +128,7 @@ def test_a_group_is_below_its_parent_and_nowhere_else() -> None:
         ({"more": 1}, "more"),
     ],
 )
-def test_limits_that_are_none_are_refused_by_the_name_of_their_field(change: dict[str, object], words: str) -> None:
+def test_malformed_limits_are_refused_by_the_name_of_their_field(change: dict[str, object], words: str) -> None:
     whole = {"cpu_shares": 0, "cpu_quota": 0, "cpu_period": 0, "cpuset_cpus": "", "cpuset_mems": "", "memory": 0}
     assert RequestedLimits.from_json(whole, "l") == RequestedLimits()
     with pytest.raises(BadField, match=words):

@@ -71,7 +71,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_a_record_tells_the_network_its_interface_addresses_and_device() -> None:
+def test_a_record_has_the_network_interface_addresses_and_device() -> None:
     found = parsed()
     assert (found.network, found.interface, found.device, found.kinds) == ("fast", "net1", VF, ("sriov",))
     assert [ip.address for ip in found.result.ips] == ["10.1.0.7/24"]
@@ -82,12 +82,12 @@ def test_the_device_of_a_chain_is_that_of_its_first_plugin_that_has_one() -> Non
     assert (found.device, found.kinds) == (VF, ("tuning", "sriov"))
 
 
-def test_the_device_that_the_pods_author_wrote_into_the_annotation_is_not_read() -> None:
+def test_a_device_from_the_pods_annotation_is_not_read() -> None:
     found = parsed(conf={"type": "bridge"}, capabilityArgs={"deviceID": "0000:00:1f.0"})
     assert found.device == ""
 
 
-def test_addresses_of_an_interface_that_is_not_named_are_the_records_own() -> None:
+def test_addresses_without_an_interface_belong_to_the_records_interface() -> None:
     """host-device with a device at VFIO."""
     found = parsed(result={"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.7/24", "interface": 0}]})
     assert [(ip.address, ip.interface) for ip in found.result.ips] == [("10.1.0.7/24", None)]
@@ -113,13 +113,13 @@ def test_addresses_of_an_interface_that_is_not_named_are_the_records_own() -> No
         ({"result": {"ips": [{"address": "nowhere"}]}}, "address"),
     ],
 )
-def test_a_record_that_is_wrong_says_where(changes: dict[str, object], words: str) -> None:
+def test_the_error_for_a_bad_record_says_where(changes: dict[str, object], words: str) -> None:
     with pytest.raises(BadField, match=words):
         parsed(**changes)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"[" * 100_000, b'"\xff"'])
-def test_what_is_no_record_is_a_bad_field(data: bytes) -> None:
+def test_a_malformed_record_is_a_bad_field(data: bytes) -> None:
     with pytest.raises(BadField):
         delegate_records.parse(data, f"fast-{SANDBOX}-net1", SANDBOX)
 
@@ -137,7 +137,7 @@ def test_only_this_sandboxs_records_are_read(node: Node) -> None:
     assert node.read() == ["net1", "net2"]
 
 
-def test_a_file_that_cannot_be_used_keeps_no_other_one_back(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unusable_file_hides_no_other_file(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     node.keep(interface="net1")
     node.keep(interface="net2").write_text("{")
     assert node.read() == ["net1"]
@@ -159,31 +159,31 @@ def test_a_link_is_not_followed(node: Node, tmp_path: Path) -> None:
     assert node.read() == []
 
 
-def test_a_pipe_is_not_waited_for(node: Node) -> None:
+def test_reading_a_pipe_does_not_block(node: Node) -> None:
     os.mkfifo(node.results / f"fast-{SANDBOX}-net1")
     assert node.read() == []
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])
-def test_a_file_that_others_may_write_is_not_believed(node: Node, mode: int) -> None:
+def test_a_file_that_other_users_may_write_is_ignored(node: Node, mode: int) -> None:
     node.keep().chmod(mode)
     assert node.read() == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_of_somebody_else_is_not_believed(node: Node) -> None:
+def test_a_file_of_another_user_is_ignored(node: Node) -> None:
     os.chown(node.keep(), 65534, 65534)
     assert node.read() == []
 
 
-def test_more_records_than_a_machine_has_slots_are_not_all_read(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_records_beyond_the_number_of_pci_slots_are_not_read(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(70):
         node.keep(interface=f"net{number}")
     assert len(node.read()) == 64
     assert "records.too_many" in caplog.text
 
 
-def test_one_interface_of_two_networks_is_the_firsts(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interface_of_two_networks_belongs_to_the_first(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """A pod's author may ask twice for one name; without links nothing stops that."""
     node.keep("blue")
     node.keep("green")
@@ -193,7 +193,7 @@ def test_one_interface_of_two_networks_is_the_firsts(node: Node, caplog: pytest.
 
 
 @pytest.mark.parametrize("plugin", [{"type": "bridge"}, {"type": "multus", "cniDir": "relative"}])
-def test_plugins_without_records_of_their_own_have_none(plugin: dict[str, object]) -> None:
+def test_plugins_that_keep_no_records_have_none(plugin: dict[str, object]) -> None:
     assert delegate_records.read(NetworkConf("n", "1.0.0", (plugin,)), SANDBOX) == ()
 
 

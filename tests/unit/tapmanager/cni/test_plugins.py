@@ -78,7 +78,7 @@ def test_an_address_of_an_interface_that_is_not_there_is_refused() -> None:
         parse_result({"ips": [{"address": "10.0.0.1/8", "interface": 3}]})
 
 
-def test_a_plugin_gets_what_the_specification_says_and_nothing_of_our_environment() -> None:
+def test_a_plugin_gets_the_specified_variables_and_nothing_of_our_environment() -> None:
     env = cni_conf.environment("ADD", CniAttachment(POD, "/run/netns/x", ("/opt/cni/bin", "/usr/lib/cni")))
     assert env["CNI_ARGS"] == (
         "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;"
@@ -120,7 +120,7 @@ def test_del_is_given_the_result_from_version_0_4_0_on(version: str, kept: bool)
 
 @pytest.mark.parametrize("field", ["namespace", "name", "uid"])
 @pytest.mark.parametrize("value", ["a;K8S_POD_NAME=b", "a=b", "", "-a", "a\nb", "a b", "a/b", "x" * 254])
-def test_pod_names_that_could_change_the_meaning_of_cni_args_are_refused(field: str, value: str) -> None:
+def test_pod_names_that_could_change_cni_args_are_refused(field: str, value: str) -> None:
     pod = {"namespace": "n", "name": "p", "uid": "u", field: value}
     with pytest.raises(BadField, match=field):
         Pod.from_json({"sandbox": SANDBOX, "pod": pod}, "args")
@@ -162,7 +162,7 @@ def soon(seconds: float = 10.0) -> float:
     return time.monotonic() + seconds
 
 
-def test_the_first_configuration_by_name_is_used_and_read_anew(place: Place) -> None:
+def test_the_first_configuration_by_name_is_used_and_reread(place: Place) -> None:
     (place.conf / "20.conf").write_text('{"name": "second", "type": "x"}')
     (place.conf / "00-not-a-config.txt").write_text("")
     assert place.cni.load().name == "second"
@@ -189,7 +189,7 @@ def test_a_chain_hands_each_plugin_the_result_of_the_one_before(place: Place) ->
     assert place.calls() == ["one ADD", "two ADD"]
 
 
-def test_a_result_of_another_version_is_handed_on_and_given_back_in_the_chains(place: Place) -> None:
+def test_a_result_of_another_version_is_converted_to_the_chains_version(place: Place) -> None:
     """A meta plugin prints what its delegate said; the next one reads only its own version."""
     printed = {"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.0.0.5/8"}]}
     place.plugin("one", f"cat >/dev/null; echo '{json.dumps(printed)}'")
@@ -203,7 +203,7 @@ def test_a_result_of_another_version_is_handed_on_and_given_back_in_the_chains(p
 
 
 @pytest.mark.parametrize("printed", ['{"ips": 5}', '{"ips": [5]}', '{"ip4": 5}', '{"routes": {}, "interfaces": 1}'])
-def test_a_result_that_is_none_hinders_nobody_at_del(place: Place, printed: str) -> None:
+def test_a_malformed_earlier_result_does_not_hinder_del(place: Place, printed: str) -> None:
     place.plugin("one", f"cat >/dev/null; echo '{printed}'")
     chain = place.chain("one", "one")
     result = place.cni.add(chain, place.at, soon())
@@ -211,7 +211,7 @@ def test_a_result_that_is_none_hinders_nobody_at_del(place: Place, printed: str)
     assert place.calls() == ["one ADD", "one ADD", "one DEL", "one DEL"]
 
 
-def test_del_runs_the_chain_backwards_and_goes_on_after_a_failure(place: Place) -> None:
+def test_del_runs_the_chain_backwards_and_continues_after_a_failure(place: Place) -> None:
     place.plugin("one", "")
     place.plugin("two", 'echo \'{"code": 7, "msg": "no", "details": "way"}\'; exit 1')
     with pytest.raises(
@@ -222,7 +222,7 @@ def test_del_runs_the_chain_backwards_and_goes_on_after_a_failure(place: Place) 
     assert place.calls() == ["two DEL", "one DEL"]
 
 
-def test_try_again_later_is_told_as_unavailable(place: Place) -> None:
+def test_try_again_later_becomes_unavailable(place: Place) -> None:
     place.plugin("one", 'echo \'{"code": 11, "msg": "later"}\'; exit 1')
     with pytest.raises(TapmanagerError, match="later") as caught:
         place.cni.add(place.chain("one"), place.at, soon())
@@ -240,7 +240,7 @@ def test_try_again_later_is_told_as_unavailable(place: Place) -> None:
         ("head -c 100000 /dev/zero; exit 1", "failed at ADD"),
     ],
 )
-def test_a_plugins_failure_is_told_in_its_own_words(place: Place, script: str, words: str) -> None:
+def test_a_plugins_failure_is_reported_in_its_own_words(place: Place, script: str, words: str) -> None:
     place.plugin("one", script)
     with pytest.raises(TapmanagerError, match=words) as caught:
         place.cni.add(place.chain("one"), place.at, soon())
@@ -280,7 +280,7 @@ def test_no_time_left_runs_nothing(place: Place) -> None:
     assert place.calls() == []
 
 
-def test_ipam_that_is_a_part_of_its_plugin_is_not_asked_for_as_a_program(place: Place) -> None:
+def test_built_in_ipam_needs_no_separate_program(place: Place) -> None:
     place.plugin("one", "")
     conf = NetworkConf("n", "1.0.0", ({"type": "one", "ipam": {"type": "azure-cns"}},))
     place.cni.require_plugins(conf, place.at.bin_dirs)
@@ -293,7 +293,7 @@ def test_a_missing_ipam_plugin_is_found_before_anything_is_made(place: Place) ->
         place.cni.require_plugins(conf, place.at.bin_dirs)
 
 
-def test_a_plugin_that_talks_without_end_costs_no_memory_and_is_killed_at_the_limit(place: Place) -> None:
+def test_endless_output_of_a_plugin_takes_no_memory_and_ends_at_the_time_limit(place: Place) -> None:
     place.plugin("one", f"echo $$ > {place.bin}/self; exec yes")
     tracemalloc.start()
     try:
@@ -306,7 +306,7 @@ def test_a_plugin_that_talks_without_end_costs_no_memory_and_is_killed_at_the_li
     wait_until(lambda: not runs(int((place.bin / "self").read_text())), 5, "it is gone")
 
 
-def test_a_plugin_that_does_not_read_what_it_is_given_holds_up_nothing(place: Place) -> None:
+def test_a_plugin_that_does_not_read_its_input_blocks_nothing(place: Place) -> None:
     place.plugin("one", "exec < /dev/null; echo '{\"ips\": []}'")
     conf = NetworkConf("n", "1.0.0", ({"type": "one", "filler": "x" * (1 << 20)},))
     assert place.cni.add(conf, place.at, soon()) == {"ips": []}

@@ -31,7 +31,7 @@ class Plugins:
         return f"{asked.name} is away"
 
 
-def test_who_reads_while_plugins_are_being_asked_has_them_not_asked_again() -> None:
+def test_a_status_request_during_a_running_check_starts_no_second_check() -> None:
     plugins = Plugins()
     status = PluginStatus(plugins, interval=600.0)  # type: ignore[arg-type]
     status.start()
@@ -48,7 +48,7 @@ def test_who_reads_while_plugins_are_being_asked_has_them_not_asked_again() -> N
         status.stop()
 
 
-def test_plugins_are_asked_again_after_something_unforeseen() -> None:
+def test_plugins_are_asked_again_after_an_unexpected_error() -> None:
     class Failing(Plugins):
         def status(self, asked: NetworkConf) -> str:
             self.asked.append(asked.name)

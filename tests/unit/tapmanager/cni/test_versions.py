@@ -50,7 +50,7 @@ PLAIN = {
         ({"cniVersion": "9.0.0", "cniVersions": ["1.0.0"]}, "1.0.0"),
     ],
 )
-def test_the_newest_version_that_both_speak_is_spoken(said: dict[str, object], spoken: str) -> None:
+def test_the_newest_common_version_is_used(said: dict[str, object], spoken: str) -> None:
     assert conf_from_json({**PLUGIN, **said}).version == spoken
 
 
@@ -63,21 +63,19 @@ def test_the_newest_version_that_both_speak_is_spoken(said: dict[str, object], s
         ({"cniVersions": [1]}, r"network\.cniVersions\[0\]"),
     ],
 )
-def test_versions_that_nobody_speaks_are_refused_by_name(said: dict[str, object], words: str) -> None:
+def test_unsupported_versions_are_refused_by_name(said: dict[str, object], words: str) -> None:
     with pytest.raises(BadField, match=words):
         conf_from_json({**PLUGIN, **said})
 
 
 @pytest.mark.parametrize("result", [WITH_FAMILY, PLAIN], ids=["with-family", "plain"])
 @pytest.mark.parametrize("version", ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"])
-def test_a_list_of_addresses_says_their_families_where_the_version_has_it(
-    result: dict[str, object], version: str
-) -> None:
+def test_a_list_of_addresses_has_families_if_the_version_has_them(result: dict[str, object], version: str) -> None:
     wanted = PLAIN if version in ("1.0.0", "1.1.0") else WITH_FAMILY
     assert versions_converted(result, version) == {**wanted, "cniVersion": version}
 
 
-def test_the_oldest_form_becomes_a_list() -> None:
+def test_a_result_of_the_oldest_version_becomes_a_list() -> None:
     found = versions_converted(BY_FAMILY, "1.0.0")
     without_interface = [{key: ip[key] for key in ip if key != "interface"} for ip in PLAIN["ips"]]
     wanted = {**PLAIN, "cniVersion": "1.0.0", "ips": without_interface}
@@ -86,7 +84,7 @@ def test_the_oldest_form_becomes_a_list() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
-def test_a_list_becomes_the_oldest_form_which_has_one_address_a_family(version: str) -> None:
+def test_converting_to_the_oldest_version_keeps_one_address_per_family(version: str) -> None:
     more = {**PLAIN, "ips": [*PLAIN["ips"], {"address": "10.1.0.6/16"}]}
     found = versions_converted(more, version)
     through = [{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}]
@@ -105,12 +103,12 @@ _JSON = st.recursive(
     raw=st.dictionaries(st.sampled_from(["ips", "routes", "ip4", "ip6", "interfaces"]), _JSON),
     version=st.sampled_from(["0.2.0", "0.4.0", "1.1.0"]),
 )
-def test_what_is_no_result_is_converted_to_something(raw: dict[str, object], version: str) -> None:
+def test_malformed_results_are_converted_without_an_error(raw: dict[str, object], version: str) -> None:
     assert versions_converted(raw, version)["cniVersion"] == version
 
 
 @pytest.mark.parametrize("version", ["0.2.0", "0.3.1", "1.0.0"])
-def test_a_converted_result_says_the_same(version: str) -> None:
+def test_a_converted_result_has_the_same_meaning(version: str) -> None:
     kept = parse_result(versions_converted(WITH_FAMILY, version))
     told = parse_result(WITH_FAMILY)
     assert ([ip.address for ip in kept.ips], kept.routes, kept.dns) == (

@@ -87,7 +87,7 @@ def node() -> Iterator[Node]:
     made.close()
 
 
-def test_a_router_that_takes_long_to_be_made_holds_up_no_other_guest(node: Node) -> None:
+def test_a_router_that_is_slow_to_set_up_delays_no_other_guest(node: Node) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     def slow() -> bool:
@@ -106,7 +106,7 @@ def test_a_router_that_takes_long_to_be_made_holds_up_no_other_guest(node: Node)
     assert waiting.hears() == STAND_IN
 
 
-def test_work_that_fails_in_a_way_that_nobody_foresaw_is_work_that_did_not_succeed(node: Node) -> None:
+def test_an_unexpected_error_counts_as_failed_work(node: Node) -> None:
     failed = threading.Event()
 
     def broken(first: list[None]) -> bool:
@@ -122,7 +122,7 @@ def test_work_that_fails_in_a_way_that_nobody_foresaw_is_work_that_did_not_succe
     assert guest.hears() == STAND_IN, "it is tried again"
 
 
-def test_a_time_without_threads_ends_nobodys_answers_and_what_was_to_be_done_is_done_once_later(
+def test_without_threads_guests_are_still_answered_and_pending_work_runs_once_later(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, refused = threading.Thread.start, threading.Event()
@@ -149,7 +149,7 @@ def test_a_time_without_threads_ends_nobodys_answers_and_what_was_to_be_done_is_
     assert done == [None]
 
 
-def test_who_is_released_while_his_router_is_made_is_not_told_of_it(node: Node) -> None:
+def test_a_guest_released_during_the_set_up_of_its_router_gets_no_advertisement(node: Node) -> None:
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def slow() -> bool:

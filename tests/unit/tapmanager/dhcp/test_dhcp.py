@@ -148,7 +148,7 @@ def test_both_checksums_are_right(payload: bytes) -> None:
     assert checksum_is_right(pseudo + udp + b"\0" * (len(udp) % 2))
 
 
-def test_options_go_on_in_the_file_and_sname_fields_when_overloaded() -> None:
+def test_overloaded_options_continue_in_the_file_and_sname_fields() -> None:
     data = bytearray(packet.build(Message(1, 1, MAC, options={packet.OPT_OVERLOAD: b"\3", 53: b"\1"})))
     data[108:116] = bytes([12, 2]) + b"ab" + bytes([255, 0, 0, 0])
     data[44:52] = bytes([12, 2]) + b"cd" + bytes([255, 0, 0, 0])
@@ -189,7 +189,7 @@ def test_classless_routes_are_encoded_as_rfc_3442_says() -> None:
     )
 
 
-def test_an_offer_tells_the_guest_all_it_needs() -> None:
+def test_an_offer_has_everything_that_the_guest_needs() -> None:
     _, offer = answered(request(packet.DISCOVER))
     assert offer.kind == packet.OFFER
     assert offer.yiaddr == ADDRESS
@@ -231,7 +231,7 @@ def test_the_hostname_is_the_pods_name_if_dns_allows_it(pod: str, hostname: str)
     assert lease_plan.hostname_of(pod) == hostname
 
 
-def test_what_does_not_fit_the_clients_limit_is_left_out_but_what_it_asked_for_comes_first() -> None:
+def test_options_beyond_the_clients_size_limit_are_left_out_requested_ones_last() -> None:
     many = Dns(DNS.servers, tuple(f"{'x' * 60}{number}.example.org" for number in range(8)))
     asked = bytes([packet.OPT_MASK, packet.OPT_ROUTER, packet.OPT_DNS])
     _, offer = answered(request(packet.DISCOVER, options={packet.OPT_PARAMETERS: asked}), lease(dns=many))
@@ -315,7 +315,7 @@ def test_inform_gets_configuration_without_an_address_or_a_lease() -> None:
     assert datagram.target == ADDRESS
 
 
-def test_the_client_identifier_comes_back() -> None:
+def test_the_client_identifier_is_returned() -> None:
     _, offer = answered(request(packet.DISCOVER, options={packet.OPT_CLIENT_ID: b"\xff\1\2"}))
     assert offer.options[packet.OPT_CLIENT_ID] == b"\xff\1\2"
 
@@ -335,7 +335,7 @@ def test_the_client_identifier_comes_back() -> None:
     ],
     ids=["other mac", "relayed", "reply", "release", "decline", "offer", "inform 0", "request 0", "bootp"],
 )
-def test_what_is_not_ours_to_answer_gets_no_answer(message: Message) -> None:
+def test_messages_for_other_servers_get_no_answer(message: Message) -> None:
     assert lease_plan.answer(in_frame(message), lease()) is None
 
 

@@ -25,7 +25,7 @@ def drivers(bus: FakePciBus) -> PciDrivers:
     return PciDrivers(str(bus.root), bus.write, bus.is_open)
 
 
-def test_a_function_goes_to_vfio_and_back(bus: FakePciBus, drivers: PciDrivers) -> None:
+def test_a_function_is_bound_to_vfio_and_back(bus: FakePciBus, drivers: PciDrivers) -> None:
     assert drivers.driver(ONE) == "iavf"
     drivers.bind(ONE, "vfio-pci")
     assert drivers.driver(ONE) == "vfio-pci"
@@ -33,7 +33,7 @@ def test_a_function_goes_to_vfio_and_back(bus: FakePciBus, drivers: PciDrivers) 
     assert (drivers.driver(ONE), bus.override(ONE)) == ("iavf", "(null)")
 
 
-def test_one_without_a_driver_goes_to_vfio_and_is_left_without_again(bus: FakePciBus, drivers: PciDrivers) -> None:
+def test_a_function_without_a_driver_is_bound_to_vfio_and_unbound_again(bus: FakePciBus, drivers: PciDrivers) -> None:
     bus.homes[TWO] = "iavf"
     drivers.bind(TWO, "vfio-pci")
     drivers.bind(TWO, "")
@@ -46,26 +46,26 @@ def test_no_other_function_is_touched(bus: FakePciBus, drivers: PciDrivers) -> N
     assert not any("new_id" in path for path, _ in bus.written)
 
 
-def test_a_repeated_bind_does_not_take_it_away_in_between(bus: FakePciBus, drivers: PciDrivers) -> None:
+def test_a_repeated_bind_does_not_unbind_in_between(bus: FakePciBus, drivers: PciDrivers) -> None:
     drivers.bind(ONE, "vfio-pci")
     bus.written.clear()
     drivers.bind(ONE, "vfio-pci")
     assert [path for path, _ in bus.written if path.endswith(("bind", "probe"))] == []
 
 
-def test_a_bind_that_was_cut_off_is_finished_by_the_next(bus: FakePciBus, drivers: PciDrivers) -> None:
+def test_an_interrupted_bind_is_completed_by_the_next(bus: FakePciBus, drivers: PciDrivers) -> None:
     bus.write(str(bus.bus / f"devices/{ONE}/driver/unbind"), ONE)
     drivers.bind(ONE, "vfio-pci")
     assert drivers.driver(ONE) == "vfio-pci"
 
 
-def test_a_driver_that_another_one_beats_to_it_gets_it_all_the_same(bus: FakePciBus, drivers: PciDrivers) -> None:
+def test_a_function_that_another_driver_grabs_first_is_bound_anyway(bus: FakePciBus, drivers: PciDrivers) -> None:
     bus.add_driver("special")
     drivers.bind(ONE, "special")
     assert drivers.driver(ONE) == "special"
 
 
-def test_a_driver_that_does_not_take_it_is_named(bus: FakePciBus, drivers: PciDrivers) -> None:
+def test_the_error_names_a_driver_that_does_not_take_the_function(bus: FakePciBus, drivers: PciDrivers) -> None:
     bus.broken.add("vfio-pci")
     with pytest.raises(TapmanagerError, match="has no driver instead of vfio-pci") as error:
         drivers.bind(ONE, "vfio-pci")
@@ -90,14 +90,14 @@ def test_a_bridge_keeps_its_driver(bus: FakePciBus, drivers: PciDrivers, code: s
 
 @pytest.mark.parametrize("address", ["", "0000:3b:00.1/..", "../../x", "3b:00.1", "0000:3B:00.1", "0000:3b:00.1\n"])
 @pytest.mark.parametrize("ask", ["driver", "bind", "reset"])
-def test_what_is_no_address_reaches_no_file(bus: FakePciBus, drivers: PciDrivers, ask: str, address: str) -> None:
+def test_a_malformed_address_reaches_no_file(bus: FakePciBus, drivers: PciDrivers, ask: str, address: str) -> None:
     with pytest.raises(TapmanagerError, match="not a PCI address"):
         getattr(drivers, ask)(address, *(["vfio-pci"] if ask == "bind" else []))
     assert bus.written == []
 
 
 @pytest.mark.parametrize("driver", ["../x", "a/b", "x" * 65, "vfio-pci\n"])
-def test_what_is_no_driver_reaches_no_file(bus: FakePciBus, drivers: PciDrivers, driver: str) -> None:
+def test_a_malformed_driver_name_reaches_no_file(bus: FakePciBus, drivers: PciDrivers, driver: str) -> None:
     with pytest.raises(TapmanagerError, match="not the name of a driver"):
         drivers.bind(ONE, driver)
     assert bus.written == []
@@ -109,20 +109,20 @@ def test_a_function_that_is_gone_is_not_found(drivers: PciDrivers) -> None:
     assert error.value.kind == "not-found"
 
 
-def test_a_reset_is_written_where_there_is_one(bus: FakePciBus, drivers: PciDrivers) -> None:
+def test_a_reset_is_written_if_the_function_has_one(bus: FakePciBus, drivers: PciDrivers) -> None:
     bus.add("0000:3b:00.3", reset=False)
     assert (drivers.reset(ONE), drivers.reset("0000:3b:00.3")) == (True, False)
     assert bus.written == [(f"devices/{ONE}/reset", "1")]
 
 
-def test_the_real_writer_tells_what_the_kernel_says(bus: FakePciBus, tmp_path: Path) -> None:
+def test_the_real_writer_raises_the_kernels_error(bus: FakePciBus, tmp_path: Path) -> None:
     with pytest.raises(TapmanagerError, match="drivers_probe cannot be written: No such file"):
         PciDrivers(str(tmp_path)).bind(TWO, "vfio-pci")
     assert bus.override(TWO) == "vfio-pci"
 
 
 @pytest.mark.parametrize("driver", ["iavf", ""])
-def test_a_function_that_a_vm_has_stays_at_vfio_whoever_asks(bus: FakePciBus, drivers: PciDrivers, driver: str) -> None:
+def test_a_function_that_a_vm_has_stays_at_vfio(bus: FakePciBus, drivers: PciDrivers, driver: str) -> None:
     bus.in_group(ONE, 17)
     drivers.bind(ONE, "vfio-pci")
     bus.opened.add(17)
@@ -135,7 +135,7 @@ def test_a_function_that_a_vm_has_stays_at_vfio_whoever_asks(bus: FakePciBus, dr
     assert drivers.driver(ONE) == driver
 
 
-def test_no_driver_of_the_hosts_comes_into_a_group_that_a_vm_has(bus: FakePciBus, drivers: PciDrivers) -> None:
+def test_no_host_driver_is_bound_in_a_group_that_a_vm_has(bus: FakePciBus, drivers: PciDrivers) -> None:
     bus.in_group(TWO, 17)
     bus.opened.add(17)
     with pytest.raises(TapmanagerError, match="in use"):

@@ -21,26 +21,26 @@ def bus(tmp_path: Path) -> FakeUsbBus:
     return bus
 
 
-def test_each_interface_without_a_driver_gets_the_one_that_wants_it(bus: FakeUsbBus) -> None:
+def test_each_driverless_interface_gets_its_matching_driver(bus: FakeUsbBus) -> None:
     drivers = UsbDrivers(str(bus.root), bus.write)
     assert drivers.probe(1, 7) == ["1-4:1.0"]
     assert [bus.driver(f"1-4:1.{number}") for number in (0, 1, 2)] == ["usb-storage", "usbhid", ""]
     assert drivers.probe(1, 7) == []
 
 
-def test_what_is_plugged_in_behind_it_is_another_device(bus: FakeUsbBus) -> None:
+def test_a_device_behind_a_hub_is_another_device(bus: FakeUsbBus) -> None:
     UsbDrivers(str(bus.root), bus.write).probe(1, 7)
     assert bus.written == ["1-4:1.0", "1-4:1.2"]
     assert bus.driver("1-4.1:1.0") == ""
 
 
-def test_one_that_was_unplugged_is_not_found(bus: FakeUsbBus) -> None:
+def test_an_unplugged_device_is_not_found(bus: FakeUsbBus) -> None:
     with pytest.raises(TapmanagerError, match="there is no USB device 001/008") as caught:
         UsbDrivers(str(bus.root), bus.write).probe(1, 8)
     assert caught.value.kind == "not-found"
 
 
-def test_a_kernel_that_refuses_is_told_with_the_interface(bus: FakeUsbBus) -> None:
+def test_a_refusal_of_the_kernel_is_reported_with_the_interface(bus: FakeUsbBus) -> None:
     def refuse(path: str, text: str) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
@@ -48,12 +48,12 @@ def test_a_kernel_that_refuses_is_told_with_the_interface(bus: FakeUsbBus) -> No
         UsbDrivers(str(bus.root), refuse).probe(1, 7)
 
 
-def test_without_any_usb_there_is_no_device(tmp_path: Path) -> None:
+def test_without_usb_there_is_no_device(tmp_path: Path) -> None:
     with pytest.raises(TapmanagerError, match="there is no USB device"):
         UsbDrivers(str(tmp_path)).probe(1, 7)
 
 
-def test_one_that_cannot_be_read_is_not_taken_for_unplugged(bus: FakeUsbBus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_device_is_not_taken_for_unplugged(bus: FakeUsbBus, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_descriptor(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

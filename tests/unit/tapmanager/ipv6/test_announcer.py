@@ -140,7 +140,7 @@ def ready(nic: Nic = NIC, dns: Dns = DNS) -> Network:
 # -- what is said --------------------------------------------------------------------------------------------------------
 
 
-def test_an_interface_without_an_ipv6_address_is_told_nothing() -> None:
+def test_an_interface_without_an_ipv6_address_gets_no_advertisement() -> None:
     assert routers.told(dataclasses.replace(NIC, addresses=("10.88.0.5/16",)), DNS) is None
 
 
@@ -161,7 +161,7 @@ def test_a_solicitation_is_answered_with_all_that_the_guest_needs() -> None:
     assert network.stands_in == {STAND_IN: GATEWAY_MAC}
 
 
-def test_a_link_local_gateway_is_the_router_itself_and_nobody_stands_for_it() -> None:
+def test_a_link_local_gateway_is_the_router_itself_without_a_stand_in() -> None:
     gateway = IPv6Address("fe80::1")
     network = Network(
         dataclasses.replace(NIC, addresses=("fd00::5/128",), routes=(Route("::/0", str(gateway)),), filter=OFF)
@@ -173,7 +173,7 @@ def test_a_link_local_gateway_is_the_router_itself_and_nobody_stands_for_it() ->
     assert (network.asked, network.stands_in) == ([], {})
 
 
-def test_a_gateway_whose_mac_the_plugin_wrote_down_is_told_with_it() -> None:
+def test_a_gateway_is_advertised_with_the_mac_from_the_plugins_neighbour_entry() -> None:
     known = Neighbour("fe80::1", GATEWAY_MAC.hex(":"))
     network = Network(dataclasses.replace(NIC, routes=(Route("::/0", "fe80::1"),), neighbours=(known,)))
     assert [said.all(1) for said in network.heard()] == [[GATEWAY_MAC]]
@@ -183,7 +183,7 @@ def test_a_gateway_whose_mac_the_plugin_wrote_down_is_told_with_it() -> None:
     assert (network.asked, network.stands_in) == ([], {STAND_IN: GATEWAY_MAC})
 
 
-def test_routes_are_told_by_the_router_they_lead_to() -> None:
+def test_routes_are_advertised_by_their_own_router() -> None:
     second = IPv6Address("fe80::2")
     routes = (Route("fd00:7::/48", str(second)), Route("fd00:8::5/128", str(GATEWAY)), Route("fd00:9::/64"), DEFAULT)
     network = ready(dataclasses.replace(NIC, routes=routes))
@@ -200,14 +200,14 @@ def test_routes_are_told_by_the_router_they_lead_to() -> None:
     }
 
 
-def test_without_a_router_the_guest_learns_its_link_all_the_same() -> None:
+def test_without_a_router_the_guest_still_learns_its_on_link_prefix() -> None:
     network = Network(dataclasses.replace(NIC, routes=()))
     (said,) = network.heard()
     assert (said.source, said.lifetime, said.flags) == (NOT_A_ROUTER, 0, 0xC0)
     assert len(said.all(3)) == 1
 
 
-def test_what_does_not_fit_into_one_advertisement_goes_on_in_the_next() -> None:
+def test_options_that_do_not_fit_into_one_advertisement_continue_in_the_next() -> None:
     routes = tuple(Route(f"fd00:{number:x}::/64", str(GATEWAY)) for number in range(1, 200))
     network = ready(dataclasses.replace(NIC, routes=(*routes, DEFAULT)))
     network.solicits()
@@ -217,20 +217,20 @@ def test_what_does_not_fit_into_one_advertisement_goes_on_in_the_next() -> None:
     assert sum(len(one.all(24)) for one in said) == 199
 
 
-def test_a_long_search_list_is_cut_to_what_a_packet_holds() -> None:
+def test_a_long_search_list_is_cut_to_the_packet_size() -> None:
     network = ready(dns=Dns((), tuple(f"{'a' * 50}{number}.example" for number in range(40))))
     network.solicits()
     said = network.heard()
     assert [len(one.all(31)) for one in said].count(1) == 1
 
 
-def test_an_mtu_that_ipv6_does_not_allow_is_not_told() -> None:
+def test_an_mtu_too_small_for_ipv6_is_not_advertised() -> None:
     network = ready(dataclasses.replace(NIC, mtu=1200, route_mtu=0))
     network.solicits()
     assert [one.all(5) for one in network.heard()] == [[]]
 
 
-def test_routes_that_no_advertisement_can_tell_are_named() -> None:
+def test_routes_that_cannot_be_advertised_are_logged() -> None:
     nowhere = routers.told(dataclasses.replace(NIC, routes=(Route("::/0"),)), DNS)
     assert nowhere is not None
     assert nowhere.left_out == ("::/0: it has no gateway",)
@@ -243,7 +243,7 @@ def test_routes_that_no_advertisement_can_tell_are_named() -> None:
 # -- when it is said -----------------------------------------------------------------------------------------------------
 
 
-def test_a_guest_that_asks_before_the_gateway_was_found_is_answered_when_it_is() -> None:
+def test_a_solicitation_before_the_gateway_is_found_is_answered_later() -> None:
     network = Network()
     assert (network.asked, network.heard()) == ([GATEWAY], [])
     network.solicits()
@@ -254,7 +254,7 @@ def test_a_guest_that_asks_before_the_gateway_was_found_is_answered_when_it_is()
     assert network.heard() == []
 
 
-def test_a_gateway_that_is_not_there_keeps_no_address_from_the_guest_and_is_told_when_it_comes() -> None:
+def test_without_its_gateway_a_guest_has_an_address_and_later_gets_the_router() -> None:
     network = Network()
     network.solicits()
     network.wait(5)
@@ -268,7 +268,7 @@ def test_a_gateway_that_is_not_there_keeps_no_address_from_the_guest_and_is_told
     assert [(one.source, one.lifetime) for one in network.heard()] == [(STAND_IN, 65535)]
 
 
-def test_all_is_said_again_from_time_to_time_and_a_gateway_with_another_card_is_noticed() -> None:
+def test_advertisements_are_repeated_and_a_changed_gateway_mac_is_noticed() -> None:
     network = ready()
     network.wait(3 * 600)
     assert [(one.source, one.target) for one in network.heard()] == [(STAND_IN, frame.ALL_NODES)] * 3
@@ -278,7 +278,7 @@ def test_all_is_said_again_from_time_to_time_and_a_gateway_with_another_card_is_
     assert network.heard() == [], "for the guest nothing has changed"
 
 
-def test_a_router_is_told_when_somebody_stands_for_it_and_not_before() -> None:
+def test_a_router_is_advertised_only_once_its_stand_in_exists() -> None:
     network = Network()
     network.solicits()
     network.answers(is_slow=True)
@@ -287,7 +287,7 @@ def test_a_router_is_told_when_somebody_stands_for_it_and_not_before() -> None:
     assert [one.lifetime for one in network.heard()] == [65535]
 
 
-def test_what_is_heard_of_a_gateway_while_it_is_made_a_router_is_done_thereafter_the_last_alone() -> None:
+def test_of_gateway_macs_heard_during_a_set_up_only_the_last_is_set_up_next() -> None:
     network = Network()
     for mac in (GATEWAY_MAC, OTHER_MAC, STAND_IN_MAC, OTHER_MAC):
         network.answers(mac, is_slow=True)
@@ -297,14 +297,14 @@ def test_what_is_heard_of_a_gateway_while_it_is_made_a_router_is_done_thereafter
     assert len(network.heard()) == 1
 
 
-def test_after_a_restart_what_the_bridge_answers_for_is_a_router_at_once() -> None:
+def test_after_a_restart_an_existing_stand_in_is_a_router_at_once() -> None:
     network = Network(known=(STAND_IN,))
     assert [(one.source, one.lifetime, one.all(1)) for one in network.heard()] == [(STAND_IN, 65535, [STAND_IN_MAC])]
     network.answers()
     assert network.stands_in == {STAND_IN: GATEWAY_MAC}, "it may have another by now"
 
 
-def test_where_the_bridge_cannot_answer_for_a_router_there_is_none() -> None:
+def test_without_a_stand_in_on_the_bridge_there_is_no_router() -> None:
     network = Network()
     network.works = False
     network.answers()
@@ -316,13 +316,13 @@ def test_where_the_bridge_cannot_answer_for_a_router_there_is_none() -> None:
     assert [one.lifetime for one in network.heard()] == [65535]
 
 
-def test_a_guest_without_an_address_yet_is_answered_at_all_nodes() -> None:
+def test_a_guest_without_an_address_is_answered_at_the_all_nodes_address() -> None:
     network = ready()
     network.solicits(frame.NOBODY)
     assert [one.target for one in network.heard()] == [frame.ALL_NODES]
 
 
-def test_solicitations_make_no_more_noise_on_the_network_than_one_a_second() -> None:
+def test_solicitations_cause_at_most_one_packet_per_second_on_the_network() -> None:
     network = Network()
     for _ in range(100):
         network.solicits()
@@ -346,14 +346,14 @@ UNSOUND = {
 
 
 @pytest.mark.parametrize("data", UNSOUND.values(), ids=UNSOUND)
-def test_what_is_no_sound_solicitation_gets_no_answer(data: bytes) -> None:
+def test_malformed_solicitations_get_no_answer(data: bytes) -> None:
     network = ready()
     network.announcer.from_guest(data, network.now)
     assert network.sent == []
 
 
 @pytest.mark.parametrize("mac", [bytes(6), b"\xff" * 6, b"\1\0\0\0\0\1"])
-def test_a_gateway_is_no_group(mac: bytes) -> None:
+def test_a_multicast_mac_is_not_taken_for_a_gateway(mac: bytes) -> None:
     network = Network()
     network.answers(mac)
     assert network.stands_in == {}
@@ -380,9 +380,7 @@ def test_no_frame_makes_it_fail(data: bytes, at: int, noise: bytes) -> None:
     domains=st.lists(st.text("abc.", max_size=80), max_size=40),
     mtu=st.integers(68, 65535),
 )  # fmt: skip
-def test_whatever_there_is_to_tell_is_told_in_sound_packets(
-    networks: list[IPv6Network], domains: list[str], mtu: int
-) -> None:
+def test_any_configuration_gives_valid_packets(networks: list[IPv6Network], domains: list[str], mtu: int) -> None:
     routes = (*(Route(str(one), str(GATEWAY)) for one in networks), DEFAULT)
     nic = dataclasses.replace(NIC, routes=routes, mtu=mtu, route_mtu=0)
     network = ready(nic, Dns(("fd00::10",), tuple(domains)))
@@ -390,7 +388,7 @@ def test_whatever_there_is_to_tell_is_told_in_sound_packets(
     assert sum(len(one.all(24)) for one in network.heard()) == len(networks)
 
 
-def test_a_solicitation_of_ours_goes_to_the_group_of_whom_it_asks_for() -> None:
+def test_our_solicitation_goes_to_the_solicited_node_group_of_its_target() -> None:
     packet = frame.parse(discovery.solicitation(GATEWAY, IPv6Address("fd00::5"), MAC))
     assert packet.target == IPv6Address("ff02::1:ff00:1")
     assert packet.target_mac == b"\x33\x33\xff\0\0\1"

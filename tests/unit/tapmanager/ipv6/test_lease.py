@@ -177,7 +177,7 @@ def test_an_interface_without_an_ipv6_address_has_no_lease() -> None:
     assert lease.lease_for(dataclasses.replace(NIC, addresses=("10.88.0.5/16",)), DNS) is None
 
 
-def test_a_solicitation_is_offered_the_plugins_addresses_and_need_not_wait_for_others() -> None:
+def test_a_solicit_gets_the_plugins_addresses_with_the_highest_preference() -> None:
     answer = answered(asking(MESSAGE_SOLICIT, ia(), (MESSAGE_ELAPSED, b"\0\0")))
     assert (answer.kind, answer.get(MESSAGE_CLIENT_ID), answer.get(MESSAGE_SERVER_ID)) == (
         MESSAGE_ADVERTISE,
@@ -198,7 +198,7 @@ def test_a_client_that_asks_for_rapid_commit_has_its_addresses_at_once() -> None
     assert lifetimes(answer) == {str(OWN): DAY, str(SECOND): DAY}
 
 
-def test_only_the_first_association_gets_addresses_and_the_others_are_told_that_there_are_none() -> None:
+def test_only_the_first_association_gets_addresses_and_others_no_addrs_avail() -> None:
     wanted = [ia(kind=MESSAGE_IA_TA), ia(kind=MESSAGE_IA_PD), ia(), ia(iaid=OTHER_IAID)]
     answer = answered(asking(MESSAGE_SOLICIT, *wanted))
     assert [one.iaid for one in answer.associations if one.addresses] == [IAID]
@@ -212,13 +212,13 @@ def test_a_request_to_us_is_granted(had: tuple[IPv6Address, ...]) -> None:
     assert (answer.kind, lifetimes(answer), statuses(answer)) == (MESSAGE_REPLY, {str(OWN): DAY, str(SECOND): DAY}, [])
 
 
-def test_a_request_for_another_address_is_not_on_this_link() -> None:
+def test_a_request_for_another_address_gets_not_on_link() -> None:
     answer = answered(asking(MESSAGE_REQUEST, ia(FOREIGN), server=SERVER))
     assert (statuses(answer), lifetimes(answer)) == ([MESSAGE_NOT_ON_LINK], {})
 
 
 @pytest.mark.parametrize("kind", [MESSAGE_RENEW, MESSAGE_REBIND])
-def test_a_renewal_keeps_the_plugins_addresses_and_calls_others_back(kind: int) -> None:
+def test_a_renewal_keeps_the_plugins_addresses_and_revokes_others(kind: int) -> None:
     server = SERVER if kind == MESSAGE_RENEW else None
     answer = answered(asking(kind, ia(OWN, FOREIGN), server=server))
     assert (answer.kind, lifetimes(answer)) == (MESSAGE_REPLY, {str(OWN): DAY, str(SECOND): DAY, str(FOREIGN): 0})
@@ -233,21 +233,21 @@ def test_a_client_that_comes_back_is_told_whether_its_address_is_still_good(had:
 
 
 @pytest.mark.parametrize("kind", [MESSAGE_RELEASE, MESSAGE_DECLINE])
-def test_a_client_that_gives_its_address_up_is_thanked_and_gets_it_again(kind: int) -> None:
+def test_a_release_is_confirmed_and_the_address_can_be_leased_again(kind: int) -> None:
     assert statuses(answered(asking(kind, ia(OWN), server=SERVER))) == [MESSAGE_SUCCESS]
     assert statuses(answered(asking(kind, ia(FOREIGN), server=SERVER))) == [MESSAGE_SUCCESS, MESSAGE_NO_BINDING]
     assert str(OWN) in lifetimes(answered(asking(MESSAGE_SOLICIT, ia())))
 
 
 @pytest.mark.parametrize("client", [CLIENT, None], ids=["with its name", "without"])
-def test_information_alone_is_told_without_addresses(client: bytes | None) -> None:
+def test_an_information_request_is_answered_without_addresses(client: bytes | None) -> None:
     answer = answered(asking(MESSAGE_INFORMATION_REQUEST, client=client))
     assert (answer.kind, answer.associations, answer.get(MESSAGE_CLIENT_ID)) == (MESSAGE_REPLY, (), client)
     assert answer.get(MESSAGE_DNS) == IPv6Address("fd00::10").packed
     assert answer.get(MESSAGE_REFRESH) == DAY.to_bytes(4, "big")
 
 
-def test_of_a_long_search_list_what_fits_is_told_after_the_servers() -> None:
+def test_a_long_search_list_is_cut_to_what_fits_after_the_servers() -> None:
     many = Dns(("fd00::10",), tuple(f"{'a' * 50}{number}.example" for number in range(40)))
     answer = answered(asking(MESSAGE_SOLICIT, ia()), made(dns=many))
     found = answer.get(MESSAGE_SEARCH) or b""
@@ -297,11 +297,11 @@ UNANSWERED = {
 
 
 @pytest.mark.parametrize("body", UNANSWERED.values(), ids=UNANSWERED)
-def test_what_is_not_ours_to_answer_gets_no_answer(body: bytes) -> None:
+def test_messages_for_other_servers_get_no_answer(body: bytes) -> None:
     assert is_unanswered(body)
 
 
-def test_only_what_this_guest_sends_to_the_servers_of_its_link_is_answered() -> None:
+def test_only_this_guests_messages_to_the_all_servers_group_are_answered() -> None:
     assert not is_unanswered(SOLICIT)
     assert is_unanswered(SOLICIT, port=546)
     assert is_unanswered(SOLICIT, target=IPv6Address("fd00::1"))

@@ -16,5 +16,5 @@ def test_what_a_tap_receives_is_what_the_guest_sent() -> None:
     assert counters_parsed(DEV)["tap0"] == (2000, 20, 3, 4, 1000, 10, 1, 2)
 
 
-def test_headings_are_no_interfaces() -> None:
+def test_heading_lines_are_not_taken_for_interfaces() -> None:
     assert set(counters_parsed(DEV)) == {"lo", "tap0"}

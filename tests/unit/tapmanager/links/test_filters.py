@@ -27,7 +27,7 @@ _NIC = Nic(
         (spoof_filter_rules([dataclasses.replace(_NIC, filter="mac"), dataclasses.replace(_NIC, filter="off")]), 2 + 2),
     ],
 )
-def test_a_batch_is_messages_end_to_end(messages: list[bytes], wanted: int) -> None:
+def test_a_batch_is_a_sequence_of_complete_messages(messages: list[bytes], wanted: int) -> None:
     data, acknowledgements = nft.batch(messages)
     count, asking, at = 0, 0, 0
     while at < len(data):
@@ -41,6 +41,6 @@ def test_a_batch_is_messages_end_to_end(messages: list[bytes], wanted: int) -> N
     assert asking == acknowledgements == wanted
 
 
-def test_without_a_filter_there_is_nothing_to_make() -> None:
+def test_without_a_filter_no_messages_are_sent() -> None:
     assert FILTERS == ("off", "mac", "mac+ip")
     assert spoof_filter_rules([dataclasses.replace(_NIC, filter="off")]) == []

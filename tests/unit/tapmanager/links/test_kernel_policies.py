@@ -38,24 +38,24 @@ def told(rules: list[bytes], routes: list[bytes]) -> Policies:
     return kernel_policies_of_link(found, _LINK)
 
 
-def test_a_vrf_is_refused_where_it_has_a_table_and_is_nothing_where_it_has_none() -> None:
+def test_a_vrf_rule_is_refused_with_a_table_and_ignored_without_one() -> None:
     vrf = rule(1000, 0, attribute(_L3MDEV, b"\1"))
     assert told([vrf], [route(10)]).refused == ("1000: from all lookup 0: l3mdev",)
     assert told([vrf], [route(254)]) == Policies()
 
 
 @pytest.mark.parametrize("kind", [2, 3, 9, 10, 18, 21, 22, 30, 31, 99])
-def test_what_a_route_has_that_nobody_knows_refuses_it(kind: int) -> None:
+def test_a_route_with_an_unknown_attribute_is_refused(kind: int) -> None:
     found = told([rule(9, 100)], [route(100, attribute(kind, b"\1\0\0\0"))])
     assert (found.rules, len(found.refused)) == ((), 1)
 
 
 @pytest.mark.parametrize("kind", [3, 4, 10, 11, 12, 13, 16, 17, 20, 22, 23, 24, 25, 26, 99])
-def test_what_a_rule_has_that_nobody_knows_refuses_it(kind: int) -> None:
+def test_a_rule_with_an_unknown_attribute_is_refused(kind: int) -> None:
     found = told([rule(9, 100, attribute(kind, b"\1\0\0\0"))], [route(100)])
     assert (found.rules, len(found.refused)) == ((), 1)
 
 
-def test_the_rules_of_multicast_routing_are_none_of_these() -> None:
+def test_multicast_routing_rules_are_ignored() -> None:
     multicast = struct.pack("=BBBBB2xBI", 128, 0, 0, 0, 253, 1, 0) + number(_TABLE, 253)
     assert told([multicast], []) == Policies()

@@ -21,7 +21,7 @@ def test_any_bytes_are_read_to_their_end(data: bytes) -> None:
     netlink.errors_in(data)
 
 
-def test_attributes_are_found_by_their_kind_whatever_their_length() -> None:
+def test_attributes_of_any_length_are_found_by_their_kind() -> None:
     data = b"head" + netlink.attribute(3, b"eth0\0") + netlink.nested(18, netlink.attribute(1, b"veth"))
     found = netlink.attributes(data, 4)
     assert found[3] == b"eth0\0"
@@ -29,5 +29,5 @@ def test_attributes_are_found_by_their_kind_whatever_their_length() -> None:
 
 
 @given(data=st.binary(max_size=200))
-def test_attributes_of_any_bytes_come_to_an_end(data: bytes) -> None:
+def test_parsing_attributes_of_any_bytes_ends(data: bytes) -> None:
     netlink.attributes(data, 0)

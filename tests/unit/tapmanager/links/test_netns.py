@@ -10,7 +10,7 @@ from tapmanager.errors import TapmanagerError
 from tapmanager.links import netns
 
 
-def test_a_thread_that_cannot_be_had_is_the_nodes_matter_and_no_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_thread_is_an_error_of_the_node_and_not_of_the_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may have as many as there is memory for."""
 
     def none_left(_thread: threading.Thread) -> None:

@@ -89,17 +89,17 @@ def test_networks_come_after_the_first_in_the_order_of_their_numbers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["veth", "vlan", "vxlan", ""])
-def test_a_link_that_leads_out_is_the_guests_though_nobody_recorded_it(kind: str) -> None:
+def test_a_link_that_leads_out_of_the_pod_is_given_even_without_a_record(kind: str) -> None:
     found = planned([FIRST_LINK, link("net1", "10.90.0.7", kind)])
     assert found["net1"].addresses == ("10.90.0.7/24",)
 
 
 @pytest.mark.parametrize("kind", ["dummy", "bridge", "gretap", "erspan", "tun"])
-def test_a_link_that_leads_nowhere_is_the_plugins_own_matter(kind: str) -> None:
+def test_a_link_that_stays_inside_the_pod_is_not_given(kind: str) -> None:
     assert list(planned([FIRST_LINK, link("helper", "169.254.3.1", kind, leads_out=False)])) == ["eth0"]
 
 
-def test_a_link_that_leads_nowhere_is_given_if_it_is_a_network() -> None:
+def test_a_link_that_stays_inside_the_pod_is_given_if_a_network_recorded_it() -> None:
     found = planned([FIRST_LINK, link("net1", kind="dummy", leads_out=False)], [record("net1", result("net1"))])
     assert list(found) == ["eth0", "net1"]
 
@@ -114,18 +114,18 @@ def test_a_network_that_cannot_carry_a_guests_frames_is_refused_by_its_name(kind
         planned(links)
 
 
-def test_plugins_that_only_change_what_is_there_make_no_nic() -> None:
+def test_plugins_that_only_change_existing_links_add_no_nic() -> None:
     empty = parse_result({"cniVersion": "1.0.0"})
     assert list(planned([FIRST_LINK], [record("net1", empty, kind="tuning")])) == ["eth0"]
 
 
-def test_a_result_that_names_no_interface_is_of_the_one_the_plugin_was_given() -> None:
+def test_a_result_without_an_interface_belongs_to_the_requested_one() -> None:
     old = parse_result({"ip4": {"ip": "10.90.0.7/24", "gateway": "10.90.0.1"}})
     found = planned([FIRST_LINK, link("net1", "10.90.0.7")], [record("net1", old)])
     assert found["net1"].addresses == ("10.90.0.7/24",)
 
 
-def test_a_record_that_speaks_of_the_first_networks_interface_does_not_make_it_twice() -> None:
+def test_a_record_of_the_first_networks_interface_adds_no_second_nic() -> None:
     found = planned([FIRST_LINK], [record("net1", result("eth0", ip="10.90.0.7"))])
     assert list(found) == ["eth0"]
     assert found["eth0"].addresses == ("10.88.0.5/24",)
@@ -148,7 +148,7 @@ def test_of_two_default_routes_the_first_networks_is_kept() -> None:
         assert found["net1"].routes == ()
 
 
-def test_families_have_default_routes_of_their_own() -> None:
+def test_each_address_family_has_its_own_default_route() -> None:
     on = link("net1", "10.90.0.7", routes=[KernelRoute("::/0", "fe80::1"), KernelRoute("0.0.0.0/0", "10.90.0.1")])
     on = KernelLink(on.name, on.kind, on.mac, on.mtu, (*on.addresses, "fd00::7/64"), on.routes, leads_out=True)
     found = planned([FIRST_LINK, on])
@@ -156,7 +156,7 @@ def test_families_have_default_routes_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("still_there", [True, False])
-def test_a_network_that_was_asked_to_has_the_default_route_whatever_the_first_ones_result_says(
+def test_a_network_chosen_for_the_default_route_gets_it_despite_the_first_result(
     still_there: bool,
 ) -> None:
     """Multus changes its record of the first network, and not in all its versions the namespace."""
@@ -168,7 +168,7 @@ def test_a_network_that_was_asked_to_has_the_default_route_whatever_the_first_on
     assert found["net1"].routes == (Route("0.0.0.0/0", "10.90.0.1"),)
 
 
-def test_a_default_route_that_a_later_networks_record_has_lost_is_not_the_guests() -> None:
+def test_a_default_route_missing_from_a_later_networks_record_is_not_given() -> None:
     on, _ = second_with_default()
     found = planned([link("eth0", "10.88.0.5"), on], [record("net1", result("net1", ip="10.90.0.7"))])
     assert found["net1"].routes == ()
@@ -182,7 +182,7 @@ def at_vfio(**said: object) -> Delegate:
     return record("net1", found, device=VF, kind="sriov")
 
 
-def test_a_function_that_the_plugin_found_at_vfio_has_its_networks_addresses() -> None:
+def test_a_function_found_at_vfio_has_its_networks_addresses() -> None:
     found = planned([FIRST_LINK], [at_vfio(mac="0a:58:00:00:00:09")], drivers={VF: "vfio-pci"})
     function = found["net1"]
     assert isinstance(function, NicFunction)
@@ -224,7 +224,7 @@ def test_a_function_in_the_pod_is_found_by_its_link_whatever_the_record_says() -
 
 
 @pytest.mark.parametrize("device", [VF, "mlx5_core.sf.4", "mdev-uuid"])
-def test_a_device_that_is_neither_a_link_nor_at_vfio_is_left_to_its_grant_and_told_of(device: str) -> None:
+def test_a_device_that_is_neither_a_link_nor_at_vfio_is_left_to_its_grant_and_logged(device: str) -> None:
     """vDPA: the guest has it by the device node that kubelet granted."""
     other = record("net1", result("net1", ip="10.90.0.7"), device=device)
     networks = network_plan.networks_of(FIRST, [FIRST_LINK], [other])
@@ -235,7 +235,7 @@ def test_a_device_that_is_neither_a_link_nor_at_vfio_is_left_to_its_grant_and_to
     assert device in told
 
 
-def test_a_network_that_is_nowhere_is_an_error() -> None:
+def test_a_network_without_link_or_device_is_an_error() -> None:
     with pytest.raises(TapmanagerError, match='"net1" of network "blue" is not in the pod'):
         planned([FIRST_LINK], [record("net1", result("net1", ip="10.90.0.7"))])
     first = record("eth0", FIRST, "first", device=VF)

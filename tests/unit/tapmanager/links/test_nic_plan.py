@@ -74,7 +74,7 @@ def test_the_guest_takes_over_mac_mtu_and_address_of_a_bridged_veth() -> None:
     assert len({nic.mac, nic.link_mac, nic.bridge_mac}) == 3
 
 
-def test_what_was_on_the_link_is_remembered_for_the_way_back() -> None:
+def test_the_links_settings_are_kept_for_restoring_them() -> None:
     (nic,) = planned(BRIDGE, BRIDGE_LINK)
     assert nic.link_addresses == ("10.88.0.5/16",)
     assert nic.link_routes == (Route("10.88.0.0/16"), Route("0.0.0.0/0", "10.88.0.1"))
@@ -94,7 +94,7 @@ def test_calico_s_gateway_off_the_subnet_is_reached_by_an_on_link_route() -> Non
     assert nic.routes == (Route("169.254.1.1/32"), Route("0.0.0.0/0", "169.254.1.1"))
 
 
-def test_routes_that_are_another_tables_are_the_guests_there_and_not_in_its_main_table() -> None:
+def test_routes_of_another_table_stay_in_that_table_in_the_guest() -> None:
     (nic,) = planned(BRIDGE, link(addresses=("10.88.0.5/16",), policies=SBR))
     assert (nic.rules, nic.table_routes) == (SBR.rules, SBR.routes)
     assert nic.routes == ()
@@ -102,7 +102,7 @@ def test_routes_that_are_another_tables_are_the_guests_there_and_not_in_its_main
     assert Nic.from_json(json.loads(json.dumps(nic.to_json())), "nic") == nic
 
 
-def test_pods_of_a_virtshim_that_gives_guests_no_rules_are_refused_those_that_need_them() -> None:
+def test_without_support_for_rules_in_virtshim_pods_that_need_them_are_refused() -> None:
     network_plan.refuse_policies(planned(BRIDGE, BRIDGE_LINK))
     with pytest.raises(TapmanagerError, match=r"eth0.*32765: lookup 100.*restart virtshim") as caught:
         network_plan.refuse_policies(planned(BRIDGE, link(addresses=("10.88.0.5/16",), policies=SBR)))
@@ -121,7 +121,7 @@ def test_pods_of_a_virtshim_that_gives_guests_no_rules_are_refused_those_that_ne
     ],
     ids=["cilium", "smallest", "none", "larger", "small", "ipv6 ends below"],
 )
-def test_a_smaller_mtu_of_a_route_is_the_guests_and_not_its_taps(
+def test_a_routes_smaller_mtu_applies_in_the_guest_and_not_on_the_tap(
     addresses: tuple[str, ...], mtus: tuple[int, int], guest_mtu: int
 ) -> None:
     routes = (KernelRoute("10.0.1.1/32", None, mtu=mtus[0]), KernelRoute("0.0.0.0/0", "10.0.1.1", mtu=mtus[1]))
@@ -212,12 +212,12 @@ def test_several_interfaces_come_in_the_results_order_with_names_of_their_own() 
     assert [(nic.link, nic.tap, nic.bridge) for nic in nics] == [("eth1", "tap0", "br0"), ("eth0", "tap1", "br1")]
 
 
-def test_names_the_plugin_took_are_left_to_it() -> None:
+def test_names_that_the_plugin_uses_are_avoided() -> None:
     nics = planned(BRIDGE, BRIDGE_LINK, link("br0", "bridge"))
     assert [(nic.tap, nic.bridge) for nic in nics] == [("tap1", "br1")]
 
 
-def test_an_interface_that_aws_s_plugin_only_speaks_of_is_none_of_the_pods() -> None:
+def test_an_interface_that_awss_plugin_only_mentions_is_not_the_pods() -> None:
     aws = result(
         interfaces=[
             {"name": "eni12ab"},
@@ -264,7 +264,7 @@ def test_the_results_address_serves_where_the_kernel_shows_none() -> None:
         (result(ips=[{"address": "10.1.1.1/24"}]), [link()], "internal", "no interface in the pod"),
     ],
 )
-def test_what_cannot_be_given_to_a_guest_is_said(
+def test_the_error_says_what_cannot_be_given_to_a_guest(
     found: CniResult, links: list[KernelLink], kind: str, words: str
 ) -> None:
     with pytest.raises(TapmanagerError, match=words) as caught:
@@ -298,7 +298,7 @@ VF_LINK = link(
 )
 
 
-def test_a_function_goes_into_the_vm_with_what_its_link_had() -> None:
+def test_a_function_goes_into_the_vm_with_its_links_settings() -> None:
     found = result(
         interfaces=[{"name": "net1", "sandbox": SANDBOX}],
         ips=[{"address": "10.1.0.7/24", "gateway": "10.1.0.1", "interface": 0}],
@@ -313,7 +313,7 @@ def test_a_function_goes_into_the_vm_with_what_its_link_had() -> None:
     assert NicFunction.from_json(json.loads(json.dumps(function.to_json())), "function") == function
 
 
-def test_a_function_beside_an_ordinary_nic_is_found_without_a_word_in_the_result() -> None:
+def test_a_function_beside_an_ordinary_nic_is_found_without_a_result_entry() -> None:
     """Multus tells of the first network alone."""
     (function,) = functions(BRIDGE, BRIDGE_LINK, VF_LINK, among={"net1": VF}, drivers={VF: "iavf"})
     assert function.addresses == ("10.1.0.7/24",)
@@ -328,7 +328,7 @@ def test_a_function_without_addresses_does_not_get_those_of_another_network() ->
     assert (function.addresses, function.routes) == ((), ())
 
 
-def test_a_function_that_was_at_vfio_is_known_from_the_result_alone() -> None:
+def test_a_function_already_at_vfio_is_found_by_the_result_only() -> None:
     found = result(
         interfaces=[{"name": "net1", "sandbox": SANDBOX, "mac": "0A:58:00:00:00:09", "pciID": VF, "mtu": 9000}],
         ips=[{"address": "10.1.0.7/24", "gateway": "10.1.0.1", "interface": 0}],
@@ -340,7 +340,7 @@ def test_a_function_that_was_at_vfio_is_known_from_the_result_alone() -> None:
     assert function.routes == (Route("0.0.0.0/0", "10.1.0.1"),)
 
 
-def test_an_interface_that_is_nowhere_is_refused_with_what_is_missing() -> None:
+def test_a_missing_interface_is_refused_and_the_error_says_what_is_missing() -> None:
     found = result(interfaces=[{"name": "net1", "sandbox": SANDBOX}], ips=[{"address": "10.1.0.7/24", "interface": 0}])
     assert functions(found, among={}, drivers={}) == ()
     with pytest.raises(TapmanagerError, match="its PCI device is not known"):

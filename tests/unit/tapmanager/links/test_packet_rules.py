@@ -30,7 +30,7 @@ class Kernel:
         return self.rules.get(family, "")
 
 
-def test_tables_without_rules_are_nothing() -> None:
+def test_tables_without_rules_are_ignored() -> None:
     assert Kernel({}).first() == ""
 
 
@@ -46,11 +46,11 @@ def test_a_kernel_without_tables_is_not_asked_for_their_rules() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EAFNOSUPPORT, errno.ENOPROTOOPT])
-def test_a_kernel_without_ipv6_has_none_of_its_rules(number: int) -> None:
+def test_a_kernel_without_ipv6_has_no_ipv6_rules(number: int) -> None:
     assert Kernel({}, number).first() == ""
     assert Kernel({socket.AF_INET: "filter"}, number).first() == "ip_tables filter"
 
 
-def test_what_else_the_kernel_refuses_is_told() -> None:
+def test_other_refusals_of_the_kernel_are_reported() -> None:
     with pytest.raises(PermissionError):
         Kernel({}, errno.EPERM).first()

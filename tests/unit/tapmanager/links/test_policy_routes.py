@@ -14,7 +14,7 @@ RULE = PolicyRule(4, 32765, 100, "10.1.0.2/32", "10.9.0.0/16")
 ROUTE = TableRoute(100, "fd00:9::/64", "fd00::1", "fd00::2", 1024, 1400)
 
 
-def test_they_survive_their_way_through_json() -> None:
+def test_rules_and_routes_survive_json() -> None:
     assert PolicyRule.from_json(json.loads(json.dumps(dataclasses.asdict(RULE))), "rule") == RULE
     assert TableRoute.from_json(json.loads(json.dumps(dataclasses.asdict(ROUTE))), "route") == ROUTE
 
@@ -38,7 +38,7 @@ def test_they_survive_their_way_through_json() -> None:
         ("fwmark", 1),
     ],
 )
-def test_a_rule_that_no_guest_is_given_is_refused_with_its_field(field: str, value: object) -> None:
+def test_an_unsupported_rule_is_refused_with_its_field(field: str, value: object) -> None:
     with pytest.raises(BadField, match=rf"^rule\.{field}"):
         PolicyRule.from_json({**dataclasses.asdict(RULE), field: value}, "rule")
 
@@ -57,6 +57,6 @@ def test_a_rule_that_no_guest_is_given_is_refused_with_its_field(field: str, val
         ("type", "blackhole"),
     ],
 )
-def test_a_route_that_no_guest_is_given_is_refused_with_its_field(field: str, value: object) -> None:
+def test_an_unsupported_route_is_refused_with_its_field(field: str, value: object) -> None:
     with pytest.raises(BadField, match=rf"^route\.{field}"):
         TableRoute.from_json({**dataclasses.asdict(ROUTE), field: value}, "route")

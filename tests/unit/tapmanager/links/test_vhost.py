@@ -12,13 +12,13 @@ from tapmanager.links import tap
 from tapmanager.links.tap import VhostNet
 
 
-def test_a_device_that_is_there_and_is_none_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_node_that_is_not_vhost_net_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "vhost-net").touch()
     assert "does not answer as vhost-net" in tap.vhost_trouble(str(tmp_path / "vhost-net"))
     assert "No such file" in tap.vhost_trouble(str(tmp_path / "missing"))
 
 
-def test_what_does_not_work_is_logged_once_and_again_when_the_reason_changes(
+def test_a_failure_is_logged_once_and_again_when_the_reason_changes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -30,7 +30,7 @@ def test_what_does_not_work_is_logged_once_and_again_when_the_reason_changes(
     assert len(caplog.messages) == 2
 
 
-def test_nothing_is_left_open_of_what_could_not_be_opened_whole(
+def test_a_partial_open_leaves_no_descriptor_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """To run out of descriptors for real would take all those of this process."""
@@ -52,7 +52,7 @@ def test_nothing_is_left_open_of_what_could_not_be_opened_whole(
             os.fstat(fd)
 
 
-def test_it_is_found_when_it_comes_later_and_not_used_when_it_is_not_wanted(tmp_path: Path) -> None:
+def test_vhost_net_is_found_when_it_appears_later_and_can_be_switched_off(tmp_path: Path) -> None:
     device = tmp_path / "vhost-net"
     offered = VhostNet(device=str(device), trouble=lambda _device: "" if device.exists() else "it is not there")
     assert offered.open(1) == []

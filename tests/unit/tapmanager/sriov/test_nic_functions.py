@@ -45,7 +45,7 @@ def functions_of(card: FakeNetCard, settles: float = 0.0) -> NicFunctions:
     return NicFunctions(PciDrivers(str(card.root), card.write), card, side, str(card.root))
 
 
-def test_only_virtual_functions_are_taken(functions: NicFunctions) -> None:
+def test_only_virtual_functions_are_accepted(functions: NicFunctions) -> None:
     links = [
         KernelLink("eth0", "veth", MAC, 1500),
         KernelLink("net1", "", MAC, 1500, parent=VF),
@@ -55,7 +55,7 @@ def test_only_virtual_functions_are_taken(functions: NicFunctions) -> None:
     assert functions.virtual_functions(links) == {"net1": VF}
 
 
-def test_all_that_bringing_it_back_needs_is_known_before_anything_changes(
+def test_everything_needed_to_give_a_function_back_is_read_before_any_change(
     functions: NicFunctions, card: FakeNetCard
 ) -> None:
     found = parse_result(
@@ -72,7 +72,7 @@ def test_the_guest_has_the_mac_that_the_network_knows(functions: NicFunctions, c
     assert (card.driver(VF), card.driver(OTHER)) == ("vfio-pci", "iavf")
 
 
-def test_it_comes_back_as_the_plugin_left_it(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_a_function_is_given_back_as_the_plugin_left_it(functions: NicFunctions, card: FakeNetCard) -> None:
     functions.take(FUNCTION)
     functions.give_back(FUNCTION, NETNS)
     assert (card.driver(VF), card.override(VF)) == ("iavf", "(null)")
@@ -80,21 +80,21 @@ def test_it_comes_back_as_the_plugin_left_it(functions: NicFunctions, card: Fake
     assert card.done[-1] == f"move eth1 as net1 into {NETNS}"
 
 
-def test_coming_back_may_be_repeated(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_giving_back_may_be_repeated(functions: NicFunctions, card: FakeNetCard) -> None:
     functions.take(FUNCTION)
     for _ in range(2):
         functions.give_back(FUNCTION, NETNS)
     assert card.done.count(f"move eth1 as net1 into {NETNS}") == 1
 
 
-def test_without_a_namespace_it_gets_its_driver_back(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_without_a_namespace_a_function_only_gets_its_driver_back(functions: NicFunctions, card: FakeNetCard) -> None:
     functions.take(FUNCTION)
     functions.give_back(FUNCTION, "")
     assert card.driver(VF) == "iavf"
     assert card.inside == set()
 
 
-def test_one_that_was_vfios_before_is_not_touched(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_a_function_already_at_vfio_is_not_changed(functions: NicFunctions, card: FakeNetCard) -> None:
     bare = NicFunction("net1", VF, "", MAC, 1500, (), ())
     functions.take(bare)
     functions.give_back(bare, NETNS)
@@ -110,9 +110,7 @@ def test_a_card_without_an_interface_on_the_host_is_an_error_with_a_remedy(
     assert card.driver(VF) == "iavf"
 
 
-def test_interfaces_that_stand_for_a_cards_functions_are_not_taken_for_its_own(
-    functions: NicFunctions, card: FakeNetCard
-) -> None:
+def test_representors_are_not_taken_for_the_cards_own_interface(functions: NicFunctions, card: FakeNetCard) -> None:
     for name, port in (("a_rep", "pf0vf1"), ("b_rep", "c1pf0sf88"), (PHYSICAL, "p0")):
         (card.bus / "devices" / PF / "net" / name).mkdir(exist_ok=True)
         (card.bus / "devices" / PF / "net" / name / "phys_port_name").write_text(f"{port}\n")
@@ -120,7 +118,7 @@ def test_interfaces_that_stand_for_a_cards_functions_are_not_taken_for_its_own(
     assert card.settings[1].mac == MAC
 
 
-def test_one_that_cannot_come_back_does_not_keep_the_others(
+def test_a_function_that_cannot_be_given_back_does_not_block_others(
     functions: NicFunctions, card: FakeNetCard, caplog: pytest.LogCaptureFixture
 ) -> None:
     functions.take(FUNCTION)
@@ -130,7 +128,7 @@ def test_one_that_cannot_come_back_does_not_keep_the_others(
     assert "function.not_given_back pci=0000:ff:00.0" in caplog.text
 
 
-def test_one_that_is_back_is_not_touched_again(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_a_function_that_was_given_back_is_not_changed_again(functions: NicFunctions, card: FakeNetCard) -> None:
     functions.take(FUNCTION)
     back = give_all_back(functions, (FUNCTION,), NETNS)
     assert back == (dataclasses.replace(FUNCTION, is_back=True),)
@@ -143,7 +141,7 @@ def test_one_that_is_back_is_not_touched_again(functions: NicFunctions, card: Fa
 # -- what the card's owner has set
 
 
-def test_nothing_but_the_mac_is_set_at_a_card_that_keeps_it(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_only_the_mac_is_set_on_a_card_that_keeps_its_settings(functions: NicFunctions, card: FakeNetCard) -> None:
     functions.take(FUNCTION)
     assert card.done == [f"1 mac={MAC}"]
 
@@ -159,7 +157,9 @@ DROPPED = {
 }
 
 
-def test_what_a_card_drops_with_the_driver_is_set_again_each_way(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_settings_that_a_card_drops_on_a_driver_change_are_set_again_both_times(
+    functions: NicFunctions, card: FakeNetCard
+) -> None:
     card.dropped = DROPPED
     functions.take(FUNCTION)
     assert card.settings == {0: FRESH, 1: WITH_GUEST}
@@ -168,7 +168,7 @@ def test_what_a_card_drops_with_the_driver_is_set_again_each_way(functions: NicF
     assert NETNS in card.done[-1], "the link comes last, when all is set"
 
 
-def test_a_function_that_its_card_does_not_tell_of_at_once_is_waited_for(card: FakeNetCard) -> None:
+def test_a_function_that_its_card_reports_late_is_waited_for(card: FakeNetCard) -> None:
     card.dropped, card.silent = DROPPED, 1
     functions_of(card, settles=5.0).take(FUNCTION)
     assert card.settings[1] == WITH_GUEST
@@ -183,7 +183,7 @@ def test_a_function_that_its_card_does_not_tell_of_at_once_is_waited_for(card: F
         ({"spoof_check": False}, "spoof-check"),
     ],
 )
-def test_no_guest_is_let_onto_a_network_where_the_card_does_not_hold_it(
+def test_a_function_is_refused_if_its_card_drops_vlan_or_other_restrictions(
     functions: NicFunctions, card: FakeNetCard, dropped: dict[str, object], told: str
 ) -> None:
     card.dropped, card.refused = dropped, {"vfio-pci": set(dropped)}
@@ -197,9 +197,7 @@ def test_no_guest_is_let_onto_a_network_where_the_card_does_not_hold_it(
     assert card.settings[1] == SET
 
 
-def test_a_function_that_became_trusted_by_itself_is_not_given_to_a_guest(
-    functions: NicFunctions, card: FakeNetCard
-) -> None:
+def test_a_function_that_became_trusted_unexpectedly_is_refused(functions: NicFunctions, card: FakeNetCard) -> None:
     card.give(1, trust=False)
     untrusted = dataclasses.replace(FUNCTION, settings=card.settings[1])
     card.dropped = {"trust": True}
@@ -211,13 +209,13 @@ def test_a_function_that_became_trusted_by_itself_is_not_given_to_a_guest(
         functions.take(untrusted)
 
 
-def test_a_card_that_tells_nothing_after_it_told_is_not_believed(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_a_card_that_stops_reporting_its_functions_is_an_error(functions: NicFunctions, card: FakeNetCard) -> None:
     card.silent = 1000
     with pytest.raises(TapmanagerError, match="the card has nothing"):
         functions.take(FUNCTION)
 
 
-def test_a_card_that_tells_nothing_at_all_is_only_given_the_mac(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_a_card_that_never_reports_settings_only_gets_the_mac(functions: NicFunctions, card: FakeNetCard) -> None:
     unknown = dataclasses.replace(FUNCTION, settings=None)
     functions.take(unknown)
     functions.give_back(unknown, NETNS)
@@ -225,7 +223,7 @@ def test_a_card_that_tells_nothing_at_all_is_only_given_the_mac(functions: NicFu
     assert card.settings[1] == WITH_GUEST
 
 
-def test_what_keeps_nobody_from_anything_is_logged_when_it_is_lost(
+def test_lost_settings_that_restrict_nothing_are_only_logged(
     functions: NicFunctions, card: FakeNetCard, caplog: pytest.LogCaptureFixture
 ) -> None:
     card.dropped, card.refused = {"max_tx_rate": 0, "trust": False}, {"vfio-pci": {"max_tx_rate", "trust"}}
@@ -234,7 +232,7 @@ def test_what_keeps_nobody_from_anything_is_logged_when_it_is_lost(
     assert f"function.not_kept pci={VF} trust: trust=on was set, the card has trust=off" in caplog.text
 
 
-def test_the_log_tells_what_holds_for_the_guest(
+def test_the_log_has_the_settings_in_force_for_the_guest(
     functions: NicFunctions, card: FakeNetCard, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -247,7 +245,7 @@ def test_the_log_tells_what_holds_for_the_guest(
     assert f"function.given_back pci={VF} driver=iavf link=net1" in caplog.text
 
 
-def test_trust_that_was_taken_away_meanwhile_does_not_come_back(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_trust_removed_meanwhile_is_not_restored(functions: NicFunctions, card: FakeNetCard) -> None:
     functions.take(FUNCTION)
     card.give(1, trust=False)
     functions.give_back(FUNCTION, NETNS)
@@ -263,7 +261,7 @@ def test_a_spoof_check_that_was_switched_on_meanwhile_stays_on(functions: NicFun
     assert card.settings[1] == SET
 
 
-def test_a_link_is_brought_back_though_its_card_refuses_the_settings(
+def test_a_link_is_given_back_even_if_its_card_refuses_the_settings(
     functions: NicFunctions, card: FakeNetCard, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Cards that take no MAC of zeros: the plugin's DEL sets what it wants."""
@@ -280,7 +278,7 @@ def test_a_function_taken_by_an_earlier_version_gets_its_mac_back(functions: Nic
     assert card.settings[1] == SET
 
 
-def test_what_a_function_has_is_shown_as_it_is_now(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_a_functions_current_settings_are_shown(functions: NicFunctions, card: FakeNetCard) -> None:
     functions.take(FUNCTION)
     card.give(1, vlan=7)
     describe = functions.describe(VF)
@@ -307,7 +305,7 @@ def test_a_granted_vf_keeps_what_its_owner_has_set(functions: NicFunctions, card
         assert card.settings == {0: FRESH, 1: SET}
 
 
-def test_the_mac_that_a_granted_vf_gave_itself_is_not_made_its_owners(
+def test_a_mac_that_a_granted_vf_set_itself_is_not_kept_as_its_owners(
     functions: NicFunctions, card: FakeNetCard
 ) -> None:
     card.give(1, mac=MAC)
@@ -316,13 +314,13 @@ def test_the_mac_that_a_granted_vf_gave_itself_is_not_made_its_owners(
     assert card.done == []
 
 
-def test_a_granted_vf_without_its_vlan_is_no_guests(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_a_granted_vf_that_lost_its_vlan_is_refused(functions: NicFunctions, card: FakeNetCard) -> None:
     card.dropped, card.refused = {"vlan": 0}, {"vfio-pci": {"vlan"}}
     with pytest.raises(TapmanagerError, match="did not keep its VLAN: vlan=100"):
         functions.bind(VF, "vfio-pci")
 
 
-def test_a_granted_vf_gets_its_driver_back_though_its_card_refuses_the_settings(
+def test_a_granted_vf_gets_its_driver_back_even_if_its_card_refuses_the_settings(
     functions: NicFunctions, card: FakeNetCard, caplog: pytest.LogCaptureFixture
 ) -> None:
     functions.bind(VF, "vfio-pci")
@@ -332,7 +330,7 @@ def test_a_granted_vf_gets_its_driver_back_though_its_card_refuses_the_settings(
     assert f"function.not_kept pci={VF} VLAN: vlan=100" in caplog.text
 
 
-def test_other_devices_only_change_their_driver(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_for_other_devices_only_the_driver_changes(functions: NicFunctions, card: FakeNetCard) -> None:
     (card.bus / "devices" / PF / "net" / PHYSICAL).rmdir()
     for address in (PF, VF):
         functions.bind(address, "vfio-pci")
@@ -358,14 +356,14 @@ def at_vfio(
     return functions.planned(networks_of(first, there, (record,)), there)
 
 
-def test_its_mac_is_the_one_the_plugin_tells(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_a_functions_mac_is_the_one_from_the_plugin(functions: NicFunctions, card: FakeNetCard) -> None:
     (function,) = at_vfio(functions, card, mac=MAC, mtu=9000)
     assert function == NicFunction("net1", VF, "", MAC, 9000, ("10.1.0.7/24",), ())
     assert card.done == []
 
 
 @pytest.mark.parametrize("told", ["", "00:00:00:00:00:00"])
-def test_else_its_mac_is_the_one_the_card_has_for_it_and_its_mtu_the_cards(
+def test_without_a_mac_from_the_plugin_mac_and_mtu_come_from_the_card(
     functions: NicFunctions, card: FakeNetCard, told: str
 ) -> None:
     card.settings[1] = dataclasses.replace(FRESH, mac=MAC)
@@ -377,7 +375,7 @@ def test_else_its_mac_is_the_one_the_card_has_for_it_and_its_mtu_the_cards(
     assert card.done == []
 
 
-def test_one_that_nobody_gave_a_mac_gets_one_while_it_is_the_pods(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_a_function_without_a_mac_gets_one_while_the_pod_has_it(functions: NicFunctions, card: FakeNetCard) -> None:
     (function,) = at_vfio(functions, card)
     assert function.mac not in (NO_MAC, "")
     functions.take(function)
@@ -388,13 +386,13 @@ def test_one_that_nobody_gave_a_mac_gets_one_while_it_is_the_pods(functions: Nic
     assert (card.driver(VF), card.inside) == ("vfio-pci", set())
 
 
-def test_only_a_function_that_the_cards_plugin_was_at_gets_a_mac(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_only_a_function_configured_by_the_cards_plugin_gets_a_mac(functions: NicFunctions, card: FakeNetCard) -> None:
     """Any other plugin's configuration may name any function, another pod's too."""
     with pytest.raises(TapmanagerError, match=r'"net1" of network "fast" is PCI device .* whose MAC is unknown'):
         at_vfio(functions, card, kind="host-device")
 
 
-def test_one_without_mac_and_address_needs_none(functions: NicFunctions, card: FakeNetCard) -> None:
+def test_a_function_without_addresses_needs_no_mac(functions: NicFunctions, card: FakeNetCard) -> None:
     assert at_vfio(functions, card, kind="host-device", ip="") == ()
 
 

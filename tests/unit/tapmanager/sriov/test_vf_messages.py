@@ -59,7 +59,7 @@ def read(message: bytes) -> ifinfmsg:
     return found
 
 
-def test_all_that_the_kernel_tells_of_a_function_is_read() -> None:
+def test_all_settings_of_a_function_are_read() -> None:
     assert vf_messages_settings_of(link(told(0), told(3)), 3) == VfSettings(
         mac=MAC,
         vlan=100,
@@ -74,13 +74,13 @@ def test_all_that_the_kernel_tells_of_a_function_is_read() -> None:
     )
 
 
-def test_a_function_that_the_card_does_not_tell_of_has_no_settings() -> None:
+def test_a_function_that_the_card_does_not_report_has_no_settings() -> None:
     assert vf_messages_settings_of(link(told(0)), 1) is None
     assert vf_messages_settings_of(link(), 0) is None
     assert vf_messages_settings_of(read(struct.pack("=IHHIIBxHiII", 32, 16, 0, 1, 0, 0, 1, 7, 0, 0)), 0) is None
 
 
-def test_what_a_cards_driver_does_not_say_is_neither_on_nor_off() -> None:
+def test_a_setting_that_a_driver_does_not_report_is_neither_on_nor_off() -> None:
     found = vf_messages_settings_of(link(told(0, switches=(NOT_TOLD, 0, NOT_TOLD, NOT_TOLD))), 0)
     assert found is not None
     assert (found.spoof_check, found.link_state, found.rss_query, found.trust) == (None, "auto", None, None)
@@ -124,7 +124,7 @@ def test_the_protocol_of_no_vlan_means_nothing() -> None:
     ],
     ids=str,
 )
-def test_a_change_is_the_kernels_structure(change: VfSettings, attributes: str) -> None:
+def test_a_change_has_the_kernels_structure(change: VfSettings, attributes: str) -> None:
     wanted = bytes.fromhex(attributes)
     info = struct.pack("=HH", 4 + len(wanted), 0x8001) + wanted
     functions = struct.pack("=HH", 4 + len(info), 0x8016) + info
@@ -144,7 +144,7 @@ def test_a_change_is_the_kernels_structure(change: VfSettings, attributes: str) 
     ],
     ids=str,
 )
-def test_a_change_says_what_pyroute2_would_say(change: VfSettings, asked: dict[str, object]) -> None:
+def test_a_change_equals_pyroute2s_message(change: VfSettings, asked: dict[str, object]) -> None:
     theirs = ifinfmsg()
     theirs["index"] = 7
     theirs["attrs"] = [("IFLA_VFINFO_LIST", LinkIPRouteFilter("set").get_vf({"vf": 2, **asked}))]
@@ -170,7 +170,7 @@ SETTINGS = st.builds(
 
 
 @given(settings=SETTINGS, number=st.integers(0, 255))
-def test_what_is_set_is_what_would_be_read(settings: VfSettings, number: int) -> None:
+def test_written_settings_are_read_back_unchanged(settings: VfSettings, number: int) -> None:
     assert vf_messages_settings_of(read(vf_messages_request(7, number, settings)), number) == settings
 
 

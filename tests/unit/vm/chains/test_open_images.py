@@ -32,7 +32,7 @@ def handed_over(*images: tuple[str, str]) -> Domain:
     return domain
 
 
-def test_each_is_handed_over_for_reading_and_not_kept(tmp_path: Path) -> None:
+def test_each_image_is_handed_over_for_reading_and_closed_afterwards(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.touch()
     opened = OpenedSince()
@@ -40,20 +40,20 @@ def test_each_is_handed_over_for_reading_and_not_kept(tmp_path: Path) -> None:
     assert opened.count() == 0
 
 
-def test_one_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_a_missing_image_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=f"the image {tmp_path}/gone, .* does not exist; pull it again"):
         handed_over(("image0", f"{tmp_path}/gone"))
 
 
 @pytest.mark.hostile
-def test_a_link_in_its_place_leads_nowhere(tmp_path: Path) -> None:
+def test_a_link_in_place_of_an_image_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "image").symlink_to("/etc/shadow")
     with pytest.raises(InternalError, match=f"the image {tmp_path}/image"):
         handed_over(("image0", f"{tmp_path}/image"))
 
 
 @pytest.mark.volumes
-def test_a_disk_in_a_volume_is_handed_over_for_what_is_done_with_it_and_only_for_the_start(tmp_path: Path) -> None:
+def test_a_disk_in_a_volume_is_handed_over_with_its_access_mode_for_the_start_only(tmp_path: Path) -> None:
     for name in ("written", "read"):
         (tmp_path / name).touch()
     opened = OpenedSince()
@@ -67,7 +67,7 @@ def test_a_disk_in_a_volume_is_handed_over_for_what_is_done_with_it_and_only_for
 
 
 @pytest.mark.volumes
-def test_a_start_that_fails_leaves_libvirt_no_disk_of_a_volume(tmp_path: Path) -> None:
+def test_a_failed_start_leaves_libvirt_no_disk_of_a_volume(tmp_path: Path) -> None:
     (tmp_path / "disk").touch()
     domain = Domain()
     with (
@@ -81,7 +81,7 @@ def test_a_start_that_fails_leaves_libvirt_no_disk_of_a_volume(tmp_path: Path) -
 
 
 @pytest.mark.hostile
-def test_what_took_the_place_of_a_disk_in_a_volume_is_not_handed_over(tmp_path: Path) -> None:
+def test_a_link_or_fifo_in_place_of_a_disk_in_a_volume_is_not_handed_over(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/shadow")
     os.mkfifo(tmp_path / "fifo")
     domain = Domain()

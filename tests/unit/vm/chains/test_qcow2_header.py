@@ -23,7 +23,7 @@ def created(path: Path, *options: str, size: str = "16M") -> bytes:
 
 @pytest.mark.parametrize("version", ["v2", "v3"])
 @pytest.mark.parametrize("below", ["raw", "qcow2"])
-def test_what_is_below_it_is_read(tmp_path: Path, version: str, below: str) -> None:
+def test_the_backing_file_is_read(tmp_path: Path, version: str, below: str) -> None:
     image = tmp_path / "image"
     subprocess.run(["qemu-img", "create", "-q", "-f", below, image, "16M"], check=True)
     head = created(tmp_path / "disk", "-o", f"compat={version}", "-F", below, "-b", str(image))
@@ -31,11 +31,11 @@ def test_what_is_below_it_is_read(tmp_path: Path, version: str, below: str) -> N
 
 
 @pytest.mark.parametrize("clusters", ["512", "65536", "2M"])
-def test_one_with_nothing_below_it_says_so(tmp_path: Path, clusters: str) -> None:
+def test_an_image_without_a_backing_file_says_so(tmp_path: Path, clusters: str) -> None:
     assert parse(created(tmp_path / "disk", "-o", f"cluster_size={clusters}")) == NONE
 
 
-def test_a_file_for_its_data_is_seen_by_the_bit_and_by_the_name(tmp_path: Path) -> None:
+def test_an_external_data_file_is_found_by_the_bit_and_by_the_name(tmp_path: Path) -> None:
     head = created(tmp_path / "disk", "-o", f"data_file={tmp_path}/data")
     assert parse(head).has_data_file
     (features,) = struct.unpack_from(">Q", head, 72)
@@ -46,7 +46,7 @@ def test_a_file_for_its_data_is_seen_by_the_bit_and_by_the_name(tmp_path: Path) 
     assert parse(bytes(bit_alone)).has_data_file
 
 
-def test_encryption_is_seen(tmp_path: Path) -> None:
+def test_encryption_is_found(tmp_path: Path) -> None:
     head = bytearray(created(tmp_path / "disk"))
     struct.pack_into(">I", head, 32, 2)
     assert parse(bytes(head)).encrypted
@@ -66,7 +66,7 @@ def test_encryption_is_seen(tmp_path: Path) -> None:
         (116, ">I", 0xFFFFFFFF, "beyond"),
     ],
 )
-def test_a_header_that_cannot_be_is_told(tmp_path: Path, at: int, kind: str, value: int, why: str) -> None:
+def test_an_impossible_header_is_refused(tmp_path: Path, at: int, kind: str, value: int, why: str) -> None:
     (tmp_path / "image").touch()
     head = bytearray(created(tmp_path / "disk", "-F", "raw", "-b", f"{tmp_path}/image"))
     struct.pack_into(kind, head, at, value)
@@ -74,7 +74,7 @@ def test_a_header_that_cannot_be_is_told(tmp_path: Path, at: int, kind: str, val
         parse(bytes(head))
 
 
-def test_extensions_without_end_are_not_followed_for_ever() -> None:
+def test_endless_header_extensions_are_not_followed() -> None:
     head = bytearray(HEAD_BYTES)
     struct.pack_into(">4sI", head, 0, b"QFI\xfb", 3)
     struct.pack_into(">I", head, 100, 104)

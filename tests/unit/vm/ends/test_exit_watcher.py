@@ -75,7 +75,7 @@ def end(node: Node, process: subprocess.Popen[bytes]) -> None:
     assert node.told.wait(WAIT_LIMIT)
 
 
-def test_a_qemu_that_ends_without_a_word_has_crashed(node: Node, ends: QemuExitWatcher) -> None:
+def test_a_qemu_that_ends_without_an_event_has_crashed(node: Node, ends: QemuExitWatcher) -> None:
     process = node.run()
     ends.follow(VM, "vm")
     assert ends.over(VM) is None
@@ -84,7 +84,7 @@ def test_a_qemu_that_ends_without_a_word_has_crashed(node: Node, ends: QemuExitW
 
 
 @pytest.mark.parametrize(("by_host", "why"), [(False, OffReason.SHUTDOWN), (True, OffReason.DESTROYED)])
-def test_a_qemu_that_shut_down_is_known_by_what_libvirt_told_before(
+def test_a_shutdown_is_recognised_by_libvirts_earlier_event(
     node: Node, ends: QemuExitWatcher, by_host: bool, why: OffReason
 ) -> None:
     process = node.run()
@@ -106,7 +106,7 @@ def test_libvirts_event_may_come_a_moment_after_qemus_end(node: Node, ends: Qemu
     assert ends.over(VM) == PowerState(Power.OFF, OffReason.DESTROYED)
 
 
-def test_a_shutdown_of_which_no_event_comes_is_left_to_libvirt(node: Node, ends: QemuExitWatcher) -> None:
+def test_a_shutdown_without_an_event_is_left_to_libvirt(node: Node, ends: QemuExitWatcher) -> None:
     silent = node.run("shutdown")
     ends.follow(VM, "vm")
     silent.kill()
@@ -121,7 +121,7 @@ def test_a_shutdown_of_which_no_event_comes_is_left_to_libvirt(node: Node, ends:
     assert ends.over(other) == PowerState(Power.OFF, OffReason.SHUTDOWN)
 
 
-def test_what_libvirt_says_is_put_right_until_the_vm_is_started_again(ends: QemuExitWatcher) -> None:
+def test_libvirts_off_reason_is_corrected_until_the_vm_is_started_again(ends: QemuExitWatcher) -> None:
     """Also of a VM whose process could not be followed."""
     shutdown = PowerState(Power.OFF, OffReason.SHUTDOWN)
     crashed, running = PowerState(Power.OFF, OffReason.CRASHED), PowerState(Power.RUNNING)
@@ -133,7 +133,7 @@ def test_what_libvirt_says_is_put_right_until_the_vm_is_started_again(ends: Qemu
     assert ends.corrected(VM, shutdown) == shutdown
 
 
-def test_what_we_destroy_is_destroyed_even_if_it_said_something_on_its_way(node: Node, ends: QemuExitWatcher) -> None:
+def test_a_vm_that_we_destroy_counts_as_destroyed_even_if_an_event_came(node: Node, ends: QemuExitWatcher) -> None:
     process = node.run()
     ends.follow(VM, "vm")
     ends.will_destroy(VM)
@@ -142,7 +142,7 @@ def test_what_we_destroy_is_destroyed_even_if_it_said_something_on_its_way(node:
     assert ends.over(VM) == PowerState(Power.OFF, OffReason.DESTROYED)
 
 
-def test_a_libvirtd_knows_more_of_an_end_without_a_word(node: Node, remote: QemuExitWatcher) -> None:
+def test_an_end_without_an_event_is_left_to_a_separate_libvirtd(node: Node, remote: QemuExitWatcher) -> None:
     silent = node.run()
     remote.follow(VM, "vm")
     silent.kill()
@@ -156,7 +156,7 @@ def test_a_libvirtd_knows_more_of_an_end_without_a_word(node: Node, remote: Qemu
     assert remote.over(other) == PowerState(Power.OFF, OffReason.SHUTDOWN)
 
 
-def test_once_libvirt_has_told_it_is_asked_again(node: Node, ends: QemuExitWatcher) -> None:
+def test_after_libvirts_stopped_event_libvirt_is_asked_again(node: Node, ends: QemuExitWatcher) -> None:
     process = node.run()
     ends.follow(VM, "vm")
     end(node, process)
@@ -164,7 +164,7 @@ def test_once_libvirt_has_told_it_is_asked_again(node: Node, ends: QemuExitWatch
     assert ends.over(VM) is None
 
 
-def test_a_new_start_does_not_know_the_end_before(node: Node, ends: QemuExitWatcher) -> None:
+def test_a_new_start_forgets_the_earlier_end(node: Node, ends: QemuExitWatcher) -> None:
     process = node.run()
     ends.follow(VM, "vm")
     end(node, process)
@@ -178,7 +178,7 @@ def test_a_new_start_does_not_know_the_end_before(node: Node, ends: QemuExitWatc
     assert ends.over(VM) is not None
 
 
-def test_lost_events_mean_that_libvirt_is_asked(node: Node, ends: QemuExitWatcher) -> None:
+def test_after_lost_events_libvirt_is_asked(node: Node, ends: QemuExitWatcher) -> None:
     process = node.run()
     ends.follow(VM, "vm")
     end(node, process)
@@ -209,7 +209,7 @@ def test_without_a_directory_nothing_is_followed() -> None:
     ends.close()
 
 
-def test_closing_gives_the_descriptors_back_and_may_be_repeated(node: Node) -> None:
+def test_closing_closes_the_descriptors_and_may_be_repeated(node: Node) -> None:
     opened = OpenedSince()
     ends = node.ends()
     node.run()
@@ -223,7 +223,7 @@ def test_closing_gives_the_descriptors_back_and_may_be_repeated(node: Node) -> N
 
 
 @pytest.mark.parametrize("told", [OffReason.CRASHED, OffReason.UNKNOWN])
-def test_that_a_guest_shut_its_vm_down_outlives_the_process_that_saw_it(
+def test_a_guests_shutdown_is_remembered_over_a_restart_of_virtshim(
     node: Node, ends: QemuExitWatcher, told: OffReason
 ) -> None:
     """The embedded libvirt forgets it."""
@@ -242,7 +242,7 @@ def test_that_a_guest_shut_its_vm_down_outlives_the_process_that_saw_it(
         assert later.corrected(VM, off) == off
 
 
-def test_of_vms_that_are_gone_nothing_is_remembered(node: Node, ends: QemuExitWatcher) -> None:
+def test_removed_vms_are_forgotten(node: Node, ends: QemuExitWatcher) -> None:
     other, off = uuid.uuid4(), PowerState(Power.OFF)
     for domain in (VM, other):
         ends.shutting_down(domain, by_host=False)
@@ -253,12 +253,12 @@ def test_of_vms_that_are_gone_nothing_is_remembered(node: Node, ends: QemuExitWa
         assert later.corrected(other, off) == off
 
 
-def test_a_libvirt_that_runs_by_itself_remembers_by_itself(node: Node, remote: QemuExitWatcher) -> None:
+def test_no_shutdown_is_noted_for_a_separate_libvirtd(node: Node, remote: QemuExitWatcher) -> None:
     remote.shutting_down(VM, by_host=False)
     assert not (node.directory / "guest-ends").exists()
 
 
-def test_an_end_that_cannot_be_told_keeps_no_other_from_being_told(node: Node) -> None:
+def test_an_end_that_cannot_be_reported_blocks_no_other_report(node: Node) -> None:
     other, told = uuid.UUID(int=7), threading.Event()
 
     def tell(domain: uuid.UUID) -> None:
@@ -278,7 +278,7 @@ def test_an_end_that_cannot_be_told_keeps_no_other_from_being_told(node: Node) -
 
 
 @pytest.mark.parametrize("kind", [EPOLL, THREAD])
-def test_one_that_could_not_be_followed_is_followed_when_that_is_asked_again(node: Node, kind: str) -> None:
+def test_a_qemu_that_could_not_be_followed_is_followed_on_the_next_request(node: Node, kind: str) -> None:
     scarcity = Scarcity(kind, 1)
     with scarcity.installed():
         for ends in followed(node):

@@ -24,7 +24,7 @@ def definition(devices: str, system: str = "") -> str:
         "<hostdev/>",
     ],
 )
-def test_what_goes_with_its_container_is_nobody_elses(devices: str) -> None:
+def test_devices_removed_with_their_container_are_not_handed_on(devices: str) -> None:
     assert not has_reusable_parts(definition(devices), OWN)
 
 
@@ -38,5 +38,5 @@ def test_what_goes_with_its_container_is_nobody_elses(devices: str) -> None:
         ("", "<nvram>/state/pods/p/d.nvram</nvram>"),
     ],
 )
-def test_what_stays_may_be_the_next_vms(devices: str, system: str) -> None:
+def test_disks_and_devices_that_remain_may_be_handed_on_to_the_next_vm(devices: str, system: str) -> None:
     assert has_reusable_parts(definition(devices, system), OWN)

@@ -81,7 +81,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_what_it_has_said_is_told_when_its_start_fails_and_is_in_its_log(root: Path, output: QemuOutput) -> None:
+def test_qemus_output_is_in_the_error_of_a_failed_start_and_in_its_log(root: Path, output: QemuOutput) -> None:
     log_of(root).write_bytes(b"libvirt's own\n")
     told = ""
     with contextlib.suppress(RuntimeError), output.of_start(NAME, None) as said:
@@ -94,7 +94,7 @@ def test_what_it_has_said_is_told_when_its_start_fails_and_is_in_its_log(root: P
     assert list((root / "output").iterdir()) == []
 
 
-def test_what_it_says_is_in_its_log_when_it_has_ended(root: Path, output: QemuOutput) -> None:
+def test_qemus_output_is_in_its_log_when_it_has_ended(root: Path, output: QemuOutput) -> None:
     with output.of_start(NAME, None):
         process = qemu(root, "w", 10, stays=True)
         said_by(process)
@@ -104,7 +104,7 @@ def test_what_it_says_is_in_its_log_when_it_has_ended(root: Path, output: QemuOu
 
 
 @pytest.mark.hostile
-def test_one_that_speaks_without_end_is_heard_for_a_pipes_worth(root: Path, output: QemuOutput) -> None:
+def test_of_endless_output_only_a_pipes_worth_is_read(root: Path, output: QemuOutput) -> None:
     with output.of_start(NAME, None):
         process = qemu(root, "w", 1 << 30, stays=True)
         taken = said_by(process)
@@ -114,7 +114,7 @@ def test_one_that_speaks_without_end_is_heard_for_a_pipes_worth(root: Path, outp
     assert len(in_log_of(root)) <= 64 << 10
 
 
-def test_its_words_are_bounded_and_kept_while_nobody_reads_and_come_to_the_next_who_does(root: Path) -> None:
+def test_unread_output_is_limited_and_kept_for_the_next_reader(root: Path) -> None:
     with contextlib.closing(QemuOutput(str(root / "output"))) as output, output.of_start(NAME, None):
         process = qemu(root, "w", 1 << 30, stays=True)
         said_by(process)
@@ -128,7 +128,7 @@ def test_its_words_are_bounded_and_kept_while_nobody_reads_and_come_to_the_next_
 
 
 @pytest.mark.hostile
-def test_nothing_but_a_pipe_is_read_in_its_place(root: Path, output: QemuOutput) -> None:
+def test_anything_but_a_pipe_at_its_path_is_not_read(root: Path, output: QemuOutput) -> None:
     """A QEMU that was taken over has put something else there."""
     secret = root / "secret"
     secret.write_text("secret")
@@ -142,9 +142,7 @@ def test_nothing_but_a_pipe_is_read_in_its_place(root: Path, output: QemuOutput)
 
 
 @pytest.mark.hostile
-def test_the_pipe_is_open_to_that_vms_user_alone_and_takes_the_place_of_what_is_there(
-    root: Path, output: QemuOutput
-) -> None:
+def test_the_pipe_is_for_that_vms_user_only_and_replaces_what_is_at_its_path(root: Path, output: QemuOutput) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     path = root / "output" / NAME
@@ -156,7 +154,7 @@ def test_the_pipe_is_open_to_that_vms_user_alone_and_takes_the_place_of_what_is_
     assert not (root / "elsewhere").exists()
 
 
-def test_a_pipe_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_pipe_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     gone = tmp_path / "gone/output"
     with (
         contextlib.closing(QemuOutput(str(gone))) as output,
@@ -166,13 +164,13 @@ def test_a_pipe_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_where_libvirt_has_a_virtlogd_nothing_is_done(tmp_path: Path) -> None:
+def test_no_pipe_is_made_if_libvirt_has_virtlogd(tmp_path: Path) -> None:
     with contextlib.closing(QemuOutput("")) as output, output.of_start(NAME, None) as said:
         assert said() == ""
         output.follow(NAME, DOMAIN)
 
 
-def test_one_whose_words_cannot_be_read_keeps_no_other_from_being_heard(
+def test_an_unreadable_pipe_blocks_no_other_pipe(
     root: Path, output: QemuOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, failed = os.read, []

@@ -39,14 +39,14 @@ def _choose(tmp_path: Path, program: Program, wanted: str = "auto", kvm: str = "
     return kvm_probe.probe_choose(wanted, QEMU, str(tmp_path / "kvm.json"), run_program=program, kvm=kvm)
 
 
-def test_a_guest_that_comes_through_means_kvm_and_is_asked_once(tmp_path: Path) -> None:
+def test_a_probe_guest_that_succeeds_means_kvm_and_runs_once(tmp_path: Path) -> None:
     program = Program(Finished(PROBE_GUEST_PASSED, b"PL", b""))
     for _ in range(2):
         assert _choose(tmp_path, program).domain_type is DomainType.KVM
     assert len(program.calls) == 1
 
 
-def test_a_guest_that_fails_means_qemu_with_qemus_words(tmp_path: Path) -> None:
+def test_a_probe_guest_that_fails_means_tcg_with_qemus_message(tmp_path: Path) -> None:
     program = Program(Finished(-6, b"P", b"failed to set MSR"))
     for _ in range(2):
         verdict = _choose(tmp_path, program)
@@ -56,14 +56,14 @@ def test_a_guest_that_fails_means_qemu_with_qemus_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [DeadlineExceeded("took too long"), InternalError("cannot run")])
-def test_no_answer_means_qemu_for_now_only(tmp_path: Path, error: Exception) -> None:
+def test_no_answer_means_tcg_until_the_next_probe(tmp_path: Path, error: Exception) -> None:
     program = Program(error)
     for _ in range(2):
         assert _choose(tmp_path, program).domain_type is DomainType.QEMU
     assert len(program.calls) == 2
 
 
-def test_another_qemu_is_another_question(tmp_path: Path) -> None:
+def test_another_qemu_is_probed_again(tmp_path: Path) -> None:
     program = Program(Finished(PROBE_GUEST_PASSED, b"", b""))
     _choose(tmp_path, program)
     kvm_probe.probe_choose("auto", "/other/qemu", str(tmp_path / "kvm.json"), run_program=program, kvm="/dev/null")
@@ -71,14 +71,14 @@ def test_another_qemu_is_another_question(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", ["", "{}", "[]", '{"key": 1, "domain_type": "x"}'])
-def test_a_damaged_memory_is_no_memory(tmp_path: Path, kept: str) -> None:
+def test_a_damaged_probe_result_is_ignored(tmp_path: Path, kept: str) -> None:
     (tmp_path / "kvm.json").write_text(kept)
     program = Program(Finished(PROBE_GUEST_PASSED, b"", b""))
     assert _choose(tmp_path, program).domain_type is DomainType.KVM
 
 
 @pytest.mark.parametrize("wanted", ["kvm", "qemu"])
-def test_what_the_operator_says_is_not_probed(tmp_path: Path, wanted: str) -> None:
+def test_a_configured_domain_type_is_not_probed(tmp_path: Path, wanted: str) -> None:
     program = Program(InternalError("not to be called"))
     assert _choose(tmp_path, program, wanted).domain_type is DomainType(wanted)
     assert not program.calls
@@ -99,7 +99,7 @@ def test_the_bytes_are_what_the_source_assembles_to(tmp_path: Path) -> None:
     assert (tmp_path / "p.bin").read_bytes() == probe_guest_rom()
 
 
-def test_the_guest_comes_through_where_guests_run(tmp_path: Path) -> None:
+def test_the_probe_guest_succeeds_under_tcg(tmp_path: Path) -> None:
     """Under TCG, which runs everything."""
     if not os.path.exists(QEMU):
         pytest.skip(f"NOT TESTED: needs {QEMU}; run make setup")

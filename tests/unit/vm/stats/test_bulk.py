@@ -49,7 +49,7 @@ def latest(stats: BulkStats) -> Mapping[uuid.UUID, Stats]:
     return stats.latest([A, B])[1]
 
 
-def test_one_call_brings_all(libvirt: Libvirt) -> None:
+def test_one_call_reads_all_vms(libvirt: Libvirt) -> None:
     before = time.time_ns()
     taken_at, rows = BulkStats(libvirt.read).latest([A, B])
     assert set(rows) == {A, B}
@@ -57,7 +57,7 @@ def test_one_call_brings_all(libvirt: Libvirt) -> None:
     assert libvirt.calls == 1
 
 
-def test_a_vm_that_hangs_costs_one_late_call_and_no_numbers(libvirt: Libvirt) -> None:
+def test_a_hanging_vm_costs_one_late_call_and_no_numbers_of_others(libvirt: Libvirt) -> None:
     libvirt.hung = {A}
     stats = BulkStats(libvirt.read, WAIT_LIMIT)
     assert set(latest(stats)) == {A, B}
@@ -66,7 +66,7 @@ def test_a_vm_that_hangs_costs_one_late_call_and_no_numbers(libvirt: Libvirt) ->
     assert libvirt.calls == 3, "the call that hangs is not waited for again"
 
 
-def test_two_vms_that_hang_cost_two(libvirt: Libvirt) -> None:
+def test_two_hanging_vms_cost_two_late_calls(libvirt: Libvirt) -> None:
     libvirt.hung = {A, B}
     stats = BulkStats(libvirt.read, WAIT_LIMIT)
     assert set(latest(stats)) == {A, B}
@@ -111,7 +111,7 @@ def test_when_libvirt_hangs_the_answer_comes_without_numbers_and_calls_do_not_pi
     assert libvirt.calls == 3
 
 
-def test_that_libvirt_hangs_is_logged_once_not_at_each_call(libvirt: Libvirt) -> None:
+def test_a_hanging_libvirt_is_logged_once_and_not_at_each_call(libvirt: Libvirt) -> None:
     libvirt.dead = True
     stats = BulkStats(libvirt.read, WAIT_LIMIT)
     with capture_logs() as logs:
@@ -135,17 +135,17 @@ def hang_then_answer(libvirt: Libvirt, stats: BulkStats, vms: int) -> list[str]:
     return [one["event"] for one in logs]
 
 
-def test_that_guests_boot_one_after_another_is_one_state_and_one_line(libvirt: Libvirt) -> None:
+def test_late_calls_while_guests_boot_one_after_another_are_logged_once(libvirt: Libvirt) -> None:
     events = hang_then_answer(libvirt, BulkStats(libvirt.read, WAIT_LIMIT), 4)
     assert events == ["libvirt.statistics.late"]
 
 
-def test_its_end_is_told_when_no_call_was_late_for_a_while(libvirt: Libvirt) -> None:
+def test_the_end_is_logged_when_no_call_was_late_for_a_while(libvirt: Libvirt) -> None:
     stats = BulkStats(libvirt.read, WAIT_LIMIT, calm=0.0)
     assert hang_then_answer(libvirt, stats, 1)[:2] == ["libvirt.statistics.late", "libvirt.statistics.back"]
 
 
-def test_when_libvirt_answers_again_so_do_we(libvirt: Libvirt) -> None:
+def test_statistics_return_when_libvirt_answers_again(libvirt: Libvirt) -> None:
     libvirt.dead = True
     stats = BulkStats(libvirt.read, WAIT_LIMIT)
     assert latest(stats) == {}

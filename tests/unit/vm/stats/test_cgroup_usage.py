@@ -127,7 +127,7 @@ def test_memory_is_accounted_above_a_threaded_subtree(v2: Kernel) -> None:
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_a_cgroup_with_strangers_says_nothing_of_this_vm(version: str, request: pytest.FixtureRequest) -> None:
+def test_a_cgroup_with_other_processes_is_not_the_vms(version: str, request: pytest.FixtureRequest) -> None:
     kernel: Kernel = request.getfixturevalue(version)
     kernel.process(OTHER, "libvirtd", f"0::{VM}")
     kernel.group(VM if version == "v2" else f"/memory{VM}", cgroup__procs=f"{QEMU}\n{OTHER}")
@@ -142,7 +142,7 @@ def test_what_libvirt_runs_beside_qemu_for_it_counts_as_the_vms(version: str, re
     assert kernel.usage() is not None
 
 
-def test_our_own_cgroup_and_the_root_are_nobodys(v2: Kernel) -> None:
+def test_our_own_cgroup_and_the_root_are_no_vms(v2: Kernel) -> None:
     for path in ("/", "/system.slice/virtshim.service"):
         v2.process(QEMU, "qemu-system-x86", f"0::{path}")
         v2.group(path, cgroup__procs=QEMU, memory__current=1, memory__stat="anon 1\nfile 1\ninactive_file 0")

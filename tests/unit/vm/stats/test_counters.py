@@ -70,7 +70,7 @@ def test_each_number_finds_its_place_in_bytes_and_nanoseconds() -> None:
     )
 
 
-def test_a_vm_that_told_nothing_has_no_numbers_rather_than_zeros() -> None:
+def test_a_vm_without_statistics_has_no_numbers_rather_than_zeros() -> None:
     assert to_counters({"state.state": 1}, 42) == VmCounters(42)
 
 
@@ -80,5 +80,5 @@ def test_before_the_guests_driver_reports_only_the_hosts_numbers_count(update: d
     assert memory == GuestMemory(262_144 << 10, 131_072 << 10)
 
 
-def test_a_number_that_makes_no_sense_is_not_known() -> None:
+def test_an_impossible_number_counts_as_unknown() -> None:
     assert to_counters(STATS | {"cpu.time": -1, "cpu.user": "x"}, 42).cpu is None
