@@ -1,4 +1,4 @@
-"""What pods ask for by the name of a Secret or ConfigMap: Virtlet's rules for what becomes of it."""
+"""Annotations that name a Secret or ConfigMap, read by Virtlet's rules."""
 
 import base64
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""SIGHUP in a daemon of ours: all of the new settings that can change, or none; and what a change means to the node's parts."""
+"""SIGHUP: virtshim applies all reloadable settings or none, and each part of the node uses the new value."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_reload_applies_what_can_change_and_names_what_cannot(
         ("settings.reloaded", ["vm.max_vcpus"]),
         ("settings.need_restart", ["cri.socket"]),
         ("settings.reloaded", []),
-        ("settings.need_restart", ["cri.socket"]),  # until somebody does it
+        ("settings.need_restart", ["cri.socket"]),  # until the reload is done
     ]
 
 

@@ -312,7 +312,7 @@ def test_clients_that_come_and_go_at_once_leave_no_connection(layout):
 
 
 class SlowGuest:
-    """Is told sizes, and takes its time for each until `go` is set."""
+    """Takes terminal sizes, and blocks on each until `go` is set."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, int]] = []

@@ -23,7 +23,7 @@ OUT, ERR = OutStream.STDOUT, OutStream.STDERR
 
 
 class Way:
-    """Into the command. Implements `virtshim.streaming.ports.StreamSession`."""
+    """The command's input. Implements `virtshim.streaming.ports.StreamSession`."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs

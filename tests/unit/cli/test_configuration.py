@@ -1,4 +1,4 @@
-"""`virtshim config`: what is in force and where it comes from; what is wrong."""
+"""`virtshim config`: the settings in force, their origin, and their faults."""
 
 import json
 import tomllib

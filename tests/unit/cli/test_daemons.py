@@ -1,4 +1,4 @@
-"""Child daemons: ready when they say so, told apart from dead and silent ones, ended for certain."""
+"""Child daemons: readiness, early exits, silence, and a certain end."""
 
 import sys
 import threading

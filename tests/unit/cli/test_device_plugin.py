@@ -1,4 +1,4 @@
-"""`virtshim device-plugin`: what it makes of its settings and of sysfs, and the program itself beside a kubelet."""
+"""`virtshim device-plugin`: its resources from settings and sysfs, and the program beside a kubelet."""
 
 from __future__ import annotations
 

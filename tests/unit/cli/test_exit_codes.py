@@ -1,4 +1,4 @@
-"""Every command ends with the code that the table has for the kind of its error, and says what is wrong in a line."""
+"""Every command ends with the exit code of its error's kind, and with one line that says what is wrong."""
 
 from __future__ import annotations
 

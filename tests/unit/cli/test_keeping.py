@@ -1,4 +1,4 @@
-"""What `virtshim up` does when a daemon dies: again, with longer and longer pauses; and when it gives up."""
+"""`virtshim up` restarts a daemon that dies, with growing pauses, and gives up on one that never starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what it prints, how it ends, what it says of mistakes."""
+"""The command line: its output, exit codes and error messages."""
 
 import importlib.metadata
 import json

@@ -1,4 +1,4 @@
-"""What `up` writes below its directory, and who holds it."""
+"""The files that `up` writes below its directory, and the directory's lock."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Orphans are buried at once; the ends of own children are left to whoever started them."""
+"""Orphans are reaped at once; own children are left to the code that started them."""
 
 import subprocess
 import sys

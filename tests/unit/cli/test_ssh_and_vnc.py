@@ -1,4 +1,4 @@
-"""What `ssh` is called with, and who may see a screen where."""
+"""The arguments of `ssh`, and the addresses at which a screen may be shown."""
 
 from __future__ import annotations
 

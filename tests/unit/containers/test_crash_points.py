@@ -1,4 +1,4 @@
-"""The process dies at every step of every use case; the next one makes good.
+"""The process dies at every step of every use case; the next process repairs the state.
 
 Each use case is run once to count its calls to the outside, then again and again, dying at the first, the second, ... call:
 before it has an effect, half-way through it, and after its effect. A new daemon starts over the same database and the same

@@ -1,4 +1,4 @@
-"""The container's own command: begun once, logged, and its end is the container's."""
+"""The container's own command starts once, is logged, and its exit code is the container's."""
 
 from __future__ import annotations
 

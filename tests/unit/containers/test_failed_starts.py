@@ -1,4 +1,4 @@
-"""A start that fails for any reason leaves no VM on, and what a stop finds on is off when it returns."""
+"""A start that fails for any reason leaves no VM on, and after a stop returns the VM is off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Around a standstill: file systems come to rest and always move again, the clock is set, and nobody waits for a guest."""
+"""A checkpoint freezes file systems, always thaws them, sets the clock, and waits for no guest."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What firmware and TPM remember lives and dies with the root disk."""
+"""The state of firmware and TPM is kept and removed with the root disk."""
 
 from __future__ import annotations
 

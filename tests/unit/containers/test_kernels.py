@@ -1,4 +1,4 @@
-"""A VM that is started with a kernel of its image has it, whatever becomes of the image."""
+"""A VM keeps the kernel of its image even if the image is removed."""
 
 from __future__ import annotations
 

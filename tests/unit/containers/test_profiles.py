@@ -1,4 +1,4 @@
-"""Annotations under a name, put together by the node's operator."""
+"""Profiles: named sets of annotations, defined by the node's operator."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

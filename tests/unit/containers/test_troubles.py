@@ -1,4 +1,4 @@
-"""What is wrong with a running VM is told when it begins and when it is over, in its container's log and by Events of its pod."""
+"""The begin and end of a running VM's trouble are in its container's log and in Events of its pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pause, resume, reset, reboot, freeze and thaw, and what the life of a container makes of them."""
+"""Pause, resume, reset, reboot, freeze and thaw, and their effect on a container's life cycle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each VM has a user id that no other VM has, and nothing that outlived one."""
+"""Each VM has a user id that no other VM, process or file has."""
 
 from __future__ import annotations
 

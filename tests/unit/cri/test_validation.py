@@ -1,4 +1,4 @@
-"""What a VM cannot honour is refused by name, and so are names that would be more than names elsewhere."""
+"""Fields that a VM cannot honour are refused by name, and so are names that could inject text elsewhere."""
 
 import pytest
 from fakes.cri import container, pod

@@ -1,4 +1,4 @@
-"""What ordinary pods carry is taken, and what of it has no effect is logged once."""
+"""Ordinary pods are accepted, and their fields without effect are logged once."""
 
 import pytest
 from fakes.cri import container, pod

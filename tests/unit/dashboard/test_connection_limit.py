@@ -1,4 +1,4 @@
-"""More connections than the dashboard takes are hung up on; those it has are served on."""
+"""Connections beyond the dashboard's limit are closed; open ones are still served."""
 
 from __future__ import annotations
 

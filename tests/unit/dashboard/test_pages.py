@@ -1,4 +1,4 @@
-"""What a page is answered by a node that changes meanwhile."""
+"""Pages of a node that changes during the request."""
 
 from __future__ import annotations
 

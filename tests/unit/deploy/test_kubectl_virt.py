@@ -1,4 +1,4 @@
-"""The kubectl plugin, before a kubectl that plays its part and writes down how it was called."""
+"""The kubectl plugin with a fake kubectl that records its calls."""
 
 from __future__ import annotations
 

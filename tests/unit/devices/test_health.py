@@ -1,4 +1,4 @@
-"""Errors of devices are told when they come; functions are reset while they are still their container's."""
+"""Device errors are reported when they occur; functions are reset while their container still holds them."""
 
 import pytest
 import structlog

@@ -1,4 +1,4 @@
-"""What cannot be read of the host now is not taken for absent."""
+"""A host file that cannot be read now is not taken for absent."""
 
 import errno
 import os

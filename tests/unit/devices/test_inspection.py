@@ -1,4 +1,4 @@
-"""What is shown of VMs' PCI functions."""
+"""The PCI functions of VMs as `inspect` shows them."""
 
 from __future__ import annotations
 

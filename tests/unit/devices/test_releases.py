@@ -1,4 +1,4 @@
-"""Ends are told at once; what ended VMs had of the host is reset beside that, and is nobody else's before."""
+"""A VM's end is reported at once; its devices are reset in the background before others can have them."""
 
 from collections.abc import Iterator
 from functools import partial

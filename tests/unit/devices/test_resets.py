@@ -1,4 +1,4 @@
-"""A function whose reset failed is no VM's until one works."""
+"""A function whose reset failed is given to no VM until a reset works."""
 
 import pytest
 import structlog

@@ -1,4 +1,4 @@
-"""A USB device finds its drivers again when its VM has ended, while it is still its container's."""
+"""A USB device gets its drivers back when its VM has ended, while its container still holds it."""
 
 import pytest
 import structlog

@@ -1,4 +1,4 @@
-"""Archives of checkpoints: whole or not there, root's alone, and nothing beside them."""
+"""Checkpoint archives are complete or absent, for root only, and leave no other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kubelet's file for a container's last words gets them, and nothing else does."""
+"""The termination message goes to kubelet's file for it and to no other file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All of a command's input is given to it beside its output, and holds nobody up."""
+"""A command gets all its input in parallel with its output, and blocks no thread."""
 
 from __future__ import annotations
 

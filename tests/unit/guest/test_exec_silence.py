@@ -1,4 +1,4 @@
-"""When a command is asked after, and when nothing more is waited for."""
+"""When a silent command is checked, and when virtshim stops waiting for output."""
 
 from __future__ import annotations
 

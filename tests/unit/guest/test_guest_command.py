@@ -1,4 +1,4 @@
-"""What is said of commands in guests."""
+"""Error messages about commands in guests."""
 
 from virtshim.guest.command import too_late
 

@@ -1,4 +1,4 @@
-"""What a guest's agent is asked beside commands."""
+"""Requests to the guest agent other than commands."""
 
 from __future__ import annotations
 

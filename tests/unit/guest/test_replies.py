@@ -1,4 +1,4 @@
-"""What comes from the agent is split, bounded and never believed."""
+"""Replies of the agent are split, limited and never trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ContainerDisks whose disk is not below /disk: where it is, the operator says."""
+"""ContainerDisks whose disk is at another path than /disk, which the operator configures."""
 
 import dataclasses
 import hashlib

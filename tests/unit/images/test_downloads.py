@@ -1,4 +1,4 @@
-"""One download at a time of each content, and what breaks off goes on where it was."""
+"""Each content is downloaded once at a time, and an interrupted download is resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store's own affairs: what is there, what is swept, what it takes on disk."""
+"""The image store: its files, its clean-up, its use of disk space."""
 
 from __future__ import annotations
 

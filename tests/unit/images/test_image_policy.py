@@ -1,4 +1,4 @@
-"""What an operator lets onto the node: by origin, by digest, by signature."""
+"""Which images an operator allows: by origin, by digest, by signature."""
 
 import base64
 import gzip

@@ -1,4 +1,4 @@
-"""The files of images, as volumes show them: put together from layers, written where nothing leads out."""
+"""The files of images, as volumes show them: merged from layers, and confined to their directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an image has in /boot is kept with its disk, and goes with it."""
+"""Kernels from an image's /boot are stored and removed with its disk."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""Where a reference comes from, and what Virtlet's translation rules make of it."""
+"""Which source a reference means, and Virtlet's translation rules."""
 
 from __future__ import annotations
 

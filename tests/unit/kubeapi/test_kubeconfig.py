@@ -1,4 +1,4 @@
-"""What of a kubeconfig is done, and that nothing else of it is passed over."""
+"""Which fields of a kubeconfig are used; all others are refused and not ignored."""
 
 import subprocess
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A guest that writes without end: what is kept of it, and what that takes on disk."""
+"""A guest that writes endlessly: which output is kept, and how much disk space it takes."""
 
 import errno
 import os

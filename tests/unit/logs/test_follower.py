@@ -1,4 +1,4 @@
-"""All consoles together: who is served when, from which thread, and what a kill leaves."""
+"""All consoles together: scheduling, threads, and the state after a kill."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""How far a guest has booted, told by its console and its agent."""
+"""How far a guest has booted, by its console and its agent."""
 
 from __future__ import annotations
 

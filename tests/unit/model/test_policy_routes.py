@@ -1,4 +1,4 @@
-"""What the guest is told of rules and tables: addresses and numbers, whatever the record says."""
+"""The policy routes in the guest's script have only addresses and numbers, whatever the record says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which file holds a container's last words."""
+"""Which file gets a container's termination message."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Announcer: everything to everybody, in order, and nobody is waited for."""
+"""Announcer: every listener gets all events in order, and a slow listener delays no other."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""StopPodSandbox and RemovePodSandbox: safe for ever, nothing forgotten."""
+"""StopPodSandbox and RemovePodSandbox: repeatable at any time, and nothing is left behind."""
 
 import pytest
 from fakes.world import World

@@ -1,4 +1,4 @@
-"""What is said of the child that reads images."""
+"""Findings about the child process that reads images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proxy's settings, and what is made of them."""
+"""The proxy's settings, and the runtimes that result."""
 
 from pathlib import Path
 

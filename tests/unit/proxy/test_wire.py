@@ -1,4 +1,4 @@
-"""What is read of a message's bytes is what protobuf reads of them."""
+"""The proxy's reader of protobuf bytes gives the same as protobuf."""
 
 import contextlib
 

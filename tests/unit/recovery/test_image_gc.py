@@ -1,4 +1,4 @@
-"""Unused images go from a file system that fills up, the longest unused first; what anything needs stays."""
+"""When the file system fills up, unused images are removed, the longest unused first; needed ones stay."""
 
 from __future__ import annotations
 

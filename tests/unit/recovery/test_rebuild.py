@@ -1,4 +1,4 @@
-"""The state database is lost while VMs run: they are found again, by their ids, and live on."""
+"""If the state database is lost while VMs run, virtshim rebuilds their records and the VMs keep running."""
 
 from __future__ import annotations
 

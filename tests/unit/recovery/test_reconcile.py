@@ -1,4 +1,4 @@
-"""The look at leftovers while the daemon serves: what is ours and without a record goes, and nothing else."""
+"""The periodic reconciliation removes our objects without a record, and nothing else."""
 
 from __future__ import annotations
 

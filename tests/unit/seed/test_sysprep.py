@@ -1,4 +1,4 @@
-"""Windows' answer file: from which volume, and what of it."""
+"""Windows' answer file: its volume, and the files taken from it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What guests were told by Virtlet, in its 20 cases of cloud-init: they are told it, or docs/from-virtlet.md says what not."""
+"""Virtlet's 20 cloud-init cases give the same documents; docs/from-virtlet.md lists the differences."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""A damaged database: seen, set aside, and made anew from what can be read of it."""
+"""A damaged database is detected, set aside, and rebuilt from its readable rows."""
 
 import os
 import sqlite3

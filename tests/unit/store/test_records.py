@@ -1,4 +1,4 @@
-"""Records over real SQLite: everything comes back, nothing is taken for absent that is only unreadable."""
+"""Records over real SQLite: everything is read back, and an unreadable record is not taken for absent."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What earlier versions wrote loads here; what a newer one wrote is refused and left as it is."""
+"""Databases of earlier versions load; a database of a newer version is refused and left unchanged."""
 
 import json
 import sqlite3

@@ -1,4 +1,4 @@
-"""A full disk, and one that cannot be written: removal goes on, and who asks is told."""
+"""A full or unwritable disk: removals still work, and the trouble is reported."""
 
 import sqlite3
 from collections.abc import Iterator

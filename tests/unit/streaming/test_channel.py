@@ -1,4 +1,4 @@
-"""The client's connection: what waits for whom, and when it counts as gone."""
+"""The client's connection: back pressure, and when the client counts as gone."""
 
 from __future__ import annotations
 

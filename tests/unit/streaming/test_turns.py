@@ -1,4 +1,4 @@
-"""One client that has a lot to say leaves the others their turn."""
+"""One client that sends a lot does not starve the others."""
 
 from __future__ import annotations
 

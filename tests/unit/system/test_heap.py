@@ -1,4 +1,4 @@
-"""What freed memory costs when it is needed again."""
+"""The cost of reusing freed memory."""
 
 import ctypes
 import subprocess

@@ -1,4 +1,4 @@
-"""A system that has no thread to give for once: what asked for it may ask again."""
+"""If the system refuses a thread for a moment, the work can be requested again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trouble is said once, and so is its end."""
+"""A trouble is logged once, and so is its end."""
 
 from __future__ import annotations
 

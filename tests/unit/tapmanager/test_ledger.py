@@ -1,4 +1,4 @@
-"""The ledger: whole files only, and what cannot be read is never taken for nothing."""
+"""The ledger: files are complete, and an unreadable file is never taken for absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words of others in tapmanager's log: one short line each, whoever sends them, and as often as they like."""
+"""Foreign text in tapmanager's log takes one short line, whoever sends it and however often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is there: what carries another node's mark, and what cannot be read, over libvirt's test driver."""
+"""The inventory of VMs over libvirt's test driver: another node's VMs, and unreadable ones."""
 
 import contextlib
 import uuid

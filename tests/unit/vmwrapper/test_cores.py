@@ -1,4 +1,4 @@
-"""What the written vmwrapper has in place of two modules of the standard library does as they do."""
+"""vmwrapper's replacements for two standard library modules behave like those modules."""
 
 from __future__ import annotations
 

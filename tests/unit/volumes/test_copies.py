@@ -1,4 +1,4 @@
-"""What is copied of a volume, as it travels."""
+"""The archives that carry copies of volumes into the guest."""
 
 from __future__ import annotations
 

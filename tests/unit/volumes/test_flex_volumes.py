@@ -78,7 +78,7 @@ def test_an_unsupported_flex_volume_is_refused_with_the_mount_and_the_remedy(
         disk(**options)
 
 
-def test_a_malformed_or_reserved_mount_path_is_refused() -> None:
+def test_a_reserved_mount_path_or_malformed_options_are_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"config.mounts\[/proc/x\].container_path: .*cannot be a mount of a disk"):
         disk(guest="/proc/x", type="qcow2")
     with pytest.raises(InvalidRequest, match="not a JSON object"):

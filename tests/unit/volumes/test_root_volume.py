@@ -1,4 +1,4 @@
-"""The first sector of a volume that a VM boots from, and what is decided by it."""
+"""The first sector of a volume that a VM boots from, and the decisions based on it."""
 
 from __future__ import annotations
 

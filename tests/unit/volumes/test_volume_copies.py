@@ -1,4 +1,4 @@
-"""What kubelet writes for a container: copied into its seed, into its guest, and again when it changes."""
+"""Volumes that kubelet writes are copied into the seed and the guest, and again when they change."""
 
 from __future__ import annotations
 

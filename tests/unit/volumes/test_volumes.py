@@ -1,4 +1,4 @@
-"""A container's volumes over its life: served before its VM starts, let go before its end is told, never silently gone."""
+"""A container's volumes: served before its VM starts, released before its end is reported, and every loss is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of `virtshim diag`: none stops another, and the archive is there whole or not at all."""
+"""The parts of `virtshim diag` fail independently, and the archive is complete or absent."""
 
 from __future__ import annotations
 

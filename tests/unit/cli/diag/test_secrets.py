@@ -1,4 +1,4 @@
-"""What an archive of `virtshim diag` does not have."""
+"""What `virtshim diag` leaves out of its archive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLANTED = "planted-S3cret/value"
 
 
 def field_names(kind: Any, seen: set[Any]) -> set[str]:
-    """Of a dataclass, and of those in it."""
+    """Field names of a dataclass and of the dataclasses in it."""
     names: set[str] = set()
     for inner in typing.get_args(kind):
         names |= field_names(inner, seen)
@@ -35,7 +35,7 @@ def field_names(kind: Any, seen: set[Any]) -> set[str]:
 
 
 def test_each_field_of_a_record_is_listed_as_kept_or_removed() -> None:
-    """A new field is removed until somebody has thought about it: then it is written into one of the two lists."""
+    """A new field is removed by default, until it is added to one of the two lists."""
     seen: set[Any] = set()
     names: set[str] = set()
     for kind in (Sandbox, ContainerSpec, ContainerStatus, Image, BorrowedDevice, DeviceCondition):
@@ -51,7 +51,7 @@ def test_each_column_is_listed_as_kept_or_removed() -> None:
 
 
 def test_annotations_with_data_are_removed() -> None:
-    """A new one is removed, too, until it is listed."""
+    """A new column is removed by default, until it is listed."""
     data = {
         "VirtletCloudInitMetaData", "VirtletCloudInitUserData", "VirtletCloudInitUserDataScript", "VirtletSSHKeys",
         "VirtletLibvirtCPUSetting", "VirtletCloudInitUserDataSource", "VirtletSSHKeySource", "VirtletFilesFromDataSource",
@@ -136,7 +136,7 @@ def test_text_that_looks_like_a_secret_is_removed_everywhere(text: str) -> None:
 
 @pytest.mark.parametrize("piece", ["a.", "a:", "a:b."])
 def test_a_long_hostile_line_is_scanned_in_linear_time(piece: str) -> None:
-    """By the limit of a test's time: it takes hours where each place in it is a new beginning."""
+    """The time limit of a test is the check: quadratic scanning would take hours."""
     line = piece * (2 << 20)
     assert Secrets().cleaned(line) == line
 

@@ -1,4 +1,4 @@
-"""Of each finding about a node's surroundings: what it is when all is well, when it is not, and when nobody can tell."""
+"""Each finding about a node's surroundings: when all is well, when not, and when it cannot be determined."""
 
 import stat
 from collections.abc import Sequence

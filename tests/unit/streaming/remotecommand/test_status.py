@@ -1,4 +1,4 @@
-"""How a session ended, as its client is told and reads it."""
+"""The status of a session's end, as written to and read by its client."""
 
 from __future__ import annotations
 

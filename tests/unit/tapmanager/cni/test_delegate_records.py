@@ -1,4 +1,4 @@
-"""What a meta plugin keeps of its networks: read, and refused, as files of others are."""
+"""The records that a meta plugin keeps of its networks are read as untrusted files."""
 
 from __future__ import annotations
 

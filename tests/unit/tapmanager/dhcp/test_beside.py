@@ -1,4 +1,4 @@
-"""One thread answers all guests: what takes long for one of them holds up nobody else."""
+"""One thread answers all guests: slow work for one guest delays no other."""
 
 from __future__ import annotations
 

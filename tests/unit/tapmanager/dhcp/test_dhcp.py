@@ -231,7 +231,7 @@ def test_the_hostname_is_the_pods_name_if_dns_allows_it(pod: str, hostname: str)
     assert lease_plan.hostname_of(pod) == hostname
 
 
-def test_options_beyond_the_clients_size_limit_are_left_out_requested_ones_last() -> None:
+def test_options_beyond_the_clients_size_limit_are_left_out_unrequested_ones_first() -> None:
     many = Dns(DNS.servers, tuple(f"{'x' * 60}{number}.example.org" for number in range(8)))
     asked = bytes([packet.OPT_MASK, packet.OPT_ROUTER, packet.OPT_DNS])
     _, offer = answered(request(packet.DISCOVER, options={packet.OPT_PARAMETERS: asked}), lease(dns=many))

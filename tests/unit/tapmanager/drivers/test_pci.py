@@ -1,4 +1,4 @@
-"""Drivers of PCI functions, on a bus with a kernel of our own."""
+"""Drivers of PCI functions, on a fake bus with a fake kernel."""
 
 from pathlib import Path
 

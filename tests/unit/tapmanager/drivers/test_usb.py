@@ -1,4 +1,4 @@
-"""USB devices find their drivers again, on a bus with a kernel of our own."""
+"""USB devices get their drivers back, on a fake bus with a fake kernel."""
 
 import errno
 import os

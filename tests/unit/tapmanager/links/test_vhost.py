@@ -1,4 +1,4 @@
-"""vhost-net that is missing, or is something else: QEMU moves the frames, and the log says so once."""
+"""If vhost-net is missing or unusable, QEMU moves the frames, and the log says so once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a disk is based on is opened by root, for reading, for the one start."""
+"""Root opens the images below a disk, read-only and for one start."""
 
 from __future__ import annotations
 

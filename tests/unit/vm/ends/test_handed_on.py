@@ -1,4 +1,4 @@
-"""After which VMs another may take over what libvirt still has in hand."""
+"""Which VMs' disks and devices libvirt must release before another VM may take them over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a QEMU says, where libvirt is embedded: a process that says it stands for QEMU."""
+"""QEMU's output with an embedded libvirt; a fake process stands for QEMU."""
 
 from __future__ import annotations
 
