@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 
 Json = Mapping[str, object]
 
+MAX_UID = 2**32 - 2  # the last number means "no user" to the kernel
+
 _LONGEST_NAME = 80  # characters, in messages
 
 HEX64 = re.compile(r"[0-9a-f]{64}")

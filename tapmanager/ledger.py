@@ -18,11 +18,10 @@ from dataclasses import dataclass
 
 from tapmanager.cni.conf import NetworkConf, conf_from_json
 from tapmanager.errors import TapmanagerError, internal
-from tapmanager.fields import BadField, Json, as_object, number, objects, refuse_unknown, text, texts
+from tapmanager.fields import MAX_UID, BadField, Json, as_object, number, objects, refuse_unknown, text, texts
 from tapmanager.pod import MAX_QUEUES, Dns, Nic, NicFunction, Pod, address, sandbox_id
 
 _VERSION = 1
-MAX_UID = 2**32 - 2
 _SUFFIX = ".json"
 _TEMPORARY = ".new-"
 _FIELDS = (

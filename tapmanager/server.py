@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import fcntl
 import logging
+import math
 import os
 import select
 import socket
@@ -24,11 +25,12 @@ from tapmanager.errors import TapmanagerError, invalid
 from tapmanager.fields import Json
 from tapmanager.log_lines import LineLimit
 from tapmanager.peer import Peer, peer_of
-from tapmanager.verbs import Answer, seconds_of
 
 log = logging.getLogger(__name__)
 
 _BACKLOG = 512
+# The longest time that a caller may allow for one request, in seconds.
+_MAX_TIMEOUT = 3600.0
 # What one user may cause to be logged: so many lines at once, and one each so many seconds after that.
 _USER_LINES = 20
 _USER_LINE_EVERY = 10.0
@@ -46,6 +48,15 @@ class ServerLimits:
 
 
 USUAL = ServerLimits()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """`fds`: the server closes them after sending."""
+
+    ok: Json
+    fds: list[int] = dataclasses.field(default_factory=list)
+
 
 # (request, peer, until) -> Answer; raises TapmanagerError, OSError
 Perform = Callable[[Json, Peer, float], Answer]
@@ -248,7 +259,7 @@ class Server:
         verb = _verb(request)
         answer = None
         try:
-            answer = self._perform(request, peer, started + seconds_of(request))
+            answer = self._perform(request, peer, started + _seconds_of(request))
             body = protocol.answer(number, answer.ok)
             protocol.encode(body)  # an answer that is too long must become an error too
         except (TapmanagerError, protocol.FrameError, OSError) as exc:
@@ -265,6 +276,14 @@ class Server:
         finally:
             protocol.close_all(fds)
         log.debug("request.done verb=%s ms=%.1f", verb, (time.monotonic() - started) * 1000)
+
+
+def _seconds_of(request: Json) -> float:
+    """Seconds that the caller waits. Raises TapmanagerError (invalid)."""
+    value = request.get("timeout")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        raise invalid("timeout: must be a positive number of seconds")
+    return min(float(value), _MAX_TIMEOUT)
 
 
 def _verb(request: Json) -> str:

@@ -7,12 +7,12 @@ import argparse
 import dataclasses
 import grp
 import pwd
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tapmanager import toml_files
-from tapmanager.errors import TapmanagerError, invalid
+from tapmanager.errors import invalid
 from tapmanager.pod import FILTERS, WITH_IP
 from tapmanager.toml_files import Layers
 
@@ -80,7 +80,7 @@ def load(argv: Sequence[str]) -> Settings:
     given = vars(_parser().parse_args(argv))
     config = given.pop("config")
     layers = toml_files.read(config, must_be_there=config != toml_files.DEFAULT_FILE) if config else Layers()
-    values, problems = table_of(layers, "tapmanager", [one.name for one in dataclasses.fields(Settings)])
+    values, problems = toml_files.table_of(layers, "tapmanager", [one.name for one in dataclasses.fields(Settings)])
     flags = {name: value for name, value in given.items() if value is not None}
     checked = {}
     for name, value in (values | flags).items():
@@ -89,28 +89,8 @@ def load(argv: Sequence[str]) -> Settings:
         place = "--" + name.replace("_", "-") if name in flags else layers.place(("tapmanager", name))
         problems += [f"{place}: tapmanager.{problem}" for problem in found]
     if problems:
-        raise bad_configuration(problems)
+        raise toml_files.bad_configuration(problems)
     return Settings(**checked)  # type: ignore[arg-type]  # _checked has looked at each
-
-
-def table_of(layers: Layers, table: str, known: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    """(values of the known keys of the table, faults of the files and of the table)"""
-    values, problems = layers.values.get(table, {}), list(layers.faults)
-    if not isinstance(values, Mapping):
-        return {}, [*problems, f"{layers.place((table,))}: {table}: must be a table, [{table}]"]
-    for key in values:
-        if key not in known:
-            near = toml_files.nearest(key, known)
-            meant = f"did you mean {table}.{near}?" if near else f"[{table}] has {', '.join(known)}"
-            problems.append(f"{layers.place((table, key))}: {table}.{key}: there is no such setting; {meant}")
-    return {key: value for key, value in values.items() if key in known}, problems
-
-
-def bad_configuration(problems: Sequence[str]) -> TapmanagerError:
-    noun = "fault" if len(problems) == 1 else "faults"
-    return invalid(
-        f"configuration: {len(problems)} {noun} to correct" + "".join(f"\n  {problem}" for problem in problems)
-    )
 
 
 def _parser() -> argparse.ArgumentParser:

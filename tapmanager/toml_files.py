@@ -11,9 +11,11 @@ import glob
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from tapmanager.errors import TapmanagerError, invalid
 
 # The default file, which the systemd units use. It may be missing.
 DEFAULT_FILE = "/etc/virtshim/config.toml"
@@ -86,6 +88,26 @@ def read(file: str, *, must_be_there: bool = True) -> Layers:
             layers.files.append(path)
             layers.lay(values, {key: f"{path}:{line}" for key, line in lines_of(text)})
     return layers
+
+
+def table_of(layers: Layers, table: str, known: Sequence[str]) -> tuple[dict[str, object], list[str]]:
+    """(values of the known keys of the table, faults of the files and of the table)"""
+    values, problems = layers.values.get(table, {}), list(layers.faults)
+    if not isinstance(values, Mapping):
+        return {}, [*problems, f"{layers.place((table,))}: {table}: must be a table, [{table}]"]
+    for key in values:
+        if key not in known:
+            near = nearest(key, known)
+            meant = f"did you mean {table}.{near}?" if near else f"[{table}] has {', '.join(known)}"
+            problems.append(f"{layers.place((table, key))}: {table}.{key}: there is no such setting; {meant}")
+    return {key: value for key, value in values.items() if key in known}, problems
+
+
+def bad_configuration(problems: Sequence[str]) -> TapmanagerError:
+    noun = "fault" if len(problems) == 1 else "faults"
+    return invalid(
+        f"configuration: {len(problems)} {noun} to correct" + "".join(f"\n  {problem}" for problem in problems)
+    )
 
 
 def lines_of(text: str) -> Iterator[tuple[Key, int]]:

@@ -30,7 +30,6 @@ counters {"after"}           -> {"sandboxes": {id: {interface: [8 numbers]}}, "l
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -39,24 +38,14 @@ from tapmanager.cgroups.plan import RequestedLimits, cgroup_path
 from tapmanager.cgroups.tree import VmCgroups
 from tapmanager.drivers import PciDrivers, UsbDrivers
 from tapmanager.errors import TapmanagerError, invalid
-from tapmanager.fields import BadField, Json, as_object, number, refuse_unknown, text
-from tapmanager.ledger import MAX_UID, Entry, Placement
+from tapmanager.fields import MAX_UID, BadField, Json, as_object, number, refuse_unknown, text
+from tapmanager.ledger import Entry, Placement
 from tapmanager.links import network_plan
 from tapmanager.peer import Peer
 from tapmanager.pod import MAX_QUEUES, Nic, NicFunction, Pod, sandbox_id
+from tapmanager.server import Answer
 from tapmanager.sriov.nic_functions import NicFunctions
 from tapmanager.tap_handover import OpenTap
-
-# The longest time that a caller may allow for one request, in seconds.
-_MAX_TIMEOUT = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """`fds`: the server closes them after sending."""
-
-    ok: Json
-    fds: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +72,6 @@ class _Call:
 class _Verb:
     run: Callable[[HostResources, _Call], Answer]
     open_to_qemu: bool = False
-
-
-def seconds_of(request: Json) -> float:
-    """Seconds that the caller waits. Raises TapmanagerError (invalid)."""
-    value = request.get("timeout")
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-        raise invalid("timeout: must be a positive number of seconds")
-    return min(float(value), _MAX_TIMEOUT)
 
 
 def perform(resources: HostResources, request: Json, peer: Peer, until: float) -> Answer:
@@ -153,9 +134,11 @@ def _release(resources: HostResources, call: _Call) -> Answer:
 def _fetch(resources: HostResources, call: _Call) -> Answer:
     refuse_unknown(call.args, ("sandbox", "key"), "args")
     sandbox, key = _sandbox(call.args), text(call.args, "key", "args")
-    taps = resources.attachments.taps.fetch(
-        sandbox, key, call.peer, lambda placement: resources.groups.admit(placement, call.peer), call.until
-    )
+
+    def admit(placement: Placement) -> None:
+        resources.groups.admit(placement.group, placement.oom_score_adj, call.peer)
+
+    taps = resources.attachments.taps.fetch(sandbox, key, call.peer, admit, call.until)
     return Answer(
         {"interfaces": [_fetched(one) for one in taps]}, [fd for one in taps for fd in (*one.fds, *one.vhost)]
     )

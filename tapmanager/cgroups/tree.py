@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from tapmanager.cgroups.plan import OWN_PARENT, Hierarchy, RequestedLimits, Setting, parse_mountinfo, settings
 from tapmanager.errors import TapmanagerError, internal, invalid
 from tapmanager.kernel_files import write_once
-from tapmanager.ledger import Placement
 from tapmanager.peer import Peer
 
 log = logging.getLogger(__name__)
@@ -95,14 +94,14 @@ class VmCgroups:
             for word in _read(f"{places[0][1]}/cgroup.procs").split():
                 self._adjust_oom_score(int(word), oom_score_adj)
 
-    def admit(self, placement: Placement, peer: Peer) -> None:
+    def admit(self, group: str, oom_score_adj: int | None, peer: Peer) -> None:
         """Moves the peer into its VM's group before it becomes QEMU, so that all of its memory is charged to the group. Refuses a
-        process that is no longer the peer."""
+        process that is no longer the peer. `group`: "" leaves the peer where it is. `oom_score_adj`: None leaves it unchanged."""
         _require_live_peer(peer)
-        if placement.group:
-            self._enter(placement.group, peer.pid)
-        if placement.oom_score_adj is not None:
-            self._adjust_oom_score(peer.pid, placement.oom_score_adj)
+        if group:
+            self._enter(group, peer.pid)
+        if oom_score_adj is not None:
+            self._adjust_oom_score(peer.pid, oom_score_adj)
 
     def remove(self, path: str) -> None:
         """Removes the group. No error if it is gone. Raises TapmanagerError (failed-precondition) if it still has processes."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tapmanager import log_lines, server, settings, thread_dump, toml_files
+from tapmanager import log_lines, server, thread_dump, toml_files
 from tapmanager.cgroups.tree import VmCgroups, hierarchies
 from tapmanager.daemon import Reload, notify_systemd, watchdog_seconds
 from tapmanager.errors import TapmanagerError
@@ -58,14 +58,14 @@ def main(argv: list[str] | None = None) -> int:
 def load(config: str | None) -> ShareSettings:
     """Reads the file and its drop-ins. Raises TapmanagerError with all problems at once."""
     layers = toml_files.read(config, must_be_there=config != toml_files.DEFAULT_FILE) if config else Layers()
-    values, problems = settings.table_of(layers, "shares", [one.name for one in dataclasses.fields(ShareSettings)])
+    values, problems = toml_files.table_of(layers, "shares", [one.name for one in dataclasses.fields(ShareSettings)])
     for name, value in values.items():
         if not isinstance(value, str) or (name == "socket" and not value.startswith("/")):
             problems.append(
                 f"{layers.place(('shares', name))}: shares.{name}: must be an absolute path; it is {value!r}"
             )
     if problems:
-        raise settings.bad_configuration(problems)
+        raise toml_files.bad_configuration(problems)
     return ShareSettings(**{name: str(value) for name, value in values.items()})
 
 

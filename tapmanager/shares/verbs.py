@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 
 from tapmanager.cgroups.plan import cgroup_path
 from tapmanager.errors import TapmanagerError, invalid
-from tapmanager.fields import BadField, Json, as_object, number, refuse_unknown, text
-from tapmanager.ledger import MAX_UID
+from tapmanager.fields import MAX_UID, BadField, Json, as_object, number, refuse_unknown, text
 from tapmanager.peer import Peer
+from tapmanager.server import Answer
 from tapmanager.shares import plan
 from tapmanager.shares.daemons import Place, ShareDaemons
-from tapmanager.verbs import Answer
 
 _Verb = Callable[[ShareDaemons, Json, float], Answer]
 

@@ -193,7 +193,7 @@ def test_a_vm_can_be_put_into_the_unified_hierarchy_alone(tmp_path: Path) -> Non
         assert groups.make(path, RequestedLimits(hugepages=pages))
         if pages:
             assert Path(f"{v2.root}{path}/hugetlb.2MB.max").read_text() == f"{4 << 20}\n"
-        groups.admit(cgroups.Placement(path, 1000), cgroups.Peer(os.geteuid(), sleeper.pid))
+        groups.admit(path, 1000, cgroups.Peer(os.geteuid(), sleeper.pid))
         assert Path(f"/proc/{sleeper.pid}/cgroup").read_text().splitlines()[-1] == f"0::{path}"
     finally:
         sleeper.kill()

@@ -14,7 +14,7 @@ from tapmanager.cgroups.plan import RequestedLimits
 from tapmanager.errors import TapmanagerError
 from tapmanager.fields import Json, as_object
 from tapmanager.peer import Peer
-from tapmanager.verbs import Answer
+from tapmanager.server import Answer
 from virtshim.model.cgroup import CgroupLimits, VmCgroup
 from virtshim.model.errors import InvalidRequest, WrongState
 from virtshim.model.ids import ContainerId, SandboxId

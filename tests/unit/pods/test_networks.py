@@ -13,7 +13,7 @@ from tapmanager.errors import TapmanagerError
 from tapmanager.fields import Json
 from tapmanager.peer import Peer
 from tapmanager.protocol import KINDS
-from tapmanager.verbs import Answer
+from tapmanager.server import Answer
 from virtshim.model.errors import DeadlineExceeded, InternalError, Kind, Unavailable
 from virtshim.model.ids import SandboxId
 from virtshim.model.network import Dns, Interface, PodNetwork, PolicyRule, Route, TableRoute

@@ -16,7 +16,7 @@ import pytest
 from tapmanager import log_lines, protocol, server, verbs
 from tapmanager.fields import Json
 from tapmanager.peer import Peer
-from tapmanager.verbs import Answer
+from tapmanager.server import Answer
 
 pytestmark = pytest.mark.hostile
 

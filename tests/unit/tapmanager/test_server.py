@@ -16,7 +16,7 @@ from tapmanager import protocol, server, verbs
 from tapmanager.errors import TapmanagerError
 from tapmanager.fields import Json
 from tapmanager.peer import Peer
-from tapmanager.verbs import Answer
+from tapmanager.server import Answer
 
 ME = os.geteuid()
 

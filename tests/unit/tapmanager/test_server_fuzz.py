@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tapmanager import protocol, server
 from tapmanager.fields import Json
 from tapmanager.peer import Peer
-from tapmanager.verbs import Answer
+from tapmanager.server import Answer
 
 _LIMIT = 60.0
 
