@@ -1,13 +1,11 @@
-"""`virtshim config`: shows and checks the settings, and prints their schema and reference."""
+"""`virtshim config show` and `virtshim config check`."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple
-
-import typer
+from typing import Any, NamedTuple
 
 from tapmanager.toml_files import Key
 from virtshim.cli.diag.secrets import PLAIN_ANNOTATIONS
@@ -97,45 +95,3 @@ def _annotations(values: dict[str, str]) -> dict[str, str]:
         name: text if name in PLAIN_ANNOTATIONS else f"(hidden, {len(text)} characters)"
         for name, text in values.items()
     }
-
-
-config_app = typer.Typer(help="Show and check the settings.", no_args_is_help=True)
-
-_ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file; default /etc/virtshim/config.toml")]
-
-
-@config_app.command()
-def show(
-    config: _ConfigFile = None,
-    json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
-    changed: Annotated[bool, typer.Option("--changed", help="only settings that differ from their defaults")] = False,
-) -> None:
-    """Print the settings in force as TOML, with the source of each. Secrets and annotations of profiles are hidden."""
-
-    show_command(config, as_json=json, changed=changed)
-
-
-@config_app.command()
-def check(config: _ConfigFile = None) -> None:
-    """Check the settings. Prints every fault with its file and line; the exit code is then 78."""
-
-    check_command(config)
-
-
-@config_app.command()
-def schema() -> None:
-    """Print all settings with their defaults and meanings, as JSON Schema."""
-    import json
-
-    from virtshim.config.settings import Settings
-
-    print(json.dumps(Settings.model_json_schema(), indent=2))
-
-
-@config_app.command()
-def reference() -> None:
-    """Print all settings with their defaults, limits, units, meanings and reasons, as Markdown."""
-    from virtshim.config.reference import page
-    from virtshim.config.settings import Settings
-
-    print(page(Settings), end="")

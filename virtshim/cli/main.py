@@ -10,7 +10,6 @@ from typing import Annotated, Final
 
 import typer
 
-from virtshim.cli.config import config_app
 from virtshim.cli.operating import cri_socket as _cri_socket
 from virtshim.cli.operating import operating_app, pod_names
 from virtshim.cli.terminal import open_closed_streams, write_out
@@ -266,6 +265,48 @@ def ssh(
     from virtshim.cli.sessions import ssh as become_ssh
 
     become_ssh(_cri_socket(socket, config), name, SshOptions(user, identity, inject, tuple(command or ())))
+
+
+config_app = typer.Typer(help="Show and check the settings.", no_args_is_help=True)
+
+
+@config_app.command("show")
+def config_show(
+    config: _ConfigFile = None,
+    json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="only settings that differ from their defaults")] = False,
+) -> None:
+    """Print the settings in force as TOML, with the source of each. Secrets and annotations of profiles are hidden."""
+    from virtshim.cli.config import show_command
+
+    show_command(config, as_json=json, changed=changed)
+
+
+@config_app.command("check")
+def config_check(config: _ConfigFile = None) -> None:
+    """Check the settings. Prints every fault with its file and line; the exit code is then 78."""
+    from virtshim.cli.config import check_command
+
+    check_command(config)
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print all settings with their defaults and meanings, as JSON Schema."""
+    import json
+
+    from virtshim.config.settings import Settings
+
+    print(json.dumps(Settings.model_json_schema(), indent=2))
+
+
+@config_app.command("reference")
+def config_reference() -> None:
+    """Print all settings with their defaults, limits, units, meanings and reasons, as Markdown."""
+    from virtshim.config.reference import page
+    from virtshim.config.settings import Settings
+
+    print(page(Settings), end="")
 
 
 app.add_typer(config_app, name="config")
