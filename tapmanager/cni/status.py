@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass
 
 from tapmanager.cni.conf import NetworkConf
 from tapmanager.cni.plugins import CniPlugins
@@ -74,17 +75,30 @@ class PluginStatus:
 # The addresses of attached pods. No two pods may have the same address.
 
 
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """The pod that has an address. Not its whole ledger entry, which takes many times the memory. `pod`: namespace/name."""
+
+    sandbox: str
+    netns: str
+    pod: str
+
+
+def _owner(entry: Entry) -> _Owner:
+    return _Owner(entry.pod.sandbox, entry.netns, f"{entry.pod.namespace}/{entry.pod.name}")
+
+
 class PodAddresses:
     """Thread-safe. Kept in memory, from the ledger's content."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._owners: dict[str, Entry] = {}
+        self._owners: dict[str, _Owner] = {}
 
     def remember(self, entry: Entry) -> None:
         """Adds the pod's addresses without a check."""
         with self._lock:
-            self._owners |= dict.fromkeys(entry.ips, entry)
+            self._owners |= dict.fromkeys(entry.ips, _owner(entry))
 
     def take(self, entry: Entry) -> None:
         """Reserves the pod's addresses. Raises TapmanagerError (already-exists) if another pod has one, and its namespace
@@ -92,16 +106,15 @@ class PodAddresses:
         with self._lock:
             for ip in entry.ips:
                 owner = self._owners.get(ip)
-                if owner is not None and owner.pod.sandbox != entry.pod.sandbox and netns.exists(owner.netns):
-                    pod = owner.pod
+                if owner is not None and owner.sandbox != entry.pod.sandbox and netns.exists(owner.netns):
                     raise TapmanagerError(
                         "already-exists",
-                        f'CNI network "{entry.conf.name}" gave the pod {ip}, which pod {pod.namespace}/{pod.name} '
-                        f"(sandbox {pod.sandbox[:20]}) already has: leases were lost, or two networks share a range; "
+                        f'CNI network "{entry.conf.name}" gave the pod {ip}, which pod {owner.pod} '
+                        f"(sandbox {owner.sandbox[:20]}) already has: leases were lost, or two networks share a range; "
                         "correct that, or remove the other pod",
                     )
-            self._owners |= dict.fromkeys(entry.ips, entry)
+            self._owners |= dict.fromkeys(entry.ips, _owner(entry))
 
     def forget(self, sandbox: str) -> None:
         with self._lock:
-            self._owners = {ip: owner for ip, owner in self._owners.items() if owner.pod.sandbox != sandbox}
+            self._owners = {ip: owner for ip, owner in self._owners.items() if owner.sandbox != sandbox}

@@ -224,11 +224,16 @@ def _opened_open(entry: Entry, nic: Nic, beside: Beside, undo: contextlib.ExitSt
     for what in told.left_out:
         log.warning("ipv6.route_not_told sandbox=%s interface=%s route=%s", entry.pod.sandbox, nic.link, what)
     known = {IPv6Address(address) for address in pod_links.answered_for(nic) if ":" in address}
-    announcer = Announcer(told, _ends(entry, nic, tap, link, beside), known, time.monotonic())
+    ends = _ends(entry.pod.sandbox, entry.netns, nic, tap, link, beside)
+    announcer = Announcer(told, ends, known, time.monotonic())
     return GuestNic(tap, lease, ipv6, announcer, link)
 
 
-def _ends(entry: Entry, nic: Nic, tap: socket.socket, link: socket.socket | None, beside: Beside) -> Ends:
+def _ends(
+    sandbox: str, netns_path: str, nic: Nic, tap: socket.socket, link: socket.socket | None, beside: Beside
+) -> Ends:
+    """Not of the whole ledger entry: what this returns is kept as long as the pod."""
+
     def to_network(data: bytes) -> None:
         if link is not None:
             send_or_lose(link, data)
@@ -237,9 +242,9 @@ def _ends(entry: Entry, nic: Nic, tap: socket.socket, link: socket.socket | None
         if tap.fileno() < 0:
             return False  # the pod has been released
         try:
-            netns.run_inside(entry.netns, functools.partial(pod_links.stand_in_for, nic, address, mac))
+            netns.run_inside(netns_path, functools.partial(pod_links.stand_in_for, nic, address, mac))
         except (TapmanagerError, OSError) as exc:
-            log.warning("ipv6.router_not_answered sandbox=%s interface=%s error=%s", entry.pod.sandbox, nic.link, exc)
+            log.warning("ipv6.router_not_answered sandbox=%s interface=%s error=%s", sandbox, nic.link, exc)
             return False
         return True
 
