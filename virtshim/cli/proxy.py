@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from virtshim.config.settings import Settings, load_settings
 from virtshim.model.errors import InvalidRequest
 from virtshim.proxy.routes import Routes, Runtime
-from virtshim.system.daemon import keep_large_blocks, share_one_heap
+from virtshim.system.daemon import do_without_extras, keep_large_blocks, share_one_heap
 
 
 def proxy_command(file: str | None, directory: str | None) -> None:
@@ -15,8 +13,7 @@ def proxy_command(file: str | None, directory: str | None) -> None:
         raise InvalidRequest("--dir and --config exclude each other; --dir reads the settings from DIR/config.toml")
     share_one_heap()
     keep_large_blocks()
-    # If rich is installed, structlog imports it for coloured tracebacks. A daemon's log never shows them: this saves 6 MiB.
-    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+    do_without_extras()
     from virtshim.app.reload import Reload
     from virtshim.proxy.serving import Plan, serve
     from virtshim.system.logsetup import set_up_logging

@@ -7,13 +7,12 @@ import os
 import sys
 
 from virtshim.config.settings import load_settings
-from virtshim.system.daemon import share_one_heap
+from virtshim.system.daemon import do_without_extras, share_one_heap
 
 
 def serve_command(file: str | None) -> None:
     share_one_heap()
-    # If rich is installed, structlog imports it for coloured tracebacks. The daemon's log never shows them: this saves 6 MiB.
-    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+    do_without_extras()
     from virtshim.app.serve import serve
     from virtshim.system.logsetup import set_up_logging
 

@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Mapping
 from types import FrameType
@@ -77,6 +78,18 @@ def reload_requests() -> queue.SimpleQueue[None]:
 
     signal.signal(signal.SIGHUP, reload)
     return asked
+
+
+# What structlog imports if it is installed.
+
+_EXTRAS: Final = ("colorama", "greenlet", "rich")
+
+
+def do_without_extras() -> None:
+    """Must be called before structlog is imported. The extras are for tracebacks in colour, which a daemon's log never has, and
+    for green threads. This saves 6 MiB."""
+    for name in _EXTRAS:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # means: cannot be imported
 
 
 # Settings of glibc's allocator, before threads are started. They do nothing with another C library. From malloc.h:

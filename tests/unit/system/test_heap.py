@@ -1,4 +1,4 @@
-"""The cost of reusing freed memory."""
+"""The daemons' memory: what freed memory costs when it is needed again, and which libraries are not loaded."""
 
 import ctypes
 import subprocess
@@ -31,3 +31,48 @@ def _faults(keep: str) -> int:
 def test_freed_large_blocks_are_reused_without_being_cleared_again() -> None:
     """Of 4 KiB each: 150 MiB are 38400."""
     assert _faults("daemon.keep_large_blocks()") < 2000 < _faults("daemon.share_one_heap()")
+
+
+_LOADED = """
+import sys
+def loaded(*_):
+    print(*(name for name, module in sys.modules.items() if module is not None))
+    sys.exit()
+"""
+# With the imports that the command makes before it reads the settings.
+_COMMAND = """
+import virtshim.cli.main
+from virtshim.cli import {name}
+{name}.load_settings = loaded
+{name}.{call}
+"""
+_STARTS = {
+    "virtshim serve": _COMMAND.format(name="serve", call="serve_command(None)"),
+    "virtshim proxy": _COMMAND.format(name="proxy", call="proxy_command(None, None)"),
+    "tapmanager": "import tapmanager.__main__; loaded()",
+    "virtshim-shares": "import tapmanager.shares.__main__; loaded()",
+}
+# Installed beside the daemons, for other programs or for few nodes.
+_OPTIONAL = (
+    "aiohttp", "alembic", "colorama", "cryptography", "greenlet", "opentelemetry", "prometheus_client", "pygments", "re2",
+    "rich", "virtshim.cli.config", "virtshim.cli.diag", "virtshim.setup",
+)  # fmt: skip
+_VMS = ("libvirt", "lxml", "pycdlib", "sqlalchemy", "urllib3", "wsproto")
+_VIRTSHIM = ("grpc", "pydantic", "structlog", "virtshim")
+_UNUSED = {
+    "virtshim serve": (*_OPTIONAL, "pyroute2"),
+    "virtshim proxy": (*_OPTIONAL, *_VMS, "pyroute2"),
+    "tapmanager": (*_OPTIONAL, *_VMS, *_VIRTSHIM, "pyroute2.ethtool", "pyroute2.ipdb", "pyroute2.ndb", "sqlite3"),
+    "virtshim-shares": (
+        *_OPTIONAL, *_VMS, *_VIRTSHIM, "asyncio", "pyroute2", "ssl", "tapmanager.attachments", "tapmanager.pod",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("daemon", _STARTS)
+def test_a_daemon_loads_no_library_that_it_does_not_use(daemon: str) -> None:
+    program = _LOADED + _STARTS[daemon]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert len(loaded) > 50
+    assert [name for name in loaded if f"{name}.".startswith(tuple(f"{one}." for one in _UNUSED[daemon]))] == []
