@@ -18,6 +18,7 @@ from imageserver import serve_directory
 from many_pods import pods_rounds
 from net import net_rounds
 from node import Node
+from parallel_pull import parallel_pull_rounds
 from pod_start import one_round, vmwrapper_round
 from podclient import PodClient
 from proxy import proxy_figures
@@ -75,6 +76,11 @@ def pull(place: Place, rounds: int, figures: Figures) -> None:
         registry_pull_rounds(Path(big), rounds, figures, place.cri.pull, place.cri.remove_image)
 
 
+def parallel_pull(place: Place, rounds: int, figures: Figures) -> None:
+    with tempfile.TemporaryDirectory(dir=place.directory) as registry:
+        parallel_pull_rounds(Path(registry), rounds, figures)
+
+
 def scale(place: Place, rounds: int, figures: Figures) -> None:
     del rounds  # it makes hundreds of calls anyway
     scale_round(place.node, figures)
@@ -109,5 +115,6 @@ def net(place: Place, rounds: int, figures: Figures) -> None:
 
 
 SECTIONS: dict[str, Section] = {
-    one.__name__: one for one in (starts, pods, sandboxes, pull, scale, recover, proxy, boot, shares, net)
+    one.__name__: one
+    for one in (starts, pods, sandboxes, pull, parallel_pull, scale, recover, proxy, boot, shares, net)
 }
