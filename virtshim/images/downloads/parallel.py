@@ -95,6 +95,11 @@ class Parts:
             self._changed.notify_all()
         return part
 
+    def ask_no_more(self) -> None:
+        """The parts that were asked for are the last ones."""
+        with self._changed:
+            self._size = min(self._size, self._unasked)
+
     def _work(self) -> None:
         """Downloads parts until none is left. Stops after the first failure if nothing has succeeded yet, else after two in a
         row."""
@@ -218,7 +223,8 @@ def by_several(
                 if taken == 2 * CONNECTIONS:
                     alone.close()
                     if came < GAIN * rate * (time.monotonic() - began):
-                        return
+                        # What is under way is used: on a link that one connection fills, its bytes would come twice.
+                        parts.ask_no_more()
     finally:
         # Do not count bytes of parts that were not passed on.
         watch.received = received + came
