@@ -25,7 +25,7 @@ from fakes.webserver import WebServer, serving
 from virtshim.images import disk_writer
 from virtshim.images.confined import frames
 from virtshim.images.disk_writer import DiskWriter
-from virtshim.images.downloads import parallel, places
+from virtshim.images.downloads import parallel, places, resumed
 from virtshim.images.downloads.parallel import Parts
 from virtshim.images.filestore import ImageFileStore
 from virtshim.images.http_client import Pace
@@ -766,6 +766,35 @@ def test_bytes_that_arrive_in_small_pieces_take_no_more_memory(monkeypatch: pyte
         tracemalloc.stop()
     assert chunks == [length] * parallel.CONNECTIONS
     assert most < 3 * size
+
+
+@pytest.mark.parametrize("becomes_slower", [True, False])
+def test_several_are_tried_again_where_one_becomes_slower_than_they_were(
+    monkeypatch: pytest.MonkeyPatch, becomes_slower: bool
+) -> None:
+    length = 1 << 12
+    monkeypatch.setattr(parallel, "PIECE", length)
+    monkeypatch.setattr(parallel, "GAIN", float("inf"))
+
+    def is_waited_for(trial: parallel.Trial, left: int) -> bool:
+        trial.rate = 1.0
+        return left >= 2 * length
+
+    monkeypatch.setattr(parallel.Trial, "is_waited_for", is_waited_for)
+    monkeypatch.setattr(parallel.Trial, "is_beaten_by", lambda _, rate: becomes_slower and rate > 0)
+    patient(monkeypatch)
+    size, asked = 40 * length, []
+    with PullWatch("x", NEVER, 60) as watch:
+
+        def rest(at: int, end: int | None = None) -> Any:
+            asked.append((at, end))
+            return Sent(watch, (end or size) - at, 1 << 10)
+
+        assert sum(map(len, resumed.body(None, 0, rest, watch, size))) == size
+    parts = [at for at, end in asked if end is not None]
+    assert len(parts) == len(set(parts))
+    assert (max(parts) > 20 * length) is becomes_slower
+    assert (len(asked) - len(parts) > 2) is becomes_slower
 
 
 @pytest.mark.parametrize(("patience", "silence"), [(0.0, 60.0), (60.0, 0.0)])

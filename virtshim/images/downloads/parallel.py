@@ -197,6 +197,10 @@ class Trial:
         self._begin()
         return is_waited_for
 
+    def is_beaten_by(self, rate: float) -> bool:
+        """Whether several that had that rate are worth another try."""
+        return rate >= GAIN * self.rate
+
     def _begin(self) -> None:
         self._began, self._waited, self._came = time.monotonic(), 0.0, 0
 

@@ -104,7 +104,8 @@ class _Reading:
         self._answer = answer
         self._rest = rest
         self._watch = watch
-        self._rate = 0.0
+        # Bytes per second of one connection, and of several at the last try.
+        self._rate = self._rate_of_several = 0.0
         # The whole size while several connections may be tried, then None.
         self._size = size if rest is not None else None
 
@@ -115,37 +116,44 @@ class _Reading:
             if self._rest is None:
                 return
             answer = self._rest(self.at)
-        with answer:
-            if (yield from self._by_one(answer)) or self._size is None or self._rest is None:
+        while True:
+            with answer:
+                if (yield from self._by_one(answer)) or self._size is None or self._rest is None:
+                    return
+                size, self._size = self._size, None
+                yield from self._by_several(answer, size, self._rest)
+                if not answer.is_closed:
+                    yield from self._by_one(answer)
+                    return
+            if self.at >= size:
                 return
-            size, self._size = self._size, None
-            yield from self._by_several(answer, size, self._rest)
-            if not answer.is_closed:
-                yield from self._by_one(answer)
-                return
-        if self.at < size:
-            with self._rest(self.at) as answer:
-                yield from self._by_one(answer)
+            answer, self._size = self._rest(self.at), size
 
     def _by_one(self, answer: HttpResponse) -> Generator[bytes, None, bool]:
-        """Reads over one connection. Returns true at the end, false if several connections should be tried."""
-        trial = Trial()
+        """Reads over one connection. Returns true at the end, false if several connections should be tried.
+
+        Several are tried again if the one becomes slower than they were. TCP is often fast until its first losses. The first
+        seconds of a further connection do not count, because TCP starts slowly."""
+        trial, is_settled = Trial(), False
         while chunk := trial.read(answer):
             self.at += len(chunk)
             yield chunk
             if self._size is not None and trial.is_waited_for(self._size - self.at):
                 self._rate = trial.rate
-                return False
+                if not self._rate_of_several or (is_settled and trial.is_beaten_by(self._rate_of_several)):
+                    return False
+                is_settled = True
         return True
 
     def _by_several(self, answer: HttpResponse, size: int, rest: Rest) -> Generator[bytes, None, None]:
         """Reads over several connections as far as they get. Then `answer` is closed, or at the same byte."""
-        began = self.at
+        began, started = self.at, time.monotonic()
         log.info("image.download.by_several", image=self._watch.name, bytes=began, rate=round(self._rate))
         with contextlib.closing(by_several(began, size, rest, self._watch, answer, self._rate)) as chunks:
             for chunk in chunks:
                 self.at += len(chunk)
                 yield chunk
+        self._rate_of_several = (self.at - began) / max(time.monotonic() - started, 0.001)
         if self.at == size:
             answer.close()
         elif not answer.is_closed:
