@@ -45,6 +45,7 @@ PROMISES = (
     Promise("pull_ratio", "image pull / curl, sha256sum", 0.9, at_least=True),
     Promise("pull_gzip_ratio", "gzip layer / skopeo", 0.9, at_least=True),
     Promise("pull_zstd_ratio", "zstd layer / skopeo", 0.9, at_least=True),
+    Promise("parallel_pull_gain", "pull, lossy link / one connection", 1.3, at_least=True),
     Promise("net_ratio", "TCP, guest to host / bare QEMU", 0.98, at_least=True),
     Promise("net_in_ratio", "TCP, host to guest / bare QEMU", 0.98, at_least=True),
     Promise("net_trips_ratio", "round trips / bare QEMU", 0.98, at_least=True),
