@@ -8,8 +8,8 @@ libvirt also runs its emulator to learn its features, with none of our variables
     VIRTSHIM_TAPMANAGER  tapmanager's socket
     VIRTSHIM_NICS        the numbers of the NICs' slots, separated by commas; unset: in order
     VIRTSHIM_NIC_MODEL   the NICs' model; unset: virtio
-    VIRTSHIM_CONFINE     how QEMU is confined, in addition to its user: landlock (rules: jail.py), seccomp, core-scheduling,
-                         separated by commas; unset: not at all, for a VM that an earlier version has defined
+    VIRTSHIM_CONFINE     how QEMU is confined, in addition to its user: landlock (rules: landlock_rules.py), seccomp,
+                         core-scheduling, separated by commas; unset: not at all, for a VM that an earlier version has defined
     VIRTSHIM_PARTS       further paths that QEMU may read and run, separated by colons
     VIRTSHIM_OUTPUT      a named pipe for QEMU's output; unset: what libvirt gave QEMU
     VIRTSHIM_THREADS     the most threads of QEMU's user, which no other VM has
@@ -110,7 +110,7 @@ def _call_servers(argv: Sequence[str]) -> Sequence[str]:
 
 def _confine(argv: Sequence[str], emulator: str, environ: Mapping[str, str]) -> None:
     """Confines this process, and the QEMU that it becomes, for good."""
-    from vmwrapper import jail
+    from vmwrapper import landlock_rules
     from vmwrapper.confine import kernel, landlock, seccomp
 
     wanted = environ["VIRTSHIM_CONFINE"].split(",")
@@ -127,9 +127,9 @@ def _confine(argv: Sequence[str], emulator: str, environ: Mapping[str, str]) -> 
     kernel.forbid_new_privileges()
     try:
         if "landlock" in wanted:
-            landlock.restrict(jail.files(argv, emulator, parts))
+            landlock.restrict(landlock_rules.files(argv, emulator, parts))
         if "seccomp" in wanted:
-            seccomp.install(jail.refused_calls(argv))
+            seccomp.install(landlock_rules.refused_calls(argv))
     except OSError as exc:
         raise CannotStart(f"QEMU cannot be confined: {exc.strerror}; see libvirt.confine in virtshim's config") from exc
 

@@ -30,7 +30,7 @@ _MODULES = (
     ("vmwrapper.confine.kernel", "vmwrapper.confine.kernel"),
     ("vmwrapper.confine.landlock", "vmwrapper.confine.landlock"),
     ("vmwrapper.confine.seccomp", "vmwrapper.confine.seccomp"),
-    ("vmwrapper.jail", "vmwrapper.jail"),
+    ("vmwrapper.landlock_rules", "vmwrapper.landlock_rules"),
     ("vmwrapper.calls", "vmwrapper.calls"),
     ("vmwrapper.__main__", "vmwrapper.__main__"),
 )

@@ -33,7 +33,7 @@ _SOONEST, _LATEST = 0.5, 30.0
 
 @dataclass(slots=True)
 class _Hold:
-    """`until`: a time of the monotonic clock."""
+    """A freeze with a time limit. `until`: when it ends, on the monotonic clock. `over`: set when it is no longer needed."""
 
     until: float
     over: threading.Event = field(default_factory=threading.Event)

@@ -64,7 +64,7 @@ def users(first: int, count: int, taken: Iterable[UidRange]) -> Finding:
 
 
 def landlock(chosen: Collection[str], version: int) -> Finding:
-    """`version`: the kernel's Landlock version, 0 for none. QEMU's rules: vmwrapper/jail.py."""
+    """`version`: the kernel's Landlock version, 0 for none. QEMU's rules: vmwrapper/landlock_rules.py."""
     if "landlock" not in chosen:
         return _left_out(_LANDLOCK, "landlock", "only file modes protect files")
     if not version:

@@ -150,7 +150,7 @@ def ask_libvirt(question: str, uri: str, *rest: str) -> ProgramOutput:
 
 
 def landlock() -> int:
-    """Landlock's version, 0 if the kernel has none. QEMU's rules: vmwrapper/jail.py."""
+    """Landlock's version, 0 if the kernel has none. QEMU's rules: vmwrapper/landlock_rules.py."""
     try:
         return kernel_landlock.abi()
     except OSError:

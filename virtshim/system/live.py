@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class Live(Generic[T]):
-    """Read `now` at each use, once for values that belong together. Any thread."""
+    """Read `now` at each use, and only once for values that must belong together. Thread-safe."""
 
     __slots__ = ("now",)
 

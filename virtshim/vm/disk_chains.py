@@ -150,7 +150,7 @@ def _put_nothing_in_place(domain: libvirt.virDomain, group: str) -> None:
 
 
 def hand_over_images(domain: libvirt.virDomain, images: Iterable[tuple[str, str]]) -> None:
-    """Opens the images, group and path of each (`disk.images_in`), before a start. Raises NotFound, InternalError and
+    """Opens the base images and hands the descriptors to libvirt, before a start. `images`: libvirt's group and the path of each. Raises NotFound, InternalError and
     libvirt's errors."""
     with contextlib.ExitStack() as opened:
         for group, path in images:

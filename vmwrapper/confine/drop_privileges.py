@@ -1,7 +1,8 @@
 """How a child of root drops its user, network and resources before it reads untrusted files.
 
 In a process with one thread, in this order: `own_namespaces` while it is still root, `bound`, `become`, `end_with` (the kernel
-forgets it when the user changes), then `kernel.forbid_new_privileges`, landlock.py (QEMU's rules: jail.py) and seccomp.py.
+forgets it when the user changes), then `kernel.forbid_new_privileges`, landlock.py (QEMU's rules: landlock_rules.py),
+seccomp.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Landlock: restricts files by path, and forbids TCP, and signals and abstract sockets to others. QEMU's rules:
-vmwrapper/jail.py.
+vmwrapper/landlock_rules.py.
 
 Leaves out what the kernel's Landlock (`abi`) is too old for. It restricts neither open files, nor metadata (stat, chmod), nor
 connecting to a Unix socket by its path; file modes and seccomp do that.
@@ -44,7 +44,7 @@ _SCOPES = (6, 0b11)  # abstract Unix sockets, signals
 
 
 def abi() -> int:
-    """The version of the kernel's Landlock; 0 if it has none (QEMU's rules: vmwrapper/jail.py)."""
+    """The version of the kernel's Landlock; 0 if it has none (QEMU's rules: vmwrapper/landlock_rules.py)."""
     try:
         return kernel.syscall(_CREATE_RULESET, None, 0, _ASK_VERSION)
     except OSError as exc:

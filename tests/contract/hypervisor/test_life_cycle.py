@@ -202,7 +202,7 @@ def test_a_working_hypervisor_reports_no_trouble(world: World) -> None:
     assert world.hypervisor.trouble() == ""
 
 
-def test_a_definition_remembers_its_pod(world: World) -> None:
+def test_a_new_definition_keeps_its_title_and_has_not_run(world: World) -> None:
     spec = world.spec(title="default/web/vm")
     world.hypervisor.define(spec)
     found = world.inventory.domain_metadata(spec.uuid)

@@ -88,7 +88,7 @@ def test_a_change_that_would_take_anothers_claim_is_refused_whole(records: Sqlit
     assert records.containers.all()[1].spec.log_file == ""
 
 
-def test_claims_are_there_after_a_restart(records: SqliteRecords, path: Path) -> None:
+def test_a_claim_still_excludes_other_containers_after_a_restart(records: SqliteRecords, path: Path) -> None:
     records.containers.add(container("a", VF))
     records.close()
     again = SqliteRecords(str(path))

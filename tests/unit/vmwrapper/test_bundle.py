@@ -146,7 +146,7 @@ def test_the_default_emulator_answers_libvirts_version_probe(program: str) -> No
     assert "QEMU emulator version" in run(program, ["-version"]).stdout
 
 
-def test_qemu_gets_the_nics_exactly_the_tap_descriptors_and_none_of_our_variables(
+def test_qemu_gets_the_nics_with_only_their_tap_descriptors_and_none_of_our_variables(
     program: str, qemu: str, tapmanager: Callable[..., Tapmanager]
 ) -> None:
     there = tapmanager(taps)

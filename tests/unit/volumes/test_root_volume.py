@@ -70,7 +70,7 @@ def test_a_root_disk_of_the_image_is_kept(head: bytes, replace: bool) -> None:
 
 
 @pytest.mark.parametrize("content", [Content.BLANK, Content.HALF])
-def test_the_image_is_written_if_no_data_is_lost(content: Content) -> None:
+def test_the_image_is_written_to_a_blank_or_half_written_volume(content: Content) -> None:
     assert must_be_written(RootVolume(content, 64 * MIB), image(), replace=False)
 
 

@@ -6,7 +6,7 @@
     judge       judges the header of a file, which it gets as a descriptor, then becomes qemu-img
     raw, qcow2  copies a file of that format, judged before, to a block device with qemu-img; gets both as descriptors. It
                 stays root without capabilities, because root owns the device. Without Landlock it refuses to
-                copy (rules: `_paths` below; those of a VM's QEMU: vmwrapper/jail.py)
+                copy (rules: `_paths` below; those of a VM's QEMU: vmwrapper/landlock_rules.py)
     tell        reports which restrictions work on this node
 
 virtshim does not trust its output, because a hostile file may have taken the child over. virtshim uses from it only a disk's

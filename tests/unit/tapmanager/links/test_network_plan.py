@@ -119,7 +119,7 @@ def test_plugins_that_only_change_existing_links_add_no_nic() -> None:
     assert list(planned([FIRST_LINK], [record("net1", empty, kind="tuning")])) == ["eth0"]
 
 
-def test_a_result_without_an_interface_belongs_to_the_requested_one() -> None:
+def test_a_result_that_names_no_interface_applies_to_the_requested_interface() -> None:
     old = parse_result({"ip4": {"ip": "10.90.0.7/24", "gateway": "10.90.0.1"}})
     found = planned([FIRST_LINK, link("net1", "10.90.0.7")], [record("net1", old)])
     assert found["net1"].addresses == ("10.90.0.7/24",)

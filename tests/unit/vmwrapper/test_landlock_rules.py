@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vmwrapper import bundle, jail
+from vmwrapper import bundle, landlock_rules
 from vmwrapper.confine import landlock
 
 QEMU = "/usr/bin/qemu-system-x86_64"
@@ -18,7 +18,7 @@ QEMU = "/usr/bin/qemu-system-x86_64"
 def rights(path: object, *argv: str) -> int:
     """All that is allowed for a path by name."""
     total = 0
-    for allowed, given in jail.files(argv, QEMU, []):
+    for allowed, given in landlock_rules.files(argv, QEMU, []):
         if allowed == str(path):
             total |= given
     return total
@@ -67,41 +67,46 @@ def test_the_guests_kernel_command_line_allows_no_path(tmp_path: Path) -> None:
     kernel = tmp_path / "kernel"
     kernel.write_bytes(b"kernel")
     argv = ["-kernel", str(kernel), "-append", f"root=/dev/null x={tmp_path},/etc", "-initrd", str(kernel)]
-    plain = jail.files(["-kernel", str(kernel), "-initrd", str(kernel)], "/usr/bin/qemu", ())
-    assert set(jail.files(argv, "/usr/bin/qemu", ())) == set(plain)
+    plain = landlock_rules.files(["-kernel", str(kernel), "-initrd", str(kernel)], "/usr/bin/qemu", ())
+    assert set(landlock_rules.files(argv, "/usr/bin/qemu", ())) == set(plain)
 
 
 def test_arguments_that_are_no_paths_allow_nothing() -> None:
-    before = jail.files((), QEMU, [])
-    assert jail.files(("-name", "guest=x,debug-threads=on", "-device", "{not json", "-m", "64"), QEMU, []) == before
+    before = landlock_rules.files((), QEMU, [])
+    assert (
+        landlock_rules.files(("-name", "guest=x,debug-threads=on", "-device", "{not json", "-m", "64"), QEMU, [])
+        == before
+    )
 
 
 @pytest.mark.parametrize("file", ["mountinfo", "net/tcp", "net/unix", "cgroup", "environ", "root"])
 def test_qemu_cannot_read_node_wide_files_through_proc_self(file: str) -> None:
-    readable = [path for path, _ in jail.files(("-device", "virtio-rng-pci"), QEMU, [])]
+    readable = [path for path, _ in landlock_rules.files(("-device", "virtio-rng-pci"), QEMU, [])]
     assert [path for path in readable if Path(f"/proc/self/{file}").is_relative_to(path)] == []
 
 
 def test_only_a_vm_with_a_function_at_vfio_sees_the_hosts_devices(tmp_path: Path) -> None:
-    plain = {path for path, _ in jail.files(("-device", "virtio-rng-pci"), QEMU, [])}
+    plain = {path for path, _ in landlock_rules.files(("-device", "virtio-rng-pci"), QEMU, [])}
     with_function = {
-        path for path, _ in jail.files(("-device", '{"driver":"vfio-pci","host":"0000:00:1f.0"}'), QEMU, [])
+        path for path, _ in landlock_rules.files(("-device", '{"driver":"vfio-pci","host":"0000:00:1f.0"}'), QEMU, [])
     }
     assert {"/dev/vfio/vfio", "/sys/bus/pci"} <= with_function - plain
 
 
 def test_only_a_vm_with_a_usb_device_sees_the_hosts_usb(tmp_path: Path) -> None:
-    plain = {path for path, _ in jail.files(("-device", "qemu-xhci"), QEMU, [])}
+    plain = {path for path, _ in landlock_rules.files(("-device", "qemu-xhci"), QEMU, [])}
     with_usb = {
         path
-        for path, _ in jail.files(("-device", '{"driver":"usb-host","hostdevice":"/dev/bus/usb/001/002"}'), QEMU, [])
+        for path, _ in landlock_rules.files(
+            ("-device", '{"driver":"usb-host","hostdevice":"/dev/bus/usb/001/002"}'), QEMU, []
+        )
     }
     assert {"/sys/bus/usb", "/dev/bus/usb"} <= with_usb - plain
 
 
 def test_an_emulator_in_another_directory_has_its_own_files(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    allowed = dict(jail.files((), f"{tmp_path}/bin/qemu", ["/opt/firmware"]))
+    allowed = dict(landlock_rules.files((), f"{tmp_path}/bin/qemu", ["/opt/firmware"]))
     assert allowed[f"{tmp_path}/share/qemu"] == landlock.READ
     assert allowed["/opt/firmware"] == landlock.EXECUTE
 
@@ -122,10 +127,10 @@ def test_qemu_cannot_run_another_program_with_any_command_line(argv: tuple[str, 
     server.listen()
     code = f"""
 from vmwrapper.confine import kernel, seccomp
-from vmwrapper import jail
+from vmwrapper import landlock_rules
 import socket
 kernel.forbid_new_privileges()
-seccomp.install(jail.refused_calls({argv!r}))
+seccomp.install(landlock_rules.refused_calls({argv!r}))
 try:
     socket.socket(socket.AF_UNIX).connect({str(tmp_path / "s")!r})
 except PermissionError:
