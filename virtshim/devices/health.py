@@ -20,7 +20,6 @@ from virtshim.model.sandbox import Sandbox
 from virtshim.model.troubles import Trouble, TroubleKind
 from virtshim.store.ports import Records
 
-
 log = structlog.get_logger(__name__)
 
 

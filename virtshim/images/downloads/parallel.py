@@ -198,7 +198,7 @@ class Trial:
         return is_waited_for
 
     def is_beaten_by(self, rate: float) -> bool:
-        """Whether several that had that rate are worth another try."""
+        """Whether several connections, whose last rate was `rate`, were enough faster to be tried again."""
         return rate >= GAIN * self.rate
 
     def _begin(self) -> None:
