@@ -106,7 +106,8 @@ def _api_server_asked(at: Access, where: str, wanted: Sequence[Named]) -> Findin
 
 
 def _at_large(at: Access, where: str, rest: str) -> Finding:
-    """What this node may read in general. Whether a future pod gets its objects also depends on its namespace and spec. `rest`: text to add."""
+    """What this node may read in general. Whether a future pod gets its objects also depends on its namespace and
+    spec. `rest`: text to add."""
     every = [resource for resource in PLURAL.values() if may(at, "get", resource)]
     rights = (
         f"all {' and '.join(every)} of the cluster"

@@ -150,8 +150,8 @@ def _put_nothing_in_place(domain: libvirt.virDomain, group: str) -> None:
 
 
 def hand_over_images(domain: libvirt.virDomain, images: Iterable[tuple[str, str]]) -> None:
-    """Opens the base images and hands the descriptors to libvirt, before a start. `images`: libvirt's group and the path of each. Raises NotFound, InternalError and
-    libvirt's errors."""
+    """Opens the base images and hands the descriptors to libvirt, before a start. `images`: libvirt's group and the path of each.
+    Raises NotFound, InternalError and libvirt's errors."""
     with contextlib.ExitStack() as opened:
         for group, path in images:
             try:
