@@ -284,7 +284,8 @@ class Attachments:
         there = inside.do(pod_links.read)
         networks = network_plan.networks_of(result, there, delegate_records.read(entry.conf, entry.pod.sandbox))
         functions = self._functions.planned(networks, there)
-        nics = network_plan.nics_of(networks, there, pod_links.random_mac, {function.link for function in functions})
+        given = {function.link for function in functions}
+        nics = network_plan.nics_of(networks, there, pod_links.random_mac, given, entry.pod.macs)
         nics, functions = network_plan.with_one_default(networks, nics, functions)
         if not entry.pod.policy_routes:
             network_plan.refuse_policies((*nics, *functions))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tapmanager.fields import HEX64, MAC, BadField, Json, as_object, number, objects, refuse_unknown, text, texts
 from tapmanager.links.policy_routes import PolicyRule, TableRoute
@@ -135,7 +136,8 @@ class Bandwidth:
 class Pod:
     """The arguments of attach. `namespace`, `name` and `uid` are safe in CNI_ARGS. `hostname`: the guest's, sent by DHCP; "" to
     derive it from the pod's name. `filter`: one of FILTERS, "" for the node's. `multi_queue`: the pod's VMs may want several
-    queues per NIC. `policy_routes`: the caller gives such routes to the guest; a caller of an earlier version does not."""
+    queues per NIC. `policy_routes`: the caller gives such routes to the guest; a caller of an earlier version does not. `macs`:
+    of the guest's NICs, by the name of the interface in the pod; of others the plugin decides."""
 
     sandbox: str
     namespace: str
@@ -148,10 +150,11 @@ class Pod:
     bandwidth: Bandwidth = Bandwidth()
     multi_queue: bool = False
     policy_routes: bool = False
+    macs: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Pod:
-        plain = ("hostname", "filter", "bandwidth", "multi_queue", "policy_routes")
+        plain = ("hostname", "filter", "bandwidth", "multi_queue", "policy_routes", "macs")
         refuse_unknown(obj, ("sandbox", "pod", "dns", "port_mappings", *plain), where)
         pod, asked = as_object(obj.get("pod"), f"{where}.pod"), text(obj, "filter", where, "")
         refuse_unknown(pod, ("namespace", "name", "uid"), f"{where}.pod")
@@ -173,6 +176,7 @@ class Pod:
             Bandwidth.from_json(as_object(obj.get("bandwidth") or {}, f"{where}.bandwidth"), f"{where}.bandwidth"),
             obj.get("multi_queue") is True,
             obj.get("policy_routes") is True,
+            _macs(as_object(obj.get("macs") or {}, f"{where}.macs"), f"{where}.macs"),
         )
 
     def to_json(self) -> Json:
@@ -186,7 +190,12 @@ class Pod:
             "bandwidth": dataclasses.asdict(self.bandwidth),
             "multi_queue": self.multi_queue,
             "policy_routes": self.policy_routes,
+            "macs": dict(self.macs),
         }
+
+
+def _macs(obj: Json, where: str) -> Mapping[str, str]:
+    return {name: mac_address(text(obj, name, where), f"{where}.{name}") for name in obj}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ EXAMPLES = {
     "virtshim.io/network-filter": "off",
     "virtshim.io/profile": "database",
     "virtshim.io/root-disk": "pod",
+    "virtshim.io/vm": "by-pod-name",
+    "virtshim.io/on-stop": "shutdown",
     "virtshim.io/root-disk-on-image-change": "replace",
     "virtshim.io/kubelet-volumes": "shared",
     "virtshim.io/disks": "scratch: {size: 10Gi, mountPath: /var/scratch}",

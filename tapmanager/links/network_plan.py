@@ -115,8 +115,10 @@ def nics_of(
     links: Sequence[KernelLink],
     random_mac: Callable[[], str],
     functions: Collection[str] = (),
+    macs: Mapping[str, str] | None = None,
 ) -> tuple[Nic, ...]:
-    """One NIC for each interface that is not one of the cards' `functions`. Raises TapmanagerError."""
+    """One NIC for each interface that is not one of the cards' `functions`. `macs`: those that the pod asks for, by the
+    interface's name. Raises TapmanagerError."""
     by_name = {link.name: link for link in links}
     taken = set(by_name)
     nics: list[Nic] = []
@@ -138,7 +140,7 @@ def nics_of(
             _refuse_unfit(network, link)
             number = _free_number(taken, len(nics))
             taken |= {f"br{number}", f"tap{number}"}
-            nics.append(nic_plan.nic_of(network.result, link, number, random_mac))
+            nics.append(nic_plan.nic_of(network.result, link, number, random_mac, (macs or {}).get(name, "")))
     if not networks[0].interfaces:
         raise internal("the CNI result has no interface in the pod, and none in its namespace carries its address")
     return tuple(nics)

@@ -71,13 +71,16 @@ def wanted(result: CniResult, links: Sequence[KernelLink]) -> tuple[str, ...]:
     return tuple(link.name for link in links if ours & {address.partition("/")[0] for address in link.addresses})
 
 
-def nic_of(result: CniResult, link: KernelLink, number: int, random_mac: Callable[[], str]) -> Nic:
-    """The guest's NIC for the link, from the network's result. `number` is used in the names of its bridge and tap."""
+def nic_of(
+    result: CniResult, link: KernelLink, number: int, random_mac: Callable[[], str], wanted_mac: str = ""
+) -> Nic:
+    """The guest's NIC for the link, from the network's result. `number` is used in the names of its bridge and tap.
+    `wanted_mac`: the guest's, "" for the link's."""
     addresses = _addresses(result, link)
     on_link = tuple(_as_on_link(address, link) for address in addresses)
     return Nic(
         link=link.name,
-        mac=link.mac,
+        mac=wanted_mac or link.mac,
         link_mac=random_mac(),
         bridge=f"br{number}",
         bridge_mac=random_mac(),

@@ -43,6 +43,10 @@ class VmOptions:
     root_volume_bytes: int = 0
     # Whether one root disk stays for the pod's life, instead of a new one for each attempt.
     keep_root_disk: bool = False
+    # The VM that the pod runs: a name that outlives the pod, or BY_POD_NAME. "" for a VM that ends with its pod.
+    vm: str = ""
+    # Whether a stop saves the guest's memory for the VM's next pod.
+    save_on_stop: bool = False
     # Whether a root disk on a volume is replaced if the image is another one.
     replace_root_disk: bool = False
 

@@ -11,16 +11,24 @@ import dataclasses
 import difflib
 import re
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from virtshim.annotations.cloud_init import GUEST_DATA, IGNITION_READERS, ignition_of_two_places, without_source
 from virtshim.annotations.cpu_setting import parse_cpu_setting
 from virtshim.annotations.hardware import ANNOTATIONS
-from virtshim.annotations.options import MAX_EXEC_PORTS, MAX_NIC_QUEUES, Reader, VmOptions, flag, shown
+from virtshim.annotations.options import (
+    MAX_EXEC_PORTS,
+    MAX_NIC_QUEUES,
+    Reader,
+    VmOptions,
+    flag,
+    shown,
+)
 from virtshim.annotations.profiles import PROFILE_ANNOTATION
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.hardware import HardwareOptions
+from virtshim.model.sandbox import BY_POD_NAME
 from virtshim.model.text import parse_bytes
 from virtshim.model.vm import CpuModel, DiskBus
 from virtshim.model.yaml_text import MAX_TEXT_BYTES
@@ -33,6 +41,10 @@ from virtshim.volumes.sysprep import SYSPREP_ANNOTATION, sysprep_parse
 # With this annotation, port 5900 of the pod is its VM's VNC server.
 VNC_ANNOTATION: Final = "virtshim.io/vnc"
 FORWARD_ANNOTATION: Final = "virtshim.io/forward"
+# The VM that outlives the pod, and what a stop does with its memory.
+VM_ANNOTATION: Final = "virtshim.io/vm"
+ON_STOP_ANNOTATION: Final = "virtshim.io/on-stop"
+_ROOT_DISK: Final = "virtshim.io/root-disk"
 
 _OWN_PREFIX: Final = "virtshim.io/"
 _VIRTLET_PREFIX: Final = "virtlet"
@@ -49,6 +61,7 @@ _MIN_BANDWIDTH, _MAX_BANDWIDTH = 10**3, 10**15
 _MAX_PROBLEMS: Final = 12
 _MAX_PROBLEM_CHARS: Final = 400
 
+_VM_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
@@ -65,7 +78,9 @@ def parse_vm_options(annotations: Mapping[str, str]) -> VmOptions:
             options = (reader or _unknown(key))(options, _bounded(annotations[key]))
         except InvalidRequest as error:
             problems.append(f"annotation {_name(key)}: {error}"[:_MAX_PROBLEM_CHARS])
-    problems += [*without_source(annotations), *ignition_of_two_places(annotations)]
+    problems += [*without_source(annotations), *ignition_of_two_places(annotations), *_without_vm(options, annotations)]
+    if options.vm:
+        options = dataclasses.replace(options, keep_root_disk=True)
     if problems:
         raise InvalidRequest(_report(problems))
     return options
@@ -226,12 +241,40 @@ def _root_size(options: VmOptions, text: str) -> VmOptions:
 
 
 def _root_disk(options: VmOptions, text: str) -> VmOptions:
-    if text not in ("", "container", "pod"):
+    if text not in ("", "container", "pod", "vm"):
         raise InvalidRequest(
             f"{shown(text)} is not a root disk lifetime; write pod to keep it for the pod's life, or remove it for a "
             "new one at each start"
         )
     return dataclasses.replace(options, keep_root_disk=text == "pod")
+
+
+def _vm(options: VmOptions, text: str) -> VmOptions:
+    if text and not _VM_NAME.fullmatch(text):
+        raise InvalidRequest(
+            f"{shown(text)} is not a VM's name; write up to 63 of a-z, 0-9 and -, or {BY_POD_NAME} in a StatefulSet"
+        )
+    return dataclasses.replace(options, vm=text)
+
+
+def _on_stop(options: VmOptions, text: str) -> VmOptions:
+    if text not in ("", "shutdown", "save"):
+        raise InvalidRequest(f"{shown(text)} is neither shutdown nor save; write one of them")
+    return dataclasses.replace(options, save_on_stop=text == "save")
+
+
+def _without_vm(options: VmOptions, annotations: Mapping[str, str]) -> Iterator[str]:
+    """Faults of annotations that only a VM with a name of its own can have, and of those that it cannot have."""
+    disk = annotations.get(_ROOT_DISK, "")
+    if options.vm and disk in ("container", "pod"):
+        yield (
+            f"annotation {_ROOT_DISK}: {disk} contradicts {VM_ANNOTATION}, whose root disk stays with the VM; remove one of "
+            "them"
+        )
+    if not options.vm and disk == "vm":
+        yield f"annotation {_ROOT_DISK}: vm needs {VM_ANNOTATION}, which names the VM; write that, or pod"
+    if not options.vm and options.save_on_stop:
+        yield f"annotation {ON_STOP_ANNOTATION}: save needs {VM_ANNOTATION}, which names the VM; write that, or remove this"
 
 
 def _on_image_change(options: VmOptions, text: str) -> VmOptions:
@@ -318,7 +361,9 @@ _READERS: Final[Mapping[str, Reader]] = {
     "VirtletCPUModel": _cpu_model,
     "VirtletLibvirtCPUSetting": _cpu_setting,
     "VirtletRootVolumeSize": _root_size,
-    "virtshim.io/root-disk": _root_disk,
+    _ROOT_DISK: _root_disk,
+    VM_ANNOTATION: _vm,
+    ON_STOP_ANNOTATION: _on_stop,
     ON_CHANGE: _on_image_change,
     SHARED_ANNOTATION: _kubelet_volumes,
     empty_disks.ANNOTATION: _empty_disks,

@@ -43,6 +43,8 @@ from virtshim.model.errors import Unavailable
 from virtshim.model.ids import ContainerId
 from virtshim.model.layout import Layout, share_dir
 from virtshim.model.sizing import NodeHardware
+from virtshim.moves.files import SavedVmFiles
+from virtshim.moves.ports import SavedVms
 from virtshim.pods.cgroups import VmCgroupClient
 from virtshim.pods.networks import PodNetworkClient
 from virtshim.pods.ports import VmCgroups
@@ -128,6 +130,7 @@ class FileParts:
     empty_disks: EmptyDiskFiles
     root_volumes: RootVolumes
     disk_places: DiskPlaces
+    vms: SavedVms
     kernels: KernelFiles
     seeds: GuestSeeds
     copies: RecordCopies
@@ -213,7 +216,12 @@ def _guests(
             control.agent_answers(found.domain_uuid)
 
     plug, is_open = PlugExecPort(records, ports, layout).plug, AgentPort(records, ports).is_open
-    return stack.enter_context(contextlib.closing(AgentClients(layout, plug, is_open, answers)))
+
+    def known_as(container: ContainerId) -> ContainerId:
+        found = records.containers.get(container)
+        return container if found is None else found.guest_id
+
+    return stack.enter_context(contextlib.closing(AgentClients(layout, plug, is_open, answers, known_as=known_as)))
 
 
 def _libvirt(
@@ -302,6 +310,7 @@ def _files(settings: Settings, images: ImageFileStore) -> FileParts:
         empty_disks=EmptyDiskStore(layout),
         root_volumes=RootVolumeStore(qemu_img_copy_to_device),
         disk_places=DiskPlacesFiles(layout),
+        vms=SavedVmFiles(layout),
         kernels=KernelFileStore(),
         seeds=SeedStore(layout),
         copies=RecordCopyFiles(layout),
@@ -324,7 +333,7 @@ def _cluster(settings: Settings, clock: Clock, stack: contextlib.ExitStack) -> t
 
 def _make_directories(layout: Layout) -> None:
     """Searchable, so that the QEMU user reaches its disks; not readable."""
-    for directory in (layout.state_dir, layout.containers, layout.images, layout.run_dir, layout.sockets):
+    for directory in (layout.state_dir, layout.containers, layout.images, layout.vms, layout.run_dir, layout.sockets):
         os.makedirs(directory, mode=0o711, exist_ok=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -46,8 +46,11 @@ from virtshim.guest.set_up import GuestSetUp
 from virtshim.guest.trouble_notices import TroubleNotices
 from virtshim.images.service import ImageService
 from virtshim.metrics.start_ups import StartUps
-from virtshim.model.ids import SandboxId
+from virtshim.model.ids import ImageDigest, SandboxId
 from virtshim.model.layout import admin_socket
+from virtshim.moves.ports import SavedVms
+from virtshim.moves.restoring import RestoreVm, VmStates
+from virtshim.moves.saving import SaveVm
 from virtshim.pods.node_status import NodeStatus
 from virtshim.pods.remove_sandbox import RemoveSandbox
 from virtshim.pods.run_sandbox import RunSandbox
@@ -153,12 +156,15 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     locks, runner = PodLocks(), repair_runner()
     stamps = Stamps(a.clock, a.records.newest_stamp())
     starting = starts(a)
-    images = ImageService(a.records, a.files.images, a.files.image_notes, a.clock, live.pinned_images)
+    images = ImageService(
+        a.records, a.files.images, a.files.image_notes, a.clock, live.pinned_images, partial(_vm_images, a.files.vms)
+    )
     parts = _container_parts(settings, a, locks)
     exits = _exits(a, locks, parts)
     guest_set_up = _guest_set_up(live, a, exits)
     freezer = GuestFreezer(a.records, a.guest.operations, a.clock, locks)
-    stop_container = _stop_container(a, exits, freezer)
+    states = _states(settings, live, a, exits, freezer)
+    stop_container = _stop_container(a, exits, freezer, states.saving)
     guest = GuestFollowers(_entrypoints(live, a, stop_container, exits, guest_set_up), guest_set_up)
     guest_set_up.on_end(guest.entrypoints.follow)
     stop_sandbox = _stop_sandbox(a, exits, stop_container)
@@ -174,7 +180,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         stop_sandbox=stop_sandbox,
         remove_sandbox=_remove_sandbox(a, images, stop_sandbox, remove_container, starting.ups),
         create_container=create_container(settings, live, a, images, stamps, exits, starting.ups),
-        start_container=_start_container(live, exits, guest, starting),
+        start_container=_start_container(live, exits, guest, starting, states.restoring),
         stop_container=stop_container,
         checkpoint_container=_checkpoints(settings, a, locks, freezer),
         remove_container=remove_container,
@@ -186,7 +192,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         update_container_resources=_update_resources(live, a, exits),
         update_sandbox_resources=UpdateSandboxResources(a.records, locks, live.sizes),
     )
-    repairs = _repairs(a, exits, guest, services)
+    repairs = _repairs(a, exits, guest, services, states)
     gc = ImageGc(images, a.records, a.clock, live.image_watermarks)
     return App(
         adapters=a,
@@ -194,7 +200,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         images=images,
         recovery=recovery(repairs, runner, a.vm.inventory, a.files.copies, gc, live.reconcile_interval),
         events=VmEvents(a.records, exits),
-        watch=_watch(a, exits, services.checkpoint_container, freezer, guest_set_up),
+        watch=_watch(a, exits, services.checkpoint_container, freezer, guest_set_up, states),
         entrypoints=guest.entrypoints,
         freezer=freezer,
         devices=parts.devices,
@@ -226,7 +232,7 @@ def _container_parts(settings: Settings, a: Adapters, locks: PodLocks) -> Contai
 
 
 def _start_container(
-    live: LiveSettings, exits: ExitRecorder, guest: GuestFollowers, starting: Starts
+    live: LiveSettings, exits: ExitRecorder, guest: GuestFollowers, starting: Starts, restoring: RestoreVm
 ) -> StartContainer:
     return StartContainer(
         records=exits.records,
@@ -237,7 +243,41 @@ def _start_container(
         exits=exits,
         sizes=live.sizes,
         starts=starting,
+        restoring=restoring,
     )
+
+
+def _vm_images(vms: SavedVms) -> Collection[ImageDigest]:
+    return {vm.image for vm in vms.all()}
+
+
+def _states(
+    settings: Settings, live: LiveSettings, a: Adapters, exits: ExitRecorder, freezer: GuestFreezer
+) -> VmStates:
+    saving = SaveVm(
+        records=a.records,
+        vms=a.files.vms,
+        hypervisor=a.vm.hypervisor,
+        pausing=a.vm.pausing,
+        guests=a.guest.agents,
+        logs=a.guest.entrypoint_logs,
+        exits=exits,
+        clock=a.clock,
+        locks=exits.locks,
+        limits=live.saved,
+    )
+    restoring = RestoreVm(
+        records=a.records,
+        vms=a.files.vms,
+        hypervisor=a.vm.hypervisor,
+        pausing=a.vm.pausing,
+        logs=a.guest.entrypoint_logs,
+        freezer=freezer,
+        clock=a.clock,
+        locks=exits.locks,
+        layout=settings.layout(),
+    )
+    return VmStates(saving, restoring)
 
 
 def _exits(a: Adapters, locks: PodLocks, parts: ContainerParts) -> ExitRecorder:
@@ -281,7 +321,7 @@ def _entrypoints(
     )
 
 
-def _stop_container(a: Adapters, exits: ExitRecorder, freezer: GuestFreezer) -> StopContainer:
+def _stop_container(a: Adapters, exits: ExitRecorder, freezer: GuestFreezer, saving: SaveVm) -> StopContainer:
     return StopContainer(
         records=a.records,
         clock=a.clock,
@@ -293,6 +333,7 @@ def _stop_container(a: Adapters, exits: ExitRecorder, freezer: GuestFreezer) -> 
         guests=a.guest.agents,
         pausing=a.vm.pausing,
         freezer=freezer,
+        saving=saving,
     )
 
 
@@ -360,7 +401,7 @@ def _update_resources(live: LiveSettings, a: Adapters, exits: ExitRecorder) -> U
     )
 
 
-def _repairs(a: Adapters, exits: ExitRecorder, guest: GuestFollowers, services: Services) -> Repairs:
+def _repairs(a: Adapters, exits: ExitRecorder, guest: GuestFollowers, services: Services, states: VmStates) -> Repairs:
     return Repairs(
         records=a.records,
         clock=a.clock,
@@ -372,6 +413,7 @@ def _repairs(a: Adapters, exits: ExitRecorder, guest: GuestFollowers, services: 
         exits=exits,
         remove_container=services.remove_container,
         checkpoints=services.checkpoint_container,
+        states=states,
         update_container_resources=services.update_container_resources,
     )
 
@@ -396,7 +438,12 @@ def _devices(settings: Settings, a: Adapters, locks: PodLocks) -> DeviceServices
 
 
 def _watch(
-    a: Adapters, exits: ExitRecorder, checkpoints: CheckpointContainer, freezer: GuestFreezer, guest_set_up: GuestSetUp
+    a: Adapters,
+    exits: ExitRecorder,
+    checkpoints: CheckpointContainer,
+    freezer: GuestFreezer,
+    guest_set_up: GuestSetUp,
+    states: VmStates,
 ) -> WatchPods:
     return WatchPods(
         records=a.records,
@@ -408,6 +455,7 @@ def _watch(
         exits=exits,
         checkpoints=checkpoints,
         freezer=freezer,
+        states=states,
         guest_set_up=guest_set_up,
     )
 
@@ -427,6 +475,7 @@ def _run_sandbox(
         require_overhead=live.require_overhead,
         timeout=settings.cri.stop_timeout,
         start_ups=start_ups,
+        vms=a.files.vms,
     )
 
 

@@ -105,6 +105,7 @@ def create_container(
             uids=VmUids(
                 a.records, settings.libvirt.first_vm_uid, settings.libvirt.vm_uids, partial(_uids_in_use, settings)
             ),
+            vms=a.files.vms,
             run_commands=live.run_commands,
         ),
         steps=steps,
@@ -127,7 +128,7 @@ def _admission(live: LiveSettings, a: Adapters, images: ImageService, exits: Exi
 
 def _uids_in_use(settings: Settings) -> frozenset[int]:
     layout = settings.layout()
-    return machine.uids_in_use(layout.containers, layout.pod_disks)
+    return machine.uids_in_use(layout.containers, layout.pod_disks, layout.vms)
 
 
 # Composition of what operators look at and do by hand: the admin socket, and what pods' starts are told by.

@@ -16,6 +16,7 @@ from virtshim.annotations.profiles import Profile
 from virtshim.config.faults import dotted, keys_of, table_in
 from virtshim.config.settings import BadConfiguration, Settings, load_settings
 from virtshim.model.sizing import NodeLimits
+from virtshim.moves.values import SavedLimits
 from virtshim.recovery.image_gc import Watermarks
 from virtshim.system.daemon import notify_systemd
 from virtshim.system.live import Live
@@ -41,6 +42,7 @@ class LiveSettings:
     pulls: PodPlaces
     pinned_images: Live[Sequence[str]]
     image_watermarks: Live[Watermarks]
+    saved: Live[SavedLimits]
     others: list[Callable[[Settings], None]] = field(default_factory=list)
     """Of parts that hold settings of their own."""
 
@@ -58,6 +60,7 @@ class LiveSettings:
             PodPlaces(_pulls(settings)),
             Live(settings.images.pinned),
             Live(_watermarks(settings)),
+            Live(_saved(settings)),
         )
 
     def use(self, settings: Settings) -> None:
@@ -72,6 +75,7 @@ class LiveSettings:
         self.pulls.allow(_pulls(settings))
         self.pinned_images.now = settings.images.pinned
         self.image_watermarks.now = _watermarks(settings)
+        self.saved.now = _saved(settings)
         for use in self.others:
             use(settings)
 
@@ -82,6 +86,10 @@ def _profiles(settings: Settings) -> Sequence[Profile]:
 
 def _watermarks(settings: Settings) -> Watermarks:
     return Watermarks(settings.images.gc_high_percent, settings.images.gc_low_percent)
+
+
+def _saved(settings: Settings) -> SavedLimits:
+    return SavedLimits(settings.saved.keep, settings.saved.max_bytes)
 
 
 def _commands(settings: Settings) -> Places:

@@ -20,7 +20,7 @@ from virtshim.config.images import Images
 from virtshim.config.node import Cri, Kubernetes, Log, Metrics, Paths, Shares, Streaming, Tapmanager, Tracing
 from virtshim.config.proxy import Proxy
 from virtshim.config.texts import Section
-from virtshim.config.vms import Libvirt, Vm, Volumes
+from virtshim.config.vms import Libvirt, Saved, Vm, Volumes
 from virtshim.model.layout import Layout
 from virtshim.model.sizing import NodeLimits
 
@@ -85,7 +85,7 @@ def environment_layer(
 
 __all__ = [
     "BadConfiguration", "Cri", "DevicePluginSettings", "Devices", "Images", "Kubernetes", "Libvirt", "Log", "Metrics",
-    "OfferedResource", "Paths", "Proxy", "Settings", "Shares", "Streaming", "Tapmanager", "Tracing", "Vm", "Volumes",
+    "OfferedResource", "Paths", "Proxy", "Saved", "Settings", "Shares", "Streaming", "Tapmanager", "Tracing", "Vm", "Volumes",
 ]  # fmt: skip
 
 DEFAULT_FILE = toml_files.DEFAULT_FILE
@@ -104,6 +104,7 @@ class Settings(Section):
     images: Images = Images()
     vm: Vm = Vm()
     volumes: Volumes = Volumes()
+    saved: Saved = Saved()
     devices: Devices = Devices()
     device_plugin: DevicePluginSettings = DevicePluginSettings()
     proxy: Proxy = Proxy()

@@ -238,3 +238,24 @@ class Volumes(Section):
         reload=True,
         why="many images have no agent, and cloud-init mounts their volumes; fail is for nodes whose guests all have an agent",
     )
+
+
+class Saved(Section):
+    """[saved]: memory of VMs that outlive their pods (virtshim.io/on-stop: save)."""
+
+    keep: float = setting(
+        86400.0,
+        "how long a saved state is kept; after that, the VM's next pod boots",
+        unit="s",
+        ge=60,
+        le=31536000,
+        reload=True,
+        why="a drain, or a node's maintenance, is over within a day; what nobody continues takes disk space",
+    )
+    max_bytes: ByteSize = setting(
+        ByteSize(0),
+        "most bytes that all saved states of the node may take; a guest that does not fit is shut down instead",
+        allowed="0 for as much as the file system of paths.state_dir has",
+        reload=True,
+        why="a saved state takes at most the guest's memory, and the file system is checked before each",
+    )

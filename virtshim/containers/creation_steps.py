@@ -22,7 +22,7 @@ from virtshim.model.hardware import FirmwareFiles, Places
 from virtshim.model.image import NO_DISK, BootFile, Image
 from virtshim.model.layout import Layout, kernel_of, nvram_of, share_socket, vnc_socket
 from virtshim.model.network import Dns, nics_of
-from virtshim.model.sandbox import Sandbox, identity, pod_hash
+from virtshim.model.sandbox import Sandbox, identity, owner_of, pod_hash
 from virtshim.model.sizing import HostNodes, NodeHardware, NodeLimits, cells_for, limits_for
 from virtshim.model.vm import Backing, DeviceNumbers, Disk, DiskBus, VmSpec
 from virtshim.seed.ports import GuestSeeds, SeedRequest
@@ -141,7 +141,7 @@ class KeptPlaces:
         """Raises AlreadyExists if the TPM of this UUID belongs to another pod's disk. Pods may choose the UUID, so
         without this check a pod could read another pod's TPM, even while that pod has no container."""
         domain = draft.container.domain_uuid
-        if draft.options.hardware.tpm and self.disks.tpm_owners(domain) - {pod_hash(draft.sandbox.key)}:
+        if draft.options.hardware.tpm and self.disks.tpm_owners(domain) - {_owner(draft)}:
             raise AlreadyExists(
                 f"VirtletSystemUUID {domain}: the TPM of that UUID belongs to the disk of another pod, which is still on this "
                 "node; choose another UUID, or try again when that pod is gone"
@@ -150,7 +150,7 @@ class KeptPlaces:
     def owns_tpm(self, draft: Draft) -> bool:
         """Whether the TPM of this UUID was made for a disk of this pod."""
         owners = self.disks.tpm_owners(draft.container.domain_uuid) if draft.options.hardware.tpm else frozenset()
-        return pod_hash(draft.sandbox.key) in owners
+        return _owner(draft) in owners
 
     def keep_tpm(self, draft: Draft) -> None:
         """Notes that the TPM belongs to the disk, so that both are removed together. Called before the first start
@@ -168,6 +168,11 @@ class KeptPlaces:
             self.volumes.keep_places(volume.host_path, places)
         else:
             self.disks.keep(draft.container.spec.pod_disk, places)
+
+
+def _owner(draft: Draft) -> str:
+    """What a disk that outlives the container belongs to."""
+    return owner_of(draft.container.spec.pod_disk) or pod_hash(draft.sandbox.key)
 
 
 # Step: takes the granted devices from the host's drivers.

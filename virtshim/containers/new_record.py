@@ -4,6 +4,7 @@ left."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import secrets
 import threading
 import uuid
@@ -11,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from virtshim.annotations.options import VmOptions
+from virtshim.annotations.parse import VM_ANNOTATION
 from virtshim.containers.admission import Admitted
 from virtshim.containers.creation_steps import Draft
 from virtshim.devices.claims import BorrowedDevices, DeviceClaims
@@ -20,7 +22,9 @@ from virtshim.model.container import Container, ContainerConfig, ContainerPhase,
 from virtshim.model.errors import Aborted, AlreadyExists, ResourceExhausted
 from virtshim.model.ids import ContainerId
 from virtshim.model.image import Image, ImageConfig
-from virtshim.model.sandbox import Sandbox, disk_name, vm_uuid
+from virtshim.model.sandbox import Sandbox, disk_name, vm_disk_name, vm_name, vm_uuid
+from virtshim.moves.ports import SavedVms
+from virtshim.moves.values import VmRecord, macs_of
 from virtshim.store.ports import Records
 from virtshim.system.clock import Stamps
 from virtshim.system.live import Live
@@ -79,6 +83,7 @@ class ContainerRecords:
     borrowed: BorrowedDevices
     stamps: Stamps
     uids: VmUids
+    vms: SavedVms
     # Whether commands run in the guest if the pod's annotations do not say.
     run_commands: Live[bool]
 
@@ -107,7 +112,9 @@ class ContainerRecords:
         sandbox, name, options = admitted.sandbox, admitted.name, admitted.options
         own = ContainerId(secrets.token_hex(32))
         image_config = image.config if options.use_image_config else ImageConfig()
-        pod_disk = disk_name(sandbox.key, name.name) if options.keep_root_disk else ""
+        pod_disk = _vm_disk(admitted)
+        if options.keep_root_disk and not pod_disk:
+            pod_disk = disk_name(sandbox.key, name.name)
         spec = ContainerSpec(
             id=own,
             sandbox_id=sandbox.id,
@@ -130,6 +137,8 @@ class ContainerRecords:
             copies=admitted.copies,
             empty_disks=admitted.empty_disks,
             memory_volumes=admitted.memory_volumes,
+            vm=vm_name(options.vm, sandbox.key),
+            save_on_stop=options.save_on_stop,
         )
         return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 
@@ -168,6 +177,9 @@ class ContainerRecords:
         for other in found:
             owner = self.records.sandboxes.get(other.sandbox_id)
             is_earlier = owner is not None and owner.key.is_same_pod(admitted.sandbox.key)
+            if other.spec.vm and other.spec.pod_disk == _vm_disk(admitted):  # of whatever pod
+                _refuse_second_pod(other, owner)
+                is_earlier = True
             if not (is_earlier and other.phase in (ContainerPhase.CREATED, ContainerPhase.EXITED)):
                 raise AlreadyExists(
                     f"VirtletSystemUUID {wanted} is already used by container {other.id}; a UUID names one VM on a node"
@@ -177,16 +189,56 @@ class ContainerRecords:
     def _note_pod_disk(self, sandbox: Sandbox, container: Container) -> Sandbox:
         """Written before the disk is made: the image under the disk must stay as long as the disk, and the call that
         removes the pod's last sandbox must know about the disk."""
-        if not container.spec.pod_disk or self.disks.pod_disk(container.spec.pod_disk) is not None:
+        image = container.image
+        if container.spec.vm:
+            image = self._note_vm(sandbox, container).image
+        elif not container.spec.pod_disk or self.disks.pod_disk(container.spec.pod_disk) is not None:
             return sandbox
-        noted = sandbox.with_root_disk(container.name.name, container.image)
+        if sandbox.root_disks.get(container.name.name) == image:
+            return sandbox
+        noted = sandbox.with_root_disk(container.name.name, image)
         self.records.sandboxes.replace(noted)
         return noted
+
+    def _note_vm(self, sandbox: Sandbox, container: Container) -> VmRecord:
+        known = self.vms.get(container.spec.pod_disk)
+        vm = known or VmRecord(
+            disk=container.spec.pod_disk,
+            namespace=sandbox.key.namespace,
+            name=container.spec.vm,
+            container=container.name.name,
+            image=container.image,
+            created_at=container.created_at,
+        )
+        if known is None or self.disks.pod_disk(vm.disk) is None:  # its disk is about to be made
+            vm = dataclasses.replace(vm, image=container.image)
+        vm = dataclasses.replace(vm, macs={**vm.macs, **macs_of(sandbox)})
+        if vm != known:
+            self.vms.put(vm)
+        return vm
+
+
+def _vm_disk(admitted: Admitted) -> str:
+    """The name of the root disk of the VM that outlives its pods; "" if the VM does not."""
+    key = admitted.sandbox.key
+    vm = vm_name(admitted.options.vm, key)
+    return vm_disk_name(key.namespace, vm, admitted.name.name) if vm else ""
+
+
+def _refuse_second_pod(other: Container, owner: Sandbox | None) -> None:
+    if other.phase in (ContainerPhase.RUNNING, ContainerPhase.UNKNOWN, ContainerPhase.REMOVING):
+        where = f"pod {owner.key.namespace}/{owner.key.name}" if owner is not None else f"sandbox {other.sandbox_id}"
+        raise AlreadyExists(
+            f"annotation {VM_ANNOTATION}: virtual machine {other.spec.vm} runs in {where} (container {other.id}), and a VM "
+            "runs in one pod at a time; delete that pod, or give this one another VM"
+        )
 
 
 def _lasting_uuid(admitted: Admitted) -> uuid.UUID | None:
     """The UUID that all attempts share; None if each attempt has its own."""
     options = admitted.options
+    if options.system_uuid is None and (disk := _vm_disk(admitted)):
+        return vm_uuid(disk)
     if options.system_uuid is None and options.hardware.tpm and options.keep_root_disk:
         return vm_uuid(disk_name(admitted.sandbox.key, admitted.name.name))
     return options.system_uuid

@@ -210,6 +210,8 @@ class VmActions:
                 raise WrongState(
                     f"container {container.id.short} is {container.phase.value}: only a running VM can do this"
                 )
+            if container.status.saving:
+                raise WrongState(f"container {container.id} is being saved; its next pod continues with it")
             if container.status.checkpointing:
                 raise Aborted(
                     f"a checkpoint of container {container.id.short} is being written, which pauses the VM; try again later"

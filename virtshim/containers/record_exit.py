@@ -135,7 +135,7 @@ class ExitRecorder:
     def _standing(self, container: Container, troubles: tuple[Trouble, ...]) -> Container:
         """Reports what is wrong with a running container, then records it if it changed."""
         before = self.records.containers.get(container.id) or container
-        if container.status.checkpointing:
+        if container.status.checkpointing or container.status.saving or container.status.arriving:
             return before
         self.notices.notice(before, troubles)
         now = container.with_troubles(troubles)

@@ -20,6 +20,7 @@ from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.model.errors import ShimError, WrongState
 from virtshim.model.sandbox import Sandbox
 from virtshim.model.sizing import NodeLimits, cgroup_of, nic_queues
+from virtshim.moves.restoring import RestoreVm
 from virtshim.pods.lookup import existing_container
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
@@ -41,6 +42,7 @@ class StartContainer:
     exits: ExitRecorder
     sizes: Live[NodeLimits]
     starts: Starts
+    restoring: RestoreVm
 
     def start(self, wanted: Container) -> None:
         """Returns when QEMU runs. The log file exists by then; the container's command starts later. A failed start
@@ -65,9 +67,11 @@ class StartContainer:
                 with self._step(observed.Step.VOLUMES, container):
                     self.parts.volumes.start(container, sandbox)
                 with self._step(observed.Step.LIBVIRT, container):
-                    self.parts.hypervisor.start(domain)
-                self.records.containers.replace(container.running(self.clock.now_ns()))
-                self.starts.boots.began(container)
+                    container = self.restoring.start(container)
+                self.records.containers.replace(container)
+                container = self.restoring.go_on(container)
+                if container.status.known_as is None:
+                    self.starts.boots.began(container)
                 self.guest.follow(container)
             except Exception as exc:  # any error: no VM may stay on while its record says that it never started
                 self._failed(container, domain, exc)

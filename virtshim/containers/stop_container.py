@@ -17,9 +17,10 @@ from virtshim.guest.command import stop_signal_of
 from virtshim.guest.freeze import GuestFreezer
 from virtshim.guest.operation import paused_by_operator
 from virtshim.guest.ports import GuestAgents
-from virtshim.model.container import Container, ContainerPhase, asked_to_stop
+from virtshim.model.container import Container, ContainerPhase, ExitReason, asked_to_stop
 from virtshim.model.errors import Aborted, InternalError, ShimError
 from virtshim.model.ids import ContainerId
+from virtshim.moves.saving import SaveVm
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.locks import PodLocks
@@ -32,6 +33,8 @@ log = structlog.get_logger(__name__)
 _PRESS_AGAIN = 5.0
 # The most time that the guest agent gets to pass on a signal, and never more than half of the grace period.
 _SIGNAL_LIMIT = 10.0
+# The share of the grace period in which memory is saved. What does not fit is shut down in the rest.
+_SAVING = 2 / 3
 # For the last read of the termination message of a command that did not end.
 _LAST_LOOK = 1.0
 
@@ -70,6 +73,7 @@ class StopContainer:
         guests: GuestAgents,
         pausing: VmPausing,
         freezer: GuestFreezer,
+        saving: SaveVm,
     ) -> None:
         self._records = records
         self._clock = clock
@@ -83,6 +87,7 @@ class StopContainer:
         self._guests = guests
         self._pausing = pausing
         self._freezer = freezer
+        self._saving = saving
         self._lock = threading.Lock()
         self._stops: dict[ContainerId, _Stop] = {}
 
@@ -185,6 +190,8 @@ class StopContainer:
 
     def _shut_down(self, container: Container, stop: _Stop) -> None:
         message = ""
+        if stop.grace and self._is_saved(container, stop):
+            return
         if stop.grace and self._boots.is_before_kernel(container):
             message = "killed: the guest had not begun to boot its kernel"
         elif not self._went_by_itself(container, stop):
@@ -204,6 +211,22 @@ class StopContainer:
             self._unplug.before_kill(container, message)
             self._hypervisor.destroy(container.domain_uuid, container.id)
         self._settled(container, message)
+
+    def _is_saved(self, container: Container, stop: _Stop) -> bool:
+        """Whether its guest's memory was to be saved, and is, and its VM has ended."""
+        found = self._records.containers.get(container.id)
+        if found is None or not found.spec.save_on_stop or self._boots.is_before_kernel(found):
+            return False
+        ending = found.status.ending
+        if ending is not None and ending.reason is not ExitReason.SAVED:  # its command has ended: nothing goes on
+            return False
+        try:
+            self._saving.save(found, max(0.0, stop.until - self._clock.monotonic()) * _SAVING)
+        except ShimError as exc:
+            log.warning("vm.not_saved", container=container.id.short, error=str(exc))
+            self._exits.note_kill(container.id, f"the guest's memory was not saved: {exc}")
+            return False
+        return True
 
     def _settled(self, container: Container, message: str) -> None:
         after = self._exits.record_if_ended(container.id, message)

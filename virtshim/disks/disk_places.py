@@ -10,6 +10,7 @@ from pathlib import Path
 from virtshim.model.errors import InternalError
 from virtshim.model.hardware import BYTES, Firmware, FirmwareFiles, Places, places_from_bytes
 from virtshim.model.layout import Layout, kept_firmware, kept_variables
+from virtshim.model.sandbox import VMS
 from virtshim.system.files import replace_bytes, replace_text
 
 _TPM = ".tpm"
@@ -69,25 +70,27 @@ class DiskPlacesFiles:
             raise InternalError(f"pod disk {disk}: its TPM cannot be written to {path}: {exc}") from exc
 
     def tpm_owners(self, domain: uuid.UUID) -> frozenset[str]:
-        try:
-            pods = os.listdir(self._layout.pod_disks)
-        except FileNotFoundError:
-            return frozenset()
-        except OSError as exc:
-            raise InternalError(f"the pods that own the TPM of VM {domain} cannot be read: {exc.strerror}") from exc
-        return frozenset(pod for pod in pods if str(domain) in tpm_uuids(self._layout, pod))
+        owners: list[str] = []
+        for directory, prefix in ((self._layout.pod_disks, ""), (self._layout.vms, f"{VMS}/")):
+            try:
+                owners += [f"{prefix}{name}" for name in os.listdir(directory)]
+            except FileNotFoundError:
+                continue
+            except OSError as exc:
+                raise InternalError(f"the owners of the TPM of VM {domain} cannot be read: {exc.strerror}") from exc
+        return frozenset(owner for owner in owners if str(domain) in tpm_uuids(self._layout, owner))
 
     def _file(self, disk: str) -> Path:
         return Path(self._layout.pod_disk(disk)).with_suffix(".places")
 
 
-def tpm_uuids(layout: Layout, pod: str) -> list[str]:
-    """The TPMs of that pod's disks. Raises InternalError if a file cannot be read, because its TPMs still have an owner."""
+def tpm_uuids(layout: Layout, owner: str) -> list[str]:
+    """The TPMs of the disks of that pod, or VM. Raises InternalError if a file cannot be read, because its TPMs still have an owner."""
     found = []
     try:
-        for path in Path(layout.pod_disks, pod).glob(f"*{_TPM}"):
+        for path in Path(layout.kept(f"{owner}/root")).parent.glob(f"*{_TPM}"):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 found += [str(uuid.UUID(word)) for word in path.read_text(encoding="ascii").split()]
     except OSError as exc:
-        raise InternalError(f"the TPMs of pod {pod} cannot be read: {exc.strerror}") from exc
+        raise InternalError(f"the TPMs of {owner} cannot be read: {exc.strerror}") from exc
     return found

@@ -127,7 +127,7 @@ class RootDiskStore:
         final = Path(self._layout.pod_disk(name))
         half = final.with_suffix(_HALF)
         try:
-            _make_directory(self._layout.pod_disks, 0o711)
+            _make_directory(str(final.parent.parent), 0o711)
             _make_directory(str(final.parent), 0o711)
             half.unlink(missing_ok=True)
         except OSError as exc:
@@ -151,9 +151,10 @@ class RootDiskStore:
         try:
             for uuid in tpm_uuids(self._layout, pod) if self._tpm_states else ():
                 remove_tree(self._tpm_states, uuid)
-            remove_tree(self._layout.pod_disks, pod)
+            directory = Path(self._layout.kept(f"{pod}/root")).parent
+            remove_tree(str(directory.parent), directory.name)
         except OSError as exc:
-            raise InternalError(f"the disks of pod {pod} cannot be removed: {exc.strerror}") from exc
+            raise InternalError(f"the disks of {pod} cannot be removed: {exc.strerror}") from exc
 
     def pods_with_disks(self) -> frozenset[str]:
         with contextlib.suppress(FileNotFoundError), os.scandir(self._layout.pod_disks) as entries:

@@ -110,10 +110,13 @@ class AgentClients:
         listens: Callable[[ContainerId], bool] = lambda _container: True,
         answers: Callable[[ContainerId], None] = lambda _container: None,
         limits: ExecLimits = USUAL,
+        known_as: Callable[[ContainerId], ContainerId] = lambda container: container,
     ) -> None:
         """`plug` adds a serial port, by number, to a running VM, and raises ShimError. `listens`: whether the guest has
-        the agent's port open. `answers`: called when an agent has answered on a new connection; it must not wait."""
+        the agent's port open. `answers`: called when an agent has answered on a new connection; it must not wait.
+        `known_as`: the container that the guest knows, which is an earlier one if the VM was restored."""
         self._answers = answers
+        self._known_as = known_as
         self._limits = limits
         self._layout = layout
         self._plug = plug
@@ -124,7 +127,7 @@ class AgentClients:
         self._settling = Workers(_SETTLED_AT_ONCE, "exec-settle")
         self._output_memory = OutputMemory(_OUTPUT_MEMORY)
         self.operations = AgentOperations(self._vm)
-        self.entrypoint_input = EntrypointInput(self.open, self._vm)
+        self.entrypoint_input = EntrypointInput(self.open, self._vm, known_as)
 
     def close(self) -> None:
         with self._lock:
@@ -211,7 +214,7 @@ class AgentClients:
             vm.close()
 
     def _entrypoint(self, container: ContainerId) -> Entrypoint:
-        return Entrypoint(container, self._vm(container))
+        return Entrypoint(self._known_as(container), self._vm(container))
 
     def _vm(self, container: ContainerId) -> GuestVm:
         with self._lock:

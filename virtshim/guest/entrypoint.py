@@ -199,12 +199,19 @@ class EntrypointInput:
     """Input goes over serial ports, as a command's input does, to a program in the guest that writes it into the pipe
     that the container's command reads."""
 
-    def __init__(self, opened: _Opener, vm: Callable[[ContainerId], GuestVm]) -> None:
+    def __init__(
+        self,
+        opened: _Opener,
+        vm: Callable[[ContainerId], GuestVm],
+        known_as: Callable[[ContainerId], ContainerId],
+    ) -> None:
         self._opened = opened
         self._vm = vm
+        self._known_as = known_as
 
     async def open(self, container: ContainerId) -> StreamSession:
-        argv = ("/bin/sh", "-c", entrypoint_scripts.RELAY, "virtshim-input", entrypoint_scripts.directory(container))
+        directory = entrypoint_scripts.directory(self._known_as(container))
+        argv = ("/bin/sh", "-c", entrypoint_scripts.RELAY, "virtshim-input", directory)
         return await self._opened(container, GuestCommand(argv, _PATH), Streams(stdin=True, stdout=True))
 
     def end(self, container: ContainerId, timeout: float) -> None:
@@ -214,7 +221,7 @@ class EntrypointInput:
         self._script(container, entrypoint_scripts.RESIZE, (str(rows), str(columns)), timeout)
 
     def _script(self, container: ContainerId, script: str, words: tuple[str, ...], timeout: float) -> None:
-        arguments = (entrypoint_scripts.directory(container), *words)
+        arguments = (entrypoint_scripts.directory(self._known_as(container)), *words)
         code = self._vm(container).run_script(script, arguments, CancellableDeadline.after(timeout))
         if code:
             raise InternalError(f"the guest could not change the command's input or terminal (exit code {code})")

@@ -8,7 +8,7 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import structlog
 
@@ -46,13 +46,16 @@ class ImageService:
         notes: ImageNotes,
         clock: Clock,
         pinned: Live[Sequence[str]] | None = None,
+        vm_images: Callable[[], Collection[ImageDigest]] = frozenset,
     ) -> None:
-        """`pinned`: names of images to list as pinned."""
+        """`pinned`: names of images to list as pinned. `vm_images`: images under the root disks of VMs that outlive their
+        pods."""
         self._records = records
         self.files = files
         self._notes = notes
         self._clock = clock
         self._pinned = pinned or Live(())
+        self._vm_images = vm_images
         self._lock = threading.RLock()
         self.pulling: Counter[str] = Counter()
         """The references of running pulls. Reading it requires the lock."""
@@ -218,9 +221,19 @@ class ImageService:
                 return
             if any(digest in stored_images(container) for container in self._records.containers.all()):
                 return
-            if any(digest in sandbox.root_disks.values() for sandbox in self._records.sandboxes.all()):
+            kept = self.under_kept_disks()
+            if kept is None or digest in kept:
                 return
             self.files.delete(digest)
+
+    def under_kept_disks(self) -> frozenset[ImageDigest] | None:
+        """The images under root disks that outlive their containers. None if one of them cannot be known."""
+        of_pods = {digest for sandbox in self._records.sandboxes.all() for digest in sandbox.root_disks.values()}
+        try:
+            return frozenset(of_pods | set(self._vm_images()))
+        except ShimError as exc:
+            log.warning("image.kept", error=str(exc))
+            return None
 
     def _collect_boot(self) -> None:
         """Deletes boot files that no image record has. VMs have their own copies."""
@@ -282,8 +295,8 @@ class ImageService:
         """Stored disks and trees that no record needs."""
         needed = {digest for image in self._records.images.all() for digest in (image.digest, image.tree)}
         needed |= {digest for one in self._records.containers.all() for digest in stored_images(one)}
-        needed |= {digest for sandbox in self._records.sandboxes.all() for digest in sandbox.root_disks.values()}
-        return self.files.stored() - needed
+        kept = self.under_kept_disks()
+        return frozenset() if kept is None else self.files.stored() - needed - kept
 
     def collect_all(self) -> None:
         """At start, deletes files that no record needs, and records whose file is gone."""

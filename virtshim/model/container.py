@@ -52,6 +52,7 @@ class ExitReason(enum.Enum):
     ERROR = "Error"
     OOM_KILLED = "OOMKilled"
     START_ERROR = "StartError"
+    SAVED = "Saved"
     UNKNOWN = "Unknown"
 
 
@@ -203,6 +204,10 @@ class ContainerSpec:
     image_config: ImageConfig = ImageConfig()
     # Whether its VM's cgroup is beside the pod's own, where kubelet looks at names.
     beside_pod: bool = False
+    # The VM that it runs, if the VM outlives its pods: its name, "" for none.
+    vm: str = ""
+    # Whether a stop saves its guest's memory.
+    save_on_stop: bool = False
     # The image of the container; None in records of versions that only stored the image's disk.
     image_id: ImageId | None = None
 
@@ -246,6 +251,12 @@ class ContainerStatus:
     unmounted: bool = False
     # Whether its guest has reported, at least once, that all volumes and empty disks are mounted.
     mounts_confirmed: bool = False
+    # Whether its guest's memory is being saved, during which virtshim has paused the VM.
+    saving: bool = False
+    # The container that the guest knows, if it was restored: its command was started as that one's.
+    known_as: ContainerId | None = None
+    # Whether its VM was restored and may still be paused.
+    arriving: bool = False
     # What is wrong while it runs, each kind once. Each was reported in its log before it was recorded here.
     troubles: tuple[Trouble, ...] = ()
 
@@ -298,10 +309,12 @@ class Container:
     def domain_name(self) -> str:
         """libvirt's name of the VM, readable and unique by the id in it. systemd's scopes contain it, so it must not
         look like a pod's cgroup (see `virtshim.model.cgroup`)."""
-        readable = re.sub(r"[^A-Za-z0-9_.-]", "-", self.name.name)[:30]
+        unique, readable = self.id.value[:12], re.sub(r"[^A-Za-z0-9_.-]", "-", self.name.name)[:30]
+        if self.spec.vm:  # the same in each of its pods: libvirt restores no VM under another name
+            unique, readable = self.domain_uuid.hex[:12], self.spec.vm[:30]
         if self.spec.beside_pod and "pod" in readable:
-            return f"virtshim-{self.id.value[:12]}"
-        return f"virtshim-{self.id.value[:12]}-{readable}"
+            return f"virtshim-{unique}"
+        return f"virtshim-{unique}-{readable}"
 
     @property
     def log_directory(self) -> str:
@@ -389,6 +402,21 @@ class Container:
     def with_checkpoint(self, location: str) -> Container:
         """Notes a checkpoint that writes to `location`; "" ends it."""
         return self._with(checkpointing=location)
+
+    def with_saving(self, *, saving: bool) -> Container:
+        return self._with(saving=saving)
+
+    def arrived(self) -> Container:
+        return self._with(arriving=False)
+
+    def continuing(self, known_as: ContainerId, *, command_begun: bool, user: ProcessUser | None) -> Container:
+        """The guest is that of an earlier container, whose command goes on."""
+        return self._with(known_as=known_as, command_begun=command_begun, user=user, arriving=True)
+
+    @property
+    def guest_id(self) -> ContainerId:
+        """The container that its guest knows."""
+        return self.status.known_as or self.id
 
     def with_command_begun(self) -> Container:
         return self._with(command_begun=True)

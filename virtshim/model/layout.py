@@ -10,6 +10,8 @@ state_dir/                       survives a reboot, root only
   pods/<pod>/                    <disk>.qcow2: root disks that stay for the pod's life (see virtshim.model.sandbox)
                                  <disk>.nvram  <disk>.firmware  <disk>.tpm  <disk>.places
                                  <disk>.kernel-<path>
+  vms/<vm>/                      vm.json  root.qcow2 and what is beside it, as in pods/: a VM that outlives its pods
+                                 memory.save: its guest's memory, saved at a stop
 run_dir/                         gone after a reboot
   virtshim.sock  virtshim.lock   the CRI socket and who serves it
   admin.sock                     operators' socket, root's alone
@@ -27,6 +29,7 @@ from dataclasses import dataclass
 from virtshim.model.container import Container
 from virtshim.model.hardware import Firmware
 from virtshim.model.ids import ContainerId
+from virtshim.model.sandbox import VMS
 
 # Of a container whose root disk is its own.
 NVRAM = "root.nvram"
@@ -67,8 +70,16 @@ class Layout:
         return f"{self.state_dir}/pods"
 
     def pod_disk(self, name: str) -> str:
-        """`name` as `virtshim.model.sandbox.disk_name` gives it."""
-        return f"{self.pod_disks}/{name}.qcow2"
+        """`name` as `virtshim.model.sandbox.disk_name` or `vm_disk_name` gives it."""
+        return f"{self.kept(name)}.qcow2"
+
+    def kept(self, disk: str) -> str:
+        """The path of a disk that outlives its containers, without the ending. The files beside it begin with it."""
+        return f"{self.state_dir if disk.startswith(f'{VMS}/') else self.pod_disks}/{disk}"
+
+    @property
+    def vms(self) -> str:
+        return f"{self.state_dir}/{VMS}"
 
     def seed_iso(self, container: ContainerId) -> str:
         return f"{self.container_dir(container)}/seed.iso"
@@ -154,14 +165,14 @@ def kept_variables(layout: Layout, disk: str, firmware: Firmware) -> str:
 
 
 def _beside_pod_disk(layout: Layout, disk: str, firmware: Firmware) -> str:
-    return f"{layout.pod_disks}/{disk}{'.secure' if firmware is Firmware.SECURE else ''}"
+    return f"{layout.kept(disk)}{'.secure' if firmware is Firmware.SECURE else ''}"
 
 
 def kernel_of(layout: Layout, container: Container, path: str) -> str:
     """Of a file of its image, by its path there: beside its root disk, and gone with it."""
     name = f"{KERNELS}{hashlib.sha256(path.encode()).hexdigest()[:20]}"
     if container.spec.pod_disk:
-        return f"{layout.pod_disks}/{container.spec.pod_disk}.{name}"
+        return f"{layout.kept(container.spec.pod_disk)}.{name}"
     return f"{layout.container_dir(container.id)}/{name}"
 
 

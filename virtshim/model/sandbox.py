@@ -218,6 +218,11 @@ class Sandbox:
         return self.phase is not SandboxPhase.CREATING
 
 
+# The VM has the name of its pod, as a StatefulSet's pods keep theirs.
+BY_POD_NAME: Final = "by-pod-name"
+# The directory of the VMs that outlive their pods, and the first part of their disks' names.
+VMS: Final = "vms"
+
 _NAMESPACE: Final = uuid.UUID("6d0a4d6e-0a3f-5b3c-9a55-7669727470ee")
 
 
@@ -229,6 +234,22 @@ def pod_hash(pod: PodKey) -> str:
 def disk_name(pod: PodKey, container: str) -> str:
     """`POD/DISK`, the same for all attempts of that container."""
     return f"{pod_hash(pod)}/{_digest(container)}"
+
+
+def vm_name(asked: str, pod: PodKey) -> str:
+    """The name of the pod's VM, as `virtshim.io/vm` asks for it; "" if the VM ends with its pod."""
+    return pod.name if asked == BY_POD_NAME else asked
+
+
+def vm_disk_name(namespace: str, vm: str, container: str) -> str:
+    """The name of the root disk of a VM that outlives its pods. Namespace, name and container name identify the VM."""
+    named = _digest(f"{namespace}\x00{vm}\x00{container}")
+    return f"{VMS}/{named}/root"
+
+
+def owner_of(disk: str) -> str:
+    """What owns the disk: the pod's hash, or the VM's directory."""
+    return disk.rpartition("/")[0]
 
 
 def identity(disk: str) -> str:

@@ -70,6 +70,7 @@ class PodNetworkClient:
             **({"bandwidth": dataclasses.asdict(limits)} if limits != Bandwidth() else {}),
             **({"multi_queue": True} if request.multi_queue else {}),
             "policy_routes": True,
+            **({"macs": dict(request.macs)} if request.macs else {}),
         }
         doing = f"attaching the network of pod {pod.namespace}/{pod.name}"
         return self._tapmanager.ask("attach", args, timeout, doing, _network, newer=("multi_queue", "policy_routes"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from virtshim.model.cgroup import VmCgroup
@@ -27,6 +27,8 @@ class AttachRequest:
     bandwidth: Bandwidth = Bandwidth()
     # Whether its VMs may use several queues for each NIC.
     multi_queue: bool = False
+    # Of the guest's NICs, by the name of the interface in the pod. The plugins decide about others.
+    macs: Mapping[str, str] = field(default_factory=dict)
 
 
 class PodNetworks(Protocol):

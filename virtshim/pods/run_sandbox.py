@@ -23,9 +23,11 @@ from virtshim.model.sandbox import (
     check_handler,
     pod_hash,
     refuse_without_overhead,
+    vm_name,
 )
 from virtshim.model.sizing import may_want_queues
 from virtshim.model.vm import DiskBus
+from virtshim.moves.ports import SavedVms
 from virtshim.pods.ports import AttachRequest, PodNetworks
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock, Stamps
@@ -52,6 +54,7 @@ class RunSandbox:
     require_overhead: Live[bool]
     timeout: float
     start_ups: StartUps
+    vms: SavedVms
 
     def run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
         """Returns the id of a READY sandbox. A repeat of a finished call returns the first id. The same name with a
@@ -129,6 +132,7 @@ class RunSandbox:
                 filter=options.network_filter,
                 bandwidth=options.bandwidth,
                 multi_queue=may_want_queues(options, config.resources),
+                macs=self._macs(sandbox.key, vm_name(options.vm, sandbox.key)),
             )
             with self.start_ups.step(observed.Step.NETWORK, sandbox.id):
                 network = self.networks.attach(ask, timeout=deadline.left(self.clock.monotonic()))
@@ -136,6 +140,14 @@ class RunSandbox:
             undo.commit()
         log.info("sandbox.ready", sandbox=sandbox.id.short, pod=str(sandbox.key), ips=network.ips)
         return sandbox.id
+
+    def _macs(self, pod: PodKey, vm: str) -> Mapping[str, str]:
+        """The MACs of a VM that has run before: its guest knows them. All its containers have the same NICs."""
+        found: dict[str, str] = {}
+        for known in self.vms.all() if vm else ():
+            if (known.namespace, known.name) == (pod.namespace, vm):
+                found |= known.macs
+        return found
 
     def _forget(self, sandbox: Sandbox, undo: Rollback) -> None:
         if undo.clean:

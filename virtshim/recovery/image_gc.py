@@ -95,9 +95,12 @@ class ImageGc:
         record does not tell its image, any image may be needed."""
         containers = self.records.containers.all()
         files = {digest for container in containers for digest in stored_images(container)}
-        files |= {digest for sandbox in self.records.sandboxes.all() for digest in sandbox.root_disks.values()}
+        kept = self.images.under_kept_disks()
+        files |= kept or set()
         ids = {container.image_id for container in containers} | self._pulled_now()
-        unknown = bool(self.records.unreadable()) or any(one.image == UNKNOWN_IMAGE for one in containers)
+        unknown = (
+            kept is None or bool(self.records.unreadable()) or any(one.image == UNKNOWN_IMAGE for one in containers)
+        )
 
         def is_used(image: Image) -> bool:
             needed = image.id in ids or not files.isdisjoint((image.digest, image.tree))

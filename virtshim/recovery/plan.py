@@ -33,8 +33,8 @@ class NodeState:
 class Plan:
     """`undo_*`: half-made or half-removed, to be removed. `follow`: VMs that keep running. `adopt`: CREATED in the
     record, but the VM runs. `settle`: RUNNING in the record, but the VM has ended. `stray_*`: with this node's mark,
-    without a record. `unwanted_domains`: EXITED in the record, but the VM runs. `checkpoints`, `resizes`: begun and not
-    finished. No container is in two of the other lists, and UNKNOWN containers are in none."""
+    without a record. `unwanted_domains`: EXITED in the record, but the VM runs. `checkpoints`, `resizes`, `states` (saved or
+    restored): begun and not finished. No container is in two of the other lists, and UNKNOWN containers are in none."""
 
     undo_sandboxes: tuple[Sandbox, ...]
     undo_containers: tuple[Container, ...]
@@ -49,6 +49,7 @@ class Plan:
     stray_pod_disks: tuple[str, ...]
     checkpoints: tuple[Container, ...]
     resizes: tuple[Container, ...] = ()
+    states: tuple[Container, ...] = ()
     stray_shares: tuple[str, ...] = ()
 
     def without_deletions(self) -> Plan:
@@ -83,6 +84,7 @@ def plan(found: NodeState) -> Plan:
         stray_networks=tuple(sorted(n for n in found.networks if n not in sandboxes)),
         stray_directories=tuple(sorted(d for d in found.directories if d not in known)),
         stray_pod_disks=tuple(sorted(found.pods_with_disks - {pod_hash(s.key) for s in found.sandboxes})),
+        states=tuple(c for c in running if (c.status.saving or c.status.arriving) and c.id in on),
         checkpoints=tuple(c for c in found.containers if c.status.checkpointing or c.status.frozen),
         resizes=tuple(c for c in whole if c.status.resizing is not None and _can_be_resized(c, on, defined)),
         stray_shares=tuple(sorted(found.shares - {c.id.short for c in found.containers if _may_need_volumes(c, on)})),

@@ -23,6 +23,7 @@ from virtshim.model.errors import DeadlineExceeded, ShimError
 from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.model.sandbox import Sandbox, pod_hash
 from virtshim.model.vm import OwnedDomain
+from virtshim.moves.restoring import VmStates
 from virtshim.recovery.plan import Plan
 from virtshim.store.ports import KnownNetworks, StateRecords
 from virtshim.system.clock import Clock
@@ -83,6 +84,7 @@ class Repairs:
     exits: ExitRecorder
     remove_container: RemoveContainer
     checkpoints: CheckpointContainer
+    states: VmStates
     update_container_resources: UpdateContainerResources
 
     def steps(self, todo: Plan, *, rebooted: bool) -> Iterator[Repair]:
@@ -94,6 +96,7 @@ class Repairs:
         yield from self._each("stray directory", todo.stray_directories, self.parts.disks.delete)
         yield from self._each("stray disks of a pod", todo.stray_pod_disks, self._drop_pod_disks)
         yield from self._each("stray share", todo.stray_shares, self._drop_share)
+        yield from self._each("unfinished saved state", todo.states, self.states.finish_leftover)
         yield from self._each("started container", todo.adopt, self._adopt)
         yield from self._each(FOLLOW, todo.follow, self._follow)
         yield from self._each("ended container", todo.settle, self._settle_rebooted if rebooted else self._settle)
@@ -143,10 +146,13 @@ class Repairs:
 
     def _adopt(self, container: Container) -> None:
         """Handles a kill between libvirt's start and the record."""
+        running = self.states.restoring.taken(container)
+        if running is None:  # paused before it took the state, which its next attempt takes
+            self.parts.hypervisor.destroy(container.domain_uuid, container.id)
+            return
         self.parts.logs.open(container)
-        running = container.running(self.clock.now_ns())
         self.records.containers.replace(running)
-        self.guest.follow(running)
+        self.guest.follow(self.states.restoring.go_on(running))
 
     def _follow(self, container: Container) -> None:
         self.parts.logs.open(container)

@@ -20,6 +20,7 @@ from virtshim.model.container import Container
 from virtshim.model.errors import ShimError
 from virtshim.model.ids import SandboxId
 from virtshim.model.vm import OwnedDomain, PauseReason, Power
+from virtshim.moves.restoring import VmStates
 from virtshim.pods.ports import PodNetworks
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
@@ -45,6 +46,7 @@ class WatchPods:
     exits: ExitRecorder
     checkpoints: CheckpointContainer
     freezer: GuestFreezer
+    states: VmStates
     guest_set_up: GuestSetUp
 
     def run(self, stopping: threading.Event) -> None:
@@ -62,6 +64,7 @@ class WatchPods:
             self._networks,
             self.parts.devices.releases.begin_all,
             self.guest_set_up.look,
+            self.states.saving.expire,
         ):
             self._try(part)
 
@@ -82,6 +85,8 @@ class WatchPods:
         for container in running:
             if container.status.checkpointing or container.status.frozen:  # harmless if it is still under way
                 self._try(lambda one=container: self.checkpoints.finish_leftover(one))  # type: ignore[misc]
+            if container.status.saving or container.status.arriving:
+                self._try(lambda one=container: self.states.finish_leftover(one))  # type: ignore[misc]
             domain = domains.get(container.id)
             troubled = (
                 container.status.trouble

@@ -49,6 +49,7 @@ from virtshim.vm.firmware import (
 from virtshim.vm.power import ABSENT, power_of
 from virtshim.vm.qemu_output import QemuOutput
 from virtshim.vm.qemu_process import log_directory, pid_directory, remove_logs, state_directory
+from virtshim.vm.restored_xml import restored_xml
 from virtshim.vm.statistics import AgentArrivals, BusyVms
 
 log = structlog.get_logger(__name__)
@@ -130,6 +131,19 @@ class LibvirtHypervisor:
         log.info("libvirt.domain.defined", name=spec.name, ms=_ms_since(began))
 
     def start(self, domain: uuid.UUID) -> None:
+        self._run(domain, lambda _conn, found: found.create())
+
+    def restore(self, domain: uuid.UUID, memory: str, moved: Mapping[str, str]) -> None:
+        """Its guest stands still: the caller first notes that the state is used up."""
+
+        def load(conn: libvirt.virConnect, found: libvirt.virDomain) -> None:
+            saved = conn.saveImageGetXMLDesc(memory, libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE)
+            own = found.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
+            conn.restoreFlags(memory, restored_xml(saved, own, moved), libvirt.VIR_DOMAIN_SAVE_PAUSED)
+
+        self._run(domain, load)
+
+    def _run(self, domain: uuid.UUID, create: Callable[[libvirt.virConnect, libvirt.virDomain], object]) -> None:
         with self._connection.using(f"start VM {domain}") as conn:
             found = self._find(conn, domain)
             if self._is_on(found):
@@ -149,7 +163,7 @@ class LibvirtHypervisor:
                 self._output.of_start(found.name(), runs_as) as said,
             ):
                 began = time.monotonic()
-                self._create(domain, found, said)
+                self._create(domain, conn, found, create, said)
                 self.agents.begin(domain)
             if self._state_directory:
                 take_back_vms(self._state_directory, found.ID(), found.name())
@@ -164,10 +178,17 @@ class LibvirtHypervisor:
         except Exception as exc:  # noqa: BLE001  any error: the VM is on
             log.warning("libvirt.domain.not_followed", name=name, error=str(exc))
 
-    def _create(self, domain: uuid.UUID, found: libvirt.virDomain, said: Callable[[], str]) -> None:
+    def _create(
+        self,
+        domain: uuid.UUID,
+        conn: libvirt.virConnect,
+        found: libvirt.virDomain,
+        create: Callable[[libvirt.virConnect, libvirt.virDomain], object],
+        said: Callable[[], str],
+    ) -> None:
         try:
             with self.busy.held(domain):
-                found.create()
+                create(conn, found)
         except libvirt.libvirtError as exc:
             raise start_failed(found.name(), exc, said()) from exc
 

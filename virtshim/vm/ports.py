@@ -24,6 +24,12 @@ class Hypervisor(Protocol):
     def start(self, domain: uuid.UUID) -> None:
         """Boots it; returns when QEMU runs. WrongState if it runs already."""
 
+    def restore(self, domain: uuid.UUID, memory: str, moved: Mapping[str, str]) -> None:
+        """Continues a VM that is defined and off from the file `memory`, which `VmPausing.save_memory` wrote. Returns when
+        QEMU has read it; the VM is paused. `moved`: directories of the container that was saved, and those that this
+        container has in their place. WrongState if the state is another VM's, or does not fit the definition. After an
+        error the VM is off, or `destroy` ends it."""
+
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
         """Presses the ACPI power button. No error if the VM is off or gone. Waits at most seconds for a VM that hangs."""
 

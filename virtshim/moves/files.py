@@ -1,0 +1,103 @@
+"""Directories of VMs that outlive their pods. Implements `virtshim.moves.ports.SavedVms`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted
+from virtshim.model.layout import Layout
+from virtshim.model.sandbox import VMS
+from virtshim.moves.values import VmRecord
+from virtshim.system.files import free_bytes, replace_bytes, sync
+
+_RECORD: Final = "vm.json"
+_MEMORY: Final = "memory.save"
+_HALF: Final = "memory.half"
+_DISK = re.compile(r"vms/[0-9a-f]{64}/root")
+# Bytes. A record has one or two KiB.
+_LONGEST: Final = 1 << 20
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+# A tuple, as `virtshim.store.rows` has it: nested dataclasses are reached through a container type.
+_VM: TypeAdapter[tuple[VmRecord]] = TypeAdapter(tuple[VmRecord])
+
+
+class SavedVmFiles:
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def get(self, disk: str) -> VmRecord | None:
+        path = self._path(disk, _RECORD)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open(descriptor, "rb") as file:
+                found = _VM.validate_json(file.read(_LONGEST))[0]
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError, InvalidRequest, ValueError) as exc:
+            why = exc.strerror if isinstance(exc, OSError) else str(exc).partition("\n")[0]
+            raise InternalError(f"the record of a virtual machine cannot be read from {path}: {why}") from exc
+        if found.disk != disk:
+            raise InternalError(f"the record of a virtual machine in {path} is that of another one")
+        return found
+
+    def all(self) -> Sequence[VmRecord]:
+        found = [vm for disk in self._disks() if (vm := self.get(disk)) is not None]
+        return sorted(found, key=lambda vm: vm.readable)
+
+    def put(self, vm: VmRecord) -> None:
+        path = self._path(vm.disk, _RECORD)
+        with self._errors(f"the record of virtual machine {vm.readable} cannot be written"):
+            path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+            replace_bytes(str(path), _VM.dump_json((vm,)))
+
+    def begin(self, disk: str) -> str:
+        path = self._path(disk, _HALF)
+        with self._errors(f"{path} cannot be removed"):
+            path.unlink(missing_ok=True)
+        return str(path)
+
+    def finish(self, disk: str) -> int:
+        half, final = self._path(disk, _HALF), self._path(disk, _MEMORY)
+        with self._errors(f"{final} cannot be written"):
+            sync(half)
+            size = half.stat().st_size
+            half.rename(final)
+            sync(final.parent)
+        return size
+
+    def memory(self, disk: str) -> str:
+        return str(self._path(disk, _MEMORY))
+
+    def discard(self, disk: str) -> None:
+        for name in (_HALF, _MEMORY):
+            path = self._path(disk, name)
+            with self._errors(f"{path} cannot be removed"):
+                path.unlink(missing_ok=True)
+
+    def free_bytes(self) -> int:
+        return free_bytes(self._layout.vms)
+
+    def _disks(self) -> list[str]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._layout.vms) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            return [disk for name in names if _DISK.fullmatch(disk := f"{VMS}/{name}/root")]
+        return []
+
+    def _path(self, disk: str, name: str) -> Path:
+        return Path(self._layout.kept(disk)).parent / name
+
+    @contextlib.contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            kind = ResourceExhausted if exc.errno in _FULL else InternalError
+            raise kind(f"{what}: {exc.strerror}") from exc

@@ -1,0 +1,37 @@
+"""Ports to VMs that outlive their pods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from virtshim.moves.values import VmRecord
+
+
+class SavedVms(Protocol):
+    """One directory for each VM: what is known of it, its root disk, and its guest's memory while that is saved. Errors:
+    InternalError, ResourceExhausted (the disk is full)."""
+
+    def get(self, disk: str) -> VmRecord | None:
+        """None if there is no such VM. An unreadable record is an error, never an absent one."""
+
+    def all(self) -> Sequence[VmRecord]:
+        """By name. An unreadable record is an error."""
+
+    def put(self, vm: VmRecord) -> None:
+        """Adds or replaces the record. It is on disk on return."""
+
+    def begin(self, disk: str) -> str:
+        """The path where the memory is to be written: nothing is there."""
+
+    def finish(self, disk: str) -> int:
+        """The written memory becomes the VM's saved one, and is on disk on return. Returns its size in bytes."""
+
+    def memory(self, disk: str) -> str:
+        """The path of the saved memory."""
+
+    def discard(self, disk: str) -> None:
+        """Removes the memory, a half-written one too. No error if there is none."""
+
+    def free_bytes(self) -> int:
+        """The room for memory."""

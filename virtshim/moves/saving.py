@@ -1,0 +1,179 @@
+"""Saves the memory of a VM that is being stopped, so that its next pod continues with it.
+
+virtshim pauses the VM, writes its memory, and then the VM's record: from that moment on the state counts, and this guest
+never runs again. Whatever fails before leaves a guest that runs on and shuts down as usual. The container's record notes
+the save first, so that the next process finishes it or resumes the VM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from virtshim.containers.record_exit import ExitRecorder
+from virtshim.guest.command import GuestCommand
+from virtshim.guest.ports import GuestAgents
+from virtshim.logs.ports import EntrypointLogs
+from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.model.errors import InternalError, ResourceExhausted, ShimError
+from virtshim.model.ids import ContainerId
+from virtshim.moves.ports import SavedVms
+from virtshim.moves.values import SavedLimits, SavedState, VmRecord
+from virtshim.store.ports import Records
+from virtshim.system.clock import Clock
+from virtshim.system.live import Live
+from virtshim.system.locks import PodLocks
+from virtshim.vm.ports import Hypervisor, VmPausing
+
+log = structlog.get_logger(__name__)
+
+# Seconds for the guest to write its caches to its disks. They are in the saved memory, too: this only helps whoever looks
+# at a disk without it.
+_SYNC: Final = 2.0
+# Bytes that stay free on the file system, beside the memory.
+_MARGIN: Final = 64 << 20
+# Of a command that signals: the container did not end by itself, and a Job must not count it as completed.
+SAVED_CODE: Final = 143
+
+
+@dataclass(slots=True)
+class SaveVm:
+    records: Records
+    vms: SavedVms
+    hypervisor: Hypervisor
+    pausing: VmPausing
+    guests: GuestAgents
+    logs: EntrypointLogs
+    exits: ExitRecorder
+    clock: Clock
+    locks: PodLocks
+    limits: Live[SavedLimits]
+    _under_way: set[ContainerId] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def save(self, container: Container, timeout: float) -> None:
+        """Returns when the state is on disk and the VM has ended; `timeout` is for the writing. After any error the guest
+        runs on, unless its state counts already: then a repeated call ends it."""
+        with self._alone(container.id):
+            vm = self._vm(container)
+            state = vm.saved
+            if state is None or state.container != container.id:
+                if container.status.saving:  # another process began it
+                    self._go_on(container, vm)
+                self._refuse_without_room(container, vm)
+                self._sync(container)
+                self._note(container, saving=True)
+                try:
+                    state = self._write(container, vm, timeout)
+                except ShimError:
+                    self._go_on(container, vm)
+                    raise
+            self._end(container, state)
+
+    def finish_leftover(self, container: Container) -> None:
+        """Finishes a save that another process began: ends the VM if its state counts, else resumes it."""
+        with contextlib.suppress(InternalError), self._alone(container.id):
+            now = self.records.containers.get(container.id)
+            if now is None or not now.status.saving:
+                return
+            vm = self._vm(now)
+            if vm.saved is not None and vm.saved.container == now.id:
+                self._end(now, vm.saved)
+            else:
+                self._go_on(now, vm)
+
+    def expire(self) -> None:
+        """Discards states that nobody has continued from in time."""
+        now, keep = self.clock.now_ns(), self.limits.now.keep * 10**9
+        used = {one.spec.pod_disk for one in self.records.containers.all() if one.phase is not ContainerPhase.EXITED}
+        for vm in self.vms.all():
+            if vm.saved is not None and now - vm.saved.saved_at > keep and vm.disk not in used:
+                self.vms.put(vm.with_state(None))
+                self.vms.discard(vm.disk)
+                log.info("vm.state.expired", vm=vm.readable, saved_at=vm.saved.saved_at)
+
+    @contextlib.contextmanager
+    def _alone(self, container: ContainerId) -> Iterator[None]:
+        with self._lock:
+            if container in self._under_way:
+                raise InternalError(f"container {container} is being saved already")
+            self._under_way.add(container)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way.discard(container)
+
+    def _vm(self, container: Container) -> VmRecord:
+        vm = self.vms.get(container.spec.pod_disk)
+        if vm is None:
+            raise InternalError(f"the record of virtual machine {container.spec.vm} is gone")
+        return vm
+
+    def _refuse_without_room(self, container: Container, vm: VmRecord) -> None:
+        size = container.status.size
+        need = max(size.memory_bytes, size.max_memory_bytes)
+        if (free := self.vms.free_bytes()) < need + _MARGIN:
+            raise ResourceExhausted(f"the guest has {need} bytes of memory, and {free} are free below paths.state_dir")
+        others = sum(one.saved.bytes for one in self.vms.all() if one.saved is not None and one.disk != vm.disk)
+        if (most := self.limits.now.most) and others + need > most:
+            raise ResourceExhausted(
+                f"the guest has {need} bytes of memory, other saved VMs have {others}, and saved.max_bytes allows {most}"
+            )
+
+    def _sync(self, container: Container) -> None:
+        try:
+            self.guests.run(container.id, GuestCommand(("sync",)), _SYNC, threading.Event())
+        except ShimError as exc:
+            log.info("vm.not_synced", container=container.id.short, why=str(exc))
+
+    def _write(self, container: Container, vm: VmRecord, timeout: float) -> SavedState:
+        until = self.clock.monotonic() + timeout
+        self.pausing.pause(container.domain_uuid)
+        path = self.vms.begin(vm.disk)
+        self.pausing.save_memory(container.domain_uuid, path, max(1.0, until - self.clock.monotonic()))
+        now = self.records.containers.get(container.id) or container
+        state = SavedState(
+            container=container.id,
+            sandbox=container.sandbox_id,
+            saved_at=self.clock.now_ns(),
+            bytes=self.vms.finish(vm.disk),
+            known_as=now.guest_id,
+            command_begun=now.status.command_begun,
+            read_to=self.logs.read_to(container.id),
+            user=now.status.user,
+        )
+        try:
+            self.vms.put(vm.with_state(state))
+        except ShimError:
+            # It may be on disk all the same. If this fails, too, the guest stays paused: its state may count.
+            self.vms.put(vm.with_state(None))
+            raise
+        return state
+
+    def _end(self, container: Container, state: SavedState) -> None:
+        message = f"the guest's memory was saved ({state.bytes >> 20} MiB); its next pod continues from there"
+        self.exits.begin_end(container.id, Exit(SAVED_CODE, ExitReason.SAVED, self.clock.now_ns(), message))
+        self.hypervisor.destroy(container.domain_uuid, container.id)
+        self.exits.record_if_ended(container.id)
+        log.info("vm.saved", container=container.id.short, vm=container.spec.vm, bytes=state.bytes)
+
+    def _go_on(self, container: Container, vm: VmRecord) -> None:
+        """After a save that failed. Raises if the state may count."""
+        again = self.vms.get(vm.disk)
+        if again is not None and again.saved is not None and again.saved.container == container.id:
+            raise InternalError(f"the state of virtual machine {container.spec.vm} may count; its guest stays paused")
+        self.vms.discard(vm.disk)
+        self.pausing.resume(container.domain_uuid)
+        self._note(container, saving=False)
+
+    def _note(self, container: Container, *, saving: bool) -> None:
+        with self.locks.held(container.sandbox_id):
+            found = self.records.containers.get(container.id)
+            if found is not None and found.is_running:
+                self.records.containers.replace(found.with_saving(saving=saving))

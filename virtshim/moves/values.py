@@ -1,0 +1,82 @@
+"""VMs that outlive their pods: what is known of each, and what may be done with a saved state. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from virtshim.guest.command import OutputPosition
+from virtshim.model.container import Container, ProcessUser
+from virtshim.model.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.model.sandbox import Sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class SavedLimits:
+    """`keep`: seconds until a saved state is discarded. `most`: bytes that all states may take together; 0 for no limit."""
+
+    keep: float = 86400.0
+    most: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """The memory of a guest whose VM is off. It fits the VM's disks as they were at that moment, so it is worth nothing
+    as soon as a guest has run on them again."""
+
+    # The container and the sandbox that the guest ran in.
+    container: ContainerId
+    sandbox: SandboxId
+    # Nanoseconds since the epoch.
+    saved_at: int
+    bytes: int
+    # The container that the guest knows: it names the directory of the command in the guest.
+    known_as: ContainerId
+    command_begun: bool = False
+    read_to: OutputPosition = OutputPosition()
+    user: ProcessUser | None = None
+    # The container whose VM continues from this state. Written before its guest runs: the state is then used up.
+    taken_by: ContainerId | None = None
+    # The sandbox in which it could not be restored. The next attempt there boots.
+    failed_in: SandboxId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VmRecord:
+    """`disk`: the name of its root disk, which is the identity. `macs`: of its NICs, by the name of the interface in the
+    pod."""
+
+    disk: str
+    namespace: str
+    name: str
+    container: str
+    # Of the image under its root disk.
+    image: ImageDigest
+    created_at: int
+    macs: Mapping[str, str] = field(default_factory=dict)
+    saved: SavedState | None = None
+
+    @property
+    def readable(self) -> str:
+        return f"{self.namespace}/{self.name}/{self.container}"
+
+    def with_state(self, state: SavedState | None) -> VmRecord:
+        return dataclasses.replace(self, saved=state)
+
+
+def restorable(vm: VmRecord | None, container: Container) -> SavedState | None:
+    """The state that this container's VM continues from. CRI gives no reason for a stop, so a container that is started
+    again in the sandbox where it was saved boots: somebody wants it restarted."""
+    state = vm.saved if vm is not None else None
+    if state is None or state.taken_by is not None:
+        return None
+    if container.sandbox_id in (state.sandbox, state.failed_in):
+        return None
+    return state
+
+
+def macs_of(sandbox: Sandbox) -> dict[str, str]:
+    """Of the guest's NICs that are taps, by the name of the interface in the pod."""
+    network = sandbox.network
+    return {nic.name: nic.mac for nic in network.interfaces if not nic.function} if network else {}

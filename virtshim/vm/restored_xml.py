@@ -1,0 +1,106 @@
+"""The definition that a saved VM continues with. Pure: equal texts give equal bytes.
+
+libvirt compares it with the saved one: what the guest sees must be the same (machine type, CPU, memory, addresses, ports that
+were plugged in), so that comes from the saved definition. What belongs to the container comes from its own definition: the
+owner mark, the limits, the user, the disks' files, vmwrapper's environment. Paths of the earlier container become those of
+this one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Final
+
+from lxml import etree
+
+from virtshim.model.errors import WrongState
+
+# Elements of the domain that the container's own definition replaces.
+_OWN: Final = ("metadata", "title", "cputune", "memtune", "numatune", "blkiotune", "resource", "seclabel")
+# Where libvirt expects a new element: before the first of these that is there.
+_BEHIND: Final = ("memory", "os", "features", "cpu", "clock", "devices")
+# What the guest's NICs look like. vmwrapper is told by its environment.
+_OF_GUEST: Final = frozenset({"VIRTSHIM_NICS", "VIRTSHIM_NIC_MODEL"})
+
+
+def restored_xml(saved: str, own: str, moved: Mapping[str, str]) -> str:
+    """`saved`: the definition in the saved state. `own`: the container's. `moved`: directories of the container that was
+    saved, and those that this container has in their place. Raises WrongState if the two cannot be one VM."""
+    result, mine = _parsed(saved), _parsed(own)
+    for name in ("name", "uuid"):
+        if result.findtext(name) != mine.findtext(name):
+            raise WrongState(f"the saved state is that of VM {result.findtext('name')}, not {mine.findtext('name')}")
+    _move(result, moved)
+    for name in _OWN:
+        _replace_all(result, mine, name)
+    _replace_disks(result, mine)
+    _replace_environment(result, mine)
+    return etree.tostring(result, encoding="unicode")
+
+
+def _parsed(text: str) -> etree._Element:
+    # No entities, no network: the file lay on a disk.
+    return etree.fromstring(
+        text.encode(), etree.XMLParser(resolve_entities=False, no_network=True, remove_blank_text=True)
+    )
+
+
+def _move(root: etree._Element, moved: Mapping[str, str]) -> None:
+    for element in root.iter():
+        for name, value in element.attrib.items():
+            element.set(name, _moved(value, moved))
+        if element.text and not len(element):
+            element.text = _moved(element.text, moved)
+
+
+def _moved(value: str, moved: Mapping[str, str]) -> str:
+    for before, now in moved.items():
+        if value == before or value.startswith(f"{before}/"):
+            return now + value[len(before) :]
+    return value
+
+
+def _replace_all(result: etree._Element, mine: etree._Element, name: str) -> None:
+    for element in result.findall(name):
+        result.remove(element)
+    at = next(index for index, element in enumerate(result) if element.tag in _BEHIND)
+    if name == "seclabel":
+        at = len(result)
+    for offset, element in enumerate(mine.findall(name)):
+        result.insert(at + offset, copy.deepcopy(element))
+
+
+def _replace_disks(result: etree._Element, mine: etree._Element) -> None:
+    """The files are the container's: they may have another user. The guest knows a disk by its target."""
+    own = {_target(disk): disk for disk in mine.iterfind("devices/disk")}
+    saved = {_target(disk): disk for disk in result.iterfind("devices/disk")}
+    if own.keys() != saved.keys():
+        missing = sorted(own.keys() ^ saved.keys())
+        raise WrongState(
+            f"the disks of the saved VM are not those of the pod: {', '.join(missing)} is in one of them alone"
+        )
+    for target, disk in saved.items():
+        for name in ("source", "backingStore", "driver"):
+            for element in disk.findall(name):
+                disk.remove(element)
+            for element in reversed(own[target].findall(name)):
+                disk.insert(0, copy.deepcopy(element))
+
+
+def _target(disk: etree._Element) -> str:
+    target = disk.find("target")
+    return "" if target is None else target.get("dev", "")
+
+
+def _replace_environment(result: etree._Element, mine: etree._Element) -> None:
+    saved, own = result.find("{*}commandline"), mine.find("{*}commandline")
+    if saved is None or own is None:
+        return
+    seen = {element.get("name"): element for element in saved.iterfind("{*}env")}
+    for element in seen.values():
+        saved.remove(element)
+    wanted = [element for element in own.iterfind("{*}env") if element.get("name") not in _OF_GUEST]
+    wanted += [element for name, element in seen.items() if name in _OF_GUEST]
+    for element in wanted:
+        saved.append(copy.deepcopy(element))
