@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
+import grpc
 import pytest
-from guest import BOOT, READY, console_of
+from fakes.cri import refused
+from guest import BOOT, READY, ping
 from podclient import container_config, log_lines, pod_config, wait_for_log, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -78,4 +77,37 @@ def test_the_next_pod_continues_with_the_memory_of_the_last(cri, node, image_url
     assert pods.run("cat", "/tmp/note") == "in-memory-only\n"
     first = next(int(line.removeprefix("count-")) for line in log_lines(pods.log) if line.startswith("count-"))
     assert reached - 1 <= first <= reached + 2
+    address = cri.pod_status(pods.pod).network.ip
+    wait_until(lambda: ping(address), 30, "the restored guest has the new pod's address")
     pods.remove()
+
+
+def test_a_restart_in_the_same_sandbox_boots(cri, node, image_url):
+    pods = Pods(cri, node, f"{image_url}/guest.qcow2", "again")
+    pods.next()
+    pods.start()
+    wait_for_log(pods.log, READY, BOOT)
+    pods.run("sh", "-c", "echo on-disk > /note; echo in-memory > /tmp/note; sync")
+    boot = pods.run("cat", "/proc/sys/kernel/random/boot_id")
+    pods.saved()
+    pods.create(attempt=1)
+    pods.start()
+    wait_for_log(pods.log, READY, BOOT)
+    assert any("its saved memory is discarded" in line for line in log_lines(pods.log))
+    assert pods.run("cat", "/proc/sys/kernel/random/boot_id") != boot
+    assert pods.run("sh", "-c", "cat /note; ls /tmp") == "on-disk\n"
+    pods.remove()
+
+
+def test_two_live_pods_of_one_vm_are_refused(cri, node, image_url):
+    named = {"virtshim.io/vm": "only-one"}
+    first, second = (Pods(cri, node, f"{image_url}/null.qcow2", name) for name in ("first", "second"))
+    first.next(named)
+    first.start()
+    with refused(grpc.StatusCode.ALREADY_EXISTS, "virtual machine only-one runs in pod default/first"):
+        second.next(named)
+    second.remove()
+    first.remove()
+    second.next(named)
+    second.start()
+    second.remove()

@@ -6,8 +6,9 @@ import contextlib
 import queue
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from virtshim.devices.guest_view import guest_view_buses
 from virtshim.model.errors import Aborted, AlreadyExists, NotFound, ShimError, Unavailable, WrongState
@@ -43,6 +44,7 @@ class FakeHypervisor:
         self.keeps_devices: set[uuid.UUID] = set()
         self.full: set[uuid.UUID] = set()
         self.saved: dict[str, uuid.UUID] = {}
+        self.restored: list[uuid.UUID] = []
         self.why_not = ""
         # The machine type of a new VM; an upgraded QEMU has another one.
         self.machine_type = "pc-q35-7.2"
@@ -103,6 +105,20 @@ class FakeHypervisor:
                     f"ua-host-pci{bus}" for bus, _ in guest_view_buses(there.spec.granted.passthrough)
                 )
         self._change(domain, PowerState(Power.RUNNING))
+
+    def restore(self, domain: uuid.UUID, memory: str, moved: Mapping[str, str]) -> None:
+        """Counts as no boot."""
+        self._reach("restore")
+        with self._lock:
+            there = self._ours(domain)
+            if there is None:
+                raise NotFound(f"no VM {domain}")
+            if there.state.is_on:
+                raise WrongState(f"VM {domain} is running already")
+            if Path(memory).read_bytes() != domain.bytes:
+                raise WrongState(f"the saved state in {memory} is not that of VM {domain}")
+            self.restored.append(domain)
+        self._change(domain, PowerState(Power.PAUSED))
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
         self._reach("shut down")
@@ -180,6 +196,8 @@ class FakeHypervisor:
         if self.power(domain).power is not Power.PAUSED:
             raise Aborted(f"VM {domain} ended")
         self.saved[path] = domain
+        if Path(path).parent.is_dir():
+            Path(path).write_bytes(domain.bytes)
 
     def resume(self, domain: uuid.UUID) -> None:
         self._reach("resume")

@@ -70,7 +70,11 @@ class FakePodNetworks:
         mac = (0x525400123456 + number).to_bytes(6).hex(":")
         network = PodNetwork(
             netns=f"/run/netns/vs-{request.sandbox.short}",
-            interfaces=(Interface("eth0", mac, 1500, (f"{address}/16",), (Route("0.0.0.0/0", "10.88.0.1"),)),),
+            interfaces=(
+                Interface(
+                    "eth0", request.macs.get("eth0", mac), 1500, (f"{address}/16",), (Route("0.0.0.0/0", "10.88.0.1"),)
+                ),
+            ),
             ips=(address, f"fd00::{5 + number:x}"),
             dns=request.dns,
             fetch_key=f"key-of-{request.sandbox.short}",

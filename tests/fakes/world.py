@@ -62,6 +62,8 @@ from virtshim.model.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.model.layout import Layout
 from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig, pod_hash
 from virtshim.model.sizing import NodeHardware
+from virtshim.moves.files import SavedVmFiles
+from virtshim.moves.ports import SavedVms
 from virtshim.store.copies import ImageNoteFiles
 from virtshim.store.records import SqliteRecords
 from virtshim.vm.ports import VmControl, VmPausing
@@ -222,9 +224,16 @@ class World:
             kernels=watched("kernels", out.kernels, journal, ("is_there",)),
             seeds=watched("seeds", out.seeds, journal),
             copies=watched("copies", out.copies, journal),
+            vms=self._saved_vms(),
             archives=watched("archives", out.archives, journal),
             containers_room=FakeContainersRoom(out.disks),
         )
+
+    def _saved_vms(self) -> SavedVms:
+        """The real files, which survive a restart."""
+        layout = self.settings.layout()
+        Path(layout.vms).mkdir(exist_ok=True)
+        return watched("saved_vms", SavedVmFiles(layout), self.journal, ("get", "all", "memory", "free_bytes"))
 
     def close(self) -> None:
         self.app.close()

@@ -271,7 +271,7 @@ def _states(
         vms=a.files.vms,
         hypervisor=a.vm.hypervisor,
         pausing=a.vm.pausing,
-        logs=a.guest.entrypoint_logs,
+        logs=exits.parts.logs,
         freezer=freezer,
         clock=a.clock,
         locks=exits.locks,

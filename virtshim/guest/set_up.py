@@ -22,10 +22,13 @@ from virtshim.devices.guest_view import GUEST_LINKS_NOT_LINKED, guest_links_comm
 from virtshim.guest.command import CommandResult, GuestCommand
 from virtshim.guest.ports import GuestAgents
 from virtshim.guest.set_up_scripts import (
+    ADDRESSES_NO_COMMAND,
+    ADDRESSES_NOT_SET,
     POLICY_ROUTES_NO_COMMAND,
     POLICY_ROUTES_NOT_SET,
     POLICY_ROUTES_NOT_YET,
     SYSCTLS_NOT_SET,
+    addresses_command,
     policy_routes_command,
     sysctls_command,
 )
@@ -234,7 +237,7 @@ class GuestSetUp:
     def follow(self, container: Container, *, again: bool = False) -> None:
         """Sets up the guest as soon as it can be. `again`: also if a set-up is running, which has not seen a restart of
         the guest. Returns at once. If the container's command has not started, the thread that starts it does this."""
-        renewed = container.status.command_begun and container.spec.copies
+        renewed = container.status.command_begun and (container.spec.copies or container.status.known_as is not None)
         if (not container.spec.command or renewed) and self._parts(container):
             self._threads.start(container.id, lambda: self._follow(container.id), again=again)
 
@@ -290,6 +293,16 @@ class GuestSetUp:
                 sysctls_command(sandbox.config.sysctls),
                 {SYSCTLS_NOT_SET: remedy},
             )
+        if sandbox is not None and container.status.known_as is not None:
+            there = nics_of(sandbox.network, container.granted)
+            if set_addresses := addresses_command(there):
+                unfit = "use an image with iproute2 or busybox's ip, or wait until its DHCP client asks again"
+                yield _Part(
+                    TroubleKind.ADDRESSES_NOT_SET,
+                    "the pod's addresses cannot be set in the restored guest",
+                    set_addresses,
+                    {ADDRESSES_NO_COMMAND: unfit, ADDRESSES_NOT_SET: unfit},
+                )
         if mount := empty_disks.command(container.spec.empty_disks):
             remedy = "use another path, or an image with mkfs.ext4"
             kind = TroubleKind.EMPTY_DISKS_NOT_MOUNTED

@@ -136,6 +136,67 @@ exit $code
 """
 
 
+# The addresses of a guest that was restored in another pod. The guest has those of the pod in which it was saved until its DHCP
+# client asks again, or for ever if they were written down in it.
+
+ADDRESSES_NO_COMMAND: Final = 88
+ADDRESSES_NOT_SET: Final = 89
+
+# Arguments, in pairs: `nic` and a MAC, whose interface the next ones are about; `keep` and its addresses, separated by spaces;
+# `address` and each of them; `route` and its words, the family's option first. Other addresses of the interface go, and with
+# them the routes of their subnets.
+SET_ADDRESSES: Final = rf"""
+export LC_ALL=C PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+command -v ip >/dev/null 2>&1 || {{ echo "the image has no command ip" >&2; exit {ADDRESSES_NO_COMMAND}; }}
+not_set() {{ echo "$1" >&2; exit {ADDRESSES_NOT_SET}; }}
+is_on_another() {{ [ -e "$1" ]; }}
+device=
+while [ $# -ge 2 ]; do
+  case $1 in
+    nic)
+      device=
+      for found in /sys/class/net/*; do
+        ! is_on_another "$found"/lower_* && {{ read -r mac <"$found/address"; }} 2>/dev/null || continue
+        [ "$mac" != "$2" ] || device=${{found##*/}}
+      done
+      [ -n "$device" ] || not_set "no interface has the MAC $2"
+      ;;
+    keep)
+      ip -o address show dev "$device" | while read -r _ _ family one rest; do
+        case "$family:$rest" in inet6:*"scope link"* | [!i]*) continue ;; esac
+        case " $2 " in *" $one "*) ;; *) ip address del "$one" dev "$device" ;; esac
+      done
+      ;;
+    address)
+      case " $(ip -o address show dev "$device") " in
+        *" $2 "*) ;;
+        *) ip address add "$2" dev "$device" || not_set "$device: the address $2 cannot be set" ;;
+      esac
+      ;;
+    route)
+      ip ${{2%% *}} route replace ${{2#* }} dev "$device" || ip ${{2%% *}} route replace ${{2#* }} dev "$device" onlink ||
+        not_set "$device: the route $2 cannot be set"
+      ;;
+  esac
+  shift 2
+done
+"""
+
+
+def addresses_command(nics: Sequence[Interface]) -> tuple[str, ...]:
+    """For a guest with these NICs; nothing if it has none."""
+    words: list[str] = []
+    for nic in nics:
+        own = [str(ipaddress.ip_interface(text)) for text in nic.addresses]
+        words += ["nic", nic.mac.lower(), "keep", " ".join(own)]
+        words += [word for one in own for word in ("address", one)]
+        for route in nic.routes:
+            to = ipaddress.ip_network(route.destination)
+            via = f" via {ipaddress.ip_address(route.gateway)}" if route.gateway else ""
+            words += ["route", f"-{to.version} {to}{via}"]
+    return ("/bin/sh", "-c", SET_ADDRESSES, "virtshim-addresses", *words) if words else ()
+
+
 def policy_routes_command(nics: Sequence[Interface]) -> tuple[str, ...]:
     """For a guest with these NICs; nothing if there are no rules."""
     rules = sorted(

@@ -38,6 +38,7 @@ class TroubleKind(enum.Enum):
     BLOCK_VOLUMES_NOT_LINKED = "block_volumes_not_linked"
     SYSCTLS_NOT_SET = "sysctls_not_set"
     ROUTES_NOT_SET = "routes_not_set"
+    ADDRESSES_NOT_SET = "addresses_not_set"
 
     @property
     def reason(self) -> str:
@@ -67,6 +68,7 @@ _OF_SET_UP: Final = frozenset(
         TroubleKind.BLOCK_VOLUMES_NOT_LINKED,
         TroubleKind.SYSCTLS_NOT_SET,
         TroubleKind.ROUTES_NOT_SET,
+        TroubleKind.ADDRESSES_NOT_SET,
     }
 )
 

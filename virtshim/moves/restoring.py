@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from virtshim.containers.logs import ContainerLogs
 from virtshim.guest.freeze import GuestFreezer
-from virtshim.logs.ports import EntrypointLogs
 from virtshim.model.container import Container
 from virtshim.model.errors import ShimError
 from virtshim.model.ids import ContainerId
@@ -37,7 +37,7 @@ class RestoreVm:
     vms: SavedVms
     hypervisor: Hypervisor
     pausing: VmPausing
-    logs: EntrypointLogs
+    logs: ContainerLogs
     freezer: GuestFreezer
     clock: Clock
     locks: PodLocks
@@ -54,7 +54,8 @@ class RestoreVm:
             return container.running(self.clock.now_ns())
         try:
             self.hypervisor.restore(container.domain_uuid, self.vms.memory(vm.disk), self._moved(state, container))
-            self.logs.write(container.id, (), state.read_to)
+            if container.spec.command:  # its output goes on where it was read to
+                self.logs.entrypoints.write(container.id, (), state.read_to)
         except ShimError:
             self.vms.put(vm.with_state(dataclasses.replace(state, failed_in=container.sandbox_id)))
             raise
@@ -91,7 +92,7 @@ class RestoreVm:
             why = again if state.failed_in is None else "it could not be restored"
             log.warning("vm.state.lost", container=container.id.short, vm=container.spec.vm, why=why)
             with contextlib.suppress(ShimError):
-                self.logs.note(container.id, f"virtshim: the guest boots, and its saved memory is discarded: {why}")
+                self.logs.note(container, f"virtshim: the guest boots, and its saved memory is discarded: {why}")
         self._drop(vm)
 
     def _drop(self, vm: VmRecord | None) -> None:
