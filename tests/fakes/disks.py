@@ -11,6 +11,7 @@ from virtshim.model.errors import InternalError, WrongState
 from virtshim.model.hardware import Firmware, FirmwareFiles, Places, places_from_bytes
 from virtshim.model.ids import ContainerId, ImageDigest
 from virtshim.model.image import DiskFormat, FilesystemUsage, Image
+from virtshim.model.sandbox import VMS
 from virtshim.model.usage import DiskUsage
 from virtshim.model.vm import Disk
 from virtshim.seed.ports import SeedRequest
@@ -65,7 +66,7 @@ class FakeRootDisks:
             self.pod_sizes.pop(name, None)
 
     def pods_with_disks(self) -> frozenset[str]:
-        return frozenset(name.split("/")[0] for name in self.pod_disks)
+        return frozenset(name.split("/")[0] for name in self.pod_disks) - {VMS}
 
     def delete(self, container: ContainerId, *, disk_alone: bool = False) -> None:
         if disk_alone:

@@ -27,6 +27,7 @@ from virtshim.model.sandbox import Sandbox
 from virtshim.model.sizing import NodeLimits, memory_for, refuse_little_overhead, size_for
 from virtshim.model.text import check_path, escaped
 from virtshim.model.vm import VmSize
+from virtshim.moves.values import refuse_unsavable
 from virtshim.pods.lookup import existing_sandbox
 from virtshim.store.ports import Records
 from virtshim.system.live import Live
@@ -183,6 +184,8 @@ class Admission:
         empty_disks = together([*options.empty_disks, *self.volume_disks.empty(config, sandbox.key.uid)])
         self._refuse_too_large(options, empty_disks)
         refuse_clashes(empty_disks, places, guest_view_serials(granted.data_volumes))
+        if options.save_on_stop:
+            refuse_unsavable(granted, volumes, empty_disks)
         return Admitted(sandbox, name, config, options, granted, size, log_file, volumes, copies, empty_disks, memory)
 
     def _memory(self, config: ContainerConfig) -> int:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from virtshim.annotations.parse import ON_STOP_ANNOTATION
+from virtshim.devices.values import GrantedDevices
 from virtshim.guest.command import OutputPosition
 from virtshim.model.container import Container, ProcessUser
+from virtshim.model.errors import InvalidRequest
 from virtshim.model.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.model.sandbox import Sandbox
+from virtshim.model.text import escaped
+from virtshim.volumes.empty_disks import EmptyDisk
+from virtshim.volumes.shares import SharedVolume
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,26 @@ def restorable(vm: VmRecord | None, container: Container) -> SavedState | None:
     if container.sandbox_id in (state.sandbox, state.failed_in):
         return None
     return state
+
+
+def refuse_unsavable(
+    granted: GrantedDevices, volumes: Sequence[SharedVolume], empty_disks: Sequence[EmptyDisk]
+) -> None:
+    """Raises InvalidRequest for parts of a VM whose state QEMU cannot save, or that go with the container."""
+    what = ""
+    if granted.passthrough:
+        what = f"host devices ({', '.join(granted.claims)}), whose state stays in the device; remove them"
+    elif volumes:
+        what = (
+            f"the shared volume {escaped(volumes[0].guest, 200)}, whose daemon's state QEMU cannot save; use a block volume "
+            "(volumeDevices), a volume with a disk.img (virtshim.io/disk-images), or volumes that are copied (configMap, secret)"
+        )
+    elif empty_disks:
+        what = (
+            f"{empty_disks[0].field_name()}, a disk that goes with the container; use a block volume, or the root disk"
+        )
+    if what:
+        raise InvalidRequest(f"annotation {ON_STOP_ANNOTATION}: save is impossible with {what}")
 
 
 def macs_of(sandbox: Sandbox) -> dict[str, str]:

@@ -1,0 +1,309 @@
+"""VMs that outlive their pods: saved at a stop, restored once, with every failure in between."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.journal import Crash, When
+from fakes.world import World, container_config, sandbox_config
+
+from virtshim.model.container import Container, ContainerPhase, ExitReason, Mount
+from virtshim.model.errors import AlreadyExists, InternalError, InvalidRequest, ResourceExhausted
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.sandbox import PodKey
+from virtshim.model.usage import BlockUsage
+from virtshim.model.vm import OffReason, Power
+from virtshim.moves.values import VmRecord
+
+LASTING = sandbox_config(annotations={"virtshim.io/vm": "db", "virtshim.io/on-stop": "save"})
+
+
+@pytest.fixture
+def make_world(tmp_path: Path) -> Callable[[], World]:
+    made = 0
+
+    def make() -> World:
+        nonlocal made
+        made += 1
+        directory = tmp_path / str(made)
+        directory.mkdir()
+        return World(directory)
+
+    return make
+
+
+def pod(world: World, number: int = 1) -> SandboxId:
+    """The VM's next pod: a StatefulSet's controller gives it another UID."""
+    if not world.records.images.all():
+        world.pull()
+    key = PodKey("default", "db-0", f"uid-{number}", 0)
+    return world.do.run_sandbox.run(key, LASTING, world.deadline())
+
+
+def running(world: World, number: int = 1) -> ContainerId:
+    """Its guest has booted its kernel, so there is something to save."""
+    container = world.create(pod(world, number))
+    world.start(container)
+    return container
+
+
+def vm(world: World) -> VmRecord:
+    (found,) = world.app.adapters.files.vms.all()
+    return found
+
+
+def memory(world: World) -> Path:
+    return Path(world.app.adapters.files.vms.memory(vm(world).disk))
+
+
+def logged(world: World) -> list[str]:
+    return [line for log in world.outside.consoles.logs.values() for line in log]
+
+
+def test_a_stop_saves_the_guest_and_its_next_pod_continues(world: World) -> None:
+    first = running(world)
+    mac = world.sandbox(world.container(first).sandbox_id).network.interfaces[0].mac
+    world.stop(first, 30)
+    ended = world.container(first)
+    assert ended.exit is not None
+    assert (ended.exit.code, ended.exit.reason) == (143, ExitReason.SAVED)
+    assert memory(world).exists()
+    world.remove_sandbox(ended.sandbox_id)
+
+    second = world.create(pod(world, 2))
+    world.start(second)
+    assert world.domain(second) in world.outside.vms.restored
+    assert world.outside.vms.power(world.domain(second)).power is Power.RUNNING
+    assert world.container(second).status.known_as == first
+    assert not world.container(second).status.arriving
+    assert vm(world).saved is None
+    assert not memory(world).exists()
+    assert world.sandbox(world.container(second).sandbox_id).network.interfaces[0].mac == mac
+
+
+def test_a_vm_has_one_name_one_uuid_and_one_root_disk_in_all_its_pods(world: World) -> None:
+    seen = set()
+    for number in (1, 2):
+        container = running(world, number)
+        spec = world.outside.vms.spec(world.domain(container))
+        seen.add((spec.uuid, spec.name, spec.disks[0].path, spec.machine))
+        world.stop(container, 30)
+        world.remove_sandbox(world.container(container).sandbox_id)
+    assert len(seen) == 1
+
+
+def test_a_restart_in_the_same_sandbox_boots_and_discards_the_state(world: World) -> None:
+    first = running(world)
+    world.stop(first, 30)
+    again = world.create(world.container(first).sandbox_id, attempt=1)
+    world.start(again)
+    assert world.outside.vms.restored == []
+    assert vm(world).saved is None
+    assert not memory(world).exists()
+    assert any("saved memory is discarded" in line for line in logged(world))
+
+
+def test_without_a_grace_period_nothing_is_saved(world: World) -> None:
+    first = running(world)
+    world.stop(first, 0)
+    assert world.container(first).exit is not None
+    assert world.container(first).exit.reason is ExitReason.ERROR
+    assert vm(world).saved is None
+
+
+def test_a_guest_that_has_not_booted_its_kernel_is_not_saved(world: World) -> None:
+    container = running(world)
+    world.outside.boot_output.before_kernel.add(container)
+    world.outside.readings.blocks = (BlockUsage("sdb", reads=2, writes=0),)
+    world.stop(container, 30)
+    assert vm(world).saved is None
+
+
+def test_a_second_pod_of_a_running_vm_is_refused(world: World) -> None:
+    running(world)
+    with pytest.raises(AlreadyExists, match="virtual machine db runs in pod default/db-0"):
+        world.create(pod(world, 2))
+
+
+def test_without_room_the_guest_shuts_down_and_the_exit_says_why(world: World) -> None:
+    first = running(world)
+    world.app.live.saved.now = dataclasses.replace(world.app.live.saved.now, most=1)
+    world.stop(first, 30)
+    ended = world.container(first).exit
+    assert ended is not None
+    assert ended.reason is ExitReason.ERROR
+    assert "the guest's memory was not saved" in ended.message
+    assert "saved.max_bytes" in ended.message
+    assert vm(world).saved is None
+
+
+@pytest.mark.parametrize("failing", ["vms.save_memory", "saved_vms.finish", "saved_vms.put", "vms.pause"])
+def test_a_guest_whose_save_fails_runs_on_and_shuts_down(world: World, failing: str) -> None:
+    first = running(world)
+    world.journal.fail(failing, ResourceExhausted("the disk is full"))
+    world.stop(first, 30)
+    ended = world.container(first).exit
+    assert ended is not None
+    assert "the disk is full" in ended.message
+    assert world.outside.vms.power(world.domain(first)).power is Power.OFF
+    assert vm(world).saved is None
+    assert not memory(world).exists()
+
+
+def test_a_state_that_may_count_never_runs_again(world: World) -> None:
+    """Its record may be on disk although the write failed, and cannot be taken back: the guest stays paused."""
+    first = running(world)
+    world.journal.fail("saved_vms.put", InternalError("I/O error"), after=True)
+    world.journal.fail("saved_vms.put", InternalError("I/O error"))
+    with contextlib.suppress(InternalError):
+        world.stop(first, 30)
+    if world.outside.vms.power(world.domain(first)).power is Power.RUNNING:
+        assert vm(world).saved is None
+
+
+def test_a_restore_that_fails_leaves_the_state_and_the_next_attempt_boots(world: World) -> None:
+    first = running(world)
+    world.stop(first, 30)
+    world.remove_sandbox(world.container(first).sandbox_id)
+    second = world.create(pod(world, 2))
+    world.journal.fail("vms.restore", InternalError("QEMU cannot read it"))
+    with pytest.raises(InternalError):
+        world.start(second)
+    failed = world.container(second).exit
+    assert failed is not None
+    assert failed.reason is ExitReason.START_ERROR
+    assert vm(world).saved is not None
+    assert memory(world).exists()
+    third = world.create(world.container(second).sandbox_id, attempt=1)
+    world.start(third)
+    assert world.outside.vms.restored == []
+    assert any("it could not be restored" in line for line in logged(world))
+
+
+def test_a_state_lapses_and_the_disk_stays(world: World) -> None:
+    first = running(world)
+    world.stop(first, 30)
+    world.remove_sandbox(world.container(first).sandbox_id)
+    world.outside.clock.advance(86401)
+    world.app.watch.look()
+    assert vm(world).saved is None
+    assert not memory(world).exists()
+    assert vm(world).disk in world.outside.disks.pod_disks
+
+
+def test_the_image_under_a_vms_disk_stays_without_any_pod(world: World) -> None:
+    first = running(world)
+    image = world.container(first).image
+    world.stop(first, 30)
+    world.remove_sandbox(world.container(first).sandbox_id)
+    world.images.remove(world.records.images.all()[0].id.value)
+    world.images.collect_all()
+    assert image in world.outside.files.stored()
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        (container_config(mounts=(Mount("/data", "/var/lib/kubelet/pods/uid-1/volumes/kubernetes.io~csi/pv/mount"),)), "/data"),
+        (sandbox_config(annotations={**LASTING.annotations, "virtshim.io/disks": "a: {size: 1Gi}"}), "virtshim.io/disks"),
+    ],
+)  # fmt: skip
+def test_what_qemu_cannot_save_is_refused_with_the_remedy(world: World, config: object, what: str) -> None:
+    world.pull()
+    own = config if hasattr(config, "hostname") else LASTING
+    sandbox = world.do.run_sandbox.run(PodKey("default", "db-0", "uid-1", 0), own, world.deadline())  # type: ignore[arg-type]
+    wanted = container_config() if hasattr(config, "hostname") else config
+    with pytest.raises(InvalidRequest, match=f"virtshim.io/on-stop.*{what}"):
+        world.create(sandbox, config=wanted)  # type: ignore[arg-type]
+
+
+# --- virtshim dies at every step
+
+
+def state_of(world: World, container: ContainerId) -> tuple[ContainerPhase, Power]:
+    return world.container(container).phase, world.outside.vms.power(world.domain(container)).power
+
+
+def ends(world: World, container: ContainerId) -> Container:
+    """kubelet repeats its call until the container has ended."""
+    world.stop(container, 30)
+    return world.container(container)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # threads die with the process
+@pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])
+def test_a_kill_at_any_step_of_a_save_loses_nothing(make_world: Callable[[], World], when: When) -> None:
+    calls = _calls(make_world, lambda world: world.stop(running(world), 30), running)
+    assert calls > 10
+    for at in range(1, calls + 1):
+        world: World = make_world()
+        first = running(world)
+        world.journal.forget()
+        world.journal.crash(at, when)
+        with contextlib.suppress(Crash, Exception):
+            world.stop(first, 30)
+        world = world.recovered()
+        phase, power = state_of(world, first)
+        saved = vm(world).saved
+        if power is Power.RUNNING:
+            assert saved is None, f"at {at}: a guest runs whose state counts"
+        if phase is ContainerPhase.RUNNING:
+            ended = ends(world, first)
+            assert ended.exit is not None
+        assert world.outside.vms.power(world.domain(first)).power is not Power.RUNNING
+        world.remove_sandbox(world.container(first).sandbox_id)
+        second = world.create(pod(world, 2))
+        world.start(second)
+        assert state_of(world, second) == (ContainerPhase.RUNNING, Power.RUNNING)
+        assert vm(world).saved is None
+        assert not memory(world).exists()
+        world.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # threads die with the process
+@pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])
+def test_a_kill_at_any_step_of_a_restore_runs_one_guest_once(make_world: Callable[[], World], when: When) -> None:
+    def saved(world: World) -> ContainerId:
+        first = running(world)
+        world.stop(first, 30)
+        world.remove_sandbox(world.container(first).sandbox_id)
+        return world.create(pod(world, 2))
+
+    calls = _calls(make_world, lambda world: world.start(saved(world)), saved)
+    for at in range(1, calls + 1):
+        world: World = make_world()
+        second = saved(world)
+        world.journal.forget()
+        world.journal.crash(at, when)
+        with contextlib.suppress(Crash, Exception):
+            world.start(second)
+        world = world.recovered()
+        world.app.watch.look()
+        phase, power = state_of(world, second)
+        if power is Power.RUNNING:
+            assert phase is ContainerPhase.RUNNING, f"at {at}: {phase}"
+            assert vm(world).saved is None or vm(world).saved.taken_by == second
+        assert power is not Power.PAUSED, f"at {at}: {phase}"
+        if phase is not ContainerPhase.RUNNING:  # kubelet makes another attempt
+            third = world.create(world.container(second).sandbox_id, attempt=1)
+            world.start(third)
+            assert len(world.outside.vms.restored) >= 1, f"at {at}: the state is lost"
+        world.outside.vms.end(world.domain(second), OffReason.SHUTDOWN)
+        world.close()
+
+
+def _calls(make_world: Callable[[], World], do: Callable[[World], Any], prepare: Callable[[World], Any]) -> int:
+    world: World = make_world()
+    prepare(world)
+    before = len(world.journal.calls)
+    world.close()
+    world = make_world()
+    do(world)
+    count = len(world.journal.calls) - before
+    world.close()
+    return count
