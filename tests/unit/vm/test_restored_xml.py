@@ -1,0 +1,116 @@
+"""The definition that a saved VM continues with: what the guest sees is the saved one's, the rest is the new container's."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+from lxml import etree
+
+from virtshim.model.cgroup import CgroupLimits
+from virtshim.model.errors import WrongState
+from virtshim.model.hardware import HardwareOptions
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.image import DiskFormat
+from virtshim.model.vm import DeviceNumbers, Disk, DiskBus, VmSize, VmSpec
+from virtshim.vm import domain_xml
+from virtshim.vm.domain_xml import NodeProfile
+from virtshim.vm.elements.processors import Cgroups, DomainType
+from virtshim.vm.file_owner import QemuIds
+from virtshim.vm.restored_xml import restored_xml
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "restored_xml.xml"
+NODE = NodeProfile(
+    "node-1", DomainType.KVM, "/usr/lib/virtshim/vmwrapper", "/usr/bin/qemu-system-x86_64", Cgroups.V2,
+    confine=("landlock", "seccomp"), output_pipes="/libvirt/output",
+)  # fmt: skip
+MOVED = {"/state/containers/one": "/state/containers/two", "/run/vm/one": "/run/vm/two"}
+
+
+def spec(name: str, **changes: object) -> VmSpec:
+    """The VM's definition in the container `name`."""
+    made = VmSpec(
+        uuid=uuid.UUID("11111111-2222-5333-8444-555555555555"),
+        name="virtshim-111111112222-db",
+        container_id=ContainerId(name[0] * 64) if name[0] in "abcdef" else ContainerId("1" * 64),
+        sandbox_id=SandboxId("5" * 64),
+        size=VmSize(vcpus=1, max_vcpus=4, memory_bytes=128 << 20),
+        disk_bus=DiskBus.VIRTIO,
+        disks=(
+            Disk("/state/vms/x/root.qcow2", DiskFormat.QCOW2, "root"),
+            Disk(f"/state/containers/{name}/seed.iso", DiskFormat.RAW, "seed", readonly=True, cdrom=True),
+        ),
+        console_socket=f"/run/vm/{name}/console.sock",
+        console_log=f"/state/containers/{name}/console.log",
+        agent_socket=f"/run/vm/{name}/agent.sock",
+        exec_sockets=(f"/run/vm/{name}/exec-0.sock",),
+        fetch_key=f"key-of-{name}",
+        tapmanager_socket="/run/tapmanager.sock",
+        machine="pc-q35-7.2",
+        numbers=DeviceNumbers((3, 4), (), (0,)),
+        hardware=HardwareOptions(tpm=True),
+        keeps_tpm=True,
+    )
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def definition(made: VmSpec, uid: int) -> str:
+    return domain_xml.build(made, NODE, QemuIds(uid, 108, is_its_own=True))
+
+
+def saved() -> str:
+    """As libvirt shows a VM that runs: with a port that was plugged in, a vCPU that was added, and aliases."""
+    root = etree.fromstring(definition(spec("one"), 2_000_001).encode())
+    root.find("vcpu").set("current", "2")
+    devices = root.find("devices")
+    plugged = etree.SubElement(devices, "channel", type="unix")
+    etree.SubElement(plugged, "source", mode="bind", path="/run/vm/one/exec-12.sock")
+    etree.SubElement(plugged, "target", type="virtio", name="io.virtshim.exec.12", state="connected")
+    etree.SubElement(plugged, "alias", name="channel13")
+    return etree.tostring(root, encoding="unicode")
+
+
+def test_the_definition_is_as_the_golden_file_has_it() -> None:
+    own = definition(spec("two", limits=CgroupLimits(cpu_shares=2048), fetch_key="new"), 2_000_002)
+    text = restored_xml(saved(), own, MOVED)
+    root = etree.fromstring(text.encode())
+    etree.indent(root)
+    found = etree.tostring(root, encoding="unicode") + "\n"
+    if os.environ.get("GOLDEN_UPDATE"):
+        GOLDEN.write_text(found)
+    assert found == GOLDEN.read_text()
+
+
+def test_nothing_of_the_earlier_container_is_left() -> None:
+    text = restored_xml(saved(), definition(spec("two"), 2_000_002), MOVED)
+    for word in ("/one", "key-of-one", "2000001"):
+        assert word not in text
+
+
+def test_the_guest_sees_what_it_saw() -> None:
+    text = restored_xml(saved(), definition(spec("two", machine="pc-q35-9.9"), 2_000_002), MOVED)
+    assert 'machine="pc-q35-7.2"' in text
+    assert 'current="2"' in text
+    assert "/run/vm/two/exec-12.sock" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"name": "virtshim-another"}, "is that of VM virtshim-111111112222-db"),
+        ({"disks": spec("two").disks[:1], "numbers": DeviceNumbers((3,), (), (0,))}, "is in one of them alone"),
+    ],
+)
+def test_a_state_of_another_vm_is_refused(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(WrongState, match=why):
+        restored_xml(saved(), definition(spec("two", **changes), 2_000_002), MOVED)
+
+
+def test_entities_in_a_saved_definition_reach_no_file() -> None:
+    hostile = saved().replace("<domain", '<!DOCTYPE d [<!ENTITY x SYSTEM "file:///etc/hostname">]><domain', 1)
+    hostile = hostile.replace("<title/>", "").replace("<devices>", "<description>&x;</description><devices>", 1)
+    host = Path("/etc/hostname").read_text().strip() or "localhost"
+    assert host not in restored_xml(hostile, definition(spec("two"), 2_000_002), MOVED).replace("vmwrapper", "")
