@@ -40,14 +40,15 @@ def restored_xml(saved: str, own: str, moved: Mapping[str, str]) -> str:
 
 
 def _parsed(text: str) -> etree._Element:
-    # No entities, no network: the file lay on a disk.
-    return etree.fromstring(
-        text.encode(), etree.XMLParser(resolve_entities=False, no_network=True, remove_blank_text=True)
-    )
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, remove_blank_text=True)
+    root = etree.fromstring(text.encode(), parser)
+    if root.getroottree().docinfo.doctype:  # it could name files
+        raise WrongState("the saved definition has a document type, which libvirt never writes")
+    return root
 
 
 def _move(root: etree._Element, moved: Mapping[str, str]) -> None:
-    for element in root.iter():
+    for element in root.iter("*"):
         for name, value in element.attrib.items():
             element.set(name, _moved(value, moved))
         if element.text and not len(element):
