@@ -85,7 +85,7 @@ class DiskPlacesFiles:
 
 
 def tpm_uuids(layout: Layout, owner: str) -> list[str]:
-    """The TPMs of the disks of that pod, or VM. Raises InternalError if a file cannot be read, because its TPMs still have an owner."""
+    """The TPMs of the disks of that pod or VM. Raises InternalError if a file cannot be read: its TPMs still have an owner."""
     found = []
     try:
         for path in Path(layout.kept(f"{owner}/root")).parent.glob(f"*{_TPM}"):
