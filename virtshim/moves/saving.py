@@ -20,7 +20,7 @@ from virtshim.guest.command import GuestCommand
 from virtshim.guest.ports import GuestAgents
 from virtshim.logs.ports import EntrypointLogs
 from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
-from virtshim.model.errors import InternalError, ResourceExhausted, ShimError
+from virtshim.model.errors import Aborted, InternalError, ResourceExhausted, ShimError
 from virtshim.model.ids import ContainerId
 from virtshim.moves.ports import SavedVms
 from virtshim.moves.values import SavedLimits, SavedState, VmRecord
@@ -59,7 +59,11 @@ class SaveVm:
     def save(self, container: Container, timeout: float) -> None:
         """Returns when the state is on disk and the VM has ended; `timeout` is for the writing. After any error the guest
         runs on, unless its state counts already: then a repeated call ends it."""
-        with self._alone(container.id):
+        with self._alone(container.id) as is_alone:
+            if not is_alone:
+                raise Aborted(f"container {container.id} is being saved already; wait for it")
+            if container.status.checkpointing:
+                raise Aborted(f"a checkpoint of container {container.id} is being written")
             vm = self._vm(container)
             state = vm.saved
             if state is None or state.container != container.id:
@@ -77,9 +81,9 @@ class SaveVm:
 
     def finish_leftover(self, container: Container) -> None:
         """Finishes a save that another process began: ends the VM if its state counts, else resumes it."""
-        with contextlib.suppress(InternalError), self._alone(container.id):
+        with self._alone(container.id) as is_alone:
             now = self.records.containers.get(container.id)
-            if now is None or not now.status.saving:
+            if not is_alone or now is None or not now.status.saving:
                 return
             vm = self._vm(now)
             if vm.saved is not None and vm.saved.container == now.id:
@@ -98,16 +102,16 @@ class SaveVm:
                 log.info("vm.state.expired", vm=vm.readable, saved_at=vm.saved.saved_at)
 
     @contextlib.contextmanager
-    def _alone(self, container: ContainerId) -> Iterator[None]:
+    def _alone(self, container: ContainerId) -> Iterator[bool]:
         with self._lock:
-            if container in self._under_way:
-                raise InternalError(f"container {container} is being saved already")
+            is_alone = container not in self._under_way
             self._under_way.add(container)
         try:
-            yield
+            yield is_alone
         finally:
-            with self._lock:
-                self._under_way.discard(container)
+            if is_alone:
+                with self._lock:
+                    self._under_way.discard(container)
 
     def _vm(self, container: Container) -> VmRecord:
         vm = self.vms.get(container.spec.pod_disk)
