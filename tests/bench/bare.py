@@ -95,6 +95,18 @@ class BareLibvirt:
         assert self._domain is not None
         self._domain.create()
 
+    @property
+    def console_log(self) -> str:
+        return f"{self._directory}/vm/disks/console.log"
+
+    def save(self, file: str) -> None:
+        """As `virsh save` does: the domain is off afterwards."""
+        assert self._domain is not None
+        self._domain.save(file)
+
+    def restore(self, file: str) -> None:
+        self._connection.restore(file)
+
     def start_qemu(self) -> float:
         """Milliseconds from exec of that domain's QEMU command line, with a monitor and without its network card, until
         the monitor has answered and the guest's CPUs run."""

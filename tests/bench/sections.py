@@ -18,6 +18,7 @@ from imageserver import serve_directory
 from many_pods import pods_rounds
 from net import net_rounds
 from node import Node
+from outlive import outlive_round
 from parallel_pull import parallel_pull_rounds
 from pod_start import one_round, vmwrapper_round
 from podclient import PodClient
@@ -109,6 +110,12 @@ def shares(place: Place, rounds: int, figures: Figures) -> None:
     share_rounds(place.cri, place.node, place.image(place.guest), place.guest, rounds, figures)
 
 
+def outlive(place: Place, rounds: int, figures: Figures) -> None:
+    with BareLibvirt(place.directory, place.node) as bare:
+        for number in range(1, rounds + 1):
+            outlive_round(place.cri, place.node, bare, place.image(place.guest), figures, number)
+
+
 def net(place: Place, rounds: int, figures: Figures) -> None:
     # Its rounds differ by a tenth, and take half a minute each.
     net_rounds(place.cri, place.node, place.image(place.guest), place.guest, 3 * rounds, figures)
@@ -116,5 +123,5 @@ def net(place: Place, rounds: int, figures: Figures) -> None:
 
 SECTIONS: dict[str, Section] = {
     one.__name__: one
-    for one in (starts, pods, sandboxes, pull, parallel_pull, scale, recover, proxy, boot, shares, net)
+    for one in (starts, pods, sandboxes, pull, parallel_pull, scale, recover, proxy, boot, outlive, shares, net)
 }
