@@ -39,6 +39,8 @@ def measured(app: App, settings: Metrics) -> Iterator[None]:
         networks=a.network.pods,
         unfinished=app.recovery.reconcile.repair_runner.unfinished,
         stores={"images": app.images.files.filesystem_usage, "containers": a.files.containers_room.filesystem_usage},
+        vms=a.files.vms,
+        saved_limits=app.live.saved,
         clock=a.clock,
     )
     filesystems = GuestFilesystems(a.records, a.guest.operations, a.clock)

@@ -84,7 +84,7 @@ CATALOGUE_LEAKS: Final = Described(
 CATALOGUE_EXITS: Final = Described(
     "virtshim_vmi_exits_total",
     "counter",
-    "Ends of VMs by reason: Completed, Error, OOMKilled, StartError, Unknown.",
+    "Ends of VMs by reason: Completed, Error, OOMKilled, StartError, Saved, Unknown.",
     ("reason",),
 )
 
@@ -119,6 +119,15 @@ CATALOGUE_PODS: Final = Described("virtshim_pods", "gauge", "Pod sandboxes by st
 CATALOGUE_UNFINISHED: Final = Described("virtshim_repairs_unfinished", "gauge", "Repairs that have not succeeded yet.")
 CATALOGUE_STORE_BYTES: Final = Described(
     "virtshim_store_bytes", "gauge", "Bytes on disk of images, and of containers with their disks.", ("store",)
+)
+CATALOGUE_SAVED_STATES: Final = Described(
+    "virtshim_saved_states", "gauge", "VMs that outlive their pods and whose memory is saved."
+)
+CATALOGUE_SAVED_BYTES: Final = Described("virtshim_saved_bytes", "gauge", "Bytes of all saved memory.")
+CATALOGUE_SAVED_LIMIT: Final = Described(
+    "virtshim_saved_bytes_limit",
+    "gauge",
+    "Most bytes that saved memory may take (saved.max_bytes); none without a limit.",
 )
 CATALOGUE_CNI_SECONDS: Final = Described(
     "virtshim_cni_duration_seconds",
@@ -155,6 +164,9 @@ CATALOGUE_SAMPLED: Final = (
     CATALOGUE_PODS,
     CATALOGUE_UNFINISHED,
     CATALOGUE_STORE_BYTES,
+    CATALOGUE_SAVED_STATES,
+    CATALOGUE_SAVED_BYTES,
+    CATALOGUE_SAVED_LIMIT,
     CATALOGUE_CNI_SECONDS,
     CATALOGUE_CNI_ERRORS,
 )

@@ -21,6 +21,9 @@ from virtshim.metrics.daemons import (
     CATALOGUE_FILESYSTEM_SIZE,
     CATALOGUE_FILESYSTEM_USED,
     CATALOGUE_PODS,
+    CATALOGUE_SAVED_BYTES,
+    CATALOGUE_SAVED_LIMIT,
+    CATALOGUE_SAVED_STATES,
     CATALOGUE_SCRAPE_AGE,
     CATALOGUE_SCRAPE_LATE,
     CATALOGUE_SCRAPE_SECONDS,
@@ -43,10 +46,13 @@ from virtshim.model.errors import ShimError
 from virtshim.model.image import FilesystemUsage
 from virtshim.model.network import PluginRuns
 from virtshim.model.text import escaped
+from virtshim.moves.ports import SavedVms
+from virtshim.moves.values import SavedLimits
 from virtshim.pods.lookup import Filter, list_sandboxes
 from virtshim.pods.ports import PodNetworks
 from virtshim.store.ports import StateRecords
 from virtshim.system.clock import Clock
+from virtshim.system.live import Live
 from virtshim.system.rate_limits import TroubleLog
 from virtshim.system.threads import lasting_threads
 from virtshim.vm.ports import Hypervisor
@@ -120,8 +126,17 @@ Stores = Mapping[str, Callable[[], FilesystemUsage]]
 
 
 @dataclass(frozen=True, slots=True)
+class SavedMemory:
+    """Of VMs that outlive their pods. `limit`: bytes, 0 for none."""
+
+    states: int
+    bytes: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReading:
-    """`up`: whether each needed part answers. `stores`: bytes by name."""
+    """`up`: whether each needed part answers. `stores`: bytes by name. `saved`: None if it cannot be read."""
 
     pods: Sequence[SandboxUsage]
     up: Mapping[str, bool]
@@ -130,6 +145,7 @@ class NodeReading:
     unfinished: int
     stores: Mapping[str, int]
     plugin_runs: Sequence[PluginRuns]
+    saved: SavedMemory | None
 
 
 @dataclass(slots=True)
@@ -142,6 +158,8 @@ class NodeReadings:
     networks: PodNetworks
     unfinished: Callable[[], Mapping[str, str]]
     stores: Stores
+    vms: SavedVms
+    saved_limits: Live[SavedLimits]
     clock: Clock
     _sizes: Mapping[str, int] = field(default_factory=dict)
     _sizes_due: float = 0.0
@@ -164,6 +182,7 @@ class NodeReadings:
             unfinished=len(self.unfinished()),
             stores=self._store_sizes(),
             plugin_runs=self._plugin_runs(),
+            saved=self._saved_memory(),
         )
 
     def _plugin_runs(self) -> Sequence[PluginRuns]:
@@ -171,6 +190,16 @@ class NodeReadings:
             return self.networks.plugin_runs(_NETWORK_LIMIT)
         except ShimError:  # `up` reports it; an older tapmanager has no counts
             return ()
+
+    def _saved_memory(self) -> SavedMemory | None:
+        key = "saved memory"
+        try:
+            sizes = [vm.saved.bytes for vm in self.vms.all() if vm.saved is not None]
+        except ShimError as exc:
+            self._trouble.met("scrape.store_not_read", key=key, store=key, error=str(exc))
+            return None
+        self._trouble.over(key=key, store=key)
+        return SavedMemory(len(sizes), sum(sizes), self.saved_limits.now.most)
 
     def _store_sizes(self) -> Mapping[str, int]:
         now = self.clock.monotonic()
@@ -267,7 +296,7 @@ def _of_node(reading: NodeReading | None) -> Iterator[Metric]:
     build = _metric(CATALOGUE_BUILD)
     build.add_sample(build.name, {"version": version("virtshim"), "python": platform.python_version()}, 1)
     yield build
-    found = reading or NodeReading((), {}, {}, {}, 0, {}, ())
+    found = reading or NodeReading((), {}, {}, {}, 0, {}, (), None)
     yield _by(CATALOGUE_UP, found.up)
     yield _by(CATALOGUE_VMIS, found.vmis)
     yield _by(CATALOGUE_PODS, found.pod_states)
@@ -276,7 +305,18 @@ def _of_node(reading: NodeReading | None) -> Iterator[Metric]:
     if reading is not None:
         unfinished.add_sample(unfinished.name, {}, reading.unfinished)
     yield unfinished
+    yield from _of_saved(found.saved)
     yield from _of_plugins(found.plugin_runs)
+
+
+def _of_saved(saved: SavedMemory | None) -> Iterator[Metric]:
+    states, size, limit = map(_metric, (CATALOGUE_SAVED_STATES, CATALOGUE_SAVED_BYTES, CATALOGUE_SAVED_LIMIT))
+    if saved is not None:
+        states.add_sample(states.name, {}, saved.states)
+        size.add_sample(size.name, {}, saved.bytes)
+        if saved.limit:
+            limit.add_sample(limit.name, {}, saved.limit)
+    yield from (states, size, limit)
 
 
 def _of_plugins(runs: Sequence[PluginRuns]) -> Iterator[Metric]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import shutil
 import socket
@@ -34,8 +35,10 @@ from virtshim.metrics.daemons import (
 from virtshim.metrics.guest_filesystems import GuestFilesystems
 from virtshim.metrics.metrics_server import MetricsServer
 from virtshim.metrics.node import POD_FAMILIES, POD_LABELS, VM_FAMILIES, VM_LABELS
-from virtshim.model.ids import ContainerId
+from virtshim.model.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.model.network import PluginRuns
+from virtshim.model.sandbox import vm_disk_name
+from virtshim.moves.values import SavedState, VmRecord
 from virtshim.system.threads import lasting
 
 pytestmark = pytest.mark.operator
@@ -109,6 +112,27 @@ def test_served_metrics_match_their_descriptions_and_labels(node: Node) -> None:
         family = re.sub(r"_(bucket|count|sum)$", "", name) if name not in labels else name
         assert {label for label, _ in found} - {"le"} == set(labels[family]), name
     assert sandbox in text
+
+
+def test_saved_memory_is_counted_with_its_limit_where_there_is_one(node: Node) -> None:
+    about = "virtshim_saved_states", "virtshim_saved_bytes"
+    text = node.scrape()
+    assert [one(text, name) for name in about] == [0, 0]
+    assert "\nvirtshim_saved_bytes_limit " not in text
+    live, saved = node.world.app.live.saved, node.world.app.adapters.files.vms
+    live.now = dataclasses.replace(live.now, most=1 << 30)
+    state = SavedState(ContainerId("c" * 64), SandboxId("d" * 64), 1, 4096, ContainerId("c" * 64))
+    for name in ("a", "b"):
+        disk = vm_disk_name("default", name, "vm")
+        saved.put(VmRecord(disk, "default", name, "vm", ImageDigest(f"sha256:{'a' * 64}"), 1, saved=state))
+    node.later()
+    text = node.scrape()
+    assert [one(text, name) for name in (*about, "virtshim_saved_bytes_limit")] == [2, 8192, 1 << 30]
+    Path(saved.memory(disk)).with_name("vm.json").write_bytes(b"no JSON")
+    node.later()
+    text = node.scrape()
+    assert not re.findall(r"^virtshim_saved_\w+ ", text, re.MULTILINE), "unknown is not zero"
+    assert one(text, "virtshim_up", part="database") == 1
 
 
 def test_metrics_of_a_vm_name_its_pod_and_have_fractions_of_seconds(node: Node) -> None:
