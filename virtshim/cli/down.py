@@ -18,7 +18,7 @@ from virtshim.cli.node_dir import (
     drop_path_variables,
     make_directory,
     refuse_drop_ins,
-    remove_part,
+    remove_parts,
     remove_unstarted,
 )
 from virtshim.cli.own_path import refuse_strangers
@@ -61,10 +61,7 @@ def down_command(directory: str, *, everything: bool, stop_limit: float = 60.0) 
         _remove_bridge(node)
     finally:
         os.close(lock)
-    for path in (node.run, node.libvirt, node.cni, node.log, os.path.dirname(node.vmwrapper)):
-        remove_part(path)
-    if everything:
-        remove_part(node.path)
+    remove_parts(node, everything=everything)
     console.print("down: nothing is left" + ("" if everything else f" except images and settings in {node.path}"))
 
 

@@ -28,6 +28,7 @@ from typing import Any
 from virtshim.cli.own_path import refuse_strangers
 from virtshim.config.settings import Settings, load_settings, merged_settings
 from virtshim.model.errors import InvalidRequest, WrongState
+from virtshim.model.sandbox import VMS
 from virtshim.system.files import remove_tree, replace_text
 
 # Names of settings in environment variables, VIRTSHIM_<TABLE>__<KEY>. A variable may also hold a whole table as JSON.
@@ -67,6 +68,11 @@ class NodeDir:
     @property
     def state(self) -> str:
         return f"{self.path}/state"
+
+    @property
+    def vms(self) -> str:
+        """VMs that outlive their pods."""
+        return f"{self.state}/{VMS}"
 
     @property
     def run(self) -> str:
@@ -173,6 +179,14 @@ def remove_unstarted(node: NodeDir) -> bool:
     for part in there:
         shutil.rmtree(part)
     return True
+
+
+def remove_parts(node: NodeDir, *, everything: bool) -> None:
+    """Removes what is left when no pod and no daemon is: all but images and settings, or all. Raises WrongState."""
+    for path in (node.vms, node.run, node.libvirt, node.cni, node.log, os.path.dirname(node.vmwrapper)):
+        remove_part(path)
+    if everything:
+        remove_part(node.path)
 
 
 def remove_part(path: str) -> None:

@@ -20,6 +20,7 @@ from virtshim.cli.node_dir import (
     drop_path_variables,
     make_directory,
     refuse_routed,
+    remove_parts,
     to_toml,
     write_node,
 )
@@ -229,6 +230,20 @@ def test_down_removes_what_an_up_with_bad_settings_left(short: Path, everything:
     down_command(node.path, everything=everything)
     assert os.path.isdir(node.path) is not everything
     assert everything or os.listdir(node.path) == []
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_down_removes_vms_that_outlived_their_pods_and_leaves_images(short: Path, everything: bool) -> None:
+    node = NodeDir.at(f"{short}/n")
+    write_node(node, NodeOptions(node.path, domain_type="qemu"))
+    vms, image = Path(load_settings(node.config_file).layout().vms, "f" * 64), Path(node.state, "images", "disk")
+    for file in (vms / "vm.json", vms / "root.qcow2", vms / "memory.save", image):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x")
+    remove_parts(node, everything=everything)
+    assert not vms.parent.exists()
+    assert image.exists() is not everything
+    assert os.path.isdir(node.path) is not everything
 
 
 def test_down_leaves_a_directory_that_is_not_a_node_alone(short: Path) -> None:
