@@ -70,6 +70,11 @@ class OperatorStub:
                 request_serializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
                 response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.OpenScreenResponse.FromString,
                 _registered_method=True)
+        self.Vms = channel.unary_unary(
+                '/virtshim.operator.v1.Operator/Vms',
+                request_serializer=criproto_dot_operator__v1_dot_operator__pb2.VmsRequest.SerializeToString,
+                response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.VmsResponse.FromString,
+                _registered_method=True)
         self.Pause = channel.unary_unary(
                 '/virtshim.operator.v1.Operator/Pause',
                 request_serializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
@@ -98,6 +103,16 @@ class OperatorStub:
         self.Thaw = channel.unary_unary(
                 '/virtshim.operator.v1.Operator/Thaw',
                 request_serializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
+                response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
+                _registered_method=True)
+        self.Save = channel.unary_unary(
+                '/virtshim.operator.v1.Operator/Save',
+                request_serializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
+                response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
+                _registered_method=True)
+        self.RemoveVm = channel.unary_unary(
+                '/virtshim.operator.v1.Operator/RemoveVm',
+                request_serializer=criproto_dot_operator__v1_dot_operator__pb2.RemoveVmRequest.SerializeToString,
                 response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
                 _registered_method=True)
 
@@ -155,6 +170,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Vms(self, request, context):
+        """The VMs that outlive their pods.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Pause(self, request, context):
         """--- doing
 
@@ -197,6 +219,20 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Save(self, request, context):
+        """The guest's memory is written to disk and its container ends, as at a stop. The VM's next container continues from there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveVm(self, request, context):
+        """Removes a VM that outlives its pods and that no pod uses: disk, firmware variables, TPM state, saved memory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -235,6 +271,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.FromString,
                     response_serializer=criproto_dot_operator__v1_dot_operator__pb2.OpenScreenResponse.SerializeToString,
             ),
+            'Vms': grpc.unary_unary_rpc_method_handler(
+                    servicer.Vms,
+                    request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.VmsRequest.FromString,
+                    response_serializer=criproto_dot_operator__v1_dot_operator__pb2.VmsResponse.SerializeToString,
+            ),
             'Pause': grpc.unary_unary_rpc_method_handler(
                     servicer.Pause,
                     request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.FromString,
@@ -263,6 +304,16 @@ def add_OperatorServicer_to_server(servicer, server):
             'Thaw': grpc.unary_unary_rpc_method_handler(
                     servicer.Thaw,
                     request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.FromString,
+                    response_serializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.SerializeToString,
+            ),
+            'Save': grpc.unary_unary_rpc_method_handler(
+                    servicer.Save,
+                    request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.FromString,
+                    response_serializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.SerializeToString,
+            ),
+            'RemoveVm': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveVm,
+                    request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.RemoveVmRequest.FromString,
                     response_serializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.SerializeToString,
             ),
     }
@@ -467,6 +518,33 @@ class Operator:
             _registered_method=True)
 
     @staticmethod
+    def Vms(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/virtshim.operator.v1.Operator/Vms',
+            criproto_dot_operator__v1_dot_operator__pb2.VmsRequest.SerializeToString,
+            criproto_dot_operator__v1_dot_operator__pb2.VmsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Pause(request,
             target,
             options=(),
@@ -617,6 +695,60 @@ class Operator:
             target,
             '/virtshim.operator.v1.Operator/Thaw',
             criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
+            criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Save(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/virtshim.operator.v1.Operator/Save',
+            criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
+            criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveVm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/virtshim.operator.v1.Operator/RemoveVm',
+            criproto_dot_operator__v1_dot_operator__pb2.RemoveVmRequest.SerializeToString,
             criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
             options,
             channel_credentials,

@@ -233,7 +233,8 @@ class World:
         """The real files, which survive a restart."""
         layout = self.settings.layout()
         Path(layout.vms).mkdir(exist_ok=True)
-        return watched("saved_vms", SavedVmFiles(layout), self.journal, ("get", "all", "memory", "free_bytes"))
+        silent = ("get", "all", "memory", "disk_bytes", "free_bytes")
+        return watched("saved_vms", SavedVmFiles(layout), self.journal, silent)
 
     def close(self) -> None:
         self.app.close()

@@ -26,6 +26,7 @@ _SILENT = {
     "network.streaming": ("refused",),
     "files.images": ("path", "filesystem_usage", "format_of"),
     "files.kernels": ("is_there",),
+    "files.vms": ("all", "disk_bytes"),
     "files.containers_room": ("filesystem_usage",),
     "devices.errors": ("errors",),
 }

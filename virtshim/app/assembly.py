@@ -207,7 +207,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         guest_set_up=guest_set_up,
         copy_watch=CopyWatch(a.records, a.volumes.kubelet, guest_set_up, a.clock),
         live=live,
-        operator=operator_servicer(a, services.node, freezer, exits, starting.ups),
+        operator=operator_servicer(live, a, services, images, freezer, exits, starting.ups),
         starts=starting,
     )
 

@@ -27,6 +27,7 @@ from virtshim.containers.new_record import ContainerRecords, VmUids
 from virtshim.containers.operate import ActionLog, VmActions
 from virtshim.containers.record_exit import ExitRecorder
 from virtshim.cri.operator_server import OperatorServicer, OperatorServices
+from virtshim.cri.services import Services
 from virtshim.devices.services import DeviceServices
 from virtshim.guest.boot_phases import BootPhases, Starts
 from virtshim.guest.freeze import GuestFreezer
@@ -35,9 +36,9 @@ from virtshim.metrics.start_ups import StartUps
 from virtshim.metrics.usage import Usage
 from virtshim.model.container import Container
 from virtshim.model.ids import ContainerId
+from virtshim.moves.keeping import LastingVms
 from virtshim.pods.events import EventBroadcaster, RecordChanges
 from virtshim.pods.inspection import Inspection
-from virtshim.pods.node_status import NodeStatus
 from virtshim.recovery.image_gc import ImageGc
 from virtshim.recovery.rebuild import Rebuild
 from virtshim.recovery.reconcile import Reconcile
@@ -106,6 +107,7 @@ def create_container(
                 a.records, settings.libvirt.first_vm_uid, settings.libvirt.vm_uids, partial(_uids_in_use, settings)
             ),
             vms=a.files.vms,
+            locks=exits.locks,
             run_commands=live.run_commands,
         ),
         steps=steps,
@@ -144,7 +146,13 @@ def starts(a: Adapters) -> Starts:
 
 
 def operator_servicer(
-    a: Adapters, node: NodeStatus, freezer: GuestFreezer, exits: ExitRecorder, start_ups: StartUps
+    live: LiveSettings,
+    a: Adapters,
+    services: Services,
+    images: ImageService,
+    freezer: GuestFreezer,
+    exits: ExitRecorder,
+    start_ups: StartUps,
 ) -> OperatorServicer:
     action_log = ActionLog(a.records, a.clock)
     return OperatorServicer(
@@ -161,6 +169,7 @@ def operator_servicer(
                 locks=exits.locks,
                 log=action_log,
                 exits=exits,
+                stopping=services.stop_container,
             ),
             action_log=action_log,
             control=a.vm.control,
@@ -168,8 +177,17 @@ def operator_servicer(
             has_screen=partial(_has_screen, a.records),
             streaming=a.network.streaming,
             files=a.files.images,
-            inspection=Inspection(a.records, a.vm.hypervisor, node, start_ups),
+            inspection=Inspection(a.records, a.vm.hypervisor, services.node, start_ups),
             start_ups=start_ups,
+            vms=LastingVms(
+                records=a.records,
+                vms=a.files.vms,
+                disks=a.files.disks,
+                hypervisor=a.vm.hypervisor,
+                images=images,
+                locks=exits.locks,
+                limits=live.saved,
+            ),
         )
     )
 

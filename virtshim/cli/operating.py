@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from virtshim.guest.operation import Action
-from virtshim.model.errors import ShimError
+from virtshim.model.errors import InvalidRequest, ShimError
 
 
 def pod_names(incomplete: str) -> Iterable[str]:
@@ -253,6 +253,48 @@ def freeze(
 def thaw(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
     """Thaw a guest's frozen file systems."""
     _act(Action.THAW, name, socket, config, as_json=as_json)
+
+
+@operating_app.command()
+def save(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
+    """Save a VM that outlives its pods to disk, as a stop does. Its next container continues from there.
+
+    The pod needs the annotation virtshim.io/vm. The container ends with exit code 143 and reason Saved. kubelet then follows
+    the pod's restartPolicy: with Always or OnFailure it starts the container again, and the guest continues there. With Never
+    the VM stays saved until another pod names it.
+    """
+    _act(Action.SAVE, name, socket, config, as_json=as_json)
+
+
+vms_app = typer.Typer()
+operating_app.add_typer(vms_app, name="vms")
+
+
+@vms_app.callback(invoke_without_command=True)
+def vms(context: typer.Context, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
+    """List the VMs that outlive their pods (virtshim.io/vm), with their disks, pods and saved memory."""
+    if context.invoked_subcommand is None:
+        from virtshim.cli.vms import vms as list_vms
+
+        list_vms(cri_socket(socket, config), admin_socket(socket, config), as_json=as_json)
+    elif any(getattr(context.get_parameter_source(one), "name", "") == "COMMANDLINE" for one in context.params):
+        raise InvalidRequest(f"options for `vms {context.invoked_subcommand}` go behind it")
+
+
+@vms_app.command("rm")
+def remove_vm(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="a VM's name, namespace/name, or namespace/name/container"),
+    ],
+    as_json: _Json = False,
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
+    """Remove a VM that outlives its pods, with its disk, firmware variables, TPM state and saved memory. No pod may use it."""
+    from virtshim.cli.vms import remove
+
+    remove(cri_socket(socket, config), admin_socket(socket, config), name, as_json=as_json)
 
 
 @operating_app.command()

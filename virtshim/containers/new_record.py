@@ -22,12 +22,13 @@ from virtshim.model.container import Container, ContainerConfig, ContainerPhase,
 from virtshim.model.errors import Aborted, AlreadyExists, ResourceExhausted
 from virtshim.model.ids import ContainerId
 from virtshim.model.image import Image, ImageConfig
-from virtshim.model.sandbox import Sandbox, disk_name, vm_disk_name, vm_name, vm_uuid
+from virtshim.model.sandbox import Sandbox, disk_name, owner_of, vm_disk_name, vm_name, vm_uuid
 from virtshim.moves.ports import SavedVms
 from virtshim.moves.values import VmRecord, macs_of
 from virtshim.store.ports import Records
 from virtshim.system.clock import Stamps
 from virtshim.system.live import Live
+from virtshim.system.locks import PodLocks
 from virtshim.vm.ports import Hypervisor
 from virtshim.volumes.image_volumes import collect_images_of
 
@@ -84,6 +85,7 @@ class ContainerRecords:
     stamps: Stamps
     uids: VmUids
     vms: SavedVms
+    locks: PodLocks
     # Whether commands run in the guest if the pod's annotations do not say.
     run_commands: Live[bool]
 
@@ -93,10 +95,17 @@ class ContainerRecords:
         without_devices = self.claims.end_earlier(admitted.granted, admitted.sandbox)
         with self.images.pinned(admitted.config.image, admitted.volumes) as image, self.uids.free() as uid:
             container = self._new(admitted, image, uid)
-            self._refuse_taken_uuid(admitted, ended)
-            self.claims.add(container, without_devices)  # from now on the record reserves the image and the devices
-            sandbox = self._note_pod_disk(admitted.sandbox, container)
+            with self._vm_held(container):
+                self._refuse_taken_uuid(admitted, ended)
+                # From now on the record reserves the image, the devices, and the VM that outlives its pods.
+                self.claims.add(container, without_devices)
+                sandbox = self._note_pod_disk(admitted.sandbox, container)
         return Draft(container, sandbox, image, admitted.options)
+
+    def _vm_held(self, container: Container) -> contextlib.AbstractContextManager[None]:
+        """Nobody removes the VM meanwhile."""
+        spec = container.spec
+        return self.locks.held_for_all(owner_of(spec.pod_disk)) if spec.vm else contextlib.nullcontext()
 
     def forget(self, container: Container, *, clean: bool) -> None:
         """`clean`: nothing else of the container is left. Otherwise RemoveContainer, or the next start of virtshim,

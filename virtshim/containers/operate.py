@@ -1,4 +1,4 @@
-"""Operators' actions on a running VM: pause, resume, reset, reboot, freeze and thaw.
+"""Operators' actions on a running VM: pause, resume, reset, reboot, freeze, thaw and save.
 
 For kubelet a paused VM is a running container: CRI has no other state for one that has not ended, and kubelet would
 restart it in any other state. Each action holds the pod's lock, so that it runs before or after each of kubelet's
@@ -17,13 +17,16 @@ from typing import Final
 
 import structlog
 
+from virtshim.annotations.parse import VM_ANNOTATION
 from virtshim.containers.record_exit import ExitRecorder
+from virtshim.containers.stop_container import StopContainer
 from virtshim.guest.freeze import GuestFreezer
 from virtshim.guest.operation import Action, ActionTaken, Outcome, paused_by_operator
 from virtshim.guest.ports import GuestOperations
 from virtshim.model.container import Container
 from virtshim.model.errors import Aborted, InvalidRequest, ShimError, WrongState
 from virtshim.model.vm import PauseReason, Power
+from virtshim.moves.values import unsavable
 from virtshim.pods.lookup import existing_container
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
@@ -98,6 +101,8 @@ FREEZE_SECONDS: Final = 60
 LONGEST_FREEZE: Final = 600
 # Seconds for the guest agent to accept a reboot request.
 _REBOOT_LIMIT: Final = 15.0
+# Seconds to write a guest's memory: 60 GiB at 100 MiB/s. The guest stands still meanwhile.
+SAVE_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,7 @@ class VmActions:
     locks: PodLocks
     log: ActionLog
     exits: ExitRecorder
+    stopping: StopContainer
 
     def pause(self, wanted: Container) -> Outcome:
         """Writes the record first: a virtshim that is killed before it pauses the VM finds it running, and drops the
@@ -200,6 +206,36 @@ class VmActions:
         message = "its file systems are thawed"
         self.log.add(Action.THAW, container, message)
         return Outcome(changed=True, message=message)
+
+    def save(self, wanted: Container) -> Outcome:
+        """Ends the VM with its memory saved, as a stop does. A VM whose stops do not save is saved as well, if it can be."""
+        with self._alone(wanted) as container:
+            self._refuse_unsavable(container)
+        try:
+            self.stopping.save(container, SAVE_SECONDS)  # without the lock, because this takes long
+        except (WrongState, Aborted):  # it did not begin
+            raise
+        except ShimError:
+            self.freezer.after_resume(container.id)  # the guest runs on, and its clock stood still
+            raise
+        message = "saved; its next container continues from here"
+        self.log.add(Action.SAVE, container, message)
+        return Outcome(changed=True, message=message)
+
+    def _refuse_unsavable(self, container: Container) -> None:
+        spec, status = container.spec, container.status
+        if not spec.vm:
+            raise WrongState(
+                f"the VM of container {container.id.short} goes with its pod; only one whose pod has the annotation "
+                f"{VM_ANNOTATION} can be saved"
+            )
+        if what := unsavable(spec.granted, spec.volumes, spec.empty_disks):
+            raise WrongState(f"container {container.id.short} cannot be saved with {what}")
+        if status.stop_asked or status.ending is not None:
+            raise WrongState(f"container {container.id.short} is ending: it cannot be saved")
+        self._refuse_paused(container, "it cannot be saved")
+        if status.frozen:
+            raise WrongState(f"the file systems of container {container.id.short} are frozen; `virtshim thaw` first")
 
     @contextlib.contextmanager
     def _alone(self, wanted: Container) -> Iterator[Container]:

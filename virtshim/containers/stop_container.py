@@ -18,7 +18,7 @@ from virtshim.guest.freeze import GuestFreezer
 from virtshim.guest.operation import paused_by_operator
 from virtshim.guest.ports import GuestAgents
 from virtshim.model.container import Container, ContainerPhase, ExitReason, asked_to_stop
-from virtshim.model.errors import Aborted, InternalError, ShimError
+from virtshim.model.errors import Aborted, InternalError, ShimError, WrongState
 from virtshim.model.ids import ContainerId
 from virtshim.moves.saving import SaveVm
 from virtshim.store.ports import Records
@@ -57,6 +57,8 @@ class _Stop:
     signalled: bool = False
     # The agent cannot pass on signals, or knows no command: only the power button is left.
     only_button: bool = False
+    # An operator saves the guest. If that fails, the guest runs on.
+    only_saves: bool = False
 
 
 class StopContainer:
@@ -109,6 +111,21 @@ class StopContainer:
             self._stop(found, grace)
         self._releases.try_to_finish(container.id)
 
+    def save(self, container: Container, limit: float) -> None:
+        """For an operator: saves the guest's memory within `limit` seconds, and ends the VM. After an error the guest runs
+        on, see `SaveVm.save`. A stop that comes meanwhile waits for it, at most for its own grace period."""
+        if self._boots.is_before_kernel(container):
+            raise WrongState(
+                f"the guest of container {container.id.short} has not begun to boot its kernel: there is nothing to save"
+            )
+        with self._lock:
+            if container.id in self._stops:
+                raise WrongState(f"container {container.id.short} is being stopped")
+            mine = _Stop(self._clock.monotonic() + limit, limit, only_saves=True)
+            self._stops[container.id] = mine
+        self._lead(container, mine)
+        self._releases.try_to_finish(container.id)
+
     def after_command(self, container: Container, grace: float) -> None:
         """Like `stop`, for a container whose command has a recorded end. A stop that is under way keeps its own grace
         period."""
@@ -156,6 +173,13 @@ class StopContainer:
             mine = None if running is not None else self._stops.setdefault(container.id, _Stop(until, grace))
         if mine is not None:
             self._lead(container, mine)
+        elif running is not None and running.only_saves:
+            if not self._clock.wait(running.done, grace):
+                log.info("vm.destroy", container=container.id.short, grace_s=grace)
+                self._hypervisor.destroy(container.domain_uuid, container.id)  # which ends the save, too
+                running.done.wait()
+            if running.error is not None:
+                self._stop(container, max(0.0, until - self._clock.monotonic()))
         elif running is not None:
             running.done.wait()
             if running.error is not None:
@@ -179,7 +203,10 @@ class StopContainer:
 
     def _lead(self, container: Container, stop: _Stop) -> None:
         try:
-            self._shut_down(container, stop)
+            if stop.only_saves:
+                self._saving.save(container, stop.grace, by_operator=True)
+            else:
+                self._shut_down(container, stop)
         except Exception as exc:
             stop.error = exc
             raise

@@ -27,6 +27,8 @@ _SECONDS: Final = 30.0
 # Seconds that the node gives a guest agent to answer.
 _AGENT_SECONDS: Final = 30.0
 _ADMIN_SECONDS: Final = 60.0
+# The node writes a guest's memory in ten minutes, or gives up.
+_SAVE_SECONDS: Final = 660.0
 # The node has its own limits for a pull.
 _PULL_SECONDS: Final = 24 * 3600.0
 _START_SECONDS: Final = 240.0
@@ -391,6 +393,53 @@ class Taken:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class SavedMemory:
+    """`taken`: a VM has continued from it. Times in seconds since 1970."""
+
+    bytes: int
+    saved_at: float
+    lapses_at: float
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LastingVm:
+    """A VM that outlives its pods. `pod`, `pod_id` and `vm_id`: what uses it now, "" if nothing does. `disk`: bytes on the
+    node."""
+
+    namespace: str
+    name: str
+    container: str
+    created: float
+    disk: int
+    pod: str
+    pod_id: str
+    vm_id: str
+    saved: SavedMemory | None
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}/{self.name}/{self.container}"
+
+
+def _lasting_vm(one: operator_pb2.LastingVm) -> LastingVm:
+    saved = one.saved
+    return LastingVm(
+        namespace=one.namespace,
+        name=one.name,
+        container=one.container,
+        created=one.created_at / 1e9,
+        disk=one.disk_bytes,
+        pod=f"{one.pod_namespace}/{one.pod}" if one.pod else "",
+        pod_id=one.pod_sandbox_id,
+        vm_id=one.container_id,
+        saved=SavedMemory(saved.bytes, saved.saved_at / 1e9, saved.lapses_at / 1e9, saved.taken)
+        if one.HasField("saved")
+        else None,
+    )
+
+
 class OperatorClient:
     """`vm`: the beginning of a container's or a pod's id."""
 
@@ -406,7 +455,8 @@ class OperatorClient:
                 answer = self._stub.Freeze(operator_pb2.FreezeRequest(id=vm, seconds=seconds), timeout=_ADMIN_SECONDS)
             else:
                 call = getattr(self._stub, action.value.capitalize())
-                answer = call(operator_pb2.VmRequest(id=vm), timeout=_ADMIN_SECONDS)
+                limit = _SAVE_SECONDS if action is Action.SAVE else _ADMIN_SECONDS
+                answer = call(operator_pb2.VmRequest(id=vm), timeout=limit)
         return answer.changed, answer.message
 
     def inspect(self, vm: str) -> dict[str, Any]:
@@ -432,6 +482,17 @@ class OperatorClient:
         with as_shim_errors():
             found = self._stub.Pulls(operator_pb2.PullsRequest(), timeout=_ADMIN_SECONDS).pulls
         return [Pulling(one.image, one.received, one.total) for one in found]
+
+    def lasting_vms(self) -> Sequence[LastingVm]:
+        with as_shim_errors():
+            found = self._stub.Vms(operator_pb2.VmsRequest(), timeout=_ADMIN_SECONDS).vms
+        return [_lasting_vm(one) for one in found]
+
+    def remove_vm(self, vm: LastingVm) -> str:
+        """What came of it."""
+        request = operator_pb2.RemoveVmRequest(namespace=vm.namespace, name=vm.name, container=vm.container)
+        with as_shim_errors():
+            return self._stub.RemoveVm(request, timeout=_ADMIN_SECONDS).message
 
     def start_ups(self, vm: str = "") -> Sequence[operator_pb2.StartUp]:
         """`vm`: "" for all."""

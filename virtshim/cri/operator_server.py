@@ -21,6 +21,7 @@ from virtshim.metrics.start_ups import StartUp, StartUps
 from virtshim.model.container import Container
 from virtshim.model.errors import NotFound, WrongState
 from virtshim.model.sandbox import Sandbox
+from virtshim.moves.keeping import KnownVm, LastingVms
 from virtshim.pods.inspection import Inspection
 from virtshim.pods.lookup import existing_sandbox, find_container, find_sandbox, require_running
 from virtshim.store.ports import Records
@@ -53,6 +54,7 @@ class OperatorServices:
     files: ImageFiles
     inspection: Inspection
     start_ups: StartUps
+    vms: LastingVms
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
@@ -124,6 +126,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         wanted = ForwardRequest(sandbox.id, address, (VNC_PORT,), screen=container.id, pod=sandbox.key.readable)
         return pb.OpenScreenResponse(url=self.services.streaming.offer(wanted))
 
+    def Vms(self, request: pb.VmsRequest, context: grpc.ServicerContext) -> pb.VmsResponse:
+        del request, context
+        return pb.VmsResponse(vms=map(_lasting_vm, self.services.vms.all()))
+
     def end_streams(self) -> None:
         """Ends all streams, because the server stops and they never end by themselves."""
         self.services.action_log.close()
@@ -153,6 +159,14 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     def Thaw(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
         del context
         return _outcome(self.services.actions.thaw(self._vm(request.id)))
+
+    def Save(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
+        del context
+        return _outcome(self.services.actions.save(self._vm(request.id)))
+
+    def RemoveVm(self, request: pb.RemoveVmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
+        del context
+        return _outcome(self.services.vms.remove(request.namespace, request.name, request.container))
 
     # --- finding the VM
 
@@ -210,6 +224,25 @@ def _action(taken: ActionTaken) -> pb.Action:
         pod=taken.pod,
         message=taken.message,
     )
+
+
+def _lasting_vm(known: KnownVm) -> pb.LastingVm:
+    vm, user, pod = known.record, known.container, known.pod
+    made = pb.LastingVm(
+        namespace=vm.namespace,
+        name=vm.name,
+        container=vm.container,
+        created_at=vm.created_at,
+        disk_bytes=known.disk_bytes,
+        container_id=user.id.value if user else "",
+        pod_sandbox_id=user.sandbox_id.value if user else "",
+        pod_namespace=pod.key.namespace if pod else "",
+        pod=pod.key.name if pod else "",
+    )
+    if vm.saved is not None:
+        made.saved.bytes, made.saved.saved_at = vm.saved.bytes, vm.saved.saved_at
+        made.saved.lapses_at, made.saved.taken = known.lapses_at, vm.saved.taken_by is not None
+    return made
 
 
 def _outcome(found: Outcome) -> pb.ActionResponse:

@@ -36,7 +36,7 @@ class RootDisks(Protocol):
         """The pod's disk with that name, if it exists."""
 
     def delete_pod_disks(self, pod: str) -> None:
-        """All disks of that pod (`pod_disk.pod_hash`)."""
+        """All disks of that pod (`pod_hash`), or of that VM, whose record stays (`virtshim.model.sandbox.owner_of`)."""
 
     def pods_with_disks(self) -> frozenset[str]:
         """The pods that have files on disk."""

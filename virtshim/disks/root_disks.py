@@ -16,7 +16,7 @@ from virtshim.disks.disk_places import tpm_uuids
 from virtshim.model.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
 from virtshim.model.ids import ContainerId
 from virtshim.model.image import DiskFormat, Image
-from virtshim.model.layout import KERNELS, NVRAM, Layout, empty_disk_name
+from virtshim.model.layout import KERNELS, NVRAM, VM_RECORD, Layout, empty_disk_name
 from virtshim.model.usage import DiskUsage
 from virtshim.model.vm import Disk
 from virtshim.system.files import free_bytes, remove_tree, space_taken, sync
@@ -152,7 +152,12 @@ class RootDiskStore:
             for uuid in tpm_uuids(self._layout, pod) if self._tpm_states else ():
                 remove_tree(self._tpm_states, uuid)
             directory = Path(self._layout.kept(f"{pod}/root")).parent
-            remove_tree(str(directory.parent), directory.name)
+            if not (directory / VM_RECORD).exists():
+                remove_tree(str(directory.parent), directory.name)
+                return
+            for name in os.listdir(directory):
+                if name != VM_RECORD:
+                    remove_tree(str(directory), name)
         except OSError as exc:
             raise InternalError(f"the disks of {pod} cannot be removed: {exc.strerror}") from exc
 

@@ -17,6 +17,7 @@ class Action(enum.Enum):
     REBOOT = "reboot"
     FREEZE = "freeze"
     THAW = "thaw"
+    SAVE = "save"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ from virtshim.model.sandbox import VMS
 
 # Of a container whose root disk is its own.
 NVRAM = "root.nvram"
+# Beside the root disk of a VM that outlives its pods.
+VM_RECORD = "vm.json"
 # Files of the image that its firmware starts, and those that these need.
 KERNELS = "kernel-"
 LONGEST_SOCKET_PATH = 107  # bytes: sun_path, less its closing zero byte

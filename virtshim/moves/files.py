@@ -13,12 +13,11 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted
-from virtshim.model.layout import Layout
+from virtshim.model.layout import VM_RECORD, Layout
 from virtshim.model.sandbox import VMS
 from virtshim.moves.values import VmRecord
-from virtshim.system.files import free_bytes, replace_bytes, sync
+from virtshim.system.files import free_bytes, remove_tree, replace_bytes, space_taken, sync
 
-_RECORD: Final = "vm.json"
 _MEMORY: Final = "memory.save"
 _HALF: Final = "memory.half"
 _DISK = re.compile(r"vms/[0-9a-f]{64}/root")
@@ -34,7 +33,7 @@ class SavedVmFiles:
         self._layout = layout
 
     def get(self, disk: str) -> VmRecord | None:
-        path = self._path(disk, _RECORD)
+        path = self._path(disk, VM_RECORD)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with open(descriptor, "rb") as file:
@@ -53,7 +52,7 @@ class SavedVmFiles:
         return sorted(found, key=lambda vm: vm.readable)
 
     def put(self, vm: VmRecord) -> None:
-        path = self._path(vm.disk, _RECORD)
+        path = self._path(vm.disk, VM_RECORD)
         with self._errors(f"the record of virtual machine {vm.readable} cannot be written"):
             path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
             replace_bytes(str(path), _VM.dump_json((vm,)))
@@ -81,6 +80,20 @@ class SavedVmFiles:
             path = self._path(disk, name)
             with self._errors(f"{path} cannot be removed"):
                 path.unlink(missing_ok=True)
+
+    def forget(self, disk: str) -> None:
+        directory = self._path(disk, VM_RECORD).parent
+        with self._errors(f"{directory} cannot be removed"), contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(directory):
+                if name != VM_RECORD:
+                    remove_tree(str(directory), name)
+            sync(directory)
+            remove_tree(str(directory.parent), directory.name)
+
+    def disk_bytes(self, disk: str) -> int:
+        path = self._layout.pod_disk(disk)
+        with self._errors(f"{path} cannot be looked at"):
+            return space_taken((path,))[0]
 
     def free_bytes(self) -> int:
         return free_bytes(self._layout.vms)

@@ -33,5 +33,11 @@ class SavedVms(Protocol):
     def discard(self, disk: str) -> None:
         """Removes the memory, a half-written one too. No error if there is none."""
 
+    def forget(self, disk: str) -> None:
+        """Removes the VM's directory, its record last. `RootDisks.delete_pod_disks` comes before. No error if it is gone."""
+
+    def disk_bytes(self, disk: str) -> int:
+        """What the root disk takes on the node; 0 if there is none."""
+
     def free_bytes(self) -> int:
         """The room for memory."""

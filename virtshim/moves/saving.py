@@ -22,6 +22,7 @@ from virtshim.logs.ports import EntrypointLogs
 from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.model.errors import Aborted, InternalError, ResourceExhausted, ShimError
 from virtshim.model.ids import ContainerId
+from virtshim.model.sandbox import owner_of
 from virtshim.moves.ports import SavedVms
 from virtshim.moves.values import SavedLimits, SavedState, VmRecord
 from virtshim.store.ports import Records
@@ -56,7 +57,7 @@ class SaveVm:
     _under_way: set[ContainerId] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def save(self, container: Container, timeout: float) -> None:
+    def save(self, container: Container, timeout: float, *, by_operator: bool = False) -> None:
         """Returns when the state is on disk and the VM has ended; `timeout` is for the writing. After any error the guest
         runs on, unless its state counts already: then a repeated call ends it."""
         with self._alone(container.id) as is_alone:
@@ -73,7 +74,7 @@ class SaveVm:
                 self._sync(container)
                 self._note(container, saving=True)
                 try:
-                    state = self._write(container, vm, timeout)
+                    state = self._write(container, vm, timeout, by_operator=by_operator)
                 except ShimError:
                     self._go_on(container, vm)
                     raise
@@ -93,13 +94,23 @@ class SaveVm:
 
     def expire(self) -> None:
         """Discards states that nobody has continued from in time."""
-        now, keep = self.clock.now_ns(), self.limits.now.keep * 10**9
-        used = {one.spec.pod_disk for one in self.records.containers.all() if one.phase is not ContainerPhase.EXITED}
         for vm in self.vms.all():
-            if vm.saved is not None and now - vm.saved.saved_at > keep and vm.disk not in used:
-                self.vms.put(vm.with_state(None))
-                self.vms.discard(vm.disk)
-                log.info("vm.state.expired", vm=vm.readable, saved_at=vm.saved.saved_at)
+            if self._has_lapsed(vm):
+                with self.locks.held_for_all(owner_of(vm.disk)):  # no new container takes it, and nobody removes the VM
+                    self._discard_lapsed(vm.disk)
+
+    def _has_lapsed(self, vm: VmRecord) -> bool:
+        return vm.saved is not None and self.clock.now_ns() > self.limits.now.lapses_at(vm.saved)
+
+    def _discard_lapsed(self, disk: str) -> None:
+        vm = self.vms.get(disk)
+        containers = self.records.containers.all()
+        is_used = any(one.spec.pod_disk == disk and one.phase is not ContainerPhase.EXITED for one in containers)
+        if vm is None or vm.saved is None or is_used or not self._has_lapsed(vm):
+            return
+        self.vms.put(vm.with_state(None))
+        self.vms.discard(disk)
+        log.info("vm.state.expired", vm=vm.readable, saved_at=vm.saved.saved_at)
 
     @contextlib.contextmanager
     def _alone(self, container: ContainerId) -> Iterator[bool]:
@@ -136,7 +147,7 @@ class SaveVm:
         except ShimError as exc:
             log.info("vm.not_synced", container=container.id.short, why=str(exc))
 
-    def _write(self, container: Container, vm: VmRecord, timeout: float) -> SavedState:
+    def _write(self, container: Container, vm: VmRecord, timeout: float, *, by_operator: bool) -> SavedState:
         until = self.clock.monotonic() + timeout
         self.pausing.pause(container.domain_uuid)
         path = self.vms.begin(vm.disk)
@@ -151,6 +162,7 @@ class SaveVm:
             command_begun=now.status.command_begun,
             read_to=self.logs.read_to(container.id),
             user=now.status.user,
+            by_operator=by_operator,
         )
         try:
             self.vms.put(vm.with_state(state))
@@ -161,7 +173,8 @@ class SaveVm:
         return state
 
     def _end(self, container: Container, state: SavedState) -> None:
-        message = f"the guest's memory was saved ({state.bytes >> 20} MiB); its next pod continues from there"
+        who = "container" if state.by_operator else "pod"
+        message = f"the guest's memory was saved ({state.bytes >> 20} MiB); its next {who} continues from there"
         self.exits.begin_end(container.id, Exit(SAVED_CODE, ExitReason.SAVED, self.clock.now_ns(), message))
         self.hypervisor.destroy(container.domain_uuid, container.id)
         self.exits.record_if_ended(container.id)
@@ -179,5 +192,8 @@ class SaveVm:
     def _note(self, container: Container, *, saving: bool) -> None:
         with self.locks.held(container.sandbox_id):
             found = self.records.containers.get(container.id)
-            if found is not None and found.is_running:
-                self.records.containers.replace(found.with_saving(saving=saving))
+            if found is None or not found.is_running:
+                return
+            if saving and found.status.checkpointing:  # its end would resume the guest
+                raise Aborted(f"a checkpoint of container {container.id} is being written")
+            self.records.containers.replace(found.with_saving(saving=saving))

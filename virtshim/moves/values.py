@@ -25,6 +25,10 @@ class SavedLimits:
     keep: float = 86400.0
     most: int = 0
 
+    def lapses_at(self, state: SavedState) -> int:
+        """Nanoseconds since the epoch."""
+        return state.saved_at + int(self.keep * 10**9)
+
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
@@ -46,6 +50,8 @@ class SavedState:
     taken_by: ContainerId | None = None
     # The sandbox in which it could not be restored. The next attempt there boots.
     failed_in: SandboxId | None = None
+    # Whether an operator saved it. Then a restart in the same sandbox continues, too.
+    by_operator: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,32 +79,36 @@ class VmRecord:
 
 def restorable(vm: VmRecord | None, container: Container) -> SavedState | None:
     """The state that this container's VM continues from. CRI gives no reason for a stop, so a container that is started
-    again in the sandbox where it was saved boots: somebody wants it restarted."""
+    again in the sandbox where it was saved boots: somebody wants it restarted. If an operator saved it, that is not so."""
     state = vm.saved if vm is not None else None
-    if state is None or state.taken_by is not None:
+    if state is None or state.taken_by is not None or container.sandbox_id == state.failed_in:
         return None
-    if container.sandbox_id in (state.sandbox, state.failed_in):
+    if container.sandbox_id == state.sandbox and not state.by_operator:
         return None
     return state
+
+
+def unsavable(granted: GrantedDevices, volumes: Sequence[SharedVolume], empty_disks: Sequence[EmptyDisk]) -> str:
+    """What QEMU cannot save of such a VM, or what goes with the container, and the remedy; "" if all can be saved."""
+    if granted.passthrough:
+        return f"host devices ({', '.join(granted.claims)}), whose state stays in the device; remove them"
+    if volumes:
+        return (
+            f"the shared volume {escaped(volumes[0].guest, 200)}, whose daemon's state QEMU cannot save; use a block volume "
+            "(volumeDevices), a volume with a disk.img (virtshim.io/disk-images), or volumes that are copied (configMap, secret)"
+        )
+    if empty_disks:
+        return (
+            f"{empty_disks[0].field_name()}, a disk that goes with the container; use a block volume, or the root disk"
+        )
+    return ""
 
 
 def refuse_unsavable(
     granted: GrantedDevices, volumes: Sequence[SharedVolume], empty_disks: Sequence[EmptyDisk]
 ) -> None:
-    """Raises InvalidRequest for parts of a VM whose state QEMU cannot save, or that go with the container."""
-    what = ""
-    if granted.passthrough:
-        what = f"host devices ({', '.join(granted.claims)}), whose state stays in the device; remove them"
-    elif volumes:
-        what = (
-            f"the shared volume {escaped(volumes[0].guest, 200)}, whose daemon's state QEMU cannot save; use a block volume "
-            "(volumeDevices), a volume with a disk.img (virtshim.io/disk-images), or volumes that are copied (configMap, secret)"
-        )
-    elif empty_disks:
-        what = (
-            f"{empty_disks[0].field_name()}, a disk that goes with the container; use a block volume, or the root disk"
-        )
-    if what:
+    """Raises InvalidRequest for a VM that cannot be saved."""
+    if what := unsavable(granted, volumes, empty_disks):
         raise InvalidRequest(f"annotation {ON_STOP_ANNOTATION}: save is impossible with {what}")
 
 

@@ -37,8 +37,9 @@ class PodLocks:
 
     @contextmanager
     def held_for_all(self, pod: str) -> Iterator[None]:
-        """The lock for all sandboxes of the pod with this `pod_hash`, so that none is recorded while the pod's disks are removed.
-        Taken after a sandbox's own lock, never before, and only for a moment."""
+        """The lock for all sandboxes of the pod with this `pod_hash`, or for all containers of the VM that outlives its pods
+        (`owner_of` its disk): none is recorded while the disks are removed. Taken after a sandbox's own lock, never before, and
+        only for a moment."""
         with self._known(pod) as lock, lock:
             yield
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import tempfile
@@ -18,7 +19,12 @@ from podclient import wait_until
 
 from criproto.operator_v1 import operator_pb2 as pb
 from criproto.operator_v1 import operator_pb2_grpc
+from criproto.runtime_v1 import api_pb2
+from virtshim.cli.vms import remove, vms
+from virtshim.cri.client import operating
 from virtshim.cri.operator_server import OperatorServer
+from virtshim.guest.operation import Action
+from virtshim.model.errors import WrongState
 
 pytestmark = pytest.mark.cri
 
@@ -83,8 +89,6 @@ def test_a_pull_in_progress_is_shown_with_its_bytes(operator: Operator, client: 
 
 
 def _pull():
-    from criproto.runtime_v1 import api_pb2
-
     return api_pb2.PullImageRequest(image=api_pb2.ImageSpec(image=IMAGE))
 
 
@@ -145,8 +149,6 @@ def test_a_socket_that_a_killed_daemon_left_is_replaced(world: World) -> None:
 
 
 def test_a_file_that_is_not_a_socket_is_not_replaced(world: World, tmp_path: Path) -> None:
-    from virtshim.model.errors import WrongState
-
     (tmp_path / "admin.sock").write_text("mine")
     server = OperatorServer(str(tmp_path / "admin.sock"), world.app.operator)
     with pytest.raises(WrongState, match="not a socket"):
@@ -159,3 +161,55 @@ def test_a_silent_client_does_not_block_others(operator: Operator) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(operator.path)
         assert operator.StartUps(pb.StartUpsRequest()) is not None
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
+    """By a command, without the log of the server, which is in the same process."""
+    lines = capsys.readouterr().out.splitlines(keepends=True)
+    return "".join(line for line in lines if not re.match(r"\d{4}-\d\d-\d\d ", line))
+
+
+LASTING = {"virtshim.io/vm": "db", "virtshim.io/on-stop": "save"}
+
+
+def test_vms_that_outlive_their_pods_are_listed_saved_and_removed(
+    operator: Operator, client: Client, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sandbox = client.run("db-0", annotations=LASTING)
+    made = client.create(sandbox)
+    client.start(made)
+    (known,) = operator.Vms(pb.VmsRequest()).vms
+    assert (known.namespace, known.name, known.container) == ("default", "db", "vm")
+    assert (known.container_id, known.pod_sandbox_id) == (made, sandbox)
+    assert (known.pod_namespace, known.pod, known.HasField("saved")) == ("default", "db-0", False)
+    own = pb.RemoveVmRequest(namespace="default", name="db", container="vm")
+    with refused(Code.FAILED_PRECONDITION, "is used by pod default/db-0"):
+        operator.RemoveVm(own)
+
+    assert operator.Save(sandbox).changed
+    status = client.ContainerStatus(api_pb2.ContainerStatusRequest(container_id=made)).status
+    assert (status.exit_code, status.reason) == (143, "Saved")
+    vms(operator.path, operator.path, as_json=True)
+    (shown,) = json.loads(printed(capsys))
+    now = world.outside.clock.now_ns() / 1e9
+    assert shown["saved"] == {
+        "size": world.app.adapters.files.vms.all()[0].saved.bytes,
+        "savedAt": pytest.approx(now, abs=5),
+        "lapsesAt": pytest.approx(now + 86400, abs=5),
+        "taken": False,
+    }
+    assert (shown["namespace"], shown["name"], shown["container"], shown["pod"]) == ("default", "db", "vm", "")
+    with refused(Code.FAILED_PRECONDITION, "only a running VM"):
+        operator.Save(sandbox)
+
+    remove(operator.path, operator.path, "default/db", as_json=False)
+    assert printed(capsys) == "default/db/vm: removed, with its disk and its saved memory\n"
+    assert not operator.Vms(pb.VmsRequest()).vms
+    with refused(Code.NOT_FOUND, "virtshim vms"):
+        operator.RemoveVm(own)
+
+
+def test_a_save_through_the_commands_client_names_what_is_in_the_way(operator: Operator, client: Client) -> None:
+    _, made = client.running()
+    with operating(operator.path) as node, pytest.raises(WrongState, match=r"annotation virtshim\.io/vm"):
+        node.act(Action.SAVE, made)

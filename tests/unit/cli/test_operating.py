@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import io
 import json
@@ -20,14 +21,15 @@ from typing import Any
 import pytest
 from fakes.background import Background
 
-from virtshim.cli import acting, events, logs, run, terminal, top
+from virtshim.cli import acting, events, logs, run, terminal, top, vms
 from virtshim.cli.acting import summary
 from virtshim.cli.events import Event, line
+from virtshim.cli.main import app
 from virtshim.cli.pulling import pull
 from virtshim.cli.run import wanted_vm
 from virtshim.cli.tables import tables_show, tables_show_json, tables_size
-from virtshim.cri.client import Happened, PodSummary, PodUsage, Taken, operating
-from virtshim.model.errors import InvalidRequest, Unavailable, WrongState
+from virtshim.cri.client import Happened, LastingVm, PodSummary, PodUsage, SavedMemory, Taken, operating
+from virtshim.model.errors import InvalidRequest, NotFound, Unavailable, WrongState
 
 NOW = 1_800_000_000.0
 LOG = (
@@ -383,3 +385,44 @@ def test_run_names_the_vm_that_it_could_not_remove(capsys: pytest.CaptureFixture
     node = _Node(failures=9)
     by_hand(node, lambda _vm: 0, patience=run.Patience(away=0.0))
     assert f"virtshim.io/run={node.made}" in capsys.readouterr().err
+
+
+def lasting(name: str = "db", container: str = "vm", saved: SavedMemory | None = None, pod: str = "") -> LastingVm:
+    return LastingVm("default", name, container, NOW - 100, 3 << 20, pod, "", "", saved)
+
+
+def test_vms_that_outlive_their_pods_are_rows() -> None:
+    saved = SavedMemory(512 << 20, NOW - 3600, NOW + 86400, taken=False)
+    found = [
+        lasting(saved=saved),
+        lasting("web", saved=dataclasses.replace(saved, taken=True), pod="default/web-0"),
+        dataclasses.replace(lasting("new"), disk=0),
+    ]
+    assert list(vms.rows(found, NOW)) == [
+        ("default/db", "vm", "3.0M", "-", "512M", "60m", "24h"),
+        ("default/web", "vm", "3.0M", "default/web-0", "taken", "60m", "-"),
+        ("default/new", "vm", "-", "-", "-", "-", "-"),
+    ]
+
+
+@pytest.mark.parametrize("wanted", ["db", "default/db", "default/db/vm"])
+def test_a_vm_that_outlives_its_pods_has_three_names(wanted: str) -> None:
+    assert vms.named(wanted, [lasting("web"), lasting()]) == lasting()
+
+
+def test_a_name_of_several_vms_or_of_none_is_refused() -> None:
+    both = [lasting(), lasting(container="side")]
+    assert vms.named("default/db/side", both) == both[1]
+    with pytest.raises(InvalidRequest, match="default/db/vm, default/db/side; be more specific"):
+        vms.named("default/db", both)
+    with pytest.raises(NotFound, match="virtshim vms"):
+        vms.named("default/d", both)
+    with pytest.raises(InvalidRequest, match="empty"):
+        vms.named("", both)
+
+
+def test_options_before_a_subcommand_are_refused_rather_than_ignored(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="options for `vms rm` go behind it"):
+        app(["vms", "--socket", f"{tmp_path}/virtshim.sock", "rm", "db"])
+    with pytest.raises(Unavailable, match=str(tmp_path)):
+        app(["vms", "rm", "--socket", f"{tmp_path}/virtshim.sock", "db"])

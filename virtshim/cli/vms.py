@@ -1,0 +1,93 @@
+"""`virtshim vms` lists the VMs that outlive their pods; `virtshim vms rm` removes one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from virtshim.cli.tables import age, tables_show, tables_show_json, tables_size
+from virtshim.cri.client import LastingVm, OperatorClient, SavedMemory, operating, refuse_others_socket
+from virtshim.model.errors import InvalidRequest, NotFound, Unavailable
+from virtshim.model.text import printable_text
+
+HEAD: Final = ("VM", "CONTAINER", "DISK", "POD", "SAVED", "SAVED AGE", "LAPSES IN")
+
+
+def vms(socket: str, admin: str, *, as_json: bool) -> None:
+    with _operator(socket, admin) as operator:
+        found = operator.lasting_vms()
+    if as_json:
+        tables_show_json([_as_json(vm) for vm in found])
+    else:
+        tables_show(HEAD, rows(found, time.time()))
+
+
+def remove(socket: str, admin: str, wanted: str, *, as_json: bool) -> None:
+    with _operator(socket, admin) as operator:
+        vm = named(wanted, operator.lasting_vms())
+        message = operator.remove_vm(vm)
+    if as_json:
+        found = {"namespace": vm.namespace, "name": vm.name, "container": vm.container}
+        tables_show_json({**found, "action": "rm", "changed": True, "message": message})
+    else:
+        print(printable_text(f"{vm.full_name}: {message}"))
+
+
+@contextlib.contextmanager
+def _operator(socket: str, admin: str) -> Iterator[OperatorClient]:
+    """Errors name the CRI socket, because `--socket` names it. Raises PermissionRefused, Unavailable."""
+    refuse_others_socket(socket)
+    if not os.path.exists(socket):
+        raise Unavailable(f"there is no CRI socket {socket}: is virtshim running there? --socket names another")
+    with operating(admin) as operator:
+        yield operator
+
+
+def named(wanted: str, found: Sequence[LastingVm]) -> LastingVm:
+    """The VM of that name, namespace/name, or namespace/name/container. Raises NotFound, InvalidRequest if several match.
+    Pure."""
+    if not wanted:
+        raise InvalidRequest("the name is empty; write a VM's name, namespace/name, or namespace/name/container")
+    names = [(vm, {vm.name, f"{vm.namespace}/{vm.name}", vm.full_name}) for vm in found]
+    matching = [vm for vm, own in names if wanted in own]
+    if not matching:
+        raise NotFound(f"no virtual machine {wanted!r} is kept on this node; `virtshim vms` lists those that are")
+    if len(matching) > 1:
+        every = ", ".join(vm.full_name for vm in matching)
+        raise InvalidRequest(f"{wanted!r} matches more than one: {every}; be more specific")
+    return matching[0]
+
+
+def rows(found: Sequence[LastingVm], now: float) -> Iterator[tuple[str, ...]]:
+    """`now`: seconds since 1970. Pure."""
+    for vm in found:
+        disk = tables_size(vm.disk) if vm.disk else "-"
+        yield f"{vm.namespace}/{vm.name}", vm.container, disk, vm.pod or "-", *_saved(vm.saved, now)
+
+
+def _saved(saved: SavedMemory | None, now: float) -> tuple[str, str, str]:
+    if saved is None:
+        return "-", "-", "-"
+    since = age(now - saved.saved_at)
+    if saved.taken:
+        return "taken", since, "-"
+    return tables_size(saved.bytes), since, age(saved.lapses_at - now)
+
+
+def _as_json(vm: LastingVm) -> dict[str, Any]:
+    saved = vm.saved
+    return {
+        "namespace": vm.namespace,
+        "name": vm.name,
+        "container": vm.container,
+        "createdAt": vm.created,
+        "disk": vm.disk,
+        "pod": vm.pod,
+        "podId": vm.pod_id,
+        "vmId": vm.vm_id,
+        "saved": saved
+        and {"size": saved.bytes, "savedAt": saved.saved_at, "lapsesAt": saved.lapses_at, "taken": saved.taken},
+    }
