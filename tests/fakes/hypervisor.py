@@ -90,11 +90,11 @@ class FakeHypervisor:
     def firmware_of(self, kind: Firmware) -> FirmwareFiles | None:
         return self.firmware.get(kind)
 
-    def start(self, domain: uuid.UUID) -> None:
+    def start(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
         self._reach("start")
         with self._lock:
             there = self._ours(domain)
-            if there is None:
+            if there is None or not self._is_of(domain, container):
                 raise NotFound(f"no VM {domain}")
             if there.state.is_on:
                 raise WrongState(f"VM {domain} is running already")
@@ -106,12 +106,12 @@ class FakeHypervisor:
                 )
         self._change(domain, PowerState(Power.RUNNING))
 
-    def restore(self, domain: uuid.UUID, memory: str, moved: Mapping[str, str]) -> None:
+    def restore(self, domain: uuid.UUID, container: ContainerId, memory: str, moved: Mapping[str, str]) -> None:
         """Counts as no boot."""
         self._reach("restore")
         with self._lock:
             there = self._ours(domain)
-            if there is None:
+            if there is None or not self._is_of(domain, container):
                 raise NotFound(f"no VM {domain}")
             if there.state.is_on:
                 raise WrongState(f"VM {domain} is running already")
@@ -181,29 +181,37 @@ class FakeHypervisor:
         self._reach("disk errors")
         return domain in self.full
 
-    def pause(self, domain: uuid.UUID) -> None:
+    def pause(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
         self._reach("pause")
         with self._lock:
             there = self._ours(domain)
-            if there is None:
+            if there is None or not self._is_of(domain, container):
                 raise NotFound(f"no VM {domain}")
             if there.state.power is not Power.RUNNING:
                 raise WrongState(f"VM {domain} is not running")
         self._change(domain, PowerState(Power.PAUSED))
 
-    def save_memory(self, domain: uuid.UUID, path: str, timeout: float) -> None:
+    def save_memory(
+        self,
+        domain: uuid.UUID,
+        path: str,
+        timeout: float,
+        container: ContainerId | None = None,
+        hurry: threading.Event | None = None,
+    ) -> None:
         self._reach("save")
-        if self.power(domain).power is not Power.PAUSED:
+        if self.power(domain).power is not Power.PAUSED or not self._is_of(domain, container):
             raise Aborted(f"VM {domain} ended")
         self.saved[path] = domain
         if Path(path).parent.is_dir():
             Path(path).write_bytes(domain.bytes)
 
-    def resume(self, domain: uuid.UUID) -> None:
+    def resume(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
         self._reach("resume")
         with self._lock:
             there = self._ours(domain)
-            paused = there is not None and there.state.power is Power.PAUSED
+            is_its = self._is_of(domain, container)
+            paused = is_its and there is not None and there.state.power is Power.PAUSED
         if paused:
             self.full.discard(domain)
             self._change(domain, PowerState(Power.RUNNING))
@@ -328,8 +336,10 @@ class FakeHypervisor:
         there = self.domains.get(domain)
         return there if there is not None and there.spec is not None else None
 
-    def _is_of(self, domain: uuid.UUID, container: ContainerId) -> bool:
+    def _is_of(self, domain: uuid.UUID, container: ContainerId | None) -> bool:
         there = self._ours(domain)
+        if container is None:
+            return True
         return there is not None and there.spec is not None and there.spec.container_id == container
 
     def _end(self, domain: uuid.UUID, reason: OffReason) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from fakes.clock import FakeClock
 from fakes.hypervisor import FakeDomain, FakeHypervisor
 
+from virtshim.model.ids import ContainerId
 from virtshim.model.vm import OffReason, Power, PowerState, VmSpec
 
 
@@ -27,8 +28,8 @@ class FakeVms(FakeHypervisor):
         self.pressed: list[tuple[uuid.UUID, float]] = []
         self._clock = clock
 
-    def start(self, domain: uuid.UUID) -> None:
-        super().start(domain)
+    def start(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
+        super().start(domain, container)
         if self.ends_at_once:
             self.end(domain, OffReason.SHUTDOWN)
 

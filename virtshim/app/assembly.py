@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -46,9 +46,8 @@ from virtshim.guest.set_up import GuestSetUp
 from virtshim.guest.trouble_notices import TroubleNotices
 from virtshim.images.service import ImageService
 from virtshim.metrics.start_ups import StartUps
-from virtshim.model.ids import ImageDigest, SandboxId
+from virtshim.model.ids import SandboxId
 from virtshim.model.layout import admin_socket
-from virtshim.moves.ports import SavedVms
 from virtshim.moves.restoring import RestoreVm, VmStates
 from virtshim.moves.saving import SaveVm
 from virtshim.pods.node_status import NodeStatus
@@ -157,7 +156,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     stamps = Stamps(a.clock, a.records.newest_stamp())
     starting = starts(a)
     images = ImageService(
-        a.records, a.files.images, a.files.image_notes, a.clock, live.pinned_images, partial(_vm_images, a.files.vms)
+        a.records, a.files.images, a.files.image_notes, a.clock, live.pinned_images, a.files.vms.images
     )
     parts = _container_parts(settings, a, locks)
     exits = _exits(a, locks, parts)
@@ -247,10 +246,6 @@ def _start_container(
     )
 
 
-def _vm_images(vms: SavedVms) -> Collection[ImageDigest]:
-    return {vm.image for vm in vms.all()}
-
-
 def _states(
     settings: Settings, live: LiveSettings, a: Adapters, exits: ExitRecorder, freezer: GuestFreezer
 ) -> VmStates:
@@ -272,6 +267,7 @@ def _states(
         hypervisor=a.vm.hypervisor,
         pausing=a.vm.pausing,
         logs=exits.parts.logs,
+        copies=a.files.copies,
         freezer=freezer,
         clock=a.clock,
         locks=exits.locks,

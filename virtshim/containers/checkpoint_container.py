@@ -180,8 +180,9 @@ class CheckpointContainer:
     def _tidy(self, container: Container, *, was_paused: bool) -> None:
         """Updates the record last: while it names a checkpoint, `virtshim.recovery.watch_pods` repeats the clean-up."""
         try:
-            if was_paused:
-                self._pausing.resume(container.domain_uuid)
+            now = self._records.containers.get(container.id)
+            if was_paused and (now is None or not now.status.saving):  # the guest of a saved state never runs again
+                self._pausing.resume(container.domain_uuid, container.id)
             self._freezer.after_resume(container.id, was_paused=was_paused)
             self._files.discard(container.status.checkpointing, container.id)
             with self._locks.held(container.sandbox_id):

@@ -182,11 +182,16 @@ class ContainerRecords:
         """Earlier attempts of this pod with the same UUID; libvirt's definition belongs to the newest. kubelet also
         makes a new attempt while the record of one that was never started, or failed to start, is still there."""
         wanted = _lasting_uuid(admitted)
-        found = [other for other in self.records.containers.all() if other.domain_uuid == wanted]
+        disk = _vm_disk(admitted)
+        found = [
+            other
+            for other in self.records.containers.all()
+            if other.domain_uuid == wanted or (disk and other.spec.pod_disk == disk)
+        ]
         for other in found:
             owner = self.records.sandboxes.get(other.sandbox_id)
             is_earlier = owner is not None and owner.key.is_same_pod(admitted.sandbox.key)
-            if other.spec.vm and other.spec.pod_disk == _vm_disk(admitted):  # of whatever pod
+            if disk and other.spec.pod_disk == disk:  # of whatever pod
                 _refuse_second_pod(other, owner)
                 is_earlier = True
             if not (is_earlier and other.phase in (ContainerPhase.CREATED, ContainerPhase.EXITED)):
@@ -219,11 +224,13 @@ class ContainerRecords:
             image=container.image,
             created_at=container.created_at,
         )
-        if known is None or self.disks.pod_disk(vm.disk) is None:  # its disk is about to be made
-            vm = dataclasses.replace(vm, image=container.image)
+        if self.disks.pod_disk(vm.disk) is None:  # it is about to be made: saved memory knows another one
+            vm = dataclasses.replace(vm, image=container.image, saved=None)
         vm = dataclasses.replace(vm, macs={**vm.macs, **macs_of(sandbox)})
         if vm != known:
             self.vms.put(vm)
+        if vm.saved is None:
+            self.vms.discard(vm.disk)
         return vm
 
 

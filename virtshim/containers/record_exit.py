@@ -39,10 +39,15 @@ class ExitRecorder:
     streaming: Streaming
     notices: TroubleNotices
     kill_reasons: dict[ContainerId, str] = field(default_factory=dict)
+    unsaved: dict[ContainerId, str] = field(default_factory=dict)
 
     def note_kill(self, container: ContainerId, message: str) -> None:
         """Notes why virtshim is about to end this VM. Another thread may record the end before the caller returns."""
         self.kill_reasons[container] = message
+
+    def note_unsaved(self, container: ContainerId, message: str) -> None:
+        """Notes why the guest's memory was not saved. It is in the exit message, however the container ends."""
+        self.unsaved[container] = message
 
     def record_if_ended(self, container: ContainerId, message: str = "") -> Container | None:
         """Records the end if the container is RUNNING in the record but its VM is off. Returns the current record, None
@@ -53,6 +58,7 @@ class ExitRecorder:
                 found = self._settled(container, message)
         if found is None or not found.is_running:
             self.kill_reasons.pop(container, None)  # recorded, or too late to be recorded
+            self.unsaved.pop(container, None)
         return found
 
     def _settled(self, container: ContainerId, message: str) -> Container | None:
@@ -81,7 +87,8 @@ class ExitRecorder:
         self.finish_log(found)
         how = how_it_ended(found, vm)
         devices = told_together(self.parts.devices.health.troubles(found))
-        how = dataclasses.replace(how, message=with_devices(how.message, [devices]))
+        unsaved = self.unsaved.get(container, "")
+        how = dataclasses.replace(how, message=with_devices(how.message, [devices, unsaved]))
         ended = found.exited(how)
         self.records.containers.replace(ended)
         observed.meter().tell(observed.Exited(how.reason))

@@ -146,7 +146,7 @@ class StopContainer:
         """Resumes a guest that an operator paused or froze: it could not shut down, and would be killed after its
         grace."""
         container = self._records.containers.get(wanted)
-        if container is None or not container.is_running:
+        if container is None or not container.is_running or container.status.saving:
             return
         try:
             if container.status.paused:
@@ -248,10 +248,11 @@ class StopContainer:
         if ending is not None and ending.reason is not ExitReason.SAVED:  # its command has ended: nothing goes on
             return False
         try:
-            self._saving.save(found, max(0.0, stop.until - self._clock.monotonic()) * _SAVING)
+            left = max(0.0, stop.until - self._clock.monotonic())
+            self._saving.save(found, left * _SAVING, hurry=stop.hurry)
         except ShimError as exc:
             log.warning("vm.not_saved", container=container.id.short, error=str(exc))
-            self._exits.note_kill(container.id, f"the guest's memory was not saved: {exc}")
+            self._exits.note_unsaved(container.id, f"the guest's memory was not saved: {exc}")
             return False
         return True
 
@@ -272,12 +273,17 @@ class StopContainer:
             while True:
                 changed.clear()  # before the reads below, so that no later event is missed
                 stop.hurry.clear()
-                if not self._hypervisor.power(domain).is_on:
+                if self._is_over(container) or not self._hypervisor.power(domain).is_on:
                     return True
                 if self._clock.monotonic() >= stop.until:
                     return False
                 self._ask_to_end(container, stop)
                 self._clock.wait(changed, max(0.0, min(stop.until - self._clock.monotonic(), _PRESS_AGAIN)))
+
+    def _is_over(self, container: Container) -> bool:
+        """Whether another call has ended it. A VM that outlives its pods may then be the next container's."""
+        now = self._records.containers.get(container.id)
+        return now is None or now.phase in (ContainerPhase.EXITED, ContainerPhase.REMOVING)
 
     def _ask_to_end(self, container: Container, stop: _Stop) -> None:
         """Signals the command first, and presses the power button once the command has ended."""

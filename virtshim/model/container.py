@@ -311,7 +311,7 @@ class Container:
         look like a pod's cgroup (see `virtshim.model.cgroup`)."""
         unique, readable = self.id.value[:12], re.sub(r"[^A-Za-z0-9_.-]", "-", self.name.name)[:30]
         if self.spec.vm:  # the same in each of its pods: libvirt restores no VM under another name
-            unique, readable = self.domain_uuid.hex[:12], self.spec.vm[:30]
+            unique, readable = self.domain_uuid.hex[:12], re.sub(r"[^A-Za-z0-9_.-]", "-", self.spec.vm)[:30]
         if self.spec.beside_pod and "pod" in readable:
             return f"virtshim-{unique}"
         return f"virtshim-{unique}-{readable}"

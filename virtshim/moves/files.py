@@ -10,13 +10,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted
+from virtshim.model.ids import ImageDigest
 from virtshim.model.layout import VM_RECORD, Layout
 from virtshim.model.sandbox import VMS
 from virtshim.moves.values import VmRecord
 from virtshim.system.files import free_bytes, remove_tree, replace_bytes, space_taken, sync
+from virtshim.system.rate_limits import TroubleLog
+
+log = structlog.get_logger(__name__)
 
 _MEMORY: Final = "memory.save"
 _HALF: Final = "memory.half"
@@ -31,6 +36,7 @@ _VM: TypeAdapter[tuple[VmRecord]] = TypeAdapter(tuple[VmRecord])
 class SavedVmFiles:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self._trouble = TroubleLog(log, over="vm.readable")
 
     def get(self, disk: str) -> VmRecord | None:
         path = self._path(disk, VM_RECORD)
@@ -48,8 +54,18 @@ class SavedVmFiles:
         return found
 
     def all(self) -> Sequence[VmRecord]:
-        found = [vm for disk in self._disks() if (vm := self.get(disk)) is not None]
+        found = []
+        for disk in self._disks():
+            try:
+                found += [vm] if (vm := self.get(disk)) is not None else []
+            except InternalError as exc:
+                self._trouble.met("vm.unreadable", disk, error=str(exc))
+            else:
+                self._trouble.over(disk)
         return sorted(found, key=lambda vm: vm.readable)
+
+    def images(self) -> frozenset[ImageDigest]:
+        return frozenset(vm.image for disk in self._disks() if (vm := self.get(disk)) is not None)
 
     def put(self, vm: VmRecord) -> None:
         path = self._path(vm.disk, VM_RECORD)
@@ -62,6 +78,11 @@ class SavedVmFiles:
         with self._errors(f"{path} cannot be removed"):
             path.unlink(missing_ok=True)
         return str(path)
+
+    def flush(self, disk: str) -> None:
+        path = self._path(disk, _HALF)
+        with self._errors(f"{path} cannot be written"):
+            sync(path)
 
     def finish(self, disk: str) -> int:
         half, final = self._path(disk, _HALF), self._path(disk, _MEMORY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from virtshim.model.ids import ImageDigest
 from virtshim.moves.values import VmRecord
 
 
@@ -16,13 +17,19 @@ class SavedVms(Protocol):
         """None if there is no such VM. An unreadable record is an error, never an absent one."""
 
     def all(self) -> Sequence[VmRecord]:
-        """By name. An unreadable record is an error."""
+        """By name, without those that cannot be read. The log names these."""
+
+    def images(self) -> frozenset[ImageDigest]:
+        """The images under all root disks. An unreadable record is an error, because its image is not known."""
 
     def put(self, vm: VmRecord) -> None:
         """Adds or replaces the record. It is on disk on return."""
 
     def begin(self, disk: str) -> str:
         """The path where the memory is to be written: nothing is there."""
+
+    def flush(self, disk: str) -> None:
+        """The written memory is on disk on return, and not yet the VM's."""
 
     def finish(self, disk: str) -> int:
         """The written memory becomes the VM's saved one, and is on disk on return. Returns its size in bytes."""

@@ -17,13 +17,14 @@ import structlog
 from virtshim.containers.logs import ContainerLogs
 from virtshim.guest.freeze import GuestFreezer
 from virtshim.model.container import Container
-from virtshim.model.errors import ShimError
+from virtshim.model.errors import Aborted, DeadlineExceeded, NotFound, ResourceExhausted, ShimError, Unavailable
 from virtshim.model.ids import ContainerId
 from virtshim.model.layout import Layout, vnc_socket
+from virtshim.model.sandbox import owner_of
 from virtshim.moves.ports import SavedVms
-from virtshim.moves.saving import SaveVm
+from virtshim.moves.saving import SaveVm, saved_exit
 from virtshim.moves.values import SavedState, VmRecord, restorable
-from virtshim.store.ports import Records
+from virtshim.store.ports import RecordCopies, StateRecords
 from virtshim.system.clock import Clock
 from virtshim.system.locks import PodLocks
 from virtshim.vm.ports import Hypervisor, VmPausing
@@ -33,12 +34,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RestoreVm:
-    records: Records
+    records: StateRecords
     vms: SavedVms
     hypervisor: Hypervisor
     pausing: VmPausing
     logs: ContainerLogs
     freezer: GuestFreezer
+    copies: RecordCopies
     clock: Clock
     locks: PodLocks
     layout: Layout
@@ -50,27 +52,35 @@ class RestoreVm:
         state = restorable(vm, container)
         if vm is None or state is None:
             self._lose(vm, container)  # the guest is about to change the disk that the state belongs to
-            self.hypervisor.start(container.domain_uuid)
+            self.hypervisor.start(container.domain_uuid, container.id)
             return container.running(self.clock.now_ns())
+        memory, moved = self.vms.memory(vm.disk), self._moved(state, container)
         try:
-            self.hypervisor.restore(container.domain_uuid, self.vms.memory(vm.disk), self._moved(state, container))
-            if container.spec.command:  # its output goes on where it was read to
-                self.logs.entrypoints.write(container.id, (), state.read_to)
+            self.hypervisor.restore(container.domain_uuid, container.id, memory, moved)
+        except (Unavailable, ResourceExhausted, DeadlineExceeded, NotFound):
+            raise  # the next attempt may have more luck
         except ShimError:
-            self.vms.put(vm.with_state(dataclasses.replace(state, failed_in=container.sandbox_id)))
+            self._change(vm.disk, state, dataclasses.replace(state, failed_in=container.sandbox_id))
             raise
-        self.vms.put(vm.with_state(dataclasses.replace(state, taken_by=container.id)))
-        return _continuing(container.running(self.clock.now_ns()), state)
+        if container.spec.command:  # its output goes on where it was read to
+            self.logs.entrypoints.write(container.id, (), state.read_to)
+        self._change(vm.disk, state, dataclasses.replace(state, taken_by=container.id))
+        continuing = _continuing(container.running(self.clock.now_ns()), state)
+        self._keep_copy(continuing)
+        return continuing
 
     def go_on(self, container: Container) -> Container:
         """Resumes a VM that was restored, and removes the state. Returns the container as it is recorded now. May be repeated,
         also by another process."""
-        if not container.status.arriving:
+        if not container.status.arriving or container.status.saving:
             return container
-        self.pausing.resume(container.domain_uuid)
+        self.pausing.resume(container.domain_uuid, container.id)
         now = container.arrived()
         self.records.containers.replace(now)
-        self._drop(self.vms.get(container.spec.pod_disk))
+        try:
+            self._drop(self.vms.get(container.spec.pod_disk))
+        except ShimError as exc:  # the guest runs; `SaveVm.expire` repeats this
+            log.warning("vm.state.not_dropped", container=container.id.short, error=str(exc))
         self.freezer.after_resume(container.id)  # sets its clock
         log.info("vm.restored", container=container.id.short, vm=container.spec.vm)
         return now
@@ -96,9 +106,30 @@ class RestoreVm:
         self._drop(vm)
 
     def _drop(self, vm: VmRecord | None) -> None:
-        if vm is not None and vm.saved is not None:
-            self.vms.put(vm.with_state(None))
+        if vm is None:
+            return
+        with self.locks.held_for_all(owner_of(vm.disk)):
+            now = self.vms.get(vm.disk)
+            if now is not None and now.saved is not None:
+                self.vms.put(now.with_state(None))
             self.vms.discard(vm.disk)
+
+    def _change(self, disk: str, before: SavedState, now: SavedState) -> None:
+        """Raises Aborted if the state is not what it was."""
+        with self.locks.held_for_all(owner_of(disk)):
+            vm = self.vms.get(disk)
+            if vm is None or vm.saved != before:
+                raise Aborted("the saved state of the virtual machine has changed meanwhile; try again")
+            self.vms.put(vm.with_state(now))
+
+    def _keep_copy(self, container: Container) -> None:
+        """For a lost database: the guest knows an earlier container. A failure is only logged."""
+        sandbox = self.records.sandboxes.get(container.sandbox_id)
+        try:
+            if sandbox is not None:
+                self.copies.keep(container.id, self.records.to_text(sandbox, container))
+        except ShimError as exc:
+            log.warning("vm.copy.not_kept", container=container.id.short, error=str(exc))
 
     def _moved(self, state: SavedState, container: Container) -> Mapping[str, str]:
         def of(one: ContainerId) -> tuple[str, ...]:
@@ -119,11 +150,34 @@ class VmStates:
         """Finishes what another process began. Harmless if it is under way."""
         if container.status.saving:
             self.saving.finish_leftover(container)
-        if container.status.arriving:
+        elif container.status.arriving:
             with self.restoring.locks.held(container.sandbox_id):
                 now = self.restoring.records.containers.get(container.id)
                 if now is not None and now.is_running:
                     self.restoring.go_on(now)
+
+    def reconcile(self) -> None:
+        """Called at the start, before repairs. What the VMs' records say holds: they are on disk before a guest runs, and
+        containers' records may be older, or made of copies."""
+        containers = {one.id: one for one in self.restoring.records.containers.all()}
+        for vm in self.restoring.vms.all():
+            if (state := vm.saved) is None:
+                continue
+            for one in containers.values():
+                if one.spec.pod_disk == vm.disk and one.is_running:
+                    self._agree(one, state)
+
+    def _agree(self, container: Container, state: SavedState) -> None:
+        records = self.restoring.records.containers
+        if state.taken_by == container.id:
+            if container.status.known_as is None:
+                records.replace(_continuing(container, state))
+        elif state.taken_by is None and state.container == container.id:
+            ending = container.status.ending or saved_exit(state)
+            records.replace(container.with_saving(saving=True).with_ending(ending))
+        elif state.taken_by is None:  # it must not run on the disk of a state that counts
+            log.warning("vm.ended", container=container.id.short, why="a saved state of its virtual machine counts")
+            self.restoring.hypervisor.destroy(container.domain_uuid, container.id)
 
 
 def _continuing(container: Container, state: SavedState) -> Container:

@@ -23,6 +23,7 @@ from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.model.errors import Aborted, InternalError, ResourceExhausted, ShimError
 from virtshim.model.ids import ContainerId
 from virtshim.model.sandbox import owner_of
+from virtshim.model.vm import Power
 from virtshim.moves.ports import SavedVms
 from virtshim.moves.values import SavedLimits, SavedState, VmRecord
 from virtshim.store.ports import Records
@@ -57,26 +58,31 @@ class SaveVm:
     _under_way: set[ContainerId] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def save(self, container: Container, timeout: float, *, by_operator: bool = False) -> None:
-        """Returns when the state is on disk and the VM has ended; `timeout` is for the writing. After any error the guest
-        runs on, unless its state counts already: then a repeated call ends it."""
+    def save(
+        self,
+        container: Container,
+        timeout: float,
+        *,
+        by_operator: bool = False,
+        hurry: threading.Event | None = None,
+    ) -> None:
+        """Returns when the state is on disk and the VM has ended. `timeout` is for the writing, which `hurry` ends at once.
+        After any error the guest runs on, unless its state counts already: then a repeated call ends it."""
         with self._alone(container.id) as is_alone:
             if not is_alone:
                 raise Aborted(f"container {container.id} is being saved already; wait for it")
-            if container.status.checkpointing:
-                raise Aborted(f"a checkpoint of container {container.id} is being written")
             vm = self._vm(container)
             state = vm.saved
             if state is None or state.container != container.id:
                 if container.status.saving:  # another process began it
-                    self._go_on(container, vm)
+                    self._go_on(container)
                 self._refuse_without_room(container, vm)
                 self._sync(container)
-                self._note(container, saving=True)
+                self._begin(container)
                 try:
-                    state = self._write(container, vm, timeout, by_operator=by_operator)
+                    state = self._write(container, vm.disk, timeout, by_operator=by_operator, hurry=hurry)
                 except ShimError:
-                    self._go_on(container, vm)
+                    self._go_on(container)
                     raise
             self._end(container, state)
 
@@ -90,27 +96,30 @@ class SaveVm:
             if vm.saved is not None and vm.saved.container == now.id:
                 self._end(now, vm.saved)
             else:
-                self._go_on(now, vm)
+                self._go_on(now)
 
     def expire(self) -> None:
-        """Discards states that nobody has continued from in time."""
+        """Discards states that nobody has continued from in time, states that are used up, and memory that no state
+        describes."""
         for vm in self.vms.all():
-            if self._has_lapsed(vm):
-                with self.locks.held_for_all(owner_of(vm.disk)):  # no new container takes it, and nobody removes the VM
-                    self._discard_lapsed(vm.disk)
+            with self.locks.held_for_all(owner_of(vm.disk)):  # no new container takes it, and nobody removes the VM
+                self._discard_spent(vm.disk)
 
-    def _has_lapsed(self, vm: VmRecord) -> bool:
-        return vm.saved is not None and self.clock.now_ns() > self.limits.now.lapses_at(vm.saved)
-
-    def _discard_lapsed(self, disk: str) -> None:
+    def _discard_spent(self, disk: str) -> None:
         vm = self.vms.get(disk)
-        containers = self.records.containers.all()
-        is_used = any(one.spec.pod_disk == disk and one.phase is not ContainerPhase.EXITED for one in containers)
-        if vm is None or vm.saved is None or is_used or not self._has_lapsed(vm):
+        users = [one for one in self.records.containers.all() if one.spec.pod_disk == disk]
+        if vm is None or any(one.status.saving or one.status.arriving for one in users if one.is_running):
             return
-        self.vms.put(vm.with_state(None))
-        self.vms.discard(disk)
-        log.info("vm.state.expired", vm=vm.readable, saved_at=vm.saved.saved_at)
+        if vm.saved is None:
+            self.vms.discard(disk)
+            return
+        taker = next((one for one in users if one.id == vm.saved.taken_by), None)
+        is_used_up = taker is not None and taker.phase in (ContainerPhase.RUNNING, ContainerPhase.EXITED)
+        is_used = any(one.phase is not ContainerPhase.EXITED for one in users)
+        if is_used_up or (not is_used and self.clock.now_ns() > self.limits.now.lapses_at(vm.saved)):
+            self.vms.put(vm.with_state(None))
+            self.vms.discard(disk)
+            log.info("vm.state.discarded", vm=vm.readable, saved_at=vm.saved.saved_at, used_up=is_used_up)
 
     @contextlib.contextmanager
     def _alone(self, container: ContainerId) -> Iterator[bool]:
@@ -147,17 +156,46 @@ class SaveVm:
         except ShimError as exc:
             log.info("vm.not_synced", container=container.id.short, why=str(exc))
 
-    def _write(self, container: Container, vm: VmRecord, timeout: float, *, by_operator: bool) -> SavedState:
-        until = self.clock.monotonic() + timeout
-        self.pausing.pause(container.domain_uuid)
-        path = self.vms.begin(vm.disk)
-        self.pausing.save_memory(container.domain_uuid, path, max(1.0, until - self.clock.monotonic()))
-        now = self.records.containers.get(container.id) or container
+    def _begin(self, container: Container) -> None:
+        """From now on the record says that the guest may stand still. Raises Aborted if something else goes on with it."""
+        disk = container.spec.pod_disk
+        with self.locks.held(container.sandbox_id), self.locks.held_for_all(owner_of(disk)):
+            found = self.records.containers.get(container.id)
+            if found is None or not found.is_running:
+                raise Aborted(f"container {container.id} has ended")
+            status = found.status
+            if status.ending is not None and status.ending.reason is not ExitReason.SAVED:
+                raise Aborted(f"container {container.id} is ending")
+            if status.checkpointing:
+                raise Aborted(f"a checkpoint of container {container.id} is being written")
+            if status.frozen:
+                raise Aborted(f"the file systems of container {container.id} are frozen")
+            self.records.containers.replace(found.arrived().with_saving(saving=True))
+
+    def _write(
+        self, container: Container, disk: str, timeout: float, *, by_operator: bool, hurry: threading.Event | None
+    ) -> SavedState:
+        until, own = self.clock.monotonic() + timeout, container.id
+        self.pausing.pause(container.domain_uuid, own)
+        path = self.vms.begin(disk)
+        left = max(1.0, until - self.clock.monotonic())
+        self.pausing.save_memory(container.domain_uuid, path, left, own, hurry)
+        self.vms.flush(disk)  # takes long, so without a lock
+        with self.locks.held(container.sandbox_id), self.locks.held_for_all(owner_of(disk)):
+            return self._commit(container, disk, by_operator=by_operator)
+
+    def _commit(self, container: Container, disk: str, *, by_operator: bool) -> SavedState:
+        """The state counts from here on. Whoever holds the locks can neither end this container nor start the next."""
+        now, vm = self.records.containers.get(container.id), self._vm(container)
+        if now is None or not now.is_running or not now.status.saving:
+            raise Aborted(f"container {container.id} ended while its memory was written")
+        if self.hypervisor.power(container.domain_uuid).power is not Power.PAUSED:
+            raise Aborted(f"the guest of container {container.id} was resumed while its memory was written")
         state = SavedState(
             container=container.id,
             sandbox=container.sandbox_id,
             saved_at=self.clock.now_ns(),
-            bytes=self.vms.finish(vm.disk),
+            bytes=self.vms.finish(disk),
             known_as=now.guest_id,
             command_begun=now.status.command_begun,
             read_to=self.logs.read_to(container.id),
@@ -173,27 +211,28 @@ class SaveVm:
         return state
 
     def _end(self, container: Container, state: SavedState) -> None:
-        who = "container" if state.by_operator else "pod"
-        message = f"the guest's memory was saved ({state.bytes >> 20} MiB); its next {who} continues from there"
-        self.exits.begin_end(container.id, Exit(SAVED_CODE, ExitReason.SAVED, self.clock.now_ns(), message))
+        self.exits.begin_end(container.id, saved_exit(state))
         self.hypervisor.destroy(container.domain_uuid, container.id)
         self.exits.record_if_ended(container.id)
         log.info("vm.saved", container=container.id.short, vm=container.spec.vm, bytes=state.bytes)
 
-    def _go_on(self, container: Container, vm: VmRecord) -> None:
-        """After a save that failed. Raises if the state may count."""
-        again = self.vms.get(vm.disk)
-        if again is not None and again.saved is not None and again.saved.container == container.id:
-            raise InternalError(f"the state of virtual machine {container.spec.vm} may count; its guest stays paused")
-        self.vms.discard(vm.disk)
-        self.pausing.resume(container.domain_uuid)
-        self._note(container, saving=False)
-
-    def _note(self, container: Container, *, saving: bool) -> None:
+    def _go_on(self, container: Container) -> None:
+        """After a save that failed. Raises if the state may count. Does nothing if the container has ended: its VM, and the
+        memory, may be the next container's."""
         with self.locks.held(container.sandbox_id):
-            found = self.records.containers.get(container.id)
-            if found is None or not found.is_running:
+            found, vm = self.records.containers.get(container.id), self._vm(container)
+            if found is None or not found.is_running or not found.status.saving:
                 return
-            if saving and found.status.checkpointing:  # its end would resume the guest
-                raise Aborted(f"a checkpoint of container {container.id} is being written")
-            self.records.containers.replace(found.with_saving(saving=saving))
+            if vm.saved is not None and vm.saved.container == container.id:
+                raise InternalError(
+                    f"the state of virtual machine {container.spec.vm} may count; its guest stays paused"
+                )
+            self.pausing.resume(container.domain_uuid, container.id)
+            self.records.containers.replace(found.with_saving(saving=False))
+            self.vms.discard(vm.disk)
+
+
+def saved_exit(state: SavedState) -> Exit:
+    who = "container" if state.by_operator else "pod"
+    message = f"the guest's memory was saved ({state.bytes >> 20} MiB); its next {who} continues from there"
+    return Exit(SAVED_CODE, ExitReason.SAVED, state.saved_at, message)

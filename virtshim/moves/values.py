@@ -94,13 +94,16 @@ def unsavable(granted: GrantedDevices, volumes: Sequence[SharedVolume], empty_di
         return f"host devices ({', '.join(granted.claims)}), whose state stays in the device; remove them"
     if volumes:
         return (
-            f"the shared volume {escaped(volumes[0].guest, 200)}, whose daemon's state QEMU cannot save; use a block volume "
-            "(volumeDevices), a volume with a disk.img (virtshim.io/disk-images), or volumes that are copied (configMap, secret)"
+            f"the shared volume {escaped(volumes[0].guest, 200)}, whose daemon's state QEMU cannot save; use the root disk, "
+            "or volumes that are copied (configMap, secret)"
+        )
+    if (block := next((one for one in granted.blocks if not one.readonly), None)) is not None:
+        return (
+            f"the writable volume at {escaped(block.container_path, 200)}: another pod may change it, and then the memory would "
+            "not fit it any more; use the root disk, or mount it read-only"
         )
     if empty_disks:
-        return (
-            f"{empty_disks[0].field_name()}, a disk that goes with the container; use a block volume, or the root disk"
-        )
+        return f"{empty_disks[0].field_name()}, a disk that goes with the container; use the root disk"
     return ""
 
 

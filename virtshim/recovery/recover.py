@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import structlog
@@ -87,6 +88,8 @@ class Recover:
         others continue: the item's record stays, so nothing is forgotten."""
         self.survey.inventory.take_records_out(self.rebuild.copies.keep)
         found = self.survey.take(self.rebuild, lost=lost, rebooted=rebooted)
+        self.repairs.states.reconcile()
+        found = dataclasses.replace(found, containers=self.survey.records.containers.all())
         todo = plan(found)
         if lost:
             self.images.adopt()

@@ -155,6 +155,9 @@ class Repairs:
         self.guest.follow(self.states.restoring.go_on(running))
 
     def _follow(self, container: Container) -> None:
+        now = self.records.containers.get(container.id)
+        if now is None or not now.is_running:  # an earlier repair has ended it
+            return
         self.parts.logs.open(container)
         self.guest.follow(container)
 

@@ -105,9 +105,12 @@ class WatchPods:
 
     def _go_on(self, container: Container, domain: uuid.UUID) -> None:
         """Resuming is safe: QEMU holds the failed writes and repeats them. Without space the VM only stops again."""
+        now = self.records.containers.get(container.id)
+        if now is None or now.status.saving or not now.is_running:
+            return
         if self.parts.disks.free_bytes() >= _ROOM_WANTED and self.pausing.out_of_space(domain):
             log.info("vm.resumed", container=container.id.short, why="there is space for its disk again")
-            self.pausing.resume(domain)
+            self.pausing.resume(domain, container.id)
             self.freezer.after_resume(container.id)
             self.exits.record_if_ended(container.id)
 

@@ -130,10 +130,10 @@ class LibvirtHypervisor:
             conn.defineXML(xml)
         log.info("libvirt.domain.defined", name=spec.name, ms=_ms_since(began))
 
-    def start(self, domain: uuid.UUID) -> None:
-        self._run(domain, lambda _conn, found: found.create())
+    def start(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
+        self._run(domain, container, lambda _conn, found: found.create())
 
-    def restore(self, domain: uuid.UUID, memory: str, moved: Mapping[str, str]) -> None:
+    def restore(self, domain: uuid.UUID, container: ContainerId, memory: str, moved: Mapping[str, str]) -> None:
         """Its guest stands still: the caller first notes that the state is used up."""
 
         def load(conn: libvirt.virConnect, found: libvirt.virDomain) -> None:
@@ -141,11 +141,16 @@ class LibvirtHypervisor:
             own = found.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
             conn.restoreFlags(memory, restored_xml(saved, own, moved), libvirt.VIR_DOMAIN_SAVE_PAUSED)
 
-        self._run(domain, load)
+        self._run(domain, container, load)
 
-    def _run(self, domain: uuid.UUID, create: Callable[[libvirt.virConnect, libvirt.virDomain], object]) -> None:
+    def _run(
+        self,
+        domain: uuid.UUID,
+        container: ContainerId | None,
+        create: Callable[[libvirt.virConnect, libvirt.virDomain], object],
+    ) -> None:
         with self._connection.using(f"start VM {domain}") as conn:
-            found = self._find(conn, domain)
+            found = self._find(conn, domain, container)
             if self._is_on(found):
                 raise WrongState(f"VM {domain} is running already")
             self._exits.forget(domain)

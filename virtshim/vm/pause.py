@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Final, cast
@@ -14,6 +15,7 @@ import structlog
 from lxml import etree
 
 from virtshim.model.errors import Aborted, DeadlineExceeded, NotFound, WrongState
+from virtshim.model.ids import ContainerId
 from virtshim.model.vm import Power
 from virtshim.vm import ownership
 from virtshim.vm.bounded import BoundedCalls
@@ -40,32 +42,32 @@ class LibvirtPausing:
         self._resuming = BoundedCalls("resume")
         self._asking = BoundedCalls("ask for disk errors of")
 
-    def pause(self, domain: uuid.UUID) -> None:
+    def pause(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
         """If the pause takes effect after the time limit, it is undone."""
         is_paused, given_up = threading.Event(), threading.Event()
 
         def suspend() -> None:
-            with self._using(domain, "pause") as (_, found):
+            with self._using(domain, "pause", container) as (_, found):
                 if power_of(found).power is not Power.RUNNING:
                     raise WrongState(f"VM {domain} is not running: it cannot be paused")
                 found.suspend()
             is_paused.set()
             if given_up.is_set():
-                self._resume(domain)
+                self._resume(domain, container)
 
         try:
             self._pausing.call(domain, suspend, self._limit)
         except DeadlineExceeded:
             given_up.set()
             if is_paused.is_set():  # the pause took effect after all
-                self.resume(domain)
+                self.resume(domain, container)
             raise
 
-    def resume(self, domain: uuid.UUID) -> None:
-        self._resuming.call(domain, lambda: self._resume(domain), self._limit)
+    def resume(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
+        self._resuming.call(domain, lambda: self._resume(domain, container), self._limit)
 
-    def _resume(self, domain: uuid.UUID) -> None:
-        with contextlib.suppress(NotFound), self._using(domain, "resume") as (_, found):
+    def _resume(self, domain: uuid.UUID, container: ContainerId | None) -> None:
+        with contextlib.suppress(NotFound), self._using(domain, "resume", container) as (_, found):
             try:
                 found.resume()
             except libvirt.libvirtError:
@@ -83,12 +85,19 @@ class LibvirtPausing:
         with self._using(domain, "ask for disk errors of") as (_, found):
             return cast("dict[str, int]", found.diskErrors())  # libvirt-python's annotation says str
 
-    def save_memory(self, domain: uuid.UUID, path: str, timeout: float) -> None:
+    def save_memory(
+        self,
+        domain: uuid.UUID,
+        path: str,
+        timeout: float,
+        container: ContainerId | None = None,
+        hurry: threading.Event | None = None,
+    ) -> None:
         """Makes a snapshot of the memory only. The VM and its disks stay unchanged, and libvirt keeps no record of it."""
-        with self._using(domain, "save the memory of") as (conn, found):
+        with self._using(domain, "save the memory of", container) as (conn, found):
             over = threading.Event()
             try:
-                with _aborted_after(found, timeout, over):
+                with _aborted_after(found, timeout, over, hurry):
                     found.snapshotCreateXML(_request(found, path), libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA)
                 _remove_secrets(conn, path)
             except BaseException as exc:
@@ -101,9 +110,11 @@ class LibvirtPausing:
                 raise
 
     @contextlib.contextmanager
-    def _using(self, domain: uuid.UUID, doing: str) -> Iterator[tuple[libvirt.virConnect, libvirt.virDomain]]:
+    def _using(
+        self, domain: uuid.UUID, doing: str, container: ContainerId | None = None
+    ) -> Iterator[tuple[libvirt.virConnect, libvirt.virDomain]]:
         with self._connection.using(f"{doing} VM {domain}") as conn:
-            yield conn, ownership.find(conn, domain, self._profile.node)
+            yield conn, ownership.find(conn, domain, self._profile.node, container)
 
 
 def _request(found: libvirt.virDomain, path: str) -> str:
@@ -116,13 +127,18 @@ def _request(found: libvirt.virDomain, path: str) -> str:
 
 
 @contextlib.contextmanager
-def _aborted_after(found: libvirt.virDomain, timeout: float, over: threading.Event) -> Iterator[None]:
-    """Aborts the domain's job, and sets `over`, if the block takes longer."""
+def _aborted_after(
+    found: libvirt.virDomain, timeout: float, over: threading.Event, hurry: threading.Event | None
+) -> Iterator[None]:
+    """Aborts the domain's job, and sets `over`, if the block takes longer or `hurry` is set."""
     done = threading.Event()
 
     def wait() -> None:
-        pause = timeout
+        until = time.monotonic() + timeout
+        pause = timeout if hurry is None else min(timeout, _AGAIN)
         while not done.wait(pause):
+            if time.monotonic() < until and hurry is not None and not hurry.is_set():
+                continue
             over.set()
             pause = _AGAIN
             try:

@@ -21,10 +21,11 @@ class Hypervisor(Protocol):
         """Defines the domain, with our owner mark. Replaces our earlier definition of the same UUID. AlreadyExists if a foreign
         domain has the UUID or the name."""
 
-    def start(self, domain: uuid.UUID) -> None:
-        """Boots it; returns when QEMU runs. WrongState if it runs already."""
+    def start(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
+        """Boots it; returns when QEMU runs. WrongState if it runs already. `container`: NotFound if the definition is another
+        container's by now, as VMs that outlive their pods keep their UUID."""
 
-    def restore(self, domain: uuid.UUID, memory: str, moved: Mapping[str, str]) -> None:
+    def restore(self, domain: uuid.UUID, container: ContainerId, memory: str, moved: Mapping[str, str]) -> None:
         """Continues a VM that is defined and off from the file `memory`, which `VmPausing.save_memory` wrote. Returns when
         QEMU has read it; the VM is paused. `moved`: directories of the container that was saved, and those that this
         container has in their place. WrongState if the state is another VM's, or does not fit the definition. After an
@@ -126,21 +127,29 @@ class Screenshots(Protocol):
 
 
 class VmPausing(Protocol):
-    """Pauses and resumes VMs. Errors: as Hypervisor; DeadlineExceeded, within seconds, if QEMU does not answer."""
+    """Pauses and resumes VMs. Errors: as Hypervisor; DeadlineExceeded, within seconds, if QEMU does not answer. `container`: a
+    VM that is another container's by now does not exist."""
 
-    def pause(self, domain: uuid.UUID) -> None:
+    def pause(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
         """WrongState if the VM is not running. After any error it is not paused, or not for long."""
 
-    def resume(self, domain: uuid.UUID) -> None:
+    def resume(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
         """Resumes a paused VM, which repeats failed writes. No error if the VM is not paused, off or gone."""
 
     def out_of_space(self, domain: uuid.UUID) -> bool:
         """Whether the VM is paused only because its disk had no room."""
 
-    def save_memory(self, domain: uuid.UUID, path: str, timeout: float) -> None:
+    def save_memory(
+        self,
+        domain: uuid.UUID,
+        path: str,
+        timeout: float,
+        container: ContainerId | None = None,
+        hurry: threading.Event | None = None,
+    ) -> None:
         """Writes memory and devices of a VM that we paused to the new file `path`, as `virsh save` does. Only root may read
-        the file. The VM stays paused. DeadlineExceeded if it takes longer than `timeout`, Aborted if the VM ends meanwhile;
-        then no file is left."""
+        the file. The VM stays paused. DeadlineExceeded if it takes longer than `timeout`, or `hurry` is set; Aborted if the VM
+        ends meanwhile; then no file is left."""
 
 
 class CheckpointFiles(Protocol):

@@ -31,6 +31,7 @@ def restored_xml(saved: str, own: str, moved: Mapping[str, str]) -> str:
     for name in ("name", "uuid"):
         if result.findtext(name) != mine.findtext(name):
             raise WrongState(f"the saved state is that of VM {result.findtext('name')}, not {mine.findtext('name')}")
+    _refuse_larger(result, mine)
     _move(result, moved)
     for name in _OWN:
         _replace_all(result, mine, name)
@@ -60,6 +61,16 @@ def _moved(value: str, moved: Mapping[str, str]) -> str:
         if value == before or value.startswith(f"{before}/"):
             return now + value[len(before) :]
     return value
+
+
+def _refuse_larger(saved: etree._Element, own: etree._Element) -> None:
+    """The pod's limits would end a guest that has more memory than they allow."""
+    has, may = (int(one.findtext("currentMemory") or one.findtext("memory") or 0) for one in (saved, own))
+    if has > may:
+        raise WrongState(
+            f"the saved guest has {has >> 10} MiB of memory, and the pod has {may >> 10} MiB; raise the pod's memory limit, or "
+            "let the VM boot"
+        )
 
 
 def _replace_all(result: etree._Element, mine: etree._Element, name: str) -> None:

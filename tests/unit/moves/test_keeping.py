@@ -156,7 +156,7 @@ def test_a_vm_with_a_part_that_cannot_be_saved_is_refused_with_the_remedy(world:
     sandbox = pod(world, **{"virtshim.io/vm": "db"})
     container = world.create(sandbox, config=container_config(mounts=(volume,)))
     world.start(container)
-    with pytest.raises(WrongState, match=r"the shared volume /data.*use a block volume"):
+    with pytest.raises(WrongState, match=r"the shared volume /data.*use the root disk"):
         save(world, container)
     assert world.container(container).is_running
 

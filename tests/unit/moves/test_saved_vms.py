@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.background import Background
 from fakes.journal import Crash, When
 from fakes.world import World, container_config, sandbox_config
 
 from virtshim.model.container import Container, ContainerPhase, ExitReason, Mount
-from virtshim.model.errors import AlreadyExists, InternalError, InvalidRequest, ResourceExhausted
+from virtshim.model.errors import Aborted, AlreadyExists, InternalError, InvalidRequest, ResourceExhausted, ShimError
 from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.model.sandbox import PodKey
 from virtshim.model.usage import BlockUsage
@@ -220,6 +221,92 @@ def test_what_qemu_cannot_save_is_refused_with_the_remedy(world: World, config: 
     wanted = container_config() if hasattr(config, "hostname") else config
     with pytest.raises(InvalidRequest, match=f"virtshim.io/on-stop.*{what}"):
         world.create(sandbox, config=wanted)  # type: ignore[arg-type]
+
+
+# --- others go on while memory is written
+
+
+def test_a_save_that_outlives_its_container_does_not_count(world: World) -> None:
+    """kubelet has given up: the container is killed and removed, and the VM's next pod has booted."""
+    first = running(world)
+    gate = world.journal.hold("saved_vms.flush")
+    saving = Background(lambda: world.stop(first, 30))
+    gate.wait()
+    world.do.stop_container.kill(world.container(first), "killed")
+    world.remove_sandbox(world.container(first).sandbox_id)
+    second = running(world, 2)
+    gate.open()
+    with contextlib.suppress(ShimError, AssertionError):
+        saving.done()
+    assert vm(world).saved is None
+    assert world.outside.vms.power(world.domain(second)).power is Power.RUNNING
+
+
+def test_a_guest_that_was_resumed_while_its_memory_was_written_is_not_saved(world: World) -> None:
+    first = running(world)
+    gate = world.journal.hold("saved_vms.flush")
+    saving = Background(lambda: world.stop(first, 30))
+    gate.wait()
+    world.outside.vms.resume(world.domain(first))
+    gate.open()
+    saving.done()
+    assert vm(world).saved is None
+
+
+def test_a_frozen_guest_is_not_saved(world: World) -> None:
+    first = running(world)
+    found = world.container(first)
+    world.records.containers.replace(dataclasses.replace(found, status=dataclasses.replace(found.status, frozen=True)))
+    with pytest.raises(Aborted, match="frozen"):
+        world.app.watch.states.saving.save(world.container(first), 10)
+    assert world.outside.vms.power(world.domain(first)).power is Power.RUNNING
+
+
+def test_memory_without_its_disk_is_discarded(world: World) -> None:
+    first = running(world)
+    world.stop(first, 30)
+    world.remove_sandbox(world.container(first).sandbox_id)
+    world.outside.disks.pod_disks.clear()
+    second = running(world, 2)
+    assert world.outside.vms.restored == []
+    assert world.container(second).status.known_as is None
+
+
+def test_memory_that_no_state_describes_is_removed(world: World) -> None:
+    running(world)
+    half = memory(world).with_name("memory.half")
+    for file in (memory(world), half):
+        file.write_bytes(b"left")
+    world.app.watch.look()
+    assert not memory(world).exists()
+    assert not half.exists()
+
+
+def test_another_uuid_does_not_hide_that_the_vm_runs(world: World) -> None:
+    running(world)
+    named = dict(LASTING.annotations) | {"VirtletSystemUUID": "12345678-9abc-4def-8123-456789abcdef"}
+    other = world.do.run_sandbox.run(
+        PodKey("default", "db-0", "uid-2", 0), sandbox_config(annotations=named), world.deadline()
+    )
+    with pytest.raises(AlreadyExists, match="virtual machine db runs in pod"):
+        world.create(other)
+
+
+def test_a_lost_database_does_not_let_a_guest_run_beside_its_saved_state(world: World) -> None:
+    first = running(world)
+    world.journal.fail("vms.destroy", InternalError("libvirt is busy"), times=9)
+    with contextlib.suppress(InternalError):
+        world.stop(first, 30)
+    assert vm(world).saved is not None
+    found = world.container(first)
+    world.records.containers.replace(found.with_saving(saving=False))
+    world.journal.heal()
+    world = world.recovered()
+    world.app.watch.look()
+    assert world.outside.vms.power(world.domain(first)).power is not Power.RUNNING
+    ended = world.container(first).exit
+    assert ended is not None
+    assert ended.reason is ExitReason.SAVED
 
 
 # --- virtshim dies at every step
