@@ -139,6 +139,7 @@ def test_a_vm_that_was_resized_and_has_more_ports_continues_as_it_was(cri, node,
     processors = pods.run("sh", "-c", f"{ONLINE}; nproc")
     pods.saved()
     pods.remove()
+    pods.options["memory"] = 192 << 20  # as the pod's template has it by then
     pods.next(more)
     pods.start()
     assert pods.run("cat", "/proc/sys/kernel/random/boot_id") == boot
