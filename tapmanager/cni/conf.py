@@ -253,7 +253,8 @@ def _runtime_config(plugin: Json, pod: Pod) -> dict[str, object]:
         for mapping in pod.port_mappings
         if mapping.host_port
     ]
-    wanted = {"portMappings": mappings, "bandwidth": _bandwidth(pod.bandwidth)}
+    # A plugin that pins MACs then pins the guest's.
+    wanted = {"portMappings": mappings, "bandwidth": _bandwidth(pod.bandwidth), "mac": pod.macs.get(IFNAME, "")}
     return {name: value for name, value in wanted.items() if value and capabilities.get(name) is True}
 
 

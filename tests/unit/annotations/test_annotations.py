@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import re
 import uuid
 
 import pytest
@@ -373,3 +374,26 @@ def test_any_annotation_gives_options_or_invalid_request(annotations: dict[str, 
 def test_a_seed_is_a_config_drive_or_nocloud() -> None:
     assert parse_vm_options({"VirtletCloudInitImageType": "ConfigDrive"}).config_drive is True
     assert parse_vm_options({"VirtletCloudInitImageType": "nocloud"}).config_drive is False
+
+
+def test_a_vm_that_outlives_its_pods_keeps_its_root_disk() -> None:
+    options = parse_vm_options({"virtshim.io/vm": "db", "virtshim.io/on-stop": "save"})
+    assert (options.vm, options.save_on_stop, options.keep_root_disk) == ("db", True, True)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "why"),
+    [
+        ({"virtshim.io/vm": "Upper"}, "is not a VM's name"),
+        ({"virtshim.io/vm": "-x"}, "is not a VM's name"),
+        ({"virtshim.io/vm": "a" * 64}, "is not a VM's name"),
+        ({"virtshim.io/vm": "../../etc"}, "is not a VM's name"),
+        ({"virtshim.io/on-stop": "freeze"}, "neither shutdown nor save"),
+        ({"virtshim.io/on-stop": "save"}, "virtshim.io/on-stop: save needs virtshim.io/vm"),
+        ({"virtshim.io/root-disk": "vm"}, "virtshim.io/root-disk: vm needs virtshim.io/vm"),
+        ({"virtshim.io/vm": "db", "virtshim.io/root-disk": "pod"}, "contradicts virtshim.io/vm"),
+    ],
+)
+def test_a_wrong_name_or_use_of_a_lasting_vm_is_refused(annotations: dict[str, str], why: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(why)):
+        parse_vm_options(annotations)

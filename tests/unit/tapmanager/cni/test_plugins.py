@@ -112,6 +112,27 @@ def test_bandwidth_goes_only_to_a_plugin_that_declares_it_with_room_for_a_large_
     assert not conf.can("portMappings")
 
 
+def test_the_mac_of_a_guest_goes_to_a_plugin_that_declares_the_capability() -> None:
+    able = {"type": "bridge", "capabilities": {"mac": True}}
+    conf = NetworkConf("n", "1.0.0", (able,))
+    pod = dataclasses.replace(POD, macs={"eth0": "0a:58:00:00:00:02"})
+    assert json.loads(cni_conf.stdin(conf, able, pod, None))["runtimeConfig"] == {"mac": "0a:58:00:00:00:02"}
+    assert "runtimeConfig" not in json.loads(cni_conf.stdin(conf, able, POD, None))
+    assert "runtimeConfig" not in json.loads(cni_conf.stdin(conf, {"type": "bridge"}, pod, None))
+
+
+@pytest.mark.parametrize("macs", [{"eth0": "01:00:5e:00:00:01"}, {"eth0": "x"}, {"eth0": 7}])
+def test_macs_that_no_guest_can_have_are_refused(macs: dict[str, object]) -> None:
+    pod = {"namespace": "n", "name": "p", "uid": "u"}
+    with pytest.raises(BadField, match="macs"):
+        Pod.from_json({"sandbox": SANDBOX, "pod": pod, "macs": macs}, "args")
+
+
+def test_the_macs_of_a_pod_survive_in_its_record() -> None:
+    pod = dataclasses.replace(POD, macs={"eth0": "0a:58:00:00:00:02"})
+    assert Pod.from_json(json.loads(json.dumps(pod.to_json())), "pod") == pod
+
+
 @pytest.mark.parametrize(("version", "kept"), [("0.3.1", False), ("0.4.0", True), ("1.1.0", True)])
 def test_del_is_given_the_result_from_version_0_4_0_on(version: str, kept: bool) -> None:
     found = cni_conf.result_for_del(NetworkConf("n", version, ({"type": "x"},)), {"a": 1})

@@ -241,3 +241,14 @@ def test_a_network_without_link_or_device_is_an_error() -> None:
     first = record("eth0", FIRST, "first", device=VF)
     with pytest.raises(TapmanagerError, match=f"device {VF} is not at VFIO either"):
         planned([], [first], drivers={VF: "ice"})
+
+
+def test_a_guest_has_the_mac_that_its_pod_asks_for() -> None:
+    networks = network_plan.networks_of(result("eth0", ip="10.88.0.5"), [FIRST_LINK], ())
+    (nic,) = network_plan.nics_of(
+        networks,
+        [FIRST_LINK],
+        lambda: "02:00:00:00:00:01",
+        macs={"eth0": "0a:58:00:00:00:02", "net1": "0a:58:00:00:00:03"},
+    )
+    assert nic.mac == "0a:58:00:00:00:02"
