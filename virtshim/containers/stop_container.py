@@ -251,6 +251,9 @@ class StopContainer:
             left = max(0.0, stop.until - self._clock.monotonic())
             self._saving.save(found, left * _SAVING, hurry=stop.hurry)
         except ShimError as exc:
+            now = self._records.containers.get(container.id)
+            if now is not None and now.status.ending is not None and now.status.ending.reason is ExitReason.SAVED:
+                raise  # the state counts, and only the VM is not off yet: a repeated call ends it
             log.warning("vm.not_saved", container=container.id.short, error=str(exc))
             self._exits.note_unsaved(container.id, f"the guest's memory was not saved: {exc}")
             return False

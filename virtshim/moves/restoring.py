@@ -46,8 +46,8 @@ class RestoreVm:
     layout: Layout
 
     def start(self, container: Container) -> Container:
-        """Starts the container's VM: from its saved state, if there is one that it may continue from, and paused; else it
-        boots. Returns the container, RUNNING and not recorded yet. `go_on` must follow when it is recorded."""
+        """Starts the container's VM. If the VM has a saved state that this container may continue from, the VM is restored and
+        stays paused; otherwise it boots. Returns the container as RUNNING. The caller records it, then calls `go_on`."""
         vm = self.vms.get(container.spec.pod_disk) if container.spec.vm else None
         state = restorable(vm, container)
         if vm is None or state is None:
@@ -70,8 +70,7 @@ class RestoreVm:
         return continuing
 
     def go_on(self, container: Container) -> Container:
-        """Resumes a VM that was restored, and removes the state. Returns the container as it is recorded now. May be repeated,
-        also by another process."""
+        """Resumes a restored VM, and removes the state. Returns the container as recorded. Another process may repeat it."""
         if not container.status.arriving or container.status.saving:
             return container
         self.pausing.resume(container.domain_uuid, container.id)
@@ -86,8 +85,8 @@ class RestoreVm:
         return now
 
     def taken(self, container: Container) -> Container | None:
-        """Of a container that is not RUNNING in its record while its VM is on: the container as it continues, if it took the
-        state. Raises nothing else than ShimError. None if its VM must not run: its state still counts."""
+        """For a container that is CREATED in its record while its VM is on. Returns the container as RUNNING: it booted, or
+        it took the saved state. Returns None if its VM must not run, because the state still counts."""
         vm = self.vms.get(container.spec.pod_disk) if container.spec.vm else None
         state = vm.saved if vm is not None else None
         running = container.running(self.clock.now_ns())
@@ -147,7 +146,7 @@ class VmStates:
     restoring: RestoreVm
 
     def finish_leftover(self, container: Container) -> None:
-        """Finishes what another process began. Harmless if it is under way."""
+        """Finishes a save or restore that another process began. Does nothing if this process is at it."""
         if container.status.saving:
             self.saving.finish_leftover(container)
         elif container.status.arriving:
@@ -157,8 +156,8 @@ class VmStates:
                     self.restoring.go_on(now)
 
     def reconcile(self) -> None:
-        """Called at the start, before repairs. What the VMs' records say holds: they are on disk before a guest runs, and
-        containers' records may be older, or made of copies."""
+        """Makes containers' records agree with VMs' records. Called at the start, before the repairs. The VMs' records decide,
+        because they are on disk before a guest runs; a container's record may be older, or rebuilt from a copy."""
         containers = {one.id: one for one in self.restoring.records.containers.all()}
         for vm in self.restoring.vms.all():
             if (state := vm.saved) is None:

@@ -1,8 +1,8 @@
-"""Saves the memory of a VM that is being stopped, so that its next pod continues with it.
+"""Saves the memory of a VM when its container is stopped, so that the VM's next pod continues with the memory.
 
-virtshim pauses the VM, writes its memory, and then the VM's record: from that moment on the state counts, and this guest
-never runs again. Whatever fails before leaves a guest that runs on and shuts down as usual. The container's record notes
-the save first, so that the next process finishes it or resumes the VM.
+virtshim pauses the VM, writes the memory, and then writes the VM's record. From that write on the state counts, and this guest
+never runs again. If a step before that write fails, the guest runs on and shuts down as usual. The container's record notes
+the save before the first step, so that the next process either finishes the save or resumes the VM.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from virtshim.vm.ports import Hypervisor, VmPausing
 
 log = structlog.get_logger(__name__)
 
-# Seconds for the guest to write its caches to its disks. They are in the saved memory, too: this only helps whoever looks
-# at a disk without it.
+# Seconds for the guest to write its caches to its disks. The saved memory has them, too. If the memory is lost, the disk is
+# complete.
 _SYNC: Final = 2.0
 # Bytes that stay free on the file system, beside the memory.
 _MARGIN: Final = 64 << 20
-# Of a command that signals: the container did not end by itself, and a Job must not count it as completed.
+# The exit code of a command that SIGTERM ended. A Job must not count a saved container as completed.
 SAVED_CODE: Final = 143
 
 
@@ -99,8 +99,7 @@ class SaveVm:
                 self._go_on(now)
 
     def expire(self) -> None:
-        """Discards states that nobody has continued from in time, states that are used up, and memory that no state
-        describes."""
+        """Discards states that are too old or used up, and memory files without a state."""
         for vm in self.vms.all():
             with self.locks.held_for_all(owner_of(vm.disk)):  # no new container takes it, and nobody removes the VM
                 self._discard_spent(vm.disk)
@@ -157,7 +156,7 @@ class SaveVm:
             log.info("vm.not_synced", container=container.id.short, why=str(exc))
 
     def _begin(self, container: Container) -> None:
-        """From now on the record says that the guest may stand still. Raises Aborted if something else goes on with it."""
+        """Notes in the record that the guest may be paused. Raises Aborted if another action on the guest is under way."""
         disk = container.spec.pod_disk
         with self.locks.held(container.sandbox_id), self.locks.held_for_all(owner_of(disk)):
             found = self.records.containers.get(container.id)
@@ -185,7 +184,8 @@ class SaveVm:
             return self._commit(container, disk, by_operator=by_operator)
 
     def _commit(self, container: Container, disk: str, *, by_operator: bool) -> SavedState:
-        """The state counts from here on. Whoever holds the locks can neither end this container nor start the next."""
+        """Writes the VM's record, which makes the state count. Nobody else can end this container, or start the VM's next one,
+        while the caller holds both locks."""
         now, vm = self.records.containers.get(container.id), self._vm(container)
         if now is None or not now.is_running or not now.status.saving:
             raise Aborted(f"container {container.id} ended while its memory was written")
@@ -217,8 +217,8 @@ class SaveVm:
         log.info("vm.saved", container=container.id.short, vm=container.spec.vm, bytes=state.bytes)
 
     def _go_on(self, container: Container) -> None:
-        """After a save that failed. Raises if the state may count. Does nothing if the container has ended: its VM, and the
-        memory, may be the next container's."""
+        """Resumes the guest after a failed save. Raises InternalError if the state may count. Does nothing if the container has
+        ended, because the VM and the memory file may belong to the next container."""
         with self.locks.held(container.sandbox_id):
             found, vm = self.records.containers.get(container.id), self._vm(container)
             if found is None or not found.is_running or not found.status.saving:

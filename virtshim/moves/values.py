@@ -1,4 +1,4 @@
-"""VMs that outlive their pods: what is known of each, and what may be done with a saved state. Pure."""
+"""VMs that outlive their pods: the record of each, and the rules for saved states. Pure."""
 
 from __future__ import annotations
 
