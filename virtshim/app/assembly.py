@@ -40,7 +40,7 @@ from virtshim.cri.services import Services
 from virtshim.devices.health import FunctionInspection
 from virtshim.devices.services import DevicePorts, DeviceRules, DeviceServices, device_services
 from virtshim.guest.boot_phases import BootProgress, Starts
-from virtshim.guest.entrypoints import EntrypointRunner, GuestFollowers
+from virtshim.guest.entrypoint_runner import EntrypointRunner, GuestFollowers
 from virtshim.guest.freeze import GuestFreezer
 from virtshim.guest.set_up import GuestSetUp
 from virtshim.guest.trouble_notices import TroubleNotices

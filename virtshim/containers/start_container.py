@@ -14,7 +14,7 @@ from virtshim.containers.parts import ContainerParts
 from virtshim.containers.record_exit import ExitRecorder
 from virtshim.devices.values import volume_of_both
 from virtshim.guest.boot_phases import Starts
-from virtshim.guest.entrypoints import GuestFollowers
+from virtshim.guest.entrypoint_runner import GuestFollowers
 from virtshim.metrics import observed
 from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.model.errors import ShimError, WrongState

@@ -17,7 +17,7 @@ from virtshim.containers.record_exit import ExitRecorder, how_it_ended
 from virtshim.containers.remove_container import RemoveContainer
 from virtshim.containers.update_resources import UpdateContainerResources
 from virtshim.devices.values import BorrowedDevice
-from virtshim.guest.entrypoints import GuestFollowers
+from virtshim.guest.entrypoint_runner import GuestFollowers
 from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.model.errors import DeadlineExceeded, ShimError
 from virtshim.model.ids import ContainerId, SandboxId
