@@ -84,7 +84,7 @@ def test_a_daemon_that_never_comes_up_is_given_up_with_its_error(node: Node) -> 
     assert process.wait(120) == 69, node.log()
     node.process = None
     said = node.log()[node.log().rindex("virtshim: tapmanager ended with code 1") :]
-    assert "6 times in a row; given up. The VMs keep running" in said
+    assert "6 times in a row; giving up. The VMs keep running" in said
     assert "did you mean tapmanager.cni_timeout?" in said
     file.write_text(before)
 
