@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import grpc
@@ -14,6 +15,7 @@ from fakes.background import Background
 from fakes.cri import refused
 from guest import BOOT, READY, answers, ping
 from imageserver import serve_directory
+from node import VIRTSHIM
 from podclient import container_config, log_lines, pod_config, wait_for_log, wait_until
 from test_uefi import RESETS
 
@@ -63,6 +65,19 @@ class Pods:
     def remove(self) -> None:
         self.cri.remove_pod(self.pod)
 
+    def end(self) -> None:
+        """Removes the pod, and then the VM as an operator does."""
+        self.remove()
+        named = f"default/{self.config.annotations['virtshim.io/vm'].replace('by-pod-name', self.name)}"
+        command = [*VIRTSHIM, "vms", "rm", "--socket", self.node.socket, named]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert not self.disks()
+
+    def disks(self) -> list[str]:
+        """The VMs' directories on the node."""
+        return os.listdir(f"{self.node.directory}/state/vms")
+
     def run(self, *command: str) -> str:
         done = self.cri.exec_sync(self.container, *command)
         assert done.exit_code == 0, done
@@ -91,7 +106,7 @@ def test_the_next_pod_continues_with_the_memory_of_the_last(cri, node, image_url
     assert reached - 1 <= first <= reached + 2
     address = cri.pod_status(pods.pod).network.ip
     wait_until(lambda: ping(address), 30, "the restored guest has the new pod's address")
-    pods.remove()
+    pods.end()
 
 
 def test_a_restart_in_the_same_sandbox_boots(cri, node, image_url):
@@ -106,7 +121,7 @@ def test_a_restart_in_the_same_sandbox_boots(cri, node, image_url):
     wait_for_log(pods.log, READY, BOOT)
     assert any("its saved memory is discarded" in line for line in log_lines(pods.log))
     assert pods.run("cat", "/proc/sys/kernel/random/boot_id") != boot
-    pods.remove()
+    pods.end()
 
 
 def test_two_live_pods_of_one_vm_are_refused(cri, node, image_url):
@@ -120,7 +135,7 @@ def test_two_live_pods_of_one_vm_are_refused(cri, node, image_url):
     first.remove()
     second.next(named)
     second.start()
-    second.remove()
+    second.end()
 
 
 def test_a_vm_that_was_resized_and_has_more_ports_continues_as_it_was(cri, node, image_url):
@@ -144,7 +159,7 @@ def test_a_vm_that_was_resized_and_has_more_ports_continues_as_it_was(cri, node,
     pods.start()
     assert pods.run("cat", "/proc/sys/kernel/random/boot_id") == boot
     assert pods.run("nproc") == processors == "2\n"
-    pods.remove()
+    pods.end()
 
 
 def test_uefi_and_tpm_continue(cri, node, guest_image, tmp_path):
@@ -163,7 +178,7 @@ def test_uefi_and_tpm_continue(cri, node, guest_image, tmp_path):
     pods.start()
     assert pods.run("cat", "/proc/sys/kernel/random/boot_id") == boot
     assert pods.run("sh", "-c", RESETS) == resets, "the TPM was not reset"
-    pods.remove()
+    pods.end()
 
 
 def test_a_saved_vm_survives_the_restart_of_the_node(cri, node, image_url):
@@ -181,7 +196,7 @@ def test_a_saved_vm_survives_the_restart_of_the_node(cri, node, image_url):
     pods.next()
     pods.start()
     assert pods.run("cat", "/proc/sys/kernel/random/boot_id") == boot
-    pods.remove()
+    pods.end()
 
 
 @pytest.mark.parametrize("step", ["saving", "restoring"])
@@ -218,4 +233,4 @@ def test_a_killed_virtshim_finishes_what_it_began(cri, node, image_url, step):
         pods.start()
     assert pods.run("cat", "/proc/sys/kernel/random/boot_id") == boot
     assert not list(half.glob("*/memory.*"))
-    pods.remove()
+    pods.end()

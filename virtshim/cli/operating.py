@@ -278,7 +278,7 @@ def vms(context: typer.Context, as_json: _Json = False, socket: _Socket = None, 
 
         list_vms(cri_socket(socket, config), admin_socket(socket, config), as_json=as_json)
     elif any(getattr(context.get_parameter_source(one), "name", "") == "COMMANDLINE" for one in context.params):
-        raise InvalidRequest(f"options for `vms {context.invoked_subcommand}` go behind it")
+        raise InvalidRequest(f"options for `vms {context.invoked_subcommand}` go after it")
 
 
 @vms_app.command("rm")

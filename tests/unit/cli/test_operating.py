@@ -422,7 +422,7 @@ def test_a_name_of_several_vms_or_of_none_is_refused() -> None:
 
 
 def test_options_before_a_subcommand_are_refused_rather_than_ignored(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="options for `vms rm` go behind it"):
+    with pytest.raises(InvalidRequest, match="options for `vms rm` go after it"):
         app(["vms", "--socket", f"{tmp_path}/virtshim.sock", "rm", "db"])
     with pytest.raises(Unavailable, match=str(tmp_path)):
         app(["vms", "rm", "--socket", f"{tmp_path}/virtshim.sock", "db"])
