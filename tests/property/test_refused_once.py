@@ -82,8 +82,8 @@ class Vms(FakeVms):
     def on_power_event(self, callback: Callable[[uuid.UUID], None]) -> None:
         self.lifecycle.add_callback(callback)
 
-    def start(self, domain: uuid.UUID) -> None:
-        super().start(domain)
+    def start(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
+        super().start(domain, container)
         process = subprocess.Popen(["sh", "-c", "echo; read line", str(domain)], stdin=-1, stdout=-1)
         self._processes[domain] = process
         assert process.stdout is not None

@@ -46,8 +46,9 @@ from virtshim.guest.set_up import GuestSetUp
 from virtshim.guest.trouble_notices import TroubleNotices
 from virtshim.images.service import ImageService
 from virtshim.metrics.start_ups import StartUps
-from virtshim.model.ids import SandboxId
+from virtshim.model.ids import ImageDigest, SandboxId
 from virtshim.model.layout import admin_socket
+from virtshim.moves.ports import SavedVms
 from virtshim.moves.restoring import RestoreVm, VmStates
 from virtshim.moves.saving import SaveVm
 from virtshim.pods.node_status import NodeStatus
@@ -156,7 +157,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     stamps = Stamps(a.clock, a.records.newest_stamp())
     starting = starts(a)
     images = ImageService(
-        a.records, a.files.images, a.files.image_notes, a.clock, live.pinned_images, a.files.vms.images
+        a.records, a.files.images, a.files.image_notes, a.clock, live.pinned_images, partial(_vm_images, a.files.vms)
     )
     parts = _container_parts(settings, a, locks)
     exits = _exits(a, locks, parts)
@@ -244,6 +245,11 @@ def _start_container(
         starts=starting,
         restoring=restoring,
     )
+
+
+def _vm_images(vms: SavedVms) -> frozenset[ImageDigest]:
+    """Raises InternalError for an unreadable record, because its image is not known."""
+    return frozenset(vm.image for vm in vms.all(strict=True))
 
 
 def _states(

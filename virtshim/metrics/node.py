@@ -194,7 +194,7 @@ class NodeReadings:
     def _saved_memory(self) -> SavedMemory | None:
         key = "saved memory"
         try:
-            sizes = [vm.saved.bytes for vm in self.vms.all() if vm.saved is not None]
+            sizes = [vm.saved.bytes for vm in self.vms.all(strict=True) if vm.saved is not None]
         except ShimError as exc:
             self._trouble.met("scrape.store_not_read", key=key, store=key, error=str(exc))
             return None

@@ -14,7 +14,6 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted
-from virtshim.model.ids import ImageDigest
 from virtshim.model.layout import VM_RECORD, Layout
 from virtshim.model.sandbox import VMS
 from virtshim.moves.values import VmRecord
@@ -53,19 +52,18 @@ class SavedVmFiles:
             raise InternalError(f"the record of a virtual machine in {path} is that of another one")
         return found
 
-    def all(self) -> Sequence[VmRecord]:
+    def all(self, *, strict: bool = False) -> Sequence[VmRecord]:
         found = []
         for disk in self._disks():
             try:
                 found += [vm] if (vm := self.get(disk)) is not None else []
             except InternalError as exc:
                 self._trouble.met("vm.unreadable", disk, error=str(exc))
+                if strict:
+                    raise
             else:
                 self._trouble.over(disk)
         return sorted(found, key=lambda vm: vm.readable)
-
-    def images(self) -> frozenset[ImageDigest]:
-        return frozenset(vm.image for disk in self._disks() if (vm := self.get(disk)) is not None)
 
     def put(self, vm: VmRecord) -> None:
         path = self._path(vm.disk, VM_RECORD)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from virtshim.model.ids import ImageDigest
 from virtshim.moves.values import VmRecord
 
 
@@ -16,11 +15,8 @@ class SavedVms(Protocol):
     def get(self, disk: str) -> VmRecord | None:
         """None if there is no such VM. An unreadable record is an error, never an absent one."""
 
-    def all(self) -> Sequence[VmRecord]:
-        """By name, without those that cannot be read. The log names these."""
-
-    def images(self) -> frozenset[ImageDigest]:
-        """The images under all root disks. An unreadable record is an error, because its image is not known."""
+    def all(self, *, strict: bool = False) -> Sequence[VmRecord]:
+        """By name. The log names those that cannot be read; with `strict` they are an error."""
 
     def put(self, vm: VmRecord) -> None:
         """Adds or replaces the record. It is on disk on return."""

@@ -61,7 +61,7 @@ REFUSED = {
     ),
     "refused-chown-9pfs": (
         "annotation VirtletChown9pfsMounts: not supported",
-        "| `VirtletChown9pfsMounts` | `true` refused",
+        "| `VirtletChown9pfsMounts` | virtshim refuses `true`",
     ),
 }
 

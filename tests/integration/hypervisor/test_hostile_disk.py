@@ -34,7 +34,7 @@ except WrongState as exc:
 REWRITTEN = {
     "names('/etc/shadow', 'raw')": "names '/etc/shadow' below it",
     "names('/dev/zero', 'raw')": "names '/dev/zero' below it",
-    "names(SPEC.disks[0].backing.path, 'qcow2')": "is 'qcow2', and not 'raw'",
+    "names(SPEC.disks[0].backing.path, 'qcow2')": "the format 'qcow2', not 'raw'",
     'names(\'json:{"driver":"nbd","host":"127.0.0.1"}\', \'raw\')': "names 'json:",
     "patch(8, '>Q', 0)": "names 'nothing'",
     "patch(72, '>Q', 4)": "a file for its data",
