@@ -97,7 +97,9 @@ def test_the_dashboard_shows_console_and_screen(vm: Vm, login: SplitResult) -> N
             while b"answered" not in seen:
                 seen += await console.receive_bytes()
         async with browser.open(f"pods/{vm.pod}/screen") as screen:
-            return await screen.receive_bytes()
+            first = await screen.receive()
+            assert first.type is aiohttp.WSMsgType.BINARY, f"closed with {first.data}: {first.extra}"
+            return first.data
 
     assert as_a_browser(login, use).startswith(b"RFB 003.008\n")
 
