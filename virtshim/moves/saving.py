@@ -55,7 +55,8 @@ class SaveVm:
     clock: Clock
     locks: PodLocks
     limits: Live[SavedLimits]
-    _under_way: set[ContainerId] = field(default_factory=set)
+    # The bytes that each save under way may still write.
+    _under_way: dict[ContainerId, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def save(
@@ -124,13 +125,13 @@ class SaveVm:
     def _alone(self, container: ContainerId) -> Iterator[bool]:
         with self._lock:
             is_alone = container not in self._under_way
-            self._under_way.add(container)
+            self._under_way.setdefault(container, 0)
         try:
             yield is_alone
         finally:
             if is_alone:
                 with self._lock:
-                    self._under_way.discard(container)
+                    del self._under_way[container]
 
     def _vm(self, container: Container) -> VmRecord:
         vm = self.vms.get(container.spec.pod_disk)
@@ -139,15 +140,22 @@ class SaveVm:
         return vm
 
     def _refuse_without_room(self, container: Container, vm: VmRecord) -> None:
+        """And reserves the room: a node that shuts down saves all its VMs at once."""
         size = container.status.size
         need = max(size.memory_bytes, size.max_memory_bytes)
-        if (free := self.vms.free_bytes()) < need + _MARGIN:
-            raise ResourceExhausted(f"the guest has {need} bytes of memory, and {free} are free below paths.state_dir")
         others = sum(one.saved.bytes for one in self.vms.all() if one.saved is not None and one.disk != vm.disk)
-        if (most := self.limits.now.most) and others + need > most:
-            raise ResourceExhausted(
-                f"the guest has {need} bytes of memory, other saved VMs have {others}, and saved.max_bytes allows {most}"
-            )
+        with self._lock:
+            reserved = sum(self._under_way.values())
+            if (free := self.vms.free_bytes() - reserved) < need + _MARGIN:
+                raise ResourceExhausted(
+                    f"the guest has {need} bytes of memory, and {free} are free below paths.state_dir"
+                )
+            if (most := self.limits.now.most) and others + reserved + need > most:
+                raise ResourceExhausted(
+                    f"the guest has {need} bytes of memory, other saved VMs have {others + reserved}, and saved.max_bytes "
+                    f"allows {most}"
+                )
+            self._under_way[container.id] = need
 
     def _sync(self, container: Container) -> None:
         try:

@@ -242,6 +242,26 @@ def test_a_save_that_outlives_its_container_does_not_count(world: World) -> None
     assert world.outside.vms.power(world.domain(second)).power is Power.RUNNING
 
 
+def test_two_saves_at_once_share_the_room(world: World) -> None:
+    first = running(world)
+    size = world.container(first).status.size.memory_bytes
+    world.app.live.saved.now = dataclasses.replace(world.app.live.saved.now, most=size + size // 2)
+    other = sandbox_config(annotations={"virtshim.io/vm": "other", "virtshim.io/on-stop": "save"})
+    sandbox = world.do.run_sandbox.run(PodKey("default", "other", "uid-9", 0), other, world.deadline())
+    second = world.create(sandbox)
+    world.start(second)
+    gate = world.journal.hold("saved_vms.flush")
+    saving = Background(lambda: world.stop(first, 30))
+    gate.wait()
+    world.stop(second, 30)
+    gate.open()
+    saving.done()
+    ends = [world.container(one).exit for one in (first, second)]
+    assert [end.reason for end in ends if end is not None] == [ExitReason.SAVED, ExitReason.ERROR]
+    assert ends[1] is not None
+    assert "saved.max_bytes" in ends[1].message
+
+
 def test_a_guest_that_was_resumed_while_its_memory_was_written_is_not_saved(world: World) -> None:
     first = running(world)
     gate = world.journal.hold("saved_vms.flush")
