@@ -477,7 +477,9 @@ for machine in (TwoAtOnce, TwoAtOnceAgain):
         suppress_health_check=list(HealthCheck),
     )
 TestTwoAtOnce = pytest.mark.timeout(1200)(TwoAtOnce.TestCase)
-TestTwoAtOnceAgain = pytest.mark.full(pytest.mark.timeout(1200)(TwoAtOnceAgain.TestCase))
+# The collector may call SQLAlchemy in a thread that the scheduler ends.
+_COLLECTED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+TestTwoAtOnceAgain = _COLLECTED(pytest.mark.full(pytest.mark.timeout(1200)(TwoAtOnceAgain.TestCase)))
 
 
 # --- what is worth each point
