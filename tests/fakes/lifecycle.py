@@ -60,9 +60,16 @@ def picture(client: Client, name: str) -> str:
     return " ".join(state.partition("_")[2].lower() for state in states)
 
 
+def prepared(world: World, client: Client, rpc: str, name: str) -> Any:
+    """The message of a call, after its preconditions and what virtshim does because of their events."""
+    request = CALLS[rpc].request(client, name)
+    world.outside.vms.settle()
+    return request
+
+
 def steps_of(world: World, client: Client, rpc: str) -> list[str]:
     """The external calls that it makes, each once, taken from a run; a new step is included automatically."""
-    request = CALLS[rpc].request(client, new_name())
+    request = prepared(world, client, rpc, new_name())
     world.journal.calls.clear()
     getattr(client, rpc)(request)
     steps = list(dict.fromkeys(world.journal.calls))

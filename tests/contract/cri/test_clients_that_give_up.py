@@ -8,7 +8,7 @@ import grpc
 import pytest
 from fakes.background import Background
 from fakes.cri import Client, container, pod, refused
-from fakes.lifecycle import CALLS, again, clear, new_name, picture, steps_of
+from fakes.lifecycle import CALLS, again, clear, new_name, picture, prepared, steps_of
 from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -24,7 +24,7 @@ def test_a_client_may_leave_at_any_step_of_its_call(shared: tuple[World, Client]
     world, client = shared
     for step in steps_of(world, client, rpc):
         name = new_name()
-        request = CALLS[rpc].request(client, name)
+        request = prepared(world, client, rpc, name)
         gate = world.journal.hold(step)
         call = getattr(client.runtime, rpc).future(request)
         gate.wait()

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 from fakes.cri import Client, container
-from fakes.lifecycle import CALLS, again, clear, new_name, picture, steps_of
+from fakes.lifecycle import CALLS, again, clear, new_name, picture, prepared, steps_of
 from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -71,7 +71,7 @@ def test_kubelet_can_finish_a_call_after_any_step_failed(shared: tuple[World, Cl
             if undo == step:
                 continue
             name = new_name()
-            request = CALLS[rpc].request(client, name)
+            request = prepared(world, client, rpc, name)
             for what in filter(None, (step, undo)):
                 trouble = InternalError(f"{what} does not work today")
                 world.journal.fail(what, trouble, after=has_effect(what, after))
