@@ -3,7 +3,9 @@ process reads the images; `confined_store` starts the confined child for each, a
 
 from __future__ import annotations
 
+import platform
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,12 @@ from typing import Any
 import pytest
 from fakes.parser import ParserThread
 from fakes.registry import FakeRegistry, tar
+from fakes.waiting import eventually
 from fakes.webserver import LOOPBACK, WebServer, serving
 
 from virtshim.images.filestore import ImageFileStore, ImageSettings
+from virtshim.images.ports import FetchedImage
+from virtshim.model.image import Credentials
 
 
 @pytest.fixture
@@ -87,3 +92,21 @@ def partial(tmp_path: Path) -> Callable[[], list[Path]]:
 def incoming(tmp_path: Path) -> Callable[[], list[str]]:
     """What is half-made in the store."""
     return lambda: [entry.name for entry in (tmp_path / "images" / "incoming").iterdir()]
+
+
+@pytest.fixture(autouse=True)
+def amd64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+
+
+@pytest.fixture
+def pull(store: ImageFileStore, incoming: Callable[[], list[str]]) -> Callable[..., FetchedImage]:
+    """Pulls, and checks that no half-made file is left, whatever happens."""
+
+    def run(reference: str, credentials: Credentials | None = None) -> FetchedImage:
+        try:
+            return store.fetch(reference, credentials, threading.Event())
+        finally:
+            eventually(lambda: incoming() == [])
+
+    return run

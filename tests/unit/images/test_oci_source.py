@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import email.utils
 import gzip
 import hashlib
@@ -10,10 +9,8 @@ import io
 import json
 import lzma
 import os
-import platform
 import tarfile
 import threading
-import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,38 +19,18 @@ import pytest
 from backports import zstd
 
 from virtshim.images.confined import layers
-from virtshim.images.filestore import ImageFileStore
 from virtshim.images.names import resolve
 from virtshim.images.oci_manifest import image_config
 from virtshim.images.registries.endpoint import Endpoint
 from virtshim.images.registries.hosts_toml import RegistryHost
 from virtshim.model.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
-from virtshim.model.image import Credentials, ImageConfig
+from virtshim.model.image import ImageConfig
 from virtshim.model.image_name import ImageName
 
-NEVER = threading.Event()
 # A window larger than any decoder takes that is not told to.
 WIDE = b"\x28\xb5\x2f\xfd\0\xa8"
 SKIPPED = b"\x50\x2a\x4d\x18\x04\0\0\0skip"
 OTHER = b"\xeb\x3c" + bytes(1022)
-
-
-@pytest.fixture(autouse=True)
-def amd64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-
-
-@pytest.fixture
-def pull(store: ImageFileStore, incoming: Callable[[], list[str]]) -> Callable[..., Any]:
-    """Pulls, and sees to it that nothing half-made is left, whatever happens."""
-
-    def run(reference: str, credentials: Credentials | None = None) -> Any:
-        try:
-            return store.fetch(reference, credentials, NEVER)
-        finally:
-            assert incoming() == []
-
-    return run
 
 
 def test_the_disk_is_extracted_from_its_layer(fake_registry, pull, store, qcow2: bytes) -> None:
@@ -232,7 +209,7 @@ def test_a_layer_that_unpacks_endlessly_is_refused(fake_registry, make_store, ma
     plain = make_tar({"filler": bytes(8 << 20), "disk/x": OTHER})
     fake_registry.manifest("a", [(gzip.compress(plain), plain)])
     with pytest.raises(InvalidRequest, match=r"unpacks to more than 1048576 bytes"):
-        store.fetch(fake_registry.name("a"), None, NEVER)
+        store.fetch(fake_registry.name("a"), None, threading.Event())
 
 
 def test_a_blob_with_the_wrong_digest_is_refused(fake_registry, web, pull, qcow2: bytes) -> None:
@@ -467,7 +444,9 @@ def test_a_registry_that_stays_busy_is_given_up(web, fake_registry, pull) -> Non
 
 def test_a_registry_without_tls_is_used_only_if_listed_or_loopback(web, make_store) -> None:
     with pytest.raises(Unavailable, match=r"registry\.invalid:5000 cannot be reached"):
-        make_store(insecure_registries=("registry.invalid:5000",)).fetch("registry.invalid:5000/a", None, NEVER)
+        make_store(insecure_registries=("registry.invalid:5000",)).fetch(
+            "registry.invalid:5000/a", None, threading.Event()
+        )
 
     def root(name: str, *insecure: str) -> str:
         return Endpoint(resolve(ImageName.parse(name), [], "https"), RegistryHost(), None, None, insecure).root  # type: ignore[arg-type]
@@ -478,152 +457,3 @@ def test_a_registry_without_tls_is_used_only_if_listed_or_loopback(web, make_sto
     assert root("localhost:5000/a") == "http://localhost:5000/v2/a"
     assert root("127.0.0.1:443/a") == "https://127.0.0.1:443/v2/a"
     assert root("fedora") == "https://registry-1.docker.io/v2/library/fedora"
-
-
-# ---- logins ---------------------------------------------------------------------------------------------------------
-
-BASIC = "Basic " + base64.b64encode(b"me:hunter2").decode()
-
-
-def guard(web: Any, challenge: str, accepted: str) -> None:
-    """All of the registry now wants this Authorization header."""
-    for path, route in list(web.routes.items()):
-
-        def guarded(request: Any, route: Any = route) -> None:
-            if request.headers.get("Authorization") == accepted:
-                route(request)
-                return
-            request.send_response(401)
-            request.send_header("WWW-Authenticate", challenge)
-            request.send_header("Content-Length", "0")
-            request.end_headers()
-
-        web.routes[path] = guarded
-
-
-@pytest.mark.parametrize(
-    "credentials",
-    [
-        Credentials("me", "hunter2"),
-        Credentials(auth=base64.b64encode(b"me:hunter2").decode()),
-        Credentials(auth=base64.b64encode(b"me:hunter2\0").decode()),
-        Credentials("me", "hunter2", server_address="http://127.0.0.1"),
-    ],
-)
-def test_a_password_is_sent_when_requested(fake_registry, web, pull, qcow2: bytes, credentials: Credentials) -> None:
-    name = fake_registry.push("a", {"disk/x": qcow2})
-    guard(web, 'Basic realm="r"', BASIC)
-    assert pull(name, credentials).size == len(qcow2)
-    assert "Authorization" not in web.seen[0][1]
-
-
-@pytest.mark.parametrize(
-    ("credentials", "why"),
-    [
-        (None, "wants a login"),
-        (Credentials(), "refuses the given login"),
-        (Credentials("me", "hunter3"), "refuses the given login"),
-        (Credentials("me", "hunter2", server_address="https://other.example"), "for another server"),
-    ],
-)
-def test_a_wrong_login_is_refused_without_repeating_it(
-    fake_registry, web, pull, qcow2: bytes, credentials: Credentials | None, why: str
-) -> None:
-    name = fake_registry.push("a", {"disk/x": qcow2})
-    guard(web, 'Basic realm="r"', BASIC)
-    with pytest.raises(PermissionRefused, match=why) as caught:
-        pull(name, credentials)
-    assert "hunter" not in str(caught.value)
-
-
-@pytest.mark.parametrize("auth", ["!!", base64.b64encode(b"no colon").decode()])
-def test_an_invalid_auth_field_is_refused_without_repeating_it(fake_registry, web, pull, qcow2, auth: str) -> None:
-    name = fake_registry.push("a", {"disk/x": qcow2})
-    guard(web, 'Basic realm="r"', BASIC)
-    with pytest.raises(InvalidRequest, match="auth field") as caught:
-        pull(name, Credentials(auth=auth))
-    assert auth not in str(caught.value)
-
-
-def token_service(web: Any, accepted: Callable[[Any, dict[str, list[str]]], bool], field: str = "token") -> str:
-    def route(request: Any) -> None:
-        query = urllib.parse.urlsplit(request.path).query
-        if request.command == "POST":
-            query = request.rfile.read(int(request.headers["Content-Length"])).decode()
-        good = accepted(request, urllib.parse.parse_qs(query))
-        body = json.dumps({field: "t0ken"}).encode() if good else b"{}"
-        request.send_response(200 if good else 401)
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        request.wfile.write(body)
-
-    web.routes["/token"] = route
-    return f'Bearer realm="{web.url("/token")}",service="reg",scope="repository:a:pull"'
-
-
-def test_a_token_is_fetched_with_the_password_once(fake_registry, web, pull, qcow2: bytes) -> None:
-    name = fake_registry.push("a", {"disk/x": qcow2})
-
-    def accepted(request: Any, asked: dict[str, list[str]]) -> bool:
-        right = asked == {"service": ["reg"], "scope": ["repository:a:pull"]}
-        return right and request.headers.get("Authorization") == BASIC
-
-    guard(web, f'Basic realm="also", {token_service(web, accepted)}', "Bearer t0ken")
-    token_service(web, accepted)
-    assert pull(name, Credentials("me", "hunter2")).size == len(qcow2)
-    assert web.paths().count("/token?service=reg&scope=repository%3Aa%3Apull") == 1
-    with pytest.raises(PermissionRefused, match="refuses the given login"):
-        pull(name, Credentials("me", "wrong"))
-    with pytest.raises(PermissionRefused, match="wants a login"):
-        pull(name)
-
-
-@pytest.mark.parametrize(
-    ("credentials", "wanted", "field"),
-    [
-        (None, {}, "token"),
-        (
-            Credentials(identity_token="refr3sh"),
-            {"grant_type": ["refresh_token"], "refresh_token": ["refr3sh"]},
-            "access_token",
-        ),
-        (Credentials(registry_token="t0ken"), None, "token"),
-    ],
-)
-def test_a_token_is_fetched_or_taken_from_the_request(
-    fake_registry,
-    web,
-    pull,
-    qcow2: bytes,
-    credentials: Credentials | None,
-    wanted: dict[str, list[str]] | None,
-    field: str,
-) -> None:
-    name = fake_registry.push("a", {"disk/x": qcow2})
-    challenge = token_service(web, lambda request, asked: wanted is not None and wanted.items() <= asked.items(), field)
-    guard(web, challenge, "Bearer t0ken")
-    token_service(web, lambda request, asked: wanted is not None and wanted.items() <= asked.items(), field)
-    assert pull(name, credentials).size == len(qcow2)
-    assert any(path.startswith("/token") for path in web.paths()) is (wanted is not None)
-
-
-@pytest.mark.parametrize("realm", ["http://token.example/", "ftp://x/", "", "https://u:p@x/", "http://[/"])
-def test_a_login_is_not_sent_where_it_could_be_read(fake_registry, web, pull, qcow2: bytes, realm: str) -> None:
-    name = fake_registry.push("a", {"disk/x": qcow2})
-    guard(web, f'Bearer realm="{realm}"', "never")
-    with pytest.raises(PermissionRefused, match="not https"):
-        pull(name, Credentials("me", "hunter2"))
-
-
-def test_a_blob_elsewhere_is_fetched_without_the_login(fake_registry, web, pull, qcow2: bytes) -> None:
-    name = fake_registry.push("a", {"disk/x": qcow2})
-    for path in [path for path in web.routes if "/blobs/" in path]:
-        web.routes["/store" + path] = web.routes[path]
-        web.answer(path, 307, Location=f"http://localhost:{web.server_address[1]}/store{path}?sig=x")
-    guard_paths = {path: route for path, route in web.routes.items() if path.startswith("/store")}
-    guard(web, 'Basic realm="r"', BASIC)
-    web.routes.update(guard_paths)
-    assert pull(name, Credentials("me", "hunter2")).size == len(qcow2)
-    elsewhere = [headers for path, headers in web.seen if path.startswith("/store")]
-    assert elsewhere
-    assert all("Authorization" not in headers for headers in elsewhere)

@@ -3,117 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import hashlib
-import io
 import os
-import platform
 import stat
 import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from backports import zstd
 from fakes.clock import FakeClock
-from fakes.registry import FakeRegistry
+from fakes.layers import entry, folder, layer, link, same_gzip, symlink
 from fakes.waiting import eventually
 
 from virtshim.images.confined import frames
 from virtshim.images.confined.contents import ImageTree
 from virtshim.images.confined.layer_tar import EntryKind, TarEntry
-from virtshim.images.downloads.places import Ground, Landing, Partials
-from virtshim.images.downloads.room import Room, Share, Turns
-from virtshim.images.filestore import ImageFileStore
-from virtshim.images.ports import FetchedImage
 from virtshim.images.service import ImageService
-from virtshim.images.trees.writer import TreeWriter
-from virtshim.model.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
+from virtshim.model.errors import InvalidRequest, NotFound, ResourceExhausted
 from virtshim.store.copies import ImageNoteFiles
 from virtshim.store.records import SqliteRecords
 
-NEVER = threading.Event()
 ROOT_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="AREA images NOT TESTED: owners are root's to give")
 BY_ROOT = 0o7777
 RAW_DISK = b"\xeb\x3c" + os.urandom((2 << 20) - 2)
-
-
-@pytest.fixture(autouse=True)
-def amd64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-
-
-def entry(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
-    made = tarfile.TarInfo(name)
-    made.type, made.size = kind, len(data)
-    for field, value in fields.items():
-        setattr(made, field, value)
-    return made, data
-
-
-def folder(name: str, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
-    return entry(name, kind=tarfile.DIRTYPE, **{"mode": 0o755, **fields})
-
-
-def symlink(name: str, target: str) -> tuple[tarfile.TarInfo, bytes]:
-    return entry(name, kind=tarfile.SYMTYPE, linkname=target)
-
-
-def link(name: str, target: str) -> tuple[tarfile.TarInfo, bytes]:
-    return entry(name, kind=tarfile.LNKTYPE, linkname=target)
-
-
-def layer(*entries: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
-        for header, data in entries:
-            archive.addfile(header, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-def same_gzip(plain: bytes) -> bytes:
-    """The same bytes at any time."""
-    return gzip.compress(plain, 1, mtime=0)
-
-
-@pytest.fixture
-def push(fake_registry: FakeRegistry) -> Callable[..., str]:
-    """An image of these layers, lowest first."""
-
-    def push(*layers: bytes, name: str = "a", pack: Callable[[bytes], bytes] = same_gzip) -> str:
-        fake_registry.manifest(name, [(pack(plain), plain) for plain in layers])
-        return fake_registry.name(name)
-
-    return push
-
-
-@pytest.fixture
-def pull(store: ImageFileStore, incoming: Callable[[], list[str]]) -> Callable[[str], FetchedImage]:
-    """Pulls, and sees to it that nothing half-made is left, whatever happens."""
-
-    def pull(name: str) -> FetchedImage:
-        try:
-            return store.fetch(name, None, NEVER)
-        finally:
-            eventually(lambda: incoming() == [])
-
-    return pull
-
-
-@pytest.fixture
-def unpacked(push, pull, store) -> Callable[..., Path]:
-    """The root directory of what these layers make."""
-
-    def unpacked(*layers: bytes) -> Path:
-        found = pull(push(*layers))
-        assert found.tree is not None
-        return Path(store.path(found.tree, ""))
-
-    return unpacked
 
 
 def seen(root: Path) -> dict[str, str]:
@@ -365,7 +280,7 @@ def test_a_vm_image_with_files_that_no_volume_can_have_still_works_for_a_vm(push
 def test_more_files_or_bytes_than_the_node_allows_are_refused(push, make_store, incoming) -> None:
     store = make_store(max_bytes=1 << 20)
     with pytest.raises(InvalidRequest, match=r"larger than 1048576 bytes.*images\.max_bytes"):
-        store.fetch(push(*(layer(entry(f"f{n}", os.urandom(700_000))) for n in range(2))), None, NEVER)
+        store.fetch(push(*(layer(entry(f"f{n}", os.urandom(700_000))) for n in range(2))), None, threading.Event())
     assert (store.stored(), incoming()) == (frozenset(), [])
 
 
@@ -385,245 +300,6 @@ def test_a_lack_of_space_for_files_is_reported_as_such(push, pull, monkeypatch: 
     monkeypatch.setattr("virtshim.images.trees.writer.os.symlink", full)
     with pytest.raises(ResourceExhausted, match="does not fit"):
         pull(push(layer(entry("a", b"1"), symlink("b", "a"))))
-
-
-# -- room for them -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Says how many bytes are free."""
-
-    def say(size: int) -> None:
-        monkeypatch.setattr("virtshim.images.trees.writer.free_bytes", lambda _: size)
-        monkeypatch.setattr("virtshim.images.disk_writer.free_bytes", lambda _: size)
-
-    return say
-
-
-@pytest.fixture
-def landings(tmp_path: Path) -> Iterator[list[Landing]]:
-    """Of two pulls that are under way at once."""
-    ground = Ground(tmp_path, Partials(tmp_path / "partial"), Turns(), Room(), lambda _: None)
-    with contextlib.ExitStack() as held:
-        yield [held.enter_context(Landing(ground, name, 1 << 20)) for name in ("one", "two")]
-
-
-@pytest.fixture
-def pulls(landings: list[Landing]) -> list[TreeWriter]:
-    """Their files."""
-    return [landing.tree() for landing in landings]
-
-
-def test_two_trees_written_at_once_do_not_reserve_the_same_space(
-    pulls: list[TreeWriter], free: Callable[[int], None]
-) -> None:
-    one, two = pulls
-    free(1000)
-    one.tell(said("f", "root/a", "600"))
-    with pytest.raises(ResourceExhausted, match="'two' does not fit on this node's image file system; free some space"):
-        two.tell(said("f", "root/a", "600"))
-    # What is written is no longer free, and no longer promised.
-    one.write(b"1" * 600)
-    free(400)
-    two.tell(said("f", "root/b", "400"))
-
-
-def test_space_is_reserved_for_the_unpacked_size_of_data_still_to_come(
-    pulls: list[TreeWriter], free: Callable[[int], None]
-) -> None:
-    one, two = pulls
-    free(1000)
-    one.expect(600)
-    with pytest.raises(ResourceExhausted, match="'two' does not fit"):
-        two.expect(401)
-    one.came(300)
-    two.expect(700)
-    with pytest.raises(ResourceExhausted, match="'one' does not fit"):
-        one.tell(said("f", "root/a", "301"))
-
-
-def test_a_pull_that_needs_no_space_succeeds_when_others_have_used_their_reservation(
-    pulls: list[TreeWriter], free: Callable[[int], None]
-) -> None:
-    one, two = pulls
-    free(1000)
-    one.expect(600)
-    free(500)
-    two.expect(0)
-    for name in ("data.img", "empty"):
-        two.tell(said("f", f"root/{name}", "0"))
-
-
-@pytest.mark.parametrize("why", ["", "it holds evil"])
-def test_files_that_are_cancelled_or_refused_reserve_no_space(
-    tmp_path: Path, free: Callable[[int], None], why: str
-) -> None:
-    free(1000)
-    room = Room()
-    with TreeWriter(tmp_path / "other", "other", 1 << 20, Share(room)) as other:
-        with TreeWriter(tmp_path / "ended", "ended", 1 << 20, Share(room)) as ended:
-            ended.expect(900)
-            ended.tell(said("f", "root/a", "900"))
-            if why:
-                ended.refuse(why)
-                other.expect(1000)
-        other.expect(1000)
-
-
-def test_a_pulls_disk_and_files_come_from_the_same_bytes(landings: list[Landing], free: Callable[[int], None]) -> None:
-    free(1000)
-    one, two = landings
-    tree, disk, other = one.tree(), one.disk(), two.tree()
-    tree.expect(800)
-    disk.expect(900)
-    disk.write(b"QFI\xfb")
-    other.expect(1000 - (900 - 4))
-    with pytest.raises(ResourceExhausted):
-        other.expect(1000 - (900 - 5))
-
-
-def test_a_raw_disk_among_the_files_needs_space_only_for_its_data(
-    writer: TreeWriter, free: Callable[[int], None]
-) -> None:
-    free(1000)
-    writer.tell(said("f", "root/data.img", str(1 << 20)))
-    writer.write(bytes(1 << 20))
-    assert not writer.refused
-
-
-def test_files_beyond_the_nodes_limit_are_refused_for_that_reason_at_any_free_space(
-    writer: TreeWriter, free: Callable[[int], None]
-) -> None:
-    """A VM of that image is fine all the same."""
-    free(1000)
-    writer.tell(said("f", "root/a", str(2 << 20)))
-    assert "images.max_bytes" in writer.refused
-
-
-def test_an_image_that_will_not_fit_is_refused_before_its_layers_are_fetched(
-    push, pull, web, free: Callable[[int], None]
-) -> None:
-    name = push(layer(*(entry(f"f{n}", os.urandom(1000)) for n in range(100))))
-    free(90_000)
-    with pytest.raises(ResourceExhausted, match="does not fit on this node's image file system; free some space"):
-        pull(name)
-    assert sum("/blobs/" in path for path, *_ in web.seen) == 1, "its config alone"
-    free(1 << 30)
-    assert pull(name).size == 100_000
-
-
-def test_an_image_that_just_fits_reserves_no_more_than_its_remaining_size(
-    push, pull, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[int] = []
-    write = TreeWriter.write
-    monkeypatch.setattr(TreeWriter, "write", lambda tree, data: (written.append(len(data)), write(tree, data)))
-    monkeypatch.setattr("virtshim.images.trees.writer.free_bytes", lambda _: 320_000 - sum(written))
-    assert pull(push(layer(*(entry(f"f{n}", os.urandom(10_000)) for n in range(30))))).size == 300_000
-
-
-def test_a_file_that_will_not_fit_unpacked_is_refused_before_it_is_written(
-    push, pull, free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[int] = []
-    write = TreeWriter.write
-    monkeypatch.setattr(TreeWriter, "write", lambda tree, data: (written.append(len(data)), write(tree, data)))
-    free(100_000)
-    with pytest.raises(ResourceExhausted, match="does not fit"):
-        pull(push(layer(entry("small", b"1"), entry("large", b"packs well" * 50_000))))
-    assert written == [1]
-
-
-# -- who reads the layers may have been taken over ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Iterator[TreeWriter]:
-    with TreeWriter(tmp_path / "tree", "evil", 1 << 20, Share(Room())) as made:
-        yield made
-
-
-def said(kind: str, path: str, more: str = "") -> bytes:
-    return frames.names(kind, path, "420", "0", "0", "0", more)
-
-
-def test_a_file_larger_than_the_node_allows_is_refused_before_it_is_written(writer: TreeWriter) -> None:
-    writer.tell(said("f", "root/a", str(1 << 20)))
-    writer.write(bytes(1 << 20))
-    writer.tell(said("f", "root/b", "1"))
-    assert "images.max_bytes" in writer.refused
-
-
-@pytest.mark.parametrize("name", ["root/x/evil", "root/d/../x/evil", "root/up/evil"])
-def test_nothing_is_written_behind_a_link_or_above_the_root(writer: TreeWriter, tmp_path: Path, name: str) -> None:
-    (tmp_path / "outside").mkdir()
-    for one in (said("l", "root/x", str(tmp_path / "outside")), said("d", "root/d"), said("l", "root/up", "..")):
-        writer.tell(one)
-    if ".." in name:
-        with pytest.raises(InternalError, match="invalid data"):
-            writer.tell(said("f", name, "1"))
-    else:
-        writer.tell(said("f", name, "1"))
-        assert "cannot be made" in writer.refused
-        writer.write(b"1")
-    assert not list(tmp_path.rglob("evil"))
-
-
-def test_a_link_that_takes_a_directorys_place_meanwhile_is_not_followed(writer: TreeWriter, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir(mode=0o700)
-    writer.tell(said("l", "root/d", str(outside)))
-    writer.tell(said("d", "root/d"))
-    assert writer.refused
-    assert outside.stat().st_mode & 0o777 == 0o700
-    assert list(outside.iterdir()) == []
-
-
-def test_an_existing_file_is_not_written_to(writer: TreeWriter, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("hunter2")
-    writer.tell(said("l", "root/x", str(secret)))
-    writer.tell(said("f", "root/x", "4"))
-    writer.write(b"evil")
-    assert secret.read_text() == "hunter2"
-    assert writer.refused
-
-
-def test_a_hard_link_names_the_link_and_not_what_it_leads_to(writer: TreeWriter, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("hunter2")
-    writer.tell(said("l", "root/x", str(secret)))
-    writer.tell(said("h", "root/y", "root/x"))
-    assert (tmp_path / "tree/root/y").is_symlink()
-    assert secret.stat().st_nlink == 1
-
-
-@pytest.mark.parametrize(
-    "nonsense",
-    [
-        b"", b"f", said("q", "root/a"), said("f", "a", "1"), said("f", "root/../a", "1"), said("f", "root//a", "1"),
-        said("f", "/root/a", "1"), said("f", "aside", "1"), said("f", "use", "1"), said("f", "root/a", "-"),
-        frames.names("d", "root/a", "-1", "0", "0", "0", ""), frames.names("d", "root/a", "0", str(1 << 32), "0", "0", ""),
-        frames.names("d", "root/a", "0", "0", "0", str(1 << 70), ""), said("h", "root/a", "/etc/shadow"),
-    ],
-)  # fmt: skip
-def test_a_malformed_message_from_the_reader_is_an_internal_error(writer: TreeWriter, nonsense: bytes) -> None:
-    with pytest.raises(InternalError, match="invalid data"):
-        writer.tell(nonsense)
-
-
-def test_directories_that_are_too_deep_are_not_made(writer: TreeWriter, tmp_path: Path) -> None:
-    for depth in range(1, 258):
-        writer.tell(said("d", "root" + "/d" * depth))
-    assert writer.refused
-    assert not (tmp_path / "tree/root").exists()
-
-
-def test_more_bytes_than_announced_are_an_error(writer: TreeWriter) -> None:
-    writer.tell(said("f", "root/a", "3"))
-    with pytest.raises(InternalError, match="invalid data"):
-        writer.write(b"four")
 
 
 # -- their life --------------------------------------------------------------------------------------------------------
@@ -708,7 +384,7 @@ def test_after_a_lost_database_images_with_files_are_known_again(push, store, qc
     names = (push(layer(entry("a", b"1")), name="files"), push(layer(entry("disk/vm", qcow2)), name="both"))
     records = SqliteRecords(str(tmp_path / "state.db"))
     images = ImageService(records, store, notes, FakeClock())
-    before = [images.pull(name, None, NEVER) for name in names]
+    before = [images.pull(name, None, threading.Event()) for name in names]
     assert [image.has_disk for image in before] == [False, True]
     records.close()
     records = SqliteRecords(str(tmp_path / "new.db"))
@@ -750,7 +426,7 @@ def test_removing_an_image_frees_its_reported_size(push, store, incoming, tmp_pa
     )
     with contextlib.closing(SqliteRecords(str(tmp_path / "state.db"))) as records:
         images = ImageService(records, store, ImageNoteFiles(str(tmp_path / "notes")), FakeClock())
-        taken = images.pull(name, None, NEVER).taken
+        taken = images.pull(name, None, threading.Event()).taken
         before = store.filesystem_usage().used_bytes
         images.remove(name)
         eventually(lambda: incoming() == [])
@@ -774,129 +450,3 @@ def test_files_unpacked_by_an_earlier_version_are_counted_by_their_content(push,
     (tmp_path / "images" / "trees" / found.tree.hex / "use").write_text("100000 4\n")
     assert store.filesystem_usage(found.tree).used_bytes == 100_000
     assert pull(push(layer(entry("a", b"1")))).size == 1
-
-
-# -- artifacts ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def artifact(fake_registry: FakeRegistry) -> Callable[..., str]:
-    """Files as layers, by their titles; those called .tar are archives."""
-
-    def push(when: str = "", **files: bytes) -> str:
-        layers = []
-        for title, data in files.items():
-            kind = "application/vnd.oci.image.layer.v1.tar" if title.endswith(".tar") else "text/plain"
-            named = {"annotations": {"org.opencontainers.image.title": title}} if title else {}
-            layers.append({**fake_registry.blob("art", data), "mediaType": kind, **named})
-        made = {"schemaVersion": 2, "config": fake_registry.blob("art", b"{}"), "layers": layers}
-        fake_registry.document("art", "latest", {**made, "annotations": {"when": when}})
-        return fake_registry.name("art")
-
-    return push
-
-
-def test_an_artifacts_files_are_what_a_volume_shows(artifact, pull, store) -> None:
-    packed = gzip.compress(b"as it is")
-    found = pull(
-        artifact(**{"README.md": b"read me", "sub/model.gz": packed, "docs.tar": layer(entry("docs/a", b"1"))})
-    )
-    root = Path(store.path(found.tree, ""))
-    assert (root / "README.md").read_text() == "read me"
-    assert (root / "sub/model.gz").read_bytes() == packed
-    assert (root / "docs/a").read_text() == "1"
-    assert found.digest == found.tree
-
-
-def test_an_artifacts_only_file_is_a_disk_or_a_file_by_its_content(artifact, pull, store, qcow2: bytes) -> None:
-    disk = pull(artifact(anything=qcow2))
-    assert (Path(store.path(disk.tree, "")) / "anything").samefile(store.path(disk.digest))
-    text = pull(artifact(**{"chart.txt": b"text"}))
-    assert text.digest == text.tree
-    assert (Path(store.path(text.tree, "")) / "chart.txt").read_text() == "text"
-    assert pull(artifact(**{"chart.txt": b"text"})) == text
-
-
-def test_a_file_that_is_pushed_again_is_the_same_image(artifact, pull) -> None:
-    first, again = (pull(artifact(when, **{"model.bin": b"weights"})) for when in ("monday", "tuesday"))
-    assert (again.id, again.tree) == (first.id, first.tree)
-    assert again.repo_digest != first.repo_digest
-    assert pull(artifact(**{"other.bin": b"weights"})).tree != first.tree
-
-
-def test_a_disk_that_another_source_also_has_keeps_its_files(
-    fake_registry: FakeRegistry, store, web, qcow2: bytes, tmp_path: Path
-) -> None:
-    def pushed(name: str) -> str:
-        title = {"annotations": {"org.opencontainers.image.title": "vm.qcow2"}}
-        disk = {**fake_registry.blob(name, qcow2), "mediaType": "application/octet-stream", **title}
-        config = fake_registry.blob(name, b"{}")
-        made = {"schemaVersion": 2, "config": config, "layers": [disk], "annotations": {"when": f"{name} was pushed"}}
-        fake_registry.document(name, "latest", made)
-        return fake_registry.name(name)
-
-    with contextlib.closing(SqliteRecords(str(tmp_path / "state.db"))) as records:
-        images = ImageService(records, store, ImageNoteFiles(str(tmp_path / "notes")), FakeClock())
-        first = images.pull(pushed("a"), None, NEVER)
-        assert first.tree is not None
-        for again in (pushed("b"), web.serve("/vm.qcow2", qcow2), pushed("a")):
-            found = images.pull(again, None, NEVER)
-            assert (found.id, found.tree) == (first.id, first.tree)
-        assert store.stored() == {first.digest, first.tree}
-
-
-def test_a_disk_by_another_title_is_the_same_image_with_the_same_files(
-    artifact, store, web, qcow2: bytes, tmp_path: Path
-) -> None:
-    with contextlib.closing(SqliteRecords(str(tmp_path / "state.db"))) as records:
-        images = ImageService(records, store, ImageNoteFiles(str(tmp_path / "notes")), FakeClock())
-        first = images.pull(artifact(**{"vm.qcow2": qcow2}), None, NEVER)
-        for title in ("other.qcow2", "vm.qcow2", "other.qcow2"):
-            found = images.pull(artifact(**{title: qcow2}), None, NEVER)
-            assert (found.id, found.tree) == (first.id, first.tree)
-        assert store.stored() == {first.digest, first.tree}
-        assert os.listdir(store.path(first.tree, "")) == ["vm.qcow2"]
-    disk = f"/blobs/{first.digest}"
-    assert sum(path.endswith(disk) for path, *_ in web.seen) == 2, "once for each manifest"
-
-
-def test_layers_packed_differently_are_separate_trees_with_one_disk(
-    push, store, web, qcow2: bytes, tmp_path: Path
-) -> None:
-    layers = layer(entry("disk/vm.qcow2", qcow2), entry("etc/motd", b"hello"))
-    names = [push(layers, name=name, pack=pack) for name, pack in (("a", same_gzip), ("b", zstd.compress))]
-    with contextlib.closing(SqliteRecords(str(tmp_path / "state.db"))) as records:
-        images = ImageService(records, store, ImageNoteFiles(str(tmp_path / "notes")), FakeClock())
-        found = [images.pull(name, None, NEVER) for name in names * 2]
-        assert [(one.id, one.tree) for one in found[:2]] == [(one.id, one.tree) for one in found[2:]]
-        assert found[0].digest == found[1].digest
-        assert found[0].id != found[1].id
-        assert store.stored() == {found[0].digest, found[0].tree, found[1].tree}
-
-
-def test_files_in_boot_of_an_artifacts_archive_are_ordinary_files(artifact, pull, store) -> None:
-    found = pull(artifact(**{"system.tar": layer(entry("boot/vmlinuz", b"kernel"), entry("etc/motd", b"hello"))}))
-    assert (found.digest, found.boot) == (found.tree, ())
-    assert (Path(store.path(found.tree, "")) / "boot/vmlinuz").read_text() == "kernel"
-
-
-def test_a_layer_without_a_title_is_named_by_its_digest(artifact, pull, store) -> None:
-    found = pull(artifact(**{"": b"text", "a": b"1"}))
-    assert set(os.listdir(store.path(found.tree, ""))) == {"a", hashlib.sha256(b"text").hexdigest()}
-
-
-def test_an_artifact_that_will_not_fit_is_refused_before_its_first_file(
-    artifact, pull, web, free: Callable[[int], None]
-) -> None:
-    name = artifact(**{f"model-{n}": os.urandom(1000) for n in range(5)})
-    free(4500)
-    with pytest.raises(ResourceExhausted, match="does not fit"):
-        pull(name)
-    assert sum("/blobs/" in path for path, *_ in web.seen) == 1, "its config alone"
-
-
-@pytest.mark.parametrize("title", ["../evil", "a/../../evil", ".."])
-def test_a_title_with_a_path_upwards_is_refused(artifact, pull, store, title: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"cannot be a volume: it holds the title .*, which contains '..'"):
-        pull(artifact(**{title: b"1", "b": b"2"}))
-    assert store.stored() == frozenset()
