@@ -289,7 +289,7 @@ class Action(_message.Message):
     at: _builtins.int
     """Nanoseconds since the epoch."""
     action: _builtins.str
-    """pause, resume, reset, reboot, freeze, thaw, save"""
+    """pause, resume, reset, reboot, freeze, thaw, save, renew"""
     container_id: _builtins.str
     pod_sandbox_id: _builtins.str
     namespace: _builtins.str

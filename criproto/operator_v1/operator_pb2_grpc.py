@@ -110,6 +110,11 @@ class OperatorStub:
                 request_serializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
                 response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
                 _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/virtshim.operator.v1.Operator/Renew',
+                request_serializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
+                response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
+                _registered_method=True)
         self.RemoveVm = channel.unary_unary(
                 '/virtshim.operator.v1.Operator/RemoveVm',
                 request_serializer=criproto_dot_operator__v1_dot_operator__pb2.RemoveVmRequest.SerializeToString,
@@ -226,6 +231,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Renew(self, request, context):
+        """The guest's memory is saved and goes on in a new QEMU, in the same container and with the same taps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RemoveVm(self, request, context):
         """Removes a VM that outlives its pods and that no pod uses: disk, firmware variables, TPM state, saved memory.
         """
@@ -308,6 +320,11 @@ def add_OperatorServicer_to_server(servicer, server):
             ),
             'Save': grpc.unary_unary_rpc_method_handler(
                     servicer.Save,
+                    request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.FromString,
+                    response_serializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
                     request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.FromString,
                     response_serializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.SerializeToString,
             ),
@@ -721,6 +738,33 @@ class Operator:
             request,
             target,
             '/virtshim.operator.v1.Operator/Save',
+            criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
+            criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/virtshim.operator.v1.Operator/Renew',
             criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
             criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
             options,

@@ -49,6 +49,8 @@ class OperatorStub:
     Thaw: _grpc.UnaryUnaryMultiCallable[_operator_pb2.VmRequest, _operator_pb2.ActionResponse]
     Save: _grpc.UnaryUnaryMultiCallable[_operator_pb2.VmRequest, _operator_pb2.ActionResponse]
     """The guest's memory is written to disk and its container ends, as at a stop. The VM's next container continues from there."""
+    Renew: _grpc.UnaryUnaryMultiCallable[_operator_pb2.VmRequest, _operator_pb2.ActionResponse]
+    """The guest's memory is saved and goes on in a new QEMU, in the same container and with the same taps."""
     RemoveVm: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RemoveVmRequest, _operator_pb2.ActionResponse]
     """Removes a VM that outlives its pods and that no pod uses: disk, firmware variables, TPM state, saved memory."""
 
@@ -175,6 +177,14 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _grpc.ServicerContext,
     ) -> _operator_pb2.ActionResponse:
         """The guest's memory is written to disk and its container ends, as at a stop. The VM's next container continues from there."""
+
+    @_abc_1.abstractmethod
+    def Renew(
+        self,
+        request: _operator_pb2.VmRequest,
+        context: _grpc.ServicerContext,
+    ) -> _operator_pb2.ActionResponse:
+        """The guest's memory is saved and goes on in a new QEMU, in the same container and with the same taps."""
 
     @_abc_1.abstractmethod
     def RemoveVm(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -28,6 +29,8 @@ COUNTER = "n=0; while sleep 1; do n=$((n+1)); echo count-$n; done"
 
 
 ONLINE = "until [ -e /sys/devices/system/cpu/cpu1 ]; do sleep 0.2; done; echo 1 > /sys/devices/system/cpu/cpu1/online"
+
+LISTEN = "(nc -l -p 7000 -e cat) </dev/null >/dev/null 2>&1 & until netstat -ltn | grep -q :7000; do sleep 0.2; done"
 
 
 class Pods:
@@ -121,6 +124,39 @@ def test_a_restart_in_the_same_sandbox_boots(cri, node, image_url):
     wait_for_log(pods.log, READY, BOOT)
     assert any("its saved memory is discarded" in line for line in log_lines(pods.log))
     assert pods.run("cat", "/proc/sys/kernel/random/boot_id") != boot
+    pods.end()
+
+
+def test_a_running_guest_gets_a_new_qemu_and_keeps_its_connections(cri, node, image_url):
+    until = f"{COUNTER.replace('while sleep 1', 'while sleep 1 && [ ! -e /tmp/end ]')}; exit 5"
+    pods = Pods(cri, node, f"{image_url}/guest.qcow2", "renewed", command=("/bin/sh", "-c", until))
+    pods.next({"virtshim.io/vm": "by-pod-name"})
+    pods.start()
+    wait_for_log(pods.log, "count-3", BOOT)
+    boot = pods.run("cat", "/proc/sys/kernel/random/boot_id")
+    pods.run("sh", "-c", LISTEN)
+    address, before = cri.pod_status(pods.pod).network.ip, node.qemu_pids()
+    with socket.create_connection((address, 7000), timeout=60) as connection:
+        connection.sendall(b"before")
+        assert connection.recv(100) == b"before"
+        for _ in range(2):
+            command = [*VIRTSHIM, "renew", "--socket", node.socket, pods.name]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+        connection.sendall(b"after")
+        assert connection.recv(100) == b"after"
+    assert len(node.qemu_pids()) == 1
+    assert not node.qemu_pids() & before
+    status = cri.status(pods.container)
+    assert (status.state, status.metadata.attempt) == (pb.CONTAINER_RUNNING, 0)
+    assert pods.run("cat", "/proc/sys/kernel/random/boot_id") == boot
+    reached = int(log_lines(pods.log)[-1].removeprefix("count-"))
+    wait_for_log(pods.log, f"count-{reached + 3}", 60)
+    lines = [line for line in log_lines(pods.log) if line.startswith("count-")]
+    assert lines == [f"count-{number}" for number in range(1, len(lines) + 1)]
+    pods.run("touch", "/tmp/end")
+    wait_until(lambda: cri.status(pods.container).state == pb.CONTAINER_EXITED, 60, "the command ends")
+    assert cri.status(pods.container).exit_code == 5
     pods.end()
 
 

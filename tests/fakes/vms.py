@@ -6,12 +6,14 @@ import contextlib
 import dataclasses
 import queue
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from fakes.cgroups import FakeVmCgroups
 from fakes.clock import FakeClock
 from fakes.hypervisor import FakeDomain, FakeHypervisor
 
+from virtshim.model.errors import InternalError
 from virtshim.model.ids import ContainerId
 from virtshim.model.vm import OffReason, Power, PowerState, VmSpec
 
@@ -27,11 +29,31 @@ class FakeVms(FakeHypervisor):
         self.by_itself = False
         self.pressed: list[tuple[uuid.UUID, float]] = []
         self._clock = clock
+        # The cgroups of the same node: tapmanager gives a sandbox's network to one QEMU for each `make`.
+        self.cgroups: FakeVmCgroups | None = None
 
     def start(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
         super().start(domain, container)
+        self._take_network(domain)
         if self.ends_at_once:
             self.end(domain, OffReason.SHUTDOWN)
+
+    def power_on(self, domain: uuid.UUID) -> None:
+        """Starts the VM while tapmanager has the pod's network open."""
+        super().start(domain)
+
+    def restore(self, domain: uuid.UUID, container: ContainerId, memory: str, moved: Mapping[str, str]) -> None:
+        super().restore(domain, container, memory, moved)
+        self._take_network(domain)
+
+    def _take_network(self, domain: uuid.UUID) -> None:
+        spec = self.spec(domain)
+        if self.cgroups is None or not spec.fetch_key:
+            return
+        if spec.sandbox_id not in self.cgroups.armed:
+            self._end(domain, OffReason.FAILED)
+            raise InternalError(f"the network of sandbox {spec.sandbox_id} is not open")
+        self.cgroups.armed.discard(spec.sandbox_id)
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
         self.pressed.append((domain, self._clock.monotonic()))

@@ -130,6 +130,7 @@ class Outside:
     def __post_init__(self) -> None:
         self.vms = FakeVms(self.clock)
         self.vms.variables = self.disks.variables
+        self.vms.cgroups = self.cgroups
         self.readings = FakeReadings(self.vms, self.clock.now_ns)
         self.resizing = FakeResizing(self.vms)
         self.seeds = FakeGuestSeeds(self.disks)

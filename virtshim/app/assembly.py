@@ -49,7 +49,8 @@ from virtshim.metrics.start_ups import StartUps
 from virtshim.model.ids import ImageDigest, SandboxId
 from virtshim.model.layout import admin_socket
 from virtshim.moves.ports import SavedVms
-from virtshim.moves.restoring import RestoreVm, VmStates
+from virtshim.moves.renewing import RenewVm, VmStates
+from virtshim.moves.restoring import RestoreVm
 from virtshim.moves.saving import SaveVm
 from virtshim.pods.node_status import NodeStatus
 from virtshim.pods.remove_sandbox import RemoveSandbox
@@ -164,7 +165,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     guest_set_up = _guest_set_up(live, a, exits)
     freezer = GuestFreezer(a.records, a.guest.operations, a.clock, locks)
     states = _states(settings, live, a, exits, freezer)
-    stop_container = _stop_container(a, exits, freezer, states.saving)
+    stop_container = _stop_container(a, exits, freezer, states)
     guest = GuestFollowers(_entrypoints(live, a, stop_container, exits, guest_set_up), guest_set_up)
     guest_set_up.on_end(guest.entrypoints.follow)
     stop_sandbox = _stop_sandbox(a, exits, stop_container)
@@ -279,7 +280,7 @@ def _states(
         locks=exits.locks,
         layout=settings.layout(),
     )
-    return VmStates(saving, restoring)
+    return VmStates(saving, restoring, RenewVm(saving, restoring, live.sizes))
 
 
 def _exits(a: Adapters, locks: PodLocks, parts: ContainerParts) -> ExitRecorder:
@@ -323,7 +324,7 @@ def _entrypoints(
     )
 
 
-def _stop_container(a: Adapters, exits: ExitRecorder, freezer: GuestFreezer, saving: SaveVm) -> StopContainer:
+def _stop_container(a: Adapters, exits: ExitRecorder, freezer: GuestFreezer, states: VmStates) -> StopContainer:
     return StopContainer(
         records=a.records,
         clock=a.clock,
@@ -335,7 +336,7 @@ def _stop_container(a: Adapters, exits: ExitRecorder, freezer: GuestFreezer, sav
         guests=a.guest.agents,
         pausing=a.vm.pausing,
         freezer=freezer,
-        saving=saving,
+        states=states,
     )
 
 

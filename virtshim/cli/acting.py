@@ -1,4 +1,4 @@
-"""Commands that use the admin socket: pause, resume, reset, reboot, freeze, thaw, save, inspect, dumpxml, screenshot."""
+"""Commands that use the admin socket: pause, resume, reset, reboot, freeze, thaw, save, renew, inspect, dumpxml, screenshot."""
 
 from __future__ import annotations
 

@@ -266,6 +266,16 @@ def save(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _Con
     _act(Action.SAVE, name, socket, config, as_json=as_json)
 
 
+@operating_app.command()
+def renew(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
+    """Give a VM that outlives its pods a new QEMU, for example after an upgrade of QEMU. The guest does not reboot.
+
+    The pod needs the annotation virtshim.io/vm. The guest stands still while its memory is written and read. The container
+    goes on, and so do the guest's connections. Exec sessions and port-forwards end.
+    """
+    _act(Action.RENEW, name, socket, config, as_json=as_json)
+
+
 vms_app = typer.Typer()
 operating_app.add_typer(vms_app, name="vms")
 

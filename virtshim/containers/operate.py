@@ -1,4 +1,4 @@
-"""Operators' actions on a running VM: pause, resume, reset, reboot, freeze, thaw and save.
+"""Operators' actions on a running VM: pause, resume, reset, reboot, freeze, thaw, save and renew.
 
 For kubelet a paused VM is a running container: CRI has no other state for one that has not ended, and kubelet would
 restart it in any other state. Each action holds the pod's lock, so that it runs before or after each of kubelet's
@@ -26,7 +26,7 @@ from virtshim.guest.ports import GuestOperations
 from virtshim.model.container import Container
 from virtshim.model.errors import Aborted, InvalidRequest, ShimError, WrongState
 from virtshim.model.vm import PauseReason, Power
-from virtshim.moves.values import unsavable
+from virtshim.moves.values import unrenewable, unsavable
 from virtshim.pods.lookup import existing_container
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
@@ -209,31 +209,41 @@ class VmActions:
 
     def save(self, wanted: Container) -> Outcome:
         """Ends the VM with its memory saved, as a stop does. A VM whose stops do not save is saved as well, if it can be."""
+        return self._saved(wanted, Action.SAVE, "saved; its next container continues from here")
+
+    def renew(self, wanted: Container) -> Outcome:
+        """Gives the guest a new QEMU. It stands still meanwhile, and the container goes on."""
+        return self._saved(wanted, Action.RENEW, "its guest continues in a new QEMU")
+
+    def _saved(self, wanted: Container, action: Action, message: str) -> Outcome:
         with self._alone(wanted) as container:
-            self._refuse_unsavable(container)
+            self._refuse_unsavable(container, action)
         try:
-            self.stopping.save(container, SAVE_SECONDS)  # without the lock, because this takes long
+            self.stopping.save(container, SAVE_SECONDS, action)  # without the lock, because this takes long
         except (WrongState, Aborted):  # it did not begin
             raise
         except ShimError:
             self.freezer.after_resume(container.id)  # the guest runs on, and its clock stood still
             raise
-        message = "saved; its next container continues from here"
-        self.log.add(Action.SAVE, container, message)
+        self.log.add(action, container, message)
         return Outcome(changed=True, message=message)
 
-    def _refuse_unsavable(self, container: Container) -> None:
+    def _refuse_unsavable(self, container: Container, action: Action) -> None:
         spec, status = container.spec, container.status
+        done = f"{action.value}d" if action is Action.SAVE else f"{action.value}ed"
         if not spec.vm:
             raise WrongState(
                 f"the VM of container {container.id.short} goes with its pod; only one whose pod has the annotation "
-                f"{VM_ANNOTATION} can be saved"
+                f"{VM_ANNOTATION} can be {done}"
             )
-        if what := unsavable(spec.granted, spec.volumes, spec.empty_disks):
-            raise WrongState(f"container {container.id.short} cannot be saved with {what}")
+        what = unrenewable(spec.granted, spec.volumes)
+        if action is Action.SAVE:
+            what = unsavable(spec.granted, spec.volumes, spec.empty_disks)
+        if what:
+            raise WrongState(f"container {container.id.short} cannot be {done} with {what}")
         if status.stop_asked or status.ending is not None:
-            raise WrongState(f"container {container.id.short} is ending: it cannot be saved")
-        self._refuse_paused(container, "it cannot be saved")
+            raise WrongState(f"container {container.id.short} is ending: it cannot be {done}")
+        self._refuse_paused(container, f"it cannot be {done}")
         if status.frozen:
             raise WrongState(f"the file systems of container {container.id.short} are frozen; `virtshim thaw` first")
 
@@ -246,6 +256,8 @@ class VmActions:
                 raise WrongState(
                     f"container {container.id.short} is {container.phase.value}: only a running VM can do this"
                 )
+            if container.status.renewing:
+                raise Aborted(f"container {container.id.short} is getting a new QEMU; try again later")
             if container.status.saving:
                 raise WrongState(f"container {container.id} is being saved; its next pod continues with it")
             if container.status.checkpointing:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
+from virtshim.annotations.parse import parse_vm_options
 from virtshim.containers.logs import ContainerLogs
 from virtshim.devices.services import DeviceServices
 from virtshim.disks.ports import RootDisks
+from virtshim.model.container import Container
+from virtshim.model.sandbox import Sandbox
+from virtshim.model.sizing import NodeLimits, cgroup_of, nic_queues
 from virtshim.pods.ports import VmCgroups
 from virtshim.vm.ports import Hypervisor
 from virtshim.volumes.pod_volumes import PodVolumes
@@ -24,3 +29,9 @@ class ContainerParts:
     devices: DeviceServices
     volumes: PodVolumes
     timeout: float
+
+    def open_cgroup(self, container: Container, sandbox: Sandbox, sizes: NodeLimits) -> None:
+        """Makes the cgroup that QEMU starts in, and opens the pod's network for this one start."""
+        group = cgroup_of(container, sandbox, container.resources, container.status.size, sizes)
+        queues = nic_queues(parse_vm_options(sandbox.vm_annotations), container.status.size)
+        self.cgroups.make(dataclasses.replace(group, nic_queues=queues), self.timeout)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import structlog
 
-from virtshim.annotations.parse import parse_vm_options
 from virtshim.containers.parts import ContainerParts
 from virtshim.containers.record_exit import ExitRecorder
 from virtshim.devices.values import volume_of_both
@@ -19,7 +17,7 @@ from virtshim.metrics import observed
 from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.model.errors import ShimError, WrongState
 from virtshim.model.sandbox import Sandbox
-from virtshim.model.sizing import NodeLimits, cgroup_of, nic_queues
+from virtshim.model.sizing import NodeLimits
 from virtshim.moves.restoring import RestoreVm
 from virtshim.pods.lookup import existing_container
 from virtshim.store.ports import Records
@@ -58,12 +56,8 @@ class StartContainer:
                 self.parts.logs.open(container)
                 # A device may have been unplugged since the container was created, and libvirt's error says little.
                 self.parts.devices.claims.check(container.granted, container.status.size)
-                size = container.status.size
-                group = cgroup_of(container, sandbox, container.resources, size, self.sizes.now)
-                queues = nic_queues(parse_vm_options(sandbox.vm_annotations), size)
-                group = dataclasses.replace(group, nic_queues=queues)
                 with self._step(observed.Step.CGROUP, container):
-                    self.parts.cgroups.make(group, self.parts.timeout)
+                    self.parts.open_cgroup(container, sandbox, self.sizes.now)
                 with self._step(observed.Step.VOLUMES, container):
                     self.parts.volumes.start(container, sandbox)
                 with self._step(observed.Step.LIBVIRT, container):

@@ -15,12 +15,12 @@ from virtshim.containers.termination_message import TerminationMessages
 from virtshim.guest.boot_phases import BootProgress
 from virtshim.guest.command import stop_signal_of
 from virtshim.guest.freeze import GuestFreezer
-from virtshim.guest.operation import paused_by_operator
+from virtshim.guest.operation import Action, paused_by_operator
 from virtshim.guest.ports import GuestAgents
 from virtshim.model.container import Container, ContainerPhase, ExitReason, asked_to_stop
 from virtshim.model.errors import Aborted, InternalError, ShimError, WrongState
 from virtshim.model.ids import ContainerId
-from virtshim.moves.saving import SaveVm
+from virtshim.moves.renewing import VmStates
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.locks import PodLocks
@@ -57,8 +57,8 @@ class _Stop:
     signalled: bool = False
     # The agent cannot pass on signals, or knows no command: only the power button is left.
     only_button: bool = False
-    # An operator saves the guest. If that fails, the guest runs on.
-    only_saves: bool = False
+    # An operator saves or renews the VM. If that fails, the guest runs on.
+    by_operator: Action | None = None
 
 
 class StopContainer:
@@ -75,7 +75,7 @@ class StopContainer:
         guests: GuestAgents,
         pausing: VmPausing,
         freezer: GuestFreezer,
-        saving: SaveVm,
+        states: VmStates,
     ) -> None:
         self._records = records
         self._clock = clock
@@ -89,7 +89,7 @@ class StopContainer:
         self._guests = guests
         self._pausing = pausing
         self._freezer = freezer
-        self._saving = saving
+        self._states = states
         self._lock = threading.Lock()
         self._stops: dict[ContainerId, _Stop] = {}
 
@@ -111,9 +111,10 @@ class StopContainer:
             self._stop(found, grace)
         self._releases.try_to_finish(container.id)
 
-    def save(self, container: Container, limit: float) -> None:
-        """For an operator: saves the guest's memory within `limit` seconds, and ends the VM. After an error the guest runs
-        on, see `SaveVm.save`. A stop that comes meanwhile waits for it, at most for its own grace period."""
+    def save(self, container: Container, limit: float, action: Action = Action.SAVE) -> None:
+        """For an operator: saves the guest's memory within `limit` seconds, and ends the VM (SAVE), or gives the guest a new
+        QEMU (RENEW). After an error the guest runs on, see `SaveVm.save` and `RenewVm.renew`. A stop that comes meanwhile
+        waits for it, at most for its own grace period."""
         if self._boots.is_before_kernel(container):
             raise WrongState(
                 f"the guest of container {container.id.short} has not begun to boot its kernel: there is nothing to save"
@@ -121,7 +122,7 @@ class StopContainer:
         with self._lock:
             if container.id in self._stops:
                 raise WrongState(f"container {container.id.short} is being stopped")
-            mine = _Stop(self._clock.monotonic() + limit, limit, only_saves=True)
+            mine = _Stop(self._clock.monotonic() + limit, limit, by_operator=action)
             self._stops[container.id] = mine
         self._lead(container, mine)
         self._releases.try_to_finish(container.id)
@@ -173,12 +174,13 @@ class StopContainer:
             mine = None if running is not None else self._stops.setdefault(container.id, _Stop(until, grace))
         if mine is not None:
             self._lead(container, mine)
-        elif running is not None and running.only_saves:
+        elif running is not None and running.by_operator is not None:
             if not self._clock.wait(running.done, grace):
                 log.info("vm.destroy", container=container.id.short, grace_s=grace)
+                self._exits.note_kill(container.id, f"killed: its memory was still being written after {grace:g} s")
                 self._hypervisor.destroy(container.domain_uuid, container.id)  # which ends the save, too
                 running.done.wait()
-            if running.error is not None:
+            if running.error is not None or running.by_operator is Action.RENEW:
                 self._stop(container, max(0.0, until - self._clock.monotonic()))
         elif running is not None:
             running.done.wait()
@@ -203,8 +205,10 @@ class StopContainer:
 
     def _lead(self, container: Container, stop: _Stop) -> None:
         try:
-            if stop.only_saves:
-                self._saving.save(container, stop.grace, by_operator=True)
+            if stop.by_operator is Action.RENEW:
+                self._states.renewing.renew(container, stop.grace)
+            elif stop.by_operator is not None:
+                self._states.saving.save(container, stop.grace, by_operator=True)
             else:
                 self._shut_down(container, stop)
         except Exception as exc:
@@ -249,7 +253,7 @@ class StopContainer:
             return False
         try:
             left = max(0.0, stop.until - self._clock.monotonic())
-            self._saving.save(found, left * _SAVING, hurry=stop.hurry)
+            self._states.saving.save(found, left * _SAVING, hurry=stop.hurry)
         except ShimError as exc:
             now = self._records.containers.get(container.id)
             if now is not None and now.status.ending is not None and now.status.ending.reason is ExitReason.SAVED:

@@ -455,7 +455,7 @@ class OperatorClient:
                 answer = self._stub.Freeze(operator_pb2.FreezeRequest(id=vm, seconds=seconds), timeout=_ADMIN_SECONDS)
             else:
                 call = getattr(self._stub, action.value.capitalize())
-                limit = _SAVE_SECONDS if action is Action.SAVE else _ADMIN_SECONDS
+                limit = _SAVE_SECONDS if action in (Action.SAVE, Action.RENEW) else _ADMIN_SECONDS
                 answer = call(operator_pb2.VmRequest(id=vm), timeout=limit)
         return answer.changed, answer.message
 

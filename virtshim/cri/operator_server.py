@@ -164,6 +164,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         del context
         return _outcome(self.services.actions.save(self._vm(request.id)))
 
+    def Renew(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
+        del context
+        return _outcome(self.services.actions.renew(self._vm(request.id)))
+
     def RemoveVm(self, request: pb.RemoveVmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
         del context
         return _outcome(self.services.vms.remove(request.namespace, request.name, request.container))

@@ -18,6 +18,7 @@ class Action(enum.Enum):
     FREEZE = "freeze"
     THAW = "thaw"
     SAVE = "save"
+    RENEW = "renew"
 
 
 @dataclass(frozen=True, slots=True)

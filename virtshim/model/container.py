@@ -253,6 +253,8 @@ class ContainerStatus:
     mounts_confirmed: bool = False
     # Whether its guest's memory is being saved, during which virtshim has paused the VM.
     saving: bool = False
+    # Whether the save is for a new QEMU: the VM may be off meanwhile, and the container does not end.
+    renewing: bool = False
     # The container that the guest knows, if it was restored: its command was started as that one's.
     known_as: ContainerId | None = None
     # Whether its VM was restored and may still be paused.
@@ -403,15 +405,17 @@ class Container:
         """Notes a checkpoint that writes to `location`; "" ends it."""
         return self._with(checkpointing=location)
 
-    def with_saving(self, *, saving: bool) -> Container:
-        return self._with(saving=saving)
+    def with_saving(self, *, saving: bool, renewing: bool = False) -> Container:
+        return self._with(saving=saving, renewing=renewing)
 
     def arrived(self) -> Container:
         return self._with(arriving=False)
 
     def continuing(self, known_as: ContainerId, *, command_begun: bool, user: ProcessUser | None) -> Container:
         """The guest is that of an earlier container, whose command goes on."""
-        return self._with(known_as=known_as, command_begun=command_begun, user=user, arriving=True)
+        return self._with(
+            known_as=known_as, command_begun=command_begun, user=user, arriving=True, saving=False, renewing=False
+        )
 
     @property
     def guest_id(self) -> ContainerId:

@@ -22,7 +22,6 @@ from virtshim.model.ids import ContainerId
 from virtshim.model.layout import Layout, vnc_socket
 from virtshim.model.sandbox import owner_of
 from virtshim.moves.ports import SavedVms
-from virtshim.moves.saving import SaveVm, saved_exit
 from virtshim.moves.values import SavedState, VmRecord, restorable
 from virtshim.store.ports import RecordCopies, StateRecords
 from virtshim.system.clock import Clock
@@ -54,6 +53,13 @@ class RestoreVm:
             self._lose(vm, container)  # the guest is about to change the disk that the state belongs to
             self.hypervisor.start(container.domain_uuid, container.id)
             return container.running(self.clock.now_ns())
+        self.load(container, vm, state)
+        restored = continuing(container.running(self.clock.now_ns()), state)
+        self.keep_copy(restored)
+        return restored
+
+    def load(self, container: Container, vm: VmRecord, state: SavedState) -> None:
+        """Restores the VM, which stays paused, and records that the state is used up."""
         memory, moved = self.vms.memory(vm.disk), self._moved(state, container)
         try:
             self.hypervisor.restore(container.domain_uuid, container.id, memory, moved)
@@ -65,9 +71,6 @@ class RestoreVm:
         if container.spec.command:  # its output goes on where it was read to
             self.logs.entrypoints.write(container.id, (), state.read_to)
         self._change(vm.disk, state, dataclasses.replace(state, taken_by=container.id))
-        continuing = _continuing(container.running(self.clock.now_ns()), state)
-        self._keep_copy(continuing)
-        return continuing
 
     def go_on(self, container: Container) -> Container:
         """Resumes a restored VM, and removes the state. Returns the container as recorded. Another process may repeat it."""
@@ -92,7 +95,7 @@ class RestoreVm:
         running = container.running(self.clock.now_ns())
         if state is None:
             return running  # it booted
-        return _continuing(running, state) if state.taken_by == container.id else None
+        return continuing(running, state) if state.taken_by == container.id else None
 
     def _lose(self, vm: VmRecord | None, container: Container) -> None:
         state = vm.saved if vm is not None else None
@@ -121,7 +124,7 @@ class RestoreVm:
                 raise Aborted("the saved state of the virtual machine has changed meanwhile; try again")
             self.vms.put(vm.with_state(now))
 
-    def _keep_copy(self, container: Container) -> None:
+    def keep_copy(self, container: Container) -> None:
         """For a lost database: the guest knows an earlier container. A failure is only logged."""
         sandbox = self.records.sandboxes.get(container.sandbox_id)
         try:
@@ -138,46 +141,5 @@ class RestoreVm:
         return dict(zip(of(state.container), of(container.id), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class VmStates:
-    """Saving and restoring, for those who stop, start and repair."""
-
-    saving: SaveVm
-    restoring: RestoreVm
-
-    def finish_leftover(self, container: Container) -> None:
-        """Finishes a save or restore that another process began. Does nothing if this process is at it."""
-        if container.status.saving:
-            self.saving.finish_leftover(container)
-        elif container.status.arriving:
-            with self.restoring.locks.held(container.sandbox_id):
-                now = self.restoring.records.containers.get(container.id)
-                if now is not None and now.is_running:
-                    self.restoring.go_on(now)
-
-    def reconcile(self) -> None:
-        """Makes containers' records agree with VMs' records. Called at the start, before the repairs. The VMs' records decide,
-        because they are on disk before a guest runs; a container's record may be older, or rebuilt from a copy."""
-        containers = {one.id: one for one in self.restoring.records.containers.all()}
-        for vm in self.restoring.vms.all():
-            if (state := vm.saved) is None:
-                continue
-            for one in containers.values():
-                if one.spec.pod_disk == vm.disk and one.is_running:
-                    self._agree(one, state)
-
-    def _agree(self, container: Container, state: SavedState) -> None:
-        records = self.restoring.records.containers
-        if state.taken_by == container.id:
-            if container.status.known_as is None:
-                records.replace(_continuing(container, state))
-        elif state.taken_by is None and state.container == container.id:
-            ending = container.status.ending or saved_exit(state)
-            records.replace(container.with_saving(saving=True).with_ending(ending))
-        elif state.taken_by is None:  # it must not run on the disk of a state that counts
-            log.warning("vm.ended", container=container.id.short, why="a saved state of its virtual machine counts")
-            self.restoring.hypervisor.destroy(container.domain_uuid, container.id)
-
-
-def _continuing(container: Container, state: SavedState) -> Container:
+def continuing(container: Container, state: SavedState) -> Container:
     return container.continuing(state.known_as, command_begun=state.command_begun, user=state.user)

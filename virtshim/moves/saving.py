@@ -69,35 +69,47 @@ class SaveVm:
     ) -> None:
         """Returns when the state is on disk and the VM has ended. `timeout` is for the writing, which `hurry` ends at once.
         After any error the guest runs on, unless its state counts already: then a repeated call ends it."""
-        with self._alone(container.id) as is_alone:
+        with self.alone(container.id) as is_alone:
             if not is_alone:
                 raise Aborted(f"container {container.id} is being saved already; wait for it")
-            vm = self._vm(container)
-            state = vm.saved
-            if state is None or state.container != container.id:
-                if container.status.saving:  # another process began it
-                    self._go_on(container)
-                self._refuse_without_room(container, vm)
-                self._sync(container)
-                self._begin(container)
-                try:
-                    state = self._write(container, vm.disk, timeout, by_operator=by_operator, hurry=hurry)
-                except ShimError:
-                    self._go_on(container)
-                    raise
-            self._end(container, state)
+            state = self.state_of(container, timeout, by_operator=by_operator, hurry=hurry)
+            self.end(container, state)
+
+    def state_of(
+        self,
+        container: Container,
+        timeout: float,
+        *,
+        by_operator: bool,
+        renewing: bool = False,
+        hurry: threading.Event | None = None,
+    ) -> SavedState:
+        """Like `save`, and leaves the VM paused. The caller holds `alone`."""
+        vm = self.vm(container)
+        if (state := vm.state_left_by(container.id)) is not None:
+            return state
+        if container.status.saving:  # another process began it
+            self.go_on(container)
+        self._refuse_without_room(container, vm)
+        self._sync(container)
+        self._begin(container, renewing=renewing)
+        try:
+            return self._write(container, vm.disk, timeout, by_operator=by_operator, renewing=renewing, hurry=hurry)
+        except ShimError:
+            self.go_on(container)
+            raise
 
     def finish_leftover(self, container: Container) -> None:
         """Finishes a save that another process began: ends the VM if its state counts, else resumes it."""
-        with self._alone(container.id) as is_alone:
+        with self.alone(container.id) as is_alone:
             now = self.records.containers.get(container.id)
-            if not is_alone or now is None or not now.status.saving:
+            if not is_alone or now is None or not now.status.saving or now.status.renewing:
                 return
-            vm = self._vm(now)
-            if vm.saved is not None and vm.saved.container == now.id:
-                self._end(now, vm.saved)
+            vm = self.vm(now)
+            if (state := vm.state_left_by(now.id)) is not None:
+                self.end(now, state)
             else:
-                self._go_on(now)
+                self.go_on(now)
 
     def expire(self) -> None:
         """Discards states that are too old or used up, and memory files without a state."""
@@ -122,7 +134,8 @@ class SaveVm:
             log.info("vm.state.discarded", vm=vm.readable, saved_at=vm.saved.saved_at, used_up=is_used_up)
 
     @contextlib.contextmanager
-    def _alone(self, container: ContainerId) -> Iterator[bool]:
+    def alone(self, container: ContainerId) -> Iterator[bool]:
+        """Yields False if another thread of this process saves or renews the VM."""
         with self._lock:
             is_alone = container not in self._under_way
             self._under_way.setdefault(container, 0)
@@ -133,7 +146,7 @@ class SaveVm:
                 with self._lock:
                     del self._under_way[container]
 
-    def _vm(self, container: Container) -> VmRecord:
+    def vm(self, container: Container) -> VmRecord:
         vm = self.vms.get(container.spec.pod_disk)
         if vm is None:
             raise InternalError(f"the record of virtual machine {container.spec.vm} is gone")
@@ -163,7 +176,7 @@ class SaveVm:
         except ShimError as exc:
             log.info("vm.not_synced", container=container.id.short, why=str(exc))
 
-    def _begin(self, container: Container) -> None:
+    def _begin(self, container: Container, *, renewing: bool) -> None:
         """Notes in the record that the guest may be paused. Raises Aborted if another action on the guest is under way."""
         disk = container.spec.pod_disk
         with self.locks.held(container.sandbox_id), self.locks.held_for_all(owner_of(disk)):
@@ -177,10 +190,17 @@ class SaveVm:
                 raise Aborted(f"a checkpoint of container {container.id} is being written")
             if status.frozen:
                 raise Aborted(f"the file systems of container {container.id} are frozen")
-            self.records.containers.replace(found.arrived().with_saving(saving=True))
+            self.records.containers.replace(found.arrived().with_saving(saving=True, renewing=renewing))
 
     def _write(
-        self, container: Container, disk: str, timeout: float, *, by_operator: bool, hurry: threading.Event | None
+        self,
+        container: Container,
+        disk: str,
+        timeout: float,
+        *,
+        by_operator: bool,
+        renewing: bool,
+        hurry: threading.Event | None,
     ) -> SavedState:
         until, own = self.clock.monotonic() + timeout, container.id
         self.pausing.pause(container.domain_uuid, own)
@@ -189,12 +209,12 @@ class SaveVm:
         self.pausing.save_memory(container.domain_uuid, path, left, own, hurry)
         self.vms.flush(disk)  # takes long, so without a lock
         with self.locks.held(container.sandbox_id), self.locks.held_for_all(owner_of(disk)):
-            return self._commit(container, disk, by_operator=by_operator)
+            return self._commit(container, disk, by_operator=by_operator, renewing=renewing)
 
-    def _commit(self, container: Container, disk: str, *, by_operator: bool) -> SavedState:
+    def _commit(self, container: Container, disk: str, *, by_operator: bool, renewing: bool) -> SavedState:
         """Writes the VM's record, which makes the state count. Nobody else can end this container, or start the VM's next one,
         while the caller holds both locks."""
-        now, vm = self.records.containers.get(container.id), self._vm(container)
+        now, vm = self.records.containers.get(container.id), self.vm(container)
         if now is None or not now.is_running or not now.status.saving:
             raise Aborted(f"container {container.id} ended while its memory was written")
         if self.hypervisor.power(container.domain_uuid).power is not Power.PAUSED:
@@ -209,6 +229,7 @@ class SaveVm:
             read_to=self.logs.read_to(container.id),
             user=now.status.user,
             by_operator=by_operator,
+            renewing=renewing,
         )
         try:
             self.vms.put(vm.with_state(state))
@@ -218,20 +239,21 @@ class SaveVm:
             raise
         return state
 
-    def _end(self, container: Container, state: SavedState) -> None:
+    def end(self, container: Container, state: SavedState) -> None:
+        """Ends the VM whose state counts."""
         self.exits.begin_end(container.id, saved_exit(state))
         self.hypervisor.destroy(container.domain_uuid, container.id)
         self.exits.record_if_ended(container.id)
         log.info("vm.saved", container=container.id.short, vm=container.spec.vm, bytes=state.bytes)
 
-    def _go_on(self, container: Container) -> None:
+    def go_on(self, container: Container) -> None:
         """Resumes the guest after a failed save. Raises InternalError if the state may count. Does nothing if the container has
         ended, because the VM and the memory file may belong to the next container."""
         with self.locks.held(container.sandbox_id):
-            found, vm = self.records.containers.get(container.id), self._vm(container)
+            found, vm = self.records.containers.get(container.id), self.vm(container)
             if found is None or not found.is_running or not found.status.saving:
                 return
-            if vm.saved is not None and vm.saved.container == container.id:
+            if vm.state_left_by(container.id) is not None:
                 raise InternalError(
                     f"the state of virtual machine {container.spec.vm} may count; its guest stays paused"
                 )

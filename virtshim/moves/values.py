@@ -52,6 +52,8 @@ class SavedState:
     failed_in: SandboxId | None = None
     # Whether an operator saved it. Then a restart in the same sandbox continues, too.
     by_operator: bool = False
+    # Whether its own container continues from it, in a new QEMU.
+    renewing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,11 @@ class VmRecord:
     def readable(self) -> str:
         return f"{self.namespace}/{self.name}/{self.container}"
 
+    def state_left_by(self, container: ContainerId) -> SavedState | None:
+        """The state that this container's guest was saved to, if it counts. This guest then never runs again."""
+        state = self.saved
+        return state if state is not None and state.container == container and state.taken_by is None else None
+
     def with_state(self, state: SavedState | None) -> VmRecord:
         return dataclasses.replace(self, saved=state)
 
@@ -88,8 +95,8 @@ def restorable(vm: VmRecord | None, container: Container) -> SavedState | None:
     return state
 
 
-def unsavable(granted: GrantedDevices, volumes: Sequence[SharedVolume], empty_disks: Sequence[EmptyDisk]) -> str:
-    """What QEMU cannot save of such a VM, or what goes with the container, and the remedy; "" if all can be saved."""
+def unrenewable(granted: GrantedDevices, volumes: Sequence[SharedVolume]) -> str:
+    """What QEMU cannot save of such a VM, and the remedy; "" if all can be saved."""
     if granted.passthrough:
         return f"host devices ({', '.join(granted.claims)}), whose state stays in the device; remove them"
     if volumes:
@@ -97,6 +104,13 @@ def unsavable(granted: GrantedDevices, volumes: Sequence[SharedVolume], empty_di
             f"the shared volume {escaped(volumes[0].guest, 200)}, whose daemon's state QEMU cannot save; use the root disk, "
             "or volumes that are copied (configMap, secret)"
         )
+    return ""
+
+
+def unsavable(granted: GrantedDevices, volumes: Sequence[SharedVolume], empty_disks: Sequence[EmptyDisk]) -> str:
+    """What QEMU cannot save of such a VM, or what goes with the container, and the remedy; "" if all can be saved."""
+    if what := unrenewable(granted, volumes):
+        return what
     if (block := next((one for one in granted.blocks if not one.readonly), None)) is not None:
         return (
             f"the writable volume at {escaped(block.container_path, 200)}: another pod may change it, and then the memory would "

@@ -34,7 +34,8 @@ class Plan:
     """`undo_*`: half-made or half-removed, to be removed. `follow`: VMs that keep running. `adopt`: CREATED in the
     record, but the VM runs. `settle`: RUNNING in the record, but the VM has ended. `stray_*`: with this node's mark,
     without a record. `unwanted_domains`: EXITED in the record, but the VM runs. `checkpoints`, `resizes`, `states` (saved or
-    restored): begun and not finished. No container is in two of the other lists, and UNKNOWN containers are in none."""
+    restored): begun and not finished. A container whose VM is renewed is in `states` alone, because the VM may be off. No
+    container is in two of the other lists, and UNKNOWN containers are in none."""
 
     undo_sandboxes: tuple[Sandbox, ...]
     undo_containers: tuple[Container, ...]
@@ -77,14 +78,14 @@ def plan(found: NodeState) -> Plan:
             s for s in found.sandboxes if s.is_ready and (found.rebooted or s.id not in found.networks)
         ),
         adopt=tuple(c for c in whole if c.phase is ContainerPhase.CREATED and c.id in on),
-        follow=tuple(c for c in running if c.id in on),
-        settle=tuple(c for c in running if c.id not in on),
+        follow=tuple(c for c in running if c.id in on and not c.status.renewing),
+        settle=tuple(c for c in running if c.id not in on and not c.status.renewing),
         stray_domains=tuple(d for d in found.domains if d.container_id not in known),
         unwanted_domains=tuple(d for d in found.domains if d.container_id in exited and d.state.is_on),
         stray_networks=tuple(sorted(n for n in found.networks if n not in sandboxes)),
         stray_directories=tuple(sorted(d for d in found.directories if d not in known)),
         stray_pod_disks=tuple(sorted(found.pods_with_disks - {pod_hash(s.key) for s in found.sandboxes})),
-        states=tuple(c for c in running if (c.status.saving or c.status.arriving) and c.id in on),
+        states=tuple(c for c in running if _is_saved_or_restored(c, on)),
         checkpoints=tuple(c for c in found.containers if c.status.checkpointing or c.status.frozen),
         resizes=tuple(c for c in whole if c.status.resizing is not None and _can_be_resized(c, on, defined)),
         stray_shares=tuple(sorted(found.shares - {c.id.short for c in found.containers if _may_need_volumes(c, on)})),
@@ -95,6 +96,11 @@ def plan(found: NodeState) -> Plan:
 def _may_need_volumes(container: Container, on: set[ContainerId]) -> bool:
     """Whether its VM may run, or may be about to."""
     return container.phase is not ContainerPhase.EXITED or container.may_be_running or container.id in on
+
+
+def _is_saved_or_restored(container: Container, on: set[ContainerId]) -> bool:
+    status = container.status
+    return status.renewing or ((status.saving or status.arriving) and container.id in on)
 
 
 def _can_be_resized(container: Container, on: set[ContainerId], defined: set[ContainerId]) -> bool:

@@ -88,7 +88,7 @@ class Recover:
         others continue: the item's record stays, so nothing is forgotten."""
         self.survey.inventory.take_records_out(self.rebuild.copies.keep)
         found = self.survey.take(self.rebuild, lost=lost, rebooted=rebooted)
-        self.repairs.states.reconcile()
+        self.repairs.states.reconcile(rebooted=rebooted)
         found = dataclasses.replace(found, containers=self.survey.records.containers.all())
         todo = plan(found)
         if lost:

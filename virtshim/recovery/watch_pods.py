@@ -20,7 +20,7 @@ from virtshim.model.container import Container
 from virtshim.model.errors import ShimError
 from virtshim.model.ids import SandboxId
 from virtshim.model.vm import OwnedDomain, PauseReason, Power
-from virtshim.moves.restoring import VmStates
+from virtshim.moves.renewing import VmStates
 from virtshim.pods.ports import PodNetworks
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock

@@ -213,3 +213,16 @@ def test_a_save_through_the_commands_client_names_what_is_in_the_way(operator: O
     _, made = client.running()
     with operating(operator.path) as node, pytest.raises(WrongState, match=r"annotation virtshim\.io/vm"):
         node.act(Action.SAVE, made)
+
+
+def test_a_vm_is_renewed_through_the_commands_client(operator: Operator, client: Client, world: World) -> None:
+    sandbox = client.run("db-0", annotations=LASTING)
+    made = client.create(sandbox)
+    client.start(made)
+    with operating(operator.path) as node:
+        assert node.act(Action.RENEW, made) == (True, "its guest continues in a new QEMU")
+    assert len(world.outside.vms.restored) == 1
+    assert (
+        client.ContainerStatus(api_pb2.ContainerStatusRequest(container_id=made)).status.state
+        == api_pb2.CONTAINER_RUNNING
+    )

@@ -38,7 +38,7 @@ def test_a_start_whose_follower_gets_no_thread_is_undone(world: World, monkeypat
 @pytest.mark.parametrize("grace", [0.0, 30.0])
 def test_the_vm_of_a_created_container_is_off_when_its_stop_returns(world: World, grace: float) -> None:
     container = world.create(world.run())
-    world.outside.vms.start(world.domain(container))
+    world.outside.vms.power_on(world.domain(container))
     world.stop(container, grace)
     assert world.outside.vms.running() == []
 
@@ -46,7 +46,7 @@ def test_the_vm_of_a_created_container_is_off_when_its_stop_returns(world: World
 def test_the_vm_of_a_created_container_is_off_when_the_stop_of_its_pod_returns(world: World) -> None:
     sandbox = world.run()
     container = world.create(sandbox)
-    world.outside.vms.start(world.domain(container))
+    world.outside.vms.power_on(world.domain(container))
     world.stop_sandbox(sandbox)
     assert world.outside.vms.running() == []
     assert world.outside.networks.networks == {}
@@ -55,7 +55,7 @@ def test_the_vm_of_a_created_container_is_off_when_the_stop_of_its_pod_returns(w
 def test_a_pod_keeps_its_network_while_the_vm_of_a_created_container_cannot_be_ended(world: World) -> None:
     sandbox = world.run()
     container = world.create(sandbox)
-    world.outside.vms.start(world.domain(container))
+    world.outside.vms.power_on(world.domain(container))
     world.journal.fail("vms.destroy", Unavailable("libvirt is gone"))
     with pytest.raises(Unavailable):
         world.stop_sandbox(sandbox)

@@ -327,7 +327,7 @@ def test_a_vm_that_a_container_refers_to_stays_until_that_has_ended(world: World
 def test_a_vm_that_runs_although_its_container_has_ended_stays(world: World) -> None:
     container = running(world)
     world.stop(container, 30)
-    world.outside.vms.start(world.domain(container))
+    world.outside.vms.power_on(world.domain(container))
     assert world.container(container).phase is ContainerPhase.EXITED
     with pytest.raises(WrongState, match="still runs in libvirt"):
         remove(world)

@@ -5,65 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from fakes.background import Background
 from fakes.journal import Crash, When
+from fakes.lasting import LASTING, logged, memory, pod, running, state_of, steps_of, vm
 from fakes.world import World, container_config, sandbox_config
 
 from virtshim.model.container import Container, ContainerPhase, ExitReason, Mount
 from virtshim.model.errors import Aborted, AlreadyExists, InternalError, InvalidRequest, ResourceExhausted, ShimError
-from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.ids import ContainerId
 from virtshim.model.sandbox import PodKey
 from virtshim.model.usage import BlockUsage
 from virtshim.model.vm import OffReason, Power
-from virtshim.moves.values import VmRecord
-
-LASTING = sandbox_config(annotations={"virtshim.io/vm": "db", "virtshim.io/on-stop": "save"})
-
-
-@pytest.fixture
-def make_world(tmp_path: Path) -> Callable[[], World]:
-    made = 0
-
-    def make() -> World:
-        nonlocal made
-        made += 1
-        directory = tmp_path / str(made)
-        directory.mkdir()
-        return World(directory)
-
-    return make
-
-
-def pod(world: World, number: int = 1) -> SandboxId:
-    """The VM's next pod: a StatefulSet's controller gives it another UID."""
-    if not world.records.images.all():
-        world.pull()
-    key = PodKey("default", "db-0", f"uid-{number}", 0)
-    return world.do.run_sandbox.run(key, LASTING, world.deadline())
-
-
-def running(world: World, number: int = 1) -> ContainerId:
-    """Its guest has booted its kernel, so there is something to save."""
-    container = world.create(pod(world, number))
-    world.start(container)
-    return container
-
-
-def vm(world: World) -> VmRecord:
-    (found,) = world.app.adapters.files.vms.all()
-    return found
-
-
-def memory(world: World) -> Path:
-    return Path(world.app.adapters.files.vms.memory(vm(world).disk))
-
-
-def logged(world: World) -> list[str]:
-    return [line for log in world.outside.consoles.logs.values() for line in log]
 
 
 def test_a_stop_saves_the_guest_and_its_next_pod_continues(world: World) -> None:
@@ -332,10 +286,6 @@ def test_a_lost_database_does_not_let_a_guest_run_beside_its_saved_state(world: 
 # --- virtshim dies at every step
 
 
-def state_of(world: World, container: ContainerId) -> tuple[ContainerPhase, Power]:
-    return world.container(container).phase, world.outside.vms.power(world.domain(container)).power
-
-
 def ends(world: World, container: ContainerId) -> Container:
     """kubelet repeats its call until the container has ended."""
     world.stop(container, 30)
@@ -345,7 +295,7 @@ def ends(world: World, container: ContainerId) -> Container:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # threads die with the process
 @pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])
 def test_a_kill_at_any_step_of_a_save_loses_nothing(make_world: Callable[[], World], when: When) -> None:
-    calls = _calls(make_world, lambda world: world.stop(running(world), 30), running)
+    calls = steps_of(make_world, lambda world: world.stop(running(world), 30), running)
     assert calls > 10
     for at in range(1, calls + 1):
         world: World = make_world()
@@ -381,7 +331,7 @@ def test_a_kill_at_any_step_of_a_restore_runs_one_guest_once(make_world: Callabl
         world.remove_sandbox(world.container(first).sandbox_id)
         return world.create(pod(world, 2))
 
-    calls = _calls(make_world, lambda world: world.start(saved(world)), saved)
+    calls = steps_of(make_world, lambda world: world.start(saved(world)), saved)
     for at in range(1, calls + 1):
         world: World = make_world()
         second = saved(world)
@@ -402,15 +352,3 @@ def test_a_kill_at_any_step_of_a_restore_runs_one_guest_once(make_world: Callabl
             assert len(world.outside.vms.restored) >= 1, f"at {at}: the state is lost"
         world.outside.vms.end(world.domain(second), OffReason.SHUTDOWN)
         world.close()
-
-
-def _calls(make_world: Callable[[], World], do: Callable[[World], Any], prepare: Callable[[World], Any]) -> int:
-    world: World = make_world()
-    prepare(world)
-    before = len(world.journal.calls)
-    world.close()
-    world = make_world()
-    do(world)
-    count = len(world.journal.calls) - before
-    world.close()
-    return count
