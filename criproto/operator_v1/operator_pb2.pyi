@@ -40,6 +40,73 @@ class VmRequest(_message.Message):
 Global___VmRequest: _TypeAlias = VmRequest  # noqa: Y015
 
 @_typing.final
+class SaveAllRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.int
+    """For each VM. Its guest runs on if the time is over."""
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveAllRequest: _TypeAlias = SaveAllRequest  # noqa: Y015
+
+@_typing.final
+class SaveAllResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___SaveResult]: ...
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___SaveResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveAllResponse: _TypeAlias = SaveAllResponse  # noqa: Y015
+
+@_typing.final
+class SaveResult(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTAINER_ID_FIELD_NUMBER: _builtins.int
+    VM_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    container_id: _builtins.str
+    vm: _builtins.str
+    """NAMESPACE/NAME/CONTAINER of the VM."""
+    error: _builtins.str
+    """"" if its memory is saved."""
+    def __init__(
+        self,
+        *,
+        container_id: _builtins.str = ...,
+        vm: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_id", b"container_id", "error", b"error", "vm", b"vm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveResult: _TypeAlias = SaveResult  # noqa: Y015
+
+@_typing.final
 class StartUpsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -110,6 +110,11 @@ class OperatorStub:
                 request_serializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
                 response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
                 _registered_method=True)
+        self.SaveAll = channel.unary_unary(
+                '/virtshim.operator.v1.Operator/SaveAll',
+                request_serializer=criproto_dot_operator__v1_dot_operator__pb2.SaveAllRequest.SerializeToString,
+                response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.SaveAllResponse.FromString,
+                _registered_method=True)
         self.Renew = channel.unary_unary(
                 '/virtshim.operator.v1.Operator/Renew',
                 request_serializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
@@ -231,6 +236,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SaveAll(self, request, context):
+        """Saves all running VMs whose stops save, at the same time. The others run on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Renew(self, request, context):
         """The guest's memory is saved and goes on in a new QEMU, in the same container and with the same taps.
         """
@@ -322,6 +334,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Save,
                     request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.FromString,
                     response_serializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.SerializeToString,
+            ),
+            'SaveAll': grpc.unary_unary_rpc_method_handler(
+                    servicer.SaveAll,
+                    request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.SaveAllRequest.FromString,
+                    response_serializer=criproto_dot_operator__v1_dot_operator__pb2.SaveAllResponse.SerializeToString,
             ),
             'Renew': grpc.unary_unary_rpc_method_handler(
                     servicer.Renew,
@@ -740,6 +757,33 @@ class Operator:
             '/virtshim.operator.v1.Operator/Save',
             criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
             criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveAll(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/virtshim.operator.v1.Operator/SaveAll',
+            criproto_dot_operator__v1_dot_operator__pb2.SaveAllRequest.SerializeToString,
+            criproto_dot_operator__v1_dot_operator__pb2.SaveAllResponse.FromString,
             options,
             channel_credentials,
             insecure,

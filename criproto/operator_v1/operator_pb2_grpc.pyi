@@ -49,6 +49,8 @@ class OperatorStub:
     Thaw: _grpc.UnaryUnaryMultiCallable[_operator_pb2.VmRequest, _operator_pb2.ActionResponse]
     Save: _grpc.UnaryUnaryMultiCallable[_operator_pb2.VmRequest, _operator_pb2.ActionResponse]
     """The guest's memory is written to disk and its container ends, as at a stop. The VM's next container continues from there."""
+    SaveAll: _grpc.UnaryUnaryMultiCallable[_operator_pb2.SaveAllRequest, _operator_pb2.SaveAllResponse]
+    """Saves all running VMs whose stops save, at the same time. The others run on."""
     Renew: _grpc.UnaryUnaryMultiCallable[_operator_pb2.VmRequest, _operator_pb2.ActionResponse]
     """The guest's memory is saved and goes on in a new QEMU, in the same container and with the same taps."""
     RemoveVm: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RemoveVmRequest, _operator_pb2.ActionResponse]
@@ -177,6 +179,14 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _grpc.ServicerContext,
     ) -> _operator_pb2.ActionResponse:
         """The guest's memory is written to disk and its container ends, as at a stop. The VM's next container continues from there."""
+
+    @_abc_1.abstractmethod
+    def SaveAll(
+        self,
+        request: _operator_pb2.SaveAllRequest,
+        context: _grpc.ServicerContext,
+    ) -> _operator_pb2.SaveAllResponse:
+        """Saves all running VMs whose stops save, at the same time. The others run on."""
 
     @_abc_1.abstractmethod
     def Renew(

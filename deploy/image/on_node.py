@@ -33,6 +33,7 @@ UNITS = (
     "virtshim.service",
     "virtshim-proxy.service",
     "virtshim-device-plugin.service",
+    "virtshim-guests.service",
 )
 # Operators enable it. systemd refuses to restart it while its service runs.
 SOCKETS = ("tapmanager.socket",)

@@ -10,12 +10,13 @@ from typing import Any
 
 from install.outer import Failed, Machine
 
-UNITS = ("tapmanager", "virtshim-shares", "virtshim", "virtshim-proxy", "virtshim-device-plugin")
+UNITS = ("tapmanager", "virtshim-shares", "virtshim", "virtshim-proxy", "virtshim-device-plugin", "virtshim-guests")
 SERVED = UNITS[:3]
 POD_SLICE = "kubepods-burstable-pod1234.slice"
 _PYTHON = "cd /root/node && /usr/lib/virtshim/bin/python3 in_the_machine.py"
 _RUNNING, _EXITED, _READY, _NOT_READY = 1, 2, 0, 1
 _LONG = 900.0
+_GUEST_BOOT = "until virtshim exec kept -- cat /proc/sys/kernel/random/boot_id 2>/dev/null; do sleep 2; done"
 
 
 class Story:
@@ -25,11 +26,11 @@ class Story:
         self._machine = machine
         self._packages = packages
         self._say = say
-        self._boot = ""
+        self._boot = self._guest_boot = ""
 
     def tell(self) -> None:
         for step in (self.boot, self.install, self.set_up, self.units, self.run, self.confined, self.upgrade,
-                     self.come_and_go, self.reboot, self.purge):  # fmt: skip
+                     self.come_and_go, self.keep, self.reboot, self.go_on, self.purge):  # fmt: skip
             started = time.monotonic()
             self._say(f"* {(step.__doc__ or '').strip()}")
             step()
@@ -108,20 +109,33 @@ class Story:
         self._do(f"systemctl start {' '.join(SERVED)}", _LONG)
         self._same(before)
 
+    def keep(self) -> None:
+        """A VM that outlives its pods, and that a stop saves"""
+        self._do(f"{_PYTHON} keep", _LONG)
+        self._guest_boot = self._do(_GUEST_BOOT, _LONG)
+
     def reboot(self) -> None:
-        """A reboot: the guest is shut down, the pod's record says so"""
+        """A reboot: one guest is saved, the other one is shut down, the pods' records say so"""
         self._machine.ask_to_reboot()
         self._boot = self._machine.wait_for_boot(900, self._boot)
         for unit in SERVED:
             self._is(f"systemctl is-active {unit}", "active")
         _expect(self._do("systemctl --failed --no-legend --plain"), "")
         said = self._show()
-        (pod,), (container,) = said["pods"], said["containers"]
-        self._say(
-            f"  pod {pod['state']}, container {container['state']}: {container['code']}, {container['message']!r}"
-        )
-        _expect((pod["state"], container["state"]), (_NOT_READY, _EXITED))
-        _expect((container["code"], "restarted" in container["message"]), (255, True))
+        ends = {}
+        for pod in said["pods"]:
+            (container,) = [one for one in said["containers"] if one["pod"] == pod["id"]]
+            self._say(f"  pod {pod['name']} {pod['state']}: {container['code']}, {container['message']!r}")
+            _expect((pod["state"], container["state"]), (_NOT_READY, _EXITED))
+            ends[pod["name"]] = (container["code"], container["reason"], "restarted" in container["message"])
+        _expect(ends, {"vm": (255, "Unknown", True), "kept": (143, "Saved", False)})
+
+    def go_on(self) -> None:
+        """The saved guest continues in its next pod"""
+        self._do(f"{_PYTHON} remove", _LONG)
+        self._do(f"systemctl start {POD_SLICE}")
+        self._do(f"{_PYTHON} keep", _LONG)
+        _expect(self._do(_GUEST_BOOT, _LONG), self._guest_boot)
 
     def purge(self) -> None:
         """crictl rmp, virtshim setup --undo, apt-get purge: nothing is left"""

@@ -13,7 +13,7 @@ from virtshim.cli.tables import tables_show, tables_show_json
 from virtshim.cli.vm_lookup import running_vm, vm_of
 from virtshim.cri.client import VmSummary, connected, operating
 from virtshim.guest.operation import Action
-from virtshim.model.errors import InvalidRequest, WrongState
+from virtshim.model.errors import InternalError, InvalidRequest, WrongState
 from virtshim.model.text import printable_text
 from virtshim.system.files import replace_bytes
 
@@ -28,6 +28,19 @@ def act(socket: str, admin: str, action: Action, wanted: str, *, seconds: int = 
         tables_show_json({"id": vm.id, "vm": vm.name, "action": action.value, "changed": changed, "message": message})
     else:
         print(printable_text(f"{vm.name} ({vm.id[:_SHORT]}): {message}"))
+
+
+def save_all(admin: str, seconds: int, *, as_json: bool = False) -> None:
+    """Raises InternalError if a guest runs on."""
+    with operating(admin) as operator:
+        results = operator.save_all(seconds)
+    if as_json:
+        tables_show_json([{"vm": vm, "saved": not error, "error": error} for vm, error in results.items()])
+    else:
+        for vm, error in results.items():
+            print(printable_text(f"{vm}: {f'not saved: {error}' if error else 'saved'}"))
+    if failed := sum(bool(error) for error in results.values()):
+        raise InternalError(f"{failed} of {len(results)} VMs are not saved and run on")
 
 
 def dumpxml(socket: str, admin: str, wanted: str) -> None:

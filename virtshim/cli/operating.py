@@ -256,14 +256,39 @@ def thaw(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _Con
 
 
 @operating_app.command()
-def save(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
+def save(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="a pod's name, namespace/name, or the first characters of a container's or pod's id",
+            autocompletion=pod_names,
+        ),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="all VMs of pods with virtshim.io/on-stop: save, at the same time")
+    ] = False,
+    seconds: Annotated[
+        int, typer.Option("--seconds", help="with --all: the time for each VM; after that, its guest runs on")
+    ] = 600,
+    as_json: _Json = False,
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
     """Save a VM that outlives its pods to disk, as a stop does. Its next container continues from there.
 
     The pod needs the annotation virtshim.io/vm. The container ends with exit code 143 and reason Saved. kubelet then follows
     the pod's restartPolicy: with Always or OnFailure it starts the container again, and the guest continues there. With Never
     the VM stays saved until another pod names it.
     """
-    _act(Action.SAVE, name, socket, config, as_json=as_json)
+    if every == (name is not None):
+        raise InvalidRequest("name one VM, or give --all")
+    if name is not None:
+        _act(Action.SAVE, name, socket, config, as_json=as_json)
+        return
+    from virtshim.cli.acting import save_all
+
+    save_all(admin_socket(socket, config), seconds, as_json=as_json)
 
 
 @operating_app.command()

@@ -12,6 +12,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -103,6 +104,7 @@ LONGEST_FREEZE: Final = 600
 _REBOOT_LIMIT: Final = 15.0
 # Seconds to write a guest's memory: 60 GiB at 100 MiB/s. The guest stands still meanwhile.
 SAVE_SECONDS: Final = 600.0
+_SAVED: Final = "saved; its next container continues from here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,17 +211,33 @@ class VmActions:
 
     def save(self, wanted: Container) -> Outcome:
         """Ends the VM with its memory saved, as a stop does. A VM whose stops do not save is saved as well, if it can be."""
-        return self._saved(wanted, Action.SAVE, "saved; its next container continues from here")
+        return self._saved(wanted, Action.SAVE, _SAVED)
+
+    def save_all(self, limit: float) -> Sequence[tuple[Container, str]]:
+        """For the shutdown of the node: saves each running VM whose stops save, within `limit` seconds and all at the same time.
+        Returns the containers, each with "" or the reason why its guest runs on."""
+        wanted = [one for one in self.records.containers.all() if one.is_running and one.spec.save_on_stop]
+
+        def save(container: Container) -> str:
+            try:
+                self._saved(container, Action.SAVE, _SAVED, limit)
+            except ShimError as exc:
+                log.warning("vm.not_saved", container=container.id.short, error=str(exc))
+                return str(exc)
+            return ""
+
+        with ThreadPoolExecutor(max_workers=max(1, len(wanted)), thread_name_prefix="save") as threads:
+            return list(zip(wanted, threads.map(save, wanted), strict=True))
 
     def renew(self, wanted: Container) -> Outcome:
         """Gives the guest a new QEMU. It stands still meanwhile, and the container goes on."""
         return self._saved(wanted, Action.RENEW, "its guest continues in a new QEMU")
 
-    def _saved(self, wanted: Container, action: Action, message: str) -> Outcome:
+    def _saved(self, wanted: Container, action: Action, message: str, limit: float = SAVE_SECONDS) -> Outcome:
         with self._alone(wanted) as container:
             self._refuse_unsavable(container, action)
         try:
-            self.stopping.save(container, SAVE_SECONDS, action)  # without the lock, because this takes long
+            self.stopping.save(container, limit, action)  # without the lock, because this takes long
         except (WrongState, Aborted):  # it did not begin
             raise
         except ShimError:

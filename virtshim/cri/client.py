@@ -459,6 +459,15 @@ class OperatorClient:
                 answer = call(operator_pb2.VmRequest(id=vm), timeout=limit)
         return answer.changed, answer.message
 
+    def save_all(self, seconds: int) -> Mapping[str, str]:
+        """Saves the VMs whose stops save. Returns, by NAMESPACE/NAME/CONTAINER, "" or why the guest runs on."""
+        if not 1 <= seconds < 1 << 31:
+            raise InvalidRequest(f"--seconds {seconds}: must be a number of seconds, at least 1")
+        with as_shim_errors():
+            limit = seconds + _ADMIN_SECONDS
+            answer = self._stub.SaveAll(operator_pb2.SaveAllRequest(seconds=seconds), timeout=limit)
+        return {one.vm: one.error for one in answer.results}
+
     def inspect(self, vm: str) -> dict[str, Any]:
         with as_shim_errors():
             found: dict[str, Any] = json.loads(

@@ -19,7 +19,7 @@ from virtshim.guest.operation import ActionTaken, Outcome
 from virtshim.images.ports import ImageFiles
 from virtshim.metrics.start_ups import StartUp, StartUps
 from virtshim.model.container import Container
-from virtshim.model.errors import NotFound, WrongState
+from virtshim.model.errors import InvalidRequest, NotFound, WrongState
 from virtshim.model.sandbox import Sandbox
 from virtshim.moves.keeping import KnownVm, LastingVms
 from virtshim.pods.inspection import Inspection
@@ -164,6 +164,14 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         del context
         return _outcome(self.services.actions.save(self._vm(request.id)))
 
+    def SaveAll(self, request: pb.SaveAllRequest, context: grpc.ServicerContext) -> pb.SaveAllResponse:
+        del context
+        if not request.seconds:
+            raise InvalidRequest("seconds: must be at least 1")
+        done = self.services.actions.save_all(request.seconds)
+        results = [pb.SaveResult(container_id=one.id.value, vm=self._vm_name(one), error=error) for one, error in done]
+        return pb.SaveAllResponse(results=results)
+
     def Renew(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
         del context
         return _outcome(self.services.actions.renew(self._vm(request.id)))
@@ -173,6 +181,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         return _outcome(self.services.vms.remove(request.namespace, request.name, request.container))
 
     # --- finding the VM
+
+    def _vm_name(self, container: Container) -> str:
+        sandbox = self.services.records.sandboxes.get(container.sandbox_id)
+        return "/".join((sandbox.key.namespace if sandbox else "", container.spec.vm, container.name.name))
 
     def _pod(self, text: str) -> tuple[Sandbox, Container | None]:
         """The pod, and its container: the named one, or else the running one, or else the newest."""

@@ -107,6 +107,7 @@ UNITS: Final = (
     "virtshim.service",
     "virtshim-proxy.service",
     "virtshim-device-plugin.service",
+    "virtshim-guests.service",
 )
 UNIT_DIRECTORIES: Final = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 _EMULATORS: Final = ("/usr/bin/qemu-system-x86_64", "/usr/libexec/qemu-kvm", "/usr/bin/qemu-kvm")

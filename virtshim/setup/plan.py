@@ -89,7 +89,7 @@ def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE", had_taint: b
         files.append(
             PlannedFile(path, texts.CNI.encode(), "a bridge for this node, because the cluster provides no network")
         )
-    units = ["tapmanager.service", "virtshim-shares.service", "virtshim.service"]
+    units = ["tapmanager.service", "virtshim-shares.service", "virtshim.service", "virtshim-guests.service"]
     units += ["virtshim-proxy.service"] if runtime else []
     units += [f"{runtime.name.replace('cri-o', 'crio')}.service"] if runtime else []
     units += [GUESTS_UNIT]

@@ -24,7 +24,7 @@ from virtshim.cli.vms import remove, vms
 from virtshim.cri.client import operating
 from virtshim.cri.operator_server import OperatorServer
 from virtshim.guest.operation import Action
-from virtshim.model.errors import WrongState
+from virtshim.model.errors import ResourceExhausted, WrongState
 
 pytestmark = pytest.mark.cri
 
@@ -226,3 +226,23 @@ def test_a_vm_is_renewed_through_the_commands_client(operator: Operator, client:
         client.ContainerStatus(api_pb2.ContainerStatusRequest(container_id=made)).status.state
         == api_pb2.CONTAINER_RUNNING
     )
+
+
+def test_all_vms_whose_stops_save_are_saved_at_once(operator: Operator, client: Client, world: World) -> None:
+    made = {}
+    for name, asked in (("a-0", LASTING), ("b-0", LASTING), ("c-0", {"virtshim.io/vm": "c"}), ("d-0", {})):
+        own = asked | ({"virtshim.io/vm": name} if asked == LASTING else {})
+        made[name] = client.create(client.run(name, annotations=own))
+        client.start(made[name])
+    world.journal.fail("saved_vms.flush", ResourceExhausted("the disk is full"))
+    with operating(operator.path) as node:
+        saved = node.save_all(30)
+    assert sorted(saved) == ["default/a-0/vm", "default/b-0/vm"]
+    assert sorted(saved.values()) == ["", "the disk is full"]
+    states = [client.ContainerStatus(api_pb2.ContainerStatusRequest(container_id=one)).status for one in made.values()]
+    assert sorted(one.reason for one in states) == ["", "", "", "Saved"]
+
+
+def test_saving_all_wants_a_time(operator: Operator) -> None:
+    with refused(Code.INVALID_ARGUMENT, "seconds: must be at least 1"):
+        operator.SaveAll(pb.SaveAllRequest())

@@ -25,7 +25,9 @@ from virtshim.system.files import lock_file
 
 pytestmark = pytest.mark.operator
 
-UNITS = ("tapmanager.service", "virtshim-shares.service", "virtshim.service", "virtshim-proxy.service")
+UNITS = (
+    "tapmanager.service", "virtshim-shares.service", "virtshim.service", "virtshim-guests.service", "virtshim-proxy.service",
+)  # fmt: skip
 KUBEADM = """[Service]
 Environment="KUBELET_KUBECONFIG_ARGS=--kubeconfig=/etc/kubernetes/kubelet.conf"
 Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"

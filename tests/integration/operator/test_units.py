@@ -79,11 +79,14 @@ def said() -> System:
     return run
 
 
+GUESTS = "virtshim-guests.service"
+
+
 @pytest.fixture
 def copies(units: Path, tmp_path: Path) -> list[str]:
     """The units with existing programs, because systemd-analyze looks for them."""
     out = []
-    for name in SERVICES:
+    for name in (*SERVICES, GUESTS):
         text = (units / name).read_text()
         for program in ("virtshim", "tapmanager", "virtshim-shares"):
             text = text.replace(f"ExecStart=/usr/local/bin/{program} ", f"ExecStart={shutil.which('true')} ")
@@ -111,6 +114,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(said: System, copies: list[s
         ("tapmanager.service", 70),
         ("virtshim-shares.service", 75),
         ("virtshim-proxy.service", 22),
+        (GUESTS, 15),
     ],
 )
 def test_the_exposure_of_a_service_is_within_its_limit(
@@ -164,6 +168,11 @@ def test_at_shutdown_kubelet_stops_first_and_virtshim_before_remaining_vms(units
     deploy = units.parent / "deploy"
     assert "virtshim.service" in options(deploy / "kubelet/virtshim-systemd.conf")["Unit"]["After"].split()
     assert "libvirt-guests.service" in options(units / "virtshim.service")["Unit"]["After"].split()
+    saving = options(units / GUESTS)
+    assert "virtshim.service" in saving["Unit"]["After"].split()
+    assert "kubelet.service" in saving["Unit"]["Before"].split()
+    within = int(saving["Service"]["ExecStop"].split("--seconds ")[1].rstrip('"'))
+    assert within + 60 < int(saving["Service"]["TimeoutStopSec"])
     guests = dict(
         line.split("=") for line in (deploy / "libvirt-guests.conf").read_text().splitlines() if line[0] != "#"
     )

@@ -39,6 +39,8 @@ COMMANDS = dict(walked(typer.main.get_command(main.app)))
 
 # `check` and `diag` tell it with what else they find; `up` and `setup` make things before they read.
 OF_THEIR_OWN = {("check",), ("diag",), ("up",), ("setup",)}
+# One of two words must be there, and neither is required by itself.
+ONE_OF_TWO = {("save",): ["word"]}
 
 
 def options(words: tuple[str, ...]) -> set[str]:
@@ -47,7 +49,7 @@ def options(words: tuple[str, ...]) -> set[str]:
 
 def required(words: tuple[str, ...]) -> list[str]:
     """A word for each argument and option that must be there."""
-    given = []
+    given = [*ONE_OF_TWO.get(words, ())]
     for parameter in COMMANDS[words].params:
         if parameter.required:
             given += [parameter.opts[0], "/nowhere"] if isinstance(parameter, click.Option) else ["word"]

@@ -105,3 +105,10 @@ def test_operator_commands_use_the_socket_that_crictl_is_configured_with(
     result = CliRunner().invoke(command.app, ["ps"])
     assert isinstance(result.exception, ShimError)
     assert "unix:/nowhere/at-all.sock" in str(result.exception)
+
+
+@pytest.mark.parametrize("words", [["save"], ["save", "--all", "web"]])
+def test_save_names_one_vm_or_all(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(words)
+    assert "name one VM, or give --all" in capsys.readouterr().err

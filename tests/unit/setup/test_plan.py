@@ -127,7 +127,7 @@ def test_an_operator_who_allows_pods_without_overhead_is_not_overruled() -> None
 
 def test_a_usual_node_has_its_units_enabled_and_the_open_socket_masked() -> None:
     found = planned(node(runtimes=(CONTAINERD,)))
-    assert found.enable == (*UNITS[:4], "containerd.service", "libvirt-guests.service")
+    assert found.enable == (*UNITS[:3], UNITS[5], UNITS[3], "containerd.service", "libvirt-guests.service")
     assert found.mask == ("libvirtd-ro.socket",)
 
 

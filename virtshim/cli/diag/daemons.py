@@ -21,7 +21,14 @@ from virtshim.system.files import lock_holder
 from virtshim.system.process import run
 
 _PATIENCE: Final = 5.0
-_UNITS: Final = ("virtshim", "tapmanager", "virtshim-shares", "virtshim-proxy", "virtshim-device-plugin")
+_UNITS: Final = (
+    "virtshim",
+    "tapmanager",
+    "virtshim-shares",
+    "virtshim-proxy",
+    "virtshim-device-plugin",
+    "virtshim-guests",
+)
 _OTHER_UNITS: Final = ("libvirtd", "virtqemud", "virtlogd", "containerd", "crio", "kubelet")
 # Not `systemctl status`: it lists the command lines of all processes in a unit's cgroup, e.g. other people's VMs in libvirtd's.
 _OF_A_UNIT: Final = (
