@@ -53,6 +53,8 @@ class Pods:
     def create(self, attempt: int = 0) -> None:
         container = container_config(self.image, self.options.get("memory", 128 << 20), attempt=attempt)
         container.command.extend(self.options.get("command", ()))
+        for place, host_path in self.options.get("volumes", {}).items():
+            container.mounts.add(container_path=place, host_path=str(host_path))
         self.container = self.cri.create(self.pod, container, self.config)
 
     def start(self) -> None:
@@ -157,6 +159,42 @@ def test_a_running_guest_gets_a_new_qemu_and_keeps_its_connections(cri, node, im
     pods.run("touch", "/tmp/end")
     wait_until(lambda: cri.status(pods.container).state == pb.CONTAINER_EXITED, 60, "the command ends")
     assert cri.status(pods.container).exit_code == 5
+    pods.end()
+
+
+def test_a_disk_in_a_volume_is_saved_with_its_vm_and_must_not_change(cri, node, image_url, tmp_path):
+    claim = tmp_path / "claim"
+    claim.mkdir()
+    with (claim / "disk.img").open("wb") as file:
+        file.truncate(16 << 20)
+    pods = Pods(cri, node, f"{image_url}/guest.qcow2", "with-data", volumes={"/srv/data": claim})
+    more = VM | {"virtshim.io/disk-images": "/srv/data"}
+    pods.next(more)
+    pods.start()
+    wait_for_log(pods.log, READY, BOOT)
+    boot = pods.run("cat", "/proc/sys/kernel/random/boot_id")
+    for word in ("first", "second"):
+        pods.run("sh", "-c", f"echo {word} | dd of=/srv/data conv=sync,notrunc,fsync 2>/dev/null")
+        pods.saved()
+        pods.remove()
+        pods.next(more)
+        pods.start()
+        assert pods.run("cat", "/proc/sys/kernel/random/boot_id") == boot
+        assert pods.run("sh", "-c", f"dd if=/srv/data bs={len(word)} count=1 2>/dev/null") == word
+    pods.saved()
+    pods.remove()
+    with (claim / "disk.img").open("r+b") as file:
+        file.write(b"a backup")
+    pods.next(more)
+    with refused(
+        grpc.StatusCode.FAILED_PRECONDITION, "the volume at /srv/data was written to, or restored from a backup"
+    ):
+        pods.start()
+    pods.create(attempt=1)
+    pods.start()
+    wait_for_log(pods.log, READY, BOOT)
+    assert any("its saved memory is discarded" in line for line in log_lines(pods.log))
+    assert pods.run("cat", "/proc/sys/kernel/random/boot_id") != boot
     pods.end()
 
 

@@ -7,7 +7,7 @@ import functools
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ from virtshim.model.layout import Layout
 from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig, pod_hash
 from virtshim.model.sizing import NodeHardware
 from virtshim.moves.files import SavedVmFiles
+from virtshim.moves.fingerprints import Fingerprint
 from virtshim.moves.ports import SavedVms
 from virtshim.store.copies import ImageNoteFiles
 from virtshim.store.records import SqliteRecords
@@ -124,6 +125,8 @@ class Outside:
     pausing: VmPausing | None = None  # the VMs, unless a test says otherwise
     control: VmControl | None = None  # the same
     screenshots: FakeScreenshots = field(default_factory=FakeScreenshots)
+    # How often something beside a guest wrote to its disk, by the disk's path in the pod.
+    written: dict[str, int] = field(default_factory=dict)
     # Puts real parts in the place of some of the fakes.
     dressed: Callable[[Adapters, Layout], Adapters] = lambda adapters, _: adapters
 
@@ -135,6 +138,18 @@ class Outside:
         self.resizing = FakeResizing(self.vms)
         self.seeds = FakeGuestSeeds(self.disks)
         self.copies = FakeRecordCopies(self.disks)
+
+
+class _SavedVmFiles(SavedVmFiles):
+    """The real files, beside disks that are fakes. `written`: how often a disk was written to, by its path in the pod."""
+
+    def __init__(self, layout: Layout, written: Mapping[str, int]) -> None:
+        super().__init__(layout)
+        self._written = written
+
+    def fingerprints(self, container: Container) -> Mapping[str, Fingerprint]:
+        paths = ["", *(block.container_path for block in container.granted.blocks)]
+        return {path: Fingerprint(1 << 30, "", self._written.get(path, 0), "") for path in paths}
 
 
 class World:
@@ -235,7 +250,7 @@ class World:
         layout = self.settings.layout()
         Path(layout.vms).mkdir(exist_ok=True)
         silent = ("get", "all", "memory", "disk_bytes", "free_bytes")
-        return watched("saved_vms", SavedVmFiles(layout), self.journal, silent)
+        return watched("saved_vms", _SavedVmFiles(layout, self.outside.written), self.journal, silent)
 
     def close(self) -> None:
         self.app.close()

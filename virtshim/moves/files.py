@@ -6,16 +6,18 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
+from virtshim.model.container import Container
 from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted
-from virtshim.model.layout import VM_RECORD, Layout
+from virtshim.model.layout import VM_RECORD, Layout, root_disk_of
 from virtshim.model.sandbox import VMS
+from virtshim.moves.fingerprints import Fingerprint, fingerprint
 from virtshim.moves.values import VmRecord
 from virtshim.system.files import free_bytes, remove_tree, replace_bytes, space_taken, sync
 from virtshim.system.rate_limits import TroubleLog
@@ -90,6 +92,11 @@ class SavedVmFiles:
             half.rename(final)
             sync(final.parent)
         return size
+
+    def fingerprints(self, container: Container) -> Mapping[str, Fingerprint]:
+        volumes = {block.container_path: block.host_path for block in container.granted.blocks}
+        paths = {"": root_disk_of(self._layout, container), **volumes}
+        return {name: fingerprint(path) for name, path in paths.items()}
 
     def memory(self, disk: str) -> str:
         return str(self._path(disk, _MEMORY))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from virtshim.model.container import Container
+from virtshim.moves.fingerprints import Fingerprint
 from virtshim.moves.values import VmRecord
 
 
@@ -29,6 +31,10 @@ class SavedVms(Protocol):
 
     def finish(self, disk: str) -> int:
         """The written memory becomes the VM's saved one, and is on disk on return. Returns its size in bytes."""
+
+    def fingerprints(self, container: Container) -> Mapping[str, Fingerprint]:
+        """Of the disks of the container's VM, which does not run: by their paths in the pod, "" for the root disk. Raises
+        Unavailable."""
 
     def memory(self, disk: str) -> str:
         """The path of the saved memory."""

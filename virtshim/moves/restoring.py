@@ -17,10 +17,19 @@ import structlog
 from virtshim.containers.logs import ContainerLogs
 from virtshim.guest.freeze import GuestFreezer
 from virtshim.model.container import Container
-from virtshim.model.errors import Aborted, DeadlineExceeded, NotFound, ResourceExhausted, ShimError, Unavailable
+from virtshim.model.errors import (
+    Aborted,
+    DeadlineExceeded,
+    NotFound,
+    ResourceExhausted,
+    ShimError,
+    Unavailable,
+    WrongState,
+)
 from virtshim.model.ids import ContainerId
 from virtshim.model.layout import Layout, vnc_socket
 from virtshim.model.sandbox import owner_of
+from virtshim.moves.fingerprints import difference
 from virtshim.moves.ports import SavedVms
 from virtshim.moves.values import SavedState, VmRecord, restorable
 from virtshim.store.ports import RecordCopies, StateRecords
@@ -62,6 +71,7 @@ class RestoreVm:
         """Restores the VM, which stays paused, and records that the state is used up."""
         memory, moved = self.vms.memory(vm.disk), self._moved(state, container)
         try:
+            self._refuse_changed_disks(container, state)
             self.hypervisor.restore(container.domain_uuid, container.id, memory, moved)
         except (Unavailable, ResourceExhausted, DeadlineExceeded, NotFound):
             raise  # the next attempt may have more luck
@@ -71,6 +81,10 @@ class RestoreVm:
         if container.spec.command:  # its output goes on where it was read to
             self.logs.entrypoints.write(container.id, (), state.read_to)
         self._change(vm.disk, state, dataclasses.replace(state, taken_by=container.id))
+
+    def _refuse_changed_disks(self, container: Container, state: SavedState) -> None:
+        if state.disks and (what := difference(state.disks, self.vms.fingerprints(container))):
+            raise WrongState(f"the guest's memory no longer fits its disks: {what}; the next attempt boots")
 
     def go_on(self, container: Container) -> Container:
         """Resumes a restored VM, and removes the state. Returns the container as recorded. Another process may repeat it."""

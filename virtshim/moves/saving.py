@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,6 +24,7 @@ from virtshim.model.errors import Aborted, InternalError, ResourceExhausted, Shi
 from virtshim.model.ids import ContainerId
 from virtshim.model.sandbox import owner_of
 from virtshim.model.vm import Power
+from virtshim.moves.fingerprints import Fingerprint
 from virtshim.moves.ports import SavedVms
 from virtshim.moves.values import SavedLimits, SavedState, VmRecord
 from virtshim.store.ports import Records
@@ -208,10 +209,19 @@ class SaveVm:
         left = max(1.0, until - self.clock.monotonic())
         self.pausing.save_memory(container.domain_uuid, path, left, own, hurry)
         self.vms.flush(disk)  # takes long, so without a lock
+        disks = self.vms.fingerprints(container)
         with self.locks.held(container.sandbox_id), self.locks.held_for_all(owner_of(disk)):
-            return self._commit(container, disk, by_operator=by_operator, renewing=renewing)
+            return self._commit(container, disk, disks, by_operator=by_operator, renewing=renewing)
 
-    def _commit(self, container: Container, disk: str, *, by_operator: bool, renewing: bool) -> SavedState:
+    def _commit(
+        self,
+        container: Container,
+        disk: str,
+        disks: Mapping[str, Fingerprint],
+        *,
+        by_operator: bool,
+        renewing: bool,
+    ) -> SavedState:
         """Writes the VM's record, which makes the state count. Nobody else can end this container, or start the VM's next one,
         while the caller holds both locks."""
         now, vm = self.records.containers.get(container.id), self.vm(container)
@@ -230,6 +240,7 @@ class SaveVm:
             user=now.status.user,
             by_operator=by_operator,
             renewing=renewing,
+            disks=disks,
         )
         try:
             self.vms.put(vm.with_state(state))

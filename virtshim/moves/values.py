@@ -14,6 +14,7 @@ from virtshim.model.errors import InvalidRequest
 from virtshim.model.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.model.sandbox import Sandbox
 from virtshim.model.text import escaped
+from virtshim.moves.fingerprints import Fingerprint
 from virtshim.volumes.empty_disks import EmptyDisk
 from virtshim.volumes.shares import SharedVolume
 
@@ -54,6 +55,8 @@ class SavedState:
     by_operator: bool = False
     # Whether its own container continues from it, in a new QEMU.
     renewing: bool = False
+    # Its disks by their paths in the pod, "" for the root disk. Empty in records of versions that did not have it.
+    disks: Mapping[str, Fingerprint] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ def unrenewable(granted: GrantedDevices, volumes: Sequence[SharedVolume]) -> str
     if volumes:
         return (
             f"the shared volume {escaped(volumes[0].guest, 200)}, whose daemon's state QEMU cannot save; use the root disk, "
-            "or volumes that are copied (configMap, secret)"
+            "a disk image in the volume (virtshim.io/disk-images), a block volume, or volumes that are copied (configMap, secret)"
         )
     return ""
 
@@ -111,11 +114,6 @@ def unsavable(granted: GrantedDevices, volumes: Sequence[SharedVolume], empty_di
     """What QEMU cannot save of such a VM, or what goes with the container, and the remedy; "" if all can be saved."""
     if what := unrenewable(granted, volumes):
         return what
-    if (block := next((one for one in granted.blocks if not one.readonly), None)) is not None:
-        return (
-            f"the writable volume at {escaped(block.container_path, 200)}: another pod may change it, and then the memory would "
-            "not fit it any more; use the root disk, or mount it read-only"
-        )
     if empty_disks:
         return f"{empty_disks[0].field_name()}, a disk that goes with the container; use the root disk"
     return ""
