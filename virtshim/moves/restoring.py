@@ -11,6 +11,7 @@ import dataclasses
 import os.path
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import structlog
 
@@ -117,17 +118,25 @@ class RestoreVm:
             again = "a restart in the same sandbox boots"
             why = again if state.failed_in is None else "it could not be restored"
             log.warning("vm.state.lost", container=container.id.short, vm=container.spec.vm, why=why)
-            with contextlib.suppress(ShimError):
-                self.logs.note(container, f"virtshim: the guest boots, and its saved memory is discarded: {why}")
+            self._note(container, f"virtshim: the guest boots, and its saved memory is discarded: {why}")
+        elif vm is not None and vm.lapsed_at:
+            at = datetime.fromtimestamp(vm.lapsed_at / 10**9, UTC).isoformat(timespec="seconds")
+            self._note(
+                container, f"virtshim: the guest boots: its saved memory was discarded at {at}, after saved.keep"
+            )
         self._drop(vm)
+
+    def _note(self, container: Container, text: str) -> None:
+        with contextlib.suppress(ShimError):
+            self.logs.note(container, text)
 
     def _drop(self, vm: VmRecord | None) -> None:
         if vm is None:
             return
         with self.locks.held_for_all(owner_of(vm.disk)):
             now = self.vms.get(vm.disk)
-            if now is not None and now.saved is not None:
-                self.vms.put(now.with_state(None))
+            if now is not None and (now.saved is not None or now.lapsed_at):
+                self.vms.put(now.lapsed(0))
             self.vms.discard(vm.disk)
 
     def _change(self, disk: str, before: SavedState, now: SavedState) -> None:

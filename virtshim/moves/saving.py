@@ -130,7 +130,7 @@ class SaveVm:
         is_used_up = taker is not None and taker.phase in (ContainerPhase.RUNNING, ContainerPhase.EXITED)
         is_used = any(one.phase is not ContainerPhase.EXITED for one in users)
         if is_used_up or (not is_used and self.clock.now_ns() > self.limits.now.lapses_at(vm.saved)):
-            self.vms.put(vm.with_state(None))
+            self.vms.put(vm.with_state(None) if is_used_up else vm.lapsed(self.clock.now_ns()))
             self.vms.discard(disk)
             log.info("vm.state.discarded", vm=vm.readable, saved_at=vm.saved.saved_at, used_up=is_used_up)
 

@@ -73,6 +73,8 @@ class VmRecord:
     created_at: int
     macs: Mapping[str, str] = field(default_factory=dict)
     saved: SavedState | None = None
+    # When a state was discarded because no pod had used it, in nanoseconds since the epoch. 0 once a container's log says so.
+    lapsed_at: int = 0
 
     @property
     def readable(self) -> str:
@@ -85,6 +87,9 @@ class VmRecord:
 
     def with_state(self, state: SavedState | None) -> VmRecord:
         return dataclasses.replace(self, saved=state)
+
+    def lapsed(self, at: int) -> VmRecord:
+        return dataclasses.replace(self, saved=None, lapsed_at=at)
 
 
 def restorable(vm: VmRecord | None, container: Container) -> SavedState | None:

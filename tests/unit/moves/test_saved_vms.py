@@ -149,6 +149,13 @@ def test_a_state_lapses_and_the_disk_stays(world: World) -> None:
     assert vm(world).saved is None
     assert not memory(world).exists()
     assert vm(world).disk in world.outside.disks.pod_disks
+    running(world, 2)
+    assert [line for line in logged(world) if "its saved memory was discarded at 20" in line]
+    lines = len(logged(world))
+    world.stop(world.records.containers.all()[-1].id, 0)
+    world.remove_sandbox(world.records.sandboxes.all()[-1].id)
+    running(world, 3)
+    assert not [line for line in logged(world)[lines:] if "discarded" in line], "it is said once"
 
 
 def test_the_image_under_a_vms_disk_stays_without_any_pod(world: World) -> None:
