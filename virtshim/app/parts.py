@@ -265,7 +265,7 @@ def recovery(
     return Recovery(
         Recover(
             survey=survey,
-            rebuild=Rebuild(records, inventory, copies, networks, repairs.parts.timeout),
+            rebuild=Rebuild(records, inventory, copies, networks, repairs.states.saving.vms, repairs.parts.timeout),
             repairs=repairs,
             repair_runner=runner,
             images=image_gc.images,

@@ -13,8 +13,9 @@ import structlog
 from virtshim.model.container import Container, ContainerConfig, ContainerName, ContainerPhase, ContainerSpec
 from virtshim.model.errors import InternalError, ShimError
 from virtshim.model.image import UNKNOWN_IMAGE
-from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
+from virtshim.model.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase, vm_uuid
 from virtshim.model.vm import OwnedDomain
+from virtshim.moves.ports import SavedVms
 from virtshim.pods.ports import AttachRequest
 from virtshim.store.ports import DomainMetadata, KnownNetworks, RecordCopies, StateRecords, VmInventory
 
@@ -29,6 +30,7 @@ class Rebuild:
     inventory: VmInventory
     copies: RecordCopies
     networks: KnownNetworks
+    vms: SavedVms
     timeout: float
 
     def run(self, domains: Sequence[OwnedDomain], *, lost: bool) -> None:
@@ -104,13 +106,17 @@ class Rebuild:
             sandbox = sandbox.ready(network)
         else:
             sandbox = sandbox.not_ready("the state database was lost, and its network with it")
+        # The disk of a VM that outlives its pods must not be deleted with this container.
+        vm = next((one for one in self.vms.all() if vm_uuid(one.disk) == domain.uuid), None)
         spec = ContainerSpec(
             id=domain.container_id,
             sandbox_id=domain.sandbox_id,
             name=ContainerName(name, 0),
             config=ContainerConfig(image="", labels={**labels, "io.kubernetes.container.name": name}),
-            image=UNKNOWN_IMAGE,
+            image=vm.image if vm is not None else UNKNOWN_IMAGE,
             image_ref="",
+            pod_disk=vm.disk if vm is not None else "",
+            vm=vm.name if vm is not None else "",
             domain_uuid=str(domain.uuid),
             created_at=1,
             uid=domain_metadata.uid,

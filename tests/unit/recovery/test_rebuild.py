@@ -257,6 +257,30 @@ def test_a_vm_of_an_earlier_version_is_found_by_its_name_and_its_network(world: 
     assert after.everything() == []
 
 
+def test_a_vm_that_outlives_its_pods_keeps_its_disk_if_all_records_of_its_pod_are_lost(
+    world: World, later: list[World]
+) -> None:
+    world.pull()
+    sandbox = world.run(config=sandbox_config(annotations={"virtshim.io/vm": "db"}))
+    container = world.create(sandbox)
+    world.start(container)
+    disk = world.container(container).spec.pod_disk
+    world.outside.disks.directories[container].discard("record.json")
+    after = database_lost(world, later)
+    rebuilt = after.container(container)
+    assert (rebuilt.spec.vm, rebuilt.spec.pod_disk, rebuilt.image) == (
+        "db",
+        disk,
+        after.app.adapters.files.vms.all()[0].image,
+    )
+    after.stop(container)
+    after.remove_sandbox(rebuilt.sandbox_id)
+    assert disk in after.outside.disks.pod_disks
+    again = after.create(after.run("other", config=sandbox_config(annotations={"virtshim.io/vm": "db"})))
+    after.start(again)
+    assert after.container(again).spec.pod_disk == disk
+
+
 def test_a_vm_with_records_in_its_definition_is_rebuilt_and_the_records_moved_out(
     world: World, later: list[World]
 ) -> None:
