@@ -476,9 +476,9 @@ for machine in (TwoAtOnce, TwoAtOnceAgain):
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-TestTwoAtOnce = pytest.mark.timeout(1200)(TwoAtOnce.TestCase)
 # The collector may call SQLAlchemy in a thread that the scheduler ends.
 _COLLECTED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+TestTwoAtOnce = _COLLECTED(pytest.mark.timeout(1200)(TwoAtOnce.TestCase))
 TestTwoAtOnceAgain = _COLLECTED(pytest.mark.full(pytest.mark.timeout(1200)(TwoAtOnceAgain.TestCase)))
 
 
