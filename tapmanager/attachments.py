@@ -242,7 +242,7 @@ class Attachments:
             raise
         try:
             created.result()
-            entry = dataclasses.replace(entry, result=self._cni.add(entry.conf, self._at(entry, entry.netns), until))
+            entry = self._added(entry, until)
             prepared.result()
             entry = self._planned(entry, inside)
             self._addresses.take(entry)
@@ -258,6 +258,19 @@ class Attachments:
             inside.close()  # otherwise the namespace would stay alive
             self._undo(entry)
             raise
+
+    def _added(self, entry: Entry, until: float) -> Entry:
+        """Runs ADD. If the plugins refuse the addresses that the pod wants, the pod gets others."""
+        try:
+            return dataclasses.replace(entry, result=self._cni.add(entry.conf, self._at(entry, entry.netns), until))
+        except TapmanagerError as exc:
+            if exc.kind == "deadline" or not entry.pod.addresses or not entry.conf.can("ips"):
+                raise
+            log.warning("pod.other_addresses sandbox=%s why=%s", entry.pod.sandbox, exc)
+        self._cni.delete(entry.conf, self._at(entry, entry.netns), None, until)
+        entry = dataclasses.replace(entry, pod=dataclasses.replace(entry.pod, addresses={}))
+        self._ledger.write(entry)
+        return dataclasses.replace(entry, result=self._cni.add(entry.conf, self._at(entry, entry.netns), until))
 
     def _refuse_weaker_filter(self, pod: Pod) -> None:
         nodes = self._limits.filter

@@ -137,7 +137,8 @@ class Pod:
     """The arguments of attach. `namespace`, `name` and `uid` are safe in CNI_ARGS. `hostname`: the guest's, sent by DHCP; "" to
     derive it from the pod's name. `filter`: one of FILTERS, "" for the node's. `multi_queue`: the pod's VMs may want several
     queues per NIC. `policy_routes`: the caller gives such routes to the guest; a caller of an earlier version does not. `macs`:
-    of the guest's NICs, by the name of the interface in the pod; of others the plugin decides."""
+    of the guest's NICs, by the name of the interface in the pod; of others the plugin decides. `addresses`: wanted ones as CIDRs,
+    by interface; the pod gets others if the plugins refuse them."""
 
     sandbox: str
     namespace: str
@@ -151,10 +152,11 @@ class Pod:
     multi_queue: bool = False
     policy_routes: bool = False
     macs: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Pod:
-        plain = ("hostname", "filter", "bandwidth", "multi_queue", "policy_routes", "macs")
+        plain = ("hostname", "filter", "bandwidth", "multi_queue", "policy_routes", "macs", "addresses")
         refuse_unknown(obj, ("sandbox", "pod", "dns", "port_mappings", *plain), where)
         pod, asked = as_object(obj.get("pod"), f"{where}.pod"), text(obj, "filter", where, "")
         refuse_unknown(pod, ("namespace", "name", "uid"), f"{where}.pod")
@@ -177,6 +179,7 @@ class Pod:
             obj.get("multi_queue") is True,
             obj.get("policy_routes") is True,
             _macs(as_object(obj.get("macs") or {}, f"{where}.macs"), f"{where}.macs"),
+            _addresses(as_object(obj.get("addresses") or {}, f"{where}.addresses"), f"{where}.addresses"),
         )
 
     def to_json(self) -> Json:
@@ -191,7 +194,12 @@ class Pod:
             "multi_queue": self.multi_queue,
             "policy_routes": self.policy_routes,
             "macs": dict(self.macs),
+            "addresses": {name: list(wanted) for name, wanted in self.addresses.items()},
         }
+
+
+def _addresses(obj: Json, where: str) -> Mapping[str, tuple[str, ...]]:
+    return {name: tuple(cidr(one, f"{where}.{name}") for one in texts(obj, name, where)) for name in obj}
 
 
 def _macs(obj: Json, where: str) -> Mapping[str, str]:

@@ -3,7 +3,8 @@
 attach   {"sandbox", "pod": {"namespace", "name", "uid"}, "dns": {...}, "port_mappings": [...], "hostname"}  -> the network   root
          "multi_queue": the VMs may want several queues per NIC; a tap is made for one, or for any number. "policy_routes": the
          caller gives the guest what the answer's interfaces have under "rules" and "table_routes"; else such pods are refused.
-         "macs": of the guest's NICs, by interface; of others the plugin decides.
+         "macs": of the guest's NICs, by interface; of others the plugin decides. "addresses": wanted ones, by interface; the pod
+         gets others if the plugins refuse them.
 release  {"sandbox"}         -> {}                                                                             root
 fetch    {"sandbox", "key"}  -> {"interfaces": [{"mac", "mtu", "queues", "vhost"}]} + descriptors               root, QEMU
          Works only after `group`, for one process, which becomes QEMU and enters that cgroup. Descriptors for each interface in

@@ -254,7 +254,12 @@ def _runtime_config(plugin: Json, pod: Pod) -> dict[str, object]:
         if mapping.host_port
     ]
     # A plugin that pins MACs then pins the guest's.
-    wanted = {"portMappings": mappings, "bandwidth": _bandwidth(pod.bandwidth), "mac": pod.macs.get(IFNAME, "")}
+    wanted = {
+        "portMappings": mappings,
+        "bandwidth": _bandwidth(pod.bandwidth),
+        "mac": pod.macs.get(IFNAME, ""),
+        "ips": list(pod.addresses.get(IFNAME, ())),
+    }
     return {name: value for name, value in wanted.items() if value and capabilities.get(name) is True}
 
 

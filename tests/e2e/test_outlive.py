@@ -95,7 +95,11 @@ def test_the_next_pod_continues_with_the_memory_of_the_last(cri, node, image_url
     pods.start()
     wait_for_log(pods.log, "count-3", BOOT)
     boot = pods.run("cat", "/proc/sys/kernel/random/boot_id")
-    pods.run("sh", "-c", "echo in-memory-only > /tmp/note")
+    pods.run("sh", "-c", f"echo in-memory-only > /tmp/note; {LISTEN}")
+    address = cri.pod_status(pods.pod).network.ip
+    connection = socket.create_connection((address, 7000), timeout=60)
+    connection.sendall(b"before")
+    assert connection.recv(100) == b"before"
     status = pods.saved()
     assert "its next pod continues from there" in status.message
     assert not node.qemu_pids()
@@ -109,9 +113,30 @@ def test_the_next_pod_continues_with_the_memory_of_the_last(cri, node, image_url
     assert pods.run("cat", "/tmp/note") == "in-memory-only\n"
     first = next(int(line.removeprefix("count-")) for line in log_lines(pods.log) if line.startswith("count-"))
     assert reached - 1 <= first <= reached + 2
+    assert cri.pod_status(pods.pod).network.ip == address, "CNI gave the VM its address again"
+    with connection:
+        connection.sendall(b"after")
+        assert connection.recv(100) == b"after"
+    pods.end()
+
+
+def test_a_restored_guest_gets_another_address_if_its_own_is_taken(cri, node, image_url):
+    pods = Pods(cri, node, f"{image_url}/guest.qcow2", "moved-house")
+    pods.next()
+    pods.start()
+    wait_for_log(pods.log, READY, BOOT)
+    before = cri.pod_status(pods.pod).network.ip
+    (lease,) = Path(node.directory).rglob(before)  # of host-local
+    pods.saved()
+    pods.remove()
+    lease.write_text("another pod\r\neth0")
+    pods.next()
+    pods.start()
     address = cri.pod_status(pods.pod).network.ip
+    assert address != before
     wait_until(lambda: ping(address), 30, "the restored guest has the new pod's address")
     pods.end()
+    lease.unlink()
 
 
 def test_a_restart_in_the_same_sandbox_boots(cri, node, image_url):

@@ -243,6 +243,7 @@ def bridge_network(node: NodeDir, pod_cidr: str) -> dict[str, Any]:
                 "bridge": node.bridge,
                 "isGateway": True,
                 "ipMasq": True,
+                "capabilities": {"ips": True},
                 "ipam": {
                     "type": "host-local",
                     "ranges": [[{"subnet": str(subnet)}]],

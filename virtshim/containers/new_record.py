@@ -24,7 +24,7 @@ from virtshim.model.ids import ContainerId
 from virtshim.model.image import Image, ImageConfig
 from virtshim.model.sandbox import Sandbox, disk_name, owner_of, vm_disk_name, vm_name, vm_uuid
 from virtshim.moves.ports import SavedVms
-from virtshim.moves.values import VmRecord, macs_of
+from virtshim.moves.values import VmRecord, with_nics
 from virtshim.store.ports import Records
 from virtshim.system.clock import Stamps
 from virtshim.system.live import Live
@@ -226,7 +226,7 @@ class ContainerRecords:
         )
         if self.disks.pod_disk(vm.disk) is None:  # it is about to be made: saved memory knows another one
             vm = dataclasses.replace(vm, image=container.image, saved=None)
-        vm = dataclasses.replace(vm, macs={**vm.macs, **macs_of(sandbox)})
+        vm = with_nics(vm, sandbox)
         if vm != known:
             self.vms.put(vm)
         if vm.saved is None:

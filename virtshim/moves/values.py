@@ -62,7 +62,7 @@ class SavedState:
 @dataclass(frozen=True, slots=True)
 class VmRecord:
     """`disk`: the name of its root disk, which is the identity. `macs`: of its NICs, by the name of the interface in the
-    pod."""
+    pod. `addresses`: those that its last pod had there, as CIDRs."""
 
     disk: str
     namespace: str
@@ -72,6 +72,7 @@ class VmRecord:
     image: ImageDigest
     created_at: int
     macs: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     saved: SavedState | None = None
     # When a state was discarded because no pod had used it, in nanoseconds since the epoch. 0 once a container's log says so.
     lapsed_at: int = 0
@@ -132,7 +133,11 @@ def refuse_unsavable(
         raise InvalidRequest(f"annotation {ON_STOP_ANNOTATION}: save is impossible with {what}")
 
 
-def macs_of(sandbox: Sandbox) -> dict[str, str]:
-    """Of the guest's NICs that are taps, by the name of the interface in the pod."""
-    network = sandbox.network
-    return {nic.name: nic.mac for nic in network.interfaces if not nic.function} if network else {}
+def with_nics(vm: VmRecord, sandbox: Sandbox) -> VmRecord:
+    """The VM with the MACs and addresses of this pod's NICs that are taps."""
+    nics = [nic for nic in sandbox.network.interfaces if not nic.function] if sandbox.network else []
+    return dataclasses.replace(
+        vm,
+        macs={**vm.macs, **{nic.name: nic.mac for nic in nics}},
+        addresses={**vm.addresses, **{nic.name: nic.addresses for nic in nics}},
+    )

@@ -71,9 +71,14 @@ class PodNetworkClient:
             **({"multi_queue": True} if request.multi_queue else {}),
             "policy_routes": True,
             **({"macs": dict(request.macs)} if request.macs else {}),
+            **(
+                {"addresses": {name: list(ips) for name, ips in request.addresses.items()}} if request.addresses else {}
+            ),
         }
         doing = f"attaching the network of pod {pod.namespace}/{pod.name}"
-        return self._tapmanager.ask("attach", args, timeout, doing, _network, newer=("multi_queue", "policy_routes"))
+        return self._tapmanager.ask(
+            "attach", args, timeout, doing, _network, newer=("multi_queue", "policy_routes", "addresses")
+        )
 
     def release(self, sandbox: SandboxId, timeout: float) -> None:
         args = {"sandbox": sandbox.value}

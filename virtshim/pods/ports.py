@@ -29,6 +29,8 @@ class AttachRequest:
     multi_queue: bool = False
     # Of the guest's NICs, by the name of the interface in the pod. The plugins decide about others.
     macs: Mapping[str, str] = field(default_factory=dict)
+    # Wanted addresses as CIDRs, by the name of the interface. The pod gets others if they are taken.
+    addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class PodNetworks(Protocol):

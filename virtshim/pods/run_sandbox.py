@@ -123,6 +123,7 @@ class RunSandbox:
             undo.add("network", lambda: self.networks.release(sandbox.id, self.timeout))
             config = sandbox.config
             options = parse_vm_options(sandbox.vm_annotations)
+            macs, addresses = self._known_nics(sandbox.key, vm_name(options.vm, sandbox.key))
             ask = AttachRequest(
                 sandbox=sandbox.id,
                 pod=sandbox.key,
@@ -132,7 +133,8 @@ class RunSandbox:
                 filter=options.network_filter,
                 bandwidth=options.bandwidth,
                 multi_queue=may_want_queues(options, config.resources),
-                macs=self._macs(sandbox.key, vm_name(options.vm, sandbox.key)),
+                macs=macs,
+                addresses=addresses,
             )
             with self.start_ups.step(observed.Step.NETWORK, sandbox.id):
                 network = self.networks.attach(ask, timeout=deadline.left(self.clock.monotonic()))
@@ -141,13 +143,15 @@ class RunSandbox:
         log.info("sandbox.ready", sandbox=sandbox.id.short, pod=str(sandbox.key), ips=network.ips)
         return sandbox.id
 
-    def _macs(self, pod: PodKey, vm: str) -> Mapping[str, str]:
-        """The MACs of a VM that has run before: its guest knows them. All its containers have the same NICs."""
-        found: dict[str, str] = {}
+    def _known_nics(self, pod: PodKey, vm: str) -> tuple[Mapping[str, str], Mapping[str, tuple[str, ...]]]:
+        """The MACs and addresses of a VM that has run before: its guest knows them. All its containers have the same NICs."""
+        macs: dict[str, str] = {}
+        addresses: dict[str, tuple[str, ...]] = {}
         for known in self.vms.all() if vm else ():
             if (known.namespace, known.name) == (pod.namespace, vm):
-                found |= known.macs
-        return found
+                macs |= known.macs
+                addresses |= known.addresses
+        return macs, addresses
 
     def _forget(self, sandbox: Sandbox, undo: Rollback) -> None:
         if undo.clean:

@@ -152,6 +152,7 @@ CNI: Final = """\
       "bridge": "virtshim0",
       "isGateway": true,
       "ipMasq": true,
+      "capabilities": {"ips": true},
       "ipam": {
         "type": "host-local",
         "dataDir": "/var/lib/virtshim/networks",

@@ -55,6 +55,28 @@ def test_attach_describes_the_network_and_release_leaves_nothing(tap_node: TapNo
     until(lambda: not tap_node.leftovers(), what="the host's side gone")
 
 
+def test_a_pod_has_the_address_that_it_wants_if_the_plugin_can_and_the_address_is_free(tap_node: TapNode) -> None:
+    tap_node.configure(tap_node.bridge_plugin(capabilities={"ips": True}))
+    wanted = {"eth0": [f"{tap_node.subnet}.77/24"]}
+    first, second, third = sandbox(), sandbox(), sandbox()
+    assert tap_node.attach(first, addresses=wanted)["ips"] == [f"{tap_node.subnet}.77"]
+    (other,) = tap_node.attach(second, addresses=wanted)["ips"]
+    assert other != f"{tap_node.subnet}.77"
+    assert tap_node.attach(second, addresses=wanted)["ips"] == [other], "a repeated call attaches nothing"
+    (from_elsewhere,) = tap_node.attach(third, addresses={"eth0": ["192.0.2.7/24"]})["ips"]
+    assert from_elsewhere.startswith(f"{tap_node.subnet}.")
+    for which in (first, second, third):
+        tap_node.release(which)
+    until(lambda: not tap_node.leftovers(), what="the host's side gone")
+
+
+def test_a_plugin_without_the_capability_decides_about_the_address(tap_node: TapNode) -> None:
+    which = sandbox()
+    (address,) = tap_node.attach(which, addresses={"eth0": [f"{tap_node.subnet}.77/24"]})["ips"]
+    assert address != f"{tap_node.subnet}.77"
+    tap_node.release(which)
+
+
 def test_a_guest_boots_by_dhcp_and_talks_to_the_host_both_ways(tap_node: TapNode) -> None:
     which = sandbox()
     network = tap_node.attach(which, name="web-7d4b9c-x2x", hostname="web")

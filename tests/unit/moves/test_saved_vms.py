@@ -22,7 +22,7 @@ from virtshim.model.vm import OffReason, Power
 
 def test_a_stop_saves_the_guest_and_its_next_pod_continues(world: World) -> None:
     first = running(world)
-    mac = world.sandbox(world.container(first).sandbox_id).network.interfaces[0].mac
+    nic = world.sandbox(world.container(first).sandbox_id).network.interfaces[0]
     world.stop(first, 30)
     ended = world.container(first)
     assert ended.exit is not None
@@ -38,7 +38,8 @@ def test_a_stop_saves_the_guest_and_its_next_pod_continues(world: World) -> None
     assert not world.container(second).status.arriving
     assert vm(world).saved is None
     assert not memory(world).exists()
-    assert world.sandbox(world.container(second).sandbox_id).network.interfaces[0].mac == mac
+    assert world.sandbox(world.container(second).sandbox_id).network.interfaces[0].mac == nic.mac
+    assert world.outside.networks.requests[-1].addresses == {"eth0": nic.addresses}
 
 
 def test_a_vm_has_one_name_one_uuid_and_one_root_disk_in_all_its_pods(world: World) -> None:

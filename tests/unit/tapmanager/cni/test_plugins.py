@@ -128,8 +128,23 @@ def test_macs_that_no_guest_can_have_are_refused(macs: dict[str, object]) -> Non
         Pod.from_json({"sandbox": SANDBOX, "pod": pod, "macs": macs}, "args")
 
 
-def test_the_macs_of_a_pod_survive_in_its_record() -> None:
-    pod = dataclasses.replace(POD, macs={"eth0": "0a:58:00:00:00:02"})
+def test_wanted_addresses_go_to_a_plugin_that_declares_the_capability() -> None:
+    able = {"type": "bridge", "capabilities": {"ips": True}}
+    conf = NetworkConf("n", "1.0.0", (able,))
+    pod = dataclasses.replace(POD, addresses={"eth0": ("10.88.0.7/16", "fd00::7/64"), "net1": ("10.9.0.7/16",)})
+    assert json.loads(cni_conf.stdin(conf, able, pod, None))["runtimeConfig"] == {"ips": ["10.88.0.7/16", "fd00::7/64"]}
+    assert "runtimeConfig" not in json.loads(cni_conf.stdin(conf, {"type": "bridge"}, pod, None))
+
+
+@pytest.mark.parametrize("addresses", [{"eth0": ["10.88.0.7/99"]}, {"eth0": ["x"]}, {"eth0": "10.88.0.7/16"}])
+def test_addresses_that_no_interface_can_have_are_refused(addresses: dict[str, object]) -> None:
+    pod = {"namespace": "n", "name": "p", "uid": "u"}
+    with pytest.raises(BadField, match="addresses"):
+        Pod.from_json({"sandbox": SANDBOX, "pod": pod, "addresses": addresses}, "args")
+
+
+def test_the_macs_and_addresses_of_a_pod_survive_in_its_record() -> None:
+    pod = dataclasses.replace(POD, macs={"eth0": "0a:58:00:00:00:02"}, addresses={"eth0": ("10.88.0.7/16",)})
     assert Pod.from_json(json.loads(json.dumps(pod.to_json())), "pod") == pod
 
 
