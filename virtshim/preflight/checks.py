@@ -204,6 +204,13 @@ def room(settings: Settings, of: Callable[[str], FreeSpace] = host_facts.room) -
         return [error("disk room", trouble, "correct paths.state_dir")]
 
 
+def saved_vms(settings: Settings, of: Callable[[str], FreeSpace] = host_facts.room) -> Sequence[Finding]:
+    try:
+        return [machine.saved_vms(of(settings.paths.state_dir).bytes, settings.saved.max_bytes)]
+    except OSError:
+        return []  # `room` tells it
+
+
 def sockets(settings: Settings) -> Sequence[Finding]:
     console = settings.layout().console_socket(_SOME_CONTAINER)
     return [machine.sockets((settings.cri_socket, settings.tapmanager.socket, settings.shares.socket, console))]
@@ -237,7 +244,8 @@ def cni(settings: Settings) -> Sequence[Finding]:
         found = network.parsed(text)
     except (ValueError, RecursionError) as exc:
         return [network.bad_configuration(path, str(exc))]
-    return [network.plugins(path, found, host_facts.not_executable(found.programs, places), places)]
+    missing = host_facts.not_executable(found.programs, places)
+    return [network.plugins(path, found, missing, places), network.kept_addresses(found)]
 
 
 def tapmanager(settings: Settings) -> Sequence[Finding]:
@@ -297,6 +305,7 @@ ALL: tuple[Check, ...] = (
     state_dir,
     run_dir,
     room,
+    saved_vms,
     sockets,
     node.clock_synchronised,
     node.clock_source,

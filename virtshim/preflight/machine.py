@@ -119,6 +119,21 @@ def room(found: FreeSpace) -> Finding:
     return ok(subject, text)
 
 
+def saved_vms(free: int, most: int) -> Finding:
+    """`free`: bytes on the file system of paths.state_dir. `most`: saved.max_bytes, 0 for no limit."""
+    if most > free:
+        return warning(
+            "saved VMs",
+            f"saved.max_bytes is {most / _GIB:.1f} GiB, but only {free / _GIB:.1f} GiB are free below paths.state_dir",
+            "free some space, or lower saved.max_bytes; a VM whose memory does not fit is shut down instead of saved",
+        )
+    limit = f"saved.max_bytes: {most / _GIB:.1f} GiB" if most else "no saved.max_bytes"
+    return ok(
+        "saved VMs",
+        f"memory of {free / _GIB:.1f} GiB can be saved ({limit}), except of VMs with virtiofs or host devices",
+    )
+
+
 def sockets(paths: Sequence[str]) -> Finding:
     """`paths`: the longest socket path of each kind."""
     longest = max(paths, key=lambda path: len(path.encode()))

@@ -14,10 +14,11 @@ _ENDINGS = (".conf", ".conflist", ".json")
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A CNI configuration: its name, and the programs that it runs, including IPAM."""
+    """A CNI configuration: its name, the programs that it runs, including IPAM, and the capabilities of its plugins."""
 
     name: str
     programs: tuple[str, ...]
+    capabilities: frozenset[str] = frozenset()
 
 
 def first_configuration(names: Sequence[str]) -> str:
@@ -37,14 +38,17 @@ def parsed(text: str) -> Network:
     if not isinstance(plugins, list) or not plugins:
         raise ValueError("plugins is not a list with at least one entry")
     programs: list[str] = []
+    capabilities: set[str] = set()
     for at, plugin in enumerate(plugins):
         kind = plugin.get("type") if isinstance(plugin, dict) else None
         if not isinstance(kind, str) or not kind or "/" in kind:
             raise ValueError(f"plugins[{at}].type is not a program's name")
         programs.append(kind)
+        told = plugin.get("capabilities")
+        capabilities |= {name for name, is_on in told.items() if is_on is True} if isinstance(told, dict) else set()
         if ipam := ipam_program(plugin):
             programs.append(ipam)
-    return Network(name, tuple(dict.fromkeys(programs)))
+    return Network(name, tuple(dict.fromkeys(programs)), frozenset(capabilities))
 
 
 def no_configuration(directory: str) -> Finding:
@@ -68,6 +72,18 @@ def plugins(path: str, network: Network, missing: Sequence[str], directories: Se
             "apt-get install containernetworking-plugins, or the network add-on; tapmanager.cni_bin_dir lists the directories",
         )
     return ok("CNI", f"network {network.name} from {path}: {', '.join(network.programs)}")
+
+
+def kept_addresses(network: Network) -> Finding:
+    """What the guests of VMs that outlive their pods (`virtshim.io/vm`) may expect."""
+    if "ips" in network.capabilities:
+        return ok(
+            "lasting VMs", f"the next pod of a VM gets the same addresses if they are free (network {network.name})"
+        )
+    return ok(
+        "lasting VMs",
+        f"the next pod of a VM gets other addresses: no plugin of network {network.name} has the capability ips",
+    )
 
 
 def tapmanager(socket: str, silence: str, trouble: str) -> Finding:

@@ -113,3 +113,14 @@ def test_a_network_configuration_that_cannot_be_read_is_an_error_with_its_name(t
     (told,) = checks.cni(Settings.model_validate({"tapmanager": {"cni_conf_dir": str(tmp_path)}}))
     assert told.level is Level.ERROR
     assert told.text == f"{tmp_path}/10.conf: the file is empty or cannot be read"
+
+
+def test_memory_that_could_not_be_saved_is_told() -> None:
+    told = machine.saved_vms(1 << 30, 2 << 30)
+    assert (told.level, "1.0 GiB are free" in told.text, "shut down instead of saved" in told.remedy) == (
+        Level.WARNING,
+        True,
+        True,
+    )
+    for most in (0, 1 << 29):
+        assert machine.saved_vms(1 << 30, most).level is Level.OK

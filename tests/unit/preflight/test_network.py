@@ -57,3 +57,10 @@ def test_a_missing_or_bad_configuration_is_an_error_and_a_failing_tapmanager_a_w
     assert network.tapmanager("/s", "Connection refused", "").level is Level.WARNING
     assert network.tapmanager("/s", "", "no CNI config").level is Level.WARNING
     assert network.tapmanager("/s", "", "").level is Level.OK
+
+
+def test_whether_a_vms_next_pod_keeps_its_addresses_depends_on_the_networks_capabilities() -> None:
+    able = network.parsed('{"name": "n", "plugins": [{"type": "bridge", "capabilities": {"ips": true, "mac": false}}]}')
+    assert able.capabilities == {"ips"}
+    assert "the same addresses" in network.kept_addresses(able).text
+    assert "no plugin of network n has the capability ips" in network.kept_addresses(network.Network("n", ())).text
