@@ -94,9 +94,9 @@ class SavedVmFiles:
         return size
 
     def fingerprints(self, container: Container) -> Mapping[str, Fingerprint]:
-        volumes = {block.container_path: block.host_path for block in container.granted.blocks}
-        paths = {"": root_disk_of(self._layout, container), **volumes}
-        return {name: fingerprint(path) for name, path in paths.items()}
+        root = fingerprint(root_disk_of(self._layout, container), is_file=True)
+        volumes = container.granted.blocks
+        return {"": root} | {one.container_path: fingerprint(one.host_path, is_file=one.is_file) for one in volumes}
 
     def memory(self, disk: str) -> str:
         return str(self._path(disk, _MEMORY))

@@ -68,26 +68,27 @@ def difference(before: Mapping[str, Fingerprint], now: Mapping[str, Fingerprint]
     return ""
 
 
-def fingerprint(path: str) -> Fingerprint:
-    """Of a block device, or of a file that is a disk. Links are followed for devices only: a pod's author may put links into a
-    volume. Raises Unavailable."""
+def fingerprint(path: str, *, is_file: bool) -> Fingerprint:
+    """Of a block device, or of a file that is a disk. A link to a file is not followed, because a pod's author may put links into
+    a volume. Raises Unavailable."""
     try:
-        return _taken(path)
+        return _taken(path, is_file=is_file)
     except OSError as exc:
         raise Unavailable(f"the disk {escaped(path, 300)} cannot be read: {exc.strerror or exc}") from exc
 
 
-def _taken(path: str) -> Fingerprint:
-    if stat.S_ISBLK(os.stat(path).st_mode):
+def _taken(path: str, *, is_file: bool) -> Fingerprint:
+    if not is_file:  # kubelet's links to devices
         path = os.path.realpath(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)
-        if stat.S_ISBLK(found.st_mode):
+        if stat.S_ISBLK(found.st_mode) and not is_file:
             size = os.lseek(descriptor, 0, os.SEEK_END)
             return Fingerprint(size, _identity(found.st_rdev), 0, _digest(descriptor, size))
-        if not stat.S_ISREG(found.st_mode):
-            raise Unavailable(f"the disk {escaped(path, 300)} is neither a file nor a block device")
+        if not stat.S_ISREG(found.st_mode) or not is_file:
+            kind = "regular file" if is_file else "block device"
+            raise Unavailable(f"the disk {escaped(path, 300)} is no {kind}")
         digest = _digest(descriptor, found.st_size)
         return Fingerprint(found.st_size, f"inode {found.st_ino}", found.st_mtime_ns, digest)
     finally:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fakes.lasting import LASTING, logged, pod, running, vm
+from fakes.loop import loop_device, no_loop_devices
 from fakes.world import World, container_config, sandbox_config
 
 from virtshim.devices.values import CriDevice
@@ -66,10 +67,12 @@ def _replace(disk: Path) -> None:
     ],
 )
 def test_a_file_that_was_changed_is_seen(disk: Path, change: Callable[[Path], None], what: str) -> None:
-    before = fingerprint(str(disk))
-    assert difference({"/data": before}, {"/data": fingerprint(str(disk))}) == ""
+    before = fingerprint(str(disk), is_file=True)
+    assert difference({"/data": before}, {"/data": fingerprint(str(disk), is_file=True)}) == ""
     change(disk)
-    assert difference({"/data": before}, {"/data": fingerprint(str(disk))}) == f"the volume at /data {what}"
+    assert (
+        difference({"/data": before}, {"/data": fingerprint(str(disk), is_file=True)}) == f"the volume at /data {what}"
+    )
 
 
 def test_a_disk_that_only_one_of_the_pods_has_is_named() -> None:
@@ -82,14 +85,32 @@ def test_a_link_in_a_volume_is_not_followed(disk: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(disk)
     with pytest.raises(Unavailable, match="cannot be read"):
-        fingerprint(str(link))
+        fingerprint(str(link), is_file=True)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_what_is_no_disk_is_refused_without_waiting(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "disk.img")
-    with pytest.raises(Unavailable, match="neither a file nor a block device"):
-        fingerprint(str(tmp_path / "disk.img"))
+    with pytest.raises(Unavailable, match="is no regular file"):
+        fingerprint(str(tmp_path / "disk.img"), is_file=True)
+
+
+@pytest.mark.skipif(**no_loop_devices())
+def test_a_block_device_that_was_changed_at_its_beginning_is_seen(disk: Path, tmp_path: Path) -> None:
+    with loop_device(disk) as device:
+        link = tmp_path / "as kubelet names it"
+        link.symlink_to(device)
+        before = fingerprint(str(link), is_file=False)
+        assert before.size == 64 * MIB
+        assert difference({"/dev/data": before}, {"/dev/data": fingerprint(str(device), is_file=False)}) == ""
+        _overwrite(device)
+        now = fingerprint(str(link), is_file=False)
+        assert "was written to" in difference({"/dev/data": before}, {"/dev/data": now})
+
+
+def test_a_file_in_the_place_of_a_device_is_refused(disk: Path) -> None:
+    with pytest.raises(Unavailable, match="is no block device"):
+        fingerprint(str(disk), is_file=False)
 
 
 # --- saved VMs
