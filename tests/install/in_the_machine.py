@@ -1,7 +1,8 @@
 """Runs in the machine, by the package's own Python: a VM through the CRI socket, as kubelet with systemd's driver asks for it.
 
 in_the_machine.py run     pulls the image that is beside this file, makes pod and VM, waits until its guest is up
-in_the_machine.py keep    the same, for the next pod of a VM that outlives its pods and that a stop saves
+in_the_machine.py keep    the same, for a VM that outlives its pods and that a stop saves
+in_the_machine.py go_on   that VM's next pod
 in_the_machine.py show    what the runtime says of pods and VMs, as JSON
 in_the_machine.py remove  ends and removes all of them
 """
@@ -29,8 +30,12 @@ def run(node: PodClient) -> None:
 
 
 def keep(node: PodClient) -> None:
+    wait_for_log(node.status(go_on(node)).log_path, "virtshim-guest: ready", _PATIENCE)
+
+
+def go_on(node: PodClient) -> str:
     saved = {"virtshim.io/vm": "by-pod-name", "virtshim.io/on-stop": "save"}
-    _start(node, pod_config("kept", "/var/log/pods/kept", saved))
+    return _start(node, pod_config("kept", "/var/log/pods/kept", saved))
 
 
 def _start(node: PodClient, wanted: pb.PodSandboxConfig) -> str:
@@ -76,4 +81,4 @@ def remove(node: PodClient) -> None:
 
 if __name__ == "__main__":
     with PodClient(SOCKET, _PATIENCE) as client:
-        {"run": run, "keep": keep, "show": show, "remove": remove}[sys.argv[1]](client)
+        {"run": run, "keep": keep, "go_on": go_on, "show": show, "remove": remove}[sys.argv[1]](client)

@@ -134,7 +134,7 @@ class Story:
         """The saved guest continues in its next pod"""
         self._do(f"{_PYTHON} remove", _LONG)
         self._do(f"systemctl start {POD_SLICE}")
-        self._do(f"{_PYTHON} keep", _LONG)
+        self._do(f"{_PYTHON} go_on", _LONG)
         _expect(self._do(_GUEST_BOOT, _LONG), self._guest_boot)
 
     def purge(self) -> None:
