@@ -3,6 +3,7 @@
 import configparser
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -178,6 +179,20 @@ def test_at_shutdown_kubelet_stops_first_and_virtshim_before_remaining_vms(units
     )
     assert (guests["ON_SHUTDOWN"], guests["ON_BOOT"]) == ("shutdown", "ignore")
     assert int(guests["PARALLEL_SHUTDOWN"]) > 0, "one after another"
+
+
+@pytest.mark.parametrize(("state", "called"), [("stopping", "save --all --seconds 240"), ("running", ""), ("", "")])
+def test_vms_are_saved_only_while_the_system_shuts_down(units: Path, tmp_path: Path, state: str, called: str) -> None:
+    """What systemd makes of the line: quotes are its own, and `$$` is a dollar sign."""
+    programs = {"systemctl": f"echo {state}", "virtshim": f'echo "$@" > {tmp_path}/called'}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    line = options(units / GUESTS)["Service"]["ExecStop"].replace("/usr/local/bin/virtshim", f"{tmp_path}/virtshim")
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(shlex.split(line.replace("$$", "$")), env=path, check=True, timeout=30)
+    there = tmp_path / "called"
+    assert (there.read_text().strip() if there.exists() else "") == called
 
 
 @pytest.mark.parametrize("name", ["90-virtshim.conf", "91-virtshim-proxy.conf"])
