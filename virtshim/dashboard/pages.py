@@ -179,7 +179,8 @@ class Pages:
 
     def _screen_url(self, pod: str) -> str:
         """Refuses a pod without a screen: its port 5900 would be whatever its guest serves there."""
-        if not self._watch.has_screen(pod):
+        pods = self._node.look().pods  # the watch may not have looked since the pod was made
+        if not any(one.has_screen for one in pods if one.id == pod):
             raise NotFound('this VM has no screen; set the annotation virtshim.io/vnc: "true" on its pod')
         return self._node.screen_url(pod)
 

@@ -116,9 +116,6 @@ class NodeWatch:
         """Ids of the pod's VMs, newest first."""
         return [vm.id for one in self._pods_seen() if one.id == pod for vm in one.vms]
 
-    def has_screen(self, pod: str) -> bool:
-        return any(one.has_screen for one in self._pods_seen() if one.id == pod)
-
     def _pods_seen(self) -> Sequence[Pod]:
         return self._seen.pods if self._seen else ()
 
