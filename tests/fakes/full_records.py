@@ -165,6 +165,7 @@ CONTAINER = Container(
         troubles=(Trouble(TroubleKind.PAUSED, "paused"),),
         mounts_confirmed=True,
         saving=True,
+        renewing=True,
         known_as=ContainerId("e" * 64),
         arriving=True,
         checkpointing="/var/lib/kubelet/checkpoints/x.tar",
