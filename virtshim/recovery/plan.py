@@ -34,7 +34,7 @@ class Plan:
     """`undo_*`: half-made or half-removed, to be removed. `follow`: VMs that keep running. `adopt`: CREATED in the
     record, but the VM runs. `settle`: RUNNING in the record, but the VM has ended. `stray_*`: with this node's mark,
     without a record. `unwanted_domains`: EXITED in the record, but the VM runs. `checkpoints`, `resizes`, `states` (saved or
-    restored): begun and not finished. A container whose VM is renewed is in `states` alone, because the VM may be off. No
+    restored): begun and not finished. The VM of a container that gets a new QEMU may be off: it is followed all the same. No
     container is in two of the other lists, and UNKNOWN containers are in none."""
 
     undo_sandboxes: tuple[Sandbox, ...]
@@ -78,7 +78,7 @@ def plan(found: NodeState) -> Plan:
             s for s in found.sandboxes if s.is_ready and (found.rebooted or s.id not in found.networks)
         ),
         adopt=tuple(c for c in whole if c.phase is ContainerPhase.CREATED and c.id in on),
-        follow=tuple(c for c in running if c.id in on and not c.status.renewing),
+        follow=tuple(c for c in running if c.id in on or c.status.renewing),
         settle=tuple(c for c in running if c.id not in on and not c.status.renewing),
         stray_domains=tuple(d for d in found.domains if d.container_id not in known),
         unwanted_domains=tuple(d for d in found.domains if d.container_id in exited and d.state.is_on),

@@ -96,7 +96,7 @@ class Repairs:
         yield from self._each("stray directory", todo.stray_directories, self.parts.disks.delete)
         yield from self._each("stray disks of a pod", todo.stray_pod_disks, self._drop_pod_disks)
         yield from self._each("stray share", todo.stray_shares, self._drop_share)
-        yield from self._each("unfinished saved state", todo.states, self._finish_state)
+        yield from self._each("unfinished saved state", todo.states, self.states.finish_leftover)
         yield from self._each("started container", todo.adopt, self._adopt)
         yield from self._each(FOLLOW, todo.follow, self._follow)
         yield from self._each("ended container", todo.settle, self._settle_rebooted if rebooted else self._settle)
@@ -143,11 +143,6 @@ class Repairs:
     def _end_domain(self, domain: OwnedDomain) -> None:
         """Handles a start that failed and could not be undone; RemoveContainer undefines the VM."""
         self.parts.hypervisor.destroy(domain.uuid, domain.container_id)
-
-    def _finish_state(self, container: Container) -> None:
-        self.states.finish_leftover(container)
-        if container.status.renewing:
-            self._follow(container)
 
     def _adopt(self, container: Container) -> None:
         """Handles a kill between libvirt's start and the record."""

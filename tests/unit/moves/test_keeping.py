@@ -34,20 +34,6 @@ SAVING = {"virtshim.io/vm": "db", "virtshim.io/on-stop": "save"}
 DISK = vm_disk_name("default", "db", "vm")
 
 
-@pytest.fixture
-def make_world(tmp_path: Path) -> Callable[[], World]:
-    made = 0
-
-    def make() -> World:
-        nonlocal made
-        made += 1
-        directory = tmp_path / str(made)
-        directory.mkdir()
-        return World(directory)
-
-    return make
-
-
 def pod(world: World, name: str = "db-0", **annotations: str) -> SandboxId:
     if not world.records.images.all():
         world.pull()
