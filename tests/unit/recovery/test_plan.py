@@ -199,3 +199,12 @@ def test_each_container_gets_at_most_one_action() -> None:
         )
         actions = [action for action, items in found.items() if container(phase) in items]
         assert len(actions) <= 1, (phase, state, known, actions)
+
+
+@pytest.mark.parametrize("domains", [(), (domain(OFF),), (domain(ON),)])
+def test_a_vm_that_gets_a_new_qemu_is_finished_and_followed_whether_it_is_on_or_not(
+    domains: tuple[OwnedDomain, ...],
+) -> None:
+    renewed = container(ContainerPhase.RUNNING).with_saving(saving=True, renewing=True)
+    todo = planned(sandboxes=(sandbox(),), containers=(renewed,), domains=domains)
+    assert (todo.states, todo.follow, todo.settle) == ((renewed,), (renewed,), ())
