@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from tapmanager import log_lines, server, settings, thread_dump, verbs
+from tapmanager import heap, log_lines, server, settings, thread_dump, verbs
 from tapmanager.attachments import Attachments, AttachmentSettings
 from tapmanager.cgroups.tree import VmCgroups, hierarchies
 from tapmanager.cni.plugins import CniPlugins
@@ -43,6 +43,7 @@ _HEALTH_INTERVAL = 5.0
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0 after SIGTERM or SIGINT, 1 for a fault that the operator must correct."""
+    heap.share_one_heap()
     try:
         given = sys.argv[1:] if argv is None else argv
         chosen = settings.load(given)
@@ -103,6 +104,7 @@ def _run(chosen: Settings, again: Callable[[], Settings]) -> int:
             listener, partial(verbs.perform, resources), user.uid, lambda uid: uid in attachments.taps.vm_uids
         )
         serving.start()
+        heap.return_freed_memory()
         Reload(chosen, again, settings.RELOADED, partial(_use, cni, limits, vhost)).start()
         log.info("tapmanager.ready socket=%s pods=%d", chosen.socket, len(attachments.sandboxes()))
         notify_systemd(os.environ, "READY=1")

@@ -7,7 +7,7 @@ import threading
 
 import structlog
 
-from tapmanager import thread_dump
+from tapmanager import heap, thread_dump
 from virtshim.app import assembly
 from virtshim.app.measuring import measured, traced
 from virtshim.app.reload import Reload
@@ -39,6 +39,7 @@ def serve(settings: Settings, file: str | None = None) -> None:
             app.recover()
             # Modules and records live on: without them a full garbage collection does not show in a list's answer time.
             gc.freeze()
+            heap.return_freed_memory()
             server, operator = app.server(settings), app.operator_server(settings)
             with app.watching():
                 server.start()

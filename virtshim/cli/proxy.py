@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from tapmanager.heap import keep_large_blocks, share_one_heap
 from virtshim.config.settings import Settings, load_settings
 from virtshim.model.errors import InvalidRequest
 from virtshim.proxy.routes import Routes, Runtime
-from virtshim.system.daemon import do_without_extras, keep_large_blocks, share_one_heap
+from virtshim.system.daemon import do_without_extras
 
 
 def proxy_command(file: str | None, directory: str | None) -> None:

@@ -6,8 +6,9 @@ import contextlib
 import os
 import sys
 
+from tapmanager.heap import share_one_heap
 from virtshim.config.settings import load_settings
-from virtshim.system.daemon import do_without_extras, share_one_heap
+from virtshim.system.daemon import do_without_extras
 
 
 def serve_command(file: str | None) -> None:

@@ -1,8 +1,7 @@
-"""Parts of all our daemons: messages to systemd, signals that stop or reload, settings of glibc's memory allocator."""
+"""Parts of all our daemons: messages to systemd, signals that stop or reload, libraries' extras that no daemon loads."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import signal
@@ -90,30 +89,3 @@ def do_without_extras() -> None:
     for green threads. This saves 6 MiB."""
     for name in _EXTRAS:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # means: cannot be imported
-
-
-# Settings of glibc's allocator, before threads are started. They do nothing with another C library. From malloc.h:
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
-_M_ARENA_MAX: Final = -8
-
-_LARGE: Final = 32 << 20
-
-
-def share_one_heap() -> None:
-    """Turns off glibc's separate heaps for threads. They avoid contention, but our threads seldom run at once (Python's
-    lock), and each heap keeps its memory: 7 MiB with a handful of pods."""
-    _mallopt(_M_ARENA_MAX, 1)
-
-
-def keep_large_blocks() -> None:
-    """Keeps up to 32 MiB of freed memory. Otherwise glibc returns it to the kernel after each message and gets it again for
-    the next, which made a list of 500 pods (640 KiB) half as slow again."""
-    _mallopt(_M_MMAP_THRESHOLD, _LARGE)
-    _mallopt(_M_TRIM_THRESHOLD, _LARGE)
-
-
-def _mallopt(parameter: int, value: int) -> None:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(parameter, value)

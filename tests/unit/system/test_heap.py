@@ -8,7 +8,7 @@ import pytest
 
 _CHURN = """
 import resource
-from virtshim.system import daemon
+from tapmanager import heap
 {keep}
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -27,10 +27,38 @@ def _faults(keep: str) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library than glibc")
+_FREED = """
+from tapmanager import heap
+def resident():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+blocks = [bytearray(2048) for _ in range(10000)]
+last = bytearray(2048)
+del blocks
+before = resident()
+{call}
+print(before - resident())
+"""
+
+needs_glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library than glibc")
+
+
+@needs_glibc
 def test_freed_large_blocks_are_reused_without_being_cleared_again() -> None:
     """Of 4 KiB each: 150 MiB are 38400."""
-    assert _faults("daemon.keep_large_blocks()") < 2000 < _faults("daemon.share_one_heap()")
+    assert _faults("heap.keep_large_blocks()") < 2000 < _faults("heap.share_one_heap()")
+
+
+@needs_glibc
+def test_memory_that_was_freed_below_memory_in_use_goes_back_to_the_kernel() -> None:
+    """20 MB are freed. KiB."""
+    done = {
+        call: int(
+            subprocess.run([sys.executable, "-c", _FREED.format(call=call)], capture_output=True, check=True).stdout
+        )
+        for call in ("heap.share_one_heap()", "heap.return_freed_memory()")
+    }
+    assert done["heap.share_one_heap()"] < 2000 < 15000 < done["heap.return_freed_memory()"]
 
 
 _LOADED = """
