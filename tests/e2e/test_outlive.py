@@ -32,6 +32,16 @@ ONLINE = "until [ -e /sys/devices/system/cpu/cpu1 ]; do sleep 0.2; done; echo 1 
 
 LISTEN = "(nc -l -p 7000 -e cat) </dev/null >/dev/null 2>&1 & until netstat -ltn | grep -q :7000; do sleep 0.2; done"
 
+# As systemd-networkd and NetworkManager do; busybox's DHCP client does not watch its link.
+WATCH_LINK = '''
+changes() { cat /sys/class/net/eth0/carrier_changes; }
+seen=$(changes)
+while sleep 0.1; do
+  [ "$(changes)" = "$seen" ] || { seen=$(changes); kill -USR1 "$(cat /run/udhcpc.eth0.pid)"; }
+done </dev/null >/dev/null 2>&1 &
+'''
+STOP_AGENT = "(sleep 1; kill -STOP $(pidof qemu-ga)) </dev/null >/dev/null 2>&1 &"
+
 
 class Pods:
     """Pods of one VM, one after another."""
@@ -120,11 +130,15 @@ def test_the_next_pod_continues_with_the_memory_of_the_last(cri, node, image_url
     pods.end()
 
 
-def test_a_restored_guest_gets_another_address_if_its_own_is_taken(cri, node, image_url):
-    pods = Pods(cri, node, f"{image_url}/guest.qcow2", "moved-house")
+@pytest.mark.parametrize("agent", [True, False])
+def test_a_restored_guest_gets_another_address_if_its_own_is_taken(cri, node, image_url, agent):
+    pods = Pods(cri, node, f"{image_url}/guest.qcow2", "moved-house" if agent else "no-agent")
     pods.next()
     pods.start()
     wait_for_log(pods.log, READY, BOOT)
+    if not agent:
+        pods.run("sh", "-c", WATCH_LINK)
+        pods.run("sh", "-c", STOP_AGENT)
     before = cri.pod_status(pods.pod).network.ip
     (lease,) = Path(node.directory).rglob(before)  # of host-local
     pods.saved()

@@ -58,6 +58,8 @@ class FakeHypervisor:
         self.firmware = {kind: FirmwareFiles(f"/{kind.value}/code", f"/{kind.value}/vars") for kind in Firmware}
         # The paths of UEFI variables, which the first start creates.
         self.variables: set[str] = set()
+        # The links that were set, with the power of the VM at that moment.
+        self.links: list[tuple[uuid.UUID, bool, Power]] = []
         self.agent_callbacks: list[Callable[[uuid.UUID], None]] = []
         self.unreadable: set[str] = set()
         # The records in definitions of earlier versions.
@@ -215,6 +217,16 @@ class FakeHypervisor:
         if paused:
             self.full.discard(domain)
             self._change(domain, PowerState(Power.RUNNING))
+
+    def set_links(self, domain: uuid.UUID, container: ContainerId, *, up: bool) -> None:
+        self._reach("set links")
+        with self._lock:
+            there = self._ours(domain)
+            if there is None or not self._is_of(domain, container):
+                raise NotFound(f"no VM {domain}")
+            if not there.state.is_on:
+                raise WrongState(f"VM {domain} is off")
+            self.links.append((domain, up, there.state.power))
 
     def power(self, domain: uuid.UUID) -> PowerState:
         self._reach("power")

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os.path
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 import structlog
 
@@ -32,13 +34,16 @@ from virtshim.model.layout import Layout, vnc_socket
 from virtshim.model.sandbox import owner_of
 from virtshim.moves.fingerprints import difference
 from virtshim.moves.ports import SavedVms
-from virtshim.moves.values import SavedState, VmRecord, restorable
+from virtshim.moves.values import SavedState, VmRecord, has_new_addresses, restorable
 from virtshim.store.ports import RecordCopies, StateRecords
 from virtshim.system.clock import Clock
 from virtshim.system.locks import PodLocks
 from virtshim.vm.ports import Hypervisor, VmPausing
 
 log = structlog.get_logger(__name__)
+
+# Seconds. A guest's kernel needs some milliseconds to see that a link has no carrier.
+_UNPLUGGED: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ class RestoreVm:
         """Resumes a restored VM, and removes the state. Returns the container as recorded. Another process may repeat it."""
         if not container.status.arriving or container.status.saving:
             return container
-        self.pausing.resume(container.domain_uuid, container.id)
+        self._resume(container)
         now = container.arrived()
         self.records.containers.replace(now)
         try:
@@ -101,6 +106,24 @@ class RestoreVm:
         self.freezer.after_resume(container.id)  # sets its clock
         log.info("vm.restored", container=container.id.short, vm=container.spec.vm)
         return now
+
+    def _resume(self, container: Container) -> None:
+        """If the guest's addresses are no longer its own, its links are unplugged for a moment: without an agent, a DHCP client
+        that watches its link then asks again."""
+        vm = self.vms.get(container.spec.pod_disk)
+        if vm is None or vm.saved is None or not has_new_addresses(vm.saved, vm):
+            self.pausing.resume(container.domain_uuid, container.id)
+            return
+        self._set_links(container, up=False)
+        self.pausing.resume(container.domain_uuid, container.id)
+        self.clock.wait(threading.Event(), _UNPLUGGED)
+        self._set_links(container, up=True)
+
+    def _set_links(self, container: Container, *, up: bool) -> None:
+        try:
+            self.pausing.set_links(container.domain_uuid, container.id, up=up)
+        except ShimError as exc:
+            log.warning("vm.links.not_set", container=container.id.short, up=up, error=str(exc))
 
     def taken(self, container: Container) -> Container | None:
         """For a container that is CREATED in its record while its VM is on. Returns the container as RUNNING: it booted, or

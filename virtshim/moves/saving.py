@@ -241,6 +241,7 @@ class SaveVm:
             by_operator=by_operator,
             renewing=renewing,
             disks=disks,
+            addresses=vm.addresses,
         )
         try:
             self.vms.put(vm.with_state(state))

@@ -57,6 +57,8 @@ class SavedState:
     renewing: bool = False
     # Its disks by their paths in the pod, "" for the root disk. Empty in records of versions that did not have it.
     disks: Mapping[str, Fingerprint] = field(default_factory=dict)
+    # What its guest has, as `VmRecord.addresses`. Empty in records of versions that did not have it.
+    addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +143,8 @@ def with_nics(vm: VmRecord, sandbox: Sandbox) -> VmRecord:
         macs={**vm.macs, **{nic.name: nic.mac for nic in nics}},
         addresses={**vm.addresses, **{nic.name: nic.addresses for nic in nics}},
     )
+
+
+def has_new_addresses(state: SavedState, vm: VmRecord) -> bool:
+    """Whether a guest that continues from the state does not have the addresses of its pod, whose `vm` is."""
+    return any(vm.addresses.get(name, had) != had for name, had in state.addresses.items())

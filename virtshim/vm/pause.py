@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import time
@@ -14,8 +15,9 @@ import libvirt
 import structlog
 from lxml import etree
 
-from virtshim.model.errors import Aborted, DeadlineExceeded, NotFound, WrongState
+from virtshim.model.errors import Aborted, DeadlineExceeded, InternalError, NotFound, WrongState
 from virtshim.model.ids import ContainerId
+from virtshim.model.text import escaped
 from virtshim.model.vm import Power
 from virtshim.vm import ownership
 from virtshim.vm.bounded import BoundedCalls
@@ -30,6 +32,8 @@ log = structlog.get_logger(__name__)
 _ENDED: Final = frozenset({libvirt.VIR_ERR_OPERATION_ABORTED, libvirt.VIR_ERR_OPERATION_FAILED})
 # Seconds between attempts to abort: when the time is over, the job may not have begun yet.
 _AGAIN: Final = 0.2
+# More than a VM has; QEMU may be a hostile one that knows all NICs.
+_MOST_NICS: Final = 64
 
 
 class LibvirtPausing:
@@ -40,6 +44,7 @@ class LibvirtPausing:
         self._profile = profile
         self._pausing = BoundedCalls("pause")
         self._resuming = BoundedCalls("resume")
+        self._linking = BoundedCalls("set the links of")
         self._asking = BoundedCalls("ask for disk errors of")
 
     def pause(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
@@ -73,6 +78,26 @@ class LibvirtPausing:
             except libvirt.libvirtError:
                 if power_of(found).power is Power.PAUSED:
                     raise
+
+    def set_links(self, domain: uuid.UUID, container: ContainerId, *, up: bool) -> None:
+        self._linking.call(domain, lambda: self._set_links(domain, container, up=up), self._limit)
+
+    def _set_links(self, domain: uuid.UUID, container: ContainerId, *, up: bool) -> None:
+        # libvirt does not know the NICs, because vmwrapper adds them. Its `qemuMonitorCommand` passes QEMU's errors on.
+        import libvirt_qemu
+
+        with self._using(domain, "set the links of", container) as (_, found):
+            if not found.isActive():
+                raise WrongState(f"VM {domain} is off")
+            for number in range(_MOST_NICS):
+                asked = {"execute": "set_link", "arguments": {"name": f"virtshimnic{number}", "up": up}}
+                answer = json.loads(libvirt_qemu.qemuMonitorCommand(found, json.dumps(asked), 0))
+                if "return" in answer:
+                    continue
+                error = str(answer.get("error"))
+                if "DeviceNotFound" in error:
+                    return
+                raise InternalError(f"QEMU cannot set the link of NIC {number} of VM {domain}: {escaped(error, 200)}")
 
     def out_of_space(self, domain: uuid.UUID) -> bool:
         try:

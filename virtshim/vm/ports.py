@@ -136,6 +136,9 @@ class VmPausing(Protocol):
     def resume(self, domain: uuid.UUID, container: ContainerId | None = None) -> None:
         """Resumes a paused VM, which repeats failed writes. No error if the VM is not paused, off or gone."""
 
+    def set_links(self, domain: uuid.UUID, container: ContainerId, *, up: bool) -> None:
+        """Plugs the cable of each of the VM's NICs in, or out. No error if the VM has none. WrongState if the VM is off."""
+
     def out_of_space(self, domain: uuid.UUID) -> bool:
         """Whether the VM is paused only because its disk had no room."""
 

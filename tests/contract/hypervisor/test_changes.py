@@ -92,6 +92,20 @@ def test_a_foreign_vm_is_not_paused(world: World) -> None:
     assert world.foreign_runs(foreign)
 
 
+def test_links_of_a_vm_are_set_while_it_is_on(world: World, request: pytest.FixtureRequest) -> None:
+    if "test-driver" in request.node.name:
+        return  # it has no links
+    domain = world.running()
+    world.pausing.set_links(domain, A, up=False)
+    world.pausing.pause(domain)
+    world.pausing.set_links(domain, A, up=True)
+    with pytest.raises(NotFound):
+        world.pausing.set_links(domain, ContainerId("f" * 64), up=False)
+    world.hypervisor.destroy(domain, A)
+    with pytest.raises(WrongState):
+        world.pausing.set_links(domain, A, up=True)
+
+
 def test_a_reset_vm_keeps_running_and_a_vm_that_is_off_is_not_reset(
     world: World, request: pytest.FixtureRequest
 ) -> None:

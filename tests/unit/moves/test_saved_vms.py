@@ -13,11 +13,21 @@ from fakes.lasting import LASTING, logged, memory, pod, running, state_of, steps
 from fakes.world import World, container_config, sandbox_config
 
 from virtshim.model.container import Container, ContainerPhase, ExitReason, Mount
-from virtshim.model.errors import Aborted, AlreadyExists, InternalError, InvalidRequest, ResourceExhausted, ShimError
-from virtshim.model.ids import ContainerId
+from virtshim.model.errors import (
+    Aborted,
+    AlreadyExists,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    ResourceExhausted,
+    ShimError,
+)
+from virtshim.model.ids import ContainerId, SandboxId
+from virtshim.model.network import Dns
 from virtshim.model.sandbox import PodKey
 from virtshim.model.usage import BlockUsage
 from virtshim.model.vm import OffReason, Power
+from virtshim.pods.ports import AttachRequest
 
 
 def test_a_stop_saves_the_guest_and_its_next_pod_continues(world: World) -> None:
@@ -36,10 +46,40 @@ def test_a_stop_saves_the_guest_and_its_next_pod_continues(world: World) -> None
     assert world.outside.vms.power(world.domain(second)).power is Power.RUNNING
     assert world.container(second).status.known_as == first
     assert not world.container(second).status.arriving
+    assert world.outside.vms.links == []
     assert vm(world).saved is None
     assert not memory(world).exists()
     assert world.sandbox(world.container(second).sandbox_id).network.interfaces[0].mac == nic.mac
     assert world.outside.networks.requests[-1].addresses == {"eth0": nic.addresses}
+
+
+def take_address(world: World) -> None:
+    """The address that the next pod would have is another pod's."""
+    networks = world.outside.networks
+    networks.half_attach(AttachRequest(SandboxId("f" * 64), PodKey("other", "pod", "uid-f", 0), Dns()), 1.0)
+
+
+def test_a_guest_with_a_new_address_finds_its_link_unplugged_for_a_moment(world: World) -> None:
+    first = running(world)
+    world.stop(first, 30)
+    world.remove_sandbox(world.container(first).sandbox_id)
+    take_address(world)
+    second = world.create(pod(world, 2))
+    world.start(second)
+    domain = world.domain(second)
+    assert world.outside.vms.links == [(domain, False, Power.PAUSED), (domain, True, Power.RUNNING)]
+
+
+def test_a_guest_runs_although_its_link_cannot_be_unplugged(world: World) -> None:
+    first = running(world)
+    world.stop(first, 30)
+    world.remove_sandbox(world.container(first).sandbox_id)
+    take_address(world)
+    second = world.create(pod(world, 2))
+    world.journal.fail("vms.set_links", DeadlineExceeded("QEMU does not answer"))
+    world.start(second)
+    assert state_of(world, second) == (ContainerPhase.RUNNING, Power.RUNNING)
+    assert [up for _, up, _ in world.outside.vms.links] == [True]
 
 
 def test_a_vm_has_one_name_one_uuid_and_one_root_disk_in_all_its_pods(world: World) -> None:
@@ -332,11 +372,16 @@ def test_a_kill_at_any_step_of_a_save_loses_nothing(make_world: Callable[[], Wor
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # threads die with the process
 @pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])
-def test_a_kill_at_any_step_of_a_restore_runs_one_guest_once(make_world: Callable[[], World], when: When) -> None:
+@pytest.mark.parametrize("same_address", [True, False])
+def test_a_kill_at_any_step_of_a_restore_runs_one_guest_once(
+    make_world: Callable[[], World], when: When, *, same_address: bool
+) -> None:
     def saved(world: World) -> ContainerId:
         first = running(world)
         world.stop(first, 30)
         world.remove_sandbox(world.container(first).sandbox_id)
+        if not same_address:
+            take_address(world)
         return world.create(pod(world, 2))
 
     calls = steps_of(make_world, lambda world: world.start(saved(world)), saved)
@@ -353,6 +398,7 @@ def test_a_kill_at_any_step_of_a_restore_runs_one_guest_once(make_world: Callabl
         if power is Power.RUNNING:
             assert phase is ContainerPhase.RUNNING, f"at {at}: {phase}"
             assert vm(world).saved is None or vm(world).saved.taken_by == second
+            assert [up for _, up, _ in world.outside.vms.links][-1:] in ([], [True]), f"at {at}: no link"
         assert power is not Power.PAUSED, f"at {at}: {phase}"
         if phase is not ContainerPhase.RUNNING:  # kubelet makes another attempt
             third = world.create(world.container(second).sandbox_id, attempt=1)
