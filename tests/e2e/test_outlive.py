@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import grpc
@@ -22,6 +23,8 @@ from test_uefi import RESETS
 
 from criproto.runtime_v1 import api_pb2 as pb
 
+# Seconds, under emulation and beside other tests.
+DEBIAN_BOOT = 900
 pytestmark = [pytest.mark.e2e, pytest.mark.outlive]
 
 VM = {"virtshim.io/vm": "by-pod-name", "virtshim.io/on-stop": "save"}
@@ -33,13 +36,13 @@ ONLINE = "until [ -e /sys/devices/system/cpu/cpu1 ]; do sleep 0.2; done; echo 1 
 LISTEN = "(nc -l -p 7000 -e cat) </dev/null >/dev/null 2>&1 & until netstat -ltn | grep -q :7000; do sleep 0.2; done"
 
 # As systemd-networkd and NetworkManager do; busybox's DHCP client does not watch its link.
-WATCH_LINK = '''
+WATCH_LINK = """
 changes() { cat /sys/class/net/eth0/carrier_changes; }
 seen=$(changes)
 while sleep 0.1; do
   [ "$(changes)" = "$seen" ] || { seen=$(changes); kill -USR1 "$(cat /run/udhcpc.eth0.pid)"; }
 done </dev/null >/dev/null 2>&1 &
-'''
+"""
 STOP_AGENT = "(sleep 1; kill -STOP $(pidof qemu-ga)) </dev/null >/dev/null 2>&1 &"
 
 
@@ -292,6 +295,39 @@ def test_uefi_and_tpm_continue(cri, node, guest_image, tmp_path):
     assert pods.run("cat", "/proc/sys/kernel/random/boot_id") == boot
     assert pods.run("sh", "-c", RESETS) == resets, "the TPM was not reset"
     pods.end()
+
+
+@pytest.mark.full
+@pytest.mark.debian
+@pytest.mark.timeout(2 * DEBIAN_BOOT)
+def test_a_debian_continues_and_cloud_init_does_not_run_again(cri, node, image_url):
+    """With UEFI and a TPM. Its next pod has another address."""
+    once = {"VirtletCloudInitUserData": 'runcmd: ["echo ran >> /var/lib/boots"]\n'}
+    more = VM | once | {"virtshim.io/firmware": "uefi", "virtshim.io/tpm": "true"}
+    options = {"memory": 512 << 20, "command": ("/bin/sh", "-c", COUNTER)}
+    pods = Pods(cri, node, f"{image_url}/debian.qcow2", "lasting-debian", **options)
+    pods.next(more)
+    pods.start()
+    wait = "until [ -e /run/cloud-init/result.json ]; do sleep 0.5; done"
+    assert cri.exec_sync(pods.container, "sh", "-c", wait, timeout=DEBIAN_BOOT).exit_code == 0
+    boot = pods.run("cat", "/proc/sys/kernel/random/boot_id")
+    before = cri.pod_status(pods.pod).network.ip
+    (lease,) = Path(node.directory).rglob(before)  # of host-local
+    pods.saved()
+    reached = int(log_lines(pods.log)[-1].removeprefix("count-"))
+    pods.remove()
+    lease.write_text("another pod\r\neth0")
+    pods.next(more)
+    pods.start()
+    wait_for_log(pods.log, f"count-{reached + 5}", 120)
+    assert pods.run("cat", "/proc/sys/kernel/random/boot_id") == boot
+    assert pods.run("cat", "/var/lib/boots") == "ran\n"
+    assert abs(int(pods.run("date", "+%s")) - time.time()) < 60
+    address = cri.pod_status(pods.pod).network.ip
+    assert address != before
+    wait_until(lambda: ping(address), 120, "the restored Debian has the new pod's address")
+    pods.end()
+    lease.unlink()
 
 
 def test_a_saved_vm_survives_the_restart_of_the_node(cri, node, image_url):

@@ -31,7 +31,9 @@ class Call:
 
 
 _ON_VOLUME = "CreateContainer on a volume"
+SAVE, RESTORE = "StopContainer that saves", "StartContainer that restores"
 _RUNNING = (Work.pull, Work.run, Work.create, Work.start)
+_LASTING = (Work.pull, Work.run_lasting, Work.create, Work.start, Work.boot)
 
 CALLS = {
     "RunPodSandbox": Call((), Work.run, Work.is_ready),
@@ -44,6 +46,8 @@ CALLS = {
     "RemoveContainer": Call(_RUNNING, Work.remove, Work.is_removed),
     "StopPodSandbox": Call(_RUNNING, Work.stop_pod, Work.is_pod_stopped),
     "RemovePodSandbox": Call(_RUNNING, Work.remove_pod, Work.is_pod_removed),
+    SAVE: Call(_LASTING, Work.save, Work.is_saved),
+    RESTORE: Call((*_LASTING, Work.save, Work.next_pod, Work.create), Work.start, Work.is_restored),
 }
 MATRIX: list[Any] = [
     pytest.param(name, "virtshim", marks=pytest.mark.skipif(**no_loop_devices()))
@@ -51,7 +55,9 @@ MATRIX: list[Any] = [
     else (name, "virtshim")
     for name in CALLS
 ]
-MATRIX += [(name, "tapmanager") for name in ("RunPodSandbox", "StartContainer", "StopPodSandbox", "RemovePodSandbox")]
+MATRIX += [
+    (name, "tapmanager") for name in ("RunPodSandbox", "StartContainer", "StopPodSandbox", "RemovePodSandbox", RESTORE)
+]
 MATRIX += [(name, "shares") for name in ("CreateContainer", "StartContainer", "StopContainer", "RemovePodSandbox")]
 
 

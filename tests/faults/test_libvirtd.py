@@ -19,14 +19,16 @@ from leaks import Snapshot
 from libvirtd_node import LibvirtdNode
 from own_libvirtd import missing
 from podclient import PodClient, wait_until
-from test_kill_matrix import CALLS, kill_along
+from test_kill_matrix import CALLS, RESTORE, SAVE, kill_along
 from work import working
 
 from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(1800)]
 
-_CALLS = ("CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox")
+_CALLS = (
+    "CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox", SAVE, RESTORE,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from kill_points import strike
 from mortal_node import MortalNode
 from podclient import wait_until
-from test_kill_matrix import CALLS, Point, attempt, attempt_again, points_of
+from test_kill_matrix import CALLS, RESTORE, SAVE, Point, attempt, attempt_again, points_of
 from work import Work, working
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -20,19 +20,23 @@ pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(1800)]
 _SOON = 20.0
 # Killed, or ended by virtshim, or QEMU ended during the start.
 _TRUE_CODES = {128, 137}
+# The step of a start that starts QEMU.
+_BEGINS = {"StartContainer": "vm.hypervisor.start", RESTORE: "vm.hypervisor.restore"}
+# A VM whose QEMU was killed has not been saved, and the next one boots.
+_DONE = {SAVE: Work.is_stopped_or_saved, RESTORE: Work.is_running_without_state}
 
 
 def points_with_a_qemu(node: MortalNode, name: str) -> list[Point]:
     """The points at which a QEMU runs: in a start from `start` on, in other calls until `destroy`."""
     points = points_of(node, name, "virtshim")
     steps = [(point.when, point.step) for point in points]
-    if name == "StartContainer":
-        return points[steps.index(("after", "vm.hypervisor.start")) :]
+    if name in _BEGINS:
+        return points[steps.index(("after", _BEGINS[name])) :]
     return points[: steps.index(("after", "vm.hypervisor.destroy"))]
 
 
 @pytest.mark.parametrize(
-    "name", ["StartContainer", "StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox"]
+    "name", ["StartContainer", "StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox", SAVE, RESTORE]
 )
 def test_a_qemu_killed_at_any_step_is_reported_correctly(mortal: MortalNode, name: str, every_point: bool) -> None:
     strike(
@@ -56,13 +60,13 @@ def struck_and_true(node: MortalNode, name: str, point: Point) -> bool:
         assert node.died("virtshim", within=0.0) is False
         wait_until(lambda: node.qemu_pids() <= spared or not struck, _SOON, f"{where}: it is gone")
         node.check_bystander(work.cri)
-        if name == "StartContainer":
+        if name in _BEGINS:
             if struck:
                 ended_truly(work, where)
             attempt_again(call, work, where)
         elif failure is not None:
             attempt_again(call, work, where)
-        wait_until(lambda: call.done(work), _SOON, f"{where}: the call's work is done")
+        wait_until(lambda: _DONE.get(name, call.done)(work), _SOON, f"{where}: the call's work is done")
     return bool(struck)
 
 

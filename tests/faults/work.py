@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakes.kubelet_writer import WrittenVolume
 from mortal_node import MortalNode
-from podclient import PodClient, container_config, pod_config, wait_until
+from node import VIRTSHIM
+from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
 
@@ -41,6 +43,15 @@ class Work:
             self.config.metadata.attempt += 1
         self.pod = self.cri.run_pod(self.config)
 
+    def run_lasting(self) -> None:
+        """A pod whose VM outlives it."""
+        self.config.annotations.update({"virtshim.io/vm": "by-pod-name", "virtshim.io/on-stop": "save"})
+        self.run()
+
+    @property
+    def is_lasting(self) -> bool:
+        return bool(self.config.annotations)
+
     def pull(self) -> None:
         self.cri.pull(self.image)
 
@@ -49,8 +60,9 @@ class Work:
 
     def create(self) -> None:
         config = container_config(self.image, 64 << 20, attempt=self.attempt)
-        config.mounts.add(container_path="/data", host_path=self.node.volume)
-        config.mounts.add(container_path="/etc/texts", host_path=self._texts(), readonly=True)
+        if not self.is_lasting:
+            config.mounts.add(container_path="/data", host_path=self.node.volume)
+            config.mounts.add(container_path="/etc/texts", host_path=self._texts(), readonly=True)
         self.container = self.cri.create(self.pod, config, self.config)
         self.node.containers.add(self.container)
 
@@ -83,6 +95,20 @@ class Work:
 
     def remove(self) -> None:
         self.cri.remove(self.container)
+
+    def boot(self) -> None:
+        """Waits until the guest counts as booted. Nothing is saved before."""
+        wait_for_log(self.cri.status(self.container).log_path, "null guest", 60)
+
+    def save(self) -> None:
+        self.cri.stop(self.container, 30)
+
+    def next_pod(self) -> None:
+        """The pod's successor: the same name, another UID."""
+        self.remove_pod()
+        self.config.metadata.uid += "-next"
+        self.config.log_directory += "-next"
+        self.run()
 
     def stop_pod(self) -> None:
         self.cri.stop_pod(self.pod)
@@ -122,6 +148,32 @@ class Work:
     def is_stopped(self) -> bool:
         return self.cri.status(self.container).state == pb.CONTAINER_EXITED and len(self.node.qemu_pids()) == 1
 
+    def is_saved(self) -> bool:
+        return self.is_stopped() and self.cri.status(self.container).reason == "Saved" and len(self._memory()) == 1
+
+    def is_restored(self) -> bool:
+        """The null guest shows a line when it boots."""
+        booted = any("null guest" in line for line in log_lines(self.cri.status(self.container).log_path))
+        return self.is_running() and not booted and not self._memory()
+
+    def is_stopped_or_saved(self) -> bool:
+        """The status says whether there is a saved state."""
+        is_saved = self.cri.status(self.container).reason == "Saved"
+        return self.is_stopped() and [path.name for path in self._memory()] == ["memory.save"] * is_saved
+
+    def is_running_without_state(self) -> bool:
+        return self.is_running() and not self._memory()
+
+    def _memory(self) -> list[Path]:
+        return list(Path(f"{self.node.settings.paths.state_dir}/vms").glob("*/memory.*"))
+
+    def remove_vm(self) -> None:
+        """As an operator does, once its pods are gone."""
+        named = f"{self.config.metadata.namespace}/{self.config.metadata.name}"
+        command = [*VIRTSHIM, "vms", "rm", "--socket", self.node.settings.cri_socket, named]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
     def is_removed(self) -> bool:
         return not [c for c in self.cri.containers() if c.id == self.container]
 
@@ -147,6 +199,8 @@ def working(node: MortalNode, *prepare: Callable[[Work], None]) -> Iterator[Work
             for pod in cri.pods():
                 if node.bystander is None or pod.id != node.bystander.pod:
                     cri.remove_pod(pod.id)
+        if work.is_lasting:
+            work.remove_vm()
         forget_image(cri, work.image)
         try:
             wait_until(lambda: node.left() <= before, 15, "nothing is left")

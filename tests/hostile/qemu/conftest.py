@@ -187,6 +187,8 @@ def battlefield(node: Node, libvirt: Libvirt, weapons: Path, root: Path, null_im
             os.rename(weapons / "list.new", weapons / "list")
             try:
                 wait_until(lambda: _has_ended(field), LIMIT, "the taken-over QEMU has tried it all")
+                # virtshim may hold a part of the output that it has not written to the log yet.
+                wait_until(lambda: "TRIED end" in field.said.text(), LIMIT, "its output is in the log")
             except TimeoutError as exc:
                 exc.add_note(field.said.text()[-2000:])
                 raise
