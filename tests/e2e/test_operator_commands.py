@@ -142,6 +142,22 @@ def test_a_vm_of_virtshim_run_is_removed_when_it_is_left_ends_or_is_killed(cri: 
     assert "hello" in ended.stdout
     assert cri.pods() == []
 
+    # The command reads what is piped in, up to its end.
+    counted = subprocess.run(
+        [*run, "-q", "--", "sh", "-c", "wc -c"],
+        input=b"abc\n", capture_output=True, timeout=BOOT + LIMIT, check=False,
+    )  # fmt: skip
+    assert (counted.returncode, counted.stdout.split()) == (0, [b"4"]), counted.stderr
+    assert cri.pods() == []
+
+    # Without input it shows the console until it is told to end.
+    with subprocess.Popen([*run, "-q"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as shown:
+        assert shown.stdout is not None
+        assert any(READY.encode() in line for line in shown.stdout)
+        shown.send_signal(signal.SIGINT)
+        assert shown.wait(LIMIT) == 128 + signal.SIGINT
+    assert cri.pods() == []
+
     # On a terminal it shows the console; ctrl-] leaves and removes the VM.
     with terminal([*run, "--name", "by-hand"]) as screen:
         assert screen.sees(READY.encode(), BOOT), screen.seen

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -133,7 +131,7 @@ def test_the_next_pod_continues_with_the_memory_of_the_last(cri, node, image_url
     pods.end()
 
 
-@pytest.mark.parametrize("agent", [True, False])
+@pytest.mark.parametrize("agent", [pytest.param(True, marks=pytest.mark.full), False])
 def test_a_restored_guest_gets_another_address_if_its_own_is_taken(cri, node, image_url, agent):
     pods = Pods(cri, node, f"{image_url}/guest.qcow2", "moved-house" if agent else "no-agent")
     pods.next()
@@ -254,6 +252,7 @@ def test_two_live_pods_of_one_vm_are_refused(cri, node, image_url):
     second.end()
 
 
+@pytest.mark.full
 def test_a_vm_that_was_resized_and_has_more_ports_continues_as_it_was(cri, node, image_url):
     more = VM | {"virtshim.io/max-vcpus": "3", "virtshim.io/max-memory": "256Mi", "virtshim.io/exec-ports": "2"}
     pods = Pods(cri, node, f"{image_url}/guest.qcow2", "grown")
@@ -278,6 +277,7 @@ def test_a_vm_that_was_resized_and_has_more_ports_continues_as_it_was(cri, node,
     pods.end()
 
 
+@pytest.mark.full
 def test_uefi_and_tpm_continue(cri, node, guest_image, tmp_path):
     uefi_disk.make(guest_image, tmp_path / "uefi.qcow2")
     more = VM | {"virtshim.io/firmware": "uefi", "virtshim.io/tpm": "true"}
@@ -345,41 +345,4 @@ def test_a_saved_vm_survives_the_restart_of_the_node(cri, node, image_url):
     pods.next()
     pods.start()
     assert pods.run("cat", "/proc/sys/kernel/random/boot_id") == boot
-    pods.end()
-
-
-@pytest.mark.parametrize("step", ["saving", "restoring"])
-def test_a_killed_virtshim_finishes_what_it_began(cri, node, image_url, step):
-    pods = Pods(cri, node, f"{image_url}/guest.qcow2", f"killed-{step}")
-    pods.next()
-    pods.start()
-    wait_for_log(pods.log, READY, BOOT)
-    boot = pods.run("cat", "/proc/sys/kernel/random/boot_id")
-    if step == "restoring":
-        pods.saved()
-        pods.remove()
-        pods.next()
-    half = Path(f"{node.directory}/state/vms")
-    call = (lambda: cri.stop(pods.container, 60)) if step == "saving" else (lambda: cri.start(pods.container))
-    begun = Background(call)
-    if step == "saving":
-        wait_until(lambda: any(half.glob("*/memory.half")) or any(half.glob("*/memory.save")), 60, "memory is written")
-    else:
-        wait_until(lambda: bool(node.qemu_pids()), 60, "QEMU reads the memory")
-    os.kill(node.daemons()["virtshim"], signal.SIGKILL)
-    with contextlib.suppress(grpc.RpcError):
-        begun.done()
-    wait_until(lambda: answers(cri), 60, "the CRI socket serves")
-    if step == "saving":
-        with contextlib.suppress(grpc.RpcError):
-            cri.stop(pods.container, 60)
-        assert cri.status(pods.container).state == pb.CONTAINER_EXITED
-        pods.remove()
-        pods.next()
-        pods.start()
-    elif cri.status(pods.container).state != pb.CONTAINER_RUNNING:
-        pods.create(attempt=1)
-        pods.start()
-    assert pods.run("cat", "/proc/sys/kernel/random/boot_id") == boot
-    assert not list(half.glob("*/memory.*"))
     pods.end()

@@ -148,7 +148,8 @@ def _attached(node: NodeClient, vm: str, wanted: WantedVm, *, quiet: bool) -> in
         )
     with contextlib.closing(streaming.connect(url)) as client:
         try:
-            relay(client, stdin=True, is_terminal=tty, detachable=interactive)
+            # The console shows the guest until the VM ends, also if there is nothing to type (`</dev/null`).
+            relay(client, stdin=True, is_terminal=tty, detachable=interactive, endless=not wanted.command)
         except Detached:
             client.flush()
             return 0

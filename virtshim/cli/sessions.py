@@ -38,10 +38,13 @@ class Detached(Exception):
     """The user typed ctrl-]."""
 
 
-def relay(client: StreamClient, *, stdin: bool, is_terminal: bool, detachable: bool = False) -> int:
+def relay(
+    client: StreamClient, *, stdin: bool, is_terminal: bool, detachable: bool = False, endless: bool = False
+) -> int:
     """Connects this program's input and output to `client` until the stream ends or the user detaches. Returns the exit code.
     Raises ShimError if the session failed, Detached, and BrokenPipeError if nobody reads the output. `is_terminal`: the other
-    side is a terminal, and gets the size of this one."""
+    side is a terminal, and gets the size of this one. `endless`: the other side does not learn that this program's input has
+    ended; so it is if the user can detach."""
     with terminal.resizes() as resized, terminal.raw(_INPUT) if is_terminal and stdin else nullcontext():
         if is_terminal:
             _send_size(client)
@@ -57,7 +60,8 @@ def relay(client: StreamClient, *, stdin: bool, is_terminal: bool, detachable: b
                 if is_terminal:
                     _send_size(client)
             if _INPUT in readable:
-                wanted = _send_input(client, os.read(_INPUT, _READ), detachable=detachable)
+                data = os.read(_INPUT, _READ)
+                wanted = _send_input(client, data, detachable=detachable, endless=endless or detachable)
             if client.fileno() in readable:
                 status += _received(client)
     if not status:
@@ -65,10 +69,10 @@ def relay(client: StreamClient, *, stdin: bool, is_terminal: bool, detachable: b
     return _code(from_status(bytes(status)))
 
 
-def _send_input(client: StreamClient, data: bytes, *, detachable: bool) -> bool:
+def _send_input(client: StreamClient, data: bytes, *, detachable: bool, endless: bool) -> bool:
     """Returns False at the end of input."""
     if not data:
-        if not detachable:  # with detach keys, only the keys end the session
+        if not endless:
             client.close_channel(STDIN)
         return False
     before, detach, _ = data.partition(DETACH) if detachable else (data, b"", b"")

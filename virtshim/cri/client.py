@@ -342,6 +342,7 @@ def _container(wanted: WantedVm) -> pb.ContainerConfig:
         command=wanted.command,
         envs=[pb.KeyValue(key=key, value=value.encode()) for key, value in wanted.env],
         stdin=True,
+        stdin_once=bool(wanted.command) and not wanted.tty,  # a command that reads a pipe has to see its end
         tty=bool(wanted.command) and wanted.tty,
         linux=pb.LinuxContainerConfig(resources=resources),
     )
