@@ -84,7 +84,8 @@ def test_operator_commands_work_on_a_running_vm(
         status = cri.status(vm)
         assert (status.state, "virtshim resume" in status.message) == (1, True)
         refused = virtshim(node, "exec", "day", "--", "true")
-        assert (refused.returncode, "virtshim resume" in refused.stderr) != (0, False)
+        assert (refused.returncode, "virtshim resume" in refused.stderr) == (75, True)
+        assert "paused" in done(node, "ps")
         assert virtshim(node, "freeze", "day").returncode == 75
         assert facts(node, "resume", "day")["changed"]
         assert done(node, "exec", "day", "--", "echo", "goes on") == "goes on\n"

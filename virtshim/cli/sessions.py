@@ -120,7 +120,10 @@ def exec_command(socket: str, wanted: str, command: Sequence[str], *, stdin: boo
     """Runs a command in a guest and returns its exit code. Raises ShimError, BrokenPipeError."""
     streams = Streams(stdin=stdin, stdout=True, stderr=not tty, tty=tty)
     with connected(socket) as node:
-        url = node.exec_url(running_vm(wanted, node.pods(), node.vms()).id, command, streams)
+        vm = node.with_trouble(running_vm(wanted, node.pods(), node.vms()))
+        if vm.shown_state == "paused":
+            raise WrongState(f"no command can run in {vm.name}: it is {vm.trouble}")
+        url = node.exec_url(vm.id, command, streams)
     with contextlib.closing(streaming.connect(url)) as client:
         return relay(client, stdin=stdin, is_terminal=tty)
 

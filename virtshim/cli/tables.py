@@ -30,7 +30,7 @@ def rows(
         left = (f"{pod.namespace}/{pod.name}", pod.id[:_SHORT], state, ",".join(addresses[pod.id]) or "-")
         own = [vm for vm in vms if vm.pod == pod.id]
         for vm in own:
-            yield (*left, vm.name, vm.id[:_SHORT], vm.state, age(now - vm.created), vm.image)
+            yield (*left, vm.name, vm.id[:_SHORT], vm.shown_state, age(now - vm.created), vm.image)
         if not own:
             yield (*left, "-", "-", "-", age(now - pod.created), "-")
 
@@ -110,7 +110,7 @@ def _cell(cell: str) -> Text:
 
 def ps(socket: str, *, as_json: bool = False) -> None:
     with connected(socket) as node:
-        pods, vms = node.pods(), node.vms()
+        pods, vms = node.pods(), [node.with_trouble(vm) for vm in node.vms()]
         addresses = {pod.id: node.addresses(pod.id) for pod in pods}
     if not as_json:
         tables_show(HEAD, rows(pods, vms, addresses, time.time()))
@@ -129,7 +129,8 @@ def ps(socket: str, *, as_json: bool = False) -> None:
                         "id": vm.id,
                         "name": vm.name,
                         "attempt": vm.attempt,
-                        "state": vm.state,
+                        "state": vm.shown_state,
+                        "trouble": vm.trouble,
                         "image": vm.image,
                         "createdAt": vm.created,
                     }

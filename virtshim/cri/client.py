@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import uuid
@@ -68,7 +69,8 @@ class PodSummary:
 
 @dataclass(frozen=True, slots=True)
 class VmSummary:
-    """`state`: created, running, exited or unknown. `created`: seconds since 1970."""
+    """`state`: created, running, exited or unknown. `created`: seconds since 1970. `trouble`: of a running VM, "" if there is
+    none or if nobody asked."""
 
     id: str
     pod: str
@@ -77,6 +79,12 @@ class VmSummary:
     state: str
     image: str
     created: float
+    trouble: str = ""
+
+    @property
+    def shown_state(self) -> str:
+        """As `state`, but a paused VM is paused: CRI has no such state."""
+        return "paused" if self.trouble.startswith("paused") else self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +202,16 @@ class NodeClient:
         with as_shim_errors():
             items = self._runtime.ListContainers(pb.ListContainersRequest(), timeout=_SECONDS).containers
         return sorted(map(vm_summary, items), key=lambda vm: vm.created, reverse=True)
+
+    def with_trouble(self, vm: VmSummary) -> VmSummary:
+        """The same VM with its trouble."""
+        if vm.state != "running":
+            return vm
+        try:
+            now = self.how_is(vm.id)
+        except NotFound:
+            return vm
+        return vm if now.is_over else dataclasses.replace(vm, trouble=now.message)
 
     def addresses(self, pod: str) -> list[str]:
         """The pod's IP addresses; [] if the pod is gone or no longer has a network."""

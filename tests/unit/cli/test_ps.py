@@ -22,6 +22,13 @@ def test_each_vm_has_a_line_and_a_pod_without_one_too() -> None:
     ]
 
 
+def test_a_paused_vm_is_shown_as_paused_and_one_with_another_trouble_as_running() -> None:
+    pod = PodSummary("a" * 64, "default", "web", True, NOW)
+    troubles = ("paused by virtshim pause; virtshim resume continues it", "a volume is not mounted", "")
+    vms = [VmSummary("1" * 64, pod.id, "vm", 0, "running", "img", NOW, trouble) for trouble in troubles]
+    assert [row[6] for row in rows([pod], vms, {pod.id: []}, NOW)] == ["paused", "running", "running"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
