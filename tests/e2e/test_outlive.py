@@ -149,7 +149,7 @@ def test_a_restored_guest_gets_another_address_if_its_own_is_taken(cri, node, im
     pods.start()
     address = cri.pod_status(pods.pod).network.ip
     assert address != before
-    wait_until(lambda: ping(address), 30, "the restored guest has the new pod's address")
+    wait_until(lambda: ping(address), 120, "the restored guest has the new pod's address")
     pods.end()
     lease.unlink()
 

@@ -50,7 +50,7 @@ class Work:
 
     @property
     def is_lasting(self) -> bool:
-        return bool(self.config.annotations)
+        return "virtshim.io/vm" in self.config.annotations
 
     def pull(self) -> None:
         self.cri.pull(self.image)

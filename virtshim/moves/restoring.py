@@ -42,8 +42,8 @@ from virtshim.vm.ports import Hypervisor, VmPausing
 
 log = structlog.get_logger(__name__)
 
-# Seconds. A guest's kernel needs some milliseconds to see that a link has no carrier.
-_UNPLUGGED: Final = 1.0
+# Seconds. A guest's kernel sees within milliseconds that a link has no carrier, unless the node is overloaded.
+_UNPLUGGED: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)

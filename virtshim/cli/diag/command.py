@@ -112,13 +112,36 @@ def look_at(config: str | None, node_directory: str | None) -> Node:
     directory = os.path.realpath(node_directory) if node_directory else ""
     if directory and not os.path.isdir(directory):
         raise InvalidRequest(f"--dir: {directory} does not exist; name the directory of `up --dir`")
-    file = f"{directory}/config.toml" if directory else config
+    if not directory and config is None:
+        directory = _directory_of(os.environ.get("CONTAINER_RUNTIME_ENDPOINT", ""))
+    file = f"{directory}/config.toml" if directory else config and os.path.abspath(config)
     trouble = ""
     try:
         settings = settings_table.load_settings(file)
     except ShimError as exc:
         settings, trouble = _defaults(directory), str(exc)
     return Node(settings, file or settings_table.DEFAULT_FILE, Secrets(), directory, trouble)
+
+
+def _directory_of(endpoint: str) -> str:
+    """The directory of `up --dir` whose CRI socket that is, "" for the node of the default settings. Raises InvalidRequest for
+    another node's: its settings are not known."""
+    socket = endpoint.removeprefix("unix://")
+    directory = os.path.dirname(os.path.dirname(socket))
+    if not socket:
+        return ""
+    if os.path.isfile(f"{directory}/config.toml"):
+        return os.path.realpath(directory)
+    try:
+        own = settings_table.load_settings(None).cri_socket
+    except ShimError:  # the archive says so
+        return ""
+    if socket != own:
+        raise InvalidRequest(
+            f"CONTAINER_RUNTIME_ENDPOINT names {socket[:200]}, which is not the socket in this node's settings; name that "
+            "node's settings by --config or --dir, or unset the variable"
+        )
+    return ""
 
 
 def _defaults(directory: str) -> settings_table.Settings:

@@ -106,6 +106,27 @@ def test_a_missing_node_is_refused(tmp_path: Path) -> None:
         look_at("/x.toml", str(tmp_path))
 
 
+def test_a_relative_settings_file_is_found_by_every_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.toml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert look_at("own.toml", None).config_file == str(tmp_path / "own.toml")
+
+
+def test_the_node_of_the_socket_in_the_environment_is_examined_and_another_one_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.toml").write_text("")
+    monkeypatch.setenv("CONTAINER_RUNTIME_ENDPOINT", f"unix://{tmp_path}/run/virtshim.sock")
+    assert look_at(None, None).directory == str(tmp_path)
+    monkeypatch.setenv("CONTAINER_RUNTIME_ENDPOINT", "unix:///run/containerd/containerd.sock")
+    with pytest.raises(InvalidRequest, match=r"names /run/containerd/containerd.sock.*--config or --dir"):
+        look_at(None, None)
+    monkeypatch.setenv("CONTAINER_RUNTIME_ENDPOINT", "unix:///run/virtshim/virtshim.sock")
+    assert look_at(None, None).directory == ""
+
+
 def test_a_long_file_is_cut_at_a_line() -> None:
     """Half of a line may be half of a secret."""
     gathered = Gathered("x", room=Room(file=20))
