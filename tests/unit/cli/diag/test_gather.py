@@ -106,9 +106,7 @@ def test_a_missing_node_is_refused(tmp_path: Path) -> None:
         look_at("/x.toml", str(tmp_path))
 
 
-def test_a_relative_settings_file_is_found_by_every_collector(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_settings_file_is_found_by_every_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.toml").write_text("")
     monkeypatch.chdir(tmp_path)
     assert look_at("own.toml", None).config_file == str(tmp_path / "own.toml")
