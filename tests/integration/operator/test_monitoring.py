@@ -247,3 +247,13 @@ def test_the_kubernetes_examples_refer_to_each_other_correctly(monitoring: Path)
     labels = by_kind["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
     assert by_kind["Service"]["spec"]["selector"] == labels
     assert by_kind["ServiceMonitor"]["spec"]["selector"]["matchLabels"] == by_kind["Service"]["metadata"]["labels"]
+
+
+def test_the_metrics_proxy_runs_on_nodes_for_vms_alone_and_has_a_place_there(monitoring: Path) -> None:
+    objects = list(yaml.safe_load_all((monitoring / "servicemonitor.yaml").read_text()))
+    (spec,) = (one["spec"]["template"]["spec"] for one in objects if one["kind"] == "DaemonSet")
+    kubelet = yaml.safe_load((monitoring.parent / "kubelet" / "90-virtshim.conf").read_text())
+    tolerated = {one["key"] for one in spec["tolerations"] if one["operator"] == "Exists"}
+    assert {taint["key"] for taint in kubelet["registerWithTaints"]} <= tolerated
+    assert spec["priorityClassName"].startswith("system-")
+    assert all({"cpu", "memory"} <= one["resources"]["requests"].keys() for one in spec["containers"])
