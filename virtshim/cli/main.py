@@ -6,9 +6,10 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand
 
 from virtshim.cli.operating import cri_socket as _cri_socket
 from virtshim.cli.operating import operating_app, pod_names
@@ -63,6 +64,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 _ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file; default /etc/virtshim/config.toml")]
@@ -81,6 +83,30 @@ _Vm = Annotated[
 _Dir = Annotated[
     str, typer.Option("--dir", help="directory for all files of this node; the QEMU user must be able to reach it")
 ]
+
+
+class _CommandInGuest(TyperCommand):
+    """The words after NAME are those of another command, with its options. After `--` they always are; without `--` our own
+    options go before NAME."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = "--" in args
+        return super().parse_args(ctx, args)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -222,10 +248,10 @@ def dashboard(
     show_dashboard(_cri_socket(socket, config), port)
 
 
-@app.command("exec")
+@app.command("exec", cls=_CommandInGuest)
 def exec_(
     name: _Vm,
-    command: Annotated[list[str], typer.Argument(help="program and arguments, after --", show_default=False)],
+    command: Annotated[list[str], typer.Argument(help="program and arguments", show_default=False)],
     stdin: Annotated[bool, typer.Option("-i", "--stdin", help="pass input to the command")] = False,
     tty: Annotated[bool, typer.Option("-t", "--tty", help="give the command a terminal")] = False,
     socket: _Socket = None,
@@ -234,6 +260,8 @@ def exec_(
     """Run a command in a VM, e.g. `virtshim exec -it NAME -- sh`. Exits with the command's exit code."""
     from virtshim.cli.sessions import exec_command
 
+    if command[0].startswith("-"):
+        raise InvalidRequest(f"{command[0][:80]!r} is no program; write options before NAME, and the command after it")
     raise typer.Exit(exec_command(_cri_socket(socket, config), name, command, stdin=stdin, tty=tty))
 
 

@@ -141,7 +141,7 @@ def logs(
     since: Annotated[
         str, typer.Option("--since", help="how long ago (90s, 10m, 2h, 1d), or 2026-01-31T12:00:00Z")
     ] = "",
-    tail: Annotated[int, typer.Option("--tail", help="number of last lines to print; -1: all")] = -1,
+    tail: Annotated[int, typer.Option("-n", "--tail", help="number of last lines to print; -1: all")] = -1,
     timestamps: Annotated[bool, typer.Option("-t", "--timestamps", help="print the time of each line")] = False,
     socket: _Socket = None,
     config: _ConfigFile = None,

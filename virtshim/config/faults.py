@@ -35,6 +35,8 @@ def _fault(one: Any, layers: Layers, root: type[BaseModel]) -> str:
         text = one["msg"].removeprefix("Value error, ")
         if one["type"] == "string_pattern_mismatch" and one["ctx"]["pattern"].startswith(("^/", "^(/|")):
             text = "must be an absolute path"
+        if one["type"] in ("byte_size", "byte_size_unit"):
+            text = "must be a size, such as 4GiB, 512MiB or a number of bytes"
         told_already = one["type"] in ("missing", "value_error") or isinstance(one["input"], dict | BaseModel)
         if (
             not told_already and "annotations" not in key

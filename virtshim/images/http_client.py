@@ -203,6 +203,11 @@ class HttpClient:
             )
         except TlsError as exc:
             self.watch.check()
+            if _speaks_plain_http(exc):
+                raise Unavailable(
+                    f"{_host(url)}: TLS failed, because the server speaks plain HTTP; if you trust the network, write http:// "
+                    "before the name of a disk, or list the registry in images.insecure_registries"
+                ) from exc
             raise Unavailable(
                 f"{_host(url)}: TLS failed ({_reason(exc)}); a private CA must be in this node's trust store"
             ) from exc
@@ -372,6 +377,19 @@ def _origin(url: str) -> tuple[str, str]:
 
 def _host(url: str) -> str:
     return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def _speaks_plain_http(exc: BaseException | None) -> bool:
+    """OpenSSL's reason for an answer that is no TLS record at all; its name depends on the version."""
+    while exc is not None:
+        if isinstance(exc, ssl.SSLError) and exc.reason in (
+            "WRONG_VERSION_NUMBER",
+            "HTTP_REQUEST",
+            "RECORD_LAYER_FAILURE",
+        ):
+            return True
+        exc = exc.__cause__ or exc.__context__
+    return False
 
 
 def _reason(exc: BaseException) -> str:

@@ -21,13 +21,17 @@ def ran(*arguments: str) -> tuple[int, str]:
 
 
 def test_version_is_that_of_the_installation() -> None:
-    assert ran("version") == (0, importlib.metadata.version("virtshim") + "\n")
+    for word in ("version", "--version"):
+        assert ran(word) == (0, importlib.metadata.version("virtshim") + "\n")
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ("--help",),
+        ("-h",),
+        ("logs", "-h"),
+        ("config", "show", "-h"),
         ("serve", "--help"),
         ("up", "--help"),
         ("down", "--help"),
@@ -52,6 +56,33 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
 )
 def test_a_mistake_in_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
     assert ran(*arguments)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "run"),
+    [
+        ("-i vm ls -la", ["ls", "-la"]),
+        ("-i vm -- ls -la", ["ls", "-la"]),
+        ("vm -i -- ls -la", ["ls", "-la"]),
+        ("--stdin vm ls --all", ["ls", "--all"]),
+    ],
+)
+def test_options_of_a_command_in_a_guest_are_its_own(
+    words: str, run: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Sequence[str], bool]] = []
+    monkeypatch.setattr(
+        "virtshim.cli.sessions.exec_command",
+        lambda _socket, _name, command, *, stdin, tty: seen.append((command, stdin)) or 0,
+    )
+    assert ran("exec", "--socket", "/nowhere", *words.split())[0] == 0
+    assert seen == [(run, True)]
+
+
+def test_an_option_after_the_name_is_no_program() -> None:
+    result = CliRunner().invoke(command.app, ["exec", "vm", "-it", "sh"])
+    assert isinstance(result.exception, errors.InvalidRequest)
+    assert "write options before NAME" in str(result.exception)
 
 
 def test_config_schema_lists_every_section() -> None:

@@ -440,6 +440,12 @@ def test_tls_is_verified_against_the_profile(secure_web, certificate: tuple[Path
     assert get(url, Transport(tls=TlsProfile(insecure=True))) == b"hello"
 
 
+def test_a_server_without_tls_is_named_as_such(web) -> None:
+    web.serve("/x", b"hello")
+    with pytest.raises(Unavailable, match=r"speaks plain HTTP; .* write http://"):
+        get(f"https://{web.address}/x", Transport())
+
+
 def test_a_client_certificate_is_sent(secure_web, certificate: tuple[Path, Path]) -> None:
     redacted_url: list[Any] = []
 
