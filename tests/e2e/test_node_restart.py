@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 
@@ -10,10 +11,11 @@ import grpc
 import pytest
 from console import SerialConsole
 from guest import boot, ping
-from node import VIRTSHIM
+from node import VIRTSHIM, free_cidr
 from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.cli.node_dir import NodeDir, NodeOptions, write_node
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.faults]
 
@@ -95,3 +97,12 @@ def test_a_second_node_in_the_same_directory_is_refused(node):
     assert done.returncode != 0
     assert str(node.process.pid) in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_down_removes_its_bridge_in_a_network_namespace_that_sys_does_not_show(node_root):
+    node = NodeDir.at(f"{node_root}/o")
+    write_node(node, NodeOptions(node.path, domain_type="qemu", pod_cidr=free_cidr()))
+    down = shlex.join([*VIRTSHIM, "down", "--dir", node.path, "--all"])
+    script = f"ip link add {node.bridge} type bridge && {down} && ! ip link show {node.bridge}"
+    done = subprocess.run(["unshare", "--net", "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

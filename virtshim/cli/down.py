@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -128,5 +129,6 @@ def _remove_pods(node: NodeDir, console: Console) -> None:
 
 def _remove_bridge(node: NodeDir) -> None:
     """The CNI bridge plugin never removes its bridge. No other node uses this name."""
-    if os.path.isdir(f"/sys/class/net/{node.bridge}"):
+    # Not by /sys/class/net, which may show another network namespace than this process's.
+    if any(name == node.bridge for _, name in socket.if_nameindex()):
         run(["ip", "link", "delete", node.bridge], timeout=10)
