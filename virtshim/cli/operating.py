@@ -381,3 +381,22 @@ def vnc(
 
     place = parse_listen_address(listen, unix)
     show(cri_socket(socket, config), admin_socket(socket, config), name, place)
+
+
+@operating_app.command("port-forward")
+def port_forward(
+    name: _Vm,
+    ports: Annotated[
+        list[str],
+        typer.Argument(metavar="PORT...", help="PORT, LOCAL:PORT, or :PORT for a free local port; several may follow"),
+    ],
+    address: Annotated[str, typer.Option("--address", help="address of this machine to listen on")] = "127.0.0.1",
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
+    """Lead ports of this machine to ports of a VM until Ctrl-C: `virtshim port-forward NAME 8080:80`."""
+    from virtshim.cli.port_forward import parse_forwards
+    from virtshim.cli.port_forward import port_forward as forward
+
+    host, forwards = parse_forwards(ports, address)
+    forward(cri_socket(socket, config), name, host, forwards)

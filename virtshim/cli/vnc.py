@@ -127,7 +127,7 @@ def listening(place: ListenAddress) -> Iterator[tuple[socket.socket, str]]:
         yield listener, place.path or "{}:{}".format(*listener.getsockname()[:2])
 
 
-def listen_at(place: ListenAddress) -> socket.socket:
+def listen_at(place: ListenAddress, remedy: str = "choose another with --listen or --unix") -> socket.socket:
     """Raises WrongState."""
     family = socket.AF_UNIX if place.path else socket.AF_INET6 if ":" in place.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -140,7 +140,7 @@ def listen_at(place: ListenAddress) -> socket.socket:
         listener.close()
         where = place.path or f"{place.host} port {place.port}"
         why = exc.strerror or exc  # a path that is too long has no errno
-        raise WrongState(f"cannot listen on {where}: {why}; choose another with --listen or --unix") from exc
+        raise WrongState(f"cannot listen on {where}: {why}; {remedy}") from exc
     finally:
         os.umask(before)
     return listener

@@ -311,6 +311,12 @@ class NodeClient:
         with as_shim_errors():
             return self._runtime.Attach(request, timeout=_SECONDS).url
 
+    def forward_url(self, pod: str, port: int) -> str:
+        """A URL of a connection to the guest's port."""
+        request = pb.PortForwardRequest(pod_sandbox_id=pod, port=[port])
+        with as_shim_errors():
+            return self._runtime.PortForward(request, timeout=_SECONDS).url
+
     def remove_marked(self, mark: str) -> None:
         """Removes every pod with that mark, with everything in it."""
         wanted = pb.ListPodSandboxRequest(filter=pb.PodSandboxFilter(label_selector={MARK: mark}))

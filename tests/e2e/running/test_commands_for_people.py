@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -47,3 +50,17 @@ def test_a_person_types_on_the_console(vm: Vm):
         assert screen.sees(b"the VM keeps running"), screen.seen
         assert screen.process.wait(LIMIT) == 0
     assert vm.cri.status(vm.container).state == pb.CONTAINER_RUNNING
+
+
+def test_a_persons_port_leads_to_the_guests_until_ctrl_c(vm: Vm):
+    command = [*VIRTSHIM, "port-forward", "--socket", vm.node.socket, NAME, ":80"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as forwarding:
+        assert forwarding.stderr is not None
+        told = forwarding.stderr.readline()
+        address, end = told.removeprefix("port-forward: ").split(" ", 1)
+        assert end.startswith(f"leads to port 80 of {NAME}")
+        for _ in range(2):
+            with urllib.request.urlopen(f"http://{address}/", timeout=60) as answer:
+                assert NAME.encode() in answer.read()
+        forwarding.send_signal(signal.SIGINT)
+        assert forwarding.wait(LIMIT) == 0

@@ -1,4 +1,4 @@
-"""The arguments of `ssh`, and the addresses at which a screen may be shown."""
+"""The arguments of `ssh` and `port-forward`, and the addresses at which a screen may be shown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from virtshim.cli import vnc
+from virtshim.cli.port_forward import Forward, parse_forwards
 from virtshim.cli.sessions import SshOptions, ssh, ssh_arguments
 from virtshim.cri.client import VmSummary
 from virtshim.model.errors import InvalidRequest, WrongState
@@ -62,3 +63,21 @@ def test_a_socket_path_that_is_too_long_is_an_error_that_says_so(tmp_path: Path)
     place = vnc.parse_listen_address("", f"{tmp_path}/{'x' * 120}")
     with pytest.raises(WrongState, match=r"AF_UNIX path too long; choose another with --listen or --unix"):
         vnc.listen_at(place)
+
+
+@pytest.mark.parametrize(
+    ("word", "ports"), [("80", (80, 80)), ("8080:80", (8080, 80)), (":80", (0, 80)), ("0:80", (0, 80))]
+)
+def test_a_forward_names_a_local_port_and_the_guests(word: str, ports: tuple[int, int]) -> None:
+    assert parse_forwards([word], "::1") == ("::1", [Forward(*ports)])
+
+
+@pytest.mark.parametrize("word", ["", "web", "80:", "0", "70000", "70000:80", "8080:0", "1:2:3", "-80", "٨٠"])
+def test_words_that_name_no_ports_are_refused(word: str) -> None:
+    with pytest.raises(InvalidRequest, match="write PORT, LOCAL:PORT or :PORT"):
+        parse_forwards(["80", word], "127.0.0.1")
+
+
+def test_a_forward_listens_on_addresses_only() -> None:
+    with pytest.raises(InvalidRequest, match="--address"):
+        parse_forwards(["80"], "localhost")
