@@ -105,11 +105,47 @@ def events(as_json: _Json = False, socket: _Socket = None, config: _ConfigFile =
 
 
 @operating_app.command()
-def images(as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
+def images(
+    wanted: Annotated[str, typer.Option("--filter", help="only images with this in their name, digest or id")] = "",
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print ids only")] = False,
+    as_json: _Json = False,
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
     """List the images on this node, sorted by name."""
     from virtshim.cli.pulling import images as list_images
 
-    list_images(cri_socket(socket, config), as_json=as_json)
+    list_images(cri_socket(socket, config), wanted, as_json=as_json, quiet=quiet)
+
+
+@operating_app.command()
+def rmi(
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="names or ids of images")],
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
+    """Remove images from this node. An image that a pod uses stays."""
+    from virtshim.cli.pulling import remove_images
+
+    remove_images(cri_socket(socket, config), images)
+
+
+image_app = typer.Typer(help="Housekeeping of images.", no_args_is_help=True)
+
+
+@image_app.command("prune")
+def prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be removed, and remove nothing")] = False,
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
+    """Remove all images that no pod uses and that are not pinned. Prints what that frees."""
+    from virtshim.cli.pulling import prune as remove_unused
+
+    remove_unused(cri_socket(socket, config), dry_run=dry_run)
+
+
+operating_app.add_typer(image_app, name="image")
 
 
 @operating_app.command()

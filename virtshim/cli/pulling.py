@@ -1,11 +1,11 @@
-"""`virtshim images` lists the node's images; `virtshim pull` fetches one and shows the progress."""
+"""`virtshim images`, `rmi` and `image prune`: the node's images. `virtshim pull` fetches one and shows the progress."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rich.progress import (
@@ -20,7 +20,7 @@ from rich.progress import (
 
 from virtshim.cli.tables import tables_show, tables_show_json, tables_size
 from virtshim.cri.client import OperatorClient, Pull, Pulling, connected, operating
-from virtshim.model.errors import InvalidRequest, ShimError
+from virtshim.model.errors import InvalidRequest, NotFound, ShimError, WrongState
 
 _SHORT: Final = 19  # "sha256:" and twelve digits
 # Seconds between two progress queries.
@@ -29,9 +29,13 @@ _LOOK: Final = 0.5
 _PART: Final = 10
 
 
-def images(socket: str, *, as_json: bool) -> None:
+def images(socket: str, wanted: str = "", *, as_json: bool = False, quiet: bool = False) -> None:
+    """`wanted`: a part of the name, digest or id; "" for all. `quiet`: ids only."""
     with connected(socket) as node:
-        found = node.images()
+        found = [one for one in node.images() if any(wanted in text for text in (one.id, *one.names, *one.digests))]
+    if quiet and not as_json:
+        print("\n".join(one.id for one in found))
+        return
     if as_json:
         tables_show_json(
             [
@@ -42,6 +46,37 @@ def images(socket: str, *, as_json: bool) -> None:
         return
     rows = [(name, i.id[:_SHORT], tables_size(i.size)) for i in found for name in (i.names or i.digests[:1] or ("-",))]
     tables_show(("IMAGE", "ID", "SIZE"), sorted(rows))
+
+
+def remove_images(socket: str, wanted: Sequence[str]) -> None:
+    """Removes images by name or id. Raises ShimError; images before the one that it names are removed."""
+    with connected(socket) as node:
+        for image in wanted:
+            found = node.image_id(image)
+            if not found:
+                raise NotFound(f"image {image[:200]} is not on this node; `virtshim images` lists those that are")
+            if pods := node.users_of_images().get(found):
+                raise WrongState(
+                    f"image {image[:200]} is in use by pod {', '.join(sorted(set(pods)))}; remove the pod first"
+                )
+            node.remove_image(found)
+            print(f"removed {image}")
+
+
+def prune(socket: str, *, dry_run: bool = False) -> None:
+    """Removes the images that no container uses and that are not pinned, and prints what that frees."""
+    with connected(socket) as node:
+        users, before = node.users_of_images(), node.image_bytes()
+        unused = [one for one in node.images() if not one.pinned and one.id not in users]
+        for one in unused:
+            if not dry_run:
+                node.remove_image(one.id)
+            name = next(iter(one.names or one.digests), one.id)
+            print(f"{'would remove' if dry_run else 'removed'} {name} ({tables_size(one.size)})")
+        if dry_run:
+            print(f"{len(unused)} images, up to {tables_size(sum(one.size for one in unused))}")
+        else:
+            print(f"freed {tables_size(max(0, before - node.image_bytes()))}")
 
 
 def pull(socket: str, admin: str, image: str, *, login: str = "", quiet: bool = False) -> str:

@@ -115,7 +115,7 @@ def run(socket: str, admin: str, wanted: WantedVm, *, always_pull: bool = False,
     in every case."""
     signals = Signals()
     with signals.caught(), connected(socket) as node:
-        if always_pull or not node.has_image(wanted.image):
+        if always_pull or not node.image_id(wanted.image):
             pull(socket, admin, wanted.image, quiet=quiet)
         return use_vm(node, wanted, lambda vm: _attached(node, vm, wanted, quiet=quiet), signals)
 

@@ -257,15 +257,38 @@ class NodeClient:
             found = self._images.ListImages(pb.ListImagesRequest(), timeout=_SECONDS).images
         return [ImageSummary(i.id, tuple(i.repo_tags), tuple(i.repo_digests), i.size, i.pinned) for i in found]
 
+    def image_id(self, image: str) -> str:
+        """The id of the image with that name or id, "" if there is none."""
+        with as_shim_errors():
+            request = pb.ImageStatusRequest(image=pb.ImageSpec(image=image))
+            return self._images.ImageStatus(request, timeout=_SECONDS).image.id
+
+    def users_of_images(self) -> Mapping[str, Sequence[str]]:
+        """The names of the pods whose containers, ended ones included, use an image, by the image's id."""
+        pods = {pod.id: f"{pod.namespace}/{pod.name}" for pod in self.pods()}
+        with as_shim_errors():
+            items = self._runtime.ListContainers(pb.ListContainersRequest(), timeout=_SECONDS).containers
+        users: dict[str, list[str]] = {}
+        for one in items:
+            users.setdefault(one.image_id or one.image_ref, []).append(pods.get(one.pod_sandbox_id, one.pod_sandbox_id))
+        return users
+
+    def remove_image(self, image: str) -> None:
+        """No error if it is missing."""
+        with as_shim_errors():
+            request = pb.RemoveImageRequest(image=pb.ImageSpec(image=image))
+            self._images.RemoveImage(request, timeout=_START_SECONDS)
+
+    def image_bytes(self) -> int:
+        """What all images take on the node's disks."""
+        with as_shim_errors():
+            found = self._images.ImageFsInfo(pb.ImageFsInfoRequest(), timeout=_SECONDS).image_filesystems
+        return sum(one.used_bytes.value for one in found)
+
     def pull(self, image: str, login: tuple[str, str] | None = None) -> Pull:
         auth = pb.AuthConfig(username=login[0], password=login[1]) if login else None
         request = pb.PullImageRequest(image=pb.ImageSpec(image=image), auth=auth)
         return Pull(self._images.PullImage.future(request, timeout=_PULL_SECONDS))
-
-    def has_image(self, image: str) -> bool:
-        with as_shim_errors():
-            request = pb.ImageStatusRequest(image=pb.ImageSpec(image=image))
-            return self._images.ImageStatus(request, timeout=_SECONDS).HasField("image")
 
     def usage(self) -> Sequence[PodUsage]:
         with as_shim_errors():

@@ -64,3 +64,25 @@ def test_a_persons_port_leads_to_the_guests_until_ctrl_c(vm: Vm):
                 assert NAME.encode() in answer.read()
         forwarding.send_signal(signal.SIGINT)
         assert forwarding.wait(LIMIT) == 0
+
+
+def test_a_person_looks_after_images(vm: Vm, image_url: str):
+    unused = f"{image_url}/null.qcow2"
+    vm.cri.pull(unused)
+    listed = vm.command("images", "--filter", "null.qcow2").stdout.decode()
+    assert "null.qcow2" in listed
+    assert "guest.qcow2" not in listed
+    (used,) = vm.command("images", "--filter", "guest.qcow2", "-q").stdout.decode().split()
+    refused = vm.command("rmi", used)
+    assert (refused.returncode, f"in use by pod default/{NAME}" in refused.stderr.decode()) == (75, True)
+    assert vm.command("rmi", "example.com/none:1").returncode == 66
+    assert vm.command("rmi", unused).returncode == 0
+    assert vm.command("images", "--filter", "null.qcow2", "-q").stdout.split() == []
+
+    vm.cri.pull(unused)
+    for options, word in ((["--dry-run"], "would remove"), ([], "removed")):
+        prune = [*VIRTSHIM, "image", "prune", "--socket", vm.node.socket, *options]
+        said = subprocess.run(prune, capture_output=True, text=True, check=True).stdout
+        assert f"{word} {unused}" in said
+        assert "guest.qcow2" not in said
+    assert vm.command("images", "-q").stdout.decode().split() == [used]
