@@ -436,3 +436,18 @@ def port_forward(
 
     host, forwards = parse_forwards(ports, address)
     forward(cri_socket(socket, config), name, host, forwards)
+
+
+@operating_app.command()
+def cp(
+    source: Annotated[str, typer.Argument(help="file or directory: VM:PATH, or a path here")],
+    target: Annotated[
+        str, typer.Argument(help="where it goes: VM:PATH, or a path here; a directory, or a new name in one")
+    ],
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
+    """Copy files and directories into a VM or out of it: `virtshim cp ./site web:/srv`. The guest needs tar."""
+    from virtshim.cli.copying import copy
+
+    raise typer.Exit(copy(cri_socket(socket, config), source, target))

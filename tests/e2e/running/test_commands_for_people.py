@@ -86,3 +86,30 @@ def test_a_person_looks_after_images(vm: Vm, image_url: str):
         assert f"{word} {unused}" in said
         assert "guest.qcow2" not in said
     assert vm.command("images", "-q").stdout.decode().split() == [used]
+
+
+def test_a_person_copies_files_and_directories_in_and_out(vm: Vm, tmp_path: Path):
+    site = tmp_path / "site"
+    (site / "deep").mkdir(parents=True)
+    data = os.urandom(2_000_000)
+    (site / "deep" / "data").write_bytes(data)
+    (site / "script").write_text("#!/bin/sh\n")
+    (site / "script").chmod(0o755)
+
+    assert vm.command("cp", str(site), f"{NAME}:/tmp").returncode == 0
+    assert vm.run("/tmp/site/script").exit_code == 0
+    assert vm.command("cp", str(site / "script"), f"{NAME}:/tmp/site/renamed").returncode == 0
+    refused = vm.command("cp", str(site), f"{NAME}:/nowhere/x")
+    assert (refused.returncode, b"mkdir -p" in refused.stderr) == (66, True)
+
+    back = tmp_path / "back"
+    assert vm.command("cp", f"{NAME}:/tmp/site", str(back)).returncode == 0
+    assert (back / "deep" / "data").read_bytes() == data
+    assert sorted(os.listdir(back)) == ["deep", "renamed", "script"]
+    assert (back / "script").stat().st_mode & 0o777 == 0o755
+    missing = vm.command("cp", f"{NAME}:/tmp/none", str(tmp_path))
+    assert (missing.returncode, b"none" in missing.stderr) == (75, True)
+    assert vm.run("ln", "-s", "/etc/passwd", "/tmp/site/link").exit_code == 0
+    partly = vm.command("cp", f"{NAME}:/tmp/site", str(tmp_path / "again"))
+    assert (partly.returncode, b"site/link" in partly.stderr) == (1, True)
+    assert not os.path.lexists(tmp_path / "again" / "link")
