@@ -39,8 +39,8 @@ COMMANDS = dict(walked(typer.main.get_command(main.app)))
 
 # `check` and `diag` tell it with what else they find; `up` and `setup` make things before they read.
 OF_THEIR_OWN = {("check",), ("diag",), ("up",), ("setup",)}
-# One of two words must be there, and neither is required by itself.
-ONE_OF_TWO = {("save",): ["word"]}
+# What stands for words that must have a form, or of which one must be there although none is required by itself.
+WORDS = {("save",): ["word"], ("port-forward",): ["word", "80"], ("cp",): ["word:/there", "/here"]}
 
 
 def options(words: tuple[str, ...]) -> set[str]:
@@ -49,7 +49,9 @@ def options(words: tuple[str, ...]) -> set[str]:
 
 def required(words: tuple[str, ...]) -> list[str]:
     """A word for each argument and option that must be there."""
-    given = [*ONE_OF_TWO.get(words, ())]
+    if words in WORDS:
+        return WORDS[words]
+    given = []
     for parameter in COMMANDS[words].params:
         if parameter.required:
             given += [parameter.opts[0], "/nowhere"] if isinstance(parameter, click.Option) else ["word"]
@@ -115,7 +117,7 @@ def test_every_command_that_reads_settings_refuses_bad_ones_with_78(
 ) -> None:
     file = tmp_path / "config.toml"
     file.write_text("[vm]\nmax_vcpu = 3\n")
-    assert ended(monkeypatch, *words, *required(words), "--config", str(file)) == 78
+    assert ended(monkeypatch, *words, "--config", str(file), *required(words)) == 78
     assert f"{file}:2: vm.max_vcpu: there is no such setting" in capsys.readouterr().err
 
 
@@ -127,7 +129,7 @@ ASKING = [words for words in COMMANDS if "--socket" in options(words) and words 
 def test_every_command_that_asks_the_node_ends_with_69_without_a_node(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ended(monkeypatch, *words, *required(words), "--socket", f"{tmp_path}/none.sock") == 69
+    assert ended(monkeypatch, *words, "--socket", f"{tmp_path}/none.sock", *required(words)) == 69
     said = capsys.readouterr().err
     assert said.startswith("virtshim: ")
     assert f"{tmp_path}/none.sock" in said
@@ -140,7 +142,7 @@ def test_every_command_that_asks_the_node_ends_with_77_if_the_socket_is_roots(
     path = for_all / "one.sock"
     path.touch(0o400)
     with as_another_user():
-        assert ended(monkeypatch, *words, *required(words), "--socket", str(path)) == 77
+        assert ended(monkeypatch, *words, "--socket", str(path), *required(words)) == 77
     assert f"virtshim: this user has no access to {path}; run the command as root" in capsys.readouterr().err
 
 
