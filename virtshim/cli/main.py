@@ -290,9 +290,10 @@ def ssh(
 ) -> None:
     """Log in to a VM with ssh. `--inject ~/.ssh/id_ed25519.pub` first adds your key through the guest agent."""
     from virtshim.cli.sessions import SshOptions
-    from virtshim.cli.sessions import ssh as become_ssh
+    from virtshim.cli.sessions import ssh as run_ssh
 
-    become_ssh(_cri_socket(socket, config), name, SshOptions(user, identity, inject, tuple(command or ())))
+    options = SshOptions(user, identity, inject, tuple(command or ()))
+    raise typer.Exit(run_ssh(_cri_socket(socket, config), name, options))
 
 
 config_app = typer.Typer(help="Show and check the settings.", no_args_is_help=True)

@@ -1,7 +1,7 @@
 """`virtshim exec`, `virtshim console` and `virtshim ssh`: sessions in a VM.
 
-exec and console connect this program's standard streams to a stream of the node. ssh replaces this program with ssh(1) to
-the address that CNI gave the pod.
+exec and console connect this program's standard streams to a stream of the node. ssh runs ssh(1) to the address that CNI
+gave the pod.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -162,6 +163,8 @@ def _print_status(text: str) -> None:
 
 _SSH: Final = "/usr/bin/ssh"
 _SHORT: Final = 20
+# Its exit code if the session has failed, and not the command.
+_SSH_FAILED: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +177,8 @@ class SshOptions:
     command: Sequence[str] = ()
 
 
-def ssh(socket: str, wanted: str, options: SshOptions) -> None:
-    """Replaces this process with ssh. Raises ShimError."""
+def ssh(socket: str, wanted: str, options: SshOptions) -> int:
+    """Runs ssh and returns its exit code. Raises ShimError."""
     check_user(options.user)
     keys = _keys(options.inject) if options.inject else ()
     with connected(socket) as node:
@@ -186,10 +189,18 @@ def ssh(socket: str, wanted: str, options: SshOptions) -> None:
         if keys:
             node.add_ssh_keys(vm.id, options.user, keys)
     argv = ssh_arguments(vm, addresses[0], options)
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is ssh's; it has the default handler
     try:
-        os.execv(_SSH, argv)  # noqa: S606  no shell: each argument is one of ssh's
+        pid = os.posix_spawn(_SSH, argv, os.environ)  # no shell: each argument is one of ssh's
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except OSError as exc:
         raise WrongState(f"cannot run {_SSH}: {exc.strerror}; install the package openssh-client") from exc
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if code == _SSH_FAILED and not keys:
+        hint = f"if the guest has refused your key, add it: virtshim ssh {wanted} --inject ~/.ssh/id_ed25519.pub"
+        print(f"ssh: {hint}", file=sys.stderr)
+    return code if code >= 0 else 128 - code
 
 
 def ssh_arguments(vm: VmSummary, address: str, options: SshOptions) -> list[str]:

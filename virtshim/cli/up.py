@@ -22,7 +22,10 @@ from virtshim.cli.daemons import (
 from virtshim.cli.keep_running import keep
 from virtshim.cli.node_dir import NodeDir, NodeOptions, drop_path_variables, make_directory, refuse_routed, write_node
 from virtshim.cli.own_path import refuse_strangers
+from virtshim.config.settings import Settings
 from virtshim.model.errors import InvalidRequest, NotFound, Unavailable, WrongState
+from virtshim.preflight.checks import BEFORE_UP, findings
+from virtshim.preflight.finding import Level
 from virtshim.system.clock import SystemClock
 from virtshim.system.daemon import stop_event
 from virtshim.system.files import FileLocked, lock_file
@@ -44,6 +47,7 @@ def up_command(options: NodeOptions) -> int:
     lock = take_lock(node)
     try:
         settings = write_node(node, options)
+        refuse_unfit_machine(settings)
         if options.cni_conf_dir is None:
             refuse_routed(node, options.pod_cidr, _routes())
         if options.with_containerd:
@@ -69,6 +73,14 @@ def up_command(options: NodeOptions) -> int:
             console.print("up: stopped")
     finally:
         os.close(lock)
+
+
+def refuse_unfit_machine(settings: Settings) -> None:
+    """Raises WrongState, with each reason and remedy, if no VM could start here."""
+    found = [one for one in findings(BEFORE_UP, settings) if one.level is Level.ERROR]
+    if found:
+        reasons = "".join(f"\n  {one.subject}: {one.text}; {one.remedy}" for one in found)
+        raise WrongState(f"no virtual machine can start on this machine:{reasons}")
 
 
 def _daemons(node: NodeDir, options: NodeOptions, orphans: Orphans) -> tuple[Daemon, ...]:

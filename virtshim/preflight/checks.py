@@ -328,6 +328,9 @@ ALL: tuple[Check, ...] = (
 )
 
 
+# What `virtshim up` cannot do without. They need no daemon and a fraction of a second.
+BEFORE_UP: tuple[Check, ...] = (qemu, qemu_img, qemu_user, image_parsers, tun, cgroups)
+
 # Running the checks: all at the same time, each on its own thread with a time limit. The findings keep the order of the checks.
 
 # Seconds for one check. On an emulated node libvirt needs half a minute to examine a QEMU.

@@ -31,6 +31,7 @@ def test_a_person_logs_in_with_a_new_key(vm: Vm, tmp_path: Path) -> None:
 
     refused = ssh(NAME, "--", "true")
     assert (refused.returncode, "Permission denied" in refused.stderr) == (255, True), refused.stderr
+    assert f"virtshim ssh {NAME} --inject" in refused.stderr
     nobody = ssh(NAME, "-l", "nobody-there", "--inject", f"{key}.pub", "--", "true")
     assert "nobody-there" in nobody.stderr
     private = ssh(NAME, "--inject", str(key), "--", "true")

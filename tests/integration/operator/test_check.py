@@ -121,3 +121,14 @@ def test_the_command_prints_one_line_per_finding(tmp_path: Path) -> None:
     told, remedy = done.stdout.splitlines()
     assert told.startswith("error   configuration    ")
     assert remedy.strip().startswith("-> ")
+
+
+def test_up_starts_no_daemon_where_no_vm_could_start(node: Path) -> None:
+    wrong = node / "wrong.toml"
+    wrong.write_text('[libvirt]\nemulator = "/nowhere/qemu"\n')
+    up = [sys.executable, "-m", "virtshim", "up", "--dir", str(node / "n"), "--config", str(wrong)]
+    done = subprocess.run(up, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 75
+    assert "no virtual machine can start on this machine:\n  " in done.stderr
+    assert "/nowhere/qemu" in done.stderr
+    assert "starting" not in done.stderr
