@@ -150,7 +150,12 @@ operating_app.add_typer(image_app, name="image")
 
 @operating_app.command()
 def pull(
-    image: Annotated[str, typer.Argument(help="image name as in a pod: a disk on a web server, or a containerDisk")],
+    image: Annotated[
+        str,
+        typer.Argument(
+            help="image name as in a pod: a disk on a web server, or a containerDisk; or a file here (./disk.qcow2)"
+        ),
+    ],
     creds: Annotated[
         str, typer.Option("--creds", envvar="VIRTSHIM_CREDS", help="USER:PASSWORD for the image's registry or server")
     ] = "",
@@ -160,9 +165,11 @@ def pull(
     config: _ConfigFile = None,
 ) -> None:
     """Pull an image and print its id. Shows a progress bar on a terminal, and lines elsewhere."""
+    from virtshim.cli.pulling import image_name
     from virtshim.cli.pulling import pull as bring
     from virtshim.cli.tables import tables_show_json
 
+    image = image_name(image)
     found = bring(cri_socket(socket, config), admin_socket(socket, config), image, login=creds, quiet=quiet or as_json)
     if as_json:
         tables_show_json({"image": image, "id": found})
@@ -199,7 +206,12 @@ def inspect(name: _Vm, as_json: _Json = False, socket: _Socket = None, config: _
 
 @operating_app.command()
 def run(
-    image: Annotated[str, typer.Argument(help="image name as in a pod; pulled if the node does not have it")],
+    image: Annotated[
+        str,
+        typer.Argument(
+            help="image name as in a pod, pulled if the node does not have it; or a file here (./disk.qcow2)"
+        ),
+    ],
     command: Annotated[
         list[str] | None,
         typer.Argument(help="command for the guest agent to run, after --; default: the console", show_default=False),
@@ -232,10 +244,11 @@ def run(
     import dataclasses
     import sys
 
+    from virtshim.cli.pulling import image_name
     from virtshim.cli.run import run as run_vm
     from virtshim.cli.run import wanted_vm
 
-    wanted = wanted_vm(image, name, memory, cpu, annotation or (), env or ())
+    wanted = wanted_vm(image_name(image), name, memory, cpu, annotation or (), env or ())
     wanted = dataclasses.replace(wanted, command=tuple(command or ()), tty=sys.stdin.isatty(), handler=handler)
     sockets = cri_socket(socket, config), admin_socket(socket, config)
     raise typer.Exit(run_vm(*sockets, wanted, always_pull=always_pull, quiet=quiet))

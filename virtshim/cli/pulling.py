@@ -21,6 +21,7 @@ from rich.progress import (
 from virtshim.cli.tables import tables_show, tables_show_json, tables_size
 from virtshim.cri.client import OperatorClient, Pull, Pulling, connected, operating
 from virtshim.model.errors import InvalidRequest, NotFound, ShimError, WrongState
+from virtshim.model.image_name import FILE_SCHEME
 
 _SHORT: Final = 19  # "sha256:" and twelve digits
 # Seconds between two progress queries.
@@ -46,6 +47,11 @@ def images(socket: str, wanted: str = "", *, as_json: bool = False, quiet: bool 
         return
     rows = [(name, i.id[:_SHORT], tables_size(i.size)) for i in found for name in (i.names or i.digests[:1] or ("-",))]
     tables_show(("IMAGE", "ID", "SIZE"), sorted(rows))
+
+
+def image_name(word: str) -> str:
+    """The image's name: a path of this machine (`./disk.qcow2`) stands for the file's URL, all else for itself."""
+    return f"{FILE_SCHEME}{os.path.abspath(word)}" if word.startswith(("/", "./", "../")) else word
 
 
 def remove_images(socket: str, wanted: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ from virtshim.cli import acting, events, logs, run, terminal, top, vms
 from virtshim.cli.acting import summary
 from virtshim.cli.events import Event, line
 from virtshim.cli.main import app
-from virtshim.cli.pulling import pull
+from virtshim.cli.pulling import image_name, pull
 from virtshim.cli.run import wanted_vm
 from virtshim.cli.tables import tables_show, tables_show_json, tables_size
 from virtshim.cri.client import Happened, LastingVm, PodSummary, PodUsage, SavedMemory, Taken, operating
@@ -426,3 +426,21 @@ def test_options_before_a_subcommand_are_refused_rather_than_ignored(tmp_path: P
         app(["vms", "--socket", f"{tmp_path}/virtshim.sock", "rm", "db"])
     with pytest.raises(Unavailable, match=str(tmp_path)):
         app(["vms", "rm", "--socket", f"{tmp_path}/virtshim.sock", "db"])
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("./disk.qcow2", "file:///images/disk.qcow2"),
+        ("../disk.qcow2", "file:///disk.qcow2"),
+        ("/srv/./disk.qcow2", "file:///srv/disk.qcow2"),
+        ("disk.qcow2", "disk.qcow2"),
+        ("example.com/disk.qcow2", "example.com/disk.qcow2"),
+        ("http://example.com/disk.qcow2", "http://example.com/disk.qcow2"),
+    ],
+)
+def test_a_path_stands_for_the_file_and_other_names_for_themselves(
+    word: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getcwd", lambda: "/images")
+    assert image_name(word) == name
