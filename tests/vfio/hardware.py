@@ -51,7 +51,7 @@ def make_functions() -> None:
     it is given queues and interrupts and is put online (NVMe base specification, Virtualization Management)."""
     device = _PCI / "devices" / NVME
     state = device / "nvme" / "nvme0" / "state"
-    wait_until(lambda: state.exists() and state.read_text().strip() == "live", 60, "the NVMe controller is there")
+    wait_until(lambda: state.exists() and state.read_text().strip() == "live", 240, "the NVMe controller is there")
     (device / "sriov_drivers_autoprobe").write_text("0")
     (device / "sriov_numvfs").write_text(str(len(VFS)))
     (device / "sriov_drivers_autoprobe").write_text("1")  # without it a VF gets no driver that is not named for it
