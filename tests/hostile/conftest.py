@@ -54,9 +54,9 @@ class PullingNode:
         }
         return files, str(self.client.ListImages(pb.ListImagesRequest()))
 
-    def kept(self) -> list[Path]:
+    def kept(self) -> set[Path]:
         """The kept parts of downloads that broke off."""
-        return [path for path in (self.images / "partial").rglob("*") if not path.is_dir()]
+        return {path for path in (self.images / "partial").rglob("*") if not path.is_dir()}
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,8 @@ def refused(pulling_node: PullingNode, tmp_path: Path) -> Callable[..., None]:
         with refused_as(code, words) as said:
             pulling_node.pull(name)
         assert pulling_node.state() == before
-        assert code is grpc.StatusCode.UNKNOWN or pulling_node.kept() == kept
+        # Fewer may be kept: a pull continues the part of an earlier test whose registry had the same port.
+        assert code is grpc.StatusCode.UNKNOWN or pulling_node.kept() <= kept
         assert not any(str(path) in "".join(said) for path in (tmp_path, pulling_node.images))
 
     return pull

@@ -67,6 +67,11 @@ class Ipv6Guest(KernelGuest):
         self._clients.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         return folder
 
+    def has_kept_lease(self, folder: Path) -> bool:
+        """Whether the client has written a whole lease to its file; it may run its script before that."""
+        text = (folder / "leases").read_text()
+        return "iaaddr" in text and text.rstrip().endswith("}")
+
     def end_client(self) -> None:
         client = self._clients.pop()
         client.kill()

@@ -117,6 +117,7 @@ def test_a_restarted_client_can_confirm_and_release_its_address(quiet_node: TapN
     with guest(quiet_node, sandbox()) as one:
         one.up()
         until((one.dhclient(tmp_path) / "BOUND6").exists, 60, "a lease")
+        until(lambda: one.has_kept_lease(tmp_path), 60, "the lease on disk, without which a client asks for a new one")
         one.end_client()
         (tmp_path / "BOUND6").unlink(missing_ok=True)
         one.sent.clear()
