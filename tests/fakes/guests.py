@@ -22,8 +22,9 @@ def _echo(command: GuestCommand, timeout: float, cancelled: threading.Event) -> 
 
 class FakeGuests:
     """Implements `virtshim.guest.ports.GuestAgents` and `virtshim.guest.ports.GuestOperations`. `do` runs a command;
-    `sessions` are handed out by `open`, oldest first. `begun`: the containers' own commands, as often as they were begun. `gone`:
-    the VMs have ended. `users`: whom the guests know. `file_systems`: how many can be frozen."""
+    `sessions` are
+    handed out by `open`, oldest first. `begun`: the containers' own commands, as often as they were begun. `gone`: the VMs have
+    ended. `users`: whom the guests know."""
 
     def __init__(self) -> None:
         self.do: Run = _echo
@@ -41,7 +42,6 @@ class FakeGuests:
         self.gone = False
         self.users = {"root"}
         self.frozen: set[ContainerId] = set()
-        self.file_systems = 2
         self.rebooted: list[ContainerId] = []
         self.clocks_set: list[ContainerId] = []
         self.ssh_keys: list[tuple[str, str]] = []
@@ -128,7 +128,7 @@ class FakeGuests:
     def freeze(self, container: ContainerId, timeout: float) -> int:
         self._reach()
         self.frozen.add(container)
-        return self.file_systems
+        return 2
 
     def thaw(self, container: ContainerId, timeout: float) -> None:
         self._reach()

@@ -81,29 +81,20 @@ class GuestFreezer:
         return count
 
     def hold(self, container: Container, seconds: float) -> int:
-        """Like `freeze`, until `thaw_now`, a stop, or the end of `seconds`. Raises ShimError, also if there was nothing to
-        freeze; a guest that may be frozen is then thawed. If this process does not thaw it, the next one does."""
+        """Like `freeze`, until `thaw_now`, a stop, or the end of `seconds`. Raises ShimError; a guest that may be
+        frozen is then thawed. If this process does not thaw it, the next one does."""
         hold = _Hold(self._clock.monotonic() + seconds)
         with self._lock:
             if container.id in self._held:
                 raise Aborted(f"container {container.id.short} is being frozen already")
             self._held[container.id] = hold
         try:
-            count = self._freeze_some(container)
+            count = self._freeze(container)
             self._limits.start(container.id, lambda: self._await_limit(container.id, hold), beside_earlier=True)
         except Exception:  # also: no thread that would thaw it in time
             self.forget_hold(container.id)
             self.after_resume(container.id, was_paused=False)
             raise
-        return count
-
-    def _freeze_some(self, container: Container) -> int:
-        count = self._freeze(container)
-        if not count:
-            raise WrongState(
-                f"the guest of container {container.id.short} has no file system that can be frozen, e.g. because it runs from "
-                "memory; use `virtshim pause` for a snapshot of its disks"
-            )
         return count
 
     def is_held(self, container: ContainerId) -> bool:

@@ -287,15 +287,6 @@ def test_a_guest_that_did_not_answer_a_freeze_is_thawed(world: World) -> None:
     becomes(lambda: not world.container(container).status.frozen)
 
 
-def test_a_freeze_of_no_file_system_is_refused_and_leaves_it_unfrozen(world: World) -> None:
-    _, container = world.running()
-    world.outside.guests.file_systems = 0
-    with pytest.raises(WrongState, match=r"no file system that can be frozen.*virtshim pause"):
-        do(world, "freeze", container)
-    becomes(lambda: not world.container(container).status.frozen)
-    assert container not in world.outside.guests.frozen
-
-
 def test_a_thaw_is_retried_until_the_agent_answers(world: World) -> None:
     world.outside.clock.held = True
     _, container = world.running()
