@@ -10,7 +10,7 @@ demo: guest            ## a VM pod through the CRI socket, step by step
 # Which tests; with the default, the minutes of a run that passes go to build/test_minutes.json.
 TESTS ?= tests
 BEGAN := $(shell date +%s.%N)
-gate = $(PYTHON) -m pytest -p tests.gate --two-workers $(if $(filter-out tests,$(TESTS)),,--began=$(BEGAN)) $(1) $(PYTEST_ARGS) $(TESTS)
+gate = $(PYTHON) -m pytest -p tests.gate --apart $(if $(filter-out tests,$(TESTS)),,--began=$(BEGAN)) $(1) $(PYTEST_ARGS) $(TESTS)
 
 test: test-machine     ## what a change has to pass: every area, sampled where it is long. TESTS="tests/e2e tests/faults": some of it
 	$(call gate)

@@ -1,6 +1,6 @@
-"""How `make test` and `make test-all` use two processors: `-p tests.gate --two-workers`.
+"""How `make test` and `make test-all` use two processors: `-p tests.gate --apart`.
 
-Two pytest-xdist workers take test files from one queue, the longest first. Each worker runs inside `apart.sh`, so neither sees
+Three pytest-xdist workers take test files from one queue, the longest first. Each worker runs inside `apart.sh`, so neither sees
 the other's processes, links, mounts or temporary files. How long each file took is kept in `build/durations.json`, which orders
 the next run's queue. `--began` adds the minutes of a whole run that passed to `build/test_minutes.json`.
 """
@@ -22,6 +22,8 @@ import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 _APART = Path(__file__).with_name("apart.sh")
+# One more than processors: many tests wait for a guest, so two workers leave two processors idle for a quarter of the run.
+_WORKERS = 3
 # tmpfs: most tests with a database wait for SQLite's fsync. Tests of durability ask for a real disk (fixture `real_disk`).
 _MEMORY = Path("/dev/shm")
 
@@ -100,7 +102,7 @@ class LongestFirst(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
 
-class TwoWorkers:
+class WorkersApart:
     """The controller's part of a run: starts the workers, orders the queue, records durations."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -111,7 +113,7 @@ class TwoWorkers:
         self._seconds: dict[str, float] = defaultdict(float)
         self._directory = tempfile.mkdtemp(prefix="t-", dir=_MEMORY)  # short: sockets below it have 108 characters
         config.option.basetemp = self._directory
-        config.option.tx = [f"popen//python={_APART} {sys.executable}"] * 2
+        config.option.tx = [f"popen//python={_APART} {sys.executable}"] * _WORKERS
         config.option.dist = "loadfile"
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> LongestFirst:
@@ -154,7 +156,7 @@ def _write(file: Path, changed: dict[str, Any]) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--two-workers", action="store_true", help="two workers, each apart from all else on this machine")
+    parser.addoption("--apart", action="store_true", help="several workers, each apart from all else on this machine")
     parser.addoption("--began", type=float, help="when the whole run began, in seconds since 1970")
 
 
@@ -162,5 +164,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Runs before xdist reads its options."""
     is_worker = hasattr(config, "workerinput")
-    if config.getoption("--two-workers") and not is_worker:
-        config.pluginmanager.register(TwoWorkers(config), "two-workers")
+    if config.getoption("--apart") and not is_worker:
+        config.pluginmanager.register(WorkersApart(config), "workers-apart")

@@ -74,7 +74,7 @@ def test_the_leak_check_ignores_only_other_pid_namespaces(project: Any) -> None:
         ("def test_it(): pytest.skip('NOT TO BE HAD HERE: another kernel')", pytest.ExitCode.OK),
     ],
 )
-@pytest.mark.parametrize("workers", [(), ("-p", "tests.gate", "--two-workers")])
+@pytest.mark.parametrize("workers", [(), ("-p", "tests.gate", "--apart")])
 def test_a_skip_fails_the_gate_unless_the_requirement_cannot_be_installed(
     project: Any, tmp_path: Path, body: str, code: pytest.ExitCode, workers: tuple[str, ...]
 ) -> None:
@@ -84,10 +84,10 @@ def test_a_skip_fails_the_gate_unless_the_requirement_cannot_be_installed(
     assert done.returncode == code, done.stdout + done.stderr
 
 
-def test_two_workers_run_every_test_and_record_how_long_each_file_took(project: Any, tmp_path: Path) -> None:
+def test_the_workers_run_every_test_and_record_how_long_each_file_took(project: Any, tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         (tmp_path / f"test_{name}.py").write_text("def test_a(): pass\ndef test_b(): pass\n")
-    done = run(project, tmp_path, "-p", "tests.gate", "--two-workers", "--began=0")
+    done = run(project, tmp_path, "-p", "tests.gate", "--apart", "--began=0")
     assert "6 passed" in done.stdout, done.stdout + done.stderr
     assert "test_minutes: " in done.stdout
     assert (tmp_path / "build/durations.json").read_text().count(".py") == 3
