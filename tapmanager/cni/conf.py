@@ -202,6 +202,9 @@ def environment(command: str, attachment: CniAttachment) -> dict[str, str]:
         "K8S_POD_INFRA_CONTAINER_ID": pod.sandbox,
         "K8S_POD_UID": pod.uid,
     }
+    if mac := pod.macs.get(IFNAME):
+        # For plugins that pin the link's MAC without the capability: bridge with macspoofchk. Others ignore it.
+        args["MAC"] = mac
     return {
         "PATH": _PATH,
         "CNI_COMMAND": command,

@@ -77,6 +77,18 @@ def test_a_plugin_without_the_capability_decides_about_the_address(tap_node: Tap
     tap_node.release(which)
 
 
+def test_a_plugin_that_pins_macs_pins_the_one_that_the_vm_keeps(tap_node: TapNode) -> None:
+    tap_node.configure(tap_node.bridge_plugin(macspoofchk=True))
+    which, kept = sandbox(), "0a:58:0a:01:02:03"
+    network = tap_node.attach(which, macs={"eth0": kept})
+    assert [nic["mac"] for nic in network["interfaces"]] == [kept]
+    with tap_node.guest(which, network) as guest:
+        guest.boot()
+        gateway = IPv4Address(f"{tap_node.subnet}.1")
+        guest.ping(guest.resolve(gateway), gateway)
+    tap_node.release(which)
+
+
 def test_a_guest_boots_by_dhcp_and_talks_to_the_host_both_ways(tap_node: TapNode) -> None:
     which = sandbox()
     network = tap_node.attach(which, name="web-7d4b9c-x2x", hostname="web")

@@ -90,6 +90,12 @@ def test_a_plugin_gets_the_specified_variables_and_nothing_of_our_environment() 
     }  # fmt: skip
 
 
+def test_every_plugin_is_asked_for_the_mac_of_the_guest() -> None:
+    pod = dataclasses.replace(POD, macs={"eth0": "0a:58:00:00:00:02"})
+    env = cni_conf.environment("ADD", CniAttachment(pod, "/run/netns/x", ("/opt/cni/bin",)))
+    assert env["CNI_ARGS"].endswith(";MAC=0a:58:00:00:00:02")
+
+
 def test_port_mappings_go_only_to_a_plugin_that_declares_them() -> None:
     able = {"type": "portmap", "capabilities": {"portMappings": True}}
     conf = NetworkConf("n", "1.0.0", (able,))
