@@ -173,3 +173,25 @@ def test_a_vm_of_virtshim_run_is_removed_when_it_is_left_ends_or_is_killed(cri: 
         killed.send_signal(signal.SIGTERM)
         assert killed.wait(LIMIT) == 128 + signal.SIGTERM
     assert cri.pods() == []
+
+
+def test_a_vm_of_run_d_keeps_its_disk_over_stop_and_start_until_it_is_removed(
+    cri: PodClient, node: Node, image_url: str
+):
+    name, sector = ("--name", "stays"), "bs=512 count=1 of=/dev/vda seek=100000 conv=sync,notrunc,fsync"
+    size = ("--memory", "128Mi", "--annotation", "VirtletRootVolumeSize=64Mi")
+    first = done(node, "run", "-d", *name, *size, f"{image_url}/guest.qcow2").strip()
+    assert [row["vms"][0]["id"] for row in facts(node, "ps")] == [first]
+    assert "virtshim start stays" in virtshim(node, "run", "-d", *name, f"{image_url}/guest.qcow2").stderr
+    wait_until(lambda: virtshim(node, "exec", "stays", "--", "true").returncode == 0, BOOT, "its agent answers")
+    done(node, "exec", "stays", "--", "sh", "-c", f"echo kept | dd {sector}")
+    done(node, "stop", "stays")
+    assert [one.state for one in cri.containers()] == [2]
+    second = done(node, "start", "stays").strip()
+    assert [(one.id, one.state) for one in cri.containers()] == [(second, 1)]
+    wait_until(lambda: virtshim(node, "exec", "stays", "--", "true").returncode == 0, BOOT, "its agent answers")
+    read = "dd if=/dev/vda bs=512 count=1 skip=100000 2>/dev/null | tr -d '\\0'"
+    assert done(node, "exec", "stays", "--", "sh", "-c", read) == "kept\n"
+    assert "--force" in virtshim(node, "rm", "stays").stderr
+    done(node, "rm", "--force", "stays")
+    assert (cri.pods(), facts(node, "vms")) == ([], [])

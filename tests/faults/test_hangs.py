@@ -18,7 +18,7 @@ from podclient import wait_until
 from work import Work
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri.client import operating
+from virtshim.cri.operator_client import operating
 from virtshim.guest.operation import Action
 from virtshim.model.errors import DeadlineExceeded
 from virtshim.model.layout import admin_socket

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from virtshim.cli.tables import tables_show, tables_show_json
 from virtshim.cli.vm_lookup import running_vm, vm_of
-from virtshim.cri.client import VmSummary, connected, operating
+from virtshim.cri.client import VmSummary, connected
+from virtshim.cri.operator_client import operating
 from virtshim.guest.operation import Action
 from virtshim.model.errors import InternalError, InvalidRequest, WrongState
 from virtshim.model.text import printable_text

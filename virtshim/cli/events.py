@@ -14,7 +14,8 @@ from datetime import datetime
 from typing import Final
 
 from virtshim.cli.tables import show_json_line
-from virtshim.cri.client import NodeClient, OperatorClient, connected, operating
+from virtshim.cri.client import NodeClient, connected
+from virtshim.cri.operator_client import OperatorClient, operating
 from virtshim.model.errors import ShimError, Unavailable
 from virtshim.model.text import printable_text
 

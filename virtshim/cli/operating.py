@@ -231,6 +231,9 @@ def run(
         str,
         typer.Option("--runtime", help="runtime handler of the VMs, needed where a proxy also serves other runtimes"),
     ] = "",
+    detach: Annotated[
+        bool, typer.Option("-d", "--detach", help="start a VM that stays until `virtshim rm`, and print its id")
+    ] = False,
     always_pull: Annotated[bool, typer.Option("--pull", help="pull the image even if the node has it")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print no messages of virtshim's own")] = False,
     socket: _Socket = None,
@@ -239,7 +242,8 @@ def run(
     """Run a VM with its console in this terminal, as `docker run --rm -it` runs a container: `virtshim run IMAGE`.
 
     Ctrl-] leaves. The VM is removed when you leave it, when it ends, and on Ctrl-C, SIGTERM and SIGHUP. The exit code is
-    the guest's.
+    the guest's. With -d the VM stays: `virtshim stop`, `start`, `restart` and `rm` then take its name. kubelet removes such
+    VMs, because it knows no pod of theirs: use -d on nodes without kubelet.
     """
     import dataclasses
     import sys
@@ -249,9 +253,62 @@ def run(
     from virtshim.cli.run import wanted_vm
 
     wanted = wanted_vm(image_name(image), name, memory, cpu, annotation or (), env or ())
-    wanted = dataclasses.replace(wanted, command=tuple(command or ()), tty=sys.stdin.isatty(), handler=handler)
+    wanted = dataclasses.replace(wanted, command=tuple(command or ()), handler=handler)
     sockets = cri_socket(socket, config), admin_socket(socket, config)
+    if detach:
+        from virtshim.cli.staying import run_detached
+
+        print(run_detached(*sockets, wanted, always_pull=always_pull, quiet=quiet))
+        return
+    wanted = dataclasses.replace(wanted, tty=sys.stdin.isatty())
     raise typer.Exit(run_vm(*sockets, wanted, always_pull=always_pull, quiet=quiet))
+
+
+_Stays = Annotated[
+    str, typer.Argument(metavar="NAME", help="the name of a VM of `virtshim run -d`", autocompletion=pod_names)
+]
+_Grace = Annotated[int, typer.Option("--seconds", help="the time that the guest has to shut down; 0 ends it at once")]
+
+
+@operating_app.command()
+def start(name: _Stays, socket: _Socket = None, config: _ConfigFile = None) -> None:
+    """Start a stopped VM of `virtshim run -d`, and print its id. Its disk is as it was."""
+    from virtshim.cli.staying import start as start_vm
+
+    print(start_vm(cri_socket(socket, config), name))
+
+
+@operating_app.command()
+def stop(name: _Stays, seconds: _Grace = 30, socket: _Socket = None, config: _ConfigFile = None) -> None:
+    """Shut down a VM of `virtshim run -d`. Its disk stays."""
+    from virtshim.cli.staying import stop as stop_vm
+
+    stop_vm(cri_socket(socket, config), name, seconds)
+
+
+@operating_app.command()
+def restart(name: _Stays, seconds: _Grace = 30, socket: _Socket = None, config: _ConfigFile = None) -> None:
+    """Shut down a VM of `virtshim run -d`, start it again, and print its new id."""
+    from virtshim.cli.staying import start as start_vm
+    from virtshim.cli.staying import stop as stop_vm
+
+    stop_vm(cri_socket(socket, config), name, seconds)
+    print(start_vm(cri_socket(socket, config), name))
+
+
+@operating_app.command()
+def rm(
+    name: _Stays,
+    force: Annotated[
+        bool, typer.Option("-f", "--force", help="also if the VM runs; it loses what is not on its disk")
+    ] = False,
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
+    """Remove a VM of `virtshim run -d`, with its disk."""
+    from virtshim.cli.staying import remove
+
+    remove(cri_socket(socket, config), admin_socket(socket, config), name, force=force)
 
 
 def _act(action: Action, name: str, socket: str | None, config: str | None, *, as_json: bool, seconds: int = 0) -> None:

@@ -19,7 +19,8 @@ from rich.progress import (
 )
 
 from virtshim.cli.tables import tables_show, tables_show_json, tables_size
-from virtshim.cri.client import OperatorClient, Pull, Pulling, connected, operating
+from virtshim.cri.client import Pull, connected
+from virtshim.cri.operator_client import OperatorClient, Pulling, operating
 from virtshim.model.errors import InvalidRequest, NotFound, ShimError, WrongState
 from virtshim.model.image_name import FILE_SCHEME
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from virtshim.cli.tables import age, tables_show, tables_show_json, tables_size
-from virtshim.cri.client import LastingVm, OperatorClient, SavedMemory, operating, refuse_others_socket
+from virtshim.cri.client import refuse_others_socket
+from virtshim.cri.operator_client import LastingVm, OperatorClient, SavedMemory, operating
 from virtshim.model.errors import InvalidRequest, NotFound, Unavailable
 from virtshim.model.text import printable_text
 

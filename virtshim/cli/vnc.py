@@ -24,7 +24,8 @@ from typing import Final
 from virtshim.annotations.parse import VNC_ANNOTATION
 from virtshim.cli import terminal
 from virtshim.cli.vm_lookup import running_vm
-from virtshim.cri.client import VmSummary, connected, operating
+from virtshim.cri.client import VmSummary, connected
+from virtshim.cri.operator_client import operating
 from virtshim.model.errors import InvalidRequest, ShimError, WrongState
 from virtshim.streaming import client as streaming
 from virtshim.streaming.ports import VNC_PORT

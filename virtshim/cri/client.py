@@ -1,10 +1,9 @@
-"""The clients of the CRI socket and the admin socket, for virtshim's command line."""
+"""The client of the CRI socket, for virtshim's command line."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,24 +11,20 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
+from pydantic import TypeAdapter, ValidationError
 
 from criproto.admin_v1 import admin_pb2, admin_pb2_grpc
-from criproto.operator_v1 import operator_pb2, operator_pb2_grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.annotations.parse import VNC_ANNOTATION
 from virtshim.cri.error_codes import kind_of
-from virtshim.guest.operation import Action
 from virtshim.model import errors
-from virtshim.model.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
+from virtshim.model.errors import InternalError, NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.streaming.ports import Streams
 
 _SECONDS: Final = 30.0
 # Seconds that the node gives a guest agent to answer.
 _AGENT_SECONDS: Final = 30.0
-_ADMIN_SECONDS: Final = 60.0
-# The node writes a guest's memory in ten minutes, or gives up.
-_SAVE_SECONDS: Final = 660.0
 # The node has its own limits for a pull.
 _PULL_SECONDS: Final = 24 * 3600.0
 _START_SECONDS: Final = 240.0
@@ -51,9 +46,6 @@ _ERRORS: Final = {
 def open_channel(socket: str) -> grpc.Channel:
     """A channel to a Unix socket. An unreachable socket makes the first call fail."""
     return grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS)
-
-
-# --- the CRI socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +127,8 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class WantedVm:
-    """`memory`: bytes. `cpus`: cores. 0 means the node's default."""
+    """`memory`: bytes. `cpus`: cores. 0 means the node's default. `stays`: its pod notes what is wanted, so that it can be
+    started again."""
 
     name: str
     image: str
@@ -147,6 +140,20 @@ class WantedVm:
     cpus: float = 0.0
     handler: str = ""
     tty: bool = False
+    stays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MadePod:
+    """A pod of `virtshim run`. `mark`: that of all pods of the same VM. `wanted`: None if the VM does not stay."""
+
+    id: str
+    namespace: str
+    name: str
+    attempt: int
+    is_ready: bool
+    mark: str
+    wanted: WantedVm | None
 
 
 class Pull:
@@ -312,16 +319,17 @@ class NodeClient:
         is_over = status.state == pb.CONTAINER_EXITED
         return Ended(is_over, status.exit_code, status.reason, status.message, status.log_path)
 
-    def make_pod(self, wanted: WantedVm, mark: str) -> str:
-        """Creates a pod sandbox with the label `mark`, so that `remove_marked` finds it even if this call fails."""
-        request = pb.RunPodSandboxRequest(config=_pod(wanted, mark), runtime_handler=wanted.handler)
+    def make_pod(self, wanted: WantedVm, mark: str, attempt: int = 0) -> str:
+        """Creates a pod sandbox with the label `mark`, so that `remove_marked` finds it even if this call fails. `attempt`: how
+        many pods the same VM had before."""
+        request = pb.RunPodSandboxRequest(config=_pod(wanted, mark, attempt), runtime_handler=wanted.handler)
         with as_shim_errors():
             return self._runtime.RunPodSandbox(request, timeout=_START_SECONDS).pod_sandbox_id
 
-    def start_vm(self, pod: str, wanted: WantedVm, mark: str) -> str:
+    def start_vm(self, pod: str, wanted: WantedVm, mark: str, attempt: int = 0) -> str:
         """Creates and starts a VM. Returns its id; its QEMU runs."""
         request = pb.CreateContainerRequest(
-            pod_sandbox_id=pod, config=_container(wanted), sandbox_config=_pod(wanted, mark)
+            pod_sandbox_id=pod, config=_container(wanted), sandbox_config=_pod(wanted, mark, attempt)
         )
         with as_shim_errors():
             made = self._runtime.CreateContainer(request, timeout=_START_SECONDS).container_id
@@ -340,15 +348,38 @@ class NodeClient:
         with as_shim_errors():
             return self._runtime.PortForward(request, timeout=_SECONDS).url
 
-    def remove_marked(self, mark: str) -> None:
-        """Removes every pod with that mark, with everything in it."""
+    def remove_marked(self, mark: str, *, but: str = "") -> None:
+        """Removes every pod with that mark, with everything in it. `but`: the id of one that stays."""
         wanted = pb.ListPodSandboxRequest(filter=pb.PodSandboxFilter(label_selector={MARK: mark}))
         with as_shim_errors():
-            for pod in self._runtime.ListPodSandbox(wanted, timeout=_SECONDS).items:
-                stop = pb.StopPodSandboxRequest(pod_sandbox_id=pod.id)
-                self._runtime.StopPodSandbox(stop, timeout=_START_SECONDS)
-                remove = pb.RemovePodSandboxRequest(pod_sandbox_id=pod.id)
-                self._runtime.RemovePodSandbox(remove, timeout=_START_SECONDS)
+            found = self._runtime.ListPodSandbox(wanted, timeout=_SECONDS).items
+        for pod in found:
+            if pod.id != but:
+                self.remove_pod(pod.id)
+
+    def remove_pod(self, pod: str) -> None:
+        """No error if it is gone."""
+        self.stop_pod(pod)
+        with as_shim_errors():
+            self._runtime.RemovePodSandbox(pb.RemovePodSandboxRequest(pod_sandbox_id=pod), timeout=_START_SECONDS)
+
+    def stop_pod(self, pod: str) -> None:
+        """Ends its VM at once. No error if it is gone."""
+        with as_shim_errors():
+            self._runtime.StopPodSandbox(pb.StopPodSandboxRequest(pod_sandbox_id=pod), timeout=_START_SECONDS)
+
+    def stop_vm(self, vm: str, seconds: int) -> None:
+        """`seconds`: the time that the guest has to shut down."""
+        request = pb.StopContainerRequest(container_id=vm, timeout=seconds)
+        with as_shim_errors():
+            self._runtime.StopContainer(request, timeout=seconds + _START_SECONDS)
+
+    def made_by_run(self) -> Sequence[MadePod]:
+        """Newest first. Raises InternalError for a pod whose note of what is wanted cannot be read."""
+        with as_shim_errors():
+            items = self._runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=_SECONDS).items
+        newest = sorted(items, key=lambda one: one.created_at, reverse=True)
+        return [_made_pod(one) for one in newest if MARK in one.labels and _OF_KUBELET not in one.labels]
 
 
 def vm_summary(item: pb.Container) -> VmSummary:
@@ -364,18 +395,42 @@ def vm_summary(item: pb.Container) -> VmSummary:
 
 
 MARK: Final = "virtshim.io/run"
+# The annotation that keeps what is wanted of a VM that stays. It is none of virtshim.io/, because pods' authors do not write it.
+_WANTED: Final = "run.virtshim.io/wanted"
+# A label of kubelet's pods. Their authors choose all others.
+_OF_KUBELET: Final = "io.kubernetes.pod.uid"
+_wanted_vms: Final = TypeAdapter(WantedVm)
 
 
-def _pod(wanted: WantedVm, mark: str) -> pb.PodSandboxConfig:
-    """The result is the same for each call with the same mark."""
+def _pod(wanted: WantedVm, mark: str, attempt: int = 0) -> pb.PodSandboxConfig:
+    """The result is the same for each call with the same mark and attempt."""
+    annotations = dict(wanted.annotations or {})
+    if wanted.stays:
+        annotations[_WANTED] = _wanted_vms.dump_json(wanted).decode()
+    uid = str(uuid.uuid5(uuid.NAMESPACE_OID, mark))
     return pb.PodSandboxConfig(
-        metadata=pb.PodSandboxMetadata(
-            name=wanted.name, namespace=wanted.namespace, uid=str(uuid.uuid5(uuid.NAMESPACE_OID, mark)), attempt=0
-        ),
+        metadata=pb.PodSandboxMetadata(name=wanted.name, namespace=wanted.namespace, uid=uid, attempt=attempt),
         hostname=wanted.name[:63],
         labels={MARK: mark},
-        annotations=dict(wanted.annotations or {}),
+        annotations=annotations,
         linux=pb.LinuxPodSandboxConfig(),
+    )
+
+
+def _made_pod(item: pb.PodSandbox) -> MadePod:
+    text = item.annotations.get(_WANTED, "")
+    try:
+        wanted = _wanted_vms.validate_json(text) if text else None
+    except ValidationError as exc:
+        raise InternalError(f"annotation {_WANTED} of pod {item.metadata.name} cannot be read: {exc}") from exc
+    return MadePod(
+        item.id,
+        item.metadata.namespace,
+        item.metadata.name,
+        item.metadata.attempt,
+        item.state == pb.SANDBOX_READY,
+        item.labels[MARK],
+        wanted,
     )
 
 
@@ -388,8 +443,9 @@ def _container(wanted: WantedVm) -> pb.ContainerConfig:
         image=pb.ImageSpec(image=wanted.image),
         command=wanted.command,
         envs=[pb.KeyValue(key=key, value=value.encode()) for key, value in wanted.env],
-        stdin=True,
-        stdin_once=bool(wanted.command) and not wanted.tty,  # a command that reads a pipe has to see its end
+        stdin=not (wanted.stays and wanted.command),
+        stdin_once=bool(wanted.command)
+        and not (wanted.tty or wanted.stays),  # a command that reads a pipe has to see its end
         tty=bool(wanted.command) and wanted.tty,
         linux=pb.LinuxContainerConfig(resources=resources),
     )
@@ -416,166 +472,6 @@ def connected(socket: str) -> Iterator[NodeClient]:
     refuse_others_socket(socket)
     with open_channel(socket) as channel:
         yield NodeClient(channel)
-
-
-# --- the admin socket
-
-
-@dataclass(frozen=True, slots=True)
-class Pulling:
-    """A running pull. `received` and `total`: bytes; `total` is 0 while it is unknown."""
-
-    image: str
-    received: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """An operator's action. `at`: seconds since 1970."""
-
-    at: float
-    action: str
-    vm: str
-    pod: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class SavedMemory:
-    """`taken`: a VM has continued from it. Times in seconds since 1970."""
-
-    bytes: int
-    saved_at: float
-    lapses_at: float
-    taken: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LastingVm:
-    """A VM that outlives its pods. `pod`, `pod_id` and `vm_id`: what uses it now, "" if nothing does. `disk`: bytes on the
-    node."""
-
-    namespace: str
-    name: str
-    container: str
-    created: float
-    disk: int
-    pod: str
-    pod_id: str
-    vm_id: str
-    saved: SavedMemory | None
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.namespace}/{self.name}/{self.container}"
-
-
-def _lasting_vm(one: operator_pb2.LastingVm) -> LastingVm:
-    saved = one.saved
-    return LastingVm(
-        namespace=one.namespace,
-        name=one.name,
-        container=one.container,
-        created=one.created_at / 1e9,
-        disk=one.disk_bytes,
-        pod=f"{one.pod_namespace}/{one.pod}" if one.pod else "",
-        pod_id=one.pod_sandbox_id,
-        vm_id=one.container_id,
-        saved=SavedMemory(saved.bytes, saved.saved_at / 1e9, saved.lapses_at / 1e9, saved.taken)
-        if one.HasField("saved")
-        else None,
-    )
-
-
-class OperatorClient:
-    """`vm`: the beginning of a container's or a pod's id."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._stub = operator_pb2_grpc.OperatorStub(channel)
-
-    def act(self, action: Action, vm: str, seconds: int = 0) -> tuple[bool, str]:
-        """Whether the action changed anything, and a message about it. `seconds`: for FREEZE only."""
-        with as_shim_errors():
-            if action is Action.FREEZE:
-                if not 0 <= seconds < 1 << 32:
-                    raise InvalidRequest(f"--seconds {seconds}: must be a number of seconds")
-                answer = self._stub.Freeze(operator_pb2.FreezeRequest(id=vm, seconds=seconds), timeout=_ADMIN_SECONDS)
-            else:
-                call = getattr(self._stub, action.value.capitalize())
-                limit = _SAVE_SECONDS if action in (Action.SAVE, Action.RENEW) else _ADMIN_SECONDS
-                answer = call(operator_pb2.VmRequest(id=vm), timeout=limit)
-        return answer.changed, answer.message
-
-    def save_all(self, seconds: int) -> Mapping[str, str]:
-        """Saves the VMs whose stops save. Returns, by NAMESPACE/NAME/CONTAINER, "" or why the guest runs on."""
-        if not 1 <= seconds < 1 << 31:
-            raise InvalidRequest(f"--seconds {seconds}: must be a number of seconds, at least 1")
-        with as_shim_errors():
-            limit = seconds + _ADMIN_SECONDS
-            answer = self._stub.SaveAll(operator_pb2.SaveAllRequest(seconds=seconds), timeout=limit)
-        return {one.vm: one.error for one in answer.results}
-
-    def inspect(self, vm: str) -> dict[str, Any]:
-        with as_shim_errors():
-            found: dict[str, Any] = json.loads(
-                self._stub.Inspect(operator_pb2.InspectRequest(id=vm), timeout=_ADMIN_SECONDS).json
-            )
-        return found
-
-    def definition(self, vm: str) -> str:
-        with as_shim_errors():
-            return self._stub.DumpXml(operator_pb2.VmRequest(id=vm), timeout=_ADMIN_SECONDS).xml
-
-    def screenshot(self, vm: str) -> bytes:
-        with as_shim_errors():
-            return self._stub.Screenshot(operator_pb2.VmRequest(id=vm), timeout=_ADMIN_SECONDS).png
-
-    def screen_url(self, vm: str) -> str:
-        with as_shim_errors():
-            return self._stub.OpenScreen(operator_pb2.VmRequest(id=vm), timeout=_ADMIN_SECONDS).url
-
-    def pulls(self) -> Sequence[Pulling]:
-        with as_shim_errors():
-            found = self._stub.Pulls(operator_pb2.PullsRequest(), timeout=_ADMIN_SECONDS).pulls
-        return [Pulling(one.image, one.received, one.total) for one in found]
-
-    def lasting_vms(self) -> Sequence[LastingVm]:
-        with as_shim_errors():
-            found = self._stub.Vms(operator_pb2.VmsRequest(), timeout=_ADMIN_SECONDS).vms
-        return [_lasting_vm(one) for one in found]
-
-    def remove_vm(self, vm: LastingVm) -> str:
-        """What came of it."""
-        request = operator_pb2.RemoveVmRequest(namespace=vm.namespace, name=vm.name, container=vm.container)
-        with as_shim_errors():
-            return self._stub.RemoveVm(request, timeout=_ADMIN_SECONDS).message
-
-    def start_ups(self, vm: str = "") -> Sequence[operator_pb2.StartUp]:
-        """`vm`: "" for all."""
-        with as_shim_errors():
-            return list(self._stub.StartUps(operator_pb2.StartUpsRequest(id=vm), timeout=_ADMIN_SECONDS).start_ups)
-
-    def actions(self, since: float = 0.0, *, follow: bool = True) -> Iterator[Taken]:
-        """The actions after `since`; if `follow`, then each new one when it happens."""
-        request = operator_pb2.FollowActionsRequest(since=int(since * 1e9), remembered_only=not follow)
-        with as_shim_errors():
-            for one in self._stub.FollowActions(request):
-                yield Taken(one.at / 1e9, one.action, one.container_id, f"{one.namespace}/{one.pod}", one.message)
-
-
-@contextlib.contextmanager
-def operating(path: str) -> Iterator[OperatorClient]:
-    """Yields a client of this admin socket. Raises Unavailable if the socket does not exist, PermissionRefused if this user may
-    not use it."""
-    if not os.path.exists(path):
-        raise Unavailable(
-            f"there is no admin socket {path}: is virtshim running? The socket is in paths.run_dir, or beside the socket of "
-            "--socket"
-        )
-    refuse_others_socket(path)
-    with open_channel(path) as channel:
-        yield OperatorClient(channel)
 
 
 def refuse_others_socket(path: str) -> None:

@@ -21,7 +21,7 @@ from criproto.operator_v1 import operator_pb2 as pb
 from criproto.operator_v1 import operator_pb2_grpc
 from criproto.runtime_v1 import api_pb2
 from virtshim.cli.vms import remove, vms
-from virtshim.cri.client import operating
+from virtshim.cri.operator_client import operating
 from virtshim.cri.operator_server import OperatorServer
 from virtshim.guest.operation import Action
 from virtshim.model.errors import ResourceExhausted, WrongState

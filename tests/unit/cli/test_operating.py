@@ -28,7 +28,8 @@ from virtshim.cli.main import app
 from virtshim.cli.pulling import image_name, pull
 from virtshim.cli.run import wanted_vm
 from virtshim.cli.tables import tables_show, tables_show_json, tables_size
-from virtshim.cri.client import Happened, LastingVm, PodSummary, PodUsage, SavedMemory, Taken, operating
+from virtshim.cri.client import Happened, PodSummary, PodUsage
+from virtshim.cri.operator_client import LastingVm, SavedMemory, Taken, operating
 from virtshim.model.errors import InvalidRequest, NotFound, Unavailable, WrongState
 
 NOW = 1_800_000_000.0

@@ -1,0 +1,115 @@
+"""VMs that stay: `virtshim run -d`, start, stop, restart, rm.
+
+Such a VM outlives its pods (`virtshim.io/vm`), so its disk stays while it is stopped. Each start makes a pod, whose annotation
+keeps what the user wanted of the VM. The former pod is removed only after that: at each moment there is one that knows it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Sequence
+
+from virtshim.annotations.parse import VM_ANNOTATION
+from virtshim.cli.pulling import pull
+from virtshim.cli.run import Signals
+from virtshim.cri.client import MadePod, NodeClient, VmSummary, WantedVm, connected
+from virtshim.cri.operator_client import operating
+from virtshim.model.errors import InvalidRequest, NotFound, ShimError, WrongState
+
+
+def run_detached(socket: str, admin: str, wanted: WantedVm, *, always_pull: bool, quiet: bool) -> str:
+    """Returns the VM's id. If it does not start, or after a signal, nothing is left."""
+    wanted = dataclasses.replace(
+        wanted, stays=True, annotations={VM_ANNOTATION: wanted.name, **(wanted.annotations or {})}
+    )
+    signals = Signals()
+    with signals.caught(), connected(socket) as node:
+        if any(pod.name == wanted.name for pod in node.made_by_run()):
+            raise InvalidRequest(
+                f"there is a VM {wanted.name} already: `virtshim start {wanted.name}` starts it, and `virtshim rm "
+                f"{wanted.name}` removes it; or choose another --name"
+            )
+        if always_pull or not node.image_id(wanted.image):
+            pull(socket, admin, wanted.image, quiet=quiet)
+        mark = secrets.token_hex(16)
+        try:
+            with signals.shield():
+                return _made(node, wanted, mark, 0)
+        except SystemExit:
+            node.remove_marked(mark)
+            raise
+
+
+def start(socket: str, name: str) -> str:
+    """Returns the VM's id. No error if it runs already."""
+    signals = Signals()
+    with signals.caught(), signals.shield(), connected(socket) as node:
+        pods = _pods_of(node, name)
+        last = pods[0]
+        if (vm := _running(node, pods)) is not None:
+            return vm.id
+        if last.wanted is None:
+            raise WrongState(f"VM {name} was made by `virtshim run` without -d, so it ends with that command")
+        for pod in pods:
+            node.stop_pod(pod.id)
+        made = _made(node, last.wanted, last.mark, last.attempt + 1)
+        node.remove_marked(last.mark, but=next(vm.pod for vm in node.vms() if vm.id == made))
+        return made
+
+
+def _made(node: NodeClient, wanted: WantedVm, mark: str, attempt: int) -> str:
+    """The id of a new VM in a new pod. Removes the pod if the VM does not start."""
+    pod = node.make_pod(wanted, mark, attempt)
+    try:
+        return node.start_vm(pod, wanted, mark, attempt)
+    except ShimError:
+        node.remove_pod(pod)
+        raise
+
+
+def stop(socket: str, name: str, seconds: int) -> None:
+    """Shuts the guest down, within `seconds`. No error if it has ended."""
+    if seconds < 0:
+        raise InvalidRequest(f"--seconds {seconds}: must be a number of seconds")
+    with connected(socket) as node:
+        pods = _pods_of(node, name)
+        if (vm := _running(node, pods)) is not None:
+            node.stop_vm(vm.id, seconds)
+        for pod in pods:
+            node.stop_pod(pod.id)
+
+
+def remove(socket: str, admin: str, name: str, *, force: bool) -> None:
+    """Removes the VM with its disk."""
+    with connected(socket) as node:
+        pods = _pods_of(node, name)
+        if not force and _running(node, pods) is not None:
+            raise WrongState(f"VM {name} runs; stop it first, or remove it with --force")
+        node.remove_marked(pods[0].mark)
+    wanted = pods[0].wanted
+    if wanted is None:
+        return
+    with operating(admin) as operator:
+        kept = (wanted.namespace, (wanted.annotations or {}).get(VM_ANNOTATION, ""))
+        for vm in operator.lasting_vms():
+            if (vm.namespace, vm.name) == kept:
+                operator.remove_vm(vm)
+
+
+def _pods_of(node: NodeClient, name: str) -> Sequence[MadePod]:
+    """The pods of the VM with that name, newest first. Raises NotFound, and WrongState for a pod that kubelet made."""
+    made = node.made_by_run()
+    newest = next((pod for pod in made if name in (pod.name, f"{pod.namespace}/{pod.name}")), None)
+    if newest is not None:
+        return [pod for pod in made if pod.mark == newest.mark]
+    if any(name in (pod.name, f"{pod.namespace}/{pod.name}") for pod in node.pods()):
+        raise WrongState(
+            f"pod {name} was not made by `virtshim run`; kubectl starts, stops and removes pods of Kubernetes"
+        )
+    raise NotFound(f"no VM {name!r} was made by `virtshim run -d`; `virtshim ps` lists the VMs of this node")
+
+
+def _running(node: NodeClient, pods: Sequence[MadePod]) -> VmSummary | None:
+    ids = {pod.id for pod in pods}
+    return next((vm for vm in node.vms() if vm.pod in ids and vm.state == "running"), None)
