@@ -62,9 +62,9 @@ def _asked(conn: libvirt.virConnect, question: str, vmwrapper: str) -> str:
 
 
 def _owner(capabilities: str) -> str:
-    from lxml import etree
+    from virtshim.vm.xml_text import parsed
 
-    for label in etree.fromstring(capabilities.encode()).iterfind(_BASELABEL):
+    for label in parsed(capabilities).iterfind(_BASELABEL):
         return label.text or ""
     return ""
 

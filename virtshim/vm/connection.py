@@ -13,7 +13,6 @@ from typing import Final
 
 import libvirt
 import structlog
-from lxml import etree
 
 from virtshim.model.errors import InternalError, ShimError, Unavailable
 from virtshim.system.threads import lasting
@@ -21,6 +20,7 @@ from virtshim.vm.disk_chains import OPEN_IMAGES_SINCE
 from virtshim.vm.errors import code_of, message_of, talking_to_libvirt, translated
 from virtshim.vm.events import start_event_loop
 from virtshim.vm.file_owner import QemuIds
+from virtshim.vm.xml_text import parsed
 
 log = structlog.get_logger(__name__)
 
@@ -193,7 +193,7 @@ def _close(conn: libvirt.virConnect | None) -> None:
 
 
 def _qemu_ids(conn: libvirt.virConnect, group_of_vms: int | None) -> QemuIds | None:
-    capabilities = etree.fromstring(conn.getCapabilities().encode())
+    capabilities = parsed(conn.getCapabilities())
     for label in capabilities.iterfind("host/secmodel[model='dac']/baselabel"):
         uid, _, gid = (label.text or "").lstrip("+").partition(":")
         try:

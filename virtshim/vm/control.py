@@ -14,11 +14,10 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 import libvirt
 import structlog
-from lxml import etree
 
 from virtshim.model.errors import DeadlineExceeded, NotFound, WrongState
 from virtshim.model.ids import ContainerId
@@ -32,6 +31,7 @@ from virtshim.vm.elements.hostdev import ON_PCI
 from virtshim.vm.elements.small_devices import AGENT_ALIAS, exec_port_element
 from virtshim.vm.errors import message_of
 from virtshim.vm.power import power_of
+from virtshim.vm.xml_text import parsed, text_of
 
 # Reset, definitions and news of guest agents.
 
@@ -90,11 +90,11 @@ class LibvirtControl:
 
 def without_secrets(xml: str) -> str:
     """The definition without the values that open the pod's network. Pure."""
-    definition = etree.fromstring(xml.encode(), etree.XMLParser(resolve_entities=False, no_network=True))
+    definition = parsed(xml)
     for variable in definition.iterfind("{*}commandline/{*}env"):
         if variable.get("name") in SECRETS:
             variable.set("value", "REMOVED")
-    return etree.tostring(definition, encoding="unicode") + "\n"
+    return text_of(definition) + "\n"
 
 
 log = structlog.get_logger(__name__)
@@ -109,7 +109,7 @@ class LibvirtPorts:
 
     def plug_in(self, domain: uuid.UUID, container: ContainerId, number: int, socket: str) -> None:
         """Does not change the stored definition: a restarted VM has the ports that it was made with."""
-        device = etree.tostring(exec_port_element(number, socket), encoding="unicode")
+        device = text_of(exec_port_element(number, socket))
         with self._connection.using(f"plug a serial port into VM {domain}") as conn:
             ownership.find(conn, domain, self._profile.node, container).attachDeviceFlags(
                 device, libvirt.VIR_DOMAIN_AFFECT_LIVE
@@ -119,8 +119,9 @@ class LibvirtPorts:
         """libvirt tracks the state of every port, whether or not it takes it for an agent's."""
         with self._connection.using(f"read the agent's port of VM {domain}") as conn:
             definition = ownership.find(conn, domain, self._profile.node, container).XMLDesc()
-        states = etree.fromstring(definition).xpath(f"devices/channel[alias/@name='{AGENT_ALIAS}']/target/@state")
-        return bool(states != ["disconnected"])
+        ports = parsed(definition).iterfind("devices/channel")
+        agent = next((one for one in ports if one.find(f"alias[@name='{AGENT_ALIAS}']") is not None), None)
+        return agent is None or agent.find("target[@state='disconnected']") is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class LibvirtUnplugging:
             found = ownership.find(conn, domain, self._profile.node, container)
             power = power_of(found)
             if power.is_on:
-                names = etree.fromstring(found.XMLDesc().encode()).xpath("devices/*/alias/@name")
-                aliases = tuple(str(name) for name in cast("list[str]", names) if str(name).startswith(ON_PCI))
+                names = [alias.get("name", "") for alias in parsed(found.XMLDesc()).iterfind("devices/*/alias")]
+                aliases = tuple(name for name in names if name.startswith(ON_PCI))
                 return _Plugged(aliases, power.power is Power.RUNNING)
         return _Plugged()

@@ -11,13 +11,12 @@ definition of named models (`custom`, `host-model`) and for its restore, but not
 from __future__ import annotations
 
 from typing import Final
+from xml.etree.ElementTree import Element, SubElement
 
 import libvirt
-from lxml import etree
 
 from virtshim.vm.errors import message_of
-
-QEMU_NAMESPACE: Final = "http://libvirt.org/schemas/domain/qemu/1.0"
+from virtshim.vm.xml_text import QEMU_NAMESPACE, text_of
 
 # Status files of running domains have this name, so libvirt never removes it from its table.
 CAPABILITY: Final = "cpu-unavailable-features"
@@ -26,15 +25,15 @@ CAPABILITY: Final = "cpu-unavailable-features"
 _UNCHANGED_MODES: Final = frozenset({"host-passthrough", "maximum"})
 
 
-def may_be_shortened(cpu: etree._Element) -> bool:
+def may_be_shortened(cpu: Element) -> bool:
     """Whether the definition with this `<cpu>` can have the short query."""
     return cpu.get("mode") in _UNCHANGED_MODES
 
 
-def shortened() -> etree._Element:
+def shortened() -> Element:
     """The element that shortens the query."""
-    capabilities = etree.Element(f"{{{QEMU_NAMESPACE}}}capabilities", nsmap={"qemu": QEMU_NAMESPACE})
-    etree.SubElement(capabilities, f"{{{QEMU_NAMESPACE}}}del", capability=CAPABILITY)
+    capabilities = Element(f"{{{QEMU_NAMESPACE}}}capabilities")
+    SubElement(capabilities, f"{{{QEMU_NAMESPACE}}}del", capability=CAPABILITY)
     return capabilities
 
 
@@ -50,15 +49,15 @@ def refusal(conn: libvirt.virConnect, emulator: str, domain_type: str) -> str:
 
 
 def _smallest(emulator: str, domain_type: str) -> str:
-    domain = etree.Element("domain", type=domain_type, nsmap={"qemu": QEMU_NAMESPACE})
-    etree.SubElement(domain, "name").text = "virtshim-cpu-query"
-    etree.SubElement(domain, "memory", unit="MiB").text = "16"
-    os_element = etree.SubElement(domain, "os")
-    etree.SubElement(os_element, "type", arch="x86_64", machine="q35").text = "hvm"
+    domain = Element("domain", type=domain_type)
+    SubElement(domain, "name").text = "virtshim-cpu-query"
+    SubElement(domain, "memory", unit="MiB").text = "16"
+    os_element = SubElement(domain, "os")
+    SubElement(os_element, "type", arch="x86_64", machine="q35").text = "hvm"
     mode = "host-passthrough" if domain_type == "kvm" else "maximum"
-    etree.SubElement(domain, "cpu", mode=mode, check="none")
-    devices = etree.SubElement(domain, "devices")
-    etree.SubElement(devices, "emulator").text = emulator
-    etree.SubElement(devices, "controller", type="usb", model="none")
+    SubElement(domain, "cpu", mode=mode, check="none")
+    devices = SubElement(domain, "devices")
+    SubElement(devices, "emulator").text = emulator
+    SubElement(devices, "controller", type="usb", model="none")
     domain.append(shortened())
-    return etree.tostring(domain, encoding="unicode")
+    return text_of(domain)

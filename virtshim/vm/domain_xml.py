@@ -7,8 +7,7 @@ NICs (`bus=pcie.0,addr=0x10+N`), and libvirt does not know them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from lxml import etree
+from xml.etree.ElementTree import Element, SubElement, indent
 
 from virtshim.devices.values import UsbDevice, VdpaDevice
 from virtshim.model.errors import InvalidRequest
@@ -43,8 +42,7 @@ from virtshim.vm.elements.small_devices import (
 )
 from virtshim.vm.elements.text import absolute_path, domain_name, printable, vm_security_label
 from virtshim.vm.file_owner import QemuIds
-
-_QEMU_NAMESPACE = cpu_query.QEMU_NAMESPACE
+from virtshim.vm.xml_text import QEMU_NAMESPACE, text_of
 
 # Variables of vmwrapper's environment whose values must not leave the node.
 SECRETS = frozenset({"VIRTSHIM_FETCH_KEY"})
@@ -86,7 +84,7 @@ class NodeProfile:
 def build(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None = None, *, short_cpu_query: bool = False) -> str:
     """The definition as text. `runs_as`: None leaves it to libvirt. `short_cpu_query`: whether libvirt accepts it (see
     `cpu_query`). Raises InvalidRequest, naming the field, for a value that libvirt cannot represent."""
-    domain = etree.Element("domain", type=profile.domain_type.value, nsmap={"qemu": _QEMU_NAMESPACE})
+    domain = Element("domain", type=profile.domain_type.value)
     _text(domain, "name", domain_name(spec.name))
     _text(domain, "uuid", str(spec.uuid))
     if spec.title:
@@ -112,31 +110,32 @@ def build(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None = None, *,
         _for_qemu(domain, spec, profile, runs_as)
         if short_cpu_query and cpu_query.may_be_shortened(model):
             domain.append(cpu_query.shortened())
-    return etree.tostring(domain, pretty_print=True, encoding="unicode")
+    indent(domain)
+    return f"{text_of(domain)}\n"
 
 
-def _text(parent: etree._Element, tag: str, value: str) -> None:
-    etree.SubElement(parent, tag).text = value
+def _text(parent: Element, tag: str, value: str) -> None:
+    SubElement(parent, tag).text = value
 
 
-def _memory(domain: etree._Element, spec: VmSpec) -> None:
+def _memory(domain: Element, spec: VmSpec) -> None:
     """The most memory that it can ever have; the balloon holds back what it does not have yet."""
     wanted = spec.size.memory_bytes
     if wanted < _SMALLEST_MEMORY:
         raise InvalidRequest(
             f"{wanted} bytes of memory are too few for a VM: set a limit of at least 4Mi; a real guest needs about 128Mi"
         )
-    etree.SubElement(domain, "memory", unit="KiB").text = str(_max_memory(spec) >> 10)
+    SubElement(domain, "memory", unit="KiB").text = str(_max_memory(spec) >> 10)
     if _max_memory(spec) > wanted:
-        etree.SubElement(domain, "currentMemory", unit="KiB").text = str(wanted >> 10)
-    backing = etree.Element("memoryBacking")
-    etree.SubElement(backing, "nosharepages")  # shared equal pages would reveal another guest's memory
+        SubElement(domain, "currentMemory", unit="KiB").text = str(wanted >> 10)
+    backing = Element("memoryBacking")
+    SubElement(backing, "nosharepages")  # shared equal pages would reveal another guest's memory
     if spec.size.page_bytes:
-        pages = etree.SubElement(backing, "hugepages")
-        etree.SubElement(pages, "page", size=str(spec.size.page_bytes >> 10), unit="KiB")
+        pages = SubElement(backing, "hugepages")
+        SubElement(pages, "page", size=str(spec.size.page_bytes >> 10), unit="KiB")
     if _is_shared(spec):
-        etree.SubElement(backing, "source", type="memfd")
-        etree.SubElement(backing, "access", mode="shared")
+        SubElement(backing, "source", type="memfd")
+        SubElement(backing, "access", mode="shared")
     domain.append(backing)
 
 
@@ -154,7 +153,7 @@ def _max_vcpus(spec: VmSpec) -> int:
     return max(spec.size.vcpus, spec.size.max_vcpus)
 
 
-def _limits(domain: etree._Element, spec: VmSpec, cgroups: processors.Cgroups) -> None:
+def _limits(domain: Element, spec: VmSpec, cgroups: processors.Cgroups) -> None:
     """vCPUs, and the limits that libvirt sets on the VM's cgroup."""
     limits = spec.limits
     domain.append(processors.vcpus(spec.size.vcpus, _max_vcpus(spec), limits.cpuset_cpus, cgroups))
@@ -168,32 +167,30 @@ def _limits(domain: etree._Element, spec: VmSpec, cgroups: processors.Cgroups) -
             domain.append(element)
 
 
-def _system(domain: etree._Element, spec: VmSpec, domain_type: DomainType) -> None:
+def _system(domain: Element, spec: VmSpec, domain_type: DomainType) -> None:
     os_element = new_os_element(spec.hardware.firmware, spec.firmware_files)
-    etree.SubElement(
-        os_element, "type", arch="x86_64", machine=printable(spec.machine, "machine type") or "q35"
-    ).text = "hvm"
+    SubElement(os_element, "type", arch="x86_64", machine=printable(spec.machine, "machine type") or "q35").text = "hvm"
     add_uefi(os_element, spec.hardware.firmware, spec.firmware_files, spec.nvram)
     add_kernel(os_element, spec.kernel_file, spec.initrd_file, spec.hardware.kernel_args)
     if spec.smbios_uuid:
-        sysinfo = etree.SubElement(domain, "sysinfo", type="smbios")
-        entry = etree.SubElement(etree.SubElement(sysinfo, "system"), "entry", name="uuid")
+        sysinfo = SubElement(domain, "sysinfo", type="smbios")
+        entry = SubElement(SubElement(sysinfo, "system"), "entry", name="uuid")
         entry.text = str(spec.uuid)
-        etree.SubElement(os_element, "smbios", mode="sysinfo")
+        SubElement(os_element, "smbios", mode="sysinfo")
     if spec.ignition_file:
-        shown = etree.SubElement(domain, "sysinfo", type="fwcfg")
+        shown = SubElement(domain, "sysinfo", type="fwcfg")
         for name in IGNITION_FIRMWARE_NAMES:
-            etree.SubElement(shown, "entry", name=name, file=absolute_path(spec.ignition_file, "Ignition's file"))
+            SubElement(shown, "entry", name=name, file=absolute_path(spec.ignition_file, "Ignition's file"))
     domain.append(os_element)
-    features = etree.SubElement(domain, "features")
-    etree.SubElement(features, "acpi")
-    etree.SubElement(features, "apic")
+    features = SubElement(domain, "features")
+    SubElement(features, "acpi")
+    SubElement(features, "apic")
     if spec.hardware.firmware is Firmware.SECURE:  # the guest's kernel cannot reach the variables
-        etree.SubElement(features, "smm", state="on")
+        SubElement(features, "smm", state="on")
     if _is_enlightened(spec, domain_type):
         features.append(hyperv_features())
     if domain_type is DomainType.QEMU:
-        translated = etree.SubElement(etree.SubElement(features, "tcg"), "tb-cache", unit="MiB")
+        translated = SubElement(SubElement(features, "tcg"), "tb-cache", unit="MiB")
         translated.text = str(_tcg_cache(spec) >> 20)
 
 
@@ -218,8 +215,8 @@ def _tcg_cache(spec: VmSpec) -> int:
     return min(max(room // 2, _LEAST_TCG_CACHE), _MOST_TCG_CACHE)
 
 
-def _devices(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> etree._Element:
-    devices = etree.Element("devices")
+def _devices(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> Element:
+    devices = Element("devices")
     granted = spec.granted
     has_usb = spec.hardware.tablet or any(isinstance(device, UsbDevice) for device in granted.passthrough)
     _text(devices, "emulator", absolute_path(profile.vmwrapper, "emulator"))
@@ -267,7 +264,7 @@ def _devices(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> etr
     return devices
 
 
-def _for_qemu(domain: etree._Element, spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> None:
+def _for_qemu(domain: Element, spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> None:
     """vmwrapper's environment, with the port name that only the guest may see (see elements/small_devices.py)."""
     environment = {
         "VIRTSHIM_EMULATOR": absolute_path(profile.qemu, "QEMU binary"),
@@ -287,13 +284,13 @@ def _for_qemu(domain: etree._Element, spec: VmSpec, profile: NodeProfile, runs_a
             environment["VIRTSHIM_NIC_MODEL"] = spec.hardware.nic_model.value
         if spec.numbers.nics:
             environment["VIRTSHIM_NICS"] = ",".join(map(str, spec.numbers.nics))
-    commandline = etree.SubElement(domain, _qemu("commandline"))
+    commandline = SubElement(domain, _qemu("commandline"))
     for name, value in environment.items():
-        etree.SubElement(commandline, _qemu("env"), name=name, value=value)
-    device = etree.SubElement(etree.SubElement(domain, _qemu("override")), _qemu("device"), alias=AGENT_ALIAS)
-    frontend = etree.SubElement(device, _qemu("frontend"))
-    etree.SubElement(frontend, _qemu("property"), name="name", type="string", value=AGENT_PORT)
+        SubElement(commandline, _qemu("env"), name=name, value=value)
+    device = SubElement(SubElement(domain, _qemu("override")), _qemu("device"), alias=AGENT_ALIAS)
+    frontend = SubElement(device, _qemu("frontend"))
+    SubElement(frontend, _qemu("property"), name="name", type="string", value=AGENT_PORT)
 
 
 def _qemu(tag: str) -> str:
-    return f"{{{_QEMU_NAMESPACE}}}{tag}"
+    return f"{{{QEMU_NAMESPACE}}}{tag}"

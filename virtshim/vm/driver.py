@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import libvirt
 import structlog
-from lxml import etree
 
 from virtshim.model.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound, ShimError, WrongState
 from virtshim.model.ids import ContainerId
@@ -51,6 +50,7 @@ from virtshim.vm.qemu_output import QemuOutput
 from virtshim.vm.qemu_process import log_directory, pid_directory, remove_logs, state_directory
 from virtshim.vm.restored_xml import restored_xml
 from virtshim.vm.statistics import AgentArrivals, BusyVms
+from virtshim.vm.xml_text import parsed
 
 log = structlog.get_logger(__name__)
 
@@ -270,7 +270,7 @@ class LibvirtHypervisor:
         except libvirt.libvirtError as exc:
             log.warning("libvirt.capabilities.failed", emulator=self._profile.vmwrapper, error=message_of(exc))
             return
-        self.machine_type = etree.fromstring(capabilities.encode()).findtext("machine", "")
+        self.machine_type = parsed(capabilities).findtext("machine", "")
         why_not = cpu_query.refusal(conn, self._profile.vmwrapper, self._profile.domain_type.value)
         if why_not:
             log.warning("libvirt.cpu_query.long", error=why_not)  # each start takes some 0.4 s longer

@@ -13,13 +13,14 @@ import os
 import pwd
 import stat
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
-from lxml import etree
 
 from virtshim.model.errors import InvalidRequest
 from virtshim.system.files import replace_text
 from virtshim.vm.firmware import end_abandoned_swtpms
+from virtshim.vm.xml_text import parsed
 
 log = structlog.get_logger(__name__)
 
@@ -136,8 +137,8 @@ def _remove_stale_status(status_directory: str) -> None:
     off."""
     for path in glob.glob(os.path.join(glob.escape(status_directory), "*.xml")):
         try:
-            status = etree.parse(path).getroot()
-        except (OSError, etree.XMLSyntaxError) as exc:
+            status = parsed(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as exc:
             log.warning("libvirt.status.unreadable", path=path, error=str(exc))
             continue
         if status.tag == "domstatus" and status.get("pid") == "0":

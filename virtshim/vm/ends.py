@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
+from xml.etree.ElementTree import Element
 
 import libvirt
 import structlog
-from lxml import etree
 
 from virtshim.model.errors import ResourceExhausted, ShimError, Unavailable
 from virtshim.model.ids import ContainerId
@@ -23,6 +23,7 @@ from virtshim.model.vm import OffReason, Power, PowerState
 from virtshim.system.threads import lasting
 from virtshim.vm import qemu_process
 from virtshim.vm.errors import code_of, message_of, translated
+from virtshim.vm.xml_text import parsed
 
 # Remembers which guests shut their VMs down, as an empty file per VM, named by its UUID.
 #
@@ -341,13 +342,13 @@ def has_reusable_parts(definition: str, container: ContainerId) -> bool:
 
     libvirt restores their owners and labels, and ends the swtpm, up to 200 ms after QEMU has ended. A VM that took one of them
     before would find it in use, or lose it."""
-    domain = etree.fromstring(definition.encode())
+    domain = parsed(definition)
     if domain.find("os/nvram") is not None or domain.find("devices/tpm") is not None:
         return True
     return any(_outlives(one, container) for one in domain.iterfind("devices/disk"))
 
 
-def _outlives(disk: etree._Element, container: ContainerId) -> bool:
+def _outlives(disk: Element, container: ContainerId) -> bool:
     source = disk.find("source")
     if disk.get("type") == "block":
         return True

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
-from lxml import etree
 
 from virtshim.annotations.hardware import CACHE, FIRMWARE, TPM
 from virtshim.model.errors import AlreadyExists, InternalError, InvalidRequest, Unimplemented, WrongState
@@ -25,6 +24,7 @@ from virtshim.model.hardware import Cache, Firmware, FirmwareFiles, HardwareOpti
 from virtshim.model.vm import Disk
 from virtshim.system.files import remove_tree
 from virtshim.vm.file_owner import QemuIds
+from virtshim.vm.xml_text import parsed
 
 # swtpm, which libvirt runs for each VM with a TPM.
 #
@@ -63,7 +63,7 @@ def remove_tpm_state(directory: str, vm: uuid.UUID, definition: str) -> None:
     """Removes the state of the VM's TPM, unless the definition keeps it. The VM must be off and still defined: libvirt
     removes the definition first, and a kill in between would leave state that looks like another VM's. `directory`: see
     `tpm_state_directory`. Raises InternalError; then the definition must stay."""
-    backend = etree.fromstring(definition.encode()).find("devices/tpm/backend")
+    backend = parsed(definition).find("devices/tpm/backend")
     if not directory or backend is None or backend.get("persistent_state") == "yes":
         return
     try:

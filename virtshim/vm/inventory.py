@@ -9,7 +9,6 @@ from typing import Any
 
 import libvirt
 import structlog
-from lxml import etree
 
 from virtshim.model.errors import InternalError, InvalidRequest, ShimError
 from virtshim.model.ids import ContainerId, SandboxId
@@ -20,6 +19,7 @@ from virtshim.vm.connection import Connection
 from virtshim.vm.domain_xml import NodeProfile
 from virtshim.vm.elements.text import vm_uid_in
 from virtshim.vm.errors import message_of
+from virtshim.vm.xml_text import QEMU_NAMESPACE, parsed
 
 log = structlog.get_logger(__name__)
 
@@ -74,15 +74,15 @@ class LibvirtInventory:
         with self._connection.using(f"read the definition of VM {domain}") as conn:
             text = ownership.find(conn, domain, self._profile.node).XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE)
         try:
-            found = etree.fromstring(text.encode(), etree.XMLParser(resolve_entities=False, no_network=True))
-        except etree.XMLSyntaxError as exc:
-            raise InternalError(f"the definition of VM {domain} is not XML: {exc}") from exc
-        keys = found.xpath("*[local-name()='commandline']/*[@name='VIRTSHIM_FETCH_KEY']/@value")
+            found = parsed(text)
+        except ValueError as exc:
+            raise InternalError(f"the definition of VM {domain} cannot be read: {exc}") from exc
+        key = found.find(f"{{{QEMU_NAMESPACE}}}commandline/*[@name='VIRTSHIM_FETCH_KEY']")
         console = found.find("devices/serial/log")
         return DomainMetadata(
             title=found.findtext("title", ""),
             uid=vm_uid_in(text),
-            fetch_key=str(keys[0]) if isinstance(keys, list) and keys else "",
+            fetch_key="" if key is None else key.get("value", ""),
             # QEMU makes its console's log when it starts.
             has_run=console is not None and os.path.exists(console.get("file", "")),
         )

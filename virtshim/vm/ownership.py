@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from xml.etree.ElementTree import Element, SubElement, register_namespace
 
 import libvirt
-from lxml import etree
 
 from virtshim.model.errors import InvalidRequest, NotFound
 from virtshim.model.ids import ContainerId, SandboxId
@@ -20,10 +20,11 @@ from virtshim.model.vm import OwnedDomain
 from virtshim.vm.elements.text import printable
 from virtshim.vm.errors import code_of
 from virtshim.vm.power import to_power
+from virtshim.vm.xml_text import parsed
 
 # libvirt looks metadata up by this URI. It must never change, because the definition of every VM has it.
 NAMESPACE = "https://virtshim.io/domain/1"
-_PREFIX = "virtshim"
+register_namespace("virtshim", NAMESPACE)
 
 # Earlier versions wrote a copy of the pod's records here, where every local user may read it.
 RECORD_NAMESPACE = "https://virtshim.io/record/1"
@@ -38,10 +39,10 @@ class OwnerMark:
     sandbox_id: SandboxId
 
 
-def metadata_element(mark: OwnerMark) -> etree._Element:
+def metadata_element(mark: OwnerMark) -> Element:
     """The whole `<metadata>` element."""
-    metadata = etree.Element("metadata")
-    owner = etree.SubElement(metadata, f"{{{NAMESPACE}}}owner", nsmap={_PREFIX: NAMESPACE})
+    metadata = Element("metadata")
+    owner = SubElement(metadata, f"{{{NAMESPACE}}}owner")
     owner.set("node", printable(mark.node, "node id"))
     owner.set("container", mark.container_id.value)
     owner.set("sandbox", mark.sandbox_id.value)
@@ -63,13 +64,11 @@ def read_mark(xml: str) -> OwnerMark:
     )
 
 
-def _parsed(xml: str) -> etree._Element:
-    # No entities and no network, because others may have written this text into libvirt.
-    parser = etree.XMLParser(resolve_entities=False, no_network=True)
+def _parsed(xml: str) -> Element:
     try:
-        return etree.fromstring(xml.encode(), parser)
-    except etree.XMLSyntaxError as exc:
-        raise InvalidRequest(f"the owner mark is not XML: {exc}") from exc
+        return parsed(xml)
+    except ValueError as exc:
+        raise InvalidRequest(f"the owner mark cannot be read: {exc}") from exc
 
 
 def find(

@@ -10,10 +10,10 @@ import time
 import uuid
 from collections.abc import Iterator
 from typing import Final, cast
+from xml.etree.ElementTree import Element, SubElement
 
 import libvirt
 import structlog
-from lxml import etree
 
 from virtshim.model.errors import Aborted, DeadlineExceeded, InternalError, NotFound, WrongState
 from virtshim.model.ids import ContainerId
@@ -26,6 +26,7 @@ from virtshim.vm.domain_xml import SECRETS, NodeProfile
 from virtshim.vm.elements.text import absolute_path
 from virtshim.vm.errors import code_of, message_of
 from virtshim.vm.power import power_of
+from virtshim.vm.xml_text import parsed, text_of
 
 log = structlog.get_logger(__name__)
 
@@ -143,12 +144,12 @@ class LibvirtPausing:
 
 
 def _request(found: libvirt.virDomain, path: str) -> str:
-    snapshot = etree.Element("domainsnapshot")
-    etree.SubElement(snapshot, "memory", snapshot="external", file=absolute_path(path, "memory file"))
-    disks = etree.SubElement(snapshot, "disks")
-    for target in etree.fromstring(found.XMLDesc().encode()).iterfind("devices/disk/target"):
-        etree.SubElement(disks, "disk", name=target.get("dev", ""), snapshot="no")
-    return etree.tostring(snapshot, encoding="unicode")
+    snapshot = Element("domainsnapshot")
+    SubElement(snapshot, "memory", snapshot="external", file=absolute_path(path, "memory file"))
+    disks = SubElement(snapshot, "disks")
+    for target in parsed(found.XMLDesc()).iterfind("devices/disk/target"):
+        SubElement(disks, "disk", name=target.get("dev", ""), snapshot="no")
+    return text_of(snapshot)
 
 
 @contextlib.contextmanager
@@ -182,8 +183,9 @@ def _aborted_after(
 
 def _remove_secrets(conn: libvirt.virConnect, path: str) -> None:
     """Removes the values that open the pod's network from the VM's definition in the file, because archives leave the node."""
-    definition = etree.fromstring(conn.saveImageGetXMLDesc(path, libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE).encode())
-    for variable in definition.iterfind("{*}commandline/{*}env"):
-        if variable.get("name") in SECRETS:
-            variable.getparent().remove(variable)  # type: ignore[union-attr]  # the xpath found it below its parent
-    conn.saveImageDefineXML(path, etree.tostring(definition, encoding="unicode"), 0)
+    definition = parsed(conn.saveImageGetXMLDesc(path, libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE))
+    for commandline in definition.iterfind("{*}commandline"):
+        for variable in commandline.findall("{*}env"):
+            if variable.get("name") in SECRETS:
+                commandline.remove(variable)
+    conn.saveImageDefineXML(path, text_of(definition), 0)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from typing import Final
-
-from lxml import etree
+from xml.etree.ElementTree import Element
 
 from virtshim.model.errors import WrongState
+from virtshim.vm.xml_text import parsed, text_of
 
 # Elements of the domain that the container's own definition replaces.
 _OWN: Final = ("metadata", "title", "cputune", "memtune", "numatune", "blkiotune", "resource", "seclabel")
@@ -37,19 +37,23 @@ def restored_xml(saved: str, own: str, moved: Mapping[str, str]) -> str:
         _replace_all(result, mine, name)
     _replace_disks(result, mine)
     _replace_environment(result, mine)
-    return etree.tostring(result, encoding="unicode")
+    return text_of(result)
 
 
-def _parsed(text: str) -> etree._Element:
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, remove_blank_text=True)
-    root = etree.fromstring(text.encode(), parser)
-    if root.getroottree().docinfo.doctype:  # it could name files
-        raise WrongState("the saved definition has a document type, which libvirt never writes")
+def _parsed(text: str) -> Element:
+    try:
+        root = parsed(text)
+    except ValueError as exc:
+        raise WrongState(f"the saved definition cannot be read: {exc}") from exc
+    for element in root.iter():  # the texts between elements, which only indent them
+        element.tail = None
+        if len(element):
+            element.text = None
     return root
 
 
-def _move(root: etree._Element, moved: Mapping[str, str]) -> None:
-    for element in root.iter("*"):
+def _move(root: Element, moved: Mapping[str, str]) -> None:
+    for element in root.iter():
         for name, value in element.attrib.items():
             element.set(name, _moved(value, moved))
         if element.text and not len(element):
@@ -63,7 +67,7 @@ def _moved(value: str, moved: Mapping[str, str]) -> str:
     return value
 
 
-def _refuse_larger(saved: etree._Element, own: etree._Element) -> None:
+def _refuse_larger(saved: Element, own: Element) -> None:
     """The pod's limits would end a guest that has more memory than they allow."""
     has, may = (int(one.findtext("currentMemory") or one.findtext("memory") or 0) for one in (saved, own))
     if has > may:
@@ -73,7 +77,7 @@ def _refuse_larger(saved: etree._Element, own: etree._Element) -> None:
         )
 
 
-def _replace_all(result: etree._Element, mine: etree._Element, name: str) -> None:
+def _replace_all(result: Element, mine: Element, name: str) -> None:
     for element in result.findall(name):
         result.remove(element)
     at = next(index for index, element in enumerate(result) if element.tag in _BEHIND)
@@ -83,7 +87,7 @@ def _replace_all(result: etree._Element, mine: etree._Element, name: str) -> Non
         result.insert(at + offset, copy.deepcopy(element))
 
 
-def _replace_disks(result: etree._Element, mine: etree._Element) -> None:
+def _replace_disks(result: Element, mine: Element) -> None:
     """The files are the container's: they may have another user. The guest knows a disk by its target."""
     own = {_target(disk): disk for disk in mine.iterfind("devices/disk")}
     saved = {_target(disk): disk for disk in result.iterfind("devices/disk")}
@@ -100,12 +104,12 @@ def _replace_disks(result: etree._Element, mine: etree._Element) -> None:
                 disk.insert(0, copy.deepcopy(element))
 
 
-def _target(disk: etree._Element) -> str:
+def _target(disk: Element) -> str:
     target = disk.find("target")
     return "" if target is None else target.get("dev", "")
 
 
-def _replace_environment(result: etree._Element, mine: etree._Element) -> None:
+def _replace_environment(result: Element, mine: Element) -> None:
     saved, own = result.find("{*}commandline"), mine.find("{*}commandline")
     if saved is None or own is None:
         return

@@ -82,10 +82,10 @@ _STARTS = {
 }
 # Installed beside the daemons, for other programs or for few nodes.
 _OPTIONAL = (
-    "aiohttp", "alembic", "colorama", "cryptography", "greenlet", "opentelemetry", "prometheus_client", "pygments", "re2",
+    "aiohttp", "alembic", "colorama", "cryptography", "greenlet", "lxml", "opentelemetry", "prometheus_client", "pygments", "re2",
     "rich", "virtshim.cli.config", "virtshim.cli.diag", "virtshim.setup",
 )  # fmt: skip
-_VMS = ("libvirt", "lxml", "pycdlib", "sqlalchemy", "urllib3", "wsproto")
+_VMS = ("libvirt", "pycdlib", "sqlalchemy", "urllib3", "wsproto")
 _VIRTSHIM = ("grpc", "pydantic", "structlog", "virtshim")
 _UNUSED = {
     "virtshim serve": (*_OPTIONAL, "pyroute2"),

@@ -380,7 +380,7 @@ def _emitted_names() -> set[str]:
             if isinstance(name, ast.Constant):
                 found.add(name.value.rpartition("}")[2])
             if function in ("Element", "SubElement"):
-                found.update(word.arg for word in call.keywords if word.arg and word.arg != "nsmap")
+                found.update(word.arg for word in call.keywords if word.arg)
     return found
 
 

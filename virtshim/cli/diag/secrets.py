@@ -15,8 +15,9 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
+from xml.etree.ElementTree import Element
 
-from lxml import etree
+from virtshim.vm.xml_text import parsed, text_of
 
 # Harmless fields of the records' dataclasses, and columns. A new field is removed until it is added here.
 KEPT: Final = frozenset(
@@ -322,26 +323,23 @@ class Secrets:
 
     def definition(self, xml: bytes) -> str:
         """XML of a domain, or of libvirt's status of one, without secrets. Raises ValueError for text that is not XML."""
-        try:
-            root = etree.fromstring(xml, etree.XMLParser(resolve_entities=False, no_network=True, remove_comments=True))
-        except etree.XMLSyntaxError as exc:
-            raise ValueError(f"not XML: {exc}") from exc
-        for element in list(root.iter(etree.Element)):
-            name = etree.QName(element).localname
+        root = parsed(xml.decode())
+        for element in root.iter():
+            name = element.tag.rpartition("}")[2]
             if name == "env" and not _is_our_variable(str(element.get("name"))):
                 self._remove_attribute(element, "value")
             elif name in ("record", "description") or (name == "entry" and element.get("name") != "uuid"):
                 self._remove_text(element)
-            for attribute in [attribute for attribute in element.attrib if _NAME.search(str(attribute))]:
-                self._remove_attribute(element, str(attribute))
-        return etree.tostring(root, encoding="unicode")
+            for attribute in [attribute for attribute in element.attrib if _NAME.search(attribute)]:
+                self._remove_attribute(element, attribute)
+        return text_of(root)
 
-    def _remove_attribute(self, element: etree._Element, name: str) -> None:
+    def _remove_attribute(self, element: Element, name: str) -> None:
         if value := element.get(name):
             self.learn(value)
             element.set(name, REMOVED)
 
-    def _remove_text(self, element: etree._Element) -> None:
+    def _remove_text(self, element: Element) -> None:
         if element.text and element.text.strip():
             self.learn(element.text)
             element.text = REMOVED

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from lxml import etree
-
 from virtshim.cli.diag.gather import File, Node
 from virtshim.cli.diag.programs import file_text, said
+from virtshim.vm.xml_text import parsed
 
 # Marks a domain of virtshim's (see `virtshim.vm.ownership`). Domains of others are private.
 _MARK: Final = b"https://virtshim.io/domain/1"
@@ -104,7 +103,7 @@ def domains(node: Node) -> Iterator[File]:
 
 
 def _state(xml: bytes) -> str:
-    root = etree.fromstring(xml, etree.XMLParser(resolve_entities=False, no_network=True))
+    root = parsed(xml.decode())
     return f"{root.get('state')} ({root.get('reason')}), process {root.get('pid')}"
 
 

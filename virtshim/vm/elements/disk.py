@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from lxml import etree
+from xml.etree.ElementTree import Element, SubElement
 
 from virtshim.devices.guest_view import GUEST_VIEW_MAX_BLOCK_DEVICES
 from virtshim.model.errors import InvalidRequest
@@ -33,6 +32,7 @@ from virtshim.model.vm import Backing, Disk, DiskBus
 from virtshim.vm.elements import root_bus
 from virtshim.vm.elements.text import absolute_path, device_security_label, disk_serial
 from virtshim.vm.file_owner import QemuIds
+from virtshim.vm.xml_text import parsed
 from virtshim.volumes.sysprep import SYSPREP_ANNOTATION
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -77,7 +77,7 @@ def build(
     *,
     gets_images: bool = False,
     owner: QemuIds | None = None,
-) -> list[etree._Element]:
+) -> list[Element]:
     """All `<disk>` elements in order, and the SCSI controller if it is needed. The first disk is the boot disk. `numbers`: the
     place of each disk on its bus; (): in order. `gets_images`: QEMU gets the base images as descriptors (see
     `virtshim/vm/disk_chains.py`). `owner`: whom libvirt gives the host's devices to."""
@@ -94,13 +94,13 @@ def build(
             for source in element.iterfind("backingStore/source"):
                 source.set("fdgroup", f"image{index}")
     if bus is DiskBus.SCSI:
-        controller = etree.Element("controller", type="scsi", index="0", model="virtio-scsi")
+        controller = Element("controller", type="scsi", index="0", model="virtio-scsi")
         controller.append(root_bus.own(root_bus.Own.SCSI))
         elements.append(controller)
     return elements
 
 
-def sata_cdrom(path: str, serial: str, bus: DiskBus, disks: int) -> etree._Element:
+def sata_cdrom(path: str, serial: str, bus: DiskBus, disks: int) -> Element:
     """A CD-ROM on the last port of q35's own controller (AHCI). Its name comes after those of all other disks. `disks`: the
     number of disks on `bus`. Raises InvalidRequest if one of them has that port."""
     if bus is DiskBus.SATA and disks > _CDROM_PORT:
@@ -108,22 +108,22 @@ def sata_cdrom(path: str, serial: str, bus: DiskBus, disks: int) -> etree._Eleme
             f"annotation {SYSPREP_ANNOTATION}: {disks} disks on SATA leave no port for the CD-ROM; remove one, or set "
             "VirtletDiskDriver to virtio or scsi"
         )
-    element = etree.Element("disk", type="file", device="cdrom")
-    etree.SubElement(element, "driver", name="qemu", type=DiskFormat.RAW.value, cache="writeback")
-    source = etree.SubElement(element, "source", file=absolute_path(path, "path of a CD-ROM"))
-    etree.SubElement(source, "seclabel", model="dac", relabel="no")
-    etree.SubElement(element, "backingStore")
-    etree.SubElement(element, "target", dev=target_name("sd", _CDROM_NAME), bus="sata")
-    etree.SubElement(element, "readonly")
-    etree.SubElement(element, "serial").text = disk_serial(serial, _LONGEST_SERIAL[DiskBus.SATA])
-    etree.SubElement(element, "address", type="drive", controller="0", bus="0", target="0", unit=str(_CDROM_PORT))
+    element = Element("disk", type="file", device="cdrom")
+    SubElement(element, "driver", name="qemu", type=DiskFormat.RAW.value, cache="writeback")
+    source = SubElement(element, "source", file=absolute_path(path, "path of a CD-ROM"))
+    SubElement(source, "seclabel", model="dac", relabel="no")
+    SubElement(element, "backingStore")
+    SubElement(element, "target", dev=target_name("sd", _CDROM_NAME), bus="sata")
+    SubElement(element, "readonly")
+    SubElement(element, "serial").text = disk_serial(serial, _LONGEST_SERIAL[DiskBus.SATA])
+    SubElement(element, "address", type="drive", controller="0", bus="0", target="0", unit=str(_CDROM_PORT))
     return element
 
 
 def qcow2_files_in(definition: str) -> list[Disk]:
     """The qcow2 files in a VM's definition whose backing file it names; without their serials."""
     found = []
-    for element in etree.fromstring(definition.encode()).iterfind("devices/disk[@type='file']"):
+    for element in parsed(definition).iterfind("devices/disk[@type='file']"):
         driver, source, below = element.find("driver"), element.find("source"), element.find("backingStore")
         if driver is None or source is None or below is None or driver.get("type") != DiskFormat.QCOW2.value:
             continue
@@ -133,48 +133,48 @@ def qcow2_files_in(definition: str) -> list[Disk]:
 
 def images_in(definition: str) -> list[tuple[str, str]]:
     """The base images that QEMU gets as descriptors: libvirt's name for each, and its path."""
-    sources = etree.fromstring(definition.encode()).iterfind("devices/disk/backingStore/source[@fdgroup]")
+    sources = parsed(definition).iterfind("devices/disk/backingStore/source[@fdgroup]")
     return [(source.get("fdgroup", ""), source.get("file", "")) for source in sources]
 
 
-def _backing_in(below: etree._Element) -> Backing | None:
+def _backing_in(below: Element) -> Backing | None:
     kind, source = below.find("format"), below.find("source")
     if kind is None or source is None:
         return None
     return Backing(source.get("file", ""), DiskFormat(kind.get("type")))
 
 
-def _backing_store(backing: Backing | None) -> etree._Element:
+def _backing_store(backing: Backing | None) -> Element:
     """An empty element ends the chain."""
-    element = etree.Element("backingStore")
+    element = Element("backingStore")
     if backing is not None:
         element.set("type", "file")
-        etree.SubElement(element, "format", type=backing.format.value)
-        source = etree.SubElement(element, "source", file=absolute_path(backing.path, "path of a backing file"))
-        etree.SubElement(source, "seclabel", model="dac", relabel="no")
-        etree.SubElement(element, "backingStore")
+        SubElement(element, "format", type=backing.format.value)
+        source = SubElement(element, "source", file=absolute_path(backing.path, "path of a backing file"))
+        SubElement(source, "seclabel", model="dac", relabel="no")
+        SubElement(element, "backingStore")
     return element
 
 
-def _io_limits(rates: DiskRates) -> etree._Element:
-    element = etree.Element("iotune")
+def _io_limits(rates: DiskRates) -> Element:
+    element = Element("iotune")
     if rates.bandwidth:
-        etree.SubElement(element, "total_bytes_sec").text = str(rates.bandwidth)
+        SubElement(element, "total_bytes_sec").text = str(rates.bandwidth)
     if rates.iops:
-        etree.SubElement(element, "total_iops_sec").text = str(rates.iops)
+        SubElement(element, "total_iops_sec").text = str(rates.iops)
     return element
 
 
-def _source(disk: Disk, owner: QemuIds | None) -> etree._Element:
+def _source(disk: Disk, owner: QemuIds | None) -> Element:
     path = absolute_path(disk.path, "disk path")
-    source = etree.Element("source", {"dev" if disk.is_device else "file": path})
+    source = Element("source", {"dev" if disk.is_device else "file": path})
     if not disk.is_device:
-        etree.SubElement(source, "seclabel", model="dac", relabel="no")
+        SubElement(source, "seclabel", model="dac", relabel="no")
     elif owner is not None and owner.is_its_own:
         source.append(device_security_label(owner))
     if disk.data_bytes:
-        slices = etree.SubElement(source, "slices")
-        etree.SubElement(slices, "slice", type="storage", offset=str(disk.data_at), size=str(disk.data_bytes))
+        slices = SubElement(source, "slices")
+        SubElement(slices, "slice", type="storage", offset=str(disk.data_at), size=str(disk.data_bytes))
     return source
 
 
@@ -185,13 +185,13 @@ def _disk(
     rates: DiskRates,
     hardware: HardwareOptions,
     owner: QemuIds | None,
-) -> etree._Element:
+) -> Element:
     """`place`: its index in the VM, and its number on the bus."""
     index, number = place
     as_cdrom = disk.cdrom and bus is not DiskBus.VIRTIO
     readonly = disk.cdrom or disk.readonly
-    element = etree.Element("disk", type="block" if disk.is_device else "file", device="cdrom" if as_cdrom else "disk")
-    driver = etree.SubElement(element, "driver", name="qemu", type=disk.format.value)
+    element = Element("disk", type="block" if disk.is_device else "file", device="cdrom" if as_cdrom else "disk")
+    driver = SubElement(element, "driver", name="qemu", type=disk.format.value)
     if disk.is_device:
         driver.set("cache", "none")
         driver.set("io", "native")
@@ -205,17 +205,17 @@ def _disk(
         driver.set("discard", "unmap")
     element.append(_source(disk, owner))
     element.append(_backing_store(disk.backing))
-    etree.SubElement(element, "target", dev=target_name(_PREFIX[bus], number), bus=bus.value)
+    SubElement(element, "target", dev=target_name(_PREFIX[bus], number), bus=bus.value)
     if readonly:
-        etree.SubElement(element, "readonly")
+        SubElement(element, "readonly")
     elif rates != DiskRates():
         element.append(_io_limits(rates))
     if disk.serial:
-        etree.SubElement(element, "serial").text = disk_serial(disk.serial, _LONGEST_SERIAL[bus])
+        SubElement(element, "serial").text = disk_serial(disk.serial, _LONGEST_SERIAL[bus])
     if index == 0:
-        etree.SubElement(element, "boot", order="1")
+        SubElement(element, "boot", order="1")
     if bus is not DiskBus.VIRTIO:
-        etree.SubElement(element, "address", type="drive", controller="0", bus="0", target="0", unit=str(number))
+        SubElement(element, "address", type="drive", controller="0", bus="0", target="0", unit=str(number))
     else:
         element.append(root_bus.disk(number))
     return element

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Sequence
-
-from lxml import etree
+from xml.etree.ElementTree import Element, SubElement
 
 from virtshim.model.cgroup import CgroupLimits, libvirt_partition
 from virtshim.model.errors import InvalidRequest
@@ -50,12 +49,12 @@ class Cgroups(enum.Enum):
     V2 = "v2"
 
 
-def vcpus(count: int, most: int, cpuset: str, cgroups: Cgroups) -> etree._Element:
+def vcpus(count: int, most: int, cpuset: str, cgroups: Cgroups) -> Element:
     """`count` at the start, up to `most` later. `cpuset` pins them if libvirt manages the cgroup; otherwise the VM's own cgroup
     does."""
     if not 1 <= count <= most <= MAX_VCPUS:
         raise InvalidRequest(f"{count} vCPUs of {most}: must be 1 to {MAX_VCPUS}")
-    element = etree.Element("vcpu", placement="static")
+    element = Element("vcpu", placement="static")
     if cpuset and cgroups is not Cgroups.OFF:
         element.set("cpuset", cpuset)
     if count < most:
@@ -64,7 +63,7 @@ def vcpus(count: int, most: int, cpuset: str, cgroups: Cgroups) -> etree._Elemen
     return element
 
 
-def cpu_model(wanted: CpuModel, details: CpuDetails, domain_type: DomainType, topology: Topology) -> etree._Element:
+def cpu_model(wanted: CpuModel, details: CpuDetails, domain_type: DomainType, topology: Topology) -> Element:
     """By default a guest gets every feature of the node: the host's CPU under KVM, otherwise everything that QEMU can translate
     (distributions refuse to run on QEMU's plain qemu64)."""
     if wanted is CpuModel.HOST_PASSTHROUGH and domain_type is DomainType.QEMU:
@@ -72,43 +71,43 @@ def cpu_model(wanted: CpuModel, details: CpuDetails, domain_type: DomainType, to
             "CPU model host-passthrough needs KVM, and this node runs VMs without it: choose host-model or none"
         )
     if wanted is CpuModel.HOST_MODEL:
-        element = etree.Element("cpu", mode="host-model", check="partial")
+        element = Element("cpu", mode="host-model", check="partial")
     elif wanted is CpuModel.CUSTOM:
-        element = etree.Element("cpu", mode="custom", match="exact", check="partial")
-        named = etree.SubElement(element, "model", fallback="allow" if details.fallback else "forbid")
+        element = Element("cpu", mode="custom", match="exact", check="partial")
+        named = SubElement(element, "model", fallback="allow" if details.fallback else "forbid")
         named.text = printable(details.name, "CPU model")
     elif wanted is CpuModel.MAXIMUM:
-        element = etree.Element("cpu", mode="maximum", check="none")
+        element = Element("cpu", mode="maximum", check="none")
     elif domain_type is DomainType.KVM or wanted is CpuModel.HOST_PASSTHROUGH:
-        element = etree.Element("cpu", mode="host-passthrough", check="none", migratable="on")
+        element = Element("cpu", mode="host-passthrough", check="none", migratable="on")
     else:
-        element = etree.Element("cpu", mode="maximum", check="none")
+        element = Element("cpu", mode="maximum", check="none")
     sockets, cores, threads = str(topology.sockets), str(topology.cores), str(topology.threads)
-    etree.SubElement(element, "topology", sockets=sockets, dies="1", cores=cores, threads=threads)
+    SubElement(element, "topology", sockets=sockets, dies="1", cores=cores, threads=threads)
     for name, policy in details.features:
-        etree.SubElement(element, "feature", policy=policy, name=printable(name, "CPU feature"))
+        SubElement(element, "feature", policy=policy, name=printable(name, "CPU feature"))
     return element
 
 
-def guest_clock(counts_in: Clock, *, hyperv: bool) -> etree._Element:
+def guest_clock(counts_in: Clock, *, hyperv: bool) -> Element:
     """Leaves out the timers that cost the host time while the guest idles. Hyper-V's timer is one of its enlightenments."""
-    element = etree.Element("clock", offset=counts_in.value)
-    etree.SubElement(element, "timer", name="rtc", tickpolicy="catchup")
-    etree.SubElement(element, "timer", name="pit", tickpolicy="delay")
-    etree.SubElement(element, "timer", name="hpet", present="no")
+    element = Element("clock", offset=counts_in.value)
+    SubElement(element, "timer", name="rtc", tickpolicy="catchup")
+    SubElement(element, "timer", name="pit", tickpolicy="delay")
+    SubElement(element, "timer", name="hpet", present="no")
     if hyperv:
-        etree.SubElement(element, "timer", name="hypervclock", present="yes")
+        SubElement(element, "timer", name="hypervclock", present="yes")
     return element
 
 
-def cpu_tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
+def cpu_tuning(limits: CgroupLimits, cgroups: Cgroups) -> Element | None:
     """`<cputune>`; None if there is nothing to set. The limits are for the whole VM, including QEMU's own threads."""
     if cgroups is Cgroups.OFF:
         return None
-    element = etree.Element("cputune")
+    element = Element("cputune")
     for name, value in live_cpu(limits, cgroups).items():
         if value > 0:
-            etree.SubElement(element, _CPU_ELEMENTS[name]).text = str(value)
+            SubElement(element, _CPU_ELEMENTS[name]).text = str(value)
     return element if len(element) else None
 
 
@@ -128,14 +127,14 @@ def live_cpu(limits: CgroupLimits, cgroups: Cgroups) -> dict[str, int]:
     return found
 
 
-def memory_tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
+def memory_tuning(limits: CgroupLimits, cgroups: Cgroups) -> Element | None:
     """`<memtune>`; None if there is nothing to set."""
     if cgroups is Cgroups.OFF:
         return None
-    element = etree.Element("memtune")
+    element = Element("memtune")
     for name, kib in live_memory(limits, cgroups).items():
         if kib != _UNLIMITED:
-            etree.SubElement(element, name, unit="KiB").text = str(kib)
+            SubElement(element, name, unit="KiB").text = str(kib)
     return element if len(element) else None
 
 
@@ -161,54 +160,54 @@ def live_memory(limits: CgroupLimits, cgroups: Cgroups) -> dict[str, int]:
     return found
 
 
-def numa_tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
+def numa_tuning(limits: CgroupLimits, cgroups: Cgroups) -> Element | None:
     """`<numatune>`; None if there is nothing to set."""
     if cgroups is Cgroups.OFF or not limits.cpuset_mems:
         return None
-    element = etree.Element("numatune")
-    etree.SubElement(element, "memory", mode="strict", nodeset=limits.cpuset_mems)
+    element = Element("numatune")
+    SubElement(element, "memory", mode="strict", nodeset=limits.cpuset_mems)
     return element
 
 
-def cgroup_partition(cgroup_parent: str, cgroups: Cgroups) -> etree._Element | None:
+def cgroup_partition(cgroup_parent: str, cgroups: Cgroups) -> Element | None:
     """`<resource>` with the pod's slice; None for libvirt's own choice."""
     if cgroups is Cgroups.OFF or not (path := libvirt_partition(cgroup_parent)):
         return None
-    element = etree.Element("resource")
-    etree.SubElement(element, "partition").text = path
+    element = Element("resource")
+    SubElement(element, "partition").text = path
     return element
 
 
-def numa_cells(wanted: Sequence[NumaCell], *, shared: bool) -> etree._Element:
+def numa_cells(wanted: Sequence[NumaCell], *, shared: bool) -> Element:
     """`<numa>`. `shared`: another process reads and writes the guest's memory."""
-    element = etree.Element("numa")
+    element = Element("numa")
     for number, one in enumerate(wanted):
         memory = str(one.memory_bytes >> 10)
-        cell = etree.SubElement(element, "cell", id=str(number), cpus=listed(one.vcpus), memory=memory, unit="KiB")
+        cell = SubElement(element, "cell", id=str(number), cpus=listed(one.vcpus), memory=memory, unit="KiB")
         if shared:
             cell.set("memAccess", "shared")
     return element
 
 
-def with_vcpu_pins(tuning: etree._Element | None, wanted: Sequence[NumaCell]) -> etree._Element | None:
+def with_vcpu_pins(tuning: Element | None, wanted: Sequence[NumaCell]) -> Element | None:
     """`<cputune>` that pins each vCPU to the CPUs of its cell."""
     if not wanted:
         return tuning
-    element = etree.Element("cputune") if tuning is None else tuning
+    element = Element("cputune") if tuning is None else tuning
     pins = sorted((vcpu, listed(one.cpus)) for one in wanted for vcpu in one.vcpus)
     for at, (vcpu, cpus) in enumerate(pins):
-        element.insert(at, etree.Element("vcpupin", vcpu=str(vcpu), cpuset=cpus))
+        element.insert(at, Element("vcpupin", vcpu=str(vcpu), cpuset=cpus))
     return element
 
 
-def with_memory_nodes(tuning: etree._Element | None, wanted: Sequence[NumaCell]) -> etree._Element | None:
+def with_memory_nodes(tuning: Element | None, wanted: Sequence[NumaCell]) -> Element | None:
     """`<numatune>` that prefers a host node for each cell's memory. It cannot require one: kubelet's memory manager only
     guarantees the sum over all nodes of a pod."""
     if not wanted:
         return tuning
-    element = etree.Element("numatune") if tuning is None else tuning
+    element = Element("numatune") if tuning is None else tuning
     for number, one in enumerate(wanted):
-        etree.SubElement(element, "memnode", cellid=str(number), mode="preferred", nodeset=str(one.node))
+        SubElement(element, "memnode", cellid=str(number), mode="preferred", nodeset=str(one.node))
     return element
 
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-
-from lxml import etree
+from xml.etree.ElementTree import Element
 
 _FUNCTIONS_A_SLOT = 8
 _OWN_SLOT = 0x07
@@ -39,12 +38,12 @@ class Own(enum.IntEnum):
     WATCHDOG = 7
 
 
-def own(device: Own) -> etree._Element:
+def own(device: Own) -> Element:
     """The device's `<address>`."""
     return _address(_OWN_SLOT, device.value)
 
 
-def disk(index: int) -> etree._Element:
+def disk(index: int) -> Element:
     """The `<address>` of the virtio disk with this number, which is less than DISKS."""
     slot, function = divmod(index, _FUNCTIONS_A_SLOT)
     return _address(_FIRST_DISK_SLOT + slot, function)
@@ -56,8 +55,8 @@ def headless(numbers: Sequence[int]) -> Sequence[int]:
     return [_FIRST_DISK_SLOT + slot for slot in sorted(slots) if slot * _FUNCTIONS_A_SLOT not in numbers]
 
 
-def _address(slot: int, function: int) -> etree._Element:
-    element = etree.Element(
+def _address(slot: int, function: int) -> Element:
+    element = Element(
         "address", type="pci", domain="0x0000", bus="0x00", slot=f"{slot:#04x}", function=f"{function:#x}"
     )
     if function == 0:

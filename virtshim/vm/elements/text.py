@@ -8,12 +8,12 @@ that group, which /dev/kvm and tapmanager's socket belong to. Other security dri
 from __future__ import annotations
 
 import re
-
-from lxml import etree
+from xml.etree.ElementTree import Element, SubElement
 
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.layout import LONGEST_SOCKET_PATH
 from virtshim.vm.file_owner import QemuIds
+from virtshim.vm.xml_text import parsed
 
 # XML 1.0 "Char", without line breaks: libvirt refuses them in titles, and names and paths need none.
 _NOT_ALLOWED = re.compile("[^\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -65,28 +65,28 @@ def socket_path(value: str, what: str) -> str:
     return absolute_path(value, what)
 
 
-def vm_security_label(qemu: QemuIds) -> etree._Element:
-    element = etree.Element("seclabel", type="static", model="dac", relabel="yes")
-    etree.SubElement(element, "label").text = f"+{qemu.uid}:+{qemu.gid}"
+def vm_security_label(qemu: QemuIds) -> Element:
+    element = Element("seclabel", type="static", model="dac", relabel="yes")
+    SubElement(element, "label").text = f"+{qemu.uid}:+{qemu.gid}"
     return element
 
 
-def device_security_label(qemu: QemuIds) -> etree._Element:
+def device_security_label(qemu: QemuIds) -> Element:
     """For device nodes, which give their group access: the label's group has no members."""
-    element = etree.Element("seclabel", model="dac", relabel="yes")
-    etree.SubElement(element, "label").text = f"+{qemu.uid}:+{qemu.uid}"
+    element = Element("seclabel", model="dac", relabel="yes")
+    SubElement(element, "label").text = f"+{qemu.uid}:+{qemu.uid}"
     return element
 
 
 def security_models_in(capabilities: str) -> list[str]:
     """Which of `apparmor` and `selinux` libvirt's capabilities list. libvirt adds their labels to definitions by itself
     (sVirt)."""
-    models = [element.text for element in etree.fromstring(capabilities.encode()).iterfind("host/secmodel/model")]
+    models = [element.text for element in parsed(capabilities).iterfind("host/secmodel/model")]
     return [model for model in models if model in ("apparmor", "selinux")]
 
 
 def vm_uid_in(definition: str) -> int:
     """The VM's own user; 0 if it has none, or if the definition cannot be read."""
-    label = etree.fromstring(definition.encode()).findtext("seclabel[@type='static'][@model='dac']/label", "")
+    label = parsed(definition).findtext("seclabel[@type='static'][@model='dac']/label", "")
     uid = label.partition(":")[0].removeprefix("+")
     return int(uid) if uid.isdecimal() else 0
