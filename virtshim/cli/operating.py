@@ -51,6 +51,12 @@ _Vm = Annotated[
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs; its keys are in docs/commands.md")]
+_Format = Annotated[
+    str,
+    typer.Option(
+        "--format", help="print a line for each row, such as '{pod}\\t{ip}'; names are those of the table's head"
+    ),
+]
 
 
 def cri_socket(socket: str | None, config: str | None) -> str:
@@ -72,11 +78,21 @@ def admin_socket(socket: str | None, config: str | None) -> str:
 
 
 @operating_app.command()
-def ps(as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
+def ps(
+    wanted: Annotated[
+        str,
+        typer.Option("--filter", help="only pods with this in name, id, address, or name, id, state or image of a VM"),
+    ] = "",
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print ids of VMs only")] = False,
+    template: _Format = "",
+    as_json: _Json = False,
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
     """List pods and their VMs, with addresses, states and ages."""
     from virtshim.cli.tables import ps as list_vms
 
-    list_vms(cri_socket(socket, config), as_json=as_json)
+    list_vms(cri_socket(socket, config), wanted, template, as_json=as_json, quiet=quiet)
 
 
 @operating_app.command()
@@ -108,6 +124,7 @@ def events(as_json: _Json = False, socket: _Socket = None, config: _ConfigFile =
 def images(
     wanted: Annotated[str, typer.Option("--filter", help="only images with this in their name, digest or id")] = "",
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print ids only")] = False,
+    template: _Format = "",
     as_json: _Json = False,
     socket: _Socket = None,
     config: _ConfigFile = None,
@@ -115,7 +132,7 @@ def images(
     """List the images on this node, sorted by name."""
     from virtshim.cli.pulling import images as list_images
 
-    list_images(cri_socket(socket, config), wanted, as_json=as_json, quiet=quiet)
+    list_images(cri_socket(socket, config), wanted, template, as_json=as_json, quiet=quiet)
 
 
 @operating_app.command()
@@ -412,12 +429,18 @@ operating_app.add_typer(vms_app, name="vms")
 
 
 @vms_app.callback(invoke_without_command=True)
-def vms(context: typer.Context, as_json: _Json = False, socket: _Socket = None, config: _ConfigFile = None) -> None:
+def vms(
+    context: typer.Context,
+    template: _Format = "",
+    as_json: _Json = False,
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
     """List the VMs that outlive their pods (virtshim.io/vm), with their disks, pods and saved memory."""
     if context.invoked_subcommand is None:
         from virtshim.cli.vms import vms as list_vms
 
-        list_vms(cri_socket(socket, config), admin_socket(socket, config), as_json=as_json)
+        list_vms(cri_socket(socket, config), admin_socket(socket, config), template, as_json=as_json)
     elif any(getattr(context.get_parameter_source(one), "name", "") == "COMMANDLINE" for one in context.params):
         raise InvalidRequest(f"options for `vms {context.invoked_subcommand}` go after it")
 

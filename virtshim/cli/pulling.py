@@ -31,8 +31,8 @@ _LOOK: Final = 0.5
 _PART: Final = 10
 
 
-def images(socket: str, wanted: str = "", *, as_json: bool = False, quiet: bool = False) -> None:
-    """`wanted`: a part of the name, digest or id; "" for all. `quiet`: ids only."""
+def images(socket: str, wanted: str = "", template: str = "", *, as_json: bool = False, quiet: bool = False) -> None:
+    """`wanted`: a part of the name, digest or id; "" for all. `template`: see `tables_format`. `quiet`: ids only."""
     with connected(socket) as node:
         found = [one for one in node.images() if any(wanted in text for text in (one.id, *one.names, *one.digests))]
     if quiet and not as_json:
@@ -47,7 +47,7 @@ def images(socket: str, wanted: str = "", *, as_json: bool = False, quiet: bool 
         )
         return
     rows = [(name, i.id[:_SHORT], tables_size(i.size)) for i in found for name in (i.names or i.digests[:1] or ("-",))]
-    tables_show(("IMAGE", "ID", "SIZE"), sorted(rows))
+    tables_show(("IMAGE", "ID", "SIZE"), sorted(rows), template)
 
 
 def image_name(word: str) -> str:

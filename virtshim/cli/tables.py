@@ -1,8 +1,10 @@
-"""What commands print: tables, in colour on a terminal and as plain columns elsewhere, or JSON. Also `virtshim ps`."""
+"""What commands print: tables, in colour on a terminal and as plain columns elsewhere, lines of a chosen format, or JSON. Also
+`virtshim ps`."""
 
 from __future__ import annotations
 
 import json
+import string
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from virtshim.cri.client import PodSummary, VmSummary, connected
+from virtshim.model.errors import InvalidRequest
 from virtshim.model.text import printable_text
 
 HEAD = ("POD", "POD ID", "POD STATE", "IP", "VM", "VM ID", "VM STATE", "AGE", "IMAGE")
@@ -74,8 +77,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     return made
 
 
-def tables_show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    if sys.stdout.isatty():
+def tables_show(head: Sequence[str], rows: Iterable[Sequence[str]], template: str = "") -> None:
+    """`template`: see `tables_format`; "" for a table."""
+    if template:
+        print("".join(f"{line}\n" for line in tables_format(template, head, rows)), end="")
+    elif sys.stdout.isatty():
         made = table(head, rows)
         console = Console(highlight=False)
         # At full width: the terminal wraps long lines, while a narrower table would cut off addresses and paths.
@@ -83,6 +89,22 @@ def tables_show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         Console(highlight=False, width=max(console.width, wide)).print(made)
     else:
         print("\n".join(columns([head, *rows])))
+
+
+def tables_format(template: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """One line per row: `{pod_id}` stands for the cell below POD ID, `\\t` for a tab. Raises InvalidRequest for a template that
+    names no column. Pure."""
+    names = [name.lower().replace(" ", "_") for name in head]
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as exc:
+        raise InvalidRequest(f"--format: {exc}; write {{{{ for a brace") from exc
+    for _, name, style, conversion in parts:
+        if name is not None and (name not in names or style or conversion):
+            raise InvalidRequest(f"--format: {{{name[:80]}}} is no column; there are {{{'}, {'.join(names)}}}")
+    for row in rows:
+        cells = dict(zip(names, map(printable_text, row), strict=True))
+        yield "".join(text.replace("\\t", "\t") + (cells[name] if name else "") for text, name, _, _ in parts)
 
 
 def tables_show_json(found: Any) -> None:
@@ -108,12 +130,18 @@ def _cell(cell: str) -> Text:
     return Text(shown, style=_COLOURS.get(shown, ""))
 
 
-def ps(socket: str, *, as_json: bool = False) -> None:
+def ps(socket: str, wanted: str = "", template: str = "", *, as_json: bool = False, quiet: bool = False) -> None:
+    """`wanted`: see `_texts`; "" for all. `template`: see `tables_format`. `quiet`: ids of VMs only."""
     with connected(socket) as node:
         pods, vms = node.pods(), [node.with_trouble(vm) for vm in node.vms()]
         addresses = {pod.id: node.addresses(pod.id) for pod in pods}
+    pods = [pod for pod in pods if any(wanted in text for text in _texts(pod, vms, addresses[pod.id]))]
+    vms = [vm for vm in vms if any(vm.pod == pod.id for pod in pods)]
+    if quiet and not as_json:
+        print("".join(f"{vm.id}\n" for vm in vms), end="")
+        return
     if not as_json:
-        tables_show(HEAD, rows(pods, vms, addresses, time.time()))
+        tables_show(HEAD, rows(pods, vms, addresses, time.time()), template)
         return
     tables_show_json(
         [
@@ -141,3 +169,13 @@ def ps(socket: str, *, as_json: bool = False) -> None:
             for pod in pods
         ]
     )
+
+
+def _texts(pod: PodSummary, vms: Iterable[VmSummary], addresses: Sequence[str]) -> Iterator[str]:
+    """What --filter finds a pod by."""
+    yield f"{pod.namespace}/{pod.name}"
+    yield pod.id
+    yield from addresses
+    for vm in vms:
+        if vm.pod == pod.id:
+            yield from (vm.id, vm.name, vm.shown_state, vm.image)

@@ -17,13 +17,14 @@ from virtshim.model.text import printable_text
 HEAD: Final = ("VM", "CONTAINER", "DISK", "POD", "SAVED", "SAVED AGE", "LAPSES IN")
 
 
-def vms(socket: str, admin: str, *, as_json: bool) -> None:
+def vms(socket: str, admin: str, template: str = "", *, as_json: bool) -> None:
+    """`template`: see `tables_format`."""
     with _operator(socket, admin) as operator:
         found = operator.lasting_vms()
     if as_json:
         tables_show_json([_as_json(vm) for vm in found])
     else:
-        tables_show(HEAD, rows(found, time.time()))
+        tables_show(HEAD, rows(found, time.time()), template)
 
 
 def remove(socket: str, admin: str, wanted: str, *, as_json: bool) -> None:

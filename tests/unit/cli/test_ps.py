@@ -2,8 +2,9 @@
 
 import pytest
 
-from virtshim.cli.tables import age, columns, rows
+from virtshim.cli.tables import age, columns, rows, tables_format
 from virtshim.cri.client import PodSummary, VmSummary
+from virtshim.model.errors import InvalidRequest
 
 NOW = 1_000_000.0
 
@@ -48,3 +49,17 @@ def test_an_age_is_shown_in_one_unit(seconds: float, text: str) -> None:
 
 def test_columns_fit_their_widest_cell_and_control_characters_are_removed() -> None:
     assert columns([("A", "B"), ("long", "\x1b[2Jx"), ("ü", "")]) == ["A     B", "long  ?[2Jx", "ü"]
+
+
+def test_a_format_prints_the_columns_that_it_names() -> None:
+    lines = [("default/web", "10.0.0.2"), ("\x1b[2Jx", "-")]
+    assert list(tables_format("{pod_id}\\t{ip} {{x}}", ("POD ID", "IP"), lines)) == [
+        "default/web\t10.0.0.2 {x}",
+        "?[2Jx\t- {x}",
+    ]
+
+
+@pytest.mark.parametrize("template", ["{name}", "{}", "{ip.__class__}", "{ip!r}", "{ip:>100}", "{0}", "{ip", "}"])
+def test_a_format_that_names_no_column_is_refused(template: str) -> None:
+    with pytest.raises(InvalidRequest, match="--format"):
+        list(tables_format(template, ("POD ID", "IP"), []))
