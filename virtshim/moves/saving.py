@@ -249,6 +249,8 @@ class SaveVm:
             # It may be on disk all the same. If this fails, too, the guest stays paused: its state may count.
             self.vms.put(vm.with_state(None))
             raise
+        if not renewing:  # within the lock: whoever finds a QEMU that was killed meanwhile must not call it crashed
+            self.records.containers.replace(now.with_ending(saved_exit(state)))
         return state
 
     def end(self, container: Container, state: SavedState) -> None:
