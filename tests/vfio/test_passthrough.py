@@ -181,6 +181,7 @@ def test_removing_a_dead_container_leaves_its_successors_devices_alone(told):
     assert told("restarted by kubelet")["vfio_users"] == ["qemu-system-x86"]
 
 
+@pytest.mark.full  # test_node_restart.py takes a node down, too
 def test_taking_a_node_down_with_a_running_vm_leaves_nothing(told):
     assert told("down")["left"] == []
     assert told("down")["drivers"] == told("hardware")["drivers"]
