@@ -395,6 +395,8 @@ def vm_summary(item: pb.Container) -> VmSummary:
 
 
 MARK: Final = "virtshim.io/run"
+# The name of the container in pods of `virtshim run`.
+CONTAINER: Final = "vm"
 # The annotation that keeps what is wanted of a VM that stays. It is none of virtshim.io/, because pods' authors do not write it.
 _WANTED: Final = "run.virtshim.io/wanted"
 # A label of kubelet's pods. Their authors choose all others.
@@ -439,7 +441,7 @@ def _container(wanted: WantedVm) -> pb.ContainerConfig:
     if wanted.cpus:
         resources.cpu_period, resources.cpu_quota = 100_000, int(100_000 * wanted.cpus)
     return pb.ContainerConfig(
-        metadata=pb.ContainerMetadata(name="vm", attempt=0),
+        metadata=pb.ContainerMetadata(name=CONTAINER, attempt=0),
         image=pb.ImageSpec(image=wanted.image),
         command=wanted.command,
         envs=[pb.KeyValue(key=key, value=value.encode()) for key, value in wanted.env],

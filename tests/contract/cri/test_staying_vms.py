@@ -100,6 +100,30 @@ def test_a_vm_that_does_not_start_leaves_nothing(operator: Operator) -> None:
     assert operator.node.pods() == []
 
 
+def test_a_vm_that_is_made_and_does_not_start_leaves_no_disk(operator: Operator) -> None:
+    operator.world.journal.fail("vms.start", InternalError("QEMU did not start"))
+    with pytest.raises(InternalError, match="QEMU"):
+        operator.run()
+    assert (list(operator.node.pods()), operator.lasting()) == ([], [])
+
+
+def test_the_disk_of_a_pods_vm_with_the_same_name_is_left_alone(client: Client, operator: Operator) -> None:
+    sandbox = client.run("db-0", annotations={"virtshim.io/vm": "web"})
+    client.start(client.create(sandbox, "database"))
+    client.stop_pod(sandbox)
+    operator.run()
+    operator.remove(force=True)
+    assert operator.lasting() == ["web"]
+
+
+def test_a_kept_disk_of_the_same_vm_is_not_taken(client: Client, operator: Operator) -> None:
+    sandbox = client.run("db-0", annotations={"virtshim.io/vm": "web"})
+    client.start(client.create(sandbox, "vm"))
+    client.stop_pod(sandbox)
+    with pytest.raises(InvalidRequest, match="virtshim vms rm"):
+        operator.run()
+
+
 def test_a_start_that_fails_leaves_the_vm_stopped(operator: Operator) -> None:
     operator.run()
     operator.stop()
@@ -120,6 +144,11 @@ def test_pods_that_run_did_not_make_are_left_alone(client: Client, operator: Ope
         with pytest.raises(WrongState, match="kubectl"):
             act()
     assert [pod.is_ready for pod in operator.node.pods()] == [True]
+
+
+def test_the_name_of_the_vm_is_given_once(operator: Operator) -> None:
+    with pytest.raises(InvalidRequest, match="--name"):
+        operator.run(**{"virtshim.io/vm": "db"})
 
 
 def test_an_unknown_name_is_not_found(operator: Operator) -> None:
