@@ -101,7 +101,7 @@ def remove(socket: str, admin: str, name: str, *, force: bool) -> None:
 
 
 def _kept(admin: str, wanted: WantedVm) -> Sequence[LastingVm]:
-    """The kept disk of the wanted VM, if there is one. A VM of Kubernetes with the same name has a container with another name."""
+    """The kept disk of the wanted VM, if there is one. A VM of Kubernetes with the same name has another container name."""
     identity = (wanted.namespace, wanted.name, CONTAINER)
     with operating(admin) as operator:
         return [vm for vm in operator.lasting_vms() if (vm.namespace, vm.name, vm.container) == identity]
