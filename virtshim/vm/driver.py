@@ -154,6 +154,7 @@ class LibvirtHypervisor:
             if self._is_on(found):
                 raise WrongState(f"VM {domain} is running already")
             self._exits.forget(domain)
+            self._exits.expect_event(domain)
             definition = found.XMLDesc()
             qemu = self._connection.qemu_ids()
             runs_as = qemu and qemu.for_vm(vm_uid_in(definition))
@@ -307,6 +308,7 @@ class LibvirtHypervisor:
             self._exits.keep([domain.uuid for domain in there])
             for domain in there:
                 if domain.state.is_on:
+                    self._exits.expect_event(domain.uuid)
                     self._follow_exit(domain.uuid, domain.name)
                     self._take_back(domain)
                     self._output.follow(domain.name, domain.uuid)

@@ -118,7 +118,8 @@ def _with(words: str, error: ShimError) -> ShimError:
 # there libvirt's own event decides the last case.
 #
 # QEMU also reports a shutdown if it gets a SIGTERM from outside. libvirt's event says so, but its state does not. So it
-# is remembered here, and counts as destroyed.
+# is remembered here, and counts as destroyed. libvirt's state changes before its events are delivered, so a VM that runs under
+# our eyes is only reported as shut down after its event.
 
 log = structlog.get_logger(__name__)
 
@@ -127,6 +128,8 @@ _STATE: Final = re.compile(rb"<domstatus state='(\w+)'")
 _BEGINNING: Final = 4096
 # Seconds from libvirt's status file to its event, while QEMU ends.
 _EVENT_WAIT: Final = 0.1
+# Seconds from libvirt's state "shut down" to its event, on a busy node.
+_LATE_EVENT: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -154,6 +157,8 @@ class QemuExitWatcher:
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._ended_from_outside: set[uuid.UUID] = set()
+        # VMs whose end an event will report.
+        self._awaited: set[uuid.UUID] = set()
         self._descriptors: dict[int, _WatchedQemu] = {}
         self._over: dict[uuid.UUID, PowerState] = {}
         self._thread: threading.Thread | None = None
@@ -168,11 +173,17 @@ class QemuExitWatcher:
             return self._over.get(domain)
 
     def corrected(self, domain: uuid.UUID, reported: PowerState) -> PowerState:
-        """Corrects the state that libvirt reports."""
-        with self._lock:
-            from_outside = domain in self._ended_from_outside
+        """Corrects the state that libvirt reports. Waits for the event of a shutdown, so it must not be called on libvirt's event
+        thread."""
         if reported.power is not Power.OFF:
             return reported
+        with self._news:
+            if reported.reason is OffReason.SHUTDOWN and not self._news.wait_for(
+                lambda: domain not in self._awaited, _LATE_EVENT
+            ):
+                self._awaited.discard(domain)
+                log.warning("qemu.end.no_event", domain=str(domain))
+            from_outside = domain in self._ended_from_outside
         if reported.reason is OffReason.SHUTDOWN and from_outside:
             return PowerState(Power.OFF, OffReason.DESTROYED)
         if reported.reason in (OffReason.CRASHED, OffReason.UNKNOWN) and self._guest_ends.has(domain):
@@ -185,6 +196,11 @@ class QemuExitWatcher:
             self._ended_from_outside.discard(domain)
         self._guest_ends.forget(domain)
         self._drop(domain)
+
+    def expect_event(self, domain: uuid.UUID) -> None:
+        """For a domain that is about to start, or is found running: libvirt will report its end to us."""
+        with self._lock:
+            self._awaited.add(domain)
 
     def keep(self, there: Collection[uuid.UUID]) -> None:
         """Forgets all other domains, which are gone."""
@@ -226,6 +242,7 @@ class QemuExitWatcher:
                 by_host = followed.by is OffReason.DESTROYED
             if by_host:
                 self._ended_from_outside.add(domain)
+            self._awaited.discard(domain)
             self._news.notify_all()
 
     def stopped(self, domain: uuid.UUID) -> None:
@@ -234,8 +251,10 @@ class QemuExitWatcher:
 
     def forget_exits(self) -> None:
         """Events may have been lost, so libvirt must be asked."""
-        with self._lock:
+        with self._news:
             self._over.clear()
+            self._awaited.clear()
+            self._news.notify_all()
 
     def close(self) -> None:
         """A second call does nothing."""
@@ -257,8 +276,10 @@ class QemuExitWatcher:
         return [followed for followed in self._descriptors.values() if followed.domain == domain]
 
     def _drop(self, domain: uuid.UUID) -> None:
-        with self._lock:
+        with self._news:
             self._over.pop(domain, None)
+            self._awaited.discard(domain)
+            self._news.notify_all()
             for descriptor, followed in list(self._descriptors.items()):
                 if followed.domain == domain:
                     followed.is_reported = True

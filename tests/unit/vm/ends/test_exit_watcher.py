@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog.testing
 from fakes.scarcity import EPOLL, THREAD, Scarcity
 from leaks import OpenedSince
 
@@ -131,6 +132,34 @@ def test_libvirts_off_reason_is_corrected_until_the_vm_is_started_again(ends: Qe
     assert [ends.corrected(VM, other) for other in (crashed, running)] == [crashed, running]
     ends.forget(VM)
     assert ends.corrected(VM, shutdown) == shutdown
+
+
+def test_a_shutdown_in_libvirts_state_waits_for_the_event_that_names_its_cause(ends: QemuExitWatcher) -> None:
+    """libvirt's state changes before its events are delivered."""
+    shutdown, answers = PowerState(Power.OFF, OffReason.SHUTDOWN), []
+    ends.forget(VM)
+    ends.expect_event(VM)
+    asking = threading.Thread(target=lambda: answers.append(ends.corrected(VM, shutdown)))
+    asking.start()
+    assert not answers
+    ends.shutting_down(VM, by_host=True)
+    asking.join(WAIT_LIMIT)
+    assert answers == [PowerState(Power.OFF, OffReason.DESTROYED)]
+
+
+@pytest.mark.parametrize("news", ["it has stopped", "events were lost", "it is removed"])
+def test_no_event_is_awaited_after(ends: QemuExitWatcher, news: str) -> None:
+    shutdown = PowerState(Power.OFF, OffReason.SHUTDOWN)
+    ends.expect_event(VM)
+    if news == "it has stopped":
+        ends.stopped(VM)
+    elif news == "events were lost":
+        ends.forget_exits()
+    else:
+        ends.forget(VM)
+    with structlog.testing.capture_logs() as logs:
+        assert ends.corrected(VM, shutdown) == shutdown
+    assert not logs, "it has not waited in vain"
 
 
 def test_a_vm_that_we_destroy_counts_as_destroyed_even_if_an_event_came(node: Node, ends: QemuExitWatcher) -> None:
