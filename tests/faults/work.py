@@ -199,8 +199,8 @@ def working(node: MortalNode, *prepare: Callable[[Work], None]) -> Iterator[Work
             for pod in cri.pods():
                 if node.bystander is None or pod.id != node.bystander.pod:
                     cri.remove_pod(pod.id)
-        if work.is_lasting:
-            work.remove_vm()
+            if work.is_lasting:  # also after a failure: the next test counts saved states
+                work.remove_vm()
         forget_image(cri, work.image)
         try:
             wait_until(lambda: node.left() <= before, 15, "nothing is left")
