@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from virtshim.annotations.hardware import ANNOTATIONS
-from virtshim.annotations.options import VmOptions
 from virtshim.annotations.parse import _READERS, parse_vm_options
 from virtshim.cri.error_codes import GRPC_CODES
 from virtshim.cri.images import ImageServicer
@@ -41,6 +40,7 @@ EXAMPLES = {
     "virtshim.io/root-disk": "pod",
     "virtshim.io/vm": "by-pod-name",
     "virtshim.io/on-stop": "shutdown",
+    "virtshim.io/state-volume": "/state",
     "virtshim.io/root-disk-on-image-change": "replace",
     "virtshim.io/kubelet-volumes": "shared",
     "virtshim.io/disks": "scratch: {size: 10Gi, mountPath: /var/scratch}",
@@ -61,6 +61,9 @@ EXAMPLES = {
     "virtshim.io/ignition": '{"ignition": {"version": "3.3.0"}}',
     "virtshim.io/ignition-source": "secret/first-boot",
 }
+
+# What an annotation needs beside it.
+BESIDE = {"virtshim.io/state-volume": {"virtshim.io/vm": "by-pod-name", "virtshim.io/on-stop": "save"}}
 
 
 def pages() -> dict[str, str]:
@@ -96,8 +99,9 @@ def _annotation(name: str) -> str:
         answers = [_answer(name, value) for value in ("secret/x", "true", "plain", "key")]
         refusal = next((answer for answer in answers if "not supported" in answer), "")
         return f"| `{name}` | - | {'refused' if refusal else '-'} | {_cell(refusal or wrong)} |"
-    options = dataclasses.asdict(parse_vm_options({name: example}))
-    default = dataclasses.asdict(VmOptions())
+    beside = BESIDE.get(name, {})
+    options = dataclasses.asdict(parse_vm_options({**beside, name: example}))
+    default = dataclasses.asdict(parse_vm_options(beside))
     sets = ", ".join(f"`{field}` = `{_short(value)}`, else `{_short(default[field])}`"
                      for field, value in options.items() if value != default[field])  # fmt: skip
     shown = example if len(example) < 60 else f"{example[:40]}..."

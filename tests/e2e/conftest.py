@@ -12,7 +12,7 @@ import pytest
 from guest import answers
 from imageserver import Registry, push_container_disk, registry, serve_directory
 from leaks import Snapshot
-from node import Node, free_cidr
+from node import Node, free_cidr, state_key
 from podclient import PodClient, wait_until
 from running_vm import RunningVm, Vm
 
@@ -38,6 +38,7 @@ def node(node_root: str) -> Iterator[Node]:
     )
     config += "[cri]\npod_commands = 60\n"  # one test runs more at once than a pod should
     config += "[vm]\nagent_timeout = 900\n"  # a real distribution boots for minutes under emulation
+    config += state_key(node_root)
     if other := os.environ.get("VIRTSHIM_TEST_VIRTIOFSD"):
         config += f'[shares]\nvirtiofsd = "{other}"\n'
     node = Node(f"{node_root}/n", pod_cidr=free_cidr(), config=config)

@@ -18,6 +18,15 @@ def free_cidr() -> str:
     return next(f"10.{n}.0.0/16" for n in range(88, 128) if f"10.{n}." not in routes)
 
 
+def state_key(directory: str) -> str:
+    """Settings with the key of the cluster: nodes with these settings continue each other's VMs."""
+    file = Path(directory) / "state.key"
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_bytes(os.urandom(32))
+    return f'[saved]\nkey_file = "{file}"\n'
+
+
 VIRTSHIM = [sys.executable, "-m", "virtshim"]
 
 

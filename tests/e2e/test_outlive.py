@@ -15,8 +15,8 @@ from fakes.background import Background
 from fakes.cri import refused
 from guest import BOOT, READY, answers, ping
 from imageserver import serve_directory
-from node import VIRTSHIM
-from podclient import container_config, log_lines, pod_config, wait_for_log, wait_until
+from node import VIRTSHIM, Node, free_cidr, state_key
+from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
 from test_uefi import RESETS
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -152,6 +152,61 @@ def test_a_restored_guest_gets_another_address_if_its_own_is_taken(cri, node, im
     wait_until(lambda: ping(address), 120, "the restored guest has the new pod's address")
     pods.end()
     lease.unlink()
+
+
+STATE = {**VM, "virtshim.io/state-volume": "/state"}
+
+
+@pytest.fixture
+def other_node(node, node_root):
+    """A second node of the same cluster on this machine; yields it with a client of it."""
+    config = f'[tapmanager]\ncni_bin_dir = ["{node_root}/cni-bin", "/opt/cni/bin", "/usr/lib/cni"]\n'
+    config += f'[metrics]\naddress = "unix:{node_root}/m/run/metrics.sock"\nproxy_address = ""\n'
+    config += "[libvirt]\nfirst_vm_uid = 1900000000\n[vm]\nagent_timeout = 900\n" + state_key(node_root)
+    other = Node(f"{node_root}/m", pod_cidr=free_cidr(), config=config)
+    try:
+        other.up()
+        with PodClient(other.socket) as cri:
+            yield other, cri
+    finally:
+        other.down()
+
+
+def test_a_vm_continues_on_another_node_with_a_state_volume(cri, node, image_url, other_node, tmp_path):
+    other, there = other_node
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    options = {"command": ("/bin/sh", "-c", COUNTER), "volumes": {"/state": volume}}
+    here = Pods(cri, node, f"{image_url}/guest.qcow2", "moving", **options)
+    here.next(STATE)
+    here.start()
+    wait_for_log(here.log, "count-3", BOOT)
+    boot = here.run("cat", "/proc/sys/kernel/random/boot_id")
+    here.run("sh", "-c", "echo in-memory-only > /tmp/note")
+    assert "/state" not in here.run("cat", "/proc/mounts")
+    assert "The state is on its state volume" in here.saved().message
+    reached = int(log_lines(here.log)[-1].removeprefix("count-"))
+    here.remove()
+
+    away = Pods(there, other, f"{image_url}/guest.qcow2", "moving", **options)
+    away.next(STATE)
+    away.start()
+    wait_for_log(away.log, f"count-{reached + 3}", 60)
+    first = next(int(line.removeprefix("count-")) for line in log_lines(away.log) if line.startswith("count-"))
+    assert reached - 1 <= first <= reached + 2
+    assert away.run("cat", "/proc/sys/kernel/random/boot_id") == boot
+    assert away.run("cat", "/tmp/note") == "in-memory-only\n"
+    wait_until(lambda: ping(there.pod_status(away.pod).network.ip), 60, "the guest has the other node's address")
+    away.run("sh", "-c", "echo on-the-other-node > /tmp/note")
+    away.saved()
+    away.remove()
+
+    here.next(STATE)
+    here.start()
+    assert here.run("cat", "/tmp/note") == "on-the-other-node\n"
+    here.end()
+    away.config.annotations["virtshim.io/vm"] = here.config.annotations["virtshim.io/vm"]
+    away.end()
 
 
 def test_a_restart_in_the_same_sandbox_boots(cri, node, image_url):

@@ -122,6 +122,7 @@ CONTAINER = Container(
         beside_pod=True,
         vm="database",
         save_on_stop=True,
+        state_volume="/pods/1/state",
         image_ref="registry/x@sha256:1",
         domain_uuid="12345678-9abc-4def-8123-456789abcdef",
         created_at=5,

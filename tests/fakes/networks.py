@@ -46,6 +46,8 @@ class FakePodNetworks:
         self.why_not = ""
         self.gone = False
         self.plugin_error = ""
+        # Whether the plugins choose the MACs, whatever is asked for.
+        self.own_macs = False
         self.ran: list[PluginRuns] = []
         self.counted: dict[SandboxId, Sequence[InterfaceUsage]] = {}
 
@@ -72,7 +74,11 @@ class FakePodNetworks:
             netns=f"/run/netns/vs-{request.sandbox.short}",
             interfaces=(
                 Interface(
-                    "eth0", request.macs.get("eth0", mac), 1500, (f"{address}/16",), (Route("0.0.0.0/0", "10.88.0.1"),)
+                    "eth0",
+                    mac if self.own_macs else request.macs.get("eth0", mac),
+                    1500,
+                    (f"{address}/16",),
+                    (Route("0.0.0.0/0", "10.88.0.1"),),
                 ),
             ),
             ips=(address, f"fd00::{5 + number:x}"),

@@ -149,7 +149,13 @@ class _SavedVmFiles(SavedVmFiles):
 
     def fingerprints(self, container: Container) -> Mapping[str, Fingerprint]:
         paths = ["", *(block.container_path for block in container.granted.blocks)]
-        return {path: Fingerprint(1 << 30, "", self._written.get(path, 0), "") for path in paths}
+        return {path: self._fingerprint(path) for path in paths}
+
+    def root_fingerprint(self, disk: str) -> Fingerprint:
+        return self._fingerprint("")
+
+    def _fingerprint(self, path: str) -> Fingerprint:
+        return Fingerprint(1 << 30, "", self._written.get(path, 0), "")
 
 
 class World:

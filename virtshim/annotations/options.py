@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.hardware import HardwareOptions
@@ -15,6 +15,8 @@ from virtshim.seed.sources import DataSource, Encoding
 from virtshim.volumes.empty_disks import EmptyDisk
 
 # `annotations.parse` makes a VmOptions.
+
+STATE_VOLUME_ANNOTATION: Final = "virtshim.io/state-volume"
 
 # Of a VM, including those that are plugged in later: 60 commands at once, 40 with input.
 MAX_EXEC_PORTS = 120
@@ -47,6 +49,8 @@ class VmOptions:
     vm: str = ""
     # Whether a stop saves the guest's memory for the VM's next pod.
     save_on_stop: bool = False
+    # The mount path of the volume that a saved VM is copied to, which the guest does not see. "" for none.
+    state_volume: str = ""
     # Whether a root disk on a volume is replaced if the image is another one.
     replace_root_disk: bool = False
 

@@ -20,6 +20,7 @@ from virtshim.annotations.hardware import ANNOTATIONS
 from virtshim.annotations.options import (
     MAX_EXEC_PORTS,
     MAX_NIC_QUEUES,
+    STATE_VOLUME_ANNOTATION,
     Reader,
     VmOptions,
     flag,
@@ -263,6 +264,10 @@ def _on_stop(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, save_on_stop=text == "save")
 
 
+def _state_volume(options: VmOptions, text: str) -> VmOptions:
+    return dataclasses.replace(options, state_volume=sysprep_parse(text))
+
+
 def _without_vm(options: VmOptions, annotations: Mapping[str, str]) -> Iterator[str]:
     """Faults of annotations that only a VM with a name of its own can have, and of those that it cannot have."""
     disk = annotations.get(_ROOT_DISK, "")
@@ -275,6 +280,13 @@ def _without_vm(options: VmOptions, annotations: Mapping[str, str]) -> Iterator[
         yield f"annotation {_ROOT_DISK}: vm needs {VM_ANNOTATION}, which names the VM; write that, or pod"
     if not options.vm and options.save_on_stop:
         yield f"annotation {ON_STOP_ANNOTATION}: save needs {VM_ANNOTATION}, which names the VM; write that, or remove this"
+    if options.state_volume and not options.save_on_stop:
+        yield f"annotation {STATE_VOLUME_ANNOTATION}: it needs {ON_STOP_ANNOTATION}: save; write that, or remove this"
+    if options.state_volume and options.hardware.tpm:
+        yield (
+            f"annotation {STATE_VOLUME_ANNOTATION}: the state of a TPM cannot be copied to a volume; remove the TPM "
+            "(virtshim.io/tpm), or this"
+        )
 
 
 def _on_image_change(options: VmOptions, text: str) -> VmOptions:
@@ -364,6 +376,7 @@ _READERS: Final[Mapping[str, Reader]] = {
     _ROOT_DISK: _root_disk,
     VM_ANNOTATION: _vm,
     ON_STOP_ANNOTATION: _on_stop,
+    STATE_VOLUME_ANNOTATION: _state_volume,
     ON_CHANGE: _on_image_change,
     SHARED_ANNOTATION: _kubelet_volumes,
     empty_disks.ANNOTATION: _empty_disks,

@@ -18,6 +18,7 @@ from virtshim.app.parts import (
     recovery,
     repair_runner,
     starts,
+    state_volumes,
     usage,
 )
 from virtshim.app.reload import LiveSettings
@@ -256,6 +257,7 @@ def _vm_images(vms: SavedVms) -> frozenset[ImageDigest]:
 def _states(
     settings: Settings, live: LiveSettings, a: Adapters, exits: ExitRecorder, freezer: GuestFreezer
 ) -> VmStates:
+    volumes = state_volumes(settings, live, a)
     saving = SaveVm(
         records=a.records,
         vms=a.files.vms,
@@ -267,6 +269,8 @@ def _states(
         clock=a.clock,
         locks=exits.locks,
         limits=live.saved,
+        state_volumes=volumes,
+        layout=settings.layout(),
     )
     restoring = RestoreVm(
         records=a.records,
@@ -279,6 +283,7 @@ def _states(
         clock=a.clock,
         locks=exits.locks,
         layout=settings.layout(),
+        state_volumes=volumes,
     )
     return VmStates(saving, restoring, RenewVm(saving, restoring, live.sizes))
 
@@ -479,6 +484,7 @@ def _run_sandbox(
         timeout=settings.cri.stop_timeout,
         start_ups=start_ups,
         vms=a.files.vms,
+        state_volumes=state_volumes(settings, live, a),
     )
 
 

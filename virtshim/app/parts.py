@@ -37,6 +37,8 @@ from virtshim.metrics.usage import Usage
 from virtshim.model.container import Container
 from virtshim.model.ids import ContainerId
 from virtshim.moves.keeping import LastingVms
+from virtshim.moves.ports import StateVolumes
+from virtshim.moves.state_volume import StateVolumeFiles
 from virtshim.pods.events import EventBroadcaster, RecordChanges
 from virtshim.pods.inspection import Inspection
 from virtshim.recovery.image_gc import ImageGc
@@ -94,7 +96,7 @@ def create_container(
         clock=a.clock,
         locks=locks,
         inflight=Inflight[ContainerId](),
-        admission=_admission(live, a, images, exits),
+        admission=_admission(settings, live, a, images, exits),
         new_records=ContainerRecords(
             records=a.records,
             hypervisor=a.vm.hypervisor,
@@ -107,6 +109,7 @@ def create_container(
                 a.records, settings.libvirt.first_vm_uid, settings.libvirt.vm_uids, partial(_uids_in_use, settings)
             ),
             vms=a.files.vms,
+            state_volumes=state_volumes(settings, live, a),
             locks=exits.locks,
             run_commands=live.run_commands,
         ),
@@ -115,7 +118,13 @@ def create_container(
     )
 
 
-def _admission(live: LiveSettings, a: Adapters, images: ImageService, exits: ExitRecorder) -> Admission:
+def state_volumes(settings: Settings, live: LiveSettings, a: Adapters) -> StateVolumes:
+    return StateVolumeFiles(a.records.node_id, settings.layout(), a.files.vms, a.clock, live.saved)
+
+
+def _admission(
+    settings: Settings, live: LiveSettings, a: Adapters, images: ImageService, exits: ExitRecorder
+) -> Admission:
     return Admission(
         records=a.records,
         claims=exits.parts.devices.claims,
@@ -125,6 +134,7 @@ def _admission(live: LiveSettings, a: Adapters, images: ImageService, exits: Exi
         volume_disks=VolumeDisks(a.volumes.disks),
         cluster=a.network.cluster,
         image_volumes=ImageVolumes(images, a.files.images),
+        state_volumes=state_volumes(settings, live, a),
     )
 
 

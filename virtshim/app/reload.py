@@ -89,7 +89,7 @@ def _watermarks(settings: Settings) -> Watermarks:
 
 
 def _saved(settings: Settings) -> SavedLimits:
-    return SavedLimits(settings.saved.keep, settings.saved.max_bytes)
+    return SavedLimits(settings.saved.keep, settings.saved.max_bytes, settings.saved.key_file)
 
 
 def _commands(settings: Settings) -> Places:

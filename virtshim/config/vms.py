@@ -259,3 +259,12 @@ class Saved(Section):
         reload=True,
         why="a saved state takes at most the guest's memory, and the file system is checked before each",
     )
+    key_file: str = setting(
+        "",
+        "file with the key that seals states on volumes (virtshim.io/state-volume): 32 bytes or more of random data, the same on "
+        "all nodes, mode 0600; empty: pods with such a volume are refused",
+        allowed="absolute path, or empty",
+        reload=True,
+        pattern="^(/|$)",
+        why="tenants may write to the volume, so a node only continues a state that a node of its cluster has sealed",
+    )

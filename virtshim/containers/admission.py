@@ -27,6 +27,7 @@ from virtshim.model.sandbox import Sandbox
 from virtshim.model.sizing import NodeLimits, memory_for, refuse_little_overhead, size_for
 from virtshim.model.text import check_path, escaped
 from virtshim.model.vm import VmSize
+from virtshim.moves.ports import StateVolumes
 from virtshim.moves.values import refuse_unsavable
 from virtshim.pods.lookup import existing_sandbox
 from virtshim.store.ports import Records
@@ -35,7 +36,7 @@ from virtshim.volumes.copies import CopiedVolume
 from virtshim.volumes.empty_disks import EmptyDisk, refuse_clashes, together
 from virtshim.volumes.image_volumes import ImageVolumes
 from virtshim.volumes.memory_volumes import MemoryVolume
-from virtshim.volumes.pod_mounts import says_hosts
+from virtshim.volumes.pod_mounts import says_hosts, without_state_volume
 from virtshim.volumes.pod_volumes import PodVolumes
 from virtshim.volumes.root_volume import refuse_unfit
 from virtshim.volumes.shares import Placed, SharedVolume
@@ -115,6 +116,8 @@ class Admitted:
     copies: tuple[CopiedVolume, ...] = ()
     empty_disks: tuple[EmptyDisk, ...] = ()
     memory_volumes: tuple[MemoryVolume, ...] = ()
+    # The path on the node of the volume for the state of a VM that outlives its pods, "" for none.
+    state_volume: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,7 @@ class Admission:
     volume_disks: VolumeDisks
     cluster: ClusterObjects
     image_volumes: ImageVolumes
+    state_volumes: StateVolumes
 
     def ready_sandbox(self, sandbox_id: SandboxId) -> Sandbox:
         sandbox = existing_sandbox(self.records, sandbox_id)
@@ -146,19 +150,20 @@ class Admission:
         options = with_data(options, namespace, lambda source: self.cluster.read(source, namespace))
         granted = self.claims.resolve(sandbox, name, config)
         share, images = options.share_kubelet_volumes, options.disk_images
+        state_volume, shown = without_state_volume(config, sandbox.key.uid, options.state_volume)
         own_hosts = says_hosts(options)
-        memory = self.volumes.in_memory(config, sandbox.key.uid, options.memory_volumes, self._memory(config))
+        memory = self.volumes.in_memory(shown, sandbox.key.uid, options.memory_volumes, self._memory(config))
         volumes, copies = self.volumes.admit(
-            config,
+            shown,
             sandbox.key.uid,
             share=share,
             images=images,
             own_hosts=own_hosts,
             sysprep=options.sysprep,
-            image_volumes=self.image_volumes.shared_volumes(config),
+            image_volumes=self.image_volumes.shared_volumes(shown),
             memory=memory,
         )
-        granted = self._with_disk_images(granted, volumes, self.volume_disks.images(config, sandbox.key.uid, images))
+        granted = self._with_disk_images(granted, volumes, self.volume_disks.images(shown, sandbox.key.uid, images))
         if granted.root_volume is None:  # a root volume may hold a guest that was set up earlier
             _refuse_forgotten_answers(sandbox, name, config, own, there)
         refuse_unfit(granted, keep_root_disk=options.keep_root_disk)
@@ -181,12 +186,16 @@ class Admission:
         mounted: list[Placed] = [*volumes, *copies, *memory]
         places = [volume.guest for volume in mounted]
         places += [volume.container_path for volume in granted.data_volumes]
-        empty_disks = together([*options.empty_disks, *self.volume_disks.empty(config, sandbox.key.uid)])
+        empty_disks = together([*options.empty_disks, *self.volume_disks.empty(shown, sandbox.key.uid)])
         self._refuse_too_large(options, empty_disks)
         refuse_clashes(empty_disks, places, guest_view_serials(granted.data_volumes))
         if options.save_on_stop:
             refuse_unsavable(granted, volumes, empty_disks)
-        return Admitted(sandbox, name, config, options, granted, size, log_file, volumes, copies, empty_disks, memory)
+        if state_volume:
+            self.state_volumes.check()
+        return Admitted(
+            sandbox, name, config, options, granted, size, log_file, volumes, copies, empty_disks, memory, state_volume
+        )
 
     def _memory(self, config: ContainerConfig) -> int:
         return memory_for(config.resources, self.sizes.now)

@@ -23,8 +23,8 @@ from virtshim.model.errors import Aborted, AlreadyExists, ResourceExhausted
 from virtshim.model.ids import ContainerId
 from virtshim.model.image import Image, ImageConfig
 from virtshim.model.sandbox import Sandbox, disk_name, owner_of, vm_disk_name, vm_name, vm_uuid
-from virtshim.moves.ports import SavedVms
-from virtshim.moves.values import VmRecord, with_nics
+from virtshim.moves.ports import SavedVms, StateVolumes
+from virtshim.moves.values import VmRecord, with_nics, without_foreign_macs
 from virtshim.store.ports import Records
 from virtshim.system.clock import Stamps
 from virtshim.system.live import Live
@@ -85,6 +85,7 @@ class ContainerRecords:
     stamps: Stamps
     uids: VmUids
     vms: SavedVms
+    state_volumes: StateVolumes
     locks: PodLocks
     # Whether commands run in the guest if the pod's annotations do not say.
     run_commands: Live[bool]
@@ -93,6 +94,7 @@ class ContainerRecords:
         # Before the locks are taken, because other pods and pulls would wait.
         ended = self._end_earlier(admitted)
         without_devices = self.claims.end_earlier(admitted.granted, admitted.sandbox)
+        self._bring_state(admitted)
         with self.images.pinned(admitted.config.image, admitted.volumes) as image, self.uids.free() as uid:
             container = self._new(admitted, image, uid)
             with self._vm_held(container):
@@ -101,6 +103,16 @@ class ContainerRecords:
                 self.claims.add(container, without_devices)
                 sandbox = self._note_pod_disk(admitted.sandbox, container)
         return Draft(container, sandbox, image, admitted.options)
+
+    def _bring_state(self, admitted: Admitted) -> None:
+        """Copies the VM's files from its state volume, if another node ran it last."""
+        if not admitted.state_volume:
+            return
+        disk, key = _vm_disk(admitted), admitted.sandbox.key
+        with self.locks.held_for_all(owner_of(disk)):
+            self._with_uuid_of(admitted)  # refuses a VM that runs
+            vm = f"{key.namespace}/{vm_name(admitted.options.vm, key)}/{admitted.name.name}"
+            self.state_volumes.bring(admitted.state_volume, disk, vm)
 
     def _vm_held(self, container: Container) -> contextlib.AbstractContextManager[None]:
         """Nobody removes the VM meanwhile."""
@@ -148,6 +160,7 @@ class ContainerRecords:
             memory_volumes=admitted.memory_volumes,
             vm=vm_name(options.vm, sandbox.key),
             save_on_stop=options.save_on_stop,
+            state_volume=admitted.state_volume,
         )
         return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 
@@ -226,6 +239,8 @@ class ContainerRecords:
         )
         if self.disks.pod_disk(vm.disk) is None:  # it is about to be made: saved memory knows another one
             vm = dataclasses.replace(vm, image=container.image, saved=None)
+        if container.spec.state_volume:
+            vm = without_foreign_macs(vm, sandbox)
         vm = with_nics(vm, sandbox)
         if vm != known:
             self.vms.put(vm)

@@ -24,6 +24,7 @@ run_dir/                         gone after a reboot
 from __future__ import annotations
 
 import hashlib
+import os.path
 from dataclasses import dataclass
 
 from virtshim.model.container import Container
@@ -176,6 +177,12 @@ def kernel_of(layout: Layout, container: Container, path: str) -> str:
     if container.spec.pod_disk:
         return f"{layout.kept(container.spec.pod_disk)}.{name}"
     return f"{layout.container_dir(container.id)}/{name}"
+
+
+def directories_of(layout: Layout, container: ContainerId, disk: str) -> tuple[str, ...]:
+    """Where the definition of a VM that outlives its pods has files of its container, and of itself."""
+    own = layout.container_dir(container), layout.socket_dir(container), os.path.dirname(vnc_socket(layout, container))
+    return (*own, os.path.dirname(layout.kept(disk)))
 
 
 def root_disk_of(layout: Layout, container: Container) -> str:

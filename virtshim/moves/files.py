@@ -18,13 +18,12 @@ from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhaust
 from virtshim.model.layout import VM_RECORD, Layout, root_disk_of
 from virtshim.model.sandbox import VMS
 from virtshim.moves.fingerprints import Fingerprint, fingerprint
-from virtshim.moves.values import VmRecord
+from virtshim.moves.values import MEMORY_FILE, VmRecord
 from virtshim.system.files import free_bytes, remove_tree, replace_bytes, space_taken, sync
 from virtshim.system.rate_limits import TroubleLog
 
 log = structlog.get_logger(__name__)
 
-_MEMORY: Final = "memory.save"
 _HALF: Final = "memory.half"
 _DISK = re.compile(r"vms/[0-9a-f]{64}/root")
 # Bytes. A record has one or two KiB.
@@ -85,7 +84,7 @@ class SavedVmFiles:
             sync(path)
 
     def finish(self, disk: str) -> int:
-        half, final = self._path(disk, _HALF), self._path(disk, _MEMORY)
+        half, final = self._path(disk, _HALF), self._path(disk, MEMORY_FILE)
         with self._errors(f"{final} cannot be written"):
             sync(half)
             size = half.stat().st_size
@@ -98,11 +97,14 @@ class SavedVmFiles:
         volumes = container.granted.blocks
         return {"": root} | {one.container_path: fingerprint(one.host_path, is_file=one.is_file) for one in volumes}
 
+    def root_fingerprint(self, disk: str) -> Fingerprint:
+        return fingerprint(self._layout.pod_disk(disk), is_file=True)
+
     def memory(self, disk: str) -> str:
-        return str(self._path(disk, _MEMORY))
+        return str(self._path(disk, MEMORY_FILE))
 
     def discard(self, disk: str) -> None:
-        for name in (_HALF, _MEMORY):
+        for name in (_HALF, MEMORY_FILE):
             path = self._path(disk, name)
             with self._errors(f"{path} cannot be removed"):
                 path.unlink(missing_ok=True)

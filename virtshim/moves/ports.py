@@ -36,6 +36,9 @@ class SavedVms(Protocol):
         """Of the disks of the container's VM, which does not run: by their paths in the pod, "" for the root disk. Raises
         Unavailable."""
 
+    def root_fingerprint(self, disk: str) -> Fingerprint:
+        """Of the root disk alone. Raises Unavailable."""
+
     def memory(self, disk: str) -> str:
         """The path of the saved memory."""
 
@@ -50,3 +53,28 @@ class SavedVms(Protocol):
 
     def free_bytes(self) -> int:
         """The room for memory."""
+
+
+class StateVolumes(Protocol):
+    """Volumes of pods that VMs are copied to when they are saved. `volume`: its path on the node. `disk`: the name of the VM's
+    root disk. Errors: WrongState (the volume has something that must not be used), Unavailable (it cannot be read or written),
+    ResourceExhausted (it is full, or this node's disk is)."""
+
+    def check(self) -> None:
+        """Raises WrongState if this node has no key."""
+
+    def macs(self, namespace: str, vm: str) -> Mapping[str, str]:
+        """The MACs that a VM's NICs have on every node of the cluster, by the name of the interface in the pod: a saved guest
+        keeps them. Empty if this node has no key."""
+
+    def bring(self, volume: str, disk: str, vm: str) -> None:
+        """Copies the VM's files from the volume, if those of this node are older. `vm`: as `VmRecord.readable`. The caller holds
+        the VM's lock, and the VM is off. Repeatable after a crash at any step."""
+
+    def start(self, volume: str, disk: str) -> VmRecord:
+        """Counts a start of the VM, before its guest runs. The caller holds the VM's lock. Returns the VM's record. Raises
+        Aborted if another node has started the VM since `bring`."""
+
+    def publish(self, volume: str, disk: str, seconds: float) -> None:
+        """Copies the files of a saved VM, which stands still, to the volume. Repeatable. Raises Aborted if the volume is not the
+        one that the VM was started with, and DeadlineExceeded."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os.path
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,11 +28,10 @@ from virtshim.model.errors import (
     Unavailable,
     WrongState,
 )
-from virtshim.model.ids import ContainerId
-from virtshim.model.layout import Layout, vnc_socket
+from virtshim.model.layout import Layout, directories_of
 from virtshim.model.sandbox import owner_of
 from virtshim.moves.fingerprints import difference
-from virtshim.moves.ports import SavedVms
+from virtshim.moves.ports import SavedVms, StateVolumes
 from virtshim.moves.values import SavedState, VmRecord, has_new_addresses, restorable
 from virtshim.store.ports import RecordCopies, StateRecords
 from virtshim.system.clock import Clock
@@ -58,11 +56,12 @@ class RestoreVm:
     clock: Clock
     locks: PodLocks
     layout: Layout
+    state_volumes: StateVolumes
 
     def start(self, container: Container) -> Container:
         """Starts the container's VM. If the VM has a saved state that this container may continue from, the VM is restored and
         stays paused; otherwise it boots. Returns the container as RUNNING. The caller records it, then calls `go_on`."""
-        vm = self.vms.get(container.spec.pod_disk) if container.spec.vm else None
+        vm = self._counted(container)
         state = restorable(vm, container)
         if vm is None or state is None:
             self._lose(vm, container)  # the guest is about to change the disk that the state belongs to
@@ -72,6 +71,14 @@ class RestoreVm:
         restored = continuing(container.running(self.clock.now_ns()), state)
         self.keep_copy(restored)
         return restored
+
+    def _counted(self, container: Container) -> VmRecord | None:
+        """The record of the container's VM. On a state volume, the start is counted first."""
+        spec = container.spec
+        if not spec.state_volume:
+            return self.vms.get(spec.pod_disk) if spec.vm else None
+        with self.locks.held_for_all(owner_of(spec.pod_disk)):
+            return self.state_volumes.start(spec.state_volume, spec.pod_disk)
 
     def load(self, container: Container, vm: VmRecord, state: SavedState) -> None:
         """Restores the VM, which stays paused, and records that the state is used up."""
@@ -147,6 +154,9 @@ class RestoreVm:
             self._note(
                 container, f"virtshim: the guest boots: its saved memory was discarded at {at}, after saved.keep"
             )
+        elif vm is not None and vm.lost:
+            log.warning("vm.state.lost", container=container.id.short, vm=container.spec.vm, why=vm.lost)
+            self._note(container, f"virtshim: the guest boots: {vm.lost}")
         self._drop(vm)
 
     def _note(self, container: Container, text: str) -> None:
@@ -158,8 +168,8 @@ class RestoreVm:
             return
         with self.locks.held_for_all(owner_of(vm.disk)):
             now = self.vms.get(vm.disk)
-            if now is not None and (now.saved is not None or now.lapsed_at):
-                self.vms.put(now.lapsed(0))
+            if now is not None and now != now.booted():
+                self.vms.put(now.booted())
             self.vms.discard(vm.disk)
 
     def _change(self, disk: str, before: SavedState, now: SavedState) -> None:
@@ -180,11 +190,8 @@ class RestoreVm:
             log.warning("vm.copy.not_kept", container=container.id.short, error=str(exc))
 
     def _moved(self, state: SavedState, container: Container) -> Mapping[str, str]:
-        def of(one: ContainerId) -> tuple[str, ...]:
-            layout = self.layout
-            return layout.container_dir(one), layout.socket_dir(one), os.path.dirname(vnc_socket(layout, one))
-
-        return dict(zip(of(state.container), of(container.id), strict=True))
+        before = state.directories or directories_of(self.layout, state.container, container.spec.pod_disk)
+        return dict(zip(before, directories_of(self.layout, container.id, container.spec.pod_disk), strict=False))
 
 
 def continuing(container: Container, state: SavedState) -> Container:

@@ -22,10 +22,11 @@ from virtshim.logs.ports import EntrypointLogs
 from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.model.errors import Aborted, InternalError, ResourceExhausted, ShimError
 from virtshim.model.ids import ContainerId
+from virtshim.model.layout import Layout, directories_of
 from virtshim.model.sandbox import owner_of
 from virtshim.model.vm import Power
 from virtshim.moves.fingerprints import Fingerprint
-from virtshim.moves.ports import SavedVms
+from virtshim.moves.ports import SavedVms, StateVolumes
 from virtshim.moves.values import SavedLimits, SavedState, VmRecord
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
@@ -40,6 +41,8 @@ log = structlog.get_logger(__name__)
 _SYNC: Final = 2.0
 # Bytes that stay free on the file system, beside the memory.
 _MARGIN: Final = 64 << 20
+# Seconds for copying the state to its volume, if the grace period leaves fewer. kubelet waits longer than the grace period.
+_COPYING: Final = 60.0
 # The exit code of a command that SIGTERM ended. A Job must not count a saved container as completed.
 SAVED_CODE: Final = 143
 
@@ -56,6 +59,8 @@ class SaveVm:
     clock: Clock
     locks: PodLocks
     limits: Live[SavedLimits]
+    state_volumes: StateVolumes
+    layout: Layout
     # The bytes that each save under way may still write.
     _under_way: dict[ContainerId, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -70,11 +75,12 @@ class SaveVm:
     ) -> None:
         """Returns when the state is on disk and the VM has ended. `timeout` is for the writing, which `hurry` ends at once.
         After any error the guest runs on, unless its state counts already: then a repeated call ends it."""
+        until = self.clock.monotonic() + timeout
         with self.alone(container.id) as is_alone:
             if not is_alone:
                 raise Aborted(f"container {container.id} is being saved already; wait for it")
             state = self.state_of(container, timeout, by_operator=by_operator, hurry=hurry)
-            self.end(container, state)
+            self.end(container, state, until - self.clock.monotonic())
 
     def state_of(
         self,
@@ -130,6 +136,10 @@ class SaveVm:
         is_used_up = taker is not None and taker.phase in (ContainerPhase.RUNNING, ContainerPhase.EXITED)
         is_used = any(one.phase is not ContainerPhase.EXITED for one in users)
         if is_used_up or (not is_used and self.clock.now_ns() > self.limits.now.lapses_at(vm.saved)):
+            if vm.published and not is_used_up:
+                self.vms.forget(disk)  # its volume has all of it
+                log.info("vm.forgotten", vm=vm.readable)
+                return
             self.vms.put(vm.with_state(None) if is_used_up else vm.lapsed(self.clock.now_ns()))
             self.vms.discard(disk)
             log.info("vm.state.discarded", vm=vm.readable, saved_at=vm.saved.saved_at, used_up=is_used_up)
@@ -242,6 +252,7 @@ class SaveVm:
             renewing=renewing,
             disks=disks,
             addresses=vm.addresses,
+            directories=directories_of(self.layout, container.id, disk),
         )
         try:
             self.vms.put(vm.with_state(state))
@@ -253,12 +264,22 @@ class SaveVm:
             self.records.containers.replace(now.with_ending(saved_exit(state)))
         return state
 
-    def end(self, container: Container, state: SavedState) -> None:
-        """Ends the VM whose state counts."""
-        self.exits.begin_end(container.id, saved_exit(state))
+    def end(self, container: Container, state: SavedState, seconds: float = 0.0) -> None:
+        """Ends the VM whose state counts. `seconds`: for copying it to its state volume, a minute at least."""
+        where = self._published(container, max(_COPYING, seconds)) if container.spec.state_volume else ""
+        self.exits.begin_end(container.id, saved_exit(state, where))
         self.hypervisor.destroy(container.domain_uuid, container.id)
         self.exits.record_if_ended(container.id)
         log.info("vm.saved", container=container.id.short, vm=container.spec.vm, bytes=state.bytes)
+
+    def _published(self, container: Container, seconds: float) -> str:
+        """Copies the state to its volume, which kubelet unmounts once the container has ended. Returns where it is now."""
+        try:
+            self.state_volumes.publish(container.spec.state_volume, container.spec.pod_disk, seconds)
+        except ShimError as exc:
+            log.warning("vm.not_published", container=container.id.short, vm=container.spec.vm, error=str(exc))
+            return f"on this node alone, because it could not be copied to its state volume: {exc}"
+        return "on its state volume"
 
     def go_on(self, container: Container) -> None:
         """Resumes the guest after a failed save. Raises InternalError if the state may count. Does nothing if the container has
@@ -276,7 +297,10 @@ class SaveVm:
             self.vms.discard(vm.disk)
 
 
-def saved_exit(state: SavedState) -> Exit:
+def saved_exit(state: SavedState, where: str = "") -> Exit:
+    """`where`: the state is now, if its pod has a state volume."""
     who = "container" if state.by_operator else "pod"
     message = f"the guest's memory was saved ({state.bytes >> 20} MiB); its next {who} continues from there"
+    if where:
+        message += f". The state is {where}"
     return Exit(SAVED_CODE, ExitReason.SAVED, state.saved_at, message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from virtshim.annotations.parse import ON_STOP_ANNOTATION
 from virtshim.devices.values import GrantedDevices
@@ -18,13 +19,18 @@ from virtshim.moves.fingerprints import Fingerprint
 from virtshim.volumes.empty_disks import EmptyDisk
 from virtshim.volumes.shares import SharedVolume
 
+# The name of a guest's memory in its VM's directory.
+MEMORY_FILE: Final = "memory.save"
+
 
 @dataclass(frozen=True, slots=True)
 class SavedLimits:
-    """`keep`: seconds until a saved state is discarded. `most`: bytes that all states may take together; 0 for no limit."""
+    """`keep`: seconds until a saved state is discarded. `most`: bytes that all states may take together; 0 for no limit.
+    `key_file`: the path of the key that seals states on volumes; "" if there are none."""
 
     keep: float = 86400.0
     most: int = 0
+    key_file: str = ""
 
     def lapses_at(self, state: SavedState) -> int:
         """Nanoseconds since the epoch."""
@@ -59,6 +65,8 @@ class SavedState:
     disks: Mapping[str, Fingerprint] = field(default_factory=dict)
     # What its guest has, as `VmRecord.addresses`. Empty in records of versions that did not have it.
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Where its definition has the files of its container and of its VM. Empty in records of versions that did not have it.
+    directories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,12 @@ class VmRecord:
     saved: SavedState | None = None
     # When a state was discarded because no pod had used it, in nanoseconds since the epoch. 0 once a container's log says so.
     lapsed_at: int = 0
+    # With a state volume: how often the VM had been started, on all nodes, when the files of this node were its newest.
+    generation: int = 0
+    # Whether the volume has all that this node has.
+    published: bool = False
+    # What this node does not have of the VM, because it ran elsewhere. "" once a container's log says so.
+    lost: str = ""
 
     @property
     def readable(self) -> str:
@@ -93,6 +107,10 @@ class VmRecord:
 
     def lapsed(self, at: int) -> VmRecord:
         return dataclasses.replace(self, saved=None, lapsed_at=at)
+
+    def booted(self) -> VmRecord:
+        """Without a state, and with nothing left to say about one."""
+        return dataclasses.replace(self, saved=None, lapsed_at=0, lost="")
 
 
 def restorable(vm: VmRecord | None, container: Container) -> SavedState | None:
@@ -133,6 +151,16 @@ def refuse_unsavable(
     """Raises InvalidRequest for a VM that cannot be saved."""
     if what := unsavable(granted, volumes, empty_disks):
         raise InvalidRequest(f"annotation {ON_STOP_ANNOTATION}: save is impossible with {what}")
+
+
+def without_foreign_macs(vm: VmRecord, sandbox: Sandbox) -> VmRecord:
+    """Without its state if the guest's NICs had other MACs on the node that saved it: its frames would be dropped here."""
+    nics = sandbox.network.interfaces if sandbox.network else ()
+    other = [nic for nic in nics if not nic.function and vm.macs.get(nic.name, nic.mac) != nic.mac]
+    if vm.saved is None or not other:
+        return vm
+    why = f"its NIC {other[0].name} has the MAC {other[0].mac} on this node, and had {vm.macs[other[0].name]}"
+    return dataclasses.replace(vm, saved=None, lost=f"{why}, so its memory is discarded")
 
 
 def with_nics(vm: VmRecord, sandbox: Sandbox) -> VmRecord:

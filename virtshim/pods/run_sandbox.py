@@ -27,7 +27,7 @@ from virtshim.model.sandbox import (
 )
 from virtshim.model.sizing import may_want_queues
 from virtshim.model.vm import DiskBus
-from virtshim.moves.ports import SavedVms
+from virtshim.moves.ports import SavedVms, StateVolumes
 from virtshim.pods.ports import AttachRequest, PodNetworks
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock, Stamps
@@ -55,6 +55,7 @@ class RunSandbox:
     timeout: float
     start_ups: StartUps
     vms: SavedVms
+    state_volumes: StateVolumes
 
     def run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
         """Returns the id of a READY sandbox. A repeat of a finished call returns the first id. The same name with a
@@ -123,7 +124,10 @@ class RunSandbox:
             undo.add("network", lambda: self.networks.release(sandbox.id, self.timeout))
             config = sandbox.config
             options = parse_vm_options(sandbox.vm_annotations)
-            macs, addresses = self._known_nics(sandbox.key, vm_name(options.vm, sandbox.key))
+            vm = vm_name(options.vm, sandbox.key)
+            macs, addresses = self._known_nics(sandbox.key, vm)
+            if options.state_volume:
+                macs = {**self.state_volumes.macs(sandbox.key.namespace, vm), **macs}
             ask = AttachRequest(
                 sandbox=sandbox.id,
                 pod=sandbox.key,

@@ -8,6 +8,7 @@ says something else is the work of a taken-over QEMU, or of somebody who moved f
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import struct
@@ -184,6 +185,27 @@ def refuse_changed(disk: Disk) -> None:
         f"the disk {disk.path} is not as virtshim made it: {why}. Its guest may have taken over QEMU: examine it before you "
         f"remove its pod. If its image was moved, correct the header: qemu-img rebase -u {_rebase(disk)} {disk.path}"
     )
+
+
+def move_images(path: str, before: str, now: str) -> None:
+    """For a disk of another node: if its header names an image below the directory `before`, it names the same image below `now`
+    afterwards. `refuse_changed` checks the rest. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with contextlib.closing(open(descriptor, "r+b", buffering=0)) as file:
+        head = file.read(HEAD_BYTES)
+        try:
+            backing = parse(head).backing
+        except BadHeader:
+            return
+        if before == now or not backing.startswith(f"{before}/"):
+            return
+        name = os.fsencode(now + backing.removeprefix(before))
+        at, size = struct.unpack_from(">QI", head, 8)
+        if len(name) > _LONGEST_NAME or any(head[at + size : at + len(name)]) or at + len(name) > len(head):
+            raise OSError(errno.ENAMETOOLONG, "the header has no room for the path of the image on this node")
+        os.pwrite(descriptor, name.ljust(size, b"\0"), at)
+        os.pwrite(descriptor, struct.pack(">I", len(name)), 16)
+        os.fsync(descriptor)
 
 
 def _difference(disk: Disk) -> str:

@@ -10,9 +10,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
-from virtshim.annotations.options import VmOptions
+from virtshim.annotations.options import STATE_VOLUME_ANNOTATION, VmOptions
 from virtshim.guest.command import termination_file
-from virtshim.model.container import Container, Mount
+from virtshim.model.container import Container, ContainerConfig, Mount
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.text import escaped
 from virtshim.volumes.copies import CopiedVolume
 from virtshim.volumes.disk_images import DRIVER
 from virtshim.volumes.memory_volumes import MemoryVolume
@@ -194,6 +196,25 @@ def is_empty_dir(host_path: str, pod_uid: str) -> bool:
     """Whether the path is a whole emptyDir of that pod."""
     found = _kubelets(_EMPTY_DIR, host_path)
     return found is not None and found[1] == pod_uid
+
+
+def without_state_volume(config: ContainerConfig, pod_uid: str, path: str) -> tuple[str, ContainerConfig]:
+    """The path on the node of the volume at the mount path `path`, and the config without that mount, which the guest does not
+    see; "" and the config itself for no path. Raises InvalidRequest for what is no volume that can follow the pod."""
+    if not path:
+        return "", config
+    field = f"annotation {STATE_VOLUME_ANNOTATION}: {escaped(path, 200)}"
+    found = [(mount, origin) for mount, origin in origins(config.mounts, config.annotations, pod_uid)]
+    mount, origin = next((one for one in found if normal(one[0].container_path) == path), (None, None))
+    if mount is None:
+        raise InvalidRequest(f"{field} is no mountPath of the container; mount a PersistentVolumeClaim there")
+    if origin is not Origin.VOLUME or is_empty_dir(mount.host_path, pod_uid):
+        raise InvalidRequest(
+            f"{field} is no PersistentVolumeClaim, so it cannot follow the pod to another node; mount one there"
+        )
+    if mount.readonly:
+        raise InvalidRequest(f"{field} is mounted read-only; mount it writable")
+    return mount.host_path, dataclasses.replace(config, mounts=tuple(one for one in config.mounts if one is not mount))
 
 
 def hosts_file(mounts: Iterable[M], annotations: Mapping[str, str]) -> str:

@@ -403,7 +403,7 @@ def test_a_vms_record_has_the_format_from_before_the_split_and_both_formats_are_
     assert vm.pop("image_config")["stop_signal"] == "SIGQUIT"  # came later: read as an image that says nothing
     assert vm.pop("beside_pod")  # came later: read as below the pod, where all were
     assert vm.pop("vm")  # came later: read as one that ends with its pod
-    for name in ("save_on_stop", "saving", "renewing", "known_as", "arriving"):
+    for name in ("save_on_stop", "state_volume", "saving", "renewing", "known_as", "arriving"):
         assert vm.pop(name)  # came later: read as neither saved nor restored
     assert vm.pop("image_id")  # came later: read as the disk's digest, by which images were known
     assert vm.pop("stop_asked")  # came later: read as not asked
@@ -445,6 +445,7 @@ def test_a_vms_record_has_the_format_from_before_the_split_and_both_formats_are_
             beside_pod=False,
             vm="",
             save_on_stop=False,
+            state_volume="",
             saving=False,
             renewing=False,
             known_as=None,

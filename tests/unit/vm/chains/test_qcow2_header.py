@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.vm.disk_chains import HEAD_BYTES, BadHeader, Qcow2Header, parse
+from virtshim.vm.disk_chains import HEAD_BYTES, BadHeader, Qcow2Header, move_images, parse
 
 NONE = Qcow2Header(backing="", backing_format="", has_data_file=False, encrypted=False)
 
@@ -28,6 +28,33 @@ def test_the_backing_file_is_read(tmp_path: Path, version: str, below: str) -> N
     subprocess.run(["qemu-img", "create", "-q", "-f", below, image, "16M"], check=True)
     head = created(tmp_path / "disk", "-o", f"compat={version}", "-F", below, "-b", str(image))
     assert parse(head) == Qcow2Header(str(image), below, has_data_file=False, encrypted=False)
+
+
+@pytest.mark.parametrize("now", ["short", "a directory with a much longer name than before/" * 4])
+def test_a_disk_of_another_node_names_the_image_of_this_node(tmp_path: Path, now: str) -> None:
+    base, disk = tmp_path / "images" / "x", tmp_path / "disk"
+    base.parent.mkdir()
+    subprocess.run(["qemu-img", "create", "-q", "-f", "raw", base, "16M"], check=True)
+    created(disk, "-F", "raw", "-b", str(base))
+    there = (tmp_path / now).resolve()
+    there.mkdir(parents=True)
+    base.rename(there / "x")
+    move_images(str(disk), str(base.parent), str(there))
+    assert parse(disk.read_bytes()[:HEAD_BYTES]) == Qcow2Header(
+        str(there / "x"), "raw", has_data_file=False, encrypted=False
+    )
+    subprocess.run(["qemu-img", "check", "-q", disk], check=True)
+    subprocess.run(["qemu-img", "convert", "-q", "-O", "raw", disk, tmp_path / "whole"], check=True)
+
+
+def test_a_header_that_names_another_file_stays_as_it_is(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    before = created(disk, "-u", "-F", "raw", "-b", "/etc/shadow")
+    move_images(str(disk), "/var/lib/virtshim/images", "/elsewhere")
+    assert disk.read_bytes()[:HEAD_BYTES] == before
+    disk.write_bytes(b"no qcow2")
+    move_images(str(disk), "/var/lib/virtshim/images", "/elsewhere")
+    assert disk.read_bytes() == b"no qcow2"
 
 
 @pytest.mark.parametrize("clusters", ["512", "65536", "2M"])

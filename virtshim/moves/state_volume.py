@@ -1,0 +1,485 @@
+"""The state of a VM on a volume of its pod (`virtshim.io/state-volume`), so that the VM's next pod may run on another node.
+
+A stop copies the VM's files (root disk, firmware variables, memory) to the volume. The next pod's node copies them back if its
+own files are older. A sealed record on the volume counts the VM's starts: each node that starts the VM first writes the next
+number there, so a node whose number is lower knows that its own files are stale, and a memory is continued once.
+
+Tenants may write to the volume. The record has an HMAC with the cluster's key (`saved.key_file`) and the hash of each file. It is
+checked before anything is parsed, and files are only used from this node's copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import hmac
+import os
+import re
+import socket
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Final
+
+import structlog
+from pydantic import TypeAdapter, ValidationError
+
+from virtshim.model.errors import (
+    Aborted,
+    DeadlineExceeded,
+    InvalidRequest,
+    ResourceExhausted,
+    ShimError,
+    Unavailable,
+    WrongState,
+)
+from virtshim.model.layout import VM_RECORD, Layout
+from virtshim.model.sandbox import identity
+from virtshim.moves.ports import SavedVms
+from virtshim.moves.values import MEMORY_FILE, SavedLimits, SavedState, VmRecord
+from virtshim.system.clock import Clock
+from virtshim.system.files import free_bytes, remove_tree, replace_bytes, sync
+from virtshim.system.live import Live
+from virtshim.vm.disk_chains import move_images
+
+log = structlog.get_logger(__name__)
+
+_RECORD: Final = "record"
+# Bytes. A record has two or three KiB.
+_LONGEST: Final = 1 << 20
+_SEALED_AS: Final = b"virtshim state volume 1\n"
+# Bytes of the key.
+_LEAST_KEY: Final = 32
+_MOST_KEY: Final = 4096
+_CHUNK: Final = 4 << 20
+# Bytes that stay free beside the files.
+_MARGIN: Final = 16 << 20
+# Where files are kept until all of them are there.
+_HALF: Final = "state.half"
+# The interfaces of a pod, as containerd and Multus name them.
+_NICS: Final = ("eth0", *(f"net{number}" for number in range(1, 8)))
+_NAME: Final = re.compile(r"[a-z][A-Za-z0-9._-]{0,99}")
+_SAFE: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+# What opening something else in place of a file or directory gives.
+_ODD: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENXIO})
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """`sha256`: in hex."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeRecord:
+    """`vm`: namespace/name/container. `generation`: counts the VM's starts. `node`: where the last one was. `is_saved`: whether
+    the files are those of a stop since then. `written_at`, `saved_at`: of this record and of the files, in nanoseconds since the
+    epoch. `files_of`: the generation that the files belong to; 0 without files."""
+
+    vm: str
+    generation: int
+    node: str
+    is_saved: bool
+    written_at: int
+    saved_at: int = 0
+    files_of: int = 0
+    # The directory of images on the node that has saved it, which the root disk's header names.
+    images: str = ""
+    files: Mapping[str, StoredFile] = field(default_factory=dict)
+    record: VmRecord | None = None
+
+
+# A tuple, as `virtshim.store.rows` has it: nested dataclasses are reached through a container type.
+_SHAPE: TypeAdapter[tuple[VolumeRecord]] = TypeAdapter(tuple[VolumeRecord])
+
+
+@dataclass(frozen=True, slots=True)
+class StateVolumeFiles:
+    """Implements `virtshim.moves.ports.StateVolumes`. `node_id`: of this node's database."""
+
+    node_id: Callable[[], str]
+    layout: Layout
+    vms: SavedVms
+    clock: Clock
+    limits: Live[SavedLimits]
+
+    @property
+    def node(self) -> str:
+        return f"{socket.gethostname()} ({self.node_id()[:8]})"
+
+    def check(self) -> None:
+        self._key()
+
+    def macs(self, namespace: str, vm: str) -> Mapping[str, str]:
+        try:
+            key = self._key()
+        except WrongState:
+            return {}
+        return {name: _mac(hmac.digest(key, f"mac\0{namespace}\0{vm}\0{name}".encode(), "sha256")) for name in _NICS}
+
+    def bring(self, volume: str, disk: str, vm: str) -> None:
+        with self._opened(volume, disk) as place:
+            there, known = place.read(vm), self.vms.get(disk)
+            have = known.generation if known is not None else 0
+            if there is None or there.generation == have or self._is_own_start(there, have):
+                return
+            if there.generation < have:
+                raise WrongState(
+                    f"the state volume of virtual machine {vm} is older than this node's record of it (start {there.generation}, "
+                    f"and {have} here): it was restored from a backup, or it is another volume. To use what the volume has, "
+                    f"remove this node's files with `virtshim vms rm {vm.rpartition('/')[0]}`"
+                )
+            lost = "" if there.is_saved else _lost(there)
+            if not there.files_of or there.record is None:
+                if known is not None:
+                    self.vms.put(dataclasses.replace(known.with_state(None), generation=there.generation, lost=lost))
+                    self.vms.discard(disk)
+                return
+            self._fetch(place, disk, there, lost)
+
+    def start(self, volume: str, disk: str) -> VmRecord:
+        known = self.vms.get(disk)
+        if known is None:
+            raise Aborted("the record of the virtual machine is gone; create the container again")
+        with self._opened(volume, disk) as place:
+            there = place.read(known.readable)
+            is_known = there is None or there.generation == known.generation
+            if there is not None and not is_known and not self._is_own_start(there, known.generation):
+                raise Aborted(
+                    f"virtual machine {known.readable} was started on node {there.node} after this container was created; "
+                    "create the container again"
+                )
+            generation = max(known.generation, there.generation if there is not None else 0) + 1
+            before = there or VolumeRecord(known.readable, 0, "", is_saved=False, written_at=0)
+            files = {name: file for name, file in before.files.items() if name != MEMORY_FILE}
+            place.write(
+                dataclasses.replace(
+                    before,
+                    generation=generation,
+                    node=self.node,
+                    is_saved=False,
+                    written_at=self.clock.now_ns(),
+                    files=files,
+                )
+            )
+            now = dataclasses.replace(known, generation=generation, published=False)
+            self.vms.put(now)
+            place.remove_memory(before.files_of)  # this node has its own copy
+        return now
+
+    def publish(self, volume: str, disk: str, seconds: float) -> None:
+        until = self.clock.monotonic() + seconds
+        known = self.vms.get(disk)
+        if known is None or known.saved is None:
+            raise Aborted("the virtual machine has no saved state")
+        with self._opened(volume, disk) as place:
+            there = place.read(known.readable)
+            if there is None:
+                raise Aborted("the volume has no record of the VM's start: it is not mounted, or is another one")
+            if there.generation != known.generation or there.node != self.node:
+                raise Aborted(f"node {there.node} has started the virtual machine since")
+            if not there.is_saved:
+                files = self._copied(place, disk, known.generation, until)
+                place.write(
+                    dataclasses.replace(
+                        there,
+                        is_saved=True,
+                        written_at=self.clock.now_ns(),
+                        saved_at=known.saved.saved_at,
+                        files_of=known.generation,
+                        images=self.layout.images,
+                        files=files,
+                        record=known,
+                    )
+                )
+            self.vms.put(dataclasses.replace(known, published=True))
+            place.remove_other_files(known.generation)
+
+    def _is_own_start(self, there: VolumeRecord, have: int) -> bool:
+        """Whether this node has counted that start on the volume, and died before it did so in its own record."""
+        return there.node == self.node and not there.is_saved and there.generation == have + 1
+
+    def _copied(self, place: _Place, disk: str, generation: int, until: float) -> dict[str, StoredFile]:
+        directory = self._directory(disk)
+        names = sorted(name for name in os.listdir(directory) if _is_state(name))
+        place.make_room(sum((directory / name).stat().st_size for name in names))
+        place.begin()
+        files = {}
+        for name in names:
+            with open(os.open(directory / name, os.O_RDONLY | _SAFE), "rb") as source:
+                files[name] = place.add(name, source, self._patience(until))
+        place.finish(generation)
+        return files
+
+    def _patience(self, until: float) -> Callable[[], None]:
+        def check() -> None:
+            if self.clock.monotonic() > until:
+                raise DeadlineExceeded("the grace period ended while the state was copied to the state volume")
+
+        return check
+
+    def _fetch(self, place: _Place, disk: str, there: VolumeRecord, lost: str) -> None:
+        assert there.record is not None
+        saved = there.record.saved
+        has_lapsed = saved is not None and self.clock.now_ns() > self.limits.now.lapses_at(saved)
+        with_memory = there.is_saved and not has_lapsed
+        wanted = {name: file for name, file in there.files.items() if with_memory or name != MEMORY_FILE}
+        if any(not _is_state(name) for name in wanted):
+            raise WrongState("the record on the state volume names files that are no VM's")
+        self._replace_files(place, there, there.record, wanted)
+        self.vms.put(
+            dataclasses.replace(
+                there.record,
+                generation=there.generation,
+                saved=self._of_this_node(disk, saved) if saved is not None and with_memory else None,
+                lapsed_at=self.clock.now_ns() if there.is_saved and has_lapsed else 0,
+                published=there.is_saved,
+                lost=lost,
+            )
+        )
+        log.info("vm.state.fetched", vm=there.vm, node=there.node, files=len(wanted), memory=with_memory)
+
+    def _replace_files(
+        self, place: _Place, there: VolumeRecord, record: VmRecord, wanted: Mapping[str, StoredFile]
+    ) -> None:
+        directory = self._directory(record.disk)
+        half = directory / _HALF
+        need = sum(file.bytes for file in wanted.values())
+        try:
+            directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+            remove_tree(str(directory), _HALF)
+            if (free := free_bytes(directory)) < need + _MARGIN:
+                raise ResourceExhausted(
+                    f"the files of the virtual machine have {need} bytes, and this node has {free} free below paths.state_dir"
+                )
+            half.mkdir(mode=0o700)
+            for name, file in wanted.items():
+                place.fetch(there.files_of, name, file, half / name)
+            if (root := half / Path(self.layout.pod_disk(record.disk)).name).exists():
+                move_images(str(root), there.images, self.layout.images)
+            # A crash from here on leaves a record that is older than the volume's, so this is done again.
+            self.vms.put(dataclasses.replace(record, generation=0, saved=None))
+            for name in os.listdir(directory):
+                if name not in (VM_RECORD, _HALF):
+                    remove_tree(str(directory), name)
+            for name in wanted:
+                (half / name).rename(directory / name)
+            half.rmdir()
+            sync(directory)
+        except (OSError, ShimError) as exc:
+            with contextlib.suppress(OSError):  # the next call repeats this
+                remove_tree(str(directory), _HALF)
+                directory.rmdir()  # unless something is in it
+            if isinstance(exc, ShimError):
+                raise
+            kind = ResourceExhausted if exc.errno in _FULL else Unavailable
+            raise kind(f"the files of the virtual machine cannot be written to {directory}: {exc.strerror}") from exc
+
+    def _of_this_node(self, disk: str, saved: SavedState) -> SavedState:
+        """The copy of the root disk is another file, with the content that the hash has proved."""
+        root = self.vms.root_fingerprint(disk)
+        return dataclasses.replace(saved, disks={**saved.disks, "": root} if saved.disks else {})
+
+    def _directory(self, disk: str) -> Path:
+        return Path(self.layout.kept(disk)).parent
+
+    @contextlib.contextmanager
+    def _opened(self, volume: str, disk: str) -> Iterator[_Place]:
+        """Holds the volume open, so that it is not unmounted meanwhile."""
+        key = self._key()
+        try:
+            root = os.open(volume, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                yield _Place(root, f"virtshim-{identity(disk)}", key)
+            finally:
+                os.close(root)
+        except OSError as exc:
+            kind = ResourceExhausted if exc.errno in _FULL else Unavailable
+            raise kind(f"the state volume cannot be used: {exc.strerror or exc}") from exc
+
+    def _key(self) -> bytes:
+        path = self.limits.now.key_file
+        if not path:
+            raise WrongState(
+                "annotation virtshim.io/state-volume: this node has no key for states on volumes; set saved.key_file to a file "
+                "that all nodes of the cluster have"
+            )
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+            with open(descriptor, "rb") as file:
+                found = os.fstat(file.fileno())
+                key = file.read(_MOST_KEY + 1)
+        except OSError as exc:
+            raise WrongState(f"saved.key_file: {path} cannot be read: {exc.strerror}") from exc
+        if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
+            raise WrongState(f"saved.key_file: {path} must be a regular file of root with mode 0600")
+        if not _LEAST_KEY <= len(key) <= _MOST_KEY:
+            raise WrongState(f"saved.key_file: {path} must have {_LEAST_KEY} to {_MOST_KEY} bytes of random data")
+        return key
+
+
+class _Place:
+    """A VM's directory on a volume. Raises OSError. Follows no link, because tenants may put some there."""
+
+    def __init__(self, root: int, name: str, key: bytes) -> None:
+        self._root = root
+        self._name = name
+        self._key = key
+
+    def read(self, vm: str) -> VolumeRecord | None:
+        """None if the volume has no record. Raises WrongState for one that is not whole, or not of this VM and cluster."""
+        try:
+            with self._inside() as inside, _opened_file(_RECORD, inside) as file:
+                text = file.read(_LONGEST + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            if exc.errno in _ODD:
+                raise self._refused(vm, "is no regular file") from exc
+            raise
+        seal, _, body = text.partition(b"\n")
+        if not hmac.compare_digest(seal, self._seal(body)):
+            raise self._refused(vm, "was changed, cut, or sealed with another cluster's key")
+        try:
+            found = _SHAPE.validate_json(body)[0]
+        except (ValidationError, InvalidRequest) as exc:
+            raise self._refused(vm, "is that of a newer version of virtshim") from exc
+        if found.vm != vm:
+            raise self._refused(vm, f"is that of virtual machine {found.vm}")
+        return found
+
+    def write(self, record: VolumeRecord) -> None:
+        with self._inside(make=True) as inside:
+            body = _SHAPE.dump_json((record,))
+            replace_bytes(f"/proc/self/fd/{inside}/{_RECORD}", self._seal(body) + b"\n" + body)
+
+    def make_room(self, need: int) -> None:
+        """Raises ResourceExhausted. Half-written files of an earlier attempt go first."""
+        with self._inside(make=True) as inside:
+            remove_tree(f"/proc/self/fd/{inside}", _HALF)
+            if (free := free_bytes(inside)) < need + _MARGIN:
+                raise ResourceExhausted(
+                    f"the state volume has {free} bytes free, and the VM's files have {need}; give it room for two copies"
+                )
+
+    def begin(self) -> None:
+        with self._inside() as inside:
+            os.mkdir(_HALF, 0o700, dir_fd=inside)
+
+    def add(self, name: str, source: IO[bytes], patience: Callable[[], None]) -> StoredFile:
+        with self._inside(_HALF) as half:
+            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=half)
+            with open(descriptor, "wb") as file:
+                return _copy(source, file, patience)
+
+    def finish(self, generation: int) -> None:
+        """The added files become those of that generation."""
+        with self._inside() as inside:
+            with self._inside(_HALF) as half:
+                os.fsync(half)
+            remove_tree(f"/proc/self/fd/{inside}", f"state-{generation}")
+            os.rename(_HALF, f"state-{generation}", src_dir_fd=inside, dst_dir_fd=inside)
+            os.fsync(inside)
+
+    def fetch(self, generation: int, name: str, expected: StoredFile, to: Path) -> None:
+        """Raises WrongState for a file that is not the one that was saved."""
+        changed = WrongState(f"the file {name} on the state volume is not the one that was saved; {self._remedy()}")
+        try:
+            with self._inside(f"state-{generation}") as folder:
+                source = _opened_file(name, folder)
+        except OSError as exc:
+            if exc.errno in (errno.ENOENT, *_ODD):
+                raise changed from exc
+            raise
+        with source:
+            if os.fstat(source.fileno()).st_size != expected.bytes:
+                raise changed
+            with open(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                if _copy(source, file, lambda: None, expected.bytes) != expected:
+                    raise changed
+
+    def remove_memory(self, generation: int) -> None:
+        with contextlib.suppress(FileNotFoundError), self._inside(f"state-{generation}") as folder:
+            os.unlink(MEMORY_FILE, dir_fd=folder)
+
+    def remove_other_files(self, generation: int) -> None:
+        with self._inside() as inside:
+            for name in os.listdir(inside):
+                if name not in (_RECORD, f"state-{generation}"):
+                    remove_tree(f"/proc/self/fd/{inside}", name)
+
+    @contextlib.contextmanager
+    def _inside(self, folder: str = "", *, make: bool = False) -> Iterator[int]:
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._name, 0o700, dir_fd=self._root)
+                os.fsync(self._root)
+        opened = os.open(self._name, os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=self._root)
+        try:
+            if folder:
+                above, opened = opened, os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=opened)
+                os.close(above)
+            yield opened
+        finally:
+            os.close(opened)
+
+    def _seal(self, body: bytes) -> bytes:
+        return hmac.digest(self._key, _SEALED_AS + body, "sha256").hex().encode()
+
+    def _refused(self, vm: str, what: str) -> ShimError:
+        return WrongState(f"the record of virtual machine {vm} on its state volume {what}; {self._remedy()}")
+
+    def _remedy(self) -> str:
+        return f"restore the volume, or remove {self._name} from it to start the VM without that state"
+
+
+def _opened_file(name: str, directory: int) -> IO[bytes]:
+    """Raises OSError, with one of `_ODD` for what is no regular file."""
+    descriptor = os.open(name, os.O_RDONLY | _SAFE, dir_fd=directory)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ENXIO, "no regular file")
+    return open(descriptor, "rb")
+
+
+def _copy(source: IO[bytes], to: IO[bytes], patience: Callable[[], None], most: int = 1 << 62) -> StoredFile:
+    """Leaves holes where the source has zeros. The copy is on disk on return. `most`: bytes after which it stops; a source that
+    is longer then gives a wrong size."""
+    digest, size = hashlib.sha256(), 0
+    while size <= most and (data := source.read(_CHUNK)):
+        patience()
+        digest.update(data)
+        size += len(data)
+        if data.count(0) == len(data):
+            to.seek(len(data), os.SEEK_CUR)
+        else:
+            to.write(data)
+    to.flush()
+    os.ftruncate(to.fileno(), size)
+    os.fsync(to.fileno())
+    return StoredFile(size, digest.hexdigest())
+
+
+def _is_state(name: str) -> bool:
+    """Whether a file of a VM's directory belongs to its state: all but the record and what is half written."""
+    return bool(_NAME.fullmatch(name)) and name != VM_RECORD and not name.endswith((".half", ".new"))
+
+
+def _mac(digest: bytes) -> str:
+    """Locally administered, unicast."""
+    octets = bytes([digest[0] & 0xFC | 0x02]) + digest[1:6]
+    return octets.hex(":")
+
+
+def _lost(there: VolumeRecord) -> str:
+    since = there.saved_at or there.written_at
+    at = datetime.fromtimestamp(since / 10**9, UTC).isoformat(timespec="seconds")
+    kept = "its root disk is the one of that stop" if there.files_of else "it has no state from there"
+    return f"the VM ran on node {there.node}, which has not saved it since {at}: its memory is lost, and {kept}"
