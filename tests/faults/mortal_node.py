@@ -94,10 +94,15 @@ class MortalNode:
         self.root_volume = ""
         for folder in (self.programs, self.plugins, Path(self.volume)):
             folder.mkdir()
+        self.state_volume = Path(f"{self.volume}/state")
+        key = Path(f"{self.volume}/key")
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(32))
         overlay = Path(f"{directory}.toml")
         overlay.write_text(
             '[images]\ndownload_protocol = "http"\n'
-            f'[tapmanager]\ncni_bin_dir = ["{self.plugins}", "{CNI_PLUGINS}"]\ncni_timeout = {CNI_LIMIT}\n{settings}'
+            f'[tapmanager]\ncni_bin_dir = ["{self.plugins}", "{CNI_PLUGINS}"]\ncni_timeout = {CNI_LIMIT}\n'
+            f'[saved]\nkey_file = "{key}"\n{settings}'
         )
         options = NodeOptions(directory, config=str(overlay), domain_type="qemu", pod_cidr=free_cidr())
         self.settings = write_node(self._node, options)

@@ -32,8 +32,11 @@ class Call:
 
 _ON_VOLUME = "CreateContainer on a volume"
 SAVE, RESTORE = "StopContainer that saves", "StartContainer that restores"
+PUBLISH, FETCH = "StopContainer that saves to a volume", "CreateContainer with a VM on a volume"
+CONTINUE = "StartContainer that restores from a volume"
 _RUNNING = (Work.pull, Work.run, Work.create, Work.start)
 _LASTING = (Work.pull, Work.run_lasting, Work.create, Work.start, Work.boot)
+_MOVABLE = (Work.pull, Work.run_with_state_volume, Work.create, Work.start, Work.boot)
 
 CALLS = {
     "RunPodSandbox": Call((), Work.run, Work.is_ready),
@@ -48,6 +51,9 @@ CALLS = {
     "RemovePodSandbox": Call(_RUNNING, Work.remove_pod, Work.is_pod_removed),
     SAVE: Call(_LASTING, Work.save, Work.is_saved),
     RESTORE: Call((*_LASTING, Work.save, Work.next_pod, Work.create), Work.start, Work.is_restored),
+    PUBLISH: Call(_MOVABLE, Work.save, Work.is_published),
+    FETCH: Call((*_MOVABLE, Work.save, Work.lose_vm), Work.create, Work.is_fetched),
+    CONTINUE: Call((*_MOVABLE, Work.save, Work.lose_vm, Work.create), Work.start, Work.is_restored_from_volume),
 }
 MATRIX: list[Any] = [
     pytest.param(name, "virtshim", marks=pytest.mark.skipif(**no_loop_devices()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -48,6 +49,24 @@ class Work:
         self.config.annotations.update({"virtshim.io/vm": "by-pod-name", "virtshim.io/on-stop": "save"})
         self.run()
 
+    def run_with_state_volume(self) -> None:
+        """A pod whose VM may continue on another node."""
+        self.node.state_volume.mkdir()
+        self.config.annotations["virtshim.io/state-volume"] = "/state"
+        self.run_lasting()
+
+    @property
+    def has_state_volume(self) -> bool:
+        return "virtshim.io/state-volume" in self.config.annotations
+
+    def lose_vm(self) -> None:
+        """This node is now one that has never had the VM."""
+        self.remove_pod()
+        self.remove_vm()
+        self.config.metadata.uid += "-elsewhere"
+        self.config.log_directory += "-elsewhere"
+        self.run()
+
     @property
     def is_lasting(self) -> bool:
         return "virtshim.io/vm" in self.config.annotations
@@ -63,6 +82,8 @@ class Work:
         if not self.is_lasting:
             config.mounts.add(container_path="/data", host_path=self.node.volume)
             config.mounts.add(container_path="/etc/texts", host_path=self._texts(), readonly=True)
+        if self.has_state_volume:
+            config.mounts.add(container_path="/state", host_path=str(self.node.state_volume))
         self.container = self.cri.create(self.pod, config, self.config)
         self.node.containers.add(self.container)
 
@@ -151,6 +172,21 @@ class Work:
     def is_saved(self) -> bool:
         return self.is_stopped() and self.cri.status(self.container).reason == "Saved" and len(self._memory()) == 1
 
+    def is_published(self) -> bool:
+        """The volume has all of the VM, and nothing else."""
+        found = {path.name for path in self.node.state_volume.glob("virtshim-*/*/*")}
+        return self.is_saved() and {"memory.save", "root.qcow2"} <= found and self._is_tidy()
+
+    def is_fetched(self) -> bool:
+        return self.is_created() and len(self._memory()) == 1 and self._is_tidy()
+
+    def is_restored_from_volume(self) -> bool:
+        return self.is_restored() and not list(self.node.state_volume.rglob("memory.save")) and self._is_tidy()
+
+    def _is_tidy(self) -> bool:
+        vms = Path(f"{self.node.settings.paths.state_dir}/vms")
+        return not [*vms.rglob("*.half"), *self.node.state_volume.rglob("*.half")]
+
     def is_restored(self) -> bool:
         """The null guest shows a line when it boots."""
         booted = any("null guest" in line for line in log_lines(self.cri.status(self.container).log_path))
@@ -173,6 +209,10 @@ class Work:
         command = [*VIRTSHIM, "vms", "rm", "--socket", self.node.settings.cri_socket, named]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+    def remove_state(self) -> None:
+        """As an operator deletes the claim."""
+        shutil.rmtree(self.node.state_volume, ignore_errors=True)
 
     def is_removed(self) -> bool:
         return not [c for c in self.cri.containers() if c.id == self.container]
@@ -201,6 +241,7 @@ def working(node: MortalNode, *prepare: Callable[[Work], None]) -> Iterator[Work
                     cri.remove_pod(pod.id)
             if work.is_lasting:  # also after a failure: the next test counts saved states
                 work.remove_vm()
+            work.remove_state()
         forget_image(cri, work.image)
         try:
             wait_until(lambda: node.left() <= before, 15, "nothing is left")
