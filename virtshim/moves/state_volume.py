@@ -15,6 +15,7 @@ import dataclasses
 import errno
 import hashlib
 import hmac
+import itertools
 import os
 import re
 import socket
@@ -51,6 +52,8 @@ log = structlog.get_logger(__name__)
 _RECORD: Final = "record"
 # Bytes. A record has two or three KiB.
 _LONGEST: Final = 1 << 20
+# Files of a VM: disk, firmware, kernels, memory.
+_MOST_FILES: Final = 100
 _SEALED_AS: Final = b"virtshim state volume 1\n"
 # Bytes of the key.
 _LEAST_KEY: Final = 32
@@ -90,6 +93,8 @@ class VolumeRecord:
     written_at: int
     saved_at: int = 0
     files_of: int = 0
+    # The generation of older files that are still to be removed; 0 for none.
+    replaces: int = 0
     # The directory of images on the node that has saved it, which the root disk's header names.
     images: str = ""
     files: Mapping[str, StoredFile] = field(default_factory=dict)
@@ -167,10 +172,13 @@ class StateVolumeFiles:
                     is_saved=False,
                     written_at=self.clock.now_ns(),
                     files=files,
+                    replaces=0,
                 )
             )
             now = dataclasses.replace(known, generation=generation, published=False)
             self.vms.put(now)
+            if before.replaces:
+                place.remove_files(before.replaces)
             place.remove_memory(before.files_of)  # this node has its own copy
         return now
 
@@ -194,13 +202,16 @@ class StateVolumeFiles:
                         written_at=self.clock.now_ns(),
                         saved_at=known.saved.saved_at,
                         files_of=known.generation,
+                        replaces=there.files_of,
                         images=self.layout.images,
                         files=files,
                         record=known,
                     )
                 )
             self.vms.put(dataclasses.replace(known, published=True))
-            place.remove_other_files(known.generation)
+            old = there.replaces if there.is_saved else there.files_of
+            if old:
+                place.remove_files(old)
 
     def _is_own_start(self, there: VolumeRecord, have: int) -> bool:
         """Whether this node has counted that start on the volume, and died before it did so in its own record."""
@@ -363,7 +374,7 @@ class _Place:
     def make_room(self, need: int) -> None:
         """Raises ResourceExhausted. Half-written files of an earlier attempt go first."""
         with self._inside(make=True) as inside:
-            remove_tree(f"/proc/self/fd/{inside}", _HALF)
+            self._remove_folder(_HALF)
             if (free := free_bytes(inside)) < need + _MARGIN:
                 raise ResourceExhausted(
                     f"the state volume has {free} bytes free, and the VM's files have {need}; give it room for two copies"
@@ -384,7 +395,7 @@ class _Place:
         with self._inside() as inside:
             with self._inside(_HALF) as half:
                 os.fsync(half)
-            remove_tree(f"/proc/self/fd/{inside}", f"state-{generation}")
+            self._remove_folder(f"state-{generation}")
             os.rename(_HALF, f"state-{generation}", src_dir_fd=inside, dst_dir_fd=inside)
             os.fsync(inside)
 
@@ -409,11 +420,16 @@ class _Place:
         with contextlib.suppress(FileNotFoundError), self._inside(f"state-{generation}") as folder:
             os.unlink(MEMORY_FILE, dir_fd=folder)
 
-    def remove_other_files(self, generation: int) -> None:
-        with self._inside() as inside:
-            for name in os.listdir(inside):
-                if name not in (_RECORD, f"state-{generation}"):
-                    remove_tree(f"/proc/self/fd/{inside}", name)
+    def remove_files(self, generation: int) -> None:
+        self._remove_folder(f"state-{generation}")
+
+    def _remove_folder(self, name: str) -> None:
+        """Removes at most as many files as a VM has, because a tenant may have put millions there."""
+        with contextlib.suppress(FileNotFoundError), self._inside() as inside:
+            with self._inside(name) as folder, os.scandir(folder) as entries:
+                for entry in itertools.islice(entries, _MOST_FILES):
+                    os.unlink(entry.name, dir_fd=folder)
+            os.rmdir(name, dir_fd=inside)
 
     @contextlib.contextmanager
     def _inside(self, folder: str = "", *, make: bool = False) -> Iterator[int]:

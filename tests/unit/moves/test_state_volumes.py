@@ -312,6 +312,30 @@ def test_an_older_state_than_this_node_knows_is_refused(cluster: Cluster) -> Non
     assert "virtshim vms rm default/db" in str(refused.value)
 
 
+def test_old_files_are_removed_from_the_volume_and_a_tenants_are_left_alone(cluster: Cluster) -> None:
+    world = cluster.node()
+    for number in range(3):
+        cluster.stop(world, cluster.run(world), written=str(number))
+        (cluster.folder / f"tenants-{number}").mkdir()
+    assert len(list(cluster.folder.glob("state-*"))) == 1
+    assert len(list(cluster.folder.glob("tenants-*"))) == 3
+
+
+def test_a_folder_that_a_tenant_has_filled_stops_the_copy_and_the_vm_stays_on_its_node(cluster: Cluster) -> None:
+    world = cluster.node()
+    container = cluster.run(world)
+    crowded = cluster.folder / "state.half"
+    crowded.mkdir()
+    for number in range(200):
+        (crowded / str(number)).touch()
+    world.stop(container, 30)
+    ended = world.container(container).exit
+    assert ended is not None
+    assert "the state volume cannot be used: Directory not empty" in ended.message
+    world.remove_sandbox(world.container(container).sandbox_id)
+    assert is_continued(world, cluster.run(world))
+
+
 def test_a_full_volume_leaves_the_state_on_the_node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     world = cluster.node()
     container = cluster.run(world)
