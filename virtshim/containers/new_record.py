@@ -24,7 +24,7 @@ from virtshim.model.ids import ContainerId
 from virtshim.model.image import Image, ImageConfig
 from virtshim.model.sandbox import Sandbox, disk_name, owner_of, vm_disk_name, vm_name, vm_uuid
 from virtshim.moves.ports import SavedVms, StateVolumes
-from virtshim.moves.values import VmRecord, with_nics, without_foreign_macs
+from virtshim.moves.values import Brought, VmRecord, with_nics, without_foreign_macs
 from virtshim.store.ports import Records
 from virtshim.system.clock import Stamps
 from virtshim.system.live import Live
@@ -94,25 +94,25 @@ class ContainerRecords:
         # Before the locks are taken, because other pods and pulls would wait.
         ended = self._end_earlier(admitted)
         without_devices = self.claims.end_earlier(admitted.granted, admitted.sandbox)
-        self._bring_state(admitted)
+        brought = self._bring_state(admitted)
         with self.images.pinned(admitted.config.image, admitted.volumes) as image, self.uids.free() as uid:
             container = self._new(admitted, image, uid)
             with self._vm_held(container):
                 self._refuse_taken_uuid(admitted, ended)
                 # From now on the record reserves the image, the devices, and the VM that outlives its pods.
                 self.claims.add(container, without_devices)
-                sandbox = self._note_pod_disk(admitted.sandbox, container)
+                sandbox = self._note_pod_disk(admitted.sandbox, container, brought)
         return Draft(container, sandbox, image, admitted.options)
 
-    def _bring_state(self, admitted: Admitted) -> None:
+    def _bring_state(self, admitted: Admitted) -> Brought:
         """Copies the VM's files from its state volume, if another node ran it last."""
         if not admitted.state_volume:
-            return
+            return Brought()
         disk, key = _vm_disk(admitted), admitted.sandbox.key
         with self.locks.held_for_all(owner_of(disk)):
             self._with_uuid_of(admitted)  # refuses a VM that runs
             vm = f"{key.namespace}/{vm_name(admitted.options.vm, key)}/{admitted.name.name}"
-            self.state_volumes.bring(admitted.state_volume, disk, vm)
+            return self.state_volumes.bring(admitted.state_volume, disk, vm)
 
     def _vm_held(self, container: Container) -> contextlib.AbstractContextManager[None]:
         """Nobody removes the VM meanwhile."""
@@ -213,12 +213,12 @@ class ContainerRecords:
                 )
         return found
 
-    def _note_pod_disk(self, sandbox: Sandbox, container: Container) -> Sandbox:
+    def _note_pod_disk(self, sandbox: Sandbox, container: Container, brought: Brought) -> Sandbox:
         """Written before the disk is made: the image under the disk must stay as long as the disk, and the call that
         removes the pod's last sandbox must know about the disk."""
         image = container.image
         if container.spec.vm:
-            image = self._note_vm(sandbox, container).image
+            image = self._note_vm(sandbox, container, brought).image
         elif not container.spec.pod_disk or self.disks.pod_disk(container.spec.pod_disk) is not None:
             return sandbox
         if sandbox.root_disks.get(container.name.name) == image:
@@ -227,7 +227,7 @@ class ContainerRecords:
         self.records.sandboxes.replace(noted)
         return noted
 
-    def _note_vm(self, sandbox: Sandbox, container: Container) -> VmRecord:
+    def _note_vm(self, sandbox: Sandbox, container: Container, brought: Brought) -> VmRecord:
         known = self.vms.get(container.spec.pod_disk)
         vm = known or VmRecord(
             disk=container.spec.pod_disk,
@@ -236,6 +236,8 @@ class ContainerRecords:
             container=container.name.name,
             image=container.image,
             created_at=container.created_at,
+            generation=brought.generation,
+            lost=brought.lost,
         )
         if self.disks.pod_disk(vm.disk) is None:  # it is about to be made: saved memory knows another one
             vm = dataclasses.replace(vm, image=container.image, saved=None)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from virtshim.model.container import Container
 from virtshim.moves.fingerprints import Fingerprint
-from virtshim.moves.values import VmRecord
+from virtshim.moves.values import Brought, VmRecord
 
 
 class SavedVms(Protocol):
@@ -67,9 +67,9 @@ class StateVolumes(Protocol):
         """The MACs that a VM's NICs have on every node of the cluster, by the name of the interface in the pod: a saved guest
         keeps them. Empty if this node has no key."""
 
-    def bring(self, volume: str, disk: str, vm: str) -> None:
+    def bring(self, volume: str, disk: str, vm: str) -> Brought:
         """Copies the VM's files from the volume, if those of this node are older. `vm`: as `VmRecord.readable`. The caller holds
-        the VM's lock, and the VM is off. Repeatable after a crash at any step."""
+        the VM's lock, and the VM is off. Repeatable after a crash at any step. Returns what a new record of the VM is to say."""
 
     def start(self, volume: str, disk: str) -> VmRecord:
         """Counts a start of the VM, before its guest runs. The caller holds the VM's lock. Returns the VM's record. Raises

@@ -41,7 +41,7 @@ from virtshim.model.errors import (
 from virtshim.model.layout import VM_RECORD, Layout
 from virtshim.model.sandbox import identity
 from virtshim.moves.ports import SavedVms
-from virtshim.moves.values import MEMORY_FILE, SavedLimits, SavedState, VmRecord
+from virtshim.moves.values import MEMORY_FILE, Brought, SavedLimits, SavedState, VmRecord
 from virtshim.system.clock import Clock
 from virtshim.system.files import free_bytes, remove_tree, replace_bytes, sync
 from virtshim.system.live import Live
@@ -129,12 +129,12 @@ class StateVolumeFiles:
             return {}
         return {name: _mac(hmac.digest(key, f"mac\0{namespace}\0{vm}\0{name}".encode(), "sha256")) for name in _NICS}
 
-    def bring(self, volume: str, disk: str, vm: str) -> None:
+    def bring(self, volume: str, disk: str, vm: str) -> Brought:
         with self._opened(volume, disk) as place:
             there, known = place.read(vm), self.vms.get(disk)
             have = known.generation if known is not None else 0
             if there is None or there.generation == have or self._is_own_start(there, have):
-                return
+                return Brought(have)
             if there.generation < have:
                 raise WrongState(
                     f"the state volume of virtual machine {vm} is older than this node's record of it (start {there.generation}, "
@@ -146,8 +146,9 @@ class StateVolumeFiles:
                 if known is not None:
                     self.vms.put(dataclasses.replace(known.with_state(None), generation=there.generation, lost=lost))
                     self.vms.discard(disk)
-                return
+                return Brought(there.generation, lost)
             self._fetch(place, disk, there, lost)
+            return Brought(there.generation)
 
     def start(self, volume: str, disk: str) -> VmRecord:
         known = self.vms.get(disk)

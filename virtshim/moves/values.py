@@ -113,6 +113,14 @@ class VmRecord:
         return dataclasses.replace(self, saved=None, lapsed_at=0, lost="")
 
 
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """Of a VM that a state volume knows: as `VmRecord.generation` and `VmRecord.lost`."""
+
+    generation: int = 0
+    lost: str = ""
+
+
 def restorable(vm: VmRecord | None, container: Container) -> SavedState | None:
     """The state that this container's VM continues from. CRI gives no reason for a stop, so a container that is started
     again in the sandbox where it was saved boots: somebody wants it restarted. If an operator saved it, that is not so."""

@@ -406,3 +406,36 @@ def test_a_kill_at_any_step_of_a_restore_runs_one_guest_once(
             assert len(world.outside.vms.restored) >= 1, f"at {at}: the state is lost"
         world.outside.vms.end(world.domain(second), OffReason.SHUTDOWN)
         world.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # threads die with the process
+def test_a_state_is_not_used_again_if_qemu_dies_with_virtshim_after_it_was_taken(
+    make_world: Callable[[], World],
+) -> None:
+    def saved(world: World) -> ContainerId:
+        first = running(world)
+        world.stop(first, 30)
+        world.remove_sandbox(world.container(first).sandbox_id)
+        return world.create(pod(world, 2))
+
+    calls = steps_of(make_world, lambda world: world.start(saved(world)), saved)
+    taken = 0
+    for at in range(1, calls + 1):
+        world: World = make_world()
+        second = saved(world)
+        world.journal.forget()
+        world.journal.crash(at, When.AFTER)
+        with contextlib.suppress(Crash, Exception):
+            world.start(second)
+        state = vm(world).saved
+        was_taken = state is None or state.taken_by is not None
+        taken += was_taken
+        world.outside.vms.end(world.domain(second), OffReason.CRASHED)
+        world = world.recovered()
+        world.app.watch.look()
+        restored = len(world.outside.vms.restored)
+        third = world.create(world.container(second).sandbox_id, attempt=1)
+        world.start(third)
+        assert len(world.outside.vms.restored) == restored + (not was_taken), f"at {at}"
+        world.close()
+    assert taken > 1

@@ -165,6 +165,18 @@ def test_a_node_that_did_not_save_the_vm_is_named_and_the_last_saved_disk_is_use
     assert cluster.disk(second) == "of the first node"
 
 
+def test_a_vm_whose_node_died_before_the_first_save_starts_anew_and_the_log_says_so(cluster: Cluster) -> None:
+    first, second = cluster.node(), cluster.node()
+    lost = cluster.run(first)
+    container = cluster.run(second)
+    assert second.container(container).is_running
+    assert any("its memory is lost, and it has no state from there" in line for line in logged(second))
+    cluster.stop(second, container, written="of the second node")
+    cluster.stop(first, lost)  # the dead node comes back
+    assert is_continued(first, cluster.run(first))
+    assert cluster.disk(first) == "of the second node"
+
+
 def test_a_node_that_has_lost_the_vm_copies_nothing_to_the_volume(cluster: Cluster) -> None:
     first, second = saved_on_first(cluster)
     container = cluster.run(second)
