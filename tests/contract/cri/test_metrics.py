@@ -241,6 +241,8 @@ def test_seconds_are_whole_and_counters_are_marked(client: Client, world: World)
     world.outside.readings.cpu[world.domain(world.records.containers.all()[0].id)] = 7_950_000_000
     found = {one.name: one for one in flat(metrics(client))}
     assert found["container_cpu_usage_seconds_total"].value.value == 8
+    assert found["container_cpu_user_seconds_total"].value.value == 4
+    assert found["container_cpu_system_seconds_total"].value.value == 4
     assert found["container_cpu_usage_seconds_total"].metric_type == pb.COUNTER
     assert found["container_memory_rss"].metric_type == pb.GAUGE
     assert found["container_last_seen"].value.value == world.outside.clock.now_ns() // 1_000_000_000
