@@ -156,7 +156,8 @@ def test_a_vm_keeps_running_and_takes_commands_after_a_daemon_is_killed(guest: G
     os.chown(guest.libvirts_own(), guest.uid, -1)  # as it is if virtshim is killed in the middle of the start
     guest.node.restart(daemon)
     assert guest.says("cat", "/proc/sys/kernel/random/boot_id") == before
-    assert rights(guest.libvirts_own()) == (0, "drwxr-x---")
+    # virtshim takes it back once it has reached libvirt again, and commands do not wait for that.
+    wait_until(lambda: rights(guest.libvirts_own()) == (0, "drwxr-x---"), 30, "root has the directory again")
     assert rights(guest.files / "root.qcow2")[0] == guest.uid
 
 

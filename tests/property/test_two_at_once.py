@@ -471,7 +471,7 @@ class TwoAtOnceAgain(TwoAtOnce):
 
 for machine in (TwoAtOnce, TwoAtOnceAgain):
     machine.TestCase.settings = settings(
-        max_examples=examples(1000, share=16),
+        max_examples=examples(500, share=8),
         stateful_step_count=6,
         deadline=None,
         suppress_health_check=list(HealthCheck),
