@@ -104,6 +104,7 @@ def test_a_person_sees_the_nodes_vms_live(page: Any, node: DashboardNode) -> Non
 def test_a_person_types_on_a_console(page: Any, node: DashboardNode) -> None:
     node.add("talker")
     page.locator(".row").click()
+    page.wait_for_selector(".tab[aria-selected=true]")
     page.keyboard.press("3")
     page.wait_for_function(on_the_terminal("login:"))
     page.keyboard.type("hello\n")
@@ -129,6 +130,7 @@ def test_a_console_without_input_says_so(page: Any, node: DashboardNode) -> None
     node.takes_input = False
     node.add("silent")
     page.locator(".row").click()
+    page.wait_for_selector(".tab[aria-selected=true]")
     page.keyboard.press("3")
     page.wait_for_selector("text=to look only")
     page.keyboard.type("x\n")
@@ -140,14 +142,16 @@ def test_a_console_that_floods_leaves_page_and_server_alive(page: Any, node: Das
     node.flood = lambda: itertools.repeat(b"y" * 65532 + b"\r\n")
     node.add("flood")
     page.locator(".row").click()
+    page.wait_for_selector(".tab[aria-selected=true]")
     page.keyboard.press("3")
     page.wait_for_function(on_the_terminal("yyy"))
     page.keyboard.press("Control+]")
     page.keyboard.press("n")
     page.wait_for_selector("h2:has-text('Events')")
     wait_until(lambda: node.consoles() == 0, 60, "nobody reads the flood any more")
-    node.flood = lambda: iter((*(b"y" * 1022 + b"\r\n" for _ in range(500)), b"THE END\r\n"))
+    node.flood = lambda: iter((*(b"y" * 1022 + b"\r\n" for _ in range(2000)), b"THE END\r\n"))
     page.locator(".row").click()
+    page.wait_for_selector(".tab[aria-selected=true]")
     page.keyboard.press("3")
     page.wait_for_function(on_the_terminal("THE END"))
 
@@ -257,6 +261,7 @@ def test_colours_follow_the_system_or_the_switch(page: Any, node: DashboardNode)
 def test_a_program_that_takes_over_the_port_gets_no_typed_input(page: Any, node: DashboardNode, dashboard: Any) -> None:
     node.add("talker")
     page.locator(".row").click()
+    page.wait_for_selector(".tab[aria-selected=true]")
     page.keyboard.press("3")
     page.wait_for_function(on_the_terminal("login:"))
     port = urlsplit(dashboard.origin).port
