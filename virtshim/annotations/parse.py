@@ -36,8 +36,9 @@ from virtshim.model.yaml_text import MAX_TEXT_BYTES
 from virtshim.volumes import empty_disks, memory_volumes
 from virtshim.volumes.copies import SHARED_ANNOTATION
 from virtshim.volumes.disk_images import DISK_IMAGES_ANNOTATION, disk_images_parse
+from virtshim.volumes.pod_mounts import mount_path
 from virtshim.volumes.root_volume import ON_CHANGE
-from virtshim.volumes.sysprep import SYSPREP_ANNOTATION, sysprep_parse
+from virtshim.volumes.sysprep import SYSPREP_ANNOTATION
 
 # With this annotation, port 5900 of the pod is its VM's VNC server.
 VNC_ANNOTATION: Final = "virtshim.io/vnc"
@@ -265,7 +266,7 @@ def _on_stop(options: VmOptions, text: str) -> VmOptions:
 
 
 def _state_volume(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, state_volume=sysprep_parse(text))
+    return dataclasses.replace(options, state_volume=mount_path(text))
 
 
 def _without_vm(options: VmOptions, annotations: Mapping[str, str]) -> Iterator[str]:
@@ -319,7 +320,7 @@ def _memory_volumes(options: VmOptions, text: str) -> VmOptions:
 
 
 def _sysprep(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, sysprep=sysprep_parse(text))
+    return dataclasses.replace(options, sysprep=mount_path(text))
 
 
 def _system_uuid(options: VmOptions, text: str) -> VmOptions:

@@ -169,7 +169,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     stop_container = _stop_container(a, exits, freezer, states)
     guest = GuestFollowers(_entrypoints(live, a, stop_container, exits, guest_set_up), guest_set_up)
     guest_set_up.on_end(guest.entrypoints.follow)
-    stop_sandbox = _stop_sandbox(a, exits, stop_container)
+    stop_sandbox = _stop_sandbox(a, exits, stop_container, states.saving)
     remove_container = RemoveContainer(
         records=a.records, clock=a.clock, locks=locks, parts=parts, images=images, guests=a.guest.agents
     )
@@ -356,7 +356,7 @@ def _exec_command(live: LiveSettings, a: Adapters, guest_set_up: GuestSetUp) -> 
     )
 
 
-def _stop_sandbox(a: Adapters, exits: ExitRecorder, stop_container: StopContainer) -> StopSandbox:
+def _stop_sandbox(a: Adapters, exits: ExitRecorder, stop_container: StopContainer, saving: SaveVm) -> StopSandbox:
     return StopSandbox(
         records=a.records,
         clock=a.clock,
@@ -365,6 +365,7 @@ def _stop_sandbox(a: Adapters, exits: ExitRecorder, stop_container: StopContaine
         networks=a.network.pods,
         streaming=a.network.streaming,
         stop_container=stop_container,
+        saving=saving,
     )
 
 

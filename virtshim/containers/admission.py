@@ -36,11 +36,11 @@ from virtshim.volumes.copies import CopiedVolume
 from virtshim.volumes.empty_disks import EmptyDisk, refuse_clashes, together
 from virtshim.volumes.image_volumes import ImageVolumes
 from virtshim.volumes.memory_volumes import MemoryVolume
-from virtshim.volumes.pod_mounts import says_hosts, without_state_volume
+from virtshim.volumes.pod_mounts import mount_path, says_hosts, without_state_volume
 from virtshim.volumes.pod_volumes import PodVolumes
 from virtshim.volumes.root_volume import refuse_unfit
 from virtshim.volumes.shares import Placed, SharedVolume
-from virtshim.volumes.sysprep import SYSPREP_ANNOTATION, sysprep_not_mounted, sysprep_parse, sysprep_volume
+from virtshim.volumes.sysprep import SYSPREP_ANNOTATION, sysprep_not_mounted, sysprep_volume
 from virtshim.volumes.volume_disks import VolumeDisks, anothers
 
 # Which of a pod's containers may be its virtual machine now. A pod has one VM, so its containers run one after another.
@@ -253,7 +253,7 @@ def _refuse_forgotten_answers(
     `own` last container is checked, if kubelet lists it, and only on its first attempt (0): the init containers before
     it are on record then. A container that has run once is not refused later."""
     pod = sandbox.key
-    path = sysprep_parse(sandbox.config.annotations.get(SYSPREP_ANNOTATION, ""))
+    path = mount_path(sandbox.config.annotations.get(SYSPREP_ANNOTATION, ""))
     if not path or name.attempt or name.name not in (own or ()):
         return
     configs = (config, *(other.config for other in there))

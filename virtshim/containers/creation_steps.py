@@ -31,7 +31,7 @@ from virtshim.system.live import Live
 from virtshim.vm.ports import Hypervisor
 from virtshim.volumes.pod_mounts import hosts_file
 from virtshim.volumes.root_volume import must_be_written
-from virtshim.volumes.sysprep import sysprep_files_sysprep_files
+from virtshim.volumes.sysprep import read_sysprep_files
 from virtshim.volumes.volume_copies import VolumeCopies
 
 # What a step is, and what it gets.
@@ -349,7 +349,7 @@ class Seed:
             draft = dataclasses.replace(draft, ignition_file=path)
         if options.sysprep:
             config, pod = draft.container.config, draft.sandbox.key.uid
-            files = sysprep_files_sysprep_files(self.copies.files, config, pod, options.sysprep)
+            files = read_sysprep_files(self.copies.files, config, pod, options.sysprep)
             if files:
                 draft = dataclasses.replace(draft, sysprep_iso=self.seeds.write_sysprep(own, files))
             else:  # an init container, or kubelet was not asked about this pod

@@ -207,7 +207,9 @@ class ImageFileStore:
             with open(self.path(digest), "rb") as file:
                 return judged_before(file.read(FIRST_BYTES), 0)[0]
         except OSError as exc:
-            raise NotFound(f"the file of image {digest}, under a disk that stays with its pod, is gone") from exc
+            raise NotFound(
+                f"the kept disk is based on image {digest}, which is not on this node; pull the image by this digest"
+            ) from exc
 
     def delete(self, digest: ImageDigest) -> None:
         with self._store_errors(digest):

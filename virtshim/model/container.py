@@ -208,7 +208,7 @@ class ContainerSpec:
     vm: str = ""
     # Whether a stop saves its guest's memory.
     save_on_stop: bool = False
-    # The path on the node of the volume that its saved VM is copied to, "" for none.
+    # The path on the node of the volume that its VM is copied to, "" for none.
     state_volume: str = ""
     # The image of the container; None in records of versions that only stored the image's disk.
     image_id: ImageId | None = None

@@ -56,9 +56,9 @@ class SavedVms(Protocol):
 
 
 class StateVolumes(Protocol):
-    """Volumes of pods that VMs are copied to when they are saved. `volume`: its path on the node. `disk`: the name of the VM's
-    root disk. Errors: WrongState (the volume has something that must not be used), Unavailable (it cannot be read or written),
-    ResourceExhausted (it is full, or this node's disk is)."""
+    """Volumes of pods that VMs are copied to when their pods have stopped. `volume`: its path on the node. `disk`: the name of
+    the VM's root disk. Errors: WrongState (the volume has something that must not be used, or this node has no key), Unavailable
+    (the volume cannot be read or written), ResourceExhausted (the volume or this node's disk is full)."""
 
     def check(self) -> None:
         """Raises WrongState if this node has no key."""
@@ -75,6 +75,7 @@ class StateVolumes(Protocol):
         """Counts a start of the VM, before its guest runs. The caller holds the VM's lock. Returns the VM's record. Raises
         Aborted if another node has started the VM since `bring`."""
 
-    def publish(self, volume: str, disk: str, seconds: float) -> None:
-        """Copies the files of a saved VM, which stands still, to the volume. Repeatable. Raises Aborted if the volume is not the
-        one that the VM was started with, and DeadlineExceeded."""
+    def publish(self, volume: str, disk: str) -> None:
+        """Copies the files of a VM that is off to the volume. The caller holds the VM's lock. Repeatable. Raises Aborted if the
+        volume is not the one that the VM was started with, if another node has started the VM since, or if tenants' files are
+        in the way."""

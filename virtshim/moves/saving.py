@@ -21,7 +21,7 @@ from virtshim.guest.ports import GuestAgents
 from virtshim.logs.ports import EntrypointLogs
 from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.model.errors import Aborted, InternalError, ResourceExhausted, ShimError
-from virtshim.model.ids import ContainerId
+from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.model.layout import Layout, directories_of
 from virtshim.model.sandbox import owner_of
 from virtshim.model.vm import Power
@@ -41,8 +41,6 @@ log = structlog.get_logger(__name__)
 _SYNC: Final = 2.0
 # Bytes that stay free on the file system, beside the memory.
 _MARGIN: Final = 64 << 20
-# Seconds for copying the state to its volume, if the grace period leaves fewer. kubelet waits longer than the grace period.
-_COPYING: Final = 60.0
 # The exit code of a command that SIGTERM ended. A Job must not count a saved container as completed.
 SAVED_CODE: Final = 143
 
@@ -75,12 +73,11 @@ class SaveVm:
     ) -> None:
         """Returns when the state is on disk and the VM has ended. `timeout` is for the writing, which `hurry` ends at once.
         After any error the guest runs on, unless its state counts already: then a repeated call ends it."""
-        until = self.clock.monotonic() + timeout
         with self.alone(container.id) as is_alone:
             if not is_alone:
                 raise Aborted(f"container {container.id} is being saved already; wait for it")
             state = self.state_of(container, timeout, by_operator=by_operator, hurry=hurry)
-            self.end(container, state, until - self.clock.monotonic())
+            self.end(container, state)
 
     def state_of(
         self,
@@ -117,6 +114,27 @@ class SaveVm:
                 self.end(now, state)
             else:
                 self.go_on(now)
+
+    def publish(self, sandbox: SandboxId) -> None:
+        """Copies the VMs of a stopped pod to their state volumes, which kubelet unmounts afterwards. Repeatable. Raises ShimError
+        while a copy may still succeed."""
+        for container in self.records.containers.all():
+            if container.sandbox_id == sandbox and container.spec.state_volume:
+                with self.locks.held_for_all(owner_of(container.spec.pod_disk)):  # the VM's next container waits
+                    self._publish(container)
+
+    def _publish(self, container: Container) -> None:
+        disk, all_of = container.spec.pod_disk, self.records.containers.all()
+        vm = self.vms.get(disk)
+        is_used = any(one.spec.pod_disk == disk and one.phase is not ContainerPhase.EXITED for one in all_of)
+        if vm is None or vm.published or not vm.generation or is_used:
+            return
+        try:
+            self.state_volumes.publish(container.spec.state_volume, disk)
+        except Aborted as exc:  # the volume is no longer this node's to write to
+            log.warning("vm.not_published", container=container.id.short, vm=container.spec.vm, error=str(exc))
+            return
+        log.info("vm.published", container=container.id.short, vm=container.spec.vm)
 
     def expire(self) -> None:
         """Discards states that are too old or used up, and memory files without a state."""
@@ -264,22 +282,12 @@ class SaveVm:
             self.records.containers.replace(now.with_ending(saved_exit(state)))
         return state
 
-    def end(self, container: Container, state: SavedState, seconds: float = 0.0) -> None:
-        """Ends the VM whose state counts. `seconds`: for copying it to its state volume, a minute at least."""
-        where = self._published(container, max(_COPYING, seconds)) if container.spec.state_volume else ""
-        self.exits.begin_end(container.id, saved_exit(state, where))
+    def end(self, container: Container, state: SavedState) -> None:
+        """Ends the VM whose state counts."""
+        self.exits.begin_end(container.id, saved_exit(state))
         self.hypervisor.destroy(container.domain_uuid, container.id)
         self.exits.record_if_ended(container.id)
         log.info("vm.saved", container=container.id.short, vm=container.spec.vm, bytes=state.bytes)
-
-    def _published(self, container: Container, seconds: float) -> str:
-        """Copies the state to its volume, which kubelet unmounts once the container has ended. Returns where it is now."""
-        try:
-            self.state_volumes.publish(container.spec.state_volume, container.spec.pod_disk, seconds)
-        except ShimError as exc:
-            log.warning("vm.not_published", container=container.id.short, vm=container.spec.vm, error=str(exc))
-            return f"on this node alone, because it could not be copied to its state volume: {exc}"
-        return "on its state volume"
 
     def go_on(self, container: Container) -> None:
         """Resumes the guest after a failed save. Raises InternalError if the state may count. Does nothing if the container has
@@ -297,10 +305,7 @@ class SaveVm:
             self.vms.discard(vm.disk)
 
 
-def saved_exit(state: SavedState, where: str = "") -> Exit:
-    """`where`: the state is now, if its pod has a state volume."""
+def saved_exit(state: SavedState) -> Exit:
     who = "container" if state.by_operator else "pod"
     message = f"the guest's memory was saved ({state.bytes >> 20} MiB); its next {who} continues from there"
-    if where:
-        message += f". The state is {where}"
     return Exit(SAVED_CODE, ExitReason.SAVED, state.saved_at, message)

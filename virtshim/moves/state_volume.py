@@ -1,11 +1,13 @@
 """The state of a VM on a volume of its pod (`virtshim.io/state-volume`), so that the VM's next pod may run on another node.
 
-A stop copies the VM's files (root disk, firmware variables, memory) to the volume. The next pod's node copies them back if its
-own files are older. A sealed record on the volume counts the VM's starts: each node that starts the VM first writes the next
-number there, so a node whose number is lower knows that its own files are stale, and a memory is continued once.
+StopPodSandbox copies the VM's files (root disk, firmware variables, saved memory) to the volume before kubelet unmounts it. The
+next pod's node copies them back if its own files are older.
 
-Tenants may write to the volume. The record has an HMAC with the cluster's key (`saved.key_file`) and the hash of each file. It is
-checked before anything is parsed, and files are only used from this node's copy.
+A sealed record on the volume counts the VM's starts. A node writes the next number there before it starts the VM. A node with a
+lower number in its own record has stale files, and each memory is continued once.
+
+Tenants may write to the volume. The record has an HMAC with the cluster's key (`saved.key_file`) and the hash of each file.
+virtshim checks the HMAC before it parses the record, and uses only this node's copy of a file, whose hash it has checked.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import hashlib
 import hmac
 import itertools
@@ -31,7 +34,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from virtshim.model.errors import (
     Aborted,
-    DeadlineExceeded,
     InvalidRequest,
     ResourceExhausted,
     ShimError,
@@ -50,6 +52,7 @@ from virtshim.vm.disk_chains import move_images
 log = structlog.get_logger(__name__)
 
 _RECORD: Final = "record"
+_LOCK: Final = "lock"
 # Bytes. A record has two or three KiB.
 _LONGEST: Final = 1 << 20
 # Files of a VM: disk, firmware, kernels, memory.
@@ -67,8 +70,8 @@ _HALF: Final = "state.half"
 _NICS: Final = ("eth0", *(f"net{number}" for number in range(1, 8)))
 _NAME: Final = re.compile(r"[a-z][A-Za-z0-9._-]{0,99}")
 _SAFE: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-# What opening something else in place of a file or directory gives.
-_ODD: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENXIO})
+# The errors for something else in place of a file or directory, and for files that are not virtshim's.
+_ODD: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY})
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -82,16 +85,19 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class VolumeRecord:
-    """`vm`: namespace/name/container. `generation`: counts the VM's starts. `node`: where the last one was. `is_saved`: whether
-    the files are those of a stop since then. `written_at`, `saved_at`: of this record and of the files, in nanoseconds since the
-    epoch. `files_of`: the generation that the files belong to; 0 without files."""
+    """What the volume says of the VM."""
 
+    # namespace/name/container
     vm: str
+    # Counts the VM's starts, on all nodes.
     generation: int
+    # Where the last start was.
     node: str
-    is_saved: bool
-    written_at: int
-    saved_at: int = 0
+    # Whether the volume has the files as they were when that pod had stopped.
+    is_complete: bool
+    # When the VM was started or copied last, in nanoseconds since the epoch.
+    at: int
+    # The generation that the files belong to; 0 without files.
     files_of: int = 0
     # The generation of older files that are still to be removed; 0 for none.
     replaces: int = 0
@@ -141,7 +147,7 @@ class StateVolumeFiles:
                     f"and {have} here): it was restored from a backup, or it is another volume. To use what the volume has, "
                     f"remove this node's files with `virtshim vms rm {vm.rpartition('/')[0]}`"
                 )
-            lost = "" if there.is_saved else _lost(there)
+            lost = "" if there.is_complete else _lost(there)
             if not there.files_of or there.record is None:
                 if known is not None:
                     self.vms.put(dataclasses.replace(known.with_state(None), generation=there.generation, lost=lost))
@@ -154,7 +160,7 @@ class StateVolumeFiles:
         known = self.vms.get(disk)
         if known is None:
             raise Aborted("the record of the virtual machine is gone; create the container again")
-        with self._opened(volume, disk) as place:
+        with self._opened(volume, disk, make=True) as place:
             there = place.read(known.readable)
             is_known = there is None or there.generation == known.generation
             if there is not None and not is_known and not self._is_own_start(there, known.generation):
@@ -163,85 +169,82 @@ class StateVolumeFiles:
                     "create the container again"
                 )
             generation = max(known.generation, there.generation if there is not None else 0) + 1
-            before = there or VolumeRecord(known.readable, 0, "", is_saved=False, written_at=0)
+            before = there or VolumeRecord(known.readable, 0, "", is_complete=False, at=0)
             files = {name: file for name, file in before.files.items() if name != MEMORY_FILE}
             place.write(
                 dataclasses.replace(
                     before,
                     generation=generation,
                     node=self.node,
-                    is_saved=False,
-                    written_at=self.clock.now_ns(),
+                    is_complete=False,
+                    at=self.clock.now_ns(),
                     files=files,
                     replaces=0,
                 )
             )
             now = dataclasses.replace(known, generation=generation, published=False)
             self.vms.put(now)
-            if before.replaces:
-                place.remove_files(before.replaces)
+            place.remove_files(before.replaces)
             place.remove_memory(before.files_of)  # this node has its own copy
         return now
 
-    def publish(self, volume: str, disk: str, seconds: float) -> None:
-        until = self.clock.monotonic() + seconds
+    def publish(self, volume: str, disk: str) -> None:
+        self.check()
+        try:
+            self._publish(volume, disk)
+        except WrongState as exc:  # what a tenant has put there
+            raise Aborted(str(exc)) from exc
+
+    def _publish(self, volume: str, disk: str) -> None:
         known = self.vms.get(disk)
-        if known is None or known.saved is None:
-            raise Aborted("the virtual machine has no saved state")
+        if known is None:
+            raise Aborted("the record of the virtual machine is gone")
+        if known.saved is not None and known.saved.taken_by is not None:  # used up, and not yet removed
+            known = known.with_state(None)
         with self._opened(volume, disk) as place:
             there = place.read(known.readable)
             if there is None:
                 raise Aborted("the volume has no record of the VM's start: it is not mounted, or is another one")
             if there.generation != known.generation or there.node != self.node:
                 raise Aborted(f"node {there.node} has started the virtual machine since")
-            if not there.is_saved:
-                files = self._copied(place, disk, known.generation, until)
-                place.write(
-                    dataclasses.replace(
-                        there,
-                        is_saved=True,
-                        written_at=self.clock.now_ns(),
-                        saved_at=known.saved.saved_at,
-                        files_of=known.generation,
-                        replaces=there.files_of,
-                        images=self.layout.images,
-                        files=files,
-                        record=known,
-                    )
+            if not there.is_complete:
+                files = self._copied(place, known)
+                there = dataclasses.replace(
+                    there,
+                    is_complete=True,
+                    at=self.clock.now_ns(),
+                    files_of=known.generation,
+                    replaces=there.files_of,
+                    images=self.layout.images,
+                    files=files,
+                    record=known,
                 )
+                place.write(there)
             self.vms.put(dataclasses.replace(known, published=True))
-            old = there.replaces if there.is_saved else there.files_of
-            if old:
-                place.remove_files(old)
+            place.remove_files(there.replaces)
 
     def _is_own_start(self, there: VolumeRecord, have: int) -> bool:
         """Whether this node has counted that start on the volume, and died before it did so in its own record."""
-        return there.node == self.node and not there.is_saved and there.generation == have + 1
+        return there.node == self.node and not there.is_complete and there.generation == have + 1
 
-    def _copied(self, place: _Place, disk: str, generation: int, until: float) -> dict[str, StoredFile]:
-        directory = self._directory(disk)
-        names = sorted(name for name in os.listdir(directory) if _is_state(name))
+    def _copied(self, place: _Place, vm: VmRecord) -> dict[str, StoredFile]:
+        directory = self._directory(vm.disk)
+        left_out = "" if vm.saved is not None else MEMORY_FILE
+        names = sorted(name for name in os.listdir(directory) if _is_state(name) and name != left_out)
         place.make_room(sum((directory / name).stat().st_size for name in names))
         place.begin()
         files = {}
         for name in names:
             with open(os.open(directory / name, os.O_RDONLY | _SAFE), "rb") as source:
-                files[name] = place.add(name, source, self._patience(until))
-        place.finish(generation)
+                files[name] = place.add(name, source)
+        place.finish(vm.generation)
         return files
-
-    def _patience(self, until: float) -> Callable[[], None]:
-        def check() -> None:
-            if self.clock.monotonic() > until:
-                raise DeadlineExceeded("the grace period ended while the state was copied to the state volume")
-
-        return check
 
     def _fetch(self, place: _Place, disk: str, there: VolumeRecord, lost: str) -> None:
         assert there.record is not None
         saved = there.record.saved
         has_lapsed = saved is not None and self.clock.now_ns() > self.limits.now.lapses_at(saved)
-        with_memory = there.is_saved and not has_lapsed
+        with_memory = there.is_complete and not has_lapsed
         wanted = {name: file for name, file in there.files.items() if with_memory or name != MEMORY_FILE}
         if any(not _is_state(name) for name in wanted):
             raise WrongState("the record on the state volume names files that are no VM's")
@@ -251,8 +254,8 @@ class StateVolumeFiles:
                 there.record,
                 generation=there.generation,
                 saved=self._of_this_node(disk, saved) if saved is not None and with_memory else None,
-                lapsed_at=self.clock.now_ns() if there.is_saved and has_lapsed else 0,
-                published=there.is_saved,
+                lapsed_at=self.clock.now_ns() if there.is_complete and has_lapsed else 0,
+                published=there.is_complete,
                 lost=lost,
             )
         )
@@ -303,17 +306,19 @@ class StateVolumeFiles:
         return Path(self.layout.kept(disk)).parent
 
     @contextlib.contextmanager
-    def _opened(self, volume: str, disk: str) -> Iterator[_Place]:
+    def _opened(self, volume: str, disk: str, *, make: bool = False) -> Iterator[_Place]:
         """Holds the volume open, so that it is not unmounted meanwhile."""
         key = self._key()
         try:
             root = os.open(volume, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                yield _Place(root, f"virtshim-{identity(disk)}", key)
+                place = _Place(root, f"virtshim-{identity(disk)}", key)
+                with place.alone(make=make):
+                    yield place
             finally:
                 os.close(root)
         except OSError as exc:
-            kind = ResourceExhausted if exc.errno in _FULL else Unavailable
+            kind = ResourceExhausted if exc.errno in _FULL else WrongState if exc.errno in _ODD else Unavailable
             raise kind(f"the state volume cannot be used: {exc.strerror or exc}") from exc
 
     def _key(self) -> bytes:
@@ -344,6 +349,25 @@ class _Place:
         self._root = root
         self._name = name
         self._key = key
+
+    @contextlib.contextmanager
+    def alone(self, *, make: bool) -> Iterator[None]:
+        """Keeps other nodes away. Raises Unavailable if one is there. `make`: makes the directory. Without a directory there is
+        nothing to protect."""
+        try:
+            with self._inside(make=make) as inside:
+                lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | _SAFE, 0o600, dir_fd=inside)
+        except FileNotFoundError:
+            yield
+            return
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                raise Unavailable("another node uses the VM's state volume now; a retry may succeed") from exc
+            yield
+        finally:
+            os.close(lock)
 
     def read(self, vm: str) -> VolumeRecord | None:
         """None if the volume has no record. Raises WrongState for one that is not whole, or not of this VM and cluster."""
@@ -385,11 +409,11 @@ class _Place:
         with self._inside() as inside:
             os.mkdir(_HALF, 0o700, dir_fd=inside)
 
-    def add(self, name: str, source: IO[bytes], patience: Callable[[], None]) -> StoredFile:
+    def add(self, name: str, source: IO[bytes]) -> StoredFile:
         with self._inside(_HALF) as half:
             descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=half)
             with open(descriptor, "wb") as file:
-                return _copy(source, file, patience)
+                return _copy(source, file)
 
     def finish(self, generation: int) -> None:
         """The added files become those of that generation."""
@@ -414,7 +438,7 @@ class _Place:
             if os.fstat(source.fileno()).st_size != expected.bytes:
                 raise changed
             with open(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                if _copy(source, file, lambda: None, expected.bytes) != expected:
+                if _copy(source, file, expected.bytes) != expected:
                     raise changed
 
     def remove_memory(self, generation: int) -> None:
@@ -422,7 +446,9 @@ class _Place:
             os.unlink(MEMORY_FILE, dir_fd=folder)
 
     def remove_files(self, generation: int) -> None:
-        self._remove_folder(f"state-{generation}")
+        """Does nothing for 0."""
+        if generation:
+            self._remove_folder(f"state-{generation}")
 
     def _remove_folder(self, name: str) -> None:
         """Removes at most as many files as a VM has, because a tenant may have put millions there."""
@@ -466,12 +492,11 @@ def _opened_file(name: str, directory: int) -> IO[bytes]:
     return open(descriptor, "rb")
 
 
-def _copy(source: IO[bytes], to: IO[bytes], patience: Callable[[], None], most: int = 1 << 62) -> StoredFile:
+def _copy(source: IO[bytes], to: IO[bytes], most: int = 1 << 62) -> StoredFile:
     """Leaves holes where the source has zeros. The copy is on disk on return. `most`: bytes after which it stops; a source that
     is longer then gives a wrong size."""
     digest, size = hashlib.sha256(), 0
     while size <= most and (data := source.read(_CHUNK)):
-        patience()
         digest.update(data)
         size += len(data)
         if data.count(0) == len(data):
@@ -496,7 +521,7 @@ def _mac(digest: bytes) -> str:
 
 
 def _lost(there: VolumeRecord) -> str:
-    since = there.saved_at or there.written_at
-    at = datetime.fromtimestamp(since / 10**9, UTC).isoformat(timespec="seconds")
-    kept = "its root disk is the one of that stop" if there.files_of else "it has no state from there"
-    return f"the VM ran on node {there.node}, which has not saved it since {at}: its memory is lost, and {kept}"
+    at = datetime.fromtimestamp(there.at / 10**9, UTC).isoformat(timespec="seconds")
+    kept = "its root disk is the one of the last copy" if there.files_of else "nothing of it was copied"
+    where = f"node {there.node}, which started the VM at {at}, has not copied it to its state volume"
+    return f"{where}: its memory is lost, and {kept}"

@@ -1,4 +1,5 @@
-"""StopPodSandbox: ends containers, releases the network and makes the sandbox NOT_READY. Idempotent."""
+"""StopPodSandbox: ends containers, makes the sandbox NOT_READY, copies VMs to their state volumes and releases the network.
+Idempotent."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from virtshim.model.container import ContainerPhase
 from virtshim.model.deadline import Deadline
 from virtshim.model.ids import SandboxId
 from virtshim.model.sandbox import Sandbox, SandboxPhase
+from virtshim.moves.saving import SaveVm
 from virtshim.pods.ports import PodNetworks
 from virtshim.store.ports import Records
 from virtshim.streaming.ports import Streaming
@@ -34,10 +36,11 @@ class StopSandbox:
     networks: PodNetworks
     streaming: Streaming
     stop_container: StopContainer
+    saving: SaveVm
 
     def stop(self, wanted: Sandbox, deadline: Deadline) -> None:
-        """Containers get no grace period, because kubelet has stopped its own by now. The network is released once; a
-        failure is raised, and the next call tries again."""
+        """Containers get no grace period, because kubelet has stopped its own by now. The copies to
+        state volumes and the release of the network are made once; a failure is raised, and the next call tries again."""
         self._kill_containers(wanted.id)
         with self.locks.held(wanted.id):
             sandbox = self.records.sandboxes.get(wanted.id)
@@ -50,9 +53,12 @@ class StopSandbox:
                 self.records.sandboxes.replace(sandbox)
             self._free_devices(sandbox.id)
             self.streaming.end_sandbox(sandbox.id)
-        self._await_devices(
-            wanted.id
-        )  # without the lock, and before CNI DEL, which takes back NICs that are host functions
+        # Without the pod's lock, because both may take long. Devices come before CNI DEL, which takes back NICs that are host
+        # functions.
+        self._await_devices(wanted.id)
+        sandbox = self.records.sandboxes.get(wanted.id)
+        if sandbox is not None and not sandbox.network_released:
+            self.saving.publish(sandbox.id)
         with self.locks.held(wanted.id):
             sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None or sandbox.network_released:

@@ -154,7 +154,6 @@ class LibvirtHypervisor:
             if self._is_on(found):
                 raise WrongState(f"VM {domain} is running already")
             self._exits.forget(domain)
-            self._exits.expect_event(domain)
             definition = found.XMLDesc()
             qemu = self._connection.qemu_ids()
             runs_as = qemu and qemu.for_vm(vm_uid_in(definition))
@@ -193,9 +192,11 @@ class LibvirtHypervisor:
         said: Callable[[], str],
     ) -> None:
         try:
+            self._exits.expect_event(domain)
             with self.busy.held(domain):
                 create(conn, found)
         except libvirt.libvirtError as exc:
+            self._exits.forget(domain)
             raise start_failed(found.name(), exc, said()) from exc
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:

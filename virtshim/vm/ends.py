@@ -118,8 +118,8 @@ def _with(words: str, error: ShimError) -> ShimError:
 # there libvirt's own event decides the last case.
 #
 # QEMU also reports a shutdown if it gets a SIGTERM from outside. libvirt's event says so, but its state does not. So it
-# is remembered here, and counts as destroyed. libvirt's state changes before its events are delivered, so a VM that runs under
-# our eyes is only reported as shut down after its event.
+# is remembered here, and counts as destroyed. libvirt's state changes before its events are delivered, so virtshim
+# waits for the event before it reports the shutdown of a VM that it has seen running.
 
 log = structlog.get_logger(__name__)
 

@@ -192,6 +192,16 @@ def image_mounts(
     ]
 
 
+def mount_path(text: str) -> str:
+    """A mount path in normal form, "" for none. Raises InvalidRequest."""
+    path = text.strip()
+    if path and (not path.startswith("/") or ".." in path.split("/") or normal(path) == "/" or not path.isprintable()):
+        raise InvalidRequest(
+            f"{escaped(path, 80)!r} is not a mountPath of the pod; write an absolute path without '..'"
+        )
+    return normal(path) if path else ""
+
+
 def is_empty_dir(host_path: str, pod_uid: str) -> bool:
     """Whether the path is a whole emptyDir of that pod."""
     found = _kubelets(_EMPTY_DIR, host_path)

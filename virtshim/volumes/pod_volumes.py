@@ -20,7 +20,7 @@ from virtshim.volumes.memory_volumes import MemoryVolume
 from virtshim.volumes.pod_mounts import HOSTS, NO_IMAGES, image_mounts, is_empty_dir, volumes_of
 from virtshim.volumes.ports import VmShares
 from virtshim.volumes.shares import SharedVolume, refuse_odd
-from virtshim.volumes.sysprep import sysprep_files_sysprep_files
+from virtshim.volumes.sysprep import read_sysprep_files
 from virtshim.volumes.volume_copies import VolumeCopies
 
 _DAEMON_ENDED: Final = Trouble(
@@ -71,7 +71,7 @@ class PodVolumes:
             image_volumes=image_volumes,
         )
         if sysprep:
-            sysprep_files_sysprep_files(self.copies.files, config, pod_uid, sysprep)
+            read_sysprep_files(self.copies.files, config, pod_uid, sysprep)
         mounted = tuple(volume for volume in copied if not volume.written)
         others = {volume.guest for volume in shared} | {volume.guest for volume in mounted}
         wanted = not own_hosts and HOSTS not in others

@@ -27,16 +27,6 @@ _LONGEST: Final = 64
 _FORBIDDEN: Final = "*/:;?\\"
 
 
-def sysprep_parse(text: str) -> str:
-    """A mount path in normal form, "" for none. Raises InvalidRequest."""
-    path = text.strip()
-    if path and (not path.startswith("/") or ".." in path.split("/") or normal(path) == "/" or not path.isprintable()):
-        raise InvalidRequest(
-            f"{escaped(path, 80)!r} is not a mountPath of the pod; write an absolute path without '..'"
-        )
-    return normal(path) if path else ""
-
-
 def sysprep_volume(
     mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str, path: str
 ) -> CopiedVolume | None:
@@ -68,6 +58,12 @@ def sysprep_not_mounted(mounts: Iterable[Mount], annotations: Mapping[str, str],
         f"annotation {SYSPREP_ANNOTATION}: no container of the pod mounts anything at {escaped(path, 200)}; this one {there}; "
         f"{remedy} mount the volume with the answer file there, or remove the annotation"
     )
+
+
+def read_sysprep_files(written: KubeletVolumes, config: ContainerConfig, pod_uid: str, path: str) -> dict[str, bytes]:
+    """The files of the volume that is mounted at `path`, {} if there is none. Raises ShimError."""
+    volume = sysprep_volume(config.mounts, config.annotations, pod_uid, path)
+    return {} if volume is None else sysprep_files(written.read(volume))
 
 
 def sysprep_files(entries: Sequence[Entry]) -> dict[str, bytes]:
@@ -113,11 +109,3 @@ def _why_not(name: str) -> str:
 def _is_ucs2(char: str) -> bool:
     """Half a surrogate pair stands for a byte that was not UTF-8."""
     return char <= "\uffff" and not "\ud800" <= char <= "\udfff"
-
-
-def sysprep_files_sysprep_files(
-    written: KubeletVolumes, config: ContainerConfig, pod_uid: str, path: str
-) -> dict[str, bytes]:
-    """The files of the volume that is mounted at `path`, {} if there is none. Raises ShimError."""
-    volume = sysprep_volume(config.mounts, config.annotations, pod_uid, path)
-    return {} if volume is None else sysprep_files(written.read(volume))

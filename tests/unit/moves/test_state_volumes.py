@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +16,8 @@ from fakes.lasting import logged, memory, vm
 from fakes.world import World, container_config, sandbox_config
 
 from virtshim.config.vms import Saved
-from virtshim.model.container import ExitReason, Mount
-from virtshim.model.errors import Aborted, InvalidRequest, ResourceExhausted, WrongState
+from virtshim.model.container import Mount
+from virtshim.model.errors import Aborted, InvalidRequest, ResourceExhausted, Unavailable, WrongState
 from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.model.layout import VM_RECORD
 from virtshim.model.sandbox import PodKey
@@ -127,14 +128,23 @@ def test_the_guest_does_not_see_the_volume(cluster: Cluster) -> None:
     assert world.container(cluster.run(world)).spec.volumes == ()
 
 
-def test_the_exit_says_where_the_state_is(cluster: Cluster) -> None:
+def test_a_guest_that_was_shut_down_boots_on_another_node_with_its_newest_disk(cluster: Cluster) -> None:
+    first, second = saved_on_first(cluster)
+    container = cluster.run(first)
+    Path(first.settings.layout().pod_disk(vm(first).disk)).write_text("newest")
+    first.stop(container, 0)  # saves no memory
+    first.remove_sandbox(first.container(container).sandbox_id)
+    again = cluster.run(second)
+    assert not is_continued(second, again)
+    assert cluster.disk(second) == "newest"
+    assert not any("the guest boots" in line for line in logged(second)), "nothing is lost"
+
+
+def test_a_restart_in_the_pod_copies_nothing(cluster: Cluster) -> None:
     world = cluster.node()
     container = cluster.run(world)
     world.stop(container, 30)
-    ended = world.container(container).exit
-    assert ended is not None
-    assert (ended.code, ended.reason) == (143, ExitReason.SAVED)
-    assert ended.message.endswith("The state is on its state volume")
+    assert not list(cluster.folder.glob("state*"))
 
 
 def test_on_the_same_node_nothing_is_copied_back(cluster: Cluster) -> None:
@@ -155,8 +165,8 @@ def test_a_node_that_did_not_save_the_vm_is_named_and_the_last_saved_disk_is_use
     assert not is_continued(first, container)
     assert cluster.disk(first) == "of the first node"
     (line,) = [line for line in logged(first) if "virtshim: the guest boots" in line]
-    assert f"the VM ran on node {os.uname().nodename}" in line
-    assert "which has not saved it since" in line
+    assert f"node {os.uname().nodename} (" in line
+    assert "has not copied it to its state volume" in line
 
     second.stop(lost, 30)  # it comes back
     second.remove_sandbox(second.container(lost).sandbox_id)
@@ -170,7 +180,7 @@ def test_a_vm_whose_node_died_before_the_first_save_starts_anew_and_the_log_says
     lost = cluster.run(first)
     container = cluster.run(second)
     assert second.container(container).is_running
-    assert any("its memory is lost, and it has no state from there" in line for line in logged(second))
+    assert any("its memory is lost, and nothing of it was copied" in line for line in logged(second))
     cluster.stop(second, container, written="of the second node")
     cluster.stop(first, lost)  # the dead node comes back
     assert is_continued(first, cluster.run(first))
@@ -181,11 +191,9 @@ def test_a_node_that_has_lost_the_vm_copies_nothing_to_the_volume(cluster: Clust
     first, second = saved_on_first(cluster)
     container = cluster.run(second)
     cluster.run(first)  # the cluster has given the second node up
-    second.stop(container, 30)
-    ended = second.container(container).exit
-    assert ended is not None
-    assert "on this node alone" in ended.message
-    assert "has started the virtual machine since" in ended.message
+    before = (cluster.folder / "record").read_bytes()
+    cluster.stop(second, container, written="lost")
+    assert (cluster.folder / "record").read_bytes() == before
 
 
 def test_a_start_on_another_node_between_create_and_start_is_noticed(cluster: Cluster) -> None:
@@ -210,7 +218,7 @@ def test_a_state_is_discarded_after_its_time_also_on_the_volume(cluster: Cluster
 
 TAMPERED: dict[str, Callable[[Path], Any]] = {
     "a record that was changed": lambda folder: (folder / "record").write_bytes(
-        (folder / "record").read_bytes().replace(b'"is_saved":true', b'"is_saved":1e0')
+        (folder / "record").read_bytes().replace(b'"is_complete":true', b'"is_complete":1e0')
     ),
     "a record that was cut": lambda folder: os.truncate(folder / "record", 100),
     "an empty record": lambda folder: os.truncate(folder / "record", 0),
@@ -340,26 +348,39 @@ def test_a_folder_that_a_tenant_has_filled_stops_the_copy_and_the_vm_stays_on_it
     crowded.mkdir()
     for number in range(200):
         (crowded / str(number)).touch()
-    world.stop(container, 30)
-    ended = world.container(container).exit
-    assert ended is not None
-    assert "the state volume cannot be used: Directory not empty" in ended.message
-    world.remove_sandbox(world.container(container).sandbox_id)
+    cluster.stop(world, container)
+    assert not list(cluster.folder.glob("state-*"))
     assert is_continued(world, cluster.run(world))
 
 
-def test_a_full_volume_leaves_the_state_on_the_node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_stays_until_its_full_volume_has_room(cluster: Cluster) -> None:
+    first, second = cluster.node(), cluster.node()
+    container = cluster.run(first)
+    with pytest.MonkeyPatch.context() as full:
+        full.setattr(state_volume, "free_bytes", lambda place: 0 if isinstance(place, int) else 1 << 40)
+        with pytest.raises(ResourceExhausted, match="give it room for two copies"):
+            cluster.stop(first, container, written="kept")
+    first.remove_sandbox(first.container(container).sandbox_id)
+    assert is_continued(second, cluster.run(second))
+    assert cluster.disk(second) == "kept"
+
+
+def test_two_nodes_do_not_use_the_volume_at_once(cluster: Cluster) -> None:
+    _, second = saved_on_first(cluster)
+    with (cluster.folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(Unavailable, match="another node uses the VM's state volume"):
+            cluster.create(second)
+    assert is_continued(second, cluster.run(second))
+
+
+def test_nothing_is_written_where_the_volume_is_no_longer_mounted(cluster: Cluster) -> None:
     world = cluster.node()
     container = cluster.run(world)
-    monkeypatch.setattr(state_volume, "free_bytes", lambda place: 0 if isinstance(place, int) else 1 << 40)
-    world.stop(container, 30)
-    ended = world.container(container).exit
-    assert ended is not None
-    assert ended.reason is ExitReason.SAVED
-    assert "on this node alone" in ended.message
-    assert "give it room for two copies" in ended.message
-    world.remove_sandbox(world.container(container).sandbox_id)
-    assert is_continued(world, cluster.run(world))
+    cluster.volume.rename(cluster.directory / "unmounted")
+    cluster.volume.mkdir()
+    cluster.stop(world, container)
+    assert list(cluster.volume.iterdir()) == []
 
 
 def test_a_full_node_refuses_the_pod(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,7 +496,7 @@ def test_a_kill_after_any_step_on_the_next_node_loses_nothing_silently(tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_vm_whose_stop_was_killed_after_any_step_continues_on_its_node(tmp_path: Path) -> None:
+def test_a_vm_whose_stop_was_killed_after_any_step_continues_on_another_node(tmp_path: Path) -> None:
     new = clusters(tmp_path)
 
     def started(cluster: Cluster) -> tuple[World, ContainerId]:
@@ -487,24 +508,28 @@ def test_a_vm_whose_stop_was_killed_after_any_step_continues_on_its_node(tmp_pat
 
     cluster = new()
     world, container = started(cluster)
-    world.stop(container, 30)
+    cluster.stop(world, container)
     calls = len(world.journal.calls)
     closed(cluster)
     for at in range(1, calls + 1):
         cluster = new()
         world, container = started(cluster)
+        sandbox = world.container(container).sandbox_id
         world.journal.crash(at, When.AFTER)
         with contextlib.suppress(Crash, Exception):
-            world.stop(container, 30)
+            cluster.stop(world, container)
         cluster.worlds[0] = world = world.recovered()
         world.app.watch.look()
-        if world.container(container).is_running:
+        known = world.records.containers.get(container)
+        if known is not None and known.is_running:
             world.stop(container, 30)
-        is_saved = vm(world).saved is not None
-        world.remove_sandbox(world.container(container).sandbox_id)
-        again = cluster.run(world)
-        assert is_continued(world, again) == is_saved, f"at {at}"
-        assert cluster.disk(world) == "kept", f"at {at}"
+        is_saved = at == calls or vm(world).saved is not None
+        if world.records.sandboxes.get(sandbox) is not None:
+            world.remove_sandbox(sandbox)
+        other = cluster.node()
+        again = cluster.run(other)
+        assert is_continued(other, again) == is_saved, f"at {at}"
+        assert cluster.disk(other) == "kept", f"at {at}"
         closed(cluster)
 
 

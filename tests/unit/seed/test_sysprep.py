@@ -6,11 +6,11 @@ from virtshim.annotations.parse import parse_vm_options
 from virtshim.model.container import Mount
 from virtshim.model.errors import InvalidRequest
 from virtshim.volumes.copies import CopiedVolume, Entry, EntryKind
+from virtshim.volumes.pod_mounts import mount_path
 from virtshim.volumes.sysprep import (
     SYSPREP_ANNOTATION,
     sysprep_files,
     sysprep_not_mounted,
-    sysprep_parse,
     sysprep_volume,
 )
 
@@ -62,7 +62,7 @@ def test_the_error_for_a_path_without_a_mount_lists_the_mounts() -> None:
 
 
 def test_the_annotation_is_a_mount_path() -> None:
-    assert [sysprep_parse(text) for text in ("", "/a", "//a//b/", " /a\n")] == ["", "/a", "/a/b", "/a"]
+    assert [mount_path(text) for text in ("", "/a", "//a//b/", " /a\n")] == ["", "/a", "/a/b", "/a"]
     for text in ("sysprep", "/", "/a/../b", "/a\0"):
         with pytest.raises(InvalidRequest, match=f"annotation {SYSPREP_ANNOTATION}: .* is not a mountPath"):
             parse_vm_options({SYSPREP_ANNOTATION: text})
