@@ -608,6 +608,55 @@ class SavedState(_message.Message):
 Global___SavedState: _TypeAlias = SavedState  # noqa: Y015
 
 @_typing.final
+class LoadImageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    total: _builtins.int
+    """Of the whole disk as sent; 0: not known. In the first message."""
+    data: _builtins.bytes
+    """Qcow2 or raw, plain or packed by gzip, xz or zstd."""
+    is_last: _builtins.bool
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        total: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        is_last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "is_last", b"is_last", "name", b"name", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadImageRequest: _TypeAlias = LoadImageRequest  # noqa: Y015
+
+@_typing.final
+class LoadImageResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadImageResponse: _TypeAlias = LoadImageResponse  # noqa: Y015
+
+@_typing.final
 class RemoveVmRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -120,6 +120,11 @@ class OperatorStub:
                 request_serializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
                 response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
                 _registered_method=True)
+        self.LoadImage = channel.stream_unary(
+                '/virtshim.operator.v1.Operator/LoadImage',
+                request_serializer=criproto_dot_operator__v1_dot_operator__pb2.LoadImageRequest.SerializeToString,
+                response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.LoadImageResponse.FromString,
+                _registered_method=True)
         self.RemoveVm = channel.unary_unary(
                 '/virtshim.operator.v1.Operator/RemoveVm',
                 request_serializer=criproto_dot_operator__v1_dot_operator__pb2.RemoveVmRequest.SerializeToString,
@@ -250,6 +255,14 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadImage(self, request_iterator, context):
+        """Stores a disk as an image, as if it had been pulled by this name. The first message has the name, the last one `is_last`: a stream
+        that ends before is not stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RemoveVm(self, request, context):
         """Removes a VM that outlives its pods and that no pod uses: disk, firmware variables, TPM state, saved memory.
         """
@@ -344,6 +357,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Renew,
                     request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.VmRequest.FromString,
                     response_serializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.SerializeToString,
+            ),
+            'LoadImage': grpc.stream_unary_rpc_method_handler(
+                    servicer.LoadImage,
+                    request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.LoadImageRequest.FromString,
+                    response_serializer=criproto_dot_operator__v1_dot_operator__pb2.LoadImageResponse.SerializeToString,
             ),
             'RemoveVm': grpc.unary_unary_rpc_method_handler(
                     servicer.RemoveVm,
@@ -811,6 +829,33 @@ class Operator:
             '/virtshim.operator.v1.Operator/Renew',
             criproto_dot_operator__v1_dot_operator__pb2.VmRequest.SerializeToString,
             criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadImage(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/virtshim.operator.v1.Operator/LoadImage',
+            criproto_dot_operator__v1_dot_operator__pb2.LoadImageRequest.SerializeToString,
+            criproto_dot_operator__v1_dot_operator__pb2.LoadImageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,10 @@ class OperatorStub:
     """Saves all running VMs whose stops save, at the same time. The others run on."""
     Renew: _grpc.UnaryUnaryMultiCallable[_operator_pb2.VmRequest, _operator_pb2.ActionResponse]
     """The guest's memory is saved and goes on in a new QEMU, in the same container and with the same taps."""
+    LoadImage: _grpc.StreamUnaryMultiCallable[_operator_pb2.LoadImageRequest, _operator_pb2.LoadImageResponse]
+    """Stores a disk as an image, as if it had been pulled by this name. The first message has the name, the last one `is_last`: a stream
+    that ends before is not stored.
+    """
     RemoveVm: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RemoveVmRequest, _operator_pb2.ActionResponse]
     """Removes a VM that outlives its pods and that no pod uses: disk, firmware variables, TPM state, saved memory."""
 
@@ -195,6 +199,16 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _grpc.ServicerContext,
     ) -> _operator_pb2.ActionResponse:
         """The guest's memory is saved and goes on in a new QEMU, in the same container and with the same taps."""
+
+    @_abc_1.abstractmethod
+    def LoadImage(
+        self,
+        request_iterator: _abc.Iterator[_operator_pb2.LoadImageRequest],
+        context: _grpc.ServicerContext,
+    ) -> _operator_pb2.LoadImageResponse:
+        """Stores a disk as an image, as if it had been pulled by this name. The first message has the name, the last one `is_last`: a stream
+        that ends before is not stored.
+        """
 
     @_abc_1.abstractmethod
     def RemoveVm(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import threading
 from collections.abc import Sequence
@@ -9,8 +10,8 @@ from dataclasses import dataclass
 
 from fakes.journal import WAIT_LIMIT
 
-from virtshim.images.ports import FetchedImage
-from virtshim.model.errors import DeadlineExceeded, InternalError, NotFound, PermissionRefused
+from virtshim.images.ports import FetchedImage, SentDisk
+from virtshim.model.errors import DeadlineExceeded, InternalError, InvalidRequest, NotFound, PermissionRefused
 from virtshim.model.ids import ImageDigest, ImageId
 from virtshim.model.image import (
     BootFile,
@@ -138,6 +139,21 @@ class FakeImageFiles:
             config=image.config,
             boot=image.boot,
         )
+
+    def load(self, reference: str, sent: SentDisk, cancelled: threading.Event) -> FetchedImage:
+        name = ImageName.parse(reference)
+        self._give_up_if(cancelled, reference)
+        content = b"".join(sent.chunks)
+        if sent.total not in (0, len(content)):
+            raise InvalidRequest(f"image {reference!r}: {len(content)} bytes where {sent.total} were announced")
+        if name.digest not in (None, _sha256(content)):
+            raise InvalidRequest(f"image {reference!r} has another digest")
+        self._give_up_if(cancelled, reference)
+        digest = ImageDigest(_sha256(content))
+        self.files[digest] = len(content)
+        found = self.describe(digest)
+        tag = "" if name.digest else name.tagged
+        return dataclasses.replace(found, tag=tag, repo_digest=name.with_digest(digest.value))
 
     def _give_up_if(self, cancelled: threading.Event, reference: str) -> None:
         if cancelled.is_set():

@@ -186,7 +186,7 @@ def operator_servicer(
             screenshots=a.vm.screenshots,
             has_screen=partial(_has_screen, a.records),
             streaming=a.network.streaming,
-            files=a.files.images,
+            images=images,
             inspection=Inspection(a.records, a.vm.hypervisor, services.node, start_ups),
             start_ups=start_ups,
             vms=LastingVms(

@@ -195,6 +195,28 @@ def pull(
 
 
 @operating_app.command()
+def load(
+    file: Annotated[
+        str, typer.Argument(help="a disk, qcow2 or raw, plain or packed by gzip, xz or zstd; -: standard input")
+    ],
+    name: Annotated[str, typer.Argument(help="name of the image, for pods and for `virtshim run`")],
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="show no progress")] = False,
+    as_json: _Json = False,
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
+    """Store a disk file as an image and print its id. Pods use it with imagePullPolicy IfNotPresent or Never."""
+    from virtshim.cli.pulling import load as store
+    from virtshim.cli.tables import tables_show_json
+
+    found = store(cri_socket(socket, config), admin_socket(socket, config), file, name, quiet=quiet or as_json)
+    if as_json:
+        tables_show_json({"image": name, "id": found})
+    else:
+        print(found)
+
+
+@operating_app.command()
 def logs(
     name: _Vm,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="keep printing until the VM ends")] = False,

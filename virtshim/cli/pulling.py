@@ -1,4 +1,4 @@
-"""`virtshim images`, `rmi` and `image prune`: the node's images. `virtshim pull` fetches one and shows the progress."""
+"""`virtshim images`, `rmi` and `image prune`: the node's images. `virtshim pull` and `load` bring one and show the progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import BinaryIO, Final
 
 from rich.progress import (
     BarColumn,
@@ -20,15 +20,16 @@ from rich.progress import (
 
 from virtshim.cli.tables import tables_show, tables_show_json, tables_size
 from virtshim.cri.client import Pull, connected
-from virtshim.cri.operator_client import OperatorClient, Pulling, operating
+from virtshim.cri.operator_client import OperatorClient, Pulling, operating, operating_beside
 from virtshim.model.errors import InvalidRequest, NotFound, ShimError, WrongState
-from virtshim.model.image_name import FILE_SCHEME
+from virtshim.model.image_name import FILE_SCHEME, ImageName
 
 _SHORT: Final = 19  # "sha256:" and twelve digits
 # Seconds between two progress queries.
 _LOOK: Final = 0.5
 # Per cent of the download between two lines, where there is no terminal.
 _PART: Final = 10
+_CHUNK: Final = 1 << 18
 
 
 def images(socket: str, wanted: str = "", template: str = "", *, as_json: bool = False, quiet: bool = False) -> None:
@@ -98,6 +99,39 @@ def pull(socket: str, admin: str, image: str, *, login: str = "", quiet: bool = 
             return going.image_id()
         finally:
             going.cancel()
+
+
+def load(socket: str, admin: str, file: str, name: str, *, quiet: bool = False) -> str:
+    """Stores a disk file as image `name`. `file`: a path, or - for standard input. Returns the image's id. Raises ShimError."""
+    ImageName.parse(name)
+    with operating_beside(socket, admin) as node, _disk_file(file) as disk, _teller(name, quiet=quiet) as tell:
+        total = os.fstat(disk.fileno()).st_size
+
+        def chunks() -> Iterator[bytes]:
+            sent = 0
+            while chunk := disk.read(_CHUNK):
+                yield chunk
+                sent += len(chunk)
+                tell(Pulling(name, sent, total))
+
+        return node.load(name, total, chunks())
+
+
+@contextlib.contextmanager
+def _disk_file(file: str) -> Iterator[BinaryIO]:
+    if file == "-":
+        if sys.stdin.isatty():
+            raise InvalidRequest("standard input is a terminal; name a file, or pipe the disk into the command")
+        yield sys.stdin.buffer
+        return
+    try:
+        disk = open(file, "rb")  # noqa: SIM115  closed below
+    except FileNotFoundError as exc:
+        raise NotFound(f"{file} does not exist") from exc
+    except OSError as exc:
+        raise InvalidRequest(f"{file} cannot be read: {exc.strerror}") from exc
+    with disk:
+        yield disk
 
 
 def _await(going: Pull, admin: str, image: str, *, quiet: bool) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from virtshim.cli.tables import age, tables_show, tables_show_json, tables_size
-from virtshim.cri.client import refuse_others_socket
-from virtshim.cri.operator_client import LastingVm, OperatorClient, SavedMemory, operating
-from virtshim.model.errors import InvalidRequest, NotFound, Unavailable
+from virtshim.cri.operator_client import LastingVm, SavedMemory, operating_beside
+from virtshim.model.errors import InvalidRequest, NotFound
 from virtshim.model.text import printable_text
 
 HEAD: Final = ("VM", "CONTAINER", "DISK", "POD", "SAVED", "SAVED AGE", "LAPSES IN")
@@ -19,7 +16,7 @@ HEAD: Final = ("VM", "CONTAINER", "DISK", "POD", "SAVED", "SAVED AGE", "LAPSES I
 
 def vms(socket: str, admin: str, template: str = "", *, as_json: bool) -> None:
     """`template`: see `tables_format`."""
-    with _operator(socket, admin) as operator:
+    with operating_beside(socket, admin) as operator:
         found = operator.lasting_vms()
     if as_json:
         tables_show_json([_as_json(vm) for vm in found])
@@ -28,7 +25,7 @@ def vms(socket: str, admin: str, template: str = "", *, as_json: bool) -> None:
 
 
 def remove(socket: str, admin: str, wanted: str, *, as_json: bool) -> None:
-    with _operator(socket, admin) as operator:
+    with operating_beside(socket, admin) as operator:
         vm = named(wanted, operator.lasting_vms())
         message = operator.remove_vm(vm)
     if as_json:
@@ -36,16 +33,6 @@ def remove(socket: str, admin: str, wanted: str, *, as_json: bool) -> None:
         tables_show_json({**found, "action": "rm", "changed": True, "message": message})
     else:
         print(printable_text(f"{vm.full_name}: {message}"))
-
-
-@contextlib.contextmanager
-def _operator(socket: str, admin: str) -> Iterator[OperatorClient]:
-    """Errors name the CRI socket, because `--socket` names it. Raises PermissionRefused, Unavailable."""
-    refuse_others_socket(socket)
-    if not os.path.exists(socket):
-        raise Unavailable(f"there is no CRI socket {socket}: is virtshim running there? --socket names another")
-    with operating(admin) as operator:
-        yield operator
 
 
 def named(wanted: str, found: Sequence[LastingVm]) -> LastingVm:

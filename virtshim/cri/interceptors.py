@@ -66,8 +66,14 @@ class CallInterceptor(grpc.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method.rpartition("/")[2]
+        if handler.stream_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(
+                self._placed(method, _guarded(handler_call_details.method.lstrip("/"), handler.stream_unary, _nothing)),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
         if handler.unary_unary is None:
-            assert handler.unary_stream is not None  # CRI has no client streams
+            assert handler.unary_stream is not None  # no call streams both ways
             return grpc.unary_stream_rpc_method_handler(
                 self._placed(method, _guarded_stream(method, handler.unary_stream)),
                 request_deserializer=handler.request_deserializer,
@@ -85,6 +91,11 @@ class CallInterceptor(grpc.ServerInterceptor):
         if method in _FREQUENT:
             call.experimental_thread_pool = self._frequent  # type: ignore[attr-defined]
         return call
+
+
+def _nothing(_requests: object) -> dict[str, str]:
+    """A stream of requests has no subject before it is read."""
+    return {}
 
 
 def _guarded(service_method: str, inner: _Call, about: _About) -> _Call:

@@ -140,6 +140,18 @@ class OperatorClient:
             found = self._stub.Pulls(operator_pb2.PullsRequest(), timeout=_ADMIN_SECONDS).pulls
         return [Pulling(one.image, one.received, one.total) for one in found]
 
+    def load(self, name: str, total: int, chunks: Iterator[bytes]) -> str:
+        """Sends a disk of `total` bytes (0: unknown) to the node, which stores it as image `name`. Returns the image's id."""
+
+        def messages() -> Iterator[operator_pb2.LoadImageRequest]:
+            yield operator_pb2.LoadImageRequest(name=name, total=total)
+            for chunk in chunks:
+                yield operator_pb2.LoadImageRequest(data=chunk)
+            yield operator_pb2.LoadImageRequest(is_last=True)
+
+        with as_shim_errors():
+            return self._stub.LoadImage(messages()).id
+
     def lasting_vms(self) -> Sequence[LastingVm]:
         with as_shim_errors():
             found = self._stub.Vms(operator_pb2.VmsRequest(), timeout=_ADMIN_SECONDS).vms
@@ -176,3 +188,13 @@ def operating(path: str) -> Iterator[OperatorClient]:
     refuse_others_socket(path)
     with open_channel(path) as channel:
         yield OperatorClient(channel)
+
+
+@contextlib.contextmanager
+def operating_beside(socket: str, admin: str) -> Iterator[OperatorClient]:
+    """Errors name the CRI socket, because `--socket` names it. Raises PermissionRefused, Unavailable."""
+    refuse_others_socket(socket)
+    if not os.path.exists(socket):
+        raise Unavailable(f"there is no CRI socket {socket}: is virtshim running there? --socket names another")
+    with operating(admin) as operator:
+        yield operator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -15,11 +16,13 @@ from criproto.operator_v1 import operator_pb2 as pb
 from criproto.operator_v1 import operator_pb2_grpc
 from virtshim.containers.operate import ActionLog, VmActions
 from virtshim.cri.interceptors import CallInterceptor
+from virtshim.cri.services import set_when_cancelled
 from virtshim.guest.operation import ActionTaken, Outcome
-from virtshim.images.ports import ImageFiles
+from virtshim.images.ports import SentDisk
+from virtshim.images.service import ImageService
 from virtshim.metrics.start_ups import StartUp, StartUps
 from virtshim.model.container import Container
-from virtshim.model.errors import InvalidRequest, NotFound, WrongState
+from virtshim.model.errors import DeadlineExceeded, InvalidRequest, NotFound, WrongState
 from virtshim.model.sandbox import Sandbox
 from virtshim.moves.keeping import KnownVm, LastingVms
 from virtshim.pods.inspection import Inspection
@@ -51,7 +54,7 @@ class OperatorServices:
     screenshots: Screenshots
     has_screen: Callable[[Container], bool]
     streaming: Streaming
-    files: ImageFiles
+    images: ImageService
     inspection: Inspection
     start_ups: StartUps
     vms: LastingVms
@@ -80,7 +83,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         return pb.PullsResponse(
             pulls=[
                 pb.Pull(image=one.image, received=one.received, total=one.total, began_at=one.began_at)
-                for one in self.services.files.under_way()
+                for one in self.services.images.files.under_way()
             ]
         )
 
@@ -176,6 +179,12 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         del context
         return _outcome(self.services.actions.renew(self._vm(request.id)))
 
+    def LoadImage(self, requests: Iterator[pb.LoadImageRequest], context: grpc.ServicerContext) -> pb.LoadImageResponse:
+        first = next(requests, pb.LoadImageRequest())
+        sent = SentDisk(max(0, first.total), _sent(itertools.chain((first,), requests)))
+        image = self.services.images.load(first.name, sent, set_when_cancelled(context))
+        return pb.LoadImageResponse(id=image.id.value)
+
     def RemoveVm(self, request: pb.RemoveVmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
         del context
         return _outcome(self.services.vms.remove(request.namespace, request.name, request.container))
@@ -259,6 +268,18 @@ def _lasting_vm(known: KnownVm) -> pb.LastingVm:
         made.saved.bytes, made.saved.saved_at = vm.saved.bytes, vm.saved.saved_at
         made.saved.lapses_at, made.saved.taken = known.lapses_at, vm.saved.taken_by is not None
     return made
+
+
+def _sent(requests: Iterator[pb.LoadImageRequest]) -> Iterator[bytes]:
+    try:
+        for request in requests:
+            if request.data:
+                yield request.data
+            if request.is_last:
+                return
+    except grpc.RpcError as exc:  # the client has disconnected
+        raise DeadlineExceeded("the disk was not stored: its client ended the call") from exc
+    raise InvalidRequest("the disk was not stored: the stream ended before its last message; send the disk again")
 
 
 def _outcome(found: Outcome) -> pb.ActionResponse:

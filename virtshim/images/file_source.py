@@ -1,9 +1,10 @@
-"""Disk images that are files of the node, in directories that the operator lists."""
+"""Disk images that are files of the node, in directories that the operator lists, or that an operator sends."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -12,14 +13,18 @@ from typing import Final
 from virtshim.images.downloads.places import Landing
 from virtshim.images.layer_child import Layer, Unpacking
 from virtshim.images.names import FileLocation
+from virtshim.images.ports import SentDisk
 from virtshim.images.pull_cache import Pulled
 from virtshim.images.registries.repository import verified
 from virtshim.model.errors import InternalError, InvalidRequest, NotFound, PermissionRefused, Unavailable
+from virtshim.model.image_name import ImageName
 
 # No link is followed, and no FIFO blocks the open.
 _SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 # `DiskWriter` turns chunks of zeros up to this size into holes.
 _CHUNK: Final = 1 << 18
+# The first bytes of gzip, xz and zstd.
+_PACKED: Final = (b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
 
 
 def copy(
@@ -39,20 +44,36 @@ def copy(
         stored = landing.claim(content, progress)
         if stored is not None:
             return Pulled(content, stored)
-        chunks = _chunks(file, progress)
-        if wanted is not None:
-            chunks = verified(chunks, wanted, None, f"the file of image {str(location.name)!r}")
-        disk = landing.disk()
-        if location.is_packed:
-            layer = Layer(location.path, "", "", lambda: _each(chunks), is_disk=True)
-            unpacking.run(str(location.name), [layer], disk, found.st_size)
-        else:
-            disk.expect(found.st_size)
-            for chunk in chunks:
-                disk.write(chunk)
+        sent = SentDisk(found.st_size, _chunks(file, progress))
+        _write(location.name, location.path, sent, landing, unpacking, is_packed=location.is_packed)
         if _identity(location, os.fstat(file)) != identity:
             raise Unavailable(f"image {str(location.name)!r}: the file changed while it was copied; pull it again")
     return Pulled(content)
+
+
+def receive(name: ImageName, sent: SentDisk, landing: Landing, unpacking: Unpacking) -> Pulled:
+    """Takes a disk that an operator sends."""
+    first = next(sent.chunks, b"")
+    whole = SentDisk(sent.total, itertools.chain((first,), sent.chunks))
+    _write(name, str(name), whole, landing, unpacking, is_packed=first.startswith(_PACKED))
+    return Pulled("")
+
+
+def _write(
+    name: ImageName, what: str, sent: SentDisk, landing: Landing, unpacking: Unpacking, *, is_packed: bool
+) -> None:
+    """`what`: the file's name in errors."""
+    chunks, disk = sent.chunks, landing.disk()
+    if name.digest is not None:
+        chunks = verified(chunks, name.digest, None, f"the file of image {str(name)!r}")
+    if is_packed:
+        layer = Layer(what, "", "", lambda: _each(chunks), is_disk=True)
+        unpacking.run(str(name), [layer], disk, sent.total or None)
+    else:
+        if sent.total:
+            disk.expect(sent.total)
+        for chunk in chunks:
+            disk.write(chunk)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import re
 import threading
@@ -35,7 +36,7 @@ from virtshim.images.kernels import StoredBoot
 from virtshim.images.layer_child import Unpacking
 from virtshim.images.names import FileLocation, HttpLocation, Location, RegistryLocation, resolve
 from virtshim.images.policy import DiskPath, Rule, keys_wanted, place_of_disk
-from virtshim.images.ports import FetchedImage
+from virtshim.images.ports import FetchedImage, SentDisk
 from virtshim.images.pull_cache import PullCache, Pulled
 from virtshim.images.pull_watch import PullsUnderWay, PullWatch
 from virtshim.images.registries.endpoint import Endpoint
@@ -77,6 +78,17 @@ class ImageSettings:
     policy: tuple[Rule, ...] = ()
     file_dirs: tuple[str, ...] = ()
     disk_paths: tuple[DiskPath, ...] = ()
+
+
+def _counted(chunks: Iterator[bytes], watch: PullWatch) -> Iterator[bytes]:
+    for chunk in chunks:
+        watch.progressed(len(chunk))
+        yield chunk
+    if watch.total and watch.received != watch.total:
+        raise InvalidRequest(
+            f"image {watch.name!r}: {watch.received} bytes were sent where {watch.total} were announced; "
+            "send a disk that nobody writes to"
+        )
 
 
 class _NotADisk(Exception):
@@ -122,27 +134,33 @@ class ImageFileStore:
         translations = read_translations(self._settings.translations_dir) if self._settings.translations_dir else []
         location = resolve(name, translations, self._settings.download_protocol)
         keys = keys_wanted(self._settings.policy, location)
+        bring = functools.partial(self._download, location, credentials, keys, cancelled)
+        with self._prepared(name):
+            try:
+                return self._stored(name, functools.partial(bring, as_files=False), cancelled)
+            except _NotADisk as exc:
+                log.info("image.artifact.no_disk", image=str(name), why=str(exc))
+                return self._stored(name, functools.partial(bring, as_files=True), cancelled)
+
+    def load(self, reference: str, sent: SentDisk, cancelled: threading.Event) -> FetchedImage:
+        name = ImageName.parse(reference)
+        # The operator may take any time to send the disk, and can end the call.
+        with self._prepared(name), PullWatch(str(name), cancelled, math.inf) as watch, self._pulls.listed(watch):
+            watch.expect(sent.total)
+            unpacking = Unpacking(self._settings.max_bytes, self._parser, watch.check, watch.progressed)
+            counted = SentDisk(sent.total, _counted(sent.chunks, watch))
+            return self._stored(name, lambda landing: file_source.receive(name, counted, landing, unpacking), cancelled)
+
+    @contextlib.contextmanager
+    def _prepared(self, name: ImageName) -> Iterator[None]:
         with self._partials_make_room(), self._store_errors(name):
             self._make_directories()
             self._partials.forget_old()
-            try:
-                return self._fetch(location, credentials, keys, cancelled)
-            except _NotADisk as exc:
-                log.info("image.artifact.no_disk", image=str(name), why=str(exc))
-                return self._fetch(location, credentials, keys, cancelled, as_files=True)
+            yield
 
-    def _fetch(
-        self,
-        location: Location,
-        credentials: Credentials | None,
-        keys: Sequence[str] | None,
-        cancelled: threading.Event,
-        *,
-        as_files: bool = False,
-    ) -> FetchedImage:
-        name = location.name
+    def _stored(self, name: ImageName, bring: Callable[[Landing], Pulled], cancelled: threading.Event) -> FetchedImage:
         with Landing(self._ground, str(name), self._settings.max_bytes) as landing:
-            pulled = self._download(location, credentials, keys, landing, cancelled, as_files=as_files)
+            pulled = bring(landing)
             boot: tuple[BootFile, ...] = ()
             if pulled.known is not None:
                 digest, boot = pulled.known, self._memory.boot(pulled.identity)
@@ -261,8 +279,8 @@ class ImageFileStore:
         location: Location,
         credentials: Credentials | None,
         keys: Sequence[str] | None,
-        landing: Landing,
         cancelled: threading.Event,
+        landing: Landing,
         *,
         as_files: bool,
     ) -> Pulled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,15 @@ class FetchedImage:
     config: ImageConfig = ImageConfig()
     boot: tuple[BootFile, ...] = ()
     tree: ImageDigest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SentDisk:
+    """A disk that a caller sends, plain or packed by gzip, xz or zstd. `total`: its bytes as sent, 0 if unknown. `chunks`: raises
+    ShimError if the caller breaks off."""
+
+    total: int
+    chunks: Iterator[bytes]
 
 
 class ImageNotes(Protocol):
@@ -65,6 +74,10 @@ class ImageFiles(Protocol):
         because it must check the credentials each time. Content that is stored already is not stored twice. Concurrent fetches
         are safe. Errors: InvalidRequest (malformed reference; unusable or dangerous image), NotFound, PermissionRefused,
         Unavailable, ResourceExhausted, DeadlineExceeded (`cancelled` was set). A failure leaves nothing behind."""
+
+    def load(self, reference: str, sent: SentDisk, cancelled: threading.Event) -> FetchedImage:
+        """Stores a disk that the caller sends as `fetch` stores a downloaded one. A digest in the reference must match the bytes
+        that are sent. Errors as of `fetch`."""
 
     def path(self, digest: ImageDigest, below: str | None = None) -> str:
         """Absolute path of the stored disk, even if it does not exist. With `below`: the path of a directory in the tree, ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import threading
 import time
@@ -12,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import structlog
 
-from virtshim.images.ports import FetchedImage, ImageNotes
+from virtshim.images.ports import FetchedImage, ImageNotes, SentDisk
 from virtshim.metrics import observed
 from virtshim.model.container import Container
 from virtshim.model.errors import Aborted, InvalidRequest, NotFound, ShimError
@@ -62,12 +63,21 @@ class ImageService:
 
     def pull(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> Image:
         """Always contacts the source. The image is listed when this returns."""
+        fetch = functools.partial(self.files.fetch, reference, credentials, cancelled)
+        return self._measured(reference, fetch, _ATTEMPTS)
+
+    def load(self, reference: str, sent: SentDisk, cancelled: threading.Event) -> Image:
+        """Stores a disk that an operator sends, as if it had been pulled by this name. images.policy does not apply,
+        because it is about what pods may pull."""
+        return self._measured(reference, functools.partial(self.files.load, reference, sent, cancelled), attempts=1)
+
+    def _measured(self, reference: str, fetch: Callable[[], FetchedImage], attempts: int) -> Image:
         meter, began = observed.meter(), time.monotonic()
         meter.pulls_under_way(1)
         result, size = observed.OK, 0
         try:
             with observed.tracer().part("pull"), self._under_way(reference):
-                image = self._pull(reference, credentials, cancelled)
+                image = self._fetched(reference, fetch, attempts)
             size = image.size
             return image
         except BaseException as exc:
@@ -87,10 +97,10 @@ class ImageService:
             with self._lock:
                 self.pulling -= Counter((reference,))
 
-    def _pull(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> Image:
-        for _ in range(_ATTEMPTS):
+    def _fetched(self, reference: str, fetch: Callable[[], FetchedImage], attempts: int) -> Image:
+        for _ in range(attempts):
             with contextlib.suppress(Aborted):  # a stored file was removed while the source was asked
-                fetched = self.files.fetch(reference, credentials, cancelled)
+                fetched = fetch()
                 with self._lock:
                     boot = {one.digest for one in fetched.boot}
                     is_here = self.files.stored().issuperset({fetched.digest, fetched.tree} - {None})

@@ -88,6 +88,35 @@ def test_a_pull_in_progress_is_shown_with_its_bytes(operator: Operator, client: 
     assert world.outside.files.gave_up.wait(20)
 
 
+def load(operator: Operator, *requests: pb.LoadImageRequest) -> str:
+    return operator.LoadImage(iter(requests)).id
+
+
+def image_named(client: Client, name: str) -> api_pb2.Image:
+    return client.image.ImageStatus(api_pb2.ImageStatusRequest(image={"image": name})).image
+
+
+def test_a_disk_that_is_sent_is_an_image_for_pods(operator: Operator, client: Client) -> None:
+    disk = [
+        pb.LoadImageRequest(name="golden:1", total=4),
+        pb.LoadImageRequest(data=b"di"),
+        pb.LoadImageRequest(data=b"sk"),
+    ]
+    made = load(operator, *disk, pb.LoadImageRequest(is_last=True))
+    found = image_named(client, "golden:1")
+    assert (found.id, list(found.repo_tags), found.size) == (made, ["golden:1"], 4)
+    newer = load(operator, pb.LoadImageRequest(name="golden:1", data=b"newer", is_last=True))
+    assert image_named(client, "golden:1").id == newer != made
+
+
+def test_a_disk_whose_stream_ends_early_is_no_image(operator: Operator, client: Client) -> None:
+    with refused(Code.INVALID_ARGUMENT, "before its last message"):
+        load(operator, pb.LoadImageRequest(name="golden:1", data=b"half"))
+    with refused(Code.INVALID_ARGUMENT, "the image reference is empty"):
+        load(operator)
+    assert not image_named(client, "golden:1").id
+
+
 def _pull():
     return api_pb2.PullImageRequest(image=api_pb2.ImageSpec(image=IMAGE))
 

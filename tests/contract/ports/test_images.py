@@ -19,7 +19,7 @@ from fakes.waiting import eventually
 from fakes.webserver import LOOPBACK, WebServer, serving
 
 from virtshim.images.filestore import ImageFileStore, ImageSettings
-from virtshim.images.ports import FetchedImage
+from virtshim.images.ports import FetchedImage, SentDisk
 from virtshim.model.errors import DeadlineExceeded, InternalError, InvalidRequest, NotFound, PermissionRefused
 from virtshim.model.ids import ImageDigest, ImageId
 from virtshim.model.image import Credentials
@@ -248,6 +248,51 @@ def test_a_deleted_file_can_be_pulled_again(world: World, disks: list[bytes]) ->
     world.files.delete(found.digest)
     assert world.fetch(world.name("web")) == found
     assert world.files.stored() == {found.digest}
+
+
+def sent(*chunks: bytes, total: int = 0) -> SentDisk:
+    return SentDisk(total, iter(chunks))
+
+
+def test_a_disk_that_is_sent_is_stored_like_a_pulled_one(world: World, disks: list[bytes]) -> None:
+    disk = disks[0]
+    name = f"{world.publish('web', disk)}:v1"
+    found = world.files.load(name, sent(disk[:100], disk[100:], total=len(disk)), NEVER)
+    assert (found.digest, found.tag, found.repo_digest) == (digest_of(disk), name, f"{name[:-3]}@{digest_of(disk)}")
+    assert (found.id.value, found.size) == (found.digest.value, len(disk))
+    assert world.files.stored() == {found.digest}
+    assert world.asked() == 0
+    assert world.files.load("vm@" + digest_of(disk).value, sent(disk), NEVER).digest == found.digest
+
+
+def broken_off() -> Iterator[bytes]:
+    yield b"first"
+    raise DeadlineExceeded("the client has gone")
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [("", 0), ("two words", 0), ("vm", 5), ("vm", 3), (f"vm@sha256:{'0' * 64}", 0)],
+    ids=["no name", "a bad name", "shorter than announced", "longer than announced", "another digest"],
+)
+def test_a_disk_that_is_sent_wrongly_is_not_stored(world: World, name: str, total: int) -> None:
+    with pytest.raises(InvalidRequest):
+        world.files.load(name, sent(b"disk", total=total), NEVER)
+    assert (world.files.stored(), world.half_made()) == (frozenset(), 0)
+
+
+def test_a_disk_whose_sender_breaks_off_is_not_stored(world: World) -> None:
+    with pytest.raises(DeadlineExceeded, match="has gone"):
+        world.files.load("vm", SentDisk(0, broken_off()), NEVER)
+    assert (world.files.stored(), world.half_made()) == (frozenset(), 0)
+
+
+def test_a_disk_whose_sender_cancels_is_not_stored(world: World, disks: list[bytes]) -> None:
+    given_up = threading.Event()
+    given_up.set()
+    with pytest.raises(DeadlineExceeded):
+        world.files.load("vm", sent(disks[0]), given_up)
+    assert (world.files.stored(), world.half_made()) == (frozenset(), 0)
 
 
 def test_a_sweep_removes_half_made_files_only(world: World, disks: list[bytes]) -> None:

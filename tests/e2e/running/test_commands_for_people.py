@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import subprocess
@@ -86,6 +87,32 @@ def test_a_person_looks_after_images(vm: Vm, image_url: str):
         assert f"{word} {unused}" in said
         assert "guest.qcow2" not in said
     assert vm.command("images", "-q").stdout.decode().split() == [used]
+
+
+def test_a_person_loads_a_disk_file_and_runs_it(vm: Vm, null_image: Path):
+    loaded = vm.command("load", str(null_image), "golden:1")
+    assert loaded.returncode == 0, loaded.stderr
+    packed = gzip.compress(null_image.read_bytes())
+    piped = vm.command("load", "-q", "-", "golden:2", stdin=packed)
+    assert piped.stdout == loaded.stdout
+    assert "golden:2" in vm.command("images", "--filter", "golden").stdout.decode()
+
+    ran = vm.command("run", "-d", "--name", "gold", "--memory", "64Mi", "golden:2")
+    assert ran.returncode == 0, ran.stderr
+    try:
+        assert "default/gold" in vm.command("ps").stdout.decode()
+    finally:
+        assert vm.command("rm", "--force", "gold").returncode == 0
+    assert vm.command("rmi", "golden:1").returncode == 0
+    assert vm.command("images", "-q", "--filter", "golden").stdout.split() == []
+
+    for file, name, code, word in (("/none", "a:1", 66, b"does not exist"), ("/", "a:1", 78, b"cannot be read")):
+        refused = vm.command("load", file, name)
+        assert (refused.returncode, word in refused.stderr) == (code, True)
+    assert b"empty" in vm.command("load", str(null_image), "").stderr
+    garbage = vm.command("load", "-", "garbage:1", stdin=b"<html>")
+    assert (garbage.returncode, b"a web page or XML" in garbage.stderr) == (78, True)
+    assert vm.command("images", "-q", "--filter", "garbage").stdout.split() == []
 
 
 def test_a_person_copies_files_and_directories_in_and_out(vm: Vm, tmp_path: Path):

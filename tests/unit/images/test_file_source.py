@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import lzma
 import os
 import threading
 from collections.abc import Callable
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backports import zstd
 
 from virtshim.images.filestore import ImageFileStore
 from virtshim.images.names import FileLocation, resolve
 from virtshim.images.policy import Rule
+from virtshim.images.ports import SentDisk
 from virtshim.model.errors import DeadlineExceeded, InvalidRequest, NotFound, PermissionRefused, ResourceExhausted
 from virtshim.model.image_name import ImageName
 
@@ -67,6 +70,15 @@ def test_a_packed_file_is_unpacked(files: ImageFileStore, directory: Path, qcow2
     disk = directory / "disk.qcow2.gz"
     disk.write_bytes(packed)
     assert Path(files.path(pull(files, disk, digest_of(packed)).digest)).read_bytes() == qcow2
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, zstd.compress])
+def test_a_packed_disk_that_is_sent_is_unpacked(
+    store: ImageFileStore, qcow2: bytes, pack: Callable[[bytes], bytes]
+) -> None:
+    packed = pack(qcow2)
+    found = store.load(f"vm{digest_of(packed)}", SentDisk(len(packed), iter((packed[:50], packed[50:]))), NEVER)
+    assert Path(store.path(found.digest)).read_bytes() == qcow2
 
 
 @pytest.mark.parametrize("name", ["disk.qcow2", "disk.qcow2.gz"])
