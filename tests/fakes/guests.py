@@ -42,6 +42,7 @@ class FakeGuests:
         self.gone = False
         self.users = {"root"}
         self.frozen: set[ContainerId] = set()
+        self.file_systems = 2  # that can be frozen
         self.rebooted: list[ContainerId] = []
         self.clocks_set: list[ContainerId] = []
         self.ssh_keys: list[tuple[str, str]] = []
@@ -128,7 +129,7 @@ class FakeGuests:
     def freeze(self, container: ContainerId, timeout: float) -> int:
         self._reach()
         self.frozen.add(container)
-        return 2
+        return self.file_systems
 
     def thaw(self, container: ContainerId, timeout: float) -> None:
         self._reach()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import tempfile
 import threading
@@ -70,6 +71,8 @@ from virtshim.store.records import SqliteRecords
 from virtshim.vm.ports import VmControl, VmPausing
 
 IMAGE = "registry.test/vm/guest:1"
+# So that no test depends on the memory of its machine.
+NODE_MEMORY = 1 << 46
 LOG_DIRECTORY = "/var/log/pods/default_web_uid"
 
 
@@ -177,6 +180,8 @@ class World:
         self.journal = self.outside.journal
         adapters = self.outside.dressed(self._adapters(), self.settings.layout())
         self.app: App = wire(self.settings, adapters)
+        sizes = self.app.live.sizes
+        sizes.now = dataclasses.replace(sizes.now, memory=NODE_MEMORY)
         self.do = self.app.services
         self.images = self.app.images
         self.outside.vms.on_power_event(self.app.events.changed)

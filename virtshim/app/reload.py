@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,6 +19,7 @@ from virtshim.config.settings import BadConfiguration, Settings, load_settings
 from virtshim.model.sizing import NodeLimits
 from virtshim.moves.values import SavedLimits
 from virtshim.recovery.image_gc import Watermarks
+from virtshim.system import machine
 from virtshim.system.daemon import notify_systemd
 from virtshim.system.live import Live
 from virtshim.system.logsetup import set_log_level
@@ -49,7 +51,7 @@ class LiveSettings:
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
         return cls(
-            Live(settings.sizes()),
+            Live(_sizes(settings)),
             Live(settings.vm.agent_timeout),
             Live(settings.vm.command == "run"),
             Live(settings.volumes.unconfirmed == "fail"),
@@ -64,7 +66,7 @@ class LiveSettings:
         )
 
     def use(self, settings: Settings) -> None:
-        self.sizes.now = settings.sizes()
+        self.sizes.now = _sizes(settings)
         self.agent_timeout.now = settings.vm.agent_timeout
         self.run_commands.now = settings.vm.command == "run"
         self.must_confirm.now = settings.volumes.unconfirmed == "fail"
@@ -218,3 +220,7 @@ class Reload:
 
     def _is_mine(self, name: str) -> bool:
         return name in self._own or name.partition(".")[0] in self._own
+
+
+def _sizes(settings: Settings) -> NodeLimits:
+    return dataclasses.replace(settings.sizes(), memory=machine.memory())

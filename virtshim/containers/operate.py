@@ -195,7 +195,7 @@ class VmActions:
                     f"the command of container {container.id.short} has not begun yet: its guest still boots; try again later"
                 )
         count = self.freezer.hold(container, seconds)  # without the lock, because this waits for the guest
-        message = f"{count} file systems are frozen, for {seconds} s at most"
+        message = f"{count} file system{'s are' if count != 1 else ' is'} frozen, for {seconds} s at most"
         self.log.add(Action.FREEZE, container, message)
         return Outcome(changed=True, message=message)
 

@@ -90,6 +90,7 @@ class GuestFreezer:
             self._held[container.id] = hold
         try:
             count = self._freeze(container)
+            _refuse_none(count, container)
             self._limits.start(container.id, lambda: self._await_limit(container.id, hold), beside_earlier=True)
         except Exception:  # also: no thread that would thaw it in time
             self.forget_hold(container.id)
@@ -198,3 +199,11 @@ class GuestFreezer:
                 self._records.containers.replace(
                     Container(found.spec, dataclasses.replace(found.status, frozen=frozen))
                 )
+
+
+def _refuse_none(count: int, container: Container) -> None:
+    if not count:
+        raise WrongState(
+            f"the guest of container {container.id.short} has no file system that can be frozen; a snapshot of its disks needs "
+            "no freeze"
+        )

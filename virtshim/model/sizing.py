@@ -61,7 +61,8 @@ _MAX_MEMORY: Final = 1 << 46
 @dataclass(frozen=True, slots=True)
 class NodeLimits:
     """The node's limits: bytes and counts. `room_*`: how far a VM can be resized if its pod does not say, 0: not at
-    all. `overhead`: bytes for QEMU if the pod has no overhead. `max_root_volume`: 0 for no limit."""
+    all. `overhead`: bytes for QEMU if the pod has no overhead. `max_root_volume`: 0 for no limit. `memory`: the node's RAM and
+    swap, 0 if unknown."""
 
     default_memory: int
     min_memory: int
@@ -70,6 +71,7 @@ class NodeLimits:
     room_memory: int = 0
     overhead: int = 256 << 20
     max_root_volume: int = 0
+    memory: int = 0
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------
@@ -167,7 +169,8 @@ def size_for(options: VmOptions, resources: Resources, node: NodeLimits, *, pins
         raise InvalidRequest(
             f"annotation virtshim.io/max-vcpus asks for {max_vcpus}; this node allows {node.max_vcpus} (vm.max_vcpus)"
         )
-    max_memory = options.max_memory_bytes or node.room_memory
+    _refuse_more_than_all(options.max_memory_bytes, "annotation virtshim.io/max-memory", node)
+    max_memory = options.max_memory_bytes or min(node.room_memory, node.memory or node.room_memory)
     if (page or pins_memory) and options.max_memory_bytes > memory:
         why = "memory of huge pages" if page else "the memory of a virtual machine with host devices"
         raise InvalidRequest(f"annotation virtshim.io/max-memory: {why} cannot grow; remove one of the two")
@@ -194,7 +197,17 @@ def memory_for(resources: Resources, node: NodeLimits) -> int:
         )
     if wanted > _MAX_MEMORY:
         raise InvalidRequest(f"{source} is {wanted} bytes, but a virtual machine can have at most {_MAX_MEMORY}")
+    _refuse_more_than_all(wanted, source, node)
     return wanted
+
+
+def _refuse_more_than_all(wanted: int, source: str, node: NodeLimits) -> None:
+    """The kernel gives no process more memory than the node has."""
+    if node.memory and wanted > node.memory:
+        raise InvalidRequest(
+            f"{source} is {wanted} bytes, but this node has {node.memory} bytes of RAM and swap; ask for less, or choose a "
+            "larger node"
+        )
 
 
 def vcpus_for(options: VmOptions, resources: Resources, node: NodeLimits) -> int:

@@ -22,6 +22,12 @@ def cpus() -> int:
 
 
 @functools.cache
+def memory(file: str = "/proc/meminfo") -> int:
+    """Bytes of RAM and swap."""
+    facts = (line.split() for line in Path(file).read_text().splitlines())
+    return 1024 * sum(int(words[1]) for words in facts if words[0] in ("MemTotal:", "SwapTotal:"))
+
+
 def memory_nodes(folder: str = _NODES) -> int:
     """The highest number of a memory node, plus one."""
     try:

@@ -279,6 +279,17 @@ def test_a_freeze_that_the_guest_cannot_do_leaves_it_unfrozen(world: World) -> N
     assert do(world, "freeze", container), "and it may be tried again"
 
 
+def test_a_guest_without_a_file_system_to_freeze_is_not_held(world: World) -> None:
+    _, container = world.running()
+    world.outside.guests.file_systems = 0
+    with pytest.raises(WrongState, match="no file system that can be frozen"):
+        do(world, "freeze", container)
+    becomes(lambda: not world.container(container).status.frozen)
+    world.outside.guests.file_systems = 1
+    done = actions(world).freeze(world.container(container))
+    assert done.message == "1 file system is frozen, for 60 s at most"
+
+
 def test_a_guest_that_did_not_answer_a_freeze_is_thawed(world: World) -> None:
     _, container = world.running()
     world.journal.fail("guest_operations.freeze", Unavailable("the agent broke off"))

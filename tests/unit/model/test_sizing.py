@@ -215,3 +215,24 @@ def test_a_guest_of_huge_pages_has_the_memory_limit_for_qemu_and_needs_no_more_t
     config = SandboxConfig(cgroup_parent="/kubepods/pod1", overhead=Resources(memory_limit_bytes=overhead * MIB))
     pod = Sandbox(SandboxId("a" * 64), PodKey("default", "web", "uid", 0), config, 1)
     assert overhead_missing(pod, asked, size_for(VmOptions(), asked, NODE)) == missing * MIB
+
+
+SMALL = dataclasses.replace(NODE, memory=4 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("resources", "options", "field"),
+    [
+        (Resources(memory_limit_bytes=4 * GIB + 1), VmOptions(), "resources.limits.memory"),
+        (Resources(), VmOptions(max_memory_bytes=5 * GIB), "annotation virtshim.io/max-memory"),
+    ],
+)
+def test_more_memory_than_the_node_has_is_refused(resources: Resources, options: VmOptions, field: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{field} is .* this node has {4 * GIB} bytes"):
+        size_for(options, resources, SMALL)
+    assert size_for(VmOptions(), Resources(memory_limit_bytes=4 * GIB), SMALL).memory_bytes == 4 * GIB
+
+
+def test_room_to_grow_ends_at_the_nodes_memory() -> None:
+    node = dataclasses.replace(SMALL, room_memory=8 * GIB)
+    assert size_for(VmOptions(), Resources(), node).max_memory_bytes == 4 * GIB

@@ -23,6 +23,13 @@ def test_a_user_is_in_use_while_a_process_or_a_disk_has_it(tmp_path: Path) -> No
 def test_this_machine_has_cpus_and_memory() -> None:
     assert machine.cpus() >= (os.cpu_count() or 1)
     assert machine.memory_nodes() >= 1
+    assert machine.memory() >= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_memory_is_ram_and_swap(tmp_path: Path) -> None:
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal:  100 kB\nMemFree:  50 kB\nSwapTotal:  20 kB\nHugePages_Total:  0\n")
+    assert machine.memory(str(file)) == 120 << 10
 
 
 def test_numa_nodes_with_memory_are_listed_even_without_cpus(tmp_path: Path) -> None:
