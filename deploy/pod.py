@@ -5,7 +5,7 @@
     python deploy/pod.py delete NAME     stops and removes a pod
 
 The socket is CONTAINER_RUNTIME_ENDPOINT. It reads of a manifest metadata, runtimeClassName, and one container's name, image,
-command, env and memory limit.
+imagePullPolicy, command, env and memory limit.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ def apply(node: PodClient, manifest: Any) -> None:
     name = meta["name"]
     config = pod_config(name, f"{_logs()}/{name}", meta.get("annotations", {}))
     pod = node.run_pod(config, manifest["spec"].get("runtimeClassName", ""))
-    wanted = container_config(
-        node.pull(spec["image"]), parse_bytes(spec["resources"]["limits"]["memory"]), spec["name"]
-    )
+    image = spec["image"] if spec.get("imagePullPolicy") == "Never" else node.pull(spec["image"])
+    wanted = container_config(image, parse_bytes(spec["resources"]["limits"]["memory"]), spec["name"])
     wanted.stdin = True
     wanted.command.extend(spec.get("command", ()))
     for one in spec.get("env", ()):
