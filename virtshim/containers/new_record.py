@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from virtshim.annotations.options import VmOptions
 from virtshim.annotations.parse import VM_ANNOTATION
@@ -19,7 +20,7 @@ from virtshim.devices.claims import BorrowedDevices, DeviceClaims
 from virtshim.disks.ports import RootDisks
 from virtshim.images.service import ImageService
 from virtshim.model.container import Container, ContainerConfig, ContainerPhase, ContainerSpec, ContainerStatus
-from virtshim.model.errors import Aborted, AlreadyExists, ResourceExhausted
+from virtshim.model.errors import Aborted, AlreadyExists, ResourceExhausted, Unavailable, WrongState
 from virtshim.model.ids import ContainerId
 from virtshim.model.image import Image, ImageConfig
 from virtshim.model.sandbox import Sandbox, disk_name, owner_of, vm_disk_name, vm_name, vm_uuid
@@ -31,6 +32,9 @@ from virtshim.system.live import Live
 from virtshim.system.locks import PodLocks
 from virtshim.vm.ports import Hypervisor
 from virtshim.volumes.image_volumes import collect_images_of
+
+# Seconds for a VM to be copied to its state volume before its next container is refused. kubelet tries again.
+_VM_WAIT: Final = 30.0
 
 # Each VM's QEMU has its own user id, so that no other QEMU can open its files, signal it or trace it.
 
@@ -94,10 +98,10 @@ class ContainerRecords:
         # Before the locks are taken, because other pods and pulls would wait.
         ended = self._end_earlier(admitted)
         without_devices = self.claims.end_earlier(admitted.granted, admitted.sandbox)
-        brought = self._bring_state(admitted)
-        with self.images.pinned(admitted.config.image, admitted.volumes) as image, self.uids.free() as uid:
-            container = self._new(admitted, image, uid)
-            with self._vm_held(container):
+        with self._vm_held(admitted):
+            brought = self._bring_state(admitted)
+            with self.images.pinned(admitted.config.image, admitted.volumes) as image, self.uids.free() as uid:
+                container = self._new(admitted, image, uid)
                 self._refuse_taken_uuid(admitted, ended)
                 # From now on the record reserves the image, the devices, and the VM that outlives its pods.
                 self.claims.add(container, without_devices)
@@ -106,18 +110,31 @@ class ContainerRecords:
 
     def _bring_state(self, admitted: Admitted) -> Brought:
         """Copies the VM's files from its state volume, if another node ran it last."""
-        if not admitted.state_volume:
-            return Brought()
         disk, key = _vm_disk(admitted), admitted.sandbox.key
-        with self.locks.held_for_all(owner_of(disk)):
-            self._with_uuid_of(admitted)  # refuses a VM that runs
-            vm = f"{key.namespace}/{vm_name(admitted.options.vm, key)}/{admitted.name.name}"
-            return self.state_volumes.bring(admitted.state_volume, disk, vm)
+        if not admitted.state_volume:
+            known = self.vms.get(disk) if disk else None
+            if known is not None and known.volume.generation:
+                raise WrongState(
+                    f"virtual machine {known.readable} has its state on a volume, so each of its pods needs the annotation "
+                    "virtshim.io/state-volume; to start the VM anew without the volume, run `virtshim vms rm "
+                    f"{known.namespace}/{known.name}` on this node"
+                )
+            return Brought()
+        self._with_uuid_of(admitted)  # refuses a VM that runs
+        vm = f"{key.namespace}/{vm_name(admitted.options.vm, key)}/{admitted.name.name}"
+        return self.state_volumes.bring(admitted.state_volume, disk, vm)
 
-    def _vm_held(self, container: Container) -> contextlib.AbstractContextManager[None]:
-        """Nobody removes the VM meanwhile."""
-        spec = container.spec
-        return self.locks.held_for_all(owner_of(spec.pod_disk)) if spec.vm else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def _vm_held(self, admitted: Admitted) -> Iterator[None]:
+        """Nobody removes the VM meanwhile. Taken before other locks, because the VM may be on its way to its state volume."""
+        disk = _vm_disk(admitted)
+        if not disk:
+            yield
+            return
+        with self.locks.held_soon(owner_of(disk), _VM_WAIT) as held:
+            if not held:
+                raise Unavailable("the virtual machine is being copied to its state volume; a retry may succeed")
+            yield
 
     def forget(self, container: Container, *, clean: bool) -> None:
         """`clean`: nothing else of the container is left. Otherwise RemoveContainer, or the next start of virtshim,
@@ -236,7 +253,7 @@ class ContainerRecords:
             container=container.name.name,
             image=container.image,
             created_at=container.created_at,
-            generation=brought.generation,
+            volume=brought.volume,
             lost=brought.lost,
         )
         if self.disks.pod_disk(vm.disk) is None:  # it is about to be made: saved memory knows another one

@@ -71,8 +71,8 @@ class LastingVms:
                     f"no virtual machine {namespace}/{name}/{container} is kept on this node; `virtshim vms` lists those that are"
                 )
             self._refuse_used(vm)
-            if vm.saved is not None:
-                self.vms.put(vm.with_state(None))
+            if vm.saved is not None or vm.volume.generation:
+                self.vms.put(vm.forgotten())
             self.disks.delete_pod_disks(owner_of(disk))
             self.vms.forget(disk)
         self.images.collect(vm.image)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from virtshim.model.container import Container
+from virtshim.model.ids import SandboxId
 from virtshim.moves.fingerprints import Fingerprint
 from virtshim.moves.values import Brought, VmRecord
 
@@ -71,11 +72,11 @@ class StateVolumes(Protocol):
         """Copies the VM's files from the volume, if those of this node are older. `vm`: as `VmRecord.readable`. The caller holds
         the VM's lock, and the VM is off. Repeatable after a crash at any step. Returns what a new record of the VM is to say."""
 
-    def start(self, volume: str, disk: str) -> VmRecord:
+    def start(self, volume: str, disk: str, sandbox: SandboxId) -> VmRecord:
         """Counts a start of the VM, before its guest runs. The caller holds the VM's lock. Returns the VM's record. Raises
         Aborted if another node has started the VM since `bring`."""
 
-    def publish(self, volume: str, disk: str) -> None:
-        """Copies the files of a VM that is off to the volume. The caller holds the VM's lock. Repeatable. Raises Aborted if the
-        volume is not the one that the VM was started with, if another node has started the VM since, or if tenants' files are
-        in the way."""
+    def publish(self, disk: str) -> None:
+        """Copies the files of a VM that is off to the volume of its last start. The caller holds the VM's lock. Repeatable.
+        Raises Aborted if that volume is not there, if another node has started the VM since, or if tenants' files are in the
+        way."""

@@ -78,7 +78,7 @@ class RestoreVm:
         if not spec.state_volume:
             return self.vms.get(spec.pod_disk) if spec.vm else None
         with self.locks.held_for_all(owner_of(spec.pod_disk)):
-            return self.state_volumes.start(spec.state_volume, spec.pod_disk)
+            return self.state_volumes.start(spec.state_volume, spec.pod_disk, spec.sandbox_id)
 
     def load(self, container: Container, vm: VmRecord, state: SavedState) -> None:
         """Restores the VM, which stays paused, and records that the state is used up."""

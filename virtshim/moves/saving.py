@@ -20,7 +20,7 @@ from virtshim.guest.command import GuestCommand
 from virtshim.guest.ports import GuestAgents
 from virtshim.logs.ports import EntrypointLogs
 from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
-from virtshim.model.errors import Aborted, InternalError, ResourceExhausted, ShimError
+from virtshim.model.errors import Aborted, DeadlineExceeded, InternalError, ResourceExhausted, ShimError
 from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.model.layout import Layout, directories_of
 from virtshim.model.sandbox import owner_of
@@ -115,50 +115,58 @@ class SaveVm:
             else:
                 self.go_on(now)
 
-    def publish(self, sandbox: SandboxId) -> None:
+    def publish(self, sandbox: SandboxId, seconds: float) -> None:
         """Copies the VMs of a stopped pod to their state volumes, which kubelet unmounts afterwards. Repeatable. Raises ShimError
-        while a copy may still succeed."""
-        for container in self.records.containers.all():
-            if container.sandbox_id == sandbox and container.spec.state_volume:
-                with self.locks.held_for_all(owner_of(container.spec.pod_disk)):  # the VM's next container waits
-                    self._publish(container)
+        while a copy may still succeed. `seconds`: how long it waits for a copy that an earlier call makes."""
+        until = self.clock.monotonic() + seconds
+        for vm in self.vms.all():
+            if vm.volume.sandbox == sandbox and not vm.volume.published_at:
+                with self.locks.held_soon(owner_of(vm.disk), until - self.clock.monotonic()) as held:
+                    if not held:
+                        raise DeadlineExceeded(
+                            f"virtual machine {vm.readable} is still being copied to its state volume; repeat the call"
+                        )
+                    self._publish(vm.disk, sandbox)
 
-    def _publish(self, container: Container) -> None:
-        disk, all_of = container.spec.pod_disk, self.records.containers.all()
+    def _publish(self, disk: str, sandbox: SandboxId) -> None:
         vm = self.vms.get(disk)
-        is_used = any(one.spec.pod_disk == disk and one.phase is not ContainerPhase.EXITED for one in all_of)
-        if vm is None or vm.published or not vm.generation or is_used:
+        if vm is None or vm.volume.sandbox != sandbox or vm.volume.published_at:
             return
         try:
-            self.state_volumes.publish(container.spec.state_volume, disk)
+            self.state_volumes.publish(disk)
         except Aborted as exc:  # the volume is no longer this node's to write to
-            log.warning("vm.not_published", container=container.id.short, vm=container.spec.vm, error=str(exc))
+            log.warning("vm.not_published", vm=vm.readable, error=str(exc))
             return
-        log.info("vm.published", container=container.id.short, vm=container.spec.vm)
+        log.info("vm.published", vm=vm.readable)
 
     def expire(self) -> None:
-        """Discards states that are too old or used up, and memory files without a state."""
+        """Discards states that are too old or used up, memory files without a state, and files that a state volume has. Leaves
+        out VMs that another call works on."""
         for vm in self.vms.all():
-            with self.locks.held_for_all(owner_of(vm.disk)):  # no new container takes it, and nobody removes the VM
-                self._discard_spent(vm.disk)
+            # No new container takes it, and nobody removes the VM.
+            with self.locks.held_soon(owner_of(vm.disk), 0) as held:
+                if held:
+                    self._discard_spent(vm.disk)
 
     def _discard_spent(self, disk: str) -> None:
         vm = self.vms.get(disk)
         users = [one for one in self.records.containers.all() if one.spec.pod_disk == disk]
         if vm is None or any(one.status.saving or one.status.arriving for one in users if one.is_running):
             return
+        is_used = any(one.phase is not ContainerPhase.EXITED for one in users)
+        now, published_at = self.clock.now_ns(), vm.volume.published_at
+        if published_at and not is_used and now > self.limits.now.until(published_at):
+            self.vms.put(vm.forgotten())  # the volume's copy counts from here on, however much a kill leaves
+            self.vms.forget(disk)
+            log.info("vm.forgotten", vm=vm.readable)
+            return
         if vm.saved is None:
             self.vms.discard(disk)
             return
         taker = next((one for one in users if one.id == vm.saved.taken_by), None)
         is_used_up = taker is not None and taker.phase in (ContainerPhase.RUNNING, ContainerPhase.EXITED)
-        is_used = any(one.phase is not ContainerPhase.EXITED for one in users)
-        if is_used_up or (not is_used and self.clock.now_ns() > self.limits.now.lapses_at(vm.saved)):
-            if vm.published and not is_used_up:
-                self.vms.forget(disk)  # its volume has all of it
-                log.info("vm.forgotten", vm=vm.readable)
-                return
-            self.vms.put(vm.with_state(None) if is_used_up else vm.lapsed(self.clock.now_ns()))
+        if is_used_up or (not is_used and now > self.limits.now.lapses_at(vm.saved)):
+            self.vms.put(vm.with_state(None) if is_used_up else vm.lapsed(now))
             self.vms.discard(disk)
             log.info("vm.state.discarded", vm=vm.readable, saved_at=vm.saved.saved_at, used_up=is_used_up)
 

@@ -21,6 +21,7 @@ import hmac
 import itertools
 import os
 import re
+import secrets
 import socket
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -40,10 +41,11 @@ from virtshim.model.errors import (
     Unavailable,
     WrongState,
 )
+from virtshim.model.ids import SandboxId
 from virtshim.model.layout import VM_RECORD, Layout
 from virtshim.model.sandbox import identity
 from virtshim.moves.ports import SavedVms
-from virtshim.moves.values import MEMORY_FILE, Brought, SavedLimits, SavedState, VmRecord
+from virtshim.moves.values import MEMORY_FILE, Brought, OnVolume, SavedLimits, SavedState, VmRecord
 from virtshim.system.clock import Clock
 from virtshim.system.files import free_bytes, remove_tree, replace_bytes, sync
 from virtshim.system.live import Live
@@ -68,6 +70,11 @@ _MARGIN: Final = 16 << 20
 _HALF: Final = "state.half"
 # The interfaces of a pod, as containerd and Multus name them.
 _NICS: Final = ("eth0", *(f"net{number}" for number in range(1, 8)))
+# The files of a generation.
+_STATE: Final = re.compile(r"state-[0-9]{1,20}")
+# Entries of the VM's directory that virtshim looks at. Tenants may put millions there.
+_MOST_ENTRIES: Final = 1000
+_UNKNOWN: Final = "its state volume has no record of it, so its memory may have been used elsewhere"
 _NAME: Final = re.compile(r"[a-z][A-Za-z0-9._-]{0,99}")
 _SAFE: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 # The errors for something else in place of a file or directory, and for files that are not virtshim's.
@@ -91,16 +98,16 @@ class VolumeRecord:
     vm: str
     # Counts the VM's starts, on all nodes.
     generation: int
-    # Where the last start was.
+    # The last start: its random name, the id of its node, and that node's host name.
+    start: str
     node: str
+    host: str
     # Whether the volume has the files as they were when that pod had stopped.
     is_complete: bool
     # When the VM was started or copied last, in nanoseconds since the epoch.
     at: int
     # The generation that the files belong to; 0 without files.
     files_of: int = 0
-    # The generation of older files that are still to be removed; 0 for none.
-    replaces: int = 0
     # The directory of images on the node that has saved it, which the root disk's header names.
     images: str = ""
     files: Mapping[str, StoredFile] = field(default_factory=dict)
@@ -121,10 +128,6 @@ class StateVolumeFiles:
     clock: Clock
     limits: Live[SavedLimits]
 
-    @property
-    def node(self) -> str:
-        return f"{socket.gethostname()} ({self.node_id()[:8]})"
-
     def check(self) -> None:
         self._key()
 
@@ -138,94 +141,117 @@ class StateVolumeFiles:
     def bring(self, volume: str, disk: str, vm: str) -> Brought:
         with self._opened(volume, disk) as place:
             there, known = place.read(vm), self.vms.get(disk)
-            have = known.generation if known is not None else 0
-            if there is None or there.generation == have or self._is_own_start(there, have):
-                return Brought(have)
-            if there.generation < have:
+            mine = known.volume if known is not None else OnVolume()
+            if there is None:
+                self._lose_memory(known)
+                return Brought(mine)
+            if self._is_newest(mine, there):
+                return Brought(mine)
+            if there.generation < mine.generation:
                 raise WrongState(
                     f"the state volume of virtual machine {vm} is older than this node's record of it (start {there.generation}, "
-                    f"and {have} here): it was restored from a backup, or it is another volume. To use what the volume has, "
-                    f"remove this node's files with `virtshim vms rm {vm.rpartition('/')[0]}`"
+                    f"and {mine.generation} here): it was restored from a backup, or it is another volume. To use what the "
+                    f"volume has, remove this node's files with `virtshim vms rm {vm.rpartition('/')[0]}`"
                 )
             lost = "" if there.is_complete else _lost(there)
-            if not there.files_of or there.record is None:
-                if known is not None:
-                    self.vms.put(dataclasses.replace(known.with_state(None), generation=there.generation, lost=lost))
-                    self.vms.discard(disk)
-                return Brought(there.generation, lost)
-            self._fetch(place, disk, there, lost)
-            return Brought(there.generation)
+            now = OnVolume(there.generation, there.start, there.at if there.is_complete else 0)
+            if there.files_of and there.record is not None:
+                self._fetch(place, disk, there, now, lost)
+            elif known is not None:
+                self.vms.put(dataclasses.replace(known.with_state(None), volume=now, lost=lost))
+                self.vms.discard(disk)
+            return Brought(now, lost)
 
-    def start(self, volume: str, disk: str) -> VmRecord:
+    def start(self, volume: str, disk: str, sandbox: SandboxId) -> VmRecord:
         known = self.vms.get(disk)
         if known is None:
             raise Aborted("the record of the virtual machine is gone; create the container again")
         with self._opened(volume, disk, make=True) as place:
             there = place.read(known.readable)
-            is_known = there is None or there.generation == known.generation
-            if there is not None and not is_known and not self._is_own_start(there, known.generation):
+            if there is not None and not self._is_newest(known.volume, there):
                 raise Aborted(
-                    f"virtual machine {known.readable} was started on node {there.node} after this container was created; "
+                    f"virtual machine {known.readable} was started on node {there.host} after this container was created; "
                     "create the container again"
                 )
-            generation = max(known.generation, there.generation if there is not None else 0) + 1
-            before = there or VolumeRecord(known.readable, 0, "", is_complete=False, at=0)
-            files = {name: file for name, file in before.files.items() if name != MEMORY_FILE}
+            # From here on StopPodSandbox copies the VM, wherever a kill comes.
+            mine = dataclasses.replace(known.volume, published_at=0, path=volume, sandbox=sandbox)
+            self.vms.put(dataclasses.replace(known, volume=mine))
+            mine = dataclasses.replace(mine, generation=mine.generation + 1, start=secrets.token_hex(8))
+            before = there or VolumeRecord(known.readable, 0, "", "", "", is_complete=False, at=0)
             place.write(
                 dataclasses.replace(
                     before,
-                    generation=generation,
-                    node=self.node,
+                    generation=mine.generation,
+                    start=mine.start,
+                    node=self.node_id(),
+                    host=socket.gethostname(),
                     is_complete=False,
                     at=self.clock.now_ns(),
-                    files=files,
-                    replaces=0,
+                    files={name: file for name, file in before.files.items() if name != MEMORY_FILE},
                 )
             )
-            now = dataclasses.replace(known, generation=generation, published=False)
+            now = dataclasses.replace(known, volume=mine)
             self.vms.put(now)
-            place.remove_files(before.replaces)
+            place.remove_others(before.files_of)
             place.remove_memory(before.files_of)  # this node has its own copy
         return now
 
-    def publish(self, volume: str, disk: str) -> None:
+    def publish(self, disk: str) -> None:
         self.check()
         try:
-            self._publish(volume, disk)
+            self._publish(disk)
         except WrongState as exc:  # what a tenant has put there
             raise Aborted(str(exc)) from exc
 
-    def _publish(self, volume: str, disk: str) -> None:
+    def _publish(self, disk: str) -> None:
         known = self.vms.get(disk)
         if known is None:
             raise Aborted("the record of the virtual machine is gone")
         if known.saved is not None and known.saved.taken_by is not None:  # used up, and not yet removed
             known = known.with_state(None)
-        with self._opened(volume, disk) as place:
+        with self._opened(known.volume.path, disk) as place:
             there = place.read(known.readable)
             if there is None:
                 raise Aborted("the volume has no record of the VM's start: it is not mounted, or is another one")
-            if there.generation != known.generation or there.node != self.node:
-                raise Aborted(f"node {there.node} has started the virtual machine since")
+            mine = known.volume
+            if self._is_own_start(mine, there):
+                mine = dataclasses.replace(mine, generation=there.generation, start=there.start)
+            if (mine.generation, mine.start) != (there.generation, there.start):
+                raise Aborted(f"node {there.host} has started the virtual machine since")
+            known = dataclasses.replace(known, volume=mine)
             if not there.is_complete:
+                place.remove_others(there.files_of)
                 files = self._copied(place, known)
                 there = dataclasses.replace(
                     there,
                     is_complete=True,
                     at=self.clock.now_ns(),
-                    files_of=known.generation,
-                    replaces=there.files_of,
+                    files_of=mine.generation,
                     images=self.layout.images,
                     files=files,
                     record=known,
                 )
                 place.write(there)
-            self.vms.put(dataclasses.replace(known, published=True))
-            place.remove_files(there.replaces)
+            self.vms.put(dataclasses.replace(known, volume=dataclasses.replace(mine, published_at=there.at)))
+            place.remove_others(there.files_of)
 
-    def _is_own_start(self, there: VolumeRecord, have: int) -> bool:
+    def _is_newest(self, mine: OnVolume, there: VolumeRecord) -> bool:
+        """Whether this node's files are the VM's newest. The volume may name the start that this node knows, and have newer
+        files nevertheless: this node has looked while the VM ran elsewhere."""
+        if self._is_own_start(mine, there):
+            return True
+        is_same = (mine.generation, mine.start) == (there.generation, there.start)
+        return is_same and (mine.published_at > 0 or not there.is_complete or there.node == self.node_id())
+
+    def _is_own_start(self, mine: OnVolume, there: VolumeRecord) -> bool:
         """Whether this node has counted that start on the volume, and died before it did so in its own record."""
-        return there.node == self.node and not there.is_complete and there.generation == have + 1
+        return there.node == self.node_id() and not there.is_complete and there.generation == mine.generation + 1
+
+    def _lose_memory(self, known: VmRecord | None) -> None:
+        """If a volume no longer knows a VM that it has known, nobody knows which node has used the memory."""
+        if known is not None and known.saved is not None and known.volume.generation:
+            self.vms.put(dataclasses.replace(known.with_state(None), lost=_UNKNOWN))
+            self.vms.discard(known.disk)
 
     def _copied(self, place: _Place, vm: VmRecord) -> dict[str, StoredFile]:
         directory = self._directory(vm.disk)
@@ -237,10 +263,10 @@ class StateVolumeFiles:
         for name in names:
             with open(os.open(directory / name, os.O_RDONLY | _SAFE), "rb") as source:
                 files[name] = place.add(name, source)
-        place.finish(vm.generation)
+        place.finish(vm.volume.generation)
         return files
 
-    def _fetch(self, place: _Place, disk: str, there: VolumeRecord, lost: str) -> None:
+    def _fetch(self, place: _Place, disk: str, there: VolumeRecord, now: OnVolume, lost: str) -> None:
         assert there.record is not None
         saved = there.record.saved
         has_lapsed = saved is not None and self.clock.now_ns() > self.limits.now.lapses_at(saved)
@@ -252,14 +278,13 @@ class StateVolumeFiles:
         self.vms.put(
             dataclasses.replace(
                 there.record,
-                generation=there.generation,
                 saved=self._of_this_node(disk, saved) if saved is not None and with_memory else None,
                 lapsed_at=self.clock.now_ns() if there.is_complete and has_lapsed else 0,
-                published=there.is_complete,
+                volume=now,
                 lost=lost,
             )
         )
-        log.info("vm.state.fetched", vm=there.vm, node=there.node, files=len(wanted), memory=with_memory)
+        log.info("vm.state.fetched", vm=there.vm, node=there.host, files=len(wanted), memory=with_memory)
 
     def _replace_files(
         self, place: _Place, there: VolumeRecord, record: VmRecord, wanted: Mapping[str, StoredFile]
@@ -280,7 +305,7 @@ class StateVolumeFiles:
             if (root := half / Path(self.layout.pod_disk(record.disk)).name).exists():
                 move_images(str(root), there.images, self.layout.images)
             # A crash from here on leaves a record that is older than the volume's, so this is done again.
-            self.vms.put(dataclasses.replace(record, generation=0, saved=None))
+            self.vms.put(record.forgotten())
             for name in os.listdir(directory):
                 if name not in (VM_RECORD, _HALF):
                     remove_tree(str(directory), name)
@@ -309,17 +334,27 @@ class StateVolumeFiles:
     def _opened(self, volume: str, disk: str, *, make: bool = False) -> Iterator[_Place]:
         """Holds the volume open, so that it is not unmounted meanwhile."""
         key = self._key()
+        name = f"virtshim-{identity(disk)}"
         try:
             root = os.open(volume, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                place = _Place(root, f"virtshim-{identity(disk)}", key)
-                with place.alone(make=make):
-                    yield place
-            finally:
-                os.close(root)
+        except FileNotFoundError as exc:
+            raise Aborted("the pod's state volume is no longer mounted on this node") from exc
         except OSError as exc:
-            kind = ResourceExhausted if exc.errno in _FULL else WrongState if exc.errno in _ODD else Unavailable
+            raise Unavailable(f"the state volume cannot be opened: {exc.strerror}") from exc
+        try:
+            place = _Place(root, name, key)
+            with place.alone(make=make):
+                yield place
+        except OSError as exc:
+            if exc.errno in _ODD:
+                raise WrongState(
+                    f"something is in the way on the state volume ({exc.strerror}); remove {name} from it to start the VM "
+                    "without the state there"
+                ) from exc
+            kind = ResourceExhausted if exc.errno in _FULL else Unavailable
             raise kind(f"the state volume cannot be used: {exc.strerror or exc}") from exc
+        finally:
+            os.close(root)
 
     def _key(self) -> bytes:
         path = self.limits.now.key_file
@@ -356,7 +391,9 @@ class _Place:
         nothing to protect."""
         try:
             with self._inside(make=make) as inside:
-                lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | _SAFE, 0o600, dir_fd=inside)
+                with contextlib.suppress(FileExistsError):
+                    os.close(os.open(_LOCK, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=inside))
+                lock = _opened_regular(_LOCK, inside, os.O_RDWR)
         except FileNotFoundError:
             yield
             return
@@ -445,10 +482,14 @@ class _Place:
         with contextlib.suppress(FileNotFoundError), self._inside(f"state-{generation}") as folder:
             os.unlink(MEMORY_FILE, dir_fd=folder)
 
-    def remove_files(self, generation: int) -> None:
-        """Does nothing for 0."""
-        if generation:
-            self._remove_folder(f"state-{generation}")
+    def remove_others(self, generation: int) -> None:
+        """Removes the files of all other generations."""
+        with self._inside() as inside, os.scandir(inside) as entries:
+            found = [entry.name for entry in itertools.islice(entries, _MOST_ENTRIES) if _STATE.fullmatch(entry.name)]
+        for name in found:
+            if name != f"state-{generation}":
+                with contextlib.suppress(OSError):  # a tenant has put something there
+                    self._remove_folder(name)
 
     def _remove_folder(self, name: str) -> None:
         """Removes at most as many files as a VM has, because a tenant may have put millions there."""
@@ -484,12 +525,18 @@ class _Place:
 
 
 def _opened_file(name: str, directory: int) -> IO[bytes]:
-    """Raises OSError, with one of `_ODD` for what is no regular file."""
-    descriptor = os.open(name, os.O_RDONLY | _SAFE, dir_fd=directory)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.ENXIO, "no regular file")
-    return open(descriptor, "rb")
+    return open(_opened_regular(name, directory, os.O_RDONLY), "rb")
+
+
+def _opened_regular(name: str, directory: int, flags: int) -> int:
+    """Raises OSError, with one of `_ODD` for what is no regular file. Looks first, because to open a device may do something."""
+    found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            raise OSError(errno.ENXIO, "no regular file")
+        return os.open(f"/proc/self/fd/{found}", flags | os.O_CLOEXEC)
+    finally:
+        os.close(found)
 
 
 def _copy(source: IO[bytes], to: IO[bytes], most: int = 1 << 62) -> StoredFile:
@@ -523,5 +570,5 @@ def _mac(digest: bytes) -> str:
 def _lost(there: VolumeRecord) -> str:
     at = datetime.fromtimestamp(there.at / 10**9, UTC).isoformat(timespec="seconds")
     kept = "its root disk is the one of the last copy" if there.files_of else "nothing of it was copied"
-    where = f"node {there.node}, which started the VM at {at}, has not copied it to its state volume"
+    where = f"node {there.host}, which started the VM at {at}, has not copied it to its state volume"
     return f"{where}: its memory is lost, and {kept}"

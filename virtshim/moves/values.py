@@ -34,7 +34,11 @@ class SavedLimits:
 
     def lapses_at(self, state: SavedState) -> int:
         """Nanoseconds since the epoch."""
-        return state.saved_at + int(self.keep * 10**9)
+        return self.until(state.saved_at)
+
+    def until(self, since: int) -> int:
+        """When files that are unused since then go. Nanoseconds since the epoch."""
+        return since + int(self.keep * 10**9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,21 @@ class SavedState:
 
 
 @dataclass(frozen=True, slots=True)
+class OnVolume:
+    """What this node knows of the copy on the VM's state volume."""
+
+    # How often the VM had been started, on all nodes, when the files of this node were its newest.
+    generation: int = 0
+    # The random name of that start.
+    start: str = ""
+    # When the volume got all that this node has, in nanoseconds since the epoch; 0 if it lacks something.
+    published_at: int = 0
+    # Where the volume was at the last start on this node, and that start's sandbox.
+    path: str = ""
+    sandbox: SandboxId | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class VmRecord:
     """`disk`: the name of its root disk, which is the identity. `macs`: of its NICs, by the name of the interface in the
     pod. `addresses`: those that its last pod had there, as CIDRs."""
@@ -86,10 +105,7 @@ class VmRecord:
     saved: SavedState | None = None
     # When a state was discarded because no pod had used it, in nanoseconds since the epoch. 0 once a container's log says so.
     lapsed_at: int = 0
-    # With a state volume: how often the VM had been started, on all nodes, when the files of this node were its newest.
-    generation: int = 0
-    # Whether the volume has all that this node has.
-    published: bool = False
+    volume: OnVolume = OnVolume()
     # What this node does not have of the VM, because it ran elsewhere. "" once a container's log says so.
     lost: str = ""
 
@@ -108,6 +124,10 @@ class VmRecord:
     def lapsed(self, at: int) -> VmRecord:
         return dataclasses.replace(self, saved=None, lapsed_at=at)
 
+    def forgotten(self) -> VmRecord:
+        """Before the files are removed: what is left of them is older than any copy on a volume."""
+        return dataclasses.replace(self, saved=None, volume=dataclasses.replace(self.volume, generation=0, start=""))
+
     def booted(self) -> VmRecord:
         """Without a state, and with nothing left to say about one."""
         return dataclasses.replace(self, saved=None, lapsed_at=0, lost="")
@@ -115,9 +135,9 @@ class VmRecord:
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """Of a VM that a state volume knows: as `VmRecord.generation` and `VmRecord.lost`."""
+    """Of a VM that a state volume knows."""
 
-    generation: int = 0
+    volume: OnVolume = OnVolume()
     lost: str = ""
 
 

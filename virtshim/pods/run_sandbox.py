@@ -126,8 +126,9 @@ class RunSandbox:
             options = parse_vm_options(sandbox.vm_annotations)
             vm = vm_name(options.vm, sandbox.key)
             macs, addresses = self._known_nics(sandbox.key, vm)
-            if options.state_volume:
-                macs = {**self.state_volumes.macs(sandbox.key.namespace, vm), **macs}
+            if options.state_volume:  # the guest has these MACs on every node
+                self.state_volumes.check()
+                macs = {**macs, **self.state_volumes.macs(sandbox.key.namespace, vm)}
             ask = AttachRequest(
                 sandbox=sandbox.id,
                 pod=sandbox.key,

@@ -58,7 +58,7 @@ class StopSandbox:
         self._await_devices(wanted.id)
         sandbox = self.records.sandboxes.get(wanted.id)
         if sandbox is not None and not sandbox.network_released:
-            self.saving.publish(sandbox.id)
+            self.saving.publish(sandbox.id, deadline.left(self.clock.monotonic()))
         with self.locks.held(wanted.id):
             sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None or sandbox.network_released:

@@ -38,16 +38,16 @@ class PodLocks:
     @contextmanager
     def held_for_all(self, pod: str) -> Iterator[None]:
         """The lock for all sandboxes of the pod with this `pod_hash`, or for all containers of the VM that outlives its pods
-        (`owner_of` its disk): none is recorded while the disks are removed. Taken after a sandbox's own lock, never before, and
-        only for a moment."""
+        (`owner_of` its disk): none is recorded while the disks are removed. Taken after a sandbox's own lock, never before. Held
+        only for a moment, unless the VM is copied to or from its state volume."""
         with self._known(pod) as lock, lock:
             yield
 
     @contextmanager
-    def held_soon(self, sandbox: SandboxId, seconds: float) -> Iterator[bool]:
-        """Yields False, without the lock, if the time is over."""
-        with self._known(sandbox) as lock:
-            held = lock.acquire(timeout=seconds)
+    def held_soon(self, whose: SandboxId | str, seconds: float) -> Iterator[bool]:
+        """`held` or `held_for_all`. Yields False, without the lock, if the time is over."""
+        with self._known(whose) as lock:
+            held = lock.acquire(timeout=max(0.0, seconds))
             try:
                 yield held
             finally:

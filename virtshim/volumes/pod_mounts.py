@@ -222,6 +222,8 @@ def without_state_volume(config: ContainerConfig, pod_uid: str, path: str) -> tu
         raise InvalidRequest(
             f"{field} is no PersistentVolumeClaim, so it cannot follow the pod to another node; mount one there"
         )
+    if _kubelets(_SUBPATH, mount.host_path):
+        raise InvalidRequest(f"{field} is a part of a volume (subPath); mount a whole PersistentVolumeClaim there")
     if mount.readonly:
         raise InvalidRequest(f"{field} is mounted read-only; mount it writable")
     return mount.host_path, dataclasses.replace(config, mounts=tuple(one for one in config.mounts if one is not mount))

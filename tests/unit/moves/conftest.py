@@ -1,7 +1,8 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fakes.state_volume import Cluster
 from fakes.world import World
 
 
@@ -17,3 +18,13 @@ def make_world(tmp_path: Path) -> Callable[[], World]:
         return World(directory)
 
     return make
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    made = Cluster(tmp_path, volume)
+    yield made
+    for world in made.worlds:
+        world.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fakes.background import Background
 from fakes.journal import Crash, When
+from fakes.lasting import vm
 from fakes.world import World, container_config, pod_key, sandbox_config
 
 from virtshim.containers.operate import VmActions
@@ -363,15 +364,14 @@ def test_a_vm_whose_container_is_being_recorded_is_not_removed(world: World) -> 
     assert DISK in world.outside.disks.pod_disks
 
 
-def test_a_state_that_lapses_brings_no_removed_vm_back(world: World) -> None:
+def test_a_state_that_lapses_while_another_call_works_on_its_vm_is_discarded_later(world: World) -> None:
     kept(world)
     world.outside.clock.advance(86401)
     with locks(world).held_for_all(owner_of(DISK)):
-        looking = Background(world.app.watch.states.saving.expire)
-        assert not looking.ended_within(0.1)
-        remove(world)
-    looking.done()
-    assert left(world) == []
+        Background(world.app.watch.states.saving.expire).done()
+        assert vm(world).saved is not None
+    world.app.watch.states.saving.expire()
+    assert vm(world).saved is None
 
 
 @pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])

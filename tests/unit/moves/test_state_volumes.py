@@ -3,109 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.journal import Crash, When
 from fakes.lasting import logged, memory, vm
-from fakes.world import World, container_config, sandbox_config
+from fakes.state_volume import KEY, ON_VOLUME, Cluster, is_continued, saved_on_first
+from fakes.world import World, container_config
 
 from virtshim.config.vms import Saved
 from virtshim.model.container import Mount
 from virtshim.model.errors import Aborted, InvalidRequest, ResourceExhausted, Unavailable, WrongState
 from virtshim.model.ids import ContainerId, SandboxId
 from virtshim.model.layout import VM_RECORD
-from virtshim.model.sandbox import PodKey
 from virtshim.model.vm import Power
 from virtshim.moves import state_volume
-
-ANNOTATIONS = {
-    "virtshim.io/vm": "db",
-    "virtshim.io/on-stop": "save",
-    "virtshim.io/state-volume": "/state",
-}
-KEY = b"k" * 32
-
-
-@dataclasses.dataclass
-class Cluster:
-    """Nodes with one key, and a volume that follows the VM's pods."""
-
-    directory: Path
-    volume: Path
-    worlds: list[World] = dataclasses.field(default_factory=list)
-    pods: int = 0
-
-    def node(self, key: bytes = KEY, **saved: Any) -> World:
-        directory = self.directory / f"node-{len(self.worlds)}"
-        directory.mkdir()
-        file = directory / "key"
-        file.write_bytes(key)
-        file.chmod(0o600)
-        world = World(directory, saved=Saved(key_file=str(file), **saved))
-        if self.worlds:  # the disks of the fakes are no files, so they follow by themselves
-            world.outside.disks.pod_disks = self.worlds[0].outside.disks.pod_disks
-        self.worlds.append(world)
-        return world
-
-    def pod(self, world: World, annotations: dict[str, str] = ANNOTATIONS) -> SandboxId:
-        if not world.records.images.all():
-            world.pull()
-        self.pods += 1
-        key = PodKey("default", "db-0", f"uid-{self.pods}", 0)
-        return world.do.run_sandbox.run(key, sandbox_config(annotations=annotations), world.deadline())
-
-    def create(self, world: World, **changes: Any) -> ContainerId:
-        mount = Mount(**{"container_path": "/state", "host_path": str(self.volume), "readonly": False} | changes)
-        return world.create(self.pod(world), config=container_config(mounts=(mount,)))
-
-    def run(self, world: World) -> ContainerId:
-        """A pod whose guest has booted, or continued."""
-        container = self.create(world)
-        world.start(container)
-        return container
-
-    def stop(self, world: World, container: ContainerId, *, written: str = "") -> None:
-        """`written`: what the guest has written to its disk."""
-        disk = Path(world.settings.layout().pod_disk(vm(world).disk))
-        if written:
-            disk.write_text(written)
-        world.stop(container, 30)
-        world.remove_sandbox(world.container(container).sandbox_id)
-
-    def disk(self, world: World) -> str:
-        return Path(world.settings.layout().pod_disk(vm(world).disk)).read_text()
-
-    @property
-    def folder(self) -> Path:
-        (found,) = self.volume.iterdir()
-        return found
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    volume = tmp_path / "volume"
-    volume.mkdir()
-    made = Cluster(tmp_path, volume)
-    yield made
-    for world in made.worlds:
-        world.close()
-
-
-def is_continued(world: World, container: ContainerId) -> bool:
-    return world.container(container).status.known_as is not None
-
-
-def saved_on_first(cluster: Cluster) -> tuple[World, World]:
-    """Two nodes; the VM ran on the first, and was saved."""
-    first, second = cluster.node(), cluster.node()
-    cluster.stop(first, cluster.run(first), written="of the first node")
-    return first, second
 
 
 def test_a_vm_continues_on_another_node_with_its_disk(cluster: Cluster) -> None:
@@ -165,7 +81,7 @@ def test_a_node_that_did_not_save_the_vm_is_named_and_the_last_saved_disk_is_use
     assert not is_continued(first, container)
     assert cluster.disk(first) == "of the first node"
     (line,) = [line for line in logged(first) if "virtshim: the guest boots" in line]
-    assert f"node {os.uname().nodename} (" in line
+    assert f"node {os.uname().nodename}, which" in line
     assert "has not copied it to its state volume" in line
 
     second.stop(lost, 30)  # it comes back
@@ -289,7 +205,7 @@ def test_a_state_of_another_cluster_is_refused(cluster: Cluster) -> None:
 
 def test_the_state_of_another_vm_is_refused(cluster: Cluster) -> None:
     _, second = saved_on_first(cluster)
-    other = {**ANNOTATIONS, "virtshim.io/vm": "other"}
+    other = {**ON_VOLUME, "virtshim.io/vm": "other"}
     mount = Mount("/state", str(cluster.volume), readonly=False)
     elsewhere = cluster.node()
     container = elsewhere.create(cluster.pod(elsewhere, other), config=container_config(mounts=(mount,)))
@@ -436,7 +352,7 @@ def test_annotations_that_a_state_volume_contradicts_are_refused(
 ) -> None:
     world = cluster.node()
     with pytest.raises(InvalidRequest, match=words):
-        world.create(cluster.pod(world, ANNOTATIONS | annotations))
+        world.create(cluster.pod(world, ON_VOLUME | annotations))
 
 
 def clusters(tmp_path: Path) -> Callable[[], Cluster]:
