@@ -68,7 +68,12 @@ class DashboardNode(_Runtime, _Admin, _Operator):
         self.typed = bytearray()
         self.flood: Callable[[], Iterator[bytes]] | None = None
         self.sizes: list[dict[str, int]] = []
+        self.acted: list[str] = []
+        self.refusal = ""
+        self.picture = b"\x89PNG"
+        self._actions: list[operator_pb2.Action] = []
         self._listeners: list[queue.Queue[pb.ContainerEventResponse | None]] = []
+        self._followers: list[queue.Queue[operator_pb2.Action | None]] = []
         self._server: grpc.Server | None = None
         self._streaming = _Streaming(self)
         self._numbers = itertools.count(1)
@@ -100,7 +105,7 @@ class DashboardNode(_Runtime, _Admin, _Operator):
     def stop(self) -> None:
         """Stops as virtshim does: its pods keep running."""
         if self._server:
-            for listener in list(self._listeners):
+            for listener in [*self._listeners, *self._followers]:
                 listener.put(None)
             self._server.stop(0).wait()
             self._pool.shutdown()
@@ -273,6 +278,50 @@ class DashboardNode(_Runtime, _Admin, _Operator):
         if request.stdin and not self.takes_input:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "was created without stdin")
         return admin_pb2.AttachConsoleResponse(url=f"{self._streaming.url}/attach/x")
+
+    # --- operators' actions
+
+    def Pause(self, request: Any, context: Any) -> Any:
+        return self._act("pause", request, context, "paused by virtshim pause; virtshim resume continues it")
+
+    def Resume(self, request: Any, context: Any) -> Any:
+        return self._act("resume", request, context)
+
+    def Reset(self, request: Any, context: Any) -> Any:
+        return self._act("reset", request, context)
+
+    def Reboot(self, request: Any, context: Any) -> Any:
+        return self._act("reboot", request, context)
+
+    def _act(self, action: str, request: Any, context: Any, message: str = "") -> Any:
+        """`message`: the VM's from then on."""
+        self.acted.append(action)
+        if self.refusal:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
+        pod = next(pod for pod in self.pods.values() if pod.vm and pod.vm.id.startswith(request.id))
+        assert pod.vm is not None
+        pod.vm.message = message
+        metadata = pod.status.metadata
+        taken = operator_pb2.Action(
+            at=time.time_ns(), action=action, container_id=pod.vm.id, pod_sandbox_id=pod.status.id,
+            namespace=metadata.namespace, pod=metadata.name, message=f"{action} is done",
+        )  # fmt: skip
+        self._actions.append(taken)
+        for follower in list(self._followers):
+            follower.put(taken)
+        return operator_pb2.ActionResponse(changed=True, message=taken.message)
+
+    def FollowActions(self, request: Any, context: Any) -> Iterator[Any]:
+        actions: queue.Queue[operator_pb2.Action | None] = queue.Queue()
+        for one in self._actions:
+            if one.at > request.since:
+                actions.put(one)
+        self._followers.append(actions)
+        context.add_callback(lambda: actions.put(None))
+        try:
+            yield from iter(actions.get, None)
+        finally:
+            self._followers.remove(actions)
 
     def StartUps(self, request: Any, context: Any) -> Any:
         pod = self._pod(request.id, context)

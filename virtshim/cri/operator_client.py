@@ -32,11 +32,12 @@ class Pulling:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """An operator's action. `at`: seconds since 1970."""
+    """An operator's action. `at`: seconds since 1970. `pod`: its namespace/name."""
 
     at: float
     action: str
     vm: str
+    pod_id: str
     pod: str
     message: str
 
@@ -173,7 +174,8 @@ class OperatorClient:
         request = operator_pb2.FollowActionsRequest(since=int(since * 1e9), remembered_only=not follow)
         with as_shim_errors():
             for one in self._stub.FollowActions(request):
-                yield Taken(one.at / 1e9, one.action, one.container_id, f"{one.namespace}/{one.pod}", one.message)
+                pod = f"{one.namespace}/{one.pod}"
+                yield Taken(one.at / 1e9, one.action, one.container_id, one.pod_sandbox_id, pod, one.message)
 
 
 @contextlib.contextmanager

@@ -13,17 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from criproto.operator_v1 import operator_pb2, operator_pb2_grpc
+from criproto.operator_v1 import operator_pb2
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.annotations.parse import VNC_ANNOTATION
 from virtshim.cri.client import NodeClient, VmSummary, as_shim_errors, open_channel, vm_summary
+from virtshim.cri.operator_client import OperatorClient
 from virtshim.dashboard.readings import Counter, Reading
-from virtshim.model.errors import InvalidRequest, ShimError, Unavailable, WrongState
+from virtshim.model.errors import DeadlineExceeded, InvalidRequest, ShimError, Unavailable, WrongState
 from virtshim.streaming.ports import VNC_PORT
 
 _SECONDS: Final = 10.0
 # The node may have to ask a guest agent, which takes time.
 _DETAIL_SECONDS: Final = 20.0
+# A time before all actions.
+_ALL: Final = 1.0
+# Times in seconds are exact to less than that.
+_NEXT: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,8 @@ class NodeCalls(NodeClient):
     def __init__(self, socket: str) -> None:
         self._channel, self._beside = open_channel(socket), open_channel(f"{os.path.dirname(socket)}/admin.sock")
         super().__init__(self._channel)
-        self._operator = operator_pb2_grpc.OperatorStub(self._beside)
+        self._operator = OperatorClient(self._beside)
+        self._actions_after = _ALL
 
     def close(self) -> None:
         self._channel.close()
@@ -75,9 +81,18 @@ class NodeCalls(NodeClient):
             f"{version.runtime_name} {version.runtime_version}",
             {c.type: "" if c.status else c.message or c.reason or "not ready" for c in status.status.conditions},
             _object(status.info.get("config", "")),
-            _pods(sandboxes, containers),
+            _pods(sandboxes, [self._with_trouble(vm_summary(one)) for one in containers]),
             self._readings(),
         )
+
+    def _with_trouble(self, vm: VmSummary) -> VmSummary:
+        """A VM whose status cannot be read is shown without its trouble."""
+        try:
+            return self.with_trouble(vm)
+        except (Unavailable, DeadlineExceeded):
+            raise
+        except ShimError:
+            return vm
 
     def _readings(self) -> dict[str, Reading]:
         """Empty if the runtime does not support these calls."""
@@ -105,9 +120,7 @@ class NodeCalls(NodeClient):
     def start_up(self, pod: str) -> Sequence[operator_pb2.Phase]:
         """The phases of the pod's start, from the admin socket beside the CRI socket. Empty without such a socket."""
         try:
-            with as_shim_errors():
-                wanted = operator_pb2.StartUpsRequest(id=pod)
-                found = self._operator.StartUps(wanted, timeout=_SECONDS).start_ups
+            found = self._operator.start_ups(pod)
         except ShimError:
             return ()
         return [phase for one in found if one.pod_sandbox_id == pod for phase in one.phases]
@@ -135,6 +148,13 @@ class NodeCalls(NodeClient):
                 kind = pb.ContainerEventType.Name(one.container_event_type)
                 kind = kind.removeprefix("CONTAINER_").removesuffix("_EVENT").lower()
                 tell(kind, one.created_at / 1e9, one.pod_sandbox_status.id, _words(kind, one))
+
+    def follow_actions(self, tell: Callable[[str, float, str, str], None]) -> None:
+        """Tells operators' actions, as `follow` tells events: first those that the node remembers and this has not told yet. Ends
+        with the stream, or after `close`."""
+        for one in self._operator.actions(self._actions_after):
+            self._actions_after = one.at + _NEXT
+            tell(one.action, one.at, one.pod_id, f"{one.action} of {one.pod} by an operator: {one.message}")
 
 
 def readings(
@@ -173,11 +193,11 @@ def _counter(at: int, values: Sequence[pb.UInt64Value]) -> Counter | None:
     return Counter(at, sum(one.value for one in values)) if values else None
 
 
-def _pods(sandboxes: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]) -> list[Pod]:
+def _pods(sandboxes: Sequence[pb.PodSandbox], vms: Sequence[VmSummary]) -> list[Pod]:
     """The pods, newest first."""
-    of_pod: dict[str, list[pb.Container]] = {}
-    for container in sorted(containers, key=lambda one: one.created_at, reverse=True):
-        of_pod.setdefault(container.pod_sandbox_id, []).append(container)
+    of_pod: dict[str, list[VmSummary]] = {}
+    for vm in sorted(vms, key=lambda one: one.created, reverse=True):
+        of_pod.setdefault(vm.pod, []).append(vm)
     return [
         Pod(
             item.id,
@@ -187,7 +207,7 @@ def _pods(sandboxes: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
             item.created_at / 1e9,
             item.runtime_handler,
             item.annotations.get(VNC_ANNOTATION) == "true",
-            tuple(map(vm_summary, of_pod.get(item.id, ()))),
+            tuple(of_pod.get(item.id, ())),
         )
         for item in sorted(sandboxes, key=lambda one: one.created_at, reverse=True)
     ]

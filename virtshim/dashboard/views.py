@@ -31,6 +31,9 @@ def node(seen: Seen | None, host: Mapping[str, object], trouble: str) -> dict[st
 def pod(one: Pod, addresses: Sequence[str], reading: Reading | None) -> dict[str, Any]:
     return {
         **dataclasses.asdict(one),
+        "vms": [
+            {**dataclasses.asdict(vm), "state": vm.shown_state, "trouble": vm.trouble[:_LONGEST]} for vm in one.vms
+        ],
         "addresses": list(addresses),
         "memoryGiven": reading.memory_given if reading else 0,
         "vcpus": reading.vcpus if reading else 0,

@@ -44,6 +44,8 @@ class Node(Protocol):
         self, tell: Callable[[str, float, str, str], None], started: Callable[[Callable[[], object]], None]
     ) -> None: ...
 
+    def follow_actions(self, tell: Callable[[str, float, str, str], None]) -> None: ...
+
 
 class Listener:
     """`overrun` is set when the listener fell behind."""
@@ -209,14 +211,19 @@ class NodeWatch:
             loop.call_soon_threadsafe(self._changed, kind, at, pod, text)
 
         def follow() -> None:
+            try:
+                self._node.follow(tell, streams.append)
+            finally:
+                streams.clear()
+
+        def again_and_again(follow: Callable[[], None]) -> None:
             while not over.is_set():
                 with contextlib.suppress(ShimError):  # the polls report the error
-                    self._node.follow(tell, streams.append)
-                streams.clear()
+                    follow()
                 over.wait(_LOST)
 
-        thread = threading.Thread(target=follow, name="events", daemon=True)
-        thread.start()
+        for name, work in (("events", follow), ("actions", lambda: self._node.follow_actions(tell))):
+            threading.Thread(target=again_and_again, args=(work,), name=name, daemon=True).start()
         try:
             yield
         finally:

@@ -219,7 +219,7 @@ class _Quiet:
         self.over.wait()
 
     def actions(self, _since: float) -> Iterator[Taken]:
-        yield Taken(NOW, "pause", "f" * 64, "default/web", "paused")
+        yield Taken(NOW, "pause", "f" * 64, "a" * 64, "default/web", "paused")
         self.over.wait()
 
 

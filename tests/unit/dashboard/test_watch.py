@@ -38,6 +38,8 @@ class SlowToAnswer:
 
     def follow(self, tell: object, started: object) -> None: ...
 
+    def follow_actions(self, tell: object) -> None: ...
+
 
 async def told_until(node: SlowToAnswer, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
     watching = watch.NodeWatch(node, dict, lambda **_: 0.0, gather=0.0)

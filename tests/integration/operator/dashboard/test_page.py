@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import re
 import threading
 import time
@@ -14,6 +15,9 @@ import pytest
 from aiohttp import web
 from fakes.dashboard_node import DashboardNode, startup_of
 from podclient import wait_until
+
+from virtshim.cri.operator_client import operating
+from virtshim.guest.operation import Action
 
 pytestmark = pytest.mark.operator
 
@@ -99,6 +103,27 @@ def test_a_person_sees_the_nodes_vms_live(page: Any, node: DashboardNode) -> Non
     node.remove(made)
     page.wait_for_selector(".badge[data-state=gone]")
     page.wait_for_selector("text=No pods yet.")
+
+
+def test_a_paused_vm_has_its_own_badge_and_its_pause_is_among_its_pods_events(page: Any, node: DashboardNode) -> None:
+    made = node.add("web")
+    assert made.vm is not None
+    page.locator(".row").click()
+    page.wait_for_selector(".badge[data-state=running]")
+    with operating(f"{os.path.dirname(node.socket)}/admin.sock") as operator:
+        operator.act(Action.PAUSE, made.vm.id)
+        page.wait_for_selector(".badge[data-state=paused]:text-is('paused')")
+        page.wait_for_selector(".row .under:has-text('paused')")
+        page.wait_for_selector(".trouble:has-text('virtshim resume continues it')")
+        page.wait_for_selector(".pod .events:has-text('pause of default/web by an operator')")
+        page.keyboard.press("3")
+        page.wait_for_function(on_the_terminal("login:"))
+        page.keyboard.press("Control+]")
+        operator.act(Action.RESUME, made.vm.id)
+    page.wait_for_selector(".badge[data-state=running]")
+    page.keyboard.press("1")
+    page.wait_for_selector(".pod .events:has-text('resume of default/web by an operator')")
+    assert page.locator(".pod .events li", has_text="pause of default/web").count() == 1
 
 
 def test_a_person_types_on_a_console(page: Any, node: DashboardNode) -> None:

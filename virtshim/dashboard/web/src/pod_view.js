@@ -5,7 +5,7 @@ import { bytes, cpu, full, rate, span } from "./format.js";
 import { fourCharts } from "./chart.js";
 import { Timeline } from "./events.js";
 import { Waterfall } from "./startup.js";
-import { currentVm, listen, now, push, serverKnown, stateOf, store } from "./store.js";
+import { currentVm, listen, now, push, serverKnown, stateOf, store, vmThatIsOn } from "./store.js";
 
 const TABS = [
   ["overview", "Overview", Overview],
@@ -21,6 +21,7 @@ export class PodView {
     this.name = h("h1", {});
     this.badge = h("span", { class: "badge" });
     this.about = h("p", { class: "about" });
+    this.trouble = h("p", { class: "trouble", role: "status" });
     this.tabs = TABS.map(([name, title], index) => h("a", {
       class: "tab", role: "tab", id: `tab-${name}`, href: `#/pods/${encodeURIComponent(id)}/${name}`, "aria-controls": "panel", title: `${title} (${index + 1})`,
       onkeydown: (event) => this.key(event, index) }, title));
@@ -28,7 +29,7 @@ export class PodView {
     this.element = h("div", { class: "page pod" },
       h("header", { class: "head" },
         h("a", { class: "back", href: "#/", "aria-label": "Back to the list" }, "‹"),
-        h("div", { class: "what" }, h("div", { class: "row1" }, this.name, this.badge), this.about)),
+        h("div", { class: "what" }, h("div", { class: "row1" }, this.name, this.badge), this.about, this.trouble)),
       h("div", { class: "tabs", role: "tablist", "aria-label": "About this pod" }, this.tabs),
       this.panel);
     this.stop = listen((what, detail) => this.changed(what, detail));
@@ -89,6 +90,7 @@ export class PodView {
         set(this.badge, state);
         const words = [pod.namespace, ...pod.addresses, vm?.image, pod.vcpus && `${pod.vcpus} vCPU`, pod.memoryGiven && bytes(pod.memoryGiven), `${span(now() - pod.created)} old`];
         set(this.about, words.filter(Boolean).map(plain).join(" · "));
+        set(this.trouble, plain(vm?.trouble ?? ""));
       }
     }
     this.tab?.changed?.(what, detail);
@@ -266,12 +268,12 @@ function loaded(view, load, wanting) {
 }
 
 function ConsoleTab(view) {
-  return loaded(view, () => serverKnown().then(() => import("./console.js")), (pod) => (pod && currentVm(pod)?.state === "running" ? "" : "The console is there while the VM runs."));
+  return loaded(view, () => serverKnown().then(() => import("./console.js")), (pod) => (vmThatIsOn(pod) ? "" : "The console is there while the VM runs."));
 }
 
 function ScreenTab(view) {
   return loaded(view, () => serverKnown().then(() => import("./screen.js")), (pod) => {
-    if (!pod || currentVm(pod)?.state !== "running") return "The screen is there while the VM runs.";
+    if (!vmThatIsOn(pod)) return "The screen is there while the VM runs.";
     return pod.has_screen ? "" : 'This VM has no screen. A pod with the annotation virtshim.io/vnc: "true" has one.';
   });
 }

@@ -31,11 +31,21 @@ export function now() {
   return store.at ? Math.max(store.at, Date.now() / 1000) : Date.now() / 1000;
 }
 
-export function currentVm(pod) {
-  return pod.vms.find((vm) => vm.state === "running") ?? pod.vms[0] ?? null;
+// Whether it has a QEMU: a paused VM has one, too.
+function isOn(vm) {
+  return vm.state === "running" || vm.state === "paused";
 }
 
-// One word: running, created, exited, unknown, or, without a VM, ready or stopped.
+export function currentVm(pod) {
+  return pod.vms.find(isOn) ?? pod.vms[0] ?? null;
+}
+
+// The pod's VM if it has a QEMU.
+export function vmThatIsOn(pod) {
+  return pod?.vms.find(isOn) ?? null;
+}
+
+// One word: running, paused, created, exited, unknown, or, without a VM, ready or stopped.
 export function stateOf(pod) {
   const vm = currentVm(pod);
   if (vm) return vm.state;
