@@ -56,7 +56,8 @@ class FakePod:
 
 
 class DashboardNode(_Runtime, _Admin, _Operator):
-    """`with DashboardNode(socket) as node`. Its consoles print `node.greeting`; input is collected in `node.typed`."""
+    """`with DashboardNode(socket) as node`. Its consoles print `node.greeting`; input is collected in `node.typed`. Operators'
+    actions are collected in `node.acted`. They wait while `node.goes_on` is clear, and are refused if `node.refusal` is set."""
 
     def __init__(self, socket: str) -> None:
         self.socket = socket
@@ -70,6 +71,8 @@ class DashboardNode(_Runtime, _Admin, _Operator):
         self.sizes: list[dict[str, int]] = []
         self.acted: list[str] = []
         self.refusal = ""
+        self.goes_on = threading.Event()
+        self.goes_on.set()
         self.picture = b"\x89PNG"
         self._actions: list[operator_pb2.Action] = []
         self._listeners: list[queue.Queue[pb.ContainerEventResponse | None]] = []
@@ -105,8 +108,10 @@ class DashboardNode(_Runtime, _Admin, _Operator):
     def stop(self) -> None:
         """Stops as virtshim does: its pods keep running."""
         if self._server:
-            for listener in [*self._listeners, *self._followers]:
+            for listener in list(self._listeners):
                 listener.put(None)
+            for follower in list(self._followers):
+                follower.put(None)
             self._server.stop(0).wait()
             self._pool.shutdown()
             self._server = None
@@ -190,7 +195,7 @@ class DashboardNode(_Runtime, _Admin, _Operator):
             items=[
                 pb.PodSandbox(
                     id=one.id, metadata=one.metadata, state=one.state, created_at=one.created_at,
-                    annotations=one.annotations, runtime_handler=one.runtime_handler,
+                    labels=one.labels, annotations=one.annotations, runtime_handler=one.runtime_handler,
                 )
                 for one in (pod.status for pod in list(self.pods.values()))
             ]
@@ -296,6 +301,7 @@ class DashboardNode(_Runtime, _Admin, _Operator):
     def _act(self, action: str, request: Any, context: Any, message: str = "") -> Any:
         """`message`: the VM's from then on."""
         self.acted.append(action)
+        assert self.goes_on.wait(60)
         if self.refusal:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
         pod = next(pod for pod in self.pods.values() if pod.vm and pod.vm.id.startswith(request.id))
@@ -310,6 +316,18 @@ class DashboardNode(_Runtime, _Admin, _Operator):
         for follower in list(self._followers):
             follower.put(taken)
         return operator_pb2.ActionResponse(changed=True, message=taken.message)
+
+    def StopContainer(self, request: Any, context: Any) -> Any:
+        self.acted.append(f"stop within {request.timeout} s")
+        self.end(next(pod for pod in self.pods.values() if pod.vm and pod.vm.id == request.container_id))
+        return pb.StopContainerResponse()
+
+    def StopPodSandbox(self, request: Any, context: Any) -> Any:
+        self._pod(request.pod_sandbox_id, context).status.state = pb.SANDBOX_NOTREADY
+        return pb.StopPodSandboxResponse()
+
+    def Screenshot(self, request: Any, context: Any) -> Any:
+        return operator_pb2.ScreenshotResponse(png=self.picture)
 
     def FollowActions(self, request: Any, context: Any) -> Iterator[Any]:
         actions: queue.Queue[operator_pb2.Action | None] = queue.Queue()

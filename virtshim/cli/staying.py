@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from virtshim.annotations.parse import VM_ANNOTATION
 from virtshim.cli.pulling import pull
 from virtshim.cli.run import Signals
-from virtshim.cri.client import CONTAINER, MadePod, NodeClient, VmSummary, WantedVm, connected
+from virtshim.cri.client import CONTAINER, NodeClient, WantedVm, connected
+from virtshim.cri.made_pods import pods_of, running_vm_of, stop_vm_of_run
 from virtshim.cri.operator_client import LastingVm, operating
-from virtshim.model.errors import InvalidRequest, NotFound, ShimError, WrongState
+from virtshim.model.errors import InvalidRequest, ShimError, WrongState
 
 
 def run_detached(socket: str, admin: str, wanted: WantedVm, *, always_pull: bool, quiet: bool) -> str:
@@ -53,9 +54,9 @@ def start(socket: str, name: str) -> str:
     """Returns the VM's id. No error if it runs already."""
     signals = Signals()
     with signals.caught(), signals.shield(), connected(socket) as node:
-        pods = _pods_of(node, name)
+        pods = pods_of(node, name)
         last = pods[0]
-        if (vm := _running(node, pods)) is not None:
+        if (vm := running_vm_of(node, pods)) is not None:
             return vm.id
         if last.wanted is None:
             raise WrongState(f"VM {name} was made by `virtshim run` without -d, so it ends with that command")
@@ -82,18 +83,14 @@ def stop(socket: str, name: str, seconds: int) -> None:
     if seconds < 0:
         raise InvalidRequest(f"--seconds {seconds}: must be a number of seconds")
     with connected(socket) as node:
-        pods = _pods_of(node, name)
-        if (vm := _running(node, pods)) is not None:
-            node.stop_vm(vm.id, seconds)
-        for pod in pods:
-            node.stop_pod(pod.id)
+        stop_vm_of_run(node, name, seconds)
 
 
 def remove(socket: str, admin: str, name: str, *, force: bool) -> None:
     """Removes the VM with its disk."""
     with connected(socket) as node:
-        pods = _pods_of(node, name)
-        if not force and _running(node, pods) is not None:
+        pods = pods_of(node, name)
+        if not force and running_vm_of(node, pods) is not None:
             raise WrongState(f"VM {name} runs; stop it first, or remove it with --force")
         node.remove_marked(pods[0].mark)
     if (wanted := pods[0].wanted) is not None:
@@ -111,21 +108,3 @@ def _forget_disk(admin: str, wanted: WantedVm) -> None:
     for vm in _kept(admin, wanted):
         with operating(admin) as operator:
             operator.remove_vm(vm)
-
-
-def _pods_of(node: NodeClient, name: str) -> Sequence[MadePod]:
-    """The pods of the VM with that name, newest first. Raises NotFound, and WrongState for a pod that kubelet made."""
-    made = node.made_by_run()
-    newest = next((pod for pod in made if name in (pod.name, f"{pod.namespace}/{pod.name}")), None)
-    if newest is not None:
-        return [pod for pod in made if pod.mark == newest.mark]
-    if any(name in (pod.name, f"{pod.namespace}/{pod.name}") for pod in node.pods()):
-        raise WrongState(
-            f"pod {name} was not made by `virtshim run`; kubectl starts, stops and removes pods of Kubernetes"
-        )
-    raise NotFound(f"no VM {name!r} was made by `virtshim run -d`; `virtshim ps` lists the VMs of this node")
-
-
-def _running(node: NodeClient, pods: Sequence[MadePod]) -> VmSummary | None:
-    ids = {pod.id for pod in pods}
-    return next((vm for vm in node.vms() if vm.pod in ids and vm.state == "running"), None)

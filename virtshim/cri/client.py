@@ -379,7 +379,7 @@ class NodeClient:
         with as_shim_errors():
             items = self._runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=_SECONDS).items
         newest = sorted(items, key=lambda one: one.created_at, reverse=True)
-        return [_made_pod(one) for one in newest if MARK in one.labels and _OF_KUBELET not in one.labels]
+        return [_made_pod(one) for one in newest if is_made_by_run(one.labels)]
 
 
 def vm_summary(item: pb.Container) -> VmSummary:
@@ -402,6 +402,11 @@ _WANTED: Final = "run.virtshim.io/wanted"
 # A label of kubelet's pods. Their authors choose all others.
 _OF_KUBELET: Final = "io.kubernetes.pod.uid"
 _wanted_vms: Final = TypeAdapter(WantedVm)
+
+
+def is_made_by_run(labels: Mapping[str, str]) -> bool:
+    """Whether a pod with these labels is one of `virtshim run`."""
+    return MARK in labels and _OF_KUBELET not in labels
 
 
 def _pod(wanted: WantedVm, mark: str, attempt: int = 0) -> pb.PodSandboxConfig:

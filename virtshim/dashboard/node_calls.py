@@ -16,15 +16,19 @@ from typing import Any, Final
 from criproto.operator_v1 import operator_pb2
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.annotations.parse import VNC_ANNOTATION
-from virtshim.cri.client import NodeClient, VmSummary, as_shim_errors, open_channel, vm_summary
+from virtshim.cri.client import NodeClient, VmSummary, as_shim_errors, is_made_by_run, open_channel, vm_summary
+from virtshim.cri.made_pods import stop_vm_of_run
 from virtshim.cri.operator_client import OperatorClient
 from virtshim.dashboard.readings import Counter, Reading
+from virtshim.guest.operation import Action
 from virtshim.model.errors import DeadlineExceeded, InvalidRequest, ShimError, Unavailable, WrongState
 from virtshim.streaming.ports import VNC_PORT
 
 _SECONDS: Final = 10.0
 # The node may have to ask a guest agent, which takes time.
 _DETAIL_SECONDS: Final = 20.0
+# The time that a stopped guest has to shut down, as with `virtshim stop`.
+_GRACE: Final = 30
 # A time before all actions.
 _ALL: Final = 1.0
 # Times in seconds are exact to less than that.
@@ -33,7 +37,7 @@ _NEXT: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod. `vms`: newest first."""
+    """A pod. `is_of_run`: `virtshim run` made it, not kubelet. `vms`: newest first."""
 
     id: str
     namespace: str
@@ -42,6 +46,7 @@ class Pod:
     created: float
     handler: str
     has_screen: bool
+    is_of_run: bool
     vms: tuple[VmSummary, ...]
 
 
@@ -137,6 +142,18 @@ class NodeCalls(NodeClient):
             request = pb.PortForwardRequest(pod_sandbox_id=pod, port=[VNC_PORT])
             return self._runtime.PortForward(request, timeout=_SECONDS).url
 
+    def act(self, action: Action, vm: str) -> str:
+        """What came of it, for people."""
+        return self._operator.act(action, vm)[1]
+
+    def stop(self, pod: str) -> str:
+        """As `virtshim stop` does. Raises WrongState for a pod that kubelet made."""
+        stop_vm_of_run(self, pod, _GRACE)
+        return "its guest has shut down, or was ended"
+
+    def screenshot(self, vm: str) -> bytes:
+        return self._operator.screenshot(vm)
+
     def follow(
         self, tell: Callable[[str, float, str, str], None], started: Callable[[Callable[[], object]], None]
     ) -> None:
@@ -207,6 +224,7 @@ def _pods(sandboxes: Sequence[pb.PodSandbox], vms: Sequence[VmSummary]) -> list[
             item.created_at / 1e9,
             item.runtime_handler,
             item.annotations.get(VNC_ANNOTATION) == "true",
+            is_made_by_run(item.labels),
             tuple(of_pod.get(item.id, ())),
         )
         for item in sorted(sandboxes, key=lambda one: one.created_at, reverse=True)

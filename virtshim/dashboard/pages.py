@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from aiohttp import WSMsgType, web
 
@@ -23,6 +24,7 @@ from virtshim.dashboard.assets import PAGE
 from virtshim.dashboard.login import LOGIN_COOKIE, Sessions, add_security_headers, login_middleware
 from virtshim.dashboard.node_calls import NodeCalls
 from virtshim.dashboard.watch import NodeWatch
+from virtshim.guest.operation import Action
 from virtshim.model.errors import Kind, NotFound, ShimError
 
 # Seconds between pings on a page's WebSocket, to detect a browser that has gone.
@@ -35,6 +37,11 @@ _STATUS: Final = {Kind.NOT_FOUND: 404, Kind.INVALID: 400, Kind.FAILED_PRECONDITI
 # The placeholder in index.html for `Place.run`.
 _RUN: Final = "@RUN@"
 _IDS: Final = "{id:[0-9A-Za-z_.-]{1,128}}"
+_ACTIONS: Final = "{action:pause|resume|reset|reboot}"
+# Threads for actions. A stop may take half a minute, and must not keep a thread from the looks at the node.
+_ACTING: Final = 8
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class Pages:
         self._prefix = place.path
         self._starts: dict[str, list[dict[str, Any]]] = {}
         self._open: set[web.WebSocketResponse] = set()
+        self._actors = ThreadPoolExecutor(_ACTING, "actions")
 
     def application(self) -> web.Application:
         app = web.Application(
@@ -71,6 +79,7 @@ class Pages:
         )
         app.on_response_prepare.append(add_security_headers)
         app.on_shutdown.append(self._close_all)
+        app.on_cleanup.append(self._end_actors)
         app.router.add_get(f"{self._prefix}/login", self._login, allow_head=False)
         app.router.add_post(f"{self._prefix}/logout", self._logout)
         app.router.add_get(f"{self._prefix}/live", self._live)
@@ -78,6 +87,9 @@ class Pages:
         app.router.add_get(f"{self._prefix}/pods/{_IDS}/graph", self._graph)
         app.router.add_get(f"{self._prefix}/pods/{_IDS}/screen", self._screen)
         app.router.add_get(f"{self._prefix}/vms/{_IDS}/console", self._console)
+        app.router.add_get(f"{self._prefix}/vms/{_IDS}/screenshot", self._screenshot)
+        app.router.add_post(f"{self._prefix}/vms/{_IDS}/{_ACTIONS}", self._act)
+        app.router.add_post(f"{self._prefix}/pods/{_IDS}/stop", self._stop)
         app.router.add_get(f"{self._prefix}/", self._index)
         app.router.add_get(self._prefix + "/assets/{name:[0-9A-Za-z_.-]{1,80}}", self._asset)
         return app
@@ -122,7 +134,7 @@ class Pages:
             pod = await asyncio.to_thread(self._node.pod_status, wanted)
             vms = [vm async for vm in self._vms(wanted)]
         except ShimError as exc:
-            return web.json_response({"error": str(exc)}, status=_STATUS.get(exc.kind, 502))
+            return _refused(exc)
         return web.json_response(views.detail(pod, vms, await asyncio.to_thread(self._start, wanted)))
 
     async def _vms(self, pod: str) -> AsyncIterator[pb.ContainerStatusResponse]:
@@ -145,6 +157,38 @@ class Pages:
 
     async def _graph(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(self._watch.graph(request.match_info["id"]))
+
+    # --- actions
+
+    async def _act(self, request: web.Request) -> web.StreamResponse:
+        action, vm = Action(request.match_info["action"]), request.match_info["id"]
+        return await self._told(lambda: self._node.act(action, vm))
+
+    async def _stop(self, request: web.Request) -> web.StreamResponse:
+        pod = request.match_info["id"]
+        return await self._told(lambda: self._node.stop(pod))
+
+    async def _told(self, act: Callable[[], str]) -> web.StreamResponse:
+        try:
+            return web.json_response({"message": await self._acted(act)})
+        except ShimError as exc:
+            return _refused(exc)
+
+    async def _screenshot(self, request: web.Request) -> web.StreamResponse:
+        vm = request.match_info["id"]
+        try:
+            picture = await self._acted(lambda: self._node.screenshot(vm))
+        except ShimError as exc:
+            return _refused(exc)
+        return web.Response(body=picture, content_type="image/png")
+
+    async def _acted(self, act: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._actors, act)
+
+    async def _end_actors(self, _app: web.Application) -> None:
+        self._actors.shutdown(wait=False, cancel_futures=True)
+
+    # --- streams
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         async with self._socket(request) as page:
@@ -199,6 +243,10 @@ class Pages:
     async def _close_all(self, _app: web.Application) -> None:
         for page in list(self._open):
             await page.close(code=1001, message=b"the dashboard ends")
+
+
+def _refused(why: ShimError) -> web.Response:
+    return web.json_response({"error": str(why)}, status=_STATUS.get(why.kind, 502))
 
 
 async def _silence(page: web.WebSocketResponse) -> None:

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 import pytest
 from fakes.background import Background
 from fakes.cri import Client
-from fakes.world import World
+from fakes.world import IMAGE, World
 from podclient import wait_until
 
+from virtshim.cli.run import wanted_vm
+from virtshim.cli.staying import run_detached
 from virtshim.cri.operator_client import operating
 from virtshim.cri.operator_server import OperatorServer
 from virtshim.dashboard.node_calls import NodeCalls
 from virtshim.guest.operation import Action
-from virtshim.model.errors import ShimError
+from virtshim.model.errors import ShimError, WrongState
 
 pytestmark = pytest.mark.cri
 
@@ -70,3 +72,25 @@ def test_operators_actions_before_and_after_the_dashboards_start_are_told_once(
     with pytest.raises(ShimError):
         following.done()
     assert told == [("pause", pod), ("resume", pod)]
+
+
+def test_the_dashboards_actions_are_those_of_the_commands(node: NodeCalls, client: Client, world: World) -> None:
+    _, vm = client.running("web")
+    assert "paused until it is resumed" in node.act(Action.PAUSE, vm)
+    with pytest.raises(WrongState, match="virtshim resume"):
+        node.act(Action.RESET, vm)
+    assert "resumed" in node.act(Action.RESUME, vm)
+    assert "its guest restarts" in node.act(Action.RESET, vm)
+    with pytest.raises(WrongState, match="annotation"):
+        node.screenshot(vm)
+
+
+def test_stop_ends_a_vm_of_run_and_refuses_a_pod_of_kubernetes(node: NodeCalls, client: Client, admin: str) -> None:
+    client.running("web")
+    wanted = wanted_vm(IMAGE, "web", "64Mi", 0, [], [])
+    own = run_detached(client.address.removeprefix("unix:"), admin, wanted, always_pull=False, quiet=True)
+    pods = {pod.is_of_run: pod for pod in node.look().pods}
+    with pytest.raises(WrongState, match="kubectl"):
+        node.stop(pods[False].id)
+    node.stop(pods[True].id)
+    assert {vm.id: vm.state for vm in node.vms()} == {own: "exited", pods[False].vms[0].id: "running"}

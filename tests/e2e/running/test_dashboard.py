@@ -55,6 +55,15 @@ class Browser:
             is_json = answer.content_type == "application/json"
             return answer.status, await answer.json() if is_json else await answer.text()
 
+    async def act(self, path: str) -> tuple[int, Any]:
+        async with self._session.post(self._at + self._path + path, headers=self._headers) as answer:
+            return answer.status, await answer.json()
+
+    async def picture(self, path: str) -> bytes:
+        async with self._session.get(self._at + self._path + path, headers=self._headers) as answer:
+            assert (answer.status, answer.content_type) == (200, "image/png"), await answer.text()
+            return await answer.read()
+
     @asynccontextmanager
     async def open(self, path: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         async with self._session.ws_connect(self._at + self._path + path, headers=self._headers) as socket:
@@ -102,6 +111,32 @@ def test_the_dashboard_shows_console_and_screen(vm: Vm, login: SplitResult) -> N
             return first.data
 
     assert as_a_browser(login, use).startswith(b"RFB 003.008\n")
+
+
+def test_the_dashboard_pauses_and_resumes_the_vm_and_takes_its_picture(vm: Vm, login: SplitResult) -> None:
+    async def seen(live: aiohttp.ClientWebSocketResponse, state: str) -> None:
+        states: list[str] = []
+        while states != [state]:
+            pods = (await live.receive_json()).get("pods", ())
+            states = [one["state"] for pod in pods for one in pod["vms"]] or states
+
+    async def use(browser: Browser) -> bytes:
+        await browser.log_in()
+        async with browser.open("live") as live:
+            await seen(live, "running")
+            status, told = await browser.act(f"vms/{vm.container}/pause")
+            assert (status, "paused until it is resumed" in told["message"]) == (200, True), told
+            try:
+                await seen(live, "paused")
+                status, told = await browser.act(f"vms/{vm.container}/reset")
+                assert (status, "virtshim resume" in told["error"]) == (409, True), told
+            finally:
+                status, told = await browser.act(f"vms/{vm.container}/resume")
+                assert status == 200, told
+            await seen(live, "running")
+        return await browser.picture(f"vms/{vm.container}/screenshot")
+
+    assert as_a_browser(login, use).startswith(b"\x89PNG")
 
 
 def test_the_dashboard_needs_a_session_and_a_login_works_once(vm: Vm, login: SplitResult) -> None:

@@ -14,7 +14,9 @@ from virtshim.dashboard.node_calls import Pod, Seen
 from virtshim.dashboard.readings import Reading
 from virtshim.model.errors import Unavailable
 
-POD = Pod("a1", "default", "web", ready=True, created=1.0, handler="virtshim", has_screen=False, vms=())
+POD = Pod(
+    "a1", "default", "web", ready=True, created=1.0, handler="virtshim", has_screen=False, is_of_run=False, vms=()
+)
 
 
 class SlowToAnswer:

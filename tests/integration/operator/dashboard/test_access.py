@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 from fakes.dashboard_node import DashboardNode
 
+from virtshim.cri.client import MARK
+
 pytestmark = pytest.mark.operator
 
 UPGRADE = {
@@ -78,6 +80,29 @@ def test_other_host_names_and_origins_are_refused(dashboard: Any) -> None:
     assert ask(f"{dashboard.address}logout", "POST", Cookie=mine)[0] == 403
     assert ask(f"{dashboard.address}logout", "POST", Cookie=mine, Origin=dashboard.origin)[0] == 204
     assert ask(dashboard.address, Cookie=mine)[0] == 401
+
+
+def test_an_action_needs_the_session_and_the_pages_own_origin(dashboard: Any, node: DashboardNode) -> None:
+    made = node.add("web", labels={MARK: "1"})
+    assert made.vm is not None
+    mine = ask(dashboard.login)[1]["set-cookie"].partition(";")[0]
+    of_the_page = {"Origin": dashboard.origin, "Cookie": mine}
+    reset, stop = f"vms/{made.vm.id}/reset", f"pods/{made.status.id}/stop"
+    for path in (reset, stop):
+        url = f"{dashboard.address}{path}"
+        assert ask(url, "POST", Cookie=mine)[0] == 403, "no Origin"
+        for origin in ("http://evil.example", "null", dashboard.origin.replace("http:", "https:")):
+            assert ask(url, "POST", Cookie=mine, Origin=origin)[0] == 403, origin
+        assert ask(url, "POST", **of_the_page, Sec_Fetch_Site="cross-site")[0] == 403
+        assert ask(url, "POST", **of_the_page, Host="localhost")[0] == 421
+        assert ask(url, "POST", Origin=dashboard.origin)[0] == 401
+        assert ask(url, **of_the_page)[0] == 405, "a link or a picture acts on nothing"
+    assert ask(f"{dashboard.address}vms/{made.vm.id}/save", "POST", **of_the_page)[0] == 404
+    assert ask(f"{dashboard.address}vms/{made.vm.id}/screenshot")[0] == 401
+    assert node.acted == []
+    assert ask(f"{dashboard.address}{reset}", "POST", **of_the_page)[0] == 200
+    assert ask(f"{dashboard.address}{stop}", "POST", **of_the_page)[0] == 200
+    assert node.acted == ["reset", "stop within 30 s"]
 
 
 def test_the_dashboard_listens_on_ipv4_and_ipv6_loopback(dashboard: Any) -> None:

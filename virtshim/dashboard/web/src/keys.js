@@ -21,8 +21,9 @@ export function setUpKeys(actions) {
   document.addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.altKey || event.metaKey) return;
     if (event.target.closest("input, textarea, select, .terminal, .display")) return;
-    if (event.key === "?") return help();
-    if (dialog.open) return;
+    const open = document.querySelector("dialog[open]");
+    if (event.key === "?" && (!open || open === dialog)) return help();
+    if (open) return;
     const action = actions[event.key] ?? (/^[1-5]$/.test(event.key) ? () => actions.tab(Number(event.key) - 1) : null);
     if (!action) return;
     event.preventDefault();

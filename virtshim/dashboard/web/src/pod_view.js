@@ -1,5 +1,6 @@
 // One pod: its graphs, its start, its console, its screen, and all that the node says of it.
 
+import { Actions } from "./actions.js";
 import { h, plain, set } from "./dom.js";
 import { bytes, cpu, full, rate, span } from "./format.js";
 import { fourCharts } from "./chart.js";
@@ -21,6 +22,7 @@ export class PodView {
     this.name = h("h1", {});
     this.badge = h("span", { class: "badge" });
     this.about = h("p", { class: "about" });
+    this.actions = new Actions(this);
     this.trouble = h("p", { class: "trouble", role: "status" });
     this.tabs = TABS.map(([name, title], index) => h("a", {
       class: "tab", role: "tab", id: `tab-${name}`, href: `#/pods/${encodeURIComponent(id)}/${name}`, "aria-controls": "panel", title: `${title} (${index + 1})`,
@@ -29,7 +31,9 @@ export class PodView {
     this.element = h("div", { class: "page pod" },
       h("header", { class: "head" },
         h("a", { class: "back", href: "#/", "aria-label": "Back to the list" }, "‹"),
-        h("div", { class: "what" }, h("div", { class: "row1" }, this.name, this.badge), this.about, this.trouble)),
+        h("div", { class: "what" }, h("div", { class: "row1" }, this.name, this.badge), this.about, this.trouble),
+        this.actions.bar),
+      this.actions.result,
       h("div", { class: "tabs", role: "tablist", "aria-label": "About this pod" }, this.tabs),
       this.panel);
     this.stop = listen((what, detail) => this.changed(what, detail));
@@ -105,6 +109,7 @@ export class PodView {
 
   close() {
     this.stop();
+    this.actions.close();
     this.tab?.close();
   }
 }
