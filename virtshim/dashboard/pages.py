@@ -78,7 +78,7 @@ class Pages:
             client_max_size=1 << 16,
         )
         app.on_response_prepare.append(add_security_headers)
-        app.on_shutdown.append(self._close_all)
+        app.on_shutdown.append(self._say_that_it_is_over)
         app.on_cleanup.append(self._end_actors)
         app.router.add_get(f"{self._prefix}/login", self._login, allow_head=False)
         app.router.add_post(f"{self._prefix}/logout", self._logout)
@@ -109,7 +109,7 @@ class Pages:
 
     async def _logout(self, request: web.Request) -> web.StreamResponse:
         self._sessions.end(request.cookies[LOGIN_COOKIE])
-        await self._close_all(request.app)
+        await self._close_all(1001, "somebody signed out")
         answer = web.Response(status=204)
         answer.del_cookie(LOGIN_COOKIE, path=f"{self._prefix}/")
         return answer
@@ -240,9 +240,13 @@ class Pages:
             self._open.discard(page)
             await page.close()
 
-    async def _close_all(self, _app: web.Application) -> None:
+    async def _say_that_it_is_over(self, _app: web.Application) -> None:
+        """A page of this run never finds a server again: the next run has another name."""
+        await self._close_all(streams.OVER, "the dashboard has ended")
+
+    async def _close_all(self, code: int, why: str) -> None:
         for page in list(self._open):
-            await page.close(code=1001, message=b"the dashboard ends")
+            await streams.close(page, code, why)
 
 
 def _refused(why: ShimError) -> web.Response:

@@ -33,6 +33,7 @@ _REASON: Final = 123
 # Close codes of a page's WebSocket, from the range for applications.
 ENDED: Final = 4000
 REFUSED: Final = 4001
+OVER: Final = 4002
 
 
 class Window:

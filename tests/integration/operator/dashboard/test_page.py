@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import re
+import signal
 import threading
 import time
 from typing import Any, Self
@@ -78,6 +79,9 @@ def on_the_terminal(text: str) -> str:
 
 def test_a_person_sees_the_nodes_vms_live(page: Any, node: DashboardNode) -> None:
     page.wait_for_selector("text=No VMs yet")
+    page.wait_for_selector(".welcome:has-text('virtshim run -d --name web IMAGE')")
+    assert page.locator(".tile").first.inner_text().split("\n") == ["VMs", "0", "no pods"]
+    assert page.locator(".chart").first.is_hidden()
     made = node.add("postgres", "databases", ip="10.88.7.7", startup=startup_of(time.time() - 60))
     row = page.locator(".row", has_text="postgres")
     row.wait_for()
@@ -102,7 +106,7 @@ def test_a_person_sees_the_nodes_vms_live(page: Any, node: DashboardNode) -> Non
     page.wait_for_selector("text=stopped with code 3 (Error): it broke")
     node.remove(made)
     page.wait_for_selector(".badge[data-state=gone]")
-    page.wait_for_selector("text=No pods yet.")
+    page.wait_for_selector("text=No pods on this node.")
 
 
 def test_a_paused_vm_has_its_own_badge_and_its_pause_is_among_its_pods_events(page: Any, node: DashboardNode) -> None:
@@ -261,6 +265,68 @@ def test_nothing_is_wider_than_a_narrow_screen(page: Any, node: DashboardNode, w
     page.locator(".back").click() if width < 860 else None
     page.wait_for_selector(".tiles")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_phone_has_a_console_of_full_width_and_the_keys_that_its_keyboard_lacks(
+    page: Any, node: DashboardNode
+) -> None:
+    node.add("talker")
+    page.locator(".row").click()
+    page.wait_for_selector(".tab[aria-selected=true]")
+    page.keyboard.press("3")
+    page.wait_for_function(on_the_terminal("login:"))
+    keys = page.locator(".keybar button")
+    assert keys.first.is_hidden(), "a wide screen has a keyboard"
+    page.set_viewport_size({"width": 390, "height": 780})
+    keys.first.wait_for()
+    assert keys.all_inner_texts() == ["Esc", "Tab", "Ctrl", "←", "↑", "↓", "→"]
+    assert page.locator(".stagebox").bounding_box()["width"] == 390
+    for key in ("Esc", "Tab", "↑", "Ctrl"):
+        keys.filter(has_text=key).click()
+    assert keys.filter(has_text="Ctrl").get_attribute("aria-pressed") == "true"
+    page.keyboard.type("cc")
+    for key in ("Ctrl", "←"):
+        keys.filter(has_text=key).click()
+    expected = b"\x1b\t\x1b[A\x03c\x1b[1;5D"
+    wait_until(lambda: len(node.typed) == len(expected), 60, "all keys have arrived")
+    assert bytes(node.typed) == expected
+    assert keys.filter(has_text="Ctrl").get_attribute("aria-pressed") == "false"
+
+
+def test_the_page_says_that_the_dashboard_has_ended_and_does_not_connect_again(
+    page: Any, node: DashboardNode, dashboard: Any
+) -> None:
+    node.add("talker")
+    page.clock.install()
+    page.reload()
+    page.locator(".row").click()
+    page.wait_for_selector(".tab[aria-selected=true]")
+    page.keyboard.press("3")
+    page.wait_for_function(on_the_terminal("login:"))
+    tried: list[str] = []
+    page.on("websocket", lambda one: tried.append(one.url))
+    dashboard.process.send_signal(signal.SIGTERM)
+    page.wait_for_selector("#banner:has-text('The dashboard has ended. Start `virtshim dashboard`')")
+    page.wait_for_selector(".says:has-text('Not connected any more')")
+    assert dashboard.process.wait(60) == 0
+    page.clock.run_for(60_000)
+    assert page.locator("#pill").inner_text() == "ended"
+    assert tried == []
+
+
+def test_the_page_gives_up_on_a_dashboard_that_was_killed(page: Any, dashboard: Any) -> None:
+    page.clock.install()
+    page.reload()
+    page.wait_for_selector("#pill[data-kind=fine]")
+    dashboard.process.kill()
+    page.wait_for_selector("#pill:has-text('reconnecting')")
+
+    def given_up() -> bool:
+        page.clock.run_for(5000)
+        return bool(page.locator("#pill").inner_text() == "ended")
+
+    wait_until(given_up, 60, "the page gives up")
+    page.wait_for_selector("#banner:has-text('the way to it is broken')")
 
 
 @pytest.mark.full

@@ -4,10 +4,12 @@ import { FitAddon } from "@xterm/addon-fit";
 import { Terminal } from "@xterm/xterm";
 import "@xterm/xterm/css/xterm.css";
 import { h, plain, set } from "./dom.js";
-import { currentVm, serverKnown, socketUrl } from "./store.js";
+import { currentVm, isOver, serverKnown, socketUrl } from "./store.js";
 import { onTheme, colour } from "./theme.js";
 
 const ENDED = 4000;
+// [label, name, what it sends; a letter: the end of an arrow's sequence]
+const KEYS = [["Esc", "Escape", "\x1b"], ["Tab", "Tab", "\t"], ["Ctrl"], ["←", "Left", "D"], ["↑", "Up", "A"], ["↓", "Down", "B"], ["→", "Right", "C"]];
 
 export class Stage {
   constructor(view) {
@@ -15,9 +17,15 @@ export class Stage {
     this.says = h("span", { class: "says", role: "status" }, "Connecting …");
     this.place = h("div", { class: "terminal" });
     this.again = h("button", { type: "button", class: "button", hidden: true, onclick: () => this.connect() }, "Connect");
+    // On a phone, whose keyboard lacks these keys. A press keeps the focus, and so the phone's keyboard.
+    const stay = (event) => event.preventDefault();
+    this.ctrl = h("button", { type: "button", class: "button", "aria-pressed": "false", onpointerdown: stay, onmousedown: stay, onclick: () => this.hold(!this.held) }, "Ctrl");
+    this.keys = h("div", { class: "keybar", role: "toolbar", "aria-label": "Keys" }, KEYS.map(([label, title, keys]) => (keys
+      ? h("button", { type: "button", class: "button", title, "aria-label": title, onpointerdown: stay, onmousedown: stay, onclick: () => this.press(keys) }, label)
+      : this.ctrl)));
     this.element = h("div", { class: "stagebox" },
       h("div", { class: "stagebar" }, this.says, h("span", { class: "spring" }), this.again,
-        h("button", { type: "button", class: "button", onclick: () => this.terminal.clear() }, "Clear")), this.place);
+        h("button", { type: "button", class: "button", onclick: () => this.terminal.clear() }, "Clear")), this.keys, this.place);
     this.terminal = new Terminal({
       fontFamily: 'ui-monospace, "SFMono-Regular", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace',
       fontSize: 13, scrollback: 5000, cursorBlink: false, screenReaderMode: false, allowProposedApi: false, convertEol: false, disableStdin: true,
@@ -26,7 +34,7 @@ export class Stage {
     this.fit = new FitAddon();
     this.terminal.loadAddon(this.fit);
     this.terminal.attachCustomKeyEventHandler((event) => this.key(event));
-    this.terminal.onData((data) => this.send(new TextEncoder().encode(data)));
+    this.terminal.onData((data) => this.send(new TextEncoder().encode(this.withCtrl(data))));
     this.terminal.onBinary((data) => this.send(Uint8Array.from(data, (char) => char.charCodeAt(0))));
     this.terminal.onResize((size) => this.tell({ columns: size.cols, rows: size.rows }));
     this.paint();
@@ -84,9 +92,16 @@ export class Stage {
       set(this.says, "The console has ended.");
       return;
     }
+    if (isOver()) return this.over();
     set(this.says, `${plain(event.reason) || "The connection was lost"}; reconnecting …`);
     this.later = setTimeout(() => this.connect(), this.pause);
     this.pause = Math.min(5000, this.pause * 1.6);
+  }
+
+  over() {
+    clearTimeout(this.later);
+    this.again.hidden = true;
+    set(this.says, "Not connected any more.");
   }
 
   send(data) {
@@ -95,6 +110,27 @@ export class Stage {
 
   tell(said, socket = this.socket) {
     if (socket?.readyState === WebSocket.OPEN) socket.send(JSON.stringify(said));
+  }
+
+  press(keys) {
+    const arrow = /^[A-D]$/.test(keys);
+    if (!arrow) return this.terminal.input(keys);
+    const start = this.held ? "\x1b[1;5" : this.terminal.modes.applicationCursorKeysMode ? "\x1bO" : "\x1b[";
+    this.hold(false);
+    this.terminal.input(start + keys);
+  }
+
+  // The next key is pressed with Ctrl.
+  hold(held) {
+    this.held = held;
+    this.ctrl.setAttribute("aria-pressed", String(held));
+  }
+
+  withCtrl(data) {
+    // Answers of the terminal to the guest are longer.
+    if (!this.held || data.length !== 1) return data;
+    this.hold(false);
+    return /[ @-_a-z]/.test(data) ? String.fromCharCode(data.charCodeAt(0) & 31) : data;
   }
 
   key(event) {

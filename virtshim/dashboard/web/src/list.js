@@ -58,7 +58,7 @@ export class PodList {
     this.shown.sort((a, b) => compare(a.namespace, b.namespace) || compare(a.name, b.name) || b.created - a.created);
     this.space.style.height = `${this.shown.length * ROW}px`;
     this.empty.hidden = this.shown.length > 0;
-    set(this.empty, store.pods.length ? "No pod fits." : store.link === "open" && store.node?.seen ? "No pods yet." : "");
+    set(this.empty, store.pods.length ? "No pod fits." : store.link === "open" && store.node?.seen ? "No pods on this node." : "");
     this.draw();
   }
 

@@ -45,6 +45,8 @@ function connection() {
   let text = "";
   if (link === "ended") [kind, said, text] = ["lost", "ended", "This session has ended. Open the address that `virtshim dashboard` prints; Enter in its terminal prints another."];
   else if (link === "foreign") [kind, said, text] = ["lost", "ended", "The dashboard has ended, and another program answers at its address: close this page."];
+  else if (link === "over") [kind, said, text] = ["lost", "ended", "The dashboard has ended. Start `virtshim dashboard` on the node again, and open the address that it prints."];
+  else if (link === "silent") [kind, said, text] = ["lost", "ended", "The dashboard has ended, or the way to it is broken (an SSH tunnel?). Reload this page to try once more, or start `virtshim dashboard` again."];
   else if (link === "lost") [kind, said, text] = ["lost", "reconnecting", "The dashboard does not answer: reconnecting …"];
   else if (link === "connecting" || !node) [kind, said] = ["wait", "connecting"];
   else if (node.trouble) [kind, said, text] = ["lost", "reconnecting", `The node does not answer: reconnecting … (${plain(node.trouble)})`];

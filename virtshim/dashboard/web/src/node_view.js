@@ -16,6 +16,7 @@ export class NodeView {
       memory: () => store.node?.host.memoryTotal ?? 0,
       show: { cpu, bytes, rate },
     });
+    this.graphs = h("div", { class: "charts" }, this.charts.map((one) => one.element));
     this.facts = h("dl", { class: "facts" });
     this.conditions = h("ul", { class: "conditions" });
     this.timeline = new Timeline();
@@ -23,13 +24,15 @@ export class NodeView {
     this.about = h("p", { class: "about" });
     this.welcome = h("div", { class: "card welcome", hidden: true },
       h("h2", {}, "No VMs yet"),
-      h("p", {}, "This node runs no pods. One that kubelet or crictl starts here shows up by itself, with its start, its graphs and its console."),
-      h("pre", {}, "crictl run vm.json pod.json"));
+      h("p", {}, "This node runs no VMs. One that starts here appears by itself, with its graphs, its events and its console."),
+      h("dl", {},
+        h("dt", {}, "In a cluster"), h("dd", {}, "kubelet starts the pods that have ", h("code", {}, "runtimeClassName: virtshim"), " and are scheduled to this node."),
+        h("dt", {}, "Without a cluster"), h("dd", {}, "On the node, as root: ", h("code", {}, "virtshim run -d --name web IMAGE"))));
     this.element = h("div", { class: "page" },
       h("header", { class: "head" }, h("div", { class: "what" }, this.name, this.about)),
       h("div", { class: "tiles" }, tile("vms", "VMs"), tile("cpu", "CPU in use by VMs"), tile("memory", "Memory of VMs"), tile("load", "Load")),
       this.welcome,
-      h("div", { class: "charts" }, this.charts.map((one) => one.element)),
+      this.graphs,
       h("div", { class: "two" },
         this.timeline.element,
         h("section", { class: "card" }, h("h2", {}, "Node"), this.conditions, this.facts)));
@@ -52,12 +55,15 @@ export class NodeView {
   numbers() {
     const host = store.node?.host ?? {};
     const [used, memory] = store.last.get("node") ?? [];
+    const none = store.pods.length === 0;
     const running = store.pods.filter((pod) => stateOf(pod) === "running").length;
-    this.figure("vms", String(running), store.pods.length === running ? "all running" : `of ${store.pods.length} pods`);
-    this.figure("cpu", cpu(used), host.cpus ? `of ${host.cpus * 100} %, ${host.cpus} CPUs` : "");
-    this.figure("memory", bytes(memory), host.memoryTotal ? `of ${bytes(host.memoryTotal)}, ${bytes(host.memoryAvailable)} available` : "");
+    this.figure("vms", String(running), none ? "no pods" : store.pods.length === running ? "all running" : `of ${store.pods.length} pods`);
+    this.figure("cpu", cpu(none ? 0 : used), host.cpus ? `of ${host.cpus * 100} %, ${host.cpus} CPUs` : "");
+    this.figure("memory", bytes(none ? 0 : memory), host.memoryTotal ? `of ${bytes(host.memoryTotal)}, ${bytes(host.memoryAvailable)} available` : "");
     this.figure("load", host.load ? host.load[0].toFixed(2) : "–", host.load ? `${host.load[1].toFixed(2)} in 5 min, ${host.load[2].toFixed(2)} in 15 min` : "");
-    this.welcome.hidden = store.pods.length > 0 || !store.node?.seen;
+    this.welcome.hidden = !none || !store.node?.seen;
+    // Empty graphs say nothing. Those of VMs that have gone stay until their time is over.
+    this.graphs.hidden = none && !store.graph.some(([, ...values]) => values.some((one) => one !== null));
   }
 
   figure(name, value, note) {

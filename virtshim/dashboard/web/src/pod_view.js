@@ -6,7 +6,7 @@ import { bytes, cpu, full, rate, span } from "./format.js";
 import { fourCharts } from "./chart.js";
 import { Timeline } from "./events.js";
 import { Waterfall } from "./startup.js";
-import { currentVm, listen, now, push, serverKnown, stateOf, store, vmThatIsOn } from "./store.js";
+import { currentVm, isOver, listen, now, push, serverKnown, stateOf, store, vmThatIsOn } from "./store.js";
 
 const TABS = [
   ["overview", "Overview", Overview],
@@ -264,6 +264,7 @@ function loaded(view, load, wanting) {
     shown: start,
     changed(what) {
       if (what === "pods" || what === "state") start();
+      if (what === "link" && isOver()) stage?.over();
     },
     close() {
       closed = true;

@@ -2,7 +2,7 @@
 
 import RFB from "@novnc/novnc";
 import { h, plain, set } from "./dom.js";
-import { currentVm, serverKnown, socketUrl } from "./store.js";
+import { currentVm, isOver, serverKnown, socketUrl } from "./store.js";
 
 export class Stage {
   constructor(view) {
@@ -58,11 +58,18 @@ export class Stage {
     rfb.addEventListener("disconnect", () => {
       if (rfb !== this.rfb) return;
       delete this.place.dataset.connected;
+      if (isOver()) return this.over();
       this.again.hidden = false;
       set(this.says, `${plain(why) || "The connection was lost"}; reconnecting …`);
       this.later = setTimeout(() => this.connect(), this.pause);
       this.pause = Math.min(5000, this.pause * 1.6);
     });
+  }
+
+  over() {
+    clearTimeout(this.later);
+    this.again.hidden = true;
+    set(this.says, "Not connected any more.");
   }
 
   key(event) {

@@ -5,7 +5,9 @@ const SPARK = 40;
 const EVENTS = 1000;
 
 export const store = {
-  link: "connecting", // open, lost, ended: the session is none any more, or foreign: another program has the address
+  // open, lost, or one for good: over: the dashboard has ended, silent: it no longer answers, ended: the session has ended, foreign:
+  // another program has the address.
+  link: "connecting",
   node: null,
   pods: [],
   byId: new Map(),
@@ -61,7 +63,17 @@ export function socketUrl(path) {
 
 // What this page's server has told it, and says first: a program that took its port when it ended does not know it.
 const RUN = document.querySelector("meta[name=run]").content;
+// The server's code for its end.
+const OVER = 4002;
+// For about a minute.
+const TRIES = 16;
 let pause = 500;
+let tries = 0;
+
+// Whether the page will not connect again.
+export function isOver() {
+  return !["connecting", "open", "lost"].includes(store.link);
+}
 
 export function connect() {
   const socket = new WebSocket(socketUrl("live"));
@@ -72,14 +84,17 @@ export function connect() {
       return;
     }
     pause = 500;
+    tries = 0;
     store.link = "open";
     tell("link");
     socket.onmessage = (message) => take(JSON.parse(message.data));
   };
-  socket.onclose = async () => {
-    if (store.link !== "foreign") {
+  socket.onclose = async (event) => {
+    if (event.code === OVER) store.link = "over";
+    else if (store.link !== "foreign") {
       store.link = "lost";
       if (await sessionEnded()) store.link = "ended";
+      else if ((tries += 1) >= TRIES) store.link = "silent";
     }
     tell("link");
     if (store.link !== "lost") return;
