@@ -341,6 +341,10 @@ class DashboardNode(_Runtime, _Admin, _Operator):
         finally:
             self._followers.remove(actions)
 
+    def Inspect(self, request: Any, context: Any) -> Any:
+        pod = next(pod for pod in self.pods.values() if pod.vm and pod.vm.id.startswith(request.id))
+        return operator_pb2.InspectResponse(json=json.dumps({"container": pod.facts}))
+
     def StartUps(self, request: Any, context: Any) -> Any:
         pod = self._pod(request.id, context)
         assert pod.vm is not None

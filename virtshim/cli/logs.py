@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Final
 from virtshim.cli.vm_lookup import vm_of
 from virtshim.cri.client import connected
 from virtshim.model.errors import InvalidRequest, ShimError, WrongState
+from virtshim.system.files import open_regular
 
 # Seconds between two reads of a followed log.
 _LOOK: Final = 0.2
@@ -174,18 +174,13 @@ class Log:
 
 
 def _opened(path: str) -> FileIO | None:
-    """The open log; None if it does not exist. This process is root and a pod may be able to write to the directory, so
-    symbolic links are not followed, and pipes and devices are not read."""
+    """The open log; None if it does not exist. This process is root, and a pod may be able to write to the directory."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return open_regular(path)
     except FileNotFoundError:
         return None
     except OSError as exc:
         raise WrongState(f"the log {path} cannot be read: {exc.strerror}; it must be a regular file") from exc
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise WrongState(f"the log {path} cannot be read: it must be a regular file")
-    return FileIO(descriptor)
 
 
 def _put(line: Line, *, timestamps: bool) -> None:

@@ -23,10 +23,13 @@ from virtshim.dashboard.readings import Counter, Reading
 from virtshim.guest.operation import Action
 from virtshim.model.errors import DeadlineExceeded, InvalidRequest, ShimError, Unavailable, WrongState
 from virtshim.streaming.ports import VNC_PORT
+from virtshim.system.files import open_regular
 
 _SECONDS: Final = 10.0
 # The node may have to ask a guest agent, which takes time.
 _DETAIL_SECONDS: Final = 20.0
+# Most bytes of a console's earlier output: some screens.
+_EARLIER: Final = 64 << 10
 # The time that a stopped guest has to shut down, as with `virtshim stop`.
 _GRACE: Final = 30
 # A time before all actions.
@@ -136,6 +139,18 @@ class NodeCalls(NodeClient):
             return self.console_url(vm, stdin=True), True
         except (WrongState, InvalidRequest):  # made without stdin; or it has just ended, which the second call tells
             return self.console_url(vm, stdin=False), False
+
+    def earlier_output(self, vm: str) -> bytes:
+        """The end of what the VM's console has printed, from the beginning of a line; b"" if it cannot be read."""
+        try:
+            container = self._operator.inspect(vm)["container"] or {}
+            with open_regular(str(container.get("consoleLog", ""))) as log:
+                size = os.fstat(log.fileno()).st_size
+                log.seek(max(0, size - _EARLIER))
+                text = log.read(_EARLIER).lstrip(b"\0")  # virtshim has freed what is older
+        except (ShimError, OSError, KeyError):
+            return b""
+        return text if len(text) == size else text.partition(b"\n")[2]
 
     def screen_url(self, pod: str) -> str:
         with as_shim_errors():

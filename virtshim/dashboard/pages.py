@@ -212,7 +212,7 @@ class Pages:
     async def _console(self, request: web.Request) -> web.StreamResponse:
         async with self._socket(request) as page:
             vm = request.match_info["id"]
-            await streams.console(page, lambda: self._node.console(vm))
+            await streams.console(page, lambda: self._node.console(vm), lambda: self._node.earlier_output(vm))
         return page
 
     async def _screen(self, request: web.Request) -> web.StreamResponse:

@@ -64,13 +64,20 @@ class Window:
         await self._open.wait()
 
 
-async def console(page: web.WebSocketResponse, ask: Callable[[], tuple[str, bool]]) -> None:
-    """Relays a console until the page leaves or the console ends."""
+async def console(
+    page: web.WebSocketResponse, ask: Callable[[], tuple[str, bool]], earlier: Callable[[], bytes]
+) -> None:
+    """Relays a console until the page leaves or the console ends. First sends its earlier output, of which the last part may
+    come twice."""
     try:
         url, takes_input = await asyncio.to_thread(ask)
         async with _connected(url, PROTOCOL) as node:
-            await page.send_json({"type": "attached", "input": takes_input})
+            before = await asyncio.to_thread(earlier)
+            await page.send_json({"type": "attached", "input": takes_input, "earlier": bool(before)})
             window = Window()
+            if before:
+                await page.send_bytes(before)
+                window.sent(len(before))
             await _first_of(_from_console(node, page, window), _to_console(page, node, window, takes_input))
     except ShimError as exc:
         await close(page, REFUSED, str(exc))

@@ -10,6 +10,7 @@ import functools
 import os
 import stat
 from collections.abc import Callable, Iterable
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +61,16 @@ def replace_bytes(path: str, content: bytes, mode: int = 0o600) -> None:
         os.fsync(file.fileno())
     os.replace(new, path)
     sync(os.path.dirname(path) or ".")
+
+
+def open_regular(path: str) -> FileIO:
+    """Opens a file for reading where others may write: follows no symbolic link as its last part, and reads no pipe or device.
+    Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no regular file", path)
+    return FileIO(descriptor)
 
 
 def free_bytes(place: str | int | os.PathLike[str]) -> int:

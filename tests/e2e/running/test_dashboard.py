@@ -100,11 +100,14 @@ def test_the_dashboard_shows_console_and_screen(vm: Vm, login: SplitResult) -> N
     async def use(browser: Browser) -> bytes:
         await browser.log_in()
         async with browser.open(f"vms/{vm.container}/console") as console:
-            assert await console.receive_json() == {"type": "attached", "input": True}
+            assert await console.receive_json() == {"type": "attached", "input": True, "earlier": True}
             seen = b""
             await console.send_bytes(b"echo ans''wered\n")
             while b"answered" not in seen:
                 seen += await console.receive_bytes()
+        async with browser.open(f"vms/{vm.container}/console") as console:
+            await console.receive_json()
+            assert b"answered" in await console.receive_bytes(), "another page shows the earlier output"
         async with browser.open(f"pods/{vm.pod}/screen") as screen:
             first = await screen.receive()
             assert first.type is aiohttp.WSMsgType.BINARY, f"closed with {first.data}: {first.extra}"

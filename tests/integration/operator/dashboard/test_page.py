@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -153,6 +154,28 @@ def test_a_person_types_on_a_console(page: Any, node: DashboardNode) -> None:
     page.wait_for_function(on_the_terminal("again:"))
     page.keyboard.press("4")
     page.wait_for_selector("text=This VM has no screen")
+
+
+def test_a_console_shows_its_earlier_output_and_answers_none_of_its_questions(
+    page: Any, node: DashboardNode, tmp_path: Path
+) -> None:
+    log = tmp_path / "console.log"
+    log.write_bytes(b"\0" * 9000 + b"cut off\r\nwhere is the cursor?\x1b[6n and who are you?\x1b[c\r\nbooted\r\n")
+    node.add("talker", facts={"consoleLog": str(log)})
+    page.locator(".row").click()
+    page.wait_for_selector(".tab[aria-selected=true]")
+    page.keyboard.press("3")
+    page.wait_for_function(on_the_terminal("booted"))
+    page.wait_for_function(on_the_terminal("login:"))
+    assert not page.evaluate(on_the_terminal("cut off"))
+    page.keyboard.type("x")
+    wait_until(lambda: node.typed, 60, "the key arrives")
+    assert bytes(node.typed) == b"x"
+    node.greeting = b"again: "
+    log.write_bytes(b"missed meanwhile\r\n")
+    node.disconnect_streams()
+    page.wait_for_function(on_the_terminal("again:"))
+    assert page.evaluate(on_the_terminal("missed meanwhile"))
 
 
 def test_a_console_without_input_says_so(page: Any, node: DashboardNode) -> None:

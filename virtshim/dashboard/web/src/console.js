@@ -73,13 +73,21 @@ export class Stage {
       if (socket !== this.socket) return;
       if (typeof message.data === "string") return this.attached(JSON.parse(message.data));
       const data = new Uint8Array(message.data);
-      this.terminal.write(data, () => this.tell({ shown: data.length }, socket));
+      const { earlier } = this;
+      this.earlier = false;
+      this.terminal.write(data, () => {
+        if (earlier) this.replaying = false;
+        this.tell({ shown: data.length }, socket);
+      });
     };
     socket.onclose = (event) => socket === this.socket && this.left(event);
   }
 
   attached(message) {
     this.pause = 500;
+    // The earlier output comes first. It may ask the terminal for answers, which the guest has got long ago.
+    this.replaying = this.earlier = message.earlier;
+    if (message.earlier) this.terminal.write("\x1bc");
     this.terminal.options.disableStdin = !message.input;
     set(this.says, message.input ? "Connected. Ctrl-] leaves the console" : "Connected, to look only: set stdin: true in the container's spec to type here");
     this.tell({ columns: this.terminal.cols, rows: this.terminal.rows });
@@ -105,7 +113,7 @@ export class Stage {
   }
 
   send(data) {
-    if (this.socket?.readyState === WebSocket.OPEN && !this.terminal.options.disableStdin) this.socket.send(data);
+    if (this.socket?.readyState === WebSocket.OPEN && !this.replaying && !this.terminal.options.disableStdin) this.socket.send(data);
   }
 
   tell(said, socket = this.socket) {
