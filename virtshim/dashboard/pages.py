@@ -23,6 +23,7 @@ from virtshim.dashboard import streams, views
 from virtshim.dashboard.assets import PAGE
 from virtshim.dashboard.login import LOGIN_COOKIE, Sessions, add_security_headers, login_middleware
 from virtshim.dashboard.node_calls import NodeCalls
+from virtshim.dashboard.readings import SPANS
 from virtshim.dashboard.watch import NodeWatch
 from virtshim.guest.operation import Action
 from virtshim.model.errors import Kind, NotFound, ShimError
@@ -156,7 +157,10 @@ class Pages:
         return self._starts.get(pod, [])
 
     async def _graph(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(self._watch.graph(request.match_info["id"]))
+        span = request.query.get("span", "")
+        if span not in map(str, SPANS):
+            raise web.HTTPBadRequest(text=f"span: must be one of {', '.join(map(str, SPANS))}\n")
+        return web.json_response(self._watch.graph(request.match_info["id"], int(span)))
 
     # --- actions
 

@@ -3,6 +3,8 @@ Pure."""
 
 from __future__ import annotations
 
+import math
+import struct
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -93,8 +95,11 @@ def _rate(before: Counter | None, after: Counter | None) -> float | None:
 
 # Recent history, so that a new page shows graphs and a timeline at once. It has a fixed size.
 
-# One sample every two seconds: ten minutes.
+# The samples of one graph: of ten minutes, one every two seconds.
 SAMPLES: Final = 300
+# What graphs can show, in seconds: ten minutes, an hour, a day.
+RECENT: Final = 600
+SPANS: Final = (RECENT, 3600, 86400)
 EVENTS: Final = 1000
 # The key of the whole node's graphs. No pod has this id.
 NODE: Final = "node"
@@ -112,25 +117,91 @@ class Event:
     text: str
 
 
+# Of a sample.
+_VALUES: Final = 6
+
+
+class _Kept:
+    """The newest samples, in the order of time, packed into a third of their memory."""
+
+    # Time, then the values: NaN for an unknown one.
+    _FORM: Final = struct.Struct(f"<d{_VALUES}f")
+
+    def __init__(self, most: int) -> None:
+        self._packed: deque[bytes] = deque(maxlen=most)
+
+    def add(self, sample: Sample) -> None:
+        self._packed.append(self._FORM.pack(sample.at, *(math.nan if one is None else one for one in sample.values())))
+
+    def newest(self, count: int) -> list[Sample]:
+        found = map(self._FORM.unpack, list(self._packed)[-count:])
+        return [Sample(at, *(None if math.isnan(one) else one for one in values)) for at, *values in found]
+
+
+class _Averages:
+    """The average of each `step` seconds, at the time of its last sample. Unknown values do not count."""
+
+    def __init__(self, step: float, most: int) -> None:
+        self._step = step
+        self._kept = _Kept(most)
+        self._last: float | None = None
+        self._sums, self._counts = [0.0] * _VALUES, [0] * _VALUES
+
+    def add(self, sample: Sample) -> None:
+        if self._last is not None and sample.at // self._step != self._last // self._step:
+            self._kept.add(self._average(self._last))
+            self._sums, self._counts = [0.0] * _VALUES, [0] * _VALUES
+        self._last = sample.at
+        for column, value in enumerate(sample.values()):
+            if value is not None:
+                self._sums[column] += value
+                self._counts[column] += 1
+
+    def newest(self, count: int) -> list[Sample]:
+        kept = self._kept.newest(count)
+        return kept if self._last is None else [*kept, self._average(self._last)][-count:]
+
+    def _average(self, at: float) -> Sample:
+        return Sample(at, *(sum_ / n if n else None for sum_, n in zip(self._sums, self._counts, strict=True)))
+
+
+class _History:
+    """One pod's samples: as they are, and averages for longer spans."""
+
+    def __init__(self, samples: int) -> None:
+        self.recent = _Kept(samples)
+        self.averages = {span: _Averages(span / samples, samples) for span in SPANS if span != RECENT}
+
+    def add(self, sample: Sample) -> None:
+        self.recent.add(sample)
+        for averages in self.averages.values():
+            averages.add(sample)
+
+
 class Graphs:
     """Samples by pod. A pod that is no longer named is forgotten."""
 
     def __init__(self, samples: int = SAMPLES) -> None:
         self._longest = samples
-        self._of: dict[str, deque[Sample]] = {}
+        self._of: dict[str, _History] = {}
 
     def add(self, samples: dict[str, Sample]) -> None:
         for pod, sample in samples.items():
-            self._of.setdefault(pod, deque(maxlen=self._longest)).append(sample)
+            if pod not in self._of:
+                self._of[pod] = _History(self._longest)
+            self._of[pod].add(sample)
 
     def keep(self, pods: Iterable[str]) -> None:
         wanted = {*pods, NODE}
         for pod in [pod for pod in self._of if pod not in wanted]:
             del self._of[pod]
 
-    def samples(self, pod: str, newest: int = SAMPLES) -> list[Sample]:
-        """The newest samples, in the order of time."""
-        return list(self._of.get(pod, ()))[-newest:]
+    def samples(self, pod: str, newest: int = SAMPLES, span: int = RECENT) -> list[Sample]:
+        """The newest samples, in the order of time. `span`: one of `SPANS`."""
+        history = self._of.get(pod)
+        if history is None:
+            return []
+        return (history.recent if span == RECENT else history.averages[span]).newest(newest)
 
     def pods(self) -> list[str]:
         return list(self._of)

@@ -111,8 +111,9 @@ class NodeWatch:
         finally:
             self._listeners.discard(listener)
 
-    def graph(self, pod: str) -> list[list[float | None]]:
-        return views.graph(self._graphs.samples(pod))
+    def graph(self, pod: str, span: int) -> list[list[float | None]]:
+        """`span`: one of `SPANS`."""
+        return views.graph(self._graphs.samples(pod, span=span))
 
     def vms_of(self, pod: str) -> list[str]:
         """Ids of the pod's VMs, newest first."""
@@ -243,7 +244,6 @@ class NodeWatch:
             "node": views.node(self._seen, self._host, self._trouble),
             "pods": self._pods(),
             "events": [views.event(event) for event in self._timeline.newest(300)],
-            "graph": views.graph(self._graphs.samples(NODE)),
             "sparks": {pod: views.spark(self._graphs.samples(pod, 40)) for pod in self._graphs.pods() if pod != NODE},
             "last": {
                 pod: views.rounded(last[0]) for pod in self._graphs.pods() if (last := self._graphs.samples(pod, 1))

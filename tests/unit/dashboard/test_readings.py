@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.dashboard.node_calls import readings
 from virtshim.dashboard.readings import NODE, Counter, Graphs, Rates, Reading, Sample, Timeline, total
@@ -52,6 +54,30 @@ def test_the_nodes_statistics_become_counters_by_pod() -> None:
     assert found["pod"] == Reading(
         Counter(5, 70), 4096, Counter(9, 3), None, Counter(6, 30), Counter(6, 0), memory_given=512, vcpus=1
     )
+
+
+def test_an_hour_and_a_day_are_averages_of_what_is_known() -> None:
+    graphs = Graphs()
+    for at in range(0, 86400, 2):
+        graphs.add({"pod": Sample(at, cpu=at % 12, memory=1 << 30, read=None if at % 4 else 8)})
+    assert len(graphs.samples("pod")) == 300
+    assert graphs.samples("pod")[0].at == 86400 - 600
+    for span in (3600, 86400):
+        shown = graphs.samples("pod", span=span)
+        assert len(shown) == 300
+        assert 86400 - span <= shown[0].at < 86400 - span + 2 * span / 300
+        assert shown[-1].at == 86398, "up to now"
+        assert {(one.cpu, one.memory, one.read, one.written) for one in shown} == {(5, 1 << 30, 8, None)}
+
+
+def test_the_history_of_a_day_takes_less_than_a_hundred_kilobytes_for_each_pod() -> None:
+    tracemalloc.start()
+    graphs = Graphs()
+    for at in range(0, 86400, 12):
+        graphs.add({"pod": Sample(at, *(at + 0.1 * column for column in range(6)))})
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 100_000
 
 
 def test_a_pods_history_is_limited_and_removed_with_the_pod() -> None:

@@ -125,6 +125,8 @@ def test_nothing_is_served_but_the_pages_own_files(dashboard: Any) -> None:
     assert ask(f"{dashboard.origin}/", Cookie=mine)[0] == 404
     assert ask(f"{dashboard.origin}/")[0] == 401
     assert ask(f"{dashboard.address}pods/none", Cookie=mine)[0] == 404
+    assert ask(f"{dashboard.address}pods/node/graph?span=3600", Cookie=mine)[0] == 200
+    assert ask(f"{dashboard.address}pods/node/graph?span=7", Cookie=mine)[0] == 400
 
 
 def test_sessions_end_with_the_program(node: DashboardNode, dashboard_of: Callable[[str], Any], dashboard: Any) -> None:

@@ -110,6 +110,22 @@ def test_a_person_sees_the_nodes_vms_live(page: Any, node: DashboardNode) -> Non
     page.wait_for_selector("text=No pods on this node.")
 
 
+def test_a_person_chooses_the_time_that_graphs_show(page: Any, node: DashboardNode) -> None:
+    node.add("web")
+    page.locator(".row").click()
+    page.wait_for_selector(".badge[data-state=running]")
+    page.wait_for_selector(".grid:has-text('10 min')")
+    for span, mark in (("3600", "60 min"), ("86400", "24 h"), ("600", "10 min")):
+        page.locator(f"[data-span='{span}']").click()
+        page.wait_for_selector(f".pod .chart:has-text('CPU') .grid:has-text('{mark}')")
+        page.wait_for_function("() => document.querySelector('.pod .chart .value').textContent.includes('%')")
+        assert page.locator(".chip[data-span][aria-pressed=true]").get_attribute("data-span") == span
+    page.locator("[data-span='3600']").click()
+    page.keyboard.press("n")
+    page.wait_for_selector(".tiles")
+    page.wait_for_selector(".chart:has-text('CPU') .grid:has-text('60 min')")
+
+
 def test_a_paused_vm_has_its_own_badge_and_its_pause_is_among_its_pods_events(page: Any, node: DashboardNode) -> None:
     made = node.add("web")
     assert made.vm is not None

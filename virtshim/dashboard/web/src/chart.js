@@ -3,7 +3,12 @@
 import { h, svg, set } from "./dom.js";
 import { clock } from "./format.js";
 
-const WINDOW = 600; // seconds
+// By seconds shown: the marks below a graph, those of a narrow one, and how a mark is written.
+const MARKS = {
+  600: [[600, 480, 360, 240, 120, 0], [600, 300, 0], (at) => `−${at / 60} min`],
+  3600: [[3600, 2700, 1800, 900, 0], [3600, 1800, 0], (at) => `−${at / 60} min`],
+  86400: [[86400, 64800, 43200, 21600, 0], [86400, 43200, 0], (at) => `−${at / 3600} h`],
+};
 const HEIGHT = 132;
 const LEFT = 58;
 const RIGHT = 8;
@@ -17,6 +22,7 @@ export class Chart {
     Object.assign(this, { series, show, ceiling, step, least });
     this.samples = [];
     this.picked = null;
+    this.span = 600;
     this.id = `chart-${(count += 1)}`;
     this.value = h("span", { class: "value" });
     this.lines = series.map((one) => svg("path", { class: `line ${one.tone}` }));
@@ -53,11 +59,11 @@ export class Chart {
     const width = this.frame.clientWidth;
     if (!width) return;
     const newest = this.samples.at(-1)?.[0] ?? Date.now() / 1000;
-    this.from = newest - WINDOW;
+    this.from = newest - this.span;
     const shown = this.samples.filter((sample) => sample[0] >= this.from);
     const highest = Math.max(0, ...shown.flatMap((sample) => this.series.map((one) => sample[one.column] ?? 0)));
     const top = nice(Math.max(highest * 1.08, this.ceiling() || 0, this.least), this.step);
-    this.x = (at) => LEFT + ((at - this.from) / WINDOW) * (width - LEFT - RIGHT);
+    this.x = (at) => LEFT + ((at - this.from) / this.span) * (width - LEFT - RIGHT);
     this.y = (value) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM);
     this.picture.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.picture.setAttribute("width", width);
@@ -80,7 +86,7 @@ export class Chart {
     let before = null;
     for (const sample of samples) {
       const value = sample[column];
-      const gap = before !== null && sample[0] - before > 40;
+      const gap = before !== null && sample[0] - before > Math.max(40, this.span / 100);
       before = sample[0];
       if (value === null || value === undefined) {
         run = null;
@@ -93,7 +99,7 @@ export class Chart {
   }
 
   drawGrid(width, top) {
-    const key = `${width} ${top} ${this.show(top)}`;
+    const key = `${width} ${top} ${this.show(top)} ${this.span}`;
     if (key === this.gridKey) return;
     this.gridKey = key;
     const rows = [0, 0.5, 1].map((part) => {
@@ -101,16 +107,17 @@ export class Chart {
       return [svg("line", { x1: LEFT, x2: width - RIGHT, y1: y, y2: y }),
         svg("text", { x: LEFT - 6, y: y + 3.5, "text-anchor": "end" }, part ? this.show(top * part) : "0")];
     });
-    const marks = (width < 540 ? [10, 5, 0] : [10, 8, 6, 4, 2, 0]).map((minutes) => svg("text", {
-      x: LEFT + (1 - minutes / 10) * (width - LEFT - RIGHT), y: HEIGHT - 5,
-      "text-anchor": minutes === 10 ? "start" : minutes ? "middle" : "end" }, minutes ? `−${minutes} min` : "now"));
+    const [all, few, written] = MARKS[this.span];
+    const marks = (width < 540 ? few : all).map((at) => svg("text", {
+      x: LEFT + (1 - at / this.span) * (width - LEFT - RIGHT), y: HEIGHT - 5,
+      "text-anchor": at === this.span ? "start" : at ? "middle" : "end" }, at ? written(at) : "now"));
     this.grid.replaceChildren(...rows.flat(), ...marks);
   }
 
   pick(x) {
     if (x === null) this.picked = null;
     else {
-      const at = this.from + ((x - LEFT) / (this.frame.clientWidth - LEFT - RIGHT)) * WINDOW;
+      const at = this.from + ((x - LEFT) / (this.frame.clientWidth - LEFT - RIGHT)) * this.span;
       const near = this.samples.reduce((best, one) => (best && Math.abs(best[0] - at) <= Math.abs(one[0] - at) ? best : one), null);
       this.picked = near && near[0] >= this.from ? near[0] : null;
     }

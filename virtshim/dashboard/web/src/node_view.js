@@ -1,9 +1,9 @@
 // The node: its numbers, its graphs, its facts, and what happened.
 
 import { h, plain, set } from "./dom.js";
-import { bytes, cpu, rate, span } from "./format.js";
-import { fourCharts } from "./chart.js";
+import { bytes, cpu, span } from "./format.js";
 import { Timeline } from "./events.js";
+import { Graphs } from "./graphs.js";
 import { listen, stateOf, store } from "./store.js";
 
 export class NodeView {
@@ -11,12 +11,7 @@ export class NodeView {
     this.title = "Node";
     this.figures = Object.fromEntries(["vms", "cpu", "memory", "load"].map((name) => [name, { value: h("span", { class: "big" }), note: h("span", { class: "note" }) }]));
     const tile = (name, title) => h("div", { class: "card tile" }, h("span", { class: "title" }, title), this.figures[name].value, this.figures[name].note);
-    this.charts = fourCharts({
-      cpus: () => store.node?.host.cpus ?? 0,
-      memory: () => store.node?.host.memoryTotal ?? 0,
-      show: { cpu, bytes, rate },
-    });
-    this.graphs = h("div", { class: "charts" }, this.charts.map((one) => one.element));
+    this.graphs = new Graphs("node", { cpus: () => store.node?.host.cpus ?? 0, memory: () => store.node?.host.memoryTotal ?? 0 });
     this.facts = h("dl", { class: "facts" });
     this.conditions = h("ul", { class: "conditions" });
     this.timeline = new Timeline();
@@ -32,19 +27,17 @@ export class NodeView {
       h("header", { class: "head" }, h("div", { class: "what" }, this.name, this.about)),
       h("div", { class: "tiles" }, tile("vms", "VMs"), tile("cpu", "CPU in use by VMs"), tile("memory", "Memory of VMs"), tile("load", "Load")),
       this.welcome,
-      this.graphs,
+      this.graphs.element,
       h("div", { class: "two" },
         this.timeline.element,
         h("section", { class: "card" }, h("h2", {}, "Node"), this.conditions, this.facts)));
-    this.stop = listen((what) => this.changed(what));
+    this.stop = listen((what, detail) => this.changed(what, detail));
     this.changed("state");
   }
 
-  changed(what) {
-    if (what === "tick" || what === "state") {
-      for (const chart of this.charts) chart.update(store.graph);
-      this.numbers();
-    }
+  changed(what, detail) {
+    this.graphs.changed(what, detail);
+    if (what === "tick" || what === "state") this.numbers();
     if (what === "events" || what === "state" || what === "pods") this.timeline.refresh();
     if (what === "node" || what === "state" || what === "pods") {
       this.numbers();
@@ -63,7 +56,7 @@ export class NodeView {
     this.figure("load", host.load ? host.load[0].toFixed(2) : "–", host.load ? `${host.load[1].toFixed(2)} in 5 min, ${host.load[2].toFixed(2)} in 15 min` : "");
     this.welcome.hidden = !none || !store.node?.seen;
     // Empty graphs say nothing. Those of VMs that have gone stay until their time is over.
-    this.graphs.hidden = none && !store.graph.some(([, ...values]) => values.some((one) => one !== null));
+    this.graphs.element.hidden = none && !this.graphs.known;
   }
 
   figure(name, value, note) {
@@ -92,6 +85,6 @@ export class NodeView {
 
   close() {
     this.stop();
-    for (const chart of this.charts) chart.close();
+    this.graphs.close();
   }
 }

@@ -2,11 +2,11 @@
 
 import { Actions } from "./actions.js";
 import { h, plain, set } from "./dom.js";
-import { bytes, cpu, full, rate, span } from "./format.js";
-import { fourCharts } from "./chart.js";
+import { bytes, full, span } from "./format.js";
 import { Timeline } from "./events.js";
+import { Graphs } from "./graphs.js";
 import { Waterfall } from "./startup.js";
-import { currentVm, isOver, listen, now, push, serverKnown, stateOf, store, vmThatIsOn } from "./store.js";
+import { currentVm, isOver, listen, now, serverKnown, stateOf, store, vmThatIsOn } from "./store.js";
 
 const TABS = [
   ["overview", "Overview", Overview],
@@ -115,40 +115,21 @@ export class PodView {
 }
 
 function Overview(view) {
-  const charts = fourCharts({ cpus: () => view.pod?.vcpus ?? 0, memory: () => view.pod?.memoryGiven ?? 0, show: { cpu, bytes, rate } });
+  const graphs = new Graphs(view.id, { cpus: () => view.pod?.vcpus ?? 0, memory: () => view.pod?.memoryGiven ?? 0 });
   const timeline = new Timeline(view.id);
-  let samples = [];
   let closed = false;
-  const draw = () => charts.forEach((chart) => chart.update(samples));
-  const load = async () => {
-    try {
-      const found = await (await fetch(`pods/${encodeURIComponent(view.id)}/graph`)).json();
-      if (closed) return;
-      const newest = found.at(-1)?.[0] ?? 0;
-      samples = [...found, ...samples.filter((one) => one[0] > newest + 0.01)];
-      draw();
-    } catch {
-      // The connection's state is shown above.
-    }
-    view.detail().then((told) => closed || timeline.add(earlier(told)), () => {});
-  };
+  const load = () => view.detail().then((told) => closed || timeline.add(earlier(told)), () => {});
   return {
-    element: h("div", {}, h("div", { class: "charts" }, charts.map((one) => one.element)), timeline.element),
+    element: h("div", {}, graphs.element, timeline.element),
     shown: load,
     changed(what, detail) {
-      if (what === "tick" && detail?.samples?.[view.id]) {
-        push(samples, [detail.at, ...detail.samples[view.id]], 300);
-        draw();
-      }
+      graphs.changed(what, detail);
       if (what === "events" && (!detail || detail.pod === view.id)) timeline.refresh();
-      if (what === "state") {
-        samples = [];
-        load();
-      }
+      if (what === "state") load();
     },
     close() {
       closed = true;
-      charts.forEach((chart) => chart.close());
+      graphs.close();
     },
   };
 }

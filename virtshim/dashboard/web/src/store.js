@@ -1,6 +1,5 @@
 // What the node is known to be, and the connection that keeps it so. Views are told which part has changed.
 
-const SAMPLES = 300;
 const SPARK = 40;
 const EVENTS = 1000;
 
@@ -13,7 +12,6 @@ export const store = {
   byId: new Map(),
   last: new Map(),
   sparks: new Map(),
-  graph: [],
   events: [],
   at: 0,
 };
@@ -135,7 +133,6 @@ const parts = {
   state(message) {
     store.node = message.node;
     store.events = message.events;
-    store.graph = message.graph;
     store.last = new Map(Object.entries(message.last));
     store.sparks = new Map(Object.entries(message.sparks));
     store.at = message.node.seen ?? 0;
@@ -158,12 +155,8 @@ const parts = {
   tick(message) {
     store.at = message.at;
     for (const [pod, values] of Object.entries(message.samples)) {
-      if (pod === "node") {
-        push(store.graph, [message.at, ...values], SAMPLES);
-        store.last.set(pod, values);
-        continue;
-      }
       store.last.set(pod, values);
+      if (pod === "node") continue;
       if (!store.sparks.has(pod)) store.sparks.set(pod, []);
       push(store.sparks.get(pod), values[0], SPARK);
     }
