@@ -55,7 +55,7 @@ class Cluster:
 
     def create_in(self, world: World, pod: SandboxId, attempt: int = 0, **changes: Any) -> ContainerId:
         """`changes`: of the volume's mount."""
-        mount = Mount(**{"container_path": "/state", "host_path": str(self.volume), "readonly": False} | changes)
+        mount = dataclasses.replace(Mount("/state", str(self.volume), readonly=False), **changes)
         return world.create(pod, attempt=attempt, config=container_config(mounts=(mount,)))
 
     def run(self, world: World) -> ContainerId:

@@ -129,11 +129,11 @@ class StateVolumeFiles:
     limits: Live[SavedLimits]
 
     def check(self) -> None:
-        self._key()
+        state_key(self.limits.now.key_file)
 
     def macs(self, namespace: str, vm: str) -> Mapping[str, str]:
         try:
-            key = self._key()
+            key = state_key(self.limits.now.key_file)
         except WrongState:
             return {}
         return {name: _mac(hmac.digest(key, f"mac\0{namespace}\0{vm}\0{name}".encode(), "sha256")) for name in _NICS}
@@ -333,7 +333,7 @@ class StateVolumeFiles:
     @contextlib.contextmanager
     def _opened(self, volume: str, disk: str, *, make: bool = False) -> Iterator[_Place]:
         """Holds the volume open, so that it is not unmounted meanwhile."""
-        key = self._key()
+        key = state_key(self.limits.now.key_file)
         name = f"virtshim-{identity(disk)}"
         try:
             root = os.open(volume, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -356,25 +356,26 @@ class StateVolumeFiles:
         finally:
             os.close(root)
 
-    def _key(self) -> bytes:
-        path = self.limits.now.key_file
-        if not path:
-            raise WrongState(
-                "annotation virtshim.io/state-volume: this node has no key for states on volumes; set saved.key_file to a file "
-                "that all nodes of the cluster have"
-            )
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-            with open(descriptor, "rb") as file:
-                found = os.fstat(file.fileno())
-                key = file.read(_MOST_KEY + 1)
-        except OSError as exc:
-            raise WrongState(f"saved.key_file: {path} cannot be read: {exc.strerror}") from exc
-        if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
-            raise WrongState(f"saved.key_file: {path} must be a regular file of root with mode 0600")
-        if not _LEAST_KEY <= len(key) <= _MOST_KEY:
-            raise WrongState(f"saved.key_file: {path} must have {_LEAST_KEY} to {_MOST_KEY} bytes of random data")
-        return key
+
+def state_key(path: str) -> bytes:
+    """The key that seals states on volumes. `path`: saved.key_file. Raises WrongState."""
+    if not path:
+        raise WrongState(
+            "annotation virtshim.io/state-volume: this node has no key for states on volumes; set saved.key_file to a file "
+            "that all nodes of the cluster have"
+        )
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        with open(descriptor, "rb") as file:
+            found = os.fstat(file.fileno())
+            key = file.read(_MOST_KEY + 1)
+    except OSError as exc:
+        raise WrongState(f"saved.key_file: {path} cannot be read: {exc.strerror}") from exc
+    if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
+        raise WrongState(f"saved.key_file: {path} must be a regular file of root with mode 0600")
+    if not _LEAST_KEY <= len(key) <= _MOST_KEY:
+        raise WrongState(f"saved.key_file: {path} must have {_LEAST_KEY} to {_MOST_KEY} bytes of random data")
+    return key
 
 
 class _Place:

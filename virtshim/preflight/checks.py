@@ -14,15 +14,16 @@ from tapmanager.links.tap import vhost_trouble
 from tapmanager.shares.plan import PROGRAMS
 from virtshim.config.settings import Settings
 from virtshim.images.confinement import Bounds, account, command
-from virtshim.model.errors import ShimError
+from virtshim.model.errors import ShimError, WrongState
 from virtshim.model.hardware import Firmware
 from virtshim.model.ids import ContainerId
 from virtshim.model.layout import share_dir
+from virtshim.moves.state_volume import state_key
 from virtshim.preflight import confinement, host_facts, machine, network, runtimes, virtualization
 from virtshim.preflight import node_checks as node
 from virtshim.preflight.access import UserAccount
 from virtshim.preflight.confinement import parsers_confined, parsers_nobody_to_read
-from virtshim.preflight.finding import Finding, error
+from virtshim.preflight.finding import Finding, error, ok, warning
 from virtshim.preflight.machine import FreeSpace
 from virtshim.system.machine import systemd_runs
 from virtshim.vm.elements.processors import DomainType
@@ -206,9 +207,25 @@ def room(settings: Settings, of: Callable[[str], FreeSpace] = host_facts.room) -
 
 def saved_vms(settings: Settings, of: Callable[[str], FreeSpace] = host_facts.room) -> Sequence[Finding]:
     try:
-        return [machine.saved_vms(of(settings.paths.state_dir).bytes, settings.saved.max_bytes)]
+        return [
+            machine.saved_vms(of(settings.paths.state_dir).bytes, settings.saved.max_bytes),
+            _state_volumes(settings),
+        ]
     except OSError:
         return []  # `room` tells it
+
+
+def _state_volumes(settings: Settings) -> Finding:
+    if not settings.saved.key_file:
+        return ok(
+            "state volumes", "saved VMs stay on this node: saved.key_file names no key that seals states on volumes"
+        )
+    try:
+        state_key(settings.saved.key_file)
+    except WrongState as exc:
+        remedy = "write the key that the cluster's other nodes have; until then, pods with virtshim.io/state-volume are refused"
+        return warning("state volumes", str(exc), remedy)
+    return ok("state volumes", "saved VMs without a TPM can move to nodes with the same key")
 
 
 def sockets(settings: Settings) -> Sequence[Finding]:

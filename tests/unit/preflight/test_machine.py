@@ -124,3 +124,22 @@ def test_memory_that_could_not_be_saved_is_told() -> None:
     )
     for most in (0, 1 << 29):
         assert machine.saved_vms(1 << 30, most).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("key", "level", "text"),
+    [
+        (None, Level.OK, "saved VMs stay on this node"),
+        (b"short", Level.WARNING, "must have 32 to 4096 bytes"),
+        (b"k" * 32, Level.OK, "can move to nodes with the same key"),
+    ],
+)
+def test_it_is_told_whether_saved_vms_can_move(tmp_path: Path, key: bytes | None, level: Level, text: str) -> None:
+    file = tmp_path / "key"
+    if key is not None:
+        file.write_bytes(key)
+        file.chmod(0o600)
+    settings = Settings.model_validate({"saved": {"key_file": str(file) if key is not None else ""}})
+    _, told = checks.saved_vms(settings, lambda path: FreeSpace(path, GIB, None))
+    assert (told.level, text in told.text) == (level, True)
+    assert (told.remedy == "") == (level is Level.OK)
