@@ -67,7 +67,7 @@ deb-packages: setup    # what the package brings of the package index: its tests
 	deploy/deb/build.sh --packages
 
 OWN_VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
-image: deb             ## an image that puts virtshim onto nodes (deploy/daemonset.yaml): dist/virtshim-image_VERSION.tar
+image: deb             ## an image that puts virtshim onto nodes (deploy/kustomize/overlays/mixed): dist/virtshim-image_VERSION.tar
 	deploy/image/build.sh dist/virtshim_$(or $(VERSION),$(OWN_VERSION))_amd64.deb dist/virtshim-image_$(or $(VERSION),$(OWN_VERSION)).tar
 
 dashboard-assets:      ## the dashboard's page: build/dashboard

@@ -138,6 +138,9 @@ put systemd/virtshim-tmpfiles.conf usr/lib/tmpfiles.d/virtshim.conf
 for file in deploy/cni/* deploy/kubelet/* deploy/monitoring/* deploy/*.yaml deploy/libvirt-guests.conf; do
   put "$file" "usr/share/virtshim/${file#deploy/}"
 done
+find deploy/kustomize -type f | while read -r file; do put "$file" "usr/share/virtshim/${file#deploy/}"; done
+# For a Prometheus that knows no PrometheusRule.
+sed '1,/^spec:$/d; s/^  //' deploy/kustomize/overlays/monitoring/alerts.yaml > "$root/usr/share/virtshim/monitoring/alerts.yaml"
 install -D -m 755 deploy/flexvolume_driver "$root/usr/share/virtshim/flexvolume_driver"
 (cd "$source" && PYTHONPATH=$root/$site:$here/.. $python -B -m deb.derived "$root" "$version")
 

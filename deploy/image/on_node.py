@@ -1,7 +1,7 @@
 """The program of virtshim's image: installs virtshim onto the node whose root is at /host, and uninstalls it if asked.
 
-    on_node.py run          for the DaemonSet (deploy/daemonset.yaml): installs; as soon as a VM could start, restarts kubelet for
-                            its new files and labels the node; then waits
+    on_node.py run          for the DaemonSet (deploy/kustomize/overlays/mixed): installs; as soon as a VM could start, restarts
+                            kubelet for its new files and labels the node; then waits
     on_node.py install      installs once, without a label; exit code 1 if no VM could start
     on_node.py uninstall    undoes `install`; the records and disks in /var/lib/virtshim stay
 
@@ -373,7 +373,7 @@ def api_of(environment: Mapping[str, str]) -> Api:
     try:
         return Api(environment["NODE_NAME"], environment["KUBERNETES_SERVICE_HOST"], int(port))
     except KeyError as exc:
-        raise Trouble(f"the variable {exc} is not set: `run` is for a pod of deploy/daemonset.yaml") from exc
+        raise Trouble(f"the variable {exc} is not set: `run` is for a pod of the DaemonSet") from exc
 
 
 def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -14,7 +14,7 @@ from cel_expr_python import cel
 pytestmark = pytest.mark.hostile
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-DOCUMENTS: list[Any] = list(yaml.safe_load_all((DEPLOY / "daemonset.yaml").read_text()))
+DOCUMENTS: list[Any] = list(yaml.safe_load_all((DEPLOY / "kustomize/overlays/mixed/daemonset.yaml").read_text()))
 (POLICY,) = (one for one in DOCUMENTS if one["kind"] == "ValidatingAdmissionPolicy")
 (BINDING,) = (one for one in DOCUMENTS if one["kind"] == "ValidatingAdmissionPolicyBinding")
 DYNAMIC = cel.NewEnv(variables=dict.fromkeys(("object", "oldObject", "request"), cel.Type.DYN))

@@ -80,7 +80,7 @@ class Cri(Section):
         ("virtshim",),
         "RuntimeClass handlers that virtshim accepts, in addition to the default handler",
         allowed="names",
-        why="the handler of `deploy/runtimeclass.yaml`",
+        why="the handler of `deploy/kustomize/base/runtimeclass.yaml`",
     )
     cgroup_driver: Literal["auto", "systemd", "cgroupfs"] = setting(
         "auto",

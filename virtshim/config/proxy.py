@@ -47,7 +47,7 @@ class OtherRuntime(Section):
         ("virtshim",),
         "RuntimeClass handlers whose pods go to this runtime",
         allowed="names",
-        why="the handler in `deploy/runtimeclass.yaml`",
+        why="the handler in `deploy/kustomize/base/runtimeclass.yaml`",
     )
     image_prefixes: tuple[str, ...] = setting(
         ("virtlet.cloud/",), "beginnings of the names of this runtime's images", allowed="texts", why="Virtlet's prefix"

@@ -185,7 +185,7 @@ class Vm(Section):
         "memory for QEMU in addition to the guest's memory, for pods without RuntimeClass overhead",
         unit="bytes",
         reload=True,
-        why="the overhead in `deploy/runtimeclass.yaml`; measurements of QEMU gave 25 to 100 MiB",
+        why="the overhead in `deploy/kustomize/base/runtimeclass.yaml`; measurements of QEMU gave 25 to 100 MiB",
     )
     require_overhead: bool = setting(
         False,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 from deb.manpages import pages
 
 from virtshim.cli.main import app
@@ -83,11 +84,23 @@ def test_the_package_has_every_program_and_document_that_its_units_name(root: Pa
 
 
 def test_the_package_has_alerts_a_dashboard_and_a_flexvolume_driver(root: Path, pytestconfig: pytest.Config) -> None:
-    ours = {path.name: path.read_bytes() for path in (pytestconfig.rootpath / "deploy/monitoring").iterdir()}
-    assert {"alerts.yaml", "grafana-dashboard.json"} <= set(ours)
-    shipped = root / "usr/share/virtshim/monitoring"
-    assert {path.name: path.read_bytes() for path in shipped.iterdir()} == ours
-    assert os.access(root / "usr/share/virtshim/flexvolume_driver", os.X_OK)
+    deploy, shipped = pytestconfig.rootpath / "deploy", root / "usr/share/virtshim"
+    ours = {path.name: path.read_bytes() for path in (deploy / "monitoring").iterdir()}
+    assert "grafana-dashboard.json" in ours
+    found = {path.name: path.read_bytes() for path in (shipped / "monitoring").iterdir()}
+    alerts = yaml.safe_load(found.pop("alerts.yaml"))
+    assert found == ours
+    assert alerts == yaml.safe_load((deploy / "kustomize/overlays/monitoring/alerts.yaml").read_text())["spec"]
+    assert os.access(shipped / "flexvolume_driver", os.X_OK)
+
+
+def test_the_package_has_what_kubectl_applies(root: Path, pytestconfig: pytest.Config) -> None:
+    ours, shipped = (
+        {path.relative_to(tree): path.read_bytes() for path in tree.rglob("*") if path.is_file()}
+        for tree in (pytestconfig.rootpath / "deploy/kustomize", root / "usr/share/virtshim/kustomize")
+    )
+    assert Path("overlays/mixed/kustomization.yaml") in ours
+    assert shipped == ours
 
 
 def test_the_program_runs_from_its_own_packages_alone(root: Path) -> None:

@@ -32,6 +32,7 @@ from virtshim.model.errors import InvalidRequest
 from virtshim.model.layout import share_dir
 from virtshim.model.troubles import TroubleKind
 from virtshim.preflight import checks, network, virtualization
+from virtshim.store.migrate import HEAD
 
 pytestmark = pytest.mark.operator
 
@@ -195,6 +196,11 @@ def test_every_decision_is_described_in_one_place(root: Path) -> None:
     assert len(numbers) >= 28
 
 
+def test_the_page_on_upgrades_names_the_schema_of_this_version(root: Path) -> None:
+    text = (root / "docs/install.md").read_text()
+    assert re.findall(r"This version has the schema `(\d+)`", text) == [HEAD]
+
+
 def test_every_promise_has_a_unique_key(root: Path) -> None:
     keys = re.findall(r"^\|.*\| `([a-z0-9_]+)` \| ", (root / "docs/PROMISES.md").read_text(), re.MULTILINE)
     assert len(keys) == len(set(keys)) == 22
@@ -236,7 +242,7 @@ def test_the_example_network_is_a_cni_configuration(root: Path) -> None:
 
 def test_the_examples_agree_with_each_other_and_with_the_defaults(root: Path) -> None:
     settings = Settings()
-    runtime_classes: Any = list(yaml.safe_load_all((root / "deploy/runtimeclass.yaml").read_text()))
+    runtime_classes: Any = list(yaml.safe_load_all((root / "deploy/kustomize/base/runtimeclass.yaml").read_text()))
     kubelet: Any = yaml.safe_load((root / "deploy/kubelet/90-virtshim.conf").read_text())
     assert {one["handler"] for one in runtime_classes} <= set(settings.cri.runtime_handlers)
     assert kubelet["containerRuntimeEndpoint"] == f"unix://{settings.cri_socket}"

@@ -423,7 +423,7 @@ def test_output_of_check_that_is_not_json_is_reported(node: Node) -> None:
 
 def test_a_pod_that_is_not_of_the_daemonset_gets_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert on_node.main(["run"], {}) == 1
-    assert "'NODE_NAME' is not set: `run` is for a pod of deploy/daemonset.yaml" in capsys.readouterr().out
+    assert "'NODE_NAME' is not set: `run` is for a pod of the DaemonSet" in capsys.readouterr().out
 
 
 @needs_root

@@ -136,8 +136,21 @@ def monitoring(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture(scope="session")
-def rules(monitoring: Path) -> list[dict[str, Any]]:
-    (group,) = yaml.safe_load((monitoring / "alerts.yaml").read_text())["groups"]
+def overlay(pytestconfig: pytest.Config) -> Path:
+    return pytestconfig.rootpath / "deploy/kustomize/overlays/monitoring"
+
+
+@pytest.fixture(scope="session")
+def rule_file(overlay: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The PrometheusRule's rules, as Prometheus itself reads them."""
+    file = tmp_path_factory.mktemp("rules") / "alerts.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load((overlay / "alerts.yaml").read_text())["spec"]))
+    return file
+
+
+@pytest.fixture(scope="session")
+def rules(rule_file: Path) -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load(rule_file.read_text())["groups"]
     return list(group["rules"])
 
 
@@ -188,8 +201,8 @@ def expressions(dashboard: dict[str, Any]) -> list[str]:
     return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
 
 
-def test_prometheus_accepts_the_alert_rules(monitoring: Path) -> None:
-    check(monitoring / "alerts.yaml", "check", "rules")
+def test_prometheus_accepts_the_alert_rules(monitoring: Path, rule_file: Path) -> None:
+    check(rule_file, "check", "rules")
     check(monitoring / "prometheus.yaml", "check", "config", "--syntax-only")
 
 
@@ -197,10 +210,10 @@ def test_rules_use_existing_metrics_and_have_a_remedy(rules: list[dict[str, Any]
     assert {rule["alert"]: wrong_words(rule["expr"]) for rule in rules if wrong_words(rule["expr"])} == {}
     for rule in rules:
         assert rule["labels"]["severity"] in {"warning", "critical"}
-        assert rule["annotations"].keys() == {"summary", "description"}
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
 
 
-def test_each_rule_fires_exactly_when_it_should(monitoring: Path, rules: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_each_rule_fires_exactly_when_it_should(rule_file: Path, rules: list[dict[str, Any]], tmp_path: Path) -> None:
     assert [rule["alert"] for rule in rules] == list(CASES)
     tests = []
     for alert, (bad, good) in CASES.items():
@@ -216,7 +229,7 @@ def test_each_rule_fires_exactly_when_it_should(monitoring: Path, rules: list[di
                 }
             )
     file = tmp_path / "tests.yaml"
-    file.write_text(yaml.safe_dump({"rule_files": [str(monitoring / "alerts.yaml")], "tests": tests}))
+    file.write_text(yaml.safe_dump({"rule_files": [str(rule_file)], "tests": tests}))
     check(file, "test", "rules")
 
 
@@ -239,8 +252,8 @@ def test_prometheus_understands_every_panel(dashboard: dict[str, Any], tmp_path:
     check(file, "check", "rules")
 
 
-def test_the_kubernetes_examples_refer_to_each_other_correctly(monitoring: Path) -> None:
-    objects = list(yaml.safe_load_all((monitoring / "servicemonitor.yaml").read_text()))
+def test_the_kubernetes_examples_refer_to_each_other_correctly(overlay: Path) -> None:
+    objects = list(yaml.safe_load_all((overlay / "servicemonitor.yaml").read_text()))
     by_kind = {one["kind"]: one for one in objects}
     (endpoint,) = by_kind["ServiceMonitor"]["spec"]["endpoints"]
     assert endpoint["port"] in {port["name"] for port in by_kind["Service"]["spec"]["ports"]}
@@ -249,8 +262,8 @@ def test_the_kubernetes_examples_refer_to_each_other_correctly(monitoring: Path)
     assert by_kind["ServiceMonitor"]["spec"]["selector"]["matchLabels"] == by_kind["Service"]["metadata"]["labels"]
 
 
-def test_the_metrics_proxy_runs_on_nodes_for_vms_alone_and_has_a_place_there(monitoring: Path) -> None:
-    objects = list(yaml.safe_load_all((monitoring / "servicemonitor.yaml").read_text()))
+def test_the_metrics_proxy_runs_on_nodes_for_vms_alone_and_has_a_place_there(monitoring: Path, overlay: Path) -> None:
+    objects = list(yaml.safe_load_all((overlay / "servicemonitor.yaml").read_text()))
     (spec,) = (one["spec"]["template"]["spec"] for one in objects if one["kind"] == "DaemonSet")
     kubelet = yaml.safe_load((monitoring.parent / "kubelet" / "90-virtshim.conf").read_text())
     tolerated = {one["key"] for one in spec["tolerations"] if one["operator"] == "Exists"}

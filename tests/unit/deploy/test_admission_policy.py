@@ -12,7 +12,7 @@ import yaml
 from cel_expr_python import cel
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
-POLICY, BINDING = yaml.safe_load_all((DEPLOY / "admission-policy.yaml").read_text())
+POLICY, BINDING = yaml.safe_load_all((DEPLOY / "kustomize/base/admission-policy.yaml").read_text())
 VARIABLES = {variable["name"]: variable["expression"] for variable in POLICY["spec"]["variables"]}
 DYNAMIC = cel.NewEnv(variables=dict.fromkeys(("object", "oldObject", "request"), cel.Type.DYN))
 
@@ -184,7 +184,9 @@ def test_the_policy_has_the_shape_that_the_api_server_takes() -> None:
     for validation in spec["validations"]:
         assert set(validation) == {"expression", "message"}
         assert "\n" not in validation["message"]
-    classes = [one["metadata"]["name"] for one in yaml.safe_load_all((DEPLOY / "runtimeclass.yaml").read_text())]
+    classes = [
+        one["metadata"]["name"] for one in yaml.safe_load_all((DEPLOY / "kustomize/base/runtimeclass.yaml").read_text())
+    ]
     assert f"in {classes}" in spec["matchConditions"][1]["expression"]
 
 

@@ -1,4 +1,4 @@
-"""deploy/daemonset.yaml is what Kubernetes takes, field by field, and fits the program that it runs and the rest of deploy/."""
+"""The objects of the DaemonSet are what Kubernetes takes, field by field, and fit the program that runs and deploy/."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from kubernetes import client
 pytestmark = pytest.mark.operator
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
-DOCUMENTS: list[Any] = list(yaml.safe_load_all((DEPLOY / "daemonset.yaml").read_text()))
+DOCUMENTS: list[Any] = list(yaml.safe_load_all((DEPLOY / "kustomize/overlays/mixed/daemonset.yaml").read_text()))
 BY_KIND = {document["kind"]: document for document in DOCUMENTS}
 POD = BY_KIND["DaemonSet"]["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
@@ -26,7 +26,7 @@ def test_every_field_exists_in_kubernetes(document: dict[str, Any]) -> None:
     """The client drops what it does not know, and refuses what lacks a field that must be there."""
     api = client.ApiClient()
     types_of = {"Namespace": "V1Namespace", "ServiceAccount": "V1ServiceAccount", "ClusterRole": "V1ClusterRole",
-                "ClusterRoleBinding": "V1ClusterRoleBinding", "DaemonSet": "V1DaemonSet",
+                "ClusterRoleBinding": "V1ClusterRoleBinding", "DaemonSet": "V1DaemonSet", "PriorityClass": "V1PriorityClass",
                 **{kind: f"V1{kind}" for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")}}  # fmt: skip
     answer = types.SimpleNamespace(data=json.dumps(document))
     try:
@@ -66,7 +66,7 @@ def test_the_daemonset_has_what_the_program_needs() -> None:
 
 
 def test_the_daemonset_tolerates_vm_nodes_and_nodes_without_a_network() -> None:
-    classes = list(yaml.safe_load_all((DEPLOY / "runtimeclass.yaml").read_text()))
+    classes = list(yaml.safe_load_all((DEPLOY / "kustomize/base/runtimeclass.yaml").read_text()))
     ((key,),) = {tuple(one["scheduling"]["nodeSelector"]) for one in classes}
     assert key == on_node.LABEL
     assert {toleration["key"] for toleration in POD["tolerations"]} == {key, "node.kubernetes.io/not-ready"}

@@ -21,5 +21,5 @@ def test_the_account_may_create_events_and_do_nothing_else() -> None:
 
 
 def test_the_namespace_is_the_daemonsets() -> None:
-    daemonset = list(yaml.safe_load_all((DEPLOY / "daemonset.yaml").read_text()))
+    daemonset = list(yaml.safe_load_all((DEPLOY / "kustomize/overlays/mixed/daemonset.yaml").read_text()))
     assert BY_KIND["Namespace"] in daemonset

@@ -106,7 +106,7 @@ def read_ini(text: str) -> dict[str, dict[str, str]]:
 
 
 def test_runtime_class_and_network_are_the_examples(pytestconfig: pytest.Config) -> None:
-    example = deployed(pytestconfig, "runtimeclass.yaml")
+    example = deployed(pytestconfig, "kustomize/base/runtimeclass.yaml")
     assert list(yaml.safe_load_all(texts.RUNTIME_CLASS)) == list(yaml.safe_load_all(example))
     assert json.loads(texts.CNI) == json.loads(deployed(pytestconfig, "cni/10-virtshim.conflist"))
 

@@ -74,7 +74,7 @@ def test_beyond_three_pods_only_the_number_is_given() -> None:
 def test_the_projects_own_runtime_classes_are_read_and_each_is_compared_with_its_own_vms(
     pytestconfig: pytest.Config,
 ) -> None:
-    found = node_facts.runtime_classes_of(str(pytestconfig.rootpath / "deploy/runtimeclass.yaml"))
+    found = node_facts.runtime_classes_of(str(pytestconfig.rootpath / "deploy/kustomize/base/runtimeclass.yaml"))
     assert [(one.handler, one.overhead) for one in found] == [
         ("virtshim", 256 * MIB), ("virtshim", 1024 * MIB), ("virtshim", 4096 * MIB),
     ]  # fmt: skip
