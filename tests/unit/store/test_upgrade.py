@@ -180,6 +180,25 @@ def test_upgraded_records_can_be_changed_and_read_back(path: Path) -> None:
     again.close()
 
 
+def test_fields_that_a_later_version_added_are_ignored_after_a_rollback(path: Path) -> None:
+    """docs/install.md promises this as long as the schema is the same."""
+    records = SqliteRecords(str(path))
+    before = (records.sandboxes.all(), records.containers.all())
+    records.close()
+    database = sqlite3.connect(path)
+    for table in ("sandboxes", "containers"):
+        for row, document in database.execute(f"select id, document from {table}").fetchall():
+            (fields,) = json.loads(document)
+            later = json.dumps([{**fields, "config": {**fields["config"], "later": [1]}, "later": {"a": 1}}])
+            database.execute(f"update {table} set document = ? where id = ?", (later, row))
+    database.commit()
+    database.close()
+    again = SqliteRecords(str(path))
+    assert again.unreadable() == {}
+    assert (again.sandboxes.all(), again.containers.all()) == before
+    again.close()
+
+
 def test_the_daemon_refuses_a_newer_schema_with_both_versions_and_a_remedy_and_changes_nothing(tmp_path: Path) -> None:
     path = restored(FIXTURES[-1], tmp_path)
     with sqlite3.connect(path) as database:
