@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 DIR ?= /var/lib/virtshim-up
 
-.PHONY: demo test test-all test-machine install-machine soak bench bench-compare setup lock guest debian-guest vfio-machine dashboard-assets dashboard-picture up down deb deb-packages e2e-install image docs lint house clean
+.PHONY: demo test test-all test-machine install-machine soak bench bench-compare setup lock guest debian-guest vfio-machine release dashboard-assets dashboard-picture up down deb deb-packages e2e-install image docs lint house clean
 
 demo: guest            ## a VM pod through the CRI socket, step by step
 	$(PYTHON) deploy/demo.py
@@ -69,6 +69,9 @@ deb-packages: setup    # what the package brings of the package index: its tests
 OWN_VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 image: deb             ## an image that puts virtshim onto nodes (deploy/kustomize/overlays/mixed): dist/virtshim-image_VERSION.tar
 	deploy/image/build.sh dist/virtshim_$(or $(VERSION),$(OWN_VERSION))_amd64.deb dist/virtshim-image_$(or $(VERSION),$(OWN_VERSION)).tar
+
+release: setup         ## all that a release publishes, in a new directory: dist/release; URL=https://... where the files will be
+	deploy/release/build.sh dist/release $(URL)
 
 dashboard-assets:      ## the dashboard's page: build/dashboard
 	deploy/dashboard.sh

@@ -3,6 +3,7 @@
 #
 #   build.sh DEB OUT.tar     (IMAGE_CACHE: keeps the base, default build/image; IMAGE_BASE: a tar to use instead)
 #
+# The same package and the same base give the same bytes: times are SOURCE_DATE_EPOCH, by default that of the last commit.
 # It needs no registry: mmdebstrap makes the base from Debian's packages, for the distribution that this runs on, as for the package.
 # Load it: skopeo copy oci-archive:OUT.tar docker://REGISTRY/virtshim:VERSION, or on a node: ctr -n k8s.io images import OUT.tar
 set -euo pipefail
@@ -22,6 +23,8 @@ mkdir -p "$(dirname "$2")"
 out=$(cd "$(dirname "$2")" && pwd)/$(basename "$2")
 cache=${IMAGE_CACHE:-$here/../../build/image}
 version=$(dpkg-deb --field "$deb" Version)
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$here" log -1 --format=%ct 2>/dev/null || date +%s)}
+export SOURCE_DATE_EPOCH
 work=$(mktemp -d "${TMPDIR:-/tmp}/virtshim-image.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
@@ -70,6 +73,8 @@ in_work copy --quiet "$container" "$work/payload" /payload > /dev/null
 in_work config --entrypoint '["/usr/bin/python3", "-I", "/usr/local/bin/on_node.py"]' --cmd run \
   --env PATH=/usr/sbin:/usr/bin:/sbin:/bin --label org.opencontainers.image.title=virtshim \
   --label "org.opencontainers.image.version=$version" --label org.opencontainers.image.licenses=Apache-2.0 "$container"
-in_work commit --quiet --format oci --disable-compression=false "$container" "oci-archive:$work/image.tar:docker.io/library/virtshim:$version" > /dev/null
+in_work commit --quiet --timestamp "$SOURCE_DATE_EPOCH" --format oci --disable-compression=false "$container" "oci:$work/image:docker.io/library/virtshim:$version" > /dev/null
+# An OCI archive, as buildah's own, but without the time of the build.
+tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$work/image" -cf "$work/image.tar" oci-layout index.json blobs
 mv "$work/image.tar" "$out"
 say "$out: $(($(stat -c %s "$out") >> 20)) MiB, virtshim:$version"
