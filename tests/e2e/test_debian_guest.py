@@ -20,7 +20,7 @@ from fakes.calico_plugin import GATEWAY, GATEWAY_6
 from fakes.kubelet_writer import WrittenVolume
 from fakes.spdy import close_all, spdy
 from guest import ping
-from node import Node
+from node import VIRTSHIM, Node
 from podclient import PodClient, container_config, log_lines, pod_config, wait_until
 from running_vm import RunningVm
 
@@ -400,6 +400,18 @@ def test_the_guest_agent_reports_system_and_hostname(debian: Debian):
     told = json.loads(debian.cri.runtime.ContainerStatus(request, timeout=60).info["guestInfo"])
     assert told["system"]["pretty-name"] == "Debian GNU/Linux 12 (bookworm)"
     assert told["hostname"] == "debian-pod"
+
+
+def test_an_operator_freezes_and_thaws_its_file_systems(debian: Debian, node: Node):
+    def command(name: str, *words: str) -> str:
+        line = [*VIRTSHIM, name, "--socket", node.socket, *words, "debian-pod"]
+        return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
+
+    assert "frozen, for 300 s at most" in command("freeze", "--seconds", "300")
+    with pytest.raises(grpc.RpcError, match="virtshim thaw"):
+        debian.run("true")
+    assert "thawed" in command("thaw")
+    assert debian.says("touch /var/tmp/after && echo written") == "written"
 
 
 @pytest.mark.full

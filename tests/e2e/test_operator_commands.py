@@ -90,10 +90,9 @@ def test_operator_commands_work_on_a_running_vm(
         assert facts(node, "resume", "day")["changed"]
         assert done(node, "exec", "day", "--", "echo", "goes on") == "goes on\n"
 
-        # --- freezing
-        assert facts(node, "freeze", "--seconds", "300", "day")["changed"]
-        assert virtshim(node, "exec", "day", "--", "true").returncode != 0
-        assert facts(node, "thaw", "day")["changed"]
+        # --- freezing (this guest has all its files in memory)
+        refused = virtshim(node, "freeze", "day")
+        assert (refused.returncode, "no file system that can be frozen" in refused.stderr) == (75, True)
         assert done(node, "exec", "day", "--", "echo", "goes on") == "goes on\n"
 
         # --- restarting
@@ -109,7 +108,7 @@ def test_operator_commands_work_on_a_running_vm(
         seen = []
         while "vm stopped" not in seen:
             seen.append(json.loads(told.stdout.readline())["what"])
-        actions = ["pause", "resume", "freeze", "thaw", *restarts, "pause"]
+        actions = ["pause", "resume", *restarts, "pause"]
         assert [one for one in seen if one in actions] == actions
     assert virtshim(node, "pause", "day").returncode == 75
     assert virtshim(node, "pause", "nobody").returncode == 66

@@ -22,7 +22,7 @@ def test_the_guest_boots_answers_on_its_ip_and_logs_its_console(vm: Vm) -> None:
     assert f"hostname={NAME}" in vm.ready
     assert f"ip={vm.address}" in vm.ready
     for line in Path(vm.log).read_bytes().decode(errors="replace").removesuffix("\n").split("\n"):
-        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}(Z|[+-]\d\d:\d\d) stdout [FP] ", line), line
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}(Z|[+-]\d\d:\d\d) (stdout|stderr) [FP] ", line), line
     status = vm.cri.status(vm.container)
     assert status.state == pb.CONTAINER_RUNNING
     assert status.started_at > status.created_at
