@@ -25,7 +25,7 @@ from virtshim.model.ids import ContainerId
 from virtshim.model.image import Image, ImageConfig
 from virtshim.model.sandbox import Sandbox, disk_name, owner_of, vm_disk_name, vm_name, vm_uuid
 from virtshim.moves.ports import SavedVms, StateVolumes
-from virtshim.moves.values import Brought, VmRecord, with_nics, without_foreign_macs
+from virtshim.moves.values import Brought, OnVolume, VmRecord, with_nics, without_foreign_macs
 from virtshim.store.ports import Records
 from virtshim.system.clock import Stamps
 from virtshim.system.live import Live
@@ -113,7 +113,7 @@ class ContainerRecords:
         disk, key = _vm_disk(admitted), admitted.sandbox.key
         if not admitted.state_volume:
             known = self.vms.get(disk) if disk else None
-            if known is not None and known.volume.generation:
+            if known is not None and known.volume != OnVolume():
                 raise WrongState(
                     f"virtual machine {known.readable} has its state on a volume, so each of its pods needs the annotation "
                     "virtshim.io/state-volume; to start the VM anew without the volume, run `virtshim vms rm "

@@ -238,7 +238,7 @@ class VmActions:
             self._refuse_unsavable(container, action)
         try:
             self.stopping.save(container, limit, action)  # without the lock, because this takes long
-        except (WrongState, Aborted):  # it did not begin
+        except WrongState:  # it did not begin
             raise
         except ShimError:
             self.freezer.after_resume(container.id)  # the guest runs on, and its clock stood still

@@ -51,7 +51,7 @@ class StartContainer:
         ):
             container = existing_container(self.records, wanted.id)
             sandbox = self._refuse_unless_startable(container)
-            domain = container.domain_uuid
+            domain, may_have_run = container.domain_uuid, False
             try:
                 self.parts.logs.open(container)
                 # A device may have been unplugged since the container was created, and libvirt's error says little.
@@ -63,12 +63,13 @@ class StartContainer:
                 with self._step(observed.Step.LIBVIRT, container):
                     container = self.restoring.start(container)
                 self.records.containers.replace(container)
+                may_have_run = True
                 container = self.restoring.go_on(container)
                 if container.status.known_as is None:
                     self.starts.boots.began(container)
                 self.guest.follow(container)
             except Exception as exc:  # any error: no VM may stay on while its record says that it never started
-                self._failed(container, domain, exc)
+                self._failed(container, domain, exc, may_have_run=may_have_run)
                 raise
         log.info("container.started", container=container.id.short)
         try:
@@ -111,7 +112,7 @@ class StartContainer:
             self.parts.hypervisor.destroy(other.domain_uuid, other.id)
         return sandbox
 
-    def _failed(self, container: Container, domain: uuid.UUID, error: Exception) -> None:
+    def _failed(self, container: Container, domain: uuid.UUID, error: Exception, *, may_have_run: bool) -> None:
         observed.meter().tell(observed.Exited(ExitReason.START_ERROR))
         log.warning("container.start.failed", container=container.id.short, error=str(error))
         ended = container.exited(Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error)))
@@ -126,6 +127,8 @@ class StartContainer:
             )
             undo.add("network", lambda: self.parts.cgroups.start_failed(container.sandbox_id, self.parts.timeout))
             undo.add("volumes", lambda: self.parts.volumes.end(container))
+            if container.spec.vm and not may_have_run:
+                undo.add("state", lambda: self.restoring.give_back(container) if undo.clean else None)
             undo.add("domain", lambda: self.parts.hypervisor.destroy(domain, container.id))
 
 

@@ -14,7 +14,7 @@ import structlog
 from virtshim.annotations.parse import parse_vm_options
 from virtshim.model.cgroup import VmCgroup
 from virtshim.model.container import Container, ContainerPhase, Resources
-from virtshim.model.errors import InvalidRequest, NotFound, WrongState
+from virtshim.model.errors import Aborted, InvalidRequest, NotFound, WrongState
 from virtshim.model.ids import SandboxId
 from virtshim.model.sandbox import Sandbox
 from virtshim.model.sizing import NodeLimits, cgroup_of, merged, overhead_missing, refuse_little_overhead, resized
@@ -75,6 +75,8 @@ class UpdateContainerResources:
                 raise WrongState(
                     f"container {container.id} is {container.phase.value}: only a created or running one can be resized"
                 )
+            if container.status.saving:
+                raise Aborted(f"container {container.id} is being saved; try again later")
             self._finish(container, cancelled)
             container = existing_container(self.records, wanted.id)
             if merged(container.resources, resources) != container.resources:
@@ -85,7 +87,7 @@ class UpdateContainerResources:
         `resize`."""
         with self.locks.held_while_waiting(wanted.sandbox_id) as cancelled:
             container = self.records.containers.get(wanted.id)
-            if container is not None and container.phase in _RESIZABLE:
+            if container is not None and container.phase in _RESIZABLE and not container.status.saving:
                 self._finish(container, cancelled)
 
     def _finish(self, container: Container, cancelled: threading.Event) -> None:

@@ -145,10 +145,11 @@ class EntrypointRunner:
     def _step(self, container: Container, state: _FollowState) -> float:
         """Returns the seconds to wait before the next poll."""
         now = self._clock.monotonic()
-        if container.status.paused:
+        stands = container.status.paused or container.status.saving
+        if stands:
             state.stand_still(now)
         state.looked = now
-        if container.status.paused:
+        if stands:
             return _AGAIN
         if container.status.ending is not None:
             self._stop.after_command(container, _GRACE)
@@ -170,7 +171,8 @@ class EntrypointRunner:
                 container.id, command, min(max(left, 1.0), _AGENT_SLICE), self._threads.closing
             )
         except (DeadlineExceeded, Unavailable, Aborted) as exc:
-            paused = (self._running(container.id) or container).status.paused
+            status = (self._running(container.id) or container).status
+            paused = status.paused or status.saving
             if left > _AGENT_SLICE or isinstance(exc, Aborted) or paused:
                 raise
             why = f"{exc} (waited {patience:g} s, vm.agent_timeout)"

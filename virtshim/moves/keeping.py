@@ -72,7 +72,7 @@ class LastingVms:
                 )
             self._refuse_used(vm)
             if vm.saved is not None or vm.volume.generation:
-                self.vms.put(vm.forgotten())
+                self.vms.put(vm.forgotten() if vm.volume.generation else vm.with_state(None))
             self.disks.delete_pod_disks(owner_of(disk))
             self.vms.forget(disk)
         self.images.collect(vm.image)

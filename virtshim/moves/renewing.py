@@ -137,12 +137,13 @@ class VmStates:
 
     def _agree(self, container: Container, state: SavedState, *, rebooted: bool) -> None:
         records = self.restoring.records.containers
+        is_own = state.taken_by is None and state.container == container.id
         if state.taken_by == container.id:
             if container.status.known_as is None or container.status.renewing:
                 records.replace(continuing(container, state))
-        elif state.taken_by is None and state.container == container.id and state.renewing and not rebooted:
+        elif is_own and state.renewing and not rebooted and container.status.ending is None:
             records.replace(container.with_saving(saving=True, renewing=True))
-        elif state.taken_by is None and state.container == container.id:
+        elif is_own:
             ending = container.status.ending or saved_exit(state)
             records.replace(container.with_saving(saving=True).with_ending(ending))
         elif state.taken_by is None:  # it must not run on the disk of a state that counts

@@ -42,6 +42,8 @@ log = structlog.get_logger(__name__)
 
 # Seconds. A guest's kernel sees within milliseconds that a link has no carrier, unless the node is overloaded.
 _UNPLUGGED: Final = 2.0
+# Seconds that a start waits for the VM's lock.
+_WAIT: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,10 @@ class RestoreVm:
         spec = container.spec
         if not spec.state_volume:
             return self.vms.get(spec.pod_disk) if spec.vm else None
-        with self.locks.held_for_all(owner_of(spec.pod_disk)):
+        # A stop of this container must not wait for a copy: this call has the sandbox's lock.
+        with self.locks.held_soon(owner_of(spec.pod_disk), _WAIT) as held:
+            if not held:
+                raise Unavailable("the virtual machine is being copied to its state volume; a retry may succeed")
             return self.state_volumes.start(spec.state_volume, spec.pod_disk, spec.sandbox_id)
 
     def load(self, container: Container, vm: VmRecord, state: SavedState) -> None:
@@ -179,6 +184,20 @@ class RestoreVm:
             if vm is None or vm.saved != before:
                 raise Aborted("the saved state of the virtual machine has changed meanwhile; try again")
             self.vms.put(vm.with_state(now))
+
+    def give_back(self, container: Container) -> None:
+        """Lets a state count again that this container has taken, if its VM has ended before the guest ran."""
+        disk = container.spec.pod_disk
+        if self._taken(container) is None:  # without the lock, for which a copy of the VM may have to be awaited
+            return
+        with self.locks.held_for_all(owner_of(disk)):
+            if (vm := self._taken(container)) is not None and vm.saved is not None:
+                self.vms.put(vm.with_state(dataclasses.replace(vm.saved, taken_by=None)))
+
+    def _taken(self, container: Container) -> VmRecord | None:
+        """The record of the container's VM, if the container has taken its state."""
+        vm = self.vms.get(container.spec.pod_disk)
+        return vm if vm is not None and vm.saved is not None and vm.saved.taken_by == container.id else None
 
     def keep_copy(self, container: Container) -> None:
         """For a lost database: the guest knows an earlier container. A failure is only logged."""

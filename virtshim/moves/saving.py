@@ -89,16 +89,17 @@ class SaveVm:
         hurry: threading.Event | None = None,
     ) -> SavedState:
         """Like `save`, and leaves the VM paused. The caller holds `alone`."""
+        until = self.clock.monotonic() + timeout
         vm = self.vm(container)
         if (state := vm.state_left_by(container.id)) is not None:
             return state
         if container.status.saving:  # another process began it
             self.go_on(container)
         self._refuse_without_room(container, vm)
-        self._sync(container)
+        self._sync(container, min(_SYNC, timeout / 2))
         self._begin(container, renewing=renewing)
         try:
-            return self._write(container, vm.disk, timeout, by_operator=by_operator, renewing=renewing, hurry=hurry)
+            return self._write(container, vm.disk, until, by_operator=by_operator, renewing=renewing, hurry=hurry)
         except ShimError:
             self.go_on(container)
             raise
@@ -119,8 +120,11 @@ class SaveVm:
         """Copies the VMs of a stopped pod to their state volumes, which kubelet unmounts afterwards. Repeatable. Raises ShimError
         while a copy may still succeed. `seconds`: how long it waits for a copy that an earlier call makes."""
         until = self.clock.monotonic() + seconds
+        for one in self.records.containers.all():
+            if one.sandbox_id == sandbox and one.spec.state_volume:
+                self.vms.get(one.spec.pod_disk)  # one that cannot be read is not skipped
         for vm in self.vms.all():
-            if vm.volume.sandbox == sandbox and not vm.volume.published_at:
+            if vm.volume.sandbox == sandbox:
                 with self.locks.held_soon(owner_of(vm.disk), until - self.clock.monotonic()) as held:
                     if not held:
                         raise DeadlineExceeded(
@@ -130,7 +134,7 @@ class SaveVm:
 
     def _publish(self, disk: str, sandbox: SandboxId) -> None:
         vm = self.vms.get(disk)
-        if vm is None or vm.volume.sandbox != sandbox or vm.volume.published_at:
+        if vm is None or vm.volume.sandbox != sandbox:
             return
         try:
             self.state_volumes.publish(disk)
@@ -146,7 +150,10 @@ class SaveVm:
             # No new container takes it, and nobody removes the VM.
             with self.locks.held_soon(owner_of(vm.disk), 0) as held:
                 if held:
-                    self._discard_spent(vm.disk)
+                    try:
+                        self._discard_spent(vm.disk)
+                    except ShimError as exc:
+                        log.warning("vm.state.not_discarded", vm=vm.readable, error=str(exc))
 
     def _discard_spent(self, disk: str) -> None:
         vm = self.vms.get(disk)
@@ -163,10 +170,17 @@ class SaveVm:
         if vm.saved is None:
             self.vms.discard(disk)
             return
-        taker = next((one for one in users if one.id == vm.saved.taken_by), None)
-        is_used_up = taker is not None and taker.phase in (ContainerPhase.RUNNING, ContainerPhase.EXITED)
+        taken_by = vm.saved.taken_by
+        taker = self.records.containers.get(taken_by) if taken_by is not None else None
+        over = (ContainerPhase.RUNNING, ContainerPhase.EXITED)
+        is_used_up = taken_by is not None and (taker is None or taker.phase in over)
         if is_used_up or (not is_used and now > self.limits.now.lapses_at(vm.saved)):
-            self.vms.put(vm.with_state(None) if is_used_up else vm.lapsed(now))
+            without = vm.with_state(None) if is_used_up else vm.lapsed(now)
+            try:
+                self.vms.put(without)
+            except ResourceExhausted:  # the memory makes room; a state without memory cannot be restored
+                self.vms.discard(disk)
+                self.vms.put(without)
             self.vms.discard(disk)
             log.info("vm.state.discarded", vm=vm.readable, saved_at=vm.saved.saved_at, used_up=is_used_up)
 
@@ -207,9 +221,9 @@ class SaveVm:
                 )
             self._under_way[container.id] = need
 
-    def _sync(self, container: Container) -> None:
+    def _sync(self, container: Container, seconds: float) -> None:
         try:
-            self.guests.run(container.id, GuestCommand(("sync",)), _SYNC, threading.Event())
+            self.guests.run(container.id, GuestCommand(("sync",)), seconds, threading.Event())
         except ShimError as exc:
             log.info("vm.not_synced", container=container.id.short, why=str(exc))
 
@@ -225,6 +239,8 @@ class SaveVm:
                 raise Aborted(f"container {container.id} is ending")
             if status.checkpointing:
                 raise Aborted(f"a checkpoint of container {container.id} is being written")
+            if status.paused:
+                raise Aborted(f"container {container.id} is paused")
             if status.frozen:
                 raise Aborted(f"the file systems of container {container.id} are frozen")
             self.records.containers.replace(found.arrived().with_saving(saving=True, renewing=renewing))
@@ -233,16 +249,16 @@ class SaveVm:
         self,
         container: Container,
         disk: str,
-        timeout: float,
+        until: float,
         *,
         by_operator: bool,
         renewing: bool,
         hurry: threading.Event | None,
     ) -> SavedState:
-        until, own = self.clock.monotonic() + timeout, container.id
+        own = container.id
         self.pausing.pause(container.domain_uuid, own)
         path = self.vms.begin(disk)
-        left = max(1.0, until - self.clock.monotonic())
+        left = max(0.1, until - self.clock.monotonic())
         self.pausing.save_memory(container.domain_uuid, path, left, own, hurry)
         self.vms.flush(disk)  # takes long, so without a lock
         disks = self.vms.fingerprints(container)
@@ -263,6 +279,8 @@ class SaveVm:
         now, vm = self.records.containers.get(container.id), self.vm(container)
         if now is None or not now.is_running or not now.status.saving:
             raise Aborted(f"container {container.id} ended while its memory was written")
+        if now.status.ending is not None and now.status.ending.reason is not ExitReason.SAVED:
+            raise Aborted(f"container {container.id} is ending")
         if self.hypervisor.power(container.domain_uuid).power is not Power.PAUSED:
             raise Aborted(f"the guest of container {container.id} was resumed while its memory was written")
         state = SavedState(
@@ -286,6 +304,8 @@ class SaveVm:
             # It may be on disk all the same. If this fails, too, the guest stays paused: its state may count.
             self.vms.put(vm.with_state(None))
             raise
+        with self._lock:
+            self._under_way[container.id] = 0  # the state counts from here on
         if not renewing:  # within the lock: whoever finds a QEMU that was killed meanwhile must not call it crashed
             self.records.containers.replace(now.with_ending(saved_exit(state)))
         return state

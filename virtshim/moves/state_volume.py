@@ -168,15 +168,18 @@ class StateVolumeFiles:
             raise Aborted("the record of the virtual machine is gone; create the container again")
         with self._opened(volume, disk, make=True) as place:
             there = place.read(known.readable)
-            if there is not None and not self._is_newest(known.volume, there):
+            if there is None:
+                self._lose_memory(known)
+                known = self.vms.get(disk) or known
+            elif not self._is_newest(known.volume, there):
                 raise Aborted(
                     f"virtual machine {known.readable} was started on node {there.host} after this container was created; "
                     "create the container again"
                 )
             # From here on StopPodSandbox copies the VM, wherever a kill comes.
-            mine = dataclasses.replace(known.volume, published_at=0, path=volume, sandbox=sandbox)
+            mine = dataclasses.replace(known.volume, path=volume, sandbox=sandbox)
             self.vms.put(dataclasses.replace(known, volume=mine))
-            mine = dataclasses.replace(mine, generation=mine.generation + 1, start=secrets.token_hex(8))
+            mine = dataclasses.replace(mine, generation=mine.generation + 1, start=secrets.token_hex(8), published_at=0)
             before = there or VolumeRecord(known.readable, 0, "", "", "", is_complete=False, at=0)
             place.write(
                 dataclasses.replace(
@@ -209,6 +212,11 @@ class StateVolumeFiles:
             raise Aborted("the record of the virtual machine is gone")
         if known.saved is not None and known.saved.taken_by is not None:  # used up, and not yet removed
             known = known.with_state(None)
+        saved = known.saved
+        if saved is not None and saved.disks and saved.disks.get("") != self.vms.root_fingerprint(disk):
+            known = dataclasses.replace(
+                known.with_state(None), lost="its root disk was changed after its memory was saved"
+            )
         with self._opened(known.volume.path, disk) as place:
             there = place.read(known.readable)
             if there is None:
@@ -279,9 +287,9 @@ class StateVolumeFiles:
             dataclasses.replace(
                 there.record,
                 saved=self._of_this_node(disk, saved) if saved is not None and with_memory else None,
-                lapsed_at=self.clock.now_ns() if there.is_complete and has_lapsed else 0,
+                lapsed_at=0 if lost else self.clock.now_ns() if has_lapsed else there.record.lapsed_at,
                 volume=now,
-                lost=lost,
+                lost=lost or there.record.lost,
             )
         )
         log.info("vm.state.fetched", vm=there.vm, node=there.host, files=len(wanted), memory=with_memory)
@@ -289,38 +297,47 @@ class StateVolumeFiles:
     def _replace_files(
         self, place: _Place, there: VolumeRecord, record: VmRecord, wanted: Mapping[str, StoredFile]
     ) -> None:
-        directory = self._directory(record.disk)
-        half = directory / _HALF
-        need = sum(file.bytes for file in wanted.values())
+        directory, is_new = self._directory(record.disk), self.vms.get(record.disk) is None
         try:
-            directory.mkdir(mode=0o711, parents=True, exist_ok=True)
-            remove_tree(str(directory), _HALF)
-            if (free := free_bytes(directory)) < need + _MARGIN:
-                raise ResourceExhausted(
-                    f"the files of the virtual machine have {need} bytes, and this node has {free} free below paths.state_dir"
-                )
-            half.mkdir(mode=0o700)
-            for name, file in wanted.items():
-                place.fetch(there.files_of, name, file, half / name)
-            if (root := half / Path(self.layout.pod_disk(record.disk)).name).exists():
-                move_images(str(root), there.images, self.layout.images)
-            # A crash from here on leaves a record that is older than the volume's, so this is done again.
-            self.vms.put(record.forgotten())
-            for name in os.listdir(directory):
-                if name not in (VM_RECORD, _HALF):
-                    remove_tree(str(directory), name)
-            for name in wanted:
-                (half / name).rename(directory / name)
-            half.rmdir()
-            sync(directory)
+            self._fetch_files(place, there, record, wanted, is_new=is_new)
         except (OSError, ShimError) as exc:
             with contextlib.suppress(OSError):  # the next call repeats this
                 remove_tree(str(directory), _HALF)
-                directory.rmdir()  # unless something is in it
+                if is_new:
+                    remove_tree(str(directory.parent), directory.name)
             if isinstance(exc, ShimError):
                 raise
             kind = ResourceExhausted if exc.errno in _FULL else Unavailable
             raise kind(f"the files of the virtual machine cannot be written to {directory}: {exc.strerror}") from exc
+
+    def _fetch_files(
+        self, place: _Place, there: VolumeRecord, record: VmRecord, wanted: Mapping[str, StoredFile], *, is_new: bool
+    ) -> None:
+        directory = self._directory(record.disk)
+        half = directory / _HALF
+        need = sum(file.bytes for file in wanted.values())
+        directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+        remove_tree(str(directory), _HALF)
+        if (free := free_bytes(directory)) < need + _MARGIN:
+            raise ResourceExhausted(
+                f"the files of the virtual machine have {need} bytes, and this node has {free} free below paths.state_dir"
+            )
+        if is_new:  # so that `SaveVm.expire` finds what a kill leaves
+            self.vms.put(record.forgotten())
+        half.mkdir(mode=0o700)
+        for name, file in wanted.items():
+            place.fetch(there.files_of, name, file, half / name)
+        if (root := half / Path(self.layout.pod_disk(record.disk)).name).exists():
+            move_images(str(root), there.images, self.layout.images)
+        # A crash from here on leaves a record that is older than the volume's, so this is done again.
+        self.vms.put(record.forgotten())
+        for name in os.listdir(directory):
+            if name not in (VM_RECORD, _HALF):
+                remove_tree(str(directory), name)
+        for name in wanted:
+            (half / name).rename(directory / name)
+        half.rmdir()
+        sync(directory)
 
     def _of_this_node(self, disk: str, saved: SavedState) -> SavedState:
         """The copy of the root disk is another file, with the content that the hash has proved."""
@@ -535,7 +552,7 @@ def _opened_regular(name: str, directory: int, flags: int) -> int:
     try:
         if not stat.S_ISREG(os.fstat(found).st_mode):
             raise OSError(errno.ENXIO, "no regular file")
-        return os.open(f"/proc/self/fd/{found}", flags | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{found}", flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     finally:
         os.close(found)
 

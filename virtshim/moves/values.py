@@ -126,7 +126,7 @@ class VmRecord:
 
     def forgotten(self) -> VmRecord:
         """Before the files are removed: what is left of them is older than any copy on a volume."""
-        return dataclasses.replace(self, saved=None, volume=dataclasses.replace(self.volume, generation=0, start=""))
+        return dataclasses.replace(self, saved=None, volume=OnVolume(published_at=1))
 
     def booted(self) -> VmRecord:
         """Without a state, and with nothing left to say about one."""
@@ -148,6 +148,8 @@ def restorable(vm: VmRecord | None, container: Container) -> SavedState | None:
     if state is None or state.taken_by is not None or container.sandbox_id == state.failed_in:
         return None
     if container.sandbox_id == state.sandbox and not state.by_operator:
+        return None
+    if state.renewing and container.spec.empty_disks:  # those that it knows went with its container
         return None
     return state
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -17,7 +18,15 @@ from fakes.lasting import logged, memory, vm
 from fakes.state_volume import ON_VOLUME, Cluster, is_continued, saved_on_first
 from fakes.world import World
 
-from virtshim.model.errors import DeadlineExceeded, InvalidRequest, ResourceExhausted, ShimError, WrongState
+from virtshim.guest.operation import Action
+from virtshim.model.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ResourceExhausted,
+    ShimError,
+    Unavailable,
+    WrongState,
+)
 from virtshim.model.layout import VM_RECORD
 from virtshim.moves import state_volume
 from virtshim.moves.keeping import LastingVms
@@ -187,6 +196,109 @@ def test_a_vm_that_ran_without_a_volume_gets_the_macs_of_the_cluster(cluster: Cl
     assert is_continued(second, cluster.run(second)), logged(second)
 
 
+def test_memory_does_not_go_to_another_node_with_a_disk_that_was_changed_since(cluster: Cluster) -> None:
+    first, second = cluster.node(), cluster.node()
+    container = cluster.run(first)
+    first.stop(container, 30)
+    first.outside.written[""] = 1  # the root disk is written to after the save
+    first.remove_sandbox(first.container(container).sandbox_id)
+    assert not is_continued(second, cluster.run(second))
+    assert any("its root disk was changed after its memory was saved" in line for line in logged(second))
+
+
+def test_memory_is_not_used_if_the_record_is_lost_between_create_and_start(cluster: Cluster) -> None:
+    first, second = saved_on_first(cluster)
+    created = cluster.create(first)
+    assert is_continued(second, cluster.run(second))
+    shutil.rmtree(cluster.folder)
+    first.start(created)
+    assert not is_continued(first, created)
+
+
+def test_a_vm_whose_removal_was_killed_does_not_run_without_its_volume(cluster: Cluster) -> None:
+    world = cluster.node()
+    cluster.stop(world, cluster.run(world))
+
+    def on_call(name: str) -> None:
+        if name == "saved_vms.forget":
+            raise Crash(name)
+
+    world.journal.on_call = on_call
+    with pytest.raises(Crash):
+        lasting_vms(world).remove("default", "db", "vm")
+    world.journal.on_call = lambda _: None
+    cluster.worlds[0] = world = world.recovered()
+    with pytest.raises(WrongState, match="virtshim vms rm"):
+        world.create(cluster.pod(world, WITHOUT))
+
+
+def test_memory_that_lapsed_before_the_copy_is_named_on_the_next_node(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = cluster.node(keep=60.0), cluster.node(keep=60.0)
+    container = cluster.run(first)
+    with monkeypatch.context() as full:
+        full.setattr(state_volume, "free_bytes", lambda place: 0 if isinstance(place, int) else 1 << 40)
+        with pytest.raises(ResourceExhausted):
+            cluster.stop(first, container)
+    expire(first, 61)
+    second.outside.clock.advance(61)
+    first.remove_sandbox(first.container(container).sandbox_id)
+    assert not is_continued(second, cluster.run(second))
+    assert boots_and_says_so(second)
+
+
+def test_a_vm_whose_record_cannot_be_read_for_a_moment_is_copied_later(cluster: Cluster) -> None:
+    first, second = cluster.node(), cluster.node()
+    container = cluster.run(first)
+    first.stop(container, 30)
+    record = memory(first).parent / VM_RECORD
+    record.rename(record.with_name("aside"))
+    record.mkdir()
+    with pytest.raises(ShimError, match="cannot be read"):
+        first.remove_sandbox(first.container(container).sandbox_id)
+    record.rmdir()
+    record.with_name("aside").rename(record)
+    first.remove_sandbox(first.container(container).sandbox_id)
+    assert is_continued(second, cluster.run(second)), logged(second)
+
+
+def test_a_start_that_the_full_volume_refuses_fetches_nothing_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, second = saved_on_first(cluster)
+    created = cluster.create(second)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state_volume, "replace_bytes", full)
+        with pytest.raises(ResourceExhausted):
+            second.start(created)
+    for file in cluster.folder.rglob("root.qcow2"):
+        file.write_text("changed by a tenant")
+    again = cluster.create_in(second, second.container(created).sandbox_id, attempt=1)
+    second.start(again)
+    assert is_continued(second, again)
+
+
+def test_renewed_and_saved_vms_move_too(cluster: Cluster) -> None:
+    first, second = cluster.node(), cluster.node()
+    container = cluster.run(first)
+    first.do.stop_container.save(first.container(container), 30, Action.RENEW)
+    cluster.write(first, "newest")
+    end(first, cluster)
+    again = cluster.run(second)
+    assert (is_continued(second, again), cluster.disk(second)) == (True, "newest")
+    second.do.stop_container.save(second.container(again), 30)
+    following = cluster.create_in(second, second.container(again).sandbox_id, attempt=1)
+    second.start(following)
+    assert is_continued(second, following)
+    end(second, cluster)
+    assert is_continued(first, cluster.run(first))
+
+
 # --- kills while files are removed
 
 
@@ -243,6 +355,51 @@ def test_a_kill_while_a_vm_is_removed_leaves_the_volumes_copy_in_use(cluster: Cl
     cluster.worlds[0] = world = world.recovered()
     cluster.run(world)
     assert cluster.disk(world) == "newest"
+
+
+def test_a_killed_copy_from_the_volume_leaves_nothing_for_good(cluster: Cluster) -> None:
+    _, second = saved_on_first(cluster)
+    pod = cluster.pod(second)
+
+    def on_call(name: str) -> None:
+        if name == "saved_vms.root_fingerprint":
+            raise Crash(name)
+
+    second.journal.on_call = on_call
+    with pytest.raises(Crash):
+        cluster.create_in(second, pod)
+    second.journal.on_call = lambda _: None
+    cluster.worlds[1] = second = second.recovered()
+    second.remove_sandbox(pod)
+    expire(second, 2 * 86400)
+    assert list(Path(second.settings.layout().vms).iterdir()) == []
+
+
+def test_a_vm_that_was_given_up_half_is_not_copied_as_a_whole(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, second = cluster.node(), cluster.node()
+    container = cluster.run(world)
+    with monkeypatch.context() as full:
+        full.setattr(state_volume, "free_bytes", lambda place: 0 if isinstance(place, int) else 1 << 40)
+        with pytest.raises(ResourceExhausted):
+            cluster.stop(world, container)
+    disk = Path(world.settings.layout().pod_disk(vm(world).disk))
+
+    def on_call(name: str) -> None:
+        if name == "saved_vms.forget":
+            disk.unlink(missing_ok=True)
+            raise Crash(name)
+
+    world.journal.on_call = on_call
+    with pytest.raises(Crash):
+        lasting_vms(world).remove("default", "db", "vm")
+    world.journal.on_call = lambda _: None
+    pod = world.container(container).sandbox_id
+    cluster.worlds[0] = world = world.recovered()
+    world.remove_sandbox(pod)
+    cluster.run(second)
+    assert boots_and_says_so(second)
 
 
 def test_files_of_a_vm_that_was_shut_down_go_after_their_time_too(cluster: Cluster) -> None:
@@ -329,6 +486,43 @@ def test_a_repeated_stop_waits_for_the_copy_only_until_its_deadline(
         (sandbox,) = world.records.sandboxes.all()
         with pytest.raises(DeadlineExceeded, match="still being copied to its state volume"):
             world.do.stop_sandbox.stop(sandbox, world.deadline(0.01))
+
+
+def test_a_vm_that_cannot_be_discarded_does_not_keep_others(cluster: Cluster) -> None:
+    world = cluster.node(keep=60.0)
+    for name in ("db", "zz"):
+        pod = cluster.pod(world, {**ON_VOLUME, "virtshim.io/vm": name})
+        container = cluster.create_in(world, pod)
+        world.start(container)
+        world.stop(container, 30)
+        world.remove_sandbox(pod)
+    world.journal.fail("saved_vms.forget", ResourceExhausted("the disk is full"))
+    expire(world, 61)
+    assert vm(world).name == "db"
+
+
+def test_a_stop_does_not_wait_for_a_start_that_waits_for_a_copy(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = cluster.node()
+    container = cluster.run(world)
+    world.stop(container, 30)
+    created = cluster.create(world)  # the VM's next pod, before the last one has stopped
+    begun, opened = threading.Event(), threading.Event()
+
+    def free_bytes(place: object) -> int:
+        if isinstance(place, int):
+            begun.set()
+            assert opened.wait(WAIT_LIMIT)
+        return 1 << 40
+
+    monkeypatch.setattr(state_volume, "free_bytes", free_bytes)
+    stopping = Background(lambda: world.stop_sandbox(world.container(container).sandbox_id))
+    assert begun.wait(WAIT_LIMIT)
+    with pytest.raises(Unavailable, match="being copied to its state volume"):
+        world.start(created)
+    opened.set()
+    stopping.done()
 
 
 # --- volumes
