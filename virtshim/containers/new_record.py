@@ -109,7 +109,7 @@ class ContainerRecords:
         return Draft(container, sandbox, image, admitted.options)
 
     def _bring_state(self, admitted: Admitted) -> Brought:
-        """Copies the VM's files from its state volume, if another node ran it last."""
+        """Copies the VM's files from its state volume, if another node ran it last. Refuses a pod without the VM's volume."""
         disk, key = _vm_disk(admitted), admitted.sandbox.key
         if not admitted.state_volume:
             known = self.vms.get(disk) if disk else None
@@ -133,7 +133,9 @@ class ContainerRecords:
             return
         with self.locks.held_soon(owner_of(disk), _VM_WAIT) as held:
             if not held:
-                raise Unavailable("the virtual machine is being copied to its state volume; a retry may succeed")
+                raise Unavailable(
+                    "another call works on the virtual machine, such as its copy to the state volume; a retry may succeed"
+                )
             yield
 
     def forget(self, container: Container, *, clean: bool) -> None:

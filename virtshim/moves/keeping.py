@@ -14,7 +14,7 @@ from virtshim.model.container import Container, ContainerPhase
 from virtshim.model.errors import NotFound, WrongState
 from virtshim.model.sandbox import Sandbox, owner_of, vm_disk_name, vm_uuid
 from virtshim.moves.ports import SavedVms
-from virtshim.moves.values import SavedLimits, VmRecord
+from virtshim.moves.values import OnVolume, SavedLimits, VmRecord
 from virtshim.store.ports import Records
 from virtshim.system.live import Live
 from virtshim.system.locks import PodLocks
@@ -71,8 +71,10 @@ class LastingVms:
                     f"no virtual machine {namespace}/{name}/{container} is kept on this node; `virtshim vms` lists those that are"
                 )
             self._refuse_used(vm)
-            if vm.saved is not None or vm.volume.generation:
-                self.vms.put(vm.forgotten() if vm.volume.generation else vm.with_state(None))
+            if vm.volume != OnVolume():
+                self.vms.put(vm.forgotten())
+            elif vm.saved is not None:
+                self.vms.put(vm.with_state(None))
             self.disks.delete_pod_disks(owner_of(disk))
             self.vms.forget(disk)
         self.images.collect(vm.image)

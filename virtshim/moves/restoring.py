@@ -82,7 +82,9 @@ class RestoreVm:
         # A stop of this container must not wait for a copy: this call has the sandbox's lock.
         with self.locks.held_soon(owner_of(spec.pod_disk), _WAIT) as held:
             if not held:
-                raise Unavailable("the virtual machine is being copied to its state volume; a retry may succeed")
+                raise Unavailable(
+                    "another call works on the virtual machine, such as its copy to the state volume; a retry may succeed"
+                )
             return self.state_volumes.start(spec.state_volume, spec.pod_disk, spec.sandbox_id)
 
     def load(self, container: Container, vm: VmRecord, state: SavedState) -> None:
@@ -187,10 +189,9 @@ class RestoreVm:
 
     def give_back(self, container: Container) -> None:
         """Lets a state count again that this container has taken, if its VM has ended before the guest ran."""
-        disk = container.spec.pod_disk
-        if self._taken(container) is None:  # without the lock, for which a copy of the VM may have to be awaited
+        if self._taken(container) is None:  # looks without the lock, which a copy of the VM may hold for long
             return
-        with self.locks.held_for_all(owner_of(disk)):
+        with self.locks.held_for_all(owner_of(container.spec.pod_disk)):
             if (vm := self._taken(container)) is not None and vm.saved is not None:
                 self.vms.put(vm.with_state(dataclasses.replace(vm.saved, taken_by=None)))
 

@@ -122,7 +122,7 @@ class SaveVm:
         until = self.clock.monotonic() + seconds
         for one in self.records.containers.all():
             if one.sandbox_id == sandbox and one.spec.state_volume:
-                self.vms.get(one.spec.pod_disk)  # one that cannot be read is not skipped
+                self.vms.get(one.spec.pod_disk)  # raises if the record cannot be read, which `all` leaves out
         for vm in self.vms.all():
             if vm.volume.sandbox == sandbox:
                 with self.locks.held_soon(owner_of(vm.disk), until - self.clock.monotonic()) as held:

@@ -44,6 +44,20 @@ def boots_and_says_so(world: World) -> bool:
     return any("virtshim: the guest boots" in line for line in logged(world))
 
 
+@contextlib.contextmanager
+def dying_at(world: World, name: str) -> Iterator[None]:
+    """The process dies before the call of that name."""
+
+    def on_call(called: str) -> None:
+        if called == name:
+            raise Crash(name)
+
+    world.journal.on_call = on_call
+    with pytest.raises(Crash):
+        yield
+    world.journal.on_call = lambda _: None
+
+
 def expire(world: World, seconds: float) -> None:
     world.outside.clock.advance(seconds)
     world.app.watch.states.saving.expire()
@@ -219,14 +233,8 @@ def test_a_vm_whose_removal_was_killed_does_not_run_without_its_volume(cluster: 
     world = cluster.node()
     cluster.stop(world, cluster.run(world))
 
-    def on_call(name: str) -> None:
-        if name == "saved_vms.forget":
-            raise Crash(name)
-
-    world.journal.on_call = on_call
-    with pytest.raises(Crash):
+    with dying_at(world, "saved_vms.forget"):
         lasting_vms(world).remove("default", "db", "vm")
-    world.journal.on_call = lambda _: None
     cluster.worlds[0] = world = world.recovered()
     with pytest.raises(WrongState, match="virtshim vms rm"):
         world.create(cluster.pod(world, WITHOUT))
@@ -326,14 +334,8 @@ def test_files_that_a_killed_removal_has_left_are_removed_by_the_next_look(clust
     world = cluster.node(keep=60.0)
     cluster.stop(world, cluster.run(world))
 
-    def on_call(name: str) -> None:
-        if name == "saved_vms.forget":
-            raise Crash(name)
-
-    world.journal.on_call = on_call
-    with pytest.raises(Crash):
+    with dying_at(world, "saved_vms.forget"):
         expire(world, 61)
-    world.journal.on_call = lambda _: None
     cluster.worlds[0] = world = world.recovered()
     expire(world, 0)
     assert world.app.adapters.files.vms.all() == []
@@ -361,14 +363,8 @@ def test_a_killed_copy_from_the_volume_leaves_nothing_for_good(cluster: Cluster)
     _, second = saved_on_first(cluster)
     pod = cluster.pod(second)
 
-    def on_call(name: str) -> None:
-        if name == "saved_vms.root_fingerprint":
-            raise Crash(name)
-
-    second.journal.on_call = on_call
-    with pytest.raises(Crash):
+    with dying_at(second, "saved_vms.root_fingerprint"):
         cluster.create_in(second, pod)
-    second.journal.on_call = lambda _: None
     cluster.worlds[1] = second = second.recovered()
     second.remove_sandbox(pod)
     expire(second, 2 * 86400)
@@ -400,6 +396,28 @@ def test_a_vm_that_was_given_up_half_is_not_copied_as_a_whole(
     world.remove_sandbox(pod)
     cluster.run(second)
     assert boots_and_says_so(second)
+
+
+def test_a_vm_whose_first_start_failed_is_not_copied_half_after_a_killed_removal(cluster: Cluster) -> None:
+    """The volume has the first start, the node's record has not."""
+    world = cluster.node()
+    created = cluster.create(world)
+    pod = world.container(created).sandbox_id
+    counted = iter((None, ResourceExhausted("the disk is full")))
+
+    def refuses(name: str) -> None:
+        if name == "saved_vms.put" and (error := next(counted, None)):
+            raise error
+
+    world.journal.on_call = refuses
+    with pytest.raises(ResourceExhausted):
+        world.start(created)
+
+    with dying_at(world, "saved_vms.forget"):
+        lasting_vms(world).remove("default", "db", "vm")
+    cluster.worlds[0] = world = world.recovered()
+    world.remove_sandbox(pod)
+    assert not list(cluster.folder.glob("state-*"))
 
 
 def test_files_of_a_vm_that_was_shut_down_go_after_their_time_too(cluster: Cluster) -> None:
@@ -519,7 +537,7 @@ def test_a_stop_does_not_wait_for_a_start_that_waits_for_a_copy(
     monkeypatch.setattr(state_volume, "free_bytes", free_bytes)
     stopping = Background(lambda: world.stop_sandbox(world.container(container).sandbox_id))
     assert begun.wait(WAIT_LIMIT)
-    with pytest.raises(Unavailable, match="being copied to its state volume"):
+    with pytest.raises(Unavailable, match="such as its copy to the state volume"):
         world.start(created)
     opened.set()
     stopping.done()
