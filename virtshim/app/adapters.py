@@ -45,6 +45,8 @@ from virtshim.model.layout import Layout, share_dir
 from virtshim.model.sizing import NodeHardware
 from virtshim.moves.files import SavedVmFiles
 from virtshim.moves.ports import SavedVms
+from virtshim.peers.certificates import PeerFiles
+from virtshim.peers.server import PeerServer, by_operation
 from virtshim.pods.cgroups import VmCgroupClient
 from virtshim.pods.networks import PodNetworkClient
 from virtshim.pods.ports import VmCgroups
@@ -389,6 +391,15 @@ def stream_limits(settings: Settings) -> StreamLimits:
         pod_connections=own.pod_connections,
         pod_bytes=own.pod_bytes,
     )
+
+
+def peer_files(settings: Settings) -> PeerFiles:
+    own = settings.peers
+    return PeerFiles(own.certificate, own.key, own.ca)
+
+
+def peer_server(settings: Settings) -> PeerServer:
+    return PeerServer(settings.peers.listen, peer_files(settings), by_operation({}))
 
 
 def image_settings(settings: Settings) -> ImageSettings:

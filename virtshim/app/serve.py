@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 
@@ -9,6 +10,7 @@ import structlog
 
 from tapmanager import heap, thread_dump
 from virtshim.app import assembly
+from virtshim.app.adapters import peer_server
 from virtshim.app.measuring import measured, traced
 from virtshim.app.reload import Reload
 from virtshim.config.settings import Settings
@@ -23,8 +25,8 @@ _DRAIN = 5.0
 
 # Of the settings; the others are those of programs beside this one.
 OWN = (
-    "paths", "cri", "streaming", "libvirt", "images", "vm", "devices", "log", "metrics.address", "tracing",
-    "tapmanager.socket", "shares.socket",
+    "paths", "cri", "streaming", "libvirt", "images", "vm", "devices", "peers", "log", "metrics.address",
+    "tracing", "tapmanager.socket", "shares.socket",
 )  # fmt: skip
 
 
@@ -40,10 +42,11 @@ def serve(settings: Settings, file: str | None = None) -> None:
             # Modules and records live on: without them a full garbage collection does not show in a list's answer time.
             gc.freeze()
             heap.return_freed_memory()
-            server, operator = app.server(settings), app.operator_server(settings)
-            with app.watching():
+            server, operator, peers = app.server(settings), app.operator_server(settings), peer_server(settings)
+            with app.watching(), contextlib.closing(peers):
                 server.start()
                 operator.start()
+                peers.start()
                 Reload(file, settings, app.live.use, OWN).start(reloads)
                 notify_systemd("READY=1", "STATUS=serving")
                 _wait(stopping)

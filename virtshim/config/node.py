@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import ByteSize, field_validator
+from pydantic import ByteSize, field_validator, model_validator
 
 from virtshim.config.texts import AddressText, PathText, Section, setting
+from virtshim.model.errors import InvalidRequest
+from virtshim.model.text import PEER_PORT, host_and_port, is_node_name
 
 _ALLOWED = "IP address and port, or `unix:/a/path`"
+_PATH_OR_EMPTY = "absolute path, or empty"
 
 
 class Metrics(Section):
@@ -180,6 +183,77 @@ class Streaming(Section):
                 "must be a loopback address, because kubelet relays its users' connections from this machine"
             )
         return address
+
+
+class Peers(Section):
+    """[peers]: connections between nodes, for moves of VMs; see [security.md](security.md#other-nodes)."""
+
+    listen: AddressText = setting(
+        "",
+        "address on which other nodes are served; empty: none",
+        allowed="IP address and port, such as `0.0.0.0:10017`, or empty",
+        why="a node serves no others until its operator has given it a certificate",
+    )
+    certificate: str = setting(
+        "",
+        "this node's certificate, for clients and servers, with the node's name as its only DNS name; empty: the node connects "
+        "to no other",
+        allowed=_PATH_OR_EMPTY,
+        pattern="^(/|$)",
+        why="each cluster has its own CA; new content of the file holds for the next connection",
+    )
+    key: str = setting(
+        "",
+        "the certificate's private key, of root and with mode 0600; or 0640, if the group is root",
+        allowed=_PATH_OR_EMPTY,
+        pattern="^(/|$)",
+        why="as `certificate`; both may be in one file",
+    )
+    ca: str = setting(
+        "",
+        "certificates of the CA that signs all nodes' certificates, and nothing else",
+        allowed=_PATH_OR_EMPTY,
+        pattern="^(/|$)",
+        why="as `certificate`. Whoever has a certificate of this CA is a node",
+    )
+    addresses: dict[str, str] = setting(
+        {},
+        "addresses of nodes, by their names; a node that is not here is looked for by its name in DNS",
+        allowed='table such as `{node7 = "10.0.0.7"}`; `host` or `host:port`, port 10017 if there is none',
+        reload=True,
+        why="many networks resolve the names of their machines",
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _tcp(cls, listen: str) -> str:
+        if listen.startswith("unix:"):
+            raise ValueError(
+                "must be an IP address and a port, such as 0.0.0.0:10017, because other nodes connect to it"
+            )
+        return listen
+
+    @field_validator("addresses")
+    @classmethod
+    def _usable(cls, addresses: dict[str, str]) -> dict[str, str]:
+        for node, address in addresses.items():
+            if not is_node_name(node):
+                raise ValueError(f"{node[:80]!r} is not the name of a node")
+            try:
+                host_and_port(address, PEER_PORT)
+            except InvalidRequest as exc:
+                raise ValueError(f"{node}: {exc}") from exc
+        return addresses
+
+    @model_validator(mode="after")
+    def _all_files(self) -> Self:
+        files = {"certificate": self.certificate, "key": self.key, "ca": self.ca}
+        missing = [f"peers.{name}" for name, path in files.items() if not path]
+        if missing and (self.listen or len(missing) < len(files)):
+            raise ValueError(
+                f"also set {', '.join(missing)}: connections between nodes need a certificate, its key and the CA"
+            )
+        return self
 
 
 class Kubernetes(Section):

@@ -17,7 +17,7 @@ from tapmanager.toml_files import Key, Layers
 from virtshim.config.devices import DevicePluginSettings, Devices, OfferedResource
 from virtshim.config.faults import BadConfiguration, keys_of, told
 from virtshim.config.images import Images
-from virtshim.config.node import Cri, Kubernetes, Log, Metrics, Paths, Shares, Streaming, Tapmanager, Tracing
+from virtshim.config.node import Cri, Kubernetes, Log, Metrics, Paths, Peers, Shares, Streaming, Tapmanager, Tracing
 from virtshim.config.proxy import Proxy
 from virtshim.config.texts import Section
 from virtshim.config.vms import Libvirt, Saved, Vm, Volumes
@@ -85,7 +85,8 @@ def environment_layer(
 
 __all__ = [
     "BadConfiguration", "Cri", "DevicePluginSettings", "Devices", "Images", "Kubernetes", "Libvirt", "Log", "Metrics",
-    "OfferedResource", "Paths", "Proxy", "Saved", "Settings", "Shares", "Streaming", "Tapmanager", "Tracing", "Vm", "Volumes",
+    "OfferedResource", "Paths", "Peers", "Proxy", "Saved", "Settings", "Shares", "Streaming", "Tapmanager", "Tracing", "Vm",
+    "Volumes",
 ]  # fmt: skip
 
 DEFAULT_FILE = toml_files.DEFAULT_FILE
@@ -105,6 +106,7 @@ class Settings(Section):
     vm: Vm = Vm()
     volumes: Volumes = Volumes()
     saved: Saved = Saved()
+    peers: Peers = Peers()
     devices: Devices = Devices()
     device_plugin: DevicePluginSettings = DevicePluginSettings()
     proxy: Proxy = Proxy()

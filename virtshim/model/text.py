@@ -77,6 +77,27 @@ class ListenAddress:
         return cls(str(found), int(port))
 
 
+# Other nodes: their names, as the API server accepts them, and addresses to connect to.
+_NODE = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+PEER_PORT: Final = 10017
+_HOST_AND_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]{1,253}))(?::([0-9]{1,5}))?")
+
+
+def is_node_name(text: str) -> bool:
+    return _NODE.fullmatch(text) is not None
+
+
+def host_and_port(text: str, port: int) -> tuple[str, int]:
+    """`port`: if the text has none. Raises InvalidRequest."""
+    match = _HOST_AND_PORT.fullmatch(text)
+    if match is None or not 0 < int(match[3] or port) < 1 << 16:
+        raise InvalidRequest(
+            f"{text[:80]!r} is not an address: write a name or an IP address, perhaps with a port, such as 10.0.0.7, "
+            "node7.example:10017 or [fd00::7]:10017"
+        )
+    return match[1] or match[2], int(match[3] or port)
+
+
 # Kubernetes quantities (`4Gi`, `500M`, `1e9`, `1.5Gi`, `100m`) are <sign><number><suffix>. The suffix is binary,
 # decimal or an exponent, never two of them. `1E` is exa, `1E3` an exponent.
 _QUANTITY = re.compile(

@@ -133,6 +133,8 @@ def other(settings: Settings, key: tuple[str, ...]) -> Any:
             return {"gc_high_percent": 90}.get(key[1], now + 1)
         case tuple():
             return {"forbidden_networks": ["10.0.0.0/8"], "pinned": ["registry.test/vm"]}.get(key[1], ["/elsewhere"])
+        case dict():
+            return {"node7": "10.0.0.7"}
         case _:
             return "/elsewhere"
 

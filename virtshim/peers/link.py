@@ -1,0 +1,254 @@
+"""A connection between two nodes: frames of JSON, errors, and files in chunks.
+
+A frame is a byte that says its kind, the length of its content in four bytes, and the content. A file is chunks and an end mark
+with the number of bytes: the end of the connection is never the end of a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NoReturn
+
+from virtshim.model import errors
+from virtshim.model.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    PermissionRefused,
+    ResourceExhausted,
+    ShimError,
+    Unavailable,
+)
+from virtshim.model.text import escaped
+from virtshim.peers.certificates import reason
+
+_HEAD: Final = struct.Struct("!cI")
+_COUNT: Final = struct.Struct("!Q")
+_MESSAGE, _ERROR, _CHUNK, _END = b"M", b"E", b"C", b"Z"
+_LONGEST: Final = {_MESSAGE: 1 << 20, _ERROR: 64 << 10, _CHUNK: 1 << 20, _END: _COUNT.size}
+_MOST_TEXT: Final = 8000
+# Seconds: to send an error, and for the peer to read it.
+_REFUSE: Final = 5.0
+_LINGER: Final = 2.0
+# By kind; the classes of this module alone, because others may take more than a text.
+_CLASSES: Final = {
+    one.kind.value: one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, ShimError)
+}
+# OpenSSL's words for a peer that does not like our certificate. In TLS 1.3 we learn it when we read for the first time.
+_OF_CERTIFICATE: Final = ("CERT", "UNKNOWN_CA", "ACCESS_DENIED")
+
+
+class TlsLink:
+    """Implements `virtshim.peers.ports.PeerLink` on a socket after its handshake."""
+
+    def __init__(self, connected: ssl.SSLSocket, peer: str) -> None:
+        self.peer = peer
+        self._socket = connected
+        self._is_whole = True  # whether the last frame was sent to its end
+        self._has_refused = False
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, message: Mapping[str, object], timeout: float) -> None:
+        self._send(_framed(_MESSAGE, message), timeout)
+
+    def receive(self, timeout: float) -> dict[str, Any]:
+        until = time.monotonic() + timeout
+        kind, size = self._head(until)
+        if kind != _MESSAGE:
+            raise self._malformed("data where a message should be")
+        return self._json(size, until)
+
+    def refuse(self, error: ShimError) -> None:
+        if self._is_whole:
+            self._has_refused = True
+            with contextlib.suppress(ShimError):
+                told = {"kind": error.kind.value, "text": str(error)[:_MOST_TEXT]}
+                self._send(_framed(_ERROR, told), _REFUSE)
+
+    def close(self) -> None:
+        """Ends the connection. The owner of the socket closes the descriptor."""
+        with contextlib.suppress(OSError):
+            if self._has_refused:
+                self._linger()
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    # --- files
+
+    def send_file(self, source: int, idle: float) -> int:
+        frame = memoryview(bytearray(_HEAD.size + _LONGEST[_CHUNK]))
+        content, total = frame[_HEAD.size :], 0
+        while count := self._next(source, content, idle):
+            _HEAD.pack_into(frame, 0, _CHUNK, count)
+            self._send(frame[: _HEAD.size + count], idle)
+            total += count
+        self._send(_HEAD.pack(_END, _COUNT.size) + _COUNT.pack(total), idle)
+        return total
+
+    def receive_file(self, sink: int, most: int, idle: float) -> int:
+        content, total = memoryview(bytearray(_LONGEST[_CHUNK])), 0
+        with _not_blocking(sink):
+            while True:
+                until = time.monotonic() + idle
+                kind, size = self._head(until)
+                if kind == _END:
+                    return self._ended(size, total, until)
+                if kind != _CHUNK or not size:
+                    raise self._malformed("a message or an empty chunk within a file")
+                total += size
+                if total > most:
+                    raise self._malformed(f"a file of more than {most} bytes")
+                self._read(content[:size], until)
+                self._store(sink, content[:size], idle)
+
+    def _next(self, source: int, content: memoryview, idle: float) -> int:
+        """Reads a chunk from the source, and meanwhile hears the peer, which only says something here to refuse."""
+        waiting = select.poll()
+        waiting.register(source, select.POLLIN)
+        waiting.register(self._socket, select.POLLIN)
+        ready = [descriptor for descriptor, _ in waiting.poll(idle * 1000)]
+        if self._socket.fileno() in ready or self._socket.pending():
+            self._head(time.monotonic() + idle)
+            raise self._malformed("a frame while it receives a file")
+        if not ready:
+            raise DeadlineExceeded(f"there was nothing to send to node {self.peer} for {idle:g} s")
+        try:
+            return os.readv(source, [content])
+        except OSError as exc:
+            raise InternalError(f"what node {self.peer} is to receive cannot be read: {exc.strerror}") from exc
+
+    def _store(self, sink: int, content: memoryview, idle: float) -> None:
+        while content:
+            try:
+                content = content[os.write(sink, content) :]
+            except BlockingIOError:
+                waiting = select.poll()
+                waiting.register(sink, select.POLLOUT)
+                if not waiting.poll(idle * 1000):
+                    raise DeadlineExceeded(f"what node {self.peer} sends was not taken for {idle:g} s") from None
+            except OSError as exc:
+                is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+                kind = ResourceExhausted if is_full else InternalError
+                raise kind(f"what node {self.peer} sends cannot be written: {exc.strerror}") from exc
+
+    def _ended(self, size: int, total: int, until: float) -> int:
+        if size != _COUNT.size or (said := _COUNT.unpack(self._bytes(size, until))[0]) != total:
+            raise self._malformed(f"an end mark that does not fit {total} bytes")
+        return int(said)
+
+    # --- frames
+
+    def _head(self, until: float) -> tuple[bytes, int]:
+        """Kind and length of the next frame. An error is raised."""
+        kind, size = _HEAD.unpack(self._bytes(_HEAD.size, until))
+        if kind not in _LONGEST:
+            raise self._malformed("a frame of no known kind")
+        if size > _LONGEST[kind]:
+            raise self._malformed(f"a frame of {size} bytes")
+        if kind == _ERROR:
+            self._raise(self._json(size, until))
+        return kind, size
+
+    def _raise(self, told: dict[str, Any]) -> NoReturn:
+        kind, text = told.get("kind"), told.get("text")
+        if not isinstance(kind, str) or not isinstance(text, str):
+            raise self._malformed("an error without kind and text")
+        raise _CLASSES.get(kind, InternalError)(f"node {self.peer}: {escaped(text, _MOST_TEXT)}")
+
+    def _json(self, size: int, until: float) -> dict[str, Any]:
+        text = self._bytes(size, until)
+        try:
+            found = json.loads(text.decode(), object_pairs_hook=_each_once, parse_constant=_no_number)
+        except (ValueError, RecursionError) as exc:
+            raise self._malformed(f"bad JSON ({escaped(str(exc), 100)})") from exc
+        if not isinstance(found, dict):
+            raise self._malformed("JSON that is no object")
+        return found
+
+    def _malformed(self, what: str) -> InvalidRequest:
+        return InvalidRequest(f"node {self.peer}: sent {what}; do both nodes have the same version of virtshim?")
+
+    # --- bytes
+
+    def _bytes(self, size: int, until: float) -> bytearray:
+        found = bytearray(size)
+        self._read(memoryview(found), until)
+        return found
+
+    def _read(self, into: memoryview, until: float) -> None:
+        with self._explained():
+            while into:
+                self._socket.settimeout(max(0.001, until - time.monotonic()))
+                count = self._socket.recv_into(into)
+                if not count:
+                    raise Unavailable(f"node {self.peer}: closed the connection")
+                into = into[count:]
+
+    def _send(self, frame: bytes | memoryview, timeout: float) -> None:
+        """Python sends what is given as a whole, or fails after `timeout`."""
+        self._is_whole = False
+        with self._explained():
+            self._socket.settimeout(timeout)
+            self._socket.sendall(frame)
+        self._is_whole = True
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as exc:
+            raise Unavailable(f"node {self.peer}: is too slow, or cannot be reached any more") from exc
+        except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as exc:
+            raise Unavailable(f"node {self.peer}: closed the connection") from exc
+        except OSError as exc:
+            if isinstance(exc, ssl.SSLError) and any(word in (exc.reason or "") for word in _OF_CERTIFICATE):
+                raise PermissionRefused(
+                    f"node {self.peer}: refuses this node's certificate: {reason(exc)}; its log has the reason"
+                ) from exc
+            raise Unavailable(f"node {self.peer}: the connection broke: {reason(exc)}") from exc
+
+    def _linger(self) -> None:
+        """Lets the peer read the error: closing now would reset the connection if there are unread bytes. Below TLS, because its
+        own shutdown would let later writes out in plain text."""
+        until, scratch = time.monotonic() + _LINGER, bytearray(64 << 10)
+        socket.socket.shutdown(self._socket, socket.SHUT_WR)
+        while (left := until - time.monotonic()) > 0:
+            self._socket.settimeout(left)
+            if not socket.socket.recv_into(self._socket, scratch):
+                return
+
+
+def _framed(kind: bytes, message: Mapping[str, object]) -> bytes:
+    text = json.dumps(message, allow_nan=False).encode()
+    if len(text) > _LONGEST[kind]:
+        raise InvalidRequest(f"a message of {len(text)} bytes is too long for another node")
+    return _HEAD.pack(kind, len(text)) + text
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+@contextlib.contextmanager
+def _not_blocking(descriptor: int) -> Iterator[None]:
+    before = os.get_blocking(descriptor)
+    os.set_blocking(descriptor, False)
+    try:
+        yield
+    finally:
+        os.set_blocking(descriptor, before)

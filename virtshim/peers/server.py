@@ -1,0 +1,215 @@
+"""Serves other nodes: a thread for each connection, few at once. Whoever has no certificate of the CA gets a handshake only."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import structlog
+
+from virtshim.model.errors import (
+    InternalError,
+    InvalidRequest,
+    PermissionRefused,
+    ResourceExhausted,
+    ShimError,
+    Unimplemented,
+    WrongState,
+)
+from virtshim.model.text import ListenAddress, escaped
+from virtshim.peers.certificates import PeerCertificates, PeerFiles, named_node, reason
+from virtshim.peers.link import TlsLink
+from virtshim.peers.ports import PeerLink
+from virtshim.system.pod_places import Places, PodPlaces
+from virtshim.system.rate_limits import TroubleLog
+
+log = structlog.get_logger(__name__)
+
+# Seconds: for a handshake, for a node's first frame and for the answer to it, between two attempts to listen, to end all.
+_HANDSHAKE: Final = 5.0
+_FIRST: Final = 5.0
+_AGAIN: Final = 30.0
+_CLOSE: Final = 5.0
+# What may be open at once: connections of nodes, and handshakes.
+_PLACES: Final = Places("connections", 16, 4, "wait until one ends", "wait until one ends", holder="peer")
+_HANDSHAKES: Final = 16
+# Threads: some more, for handshakes that had to make room and are just ending.
+_THREADS: Final = _PLACES.total + _HANDSHAKES + 8
+
+
+def by_operation(handlers: Mapping[str, Callable[[PeerLink, dict[str, Any]], None]]) -> Callable[[PeerLink], None]:
+    """Chooses the handler by "do" in the first message of a connection."""
+
+    def handle(link: PeerLink) -> None:
+        asked = link.receive(_FIRST)
+        if not handlers:
+            raise Unimplemented("this version of virtshim does nothing for other nodes yet; update it")
+        handler = handlers.get(wanted) if isinstance(wanted := asked.get("do"), str) else None
+        if handler is None:
+            known = ", ".join(sorted(handlers))
+            raise InvalidRequest(f"do: there is no operation {escaped(repr(wanted), 80)}; this node knows {known}")
+        handler(link, asked)
+
+    return handle
+
+
+class PeerServer:
+    """`listen`: as in the settings; "" serves nothing. `handle` runs on a thread of its own for each connection. The peer gets
+    the ShimError that leaves it, and learns of other exceptions only that there was one. If the address is taken or the
+    certificate cannot be used, the daemon works on, and the server tries again."""
+
+    def __init__(self, listen: str, files: PeerFiles, handle: Callable[[PeerLink], None]) -> None:
+        self._text = listen
+        self._certificates = PeerCertificates(files)
+        self._handle = handle
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._listener: socket.socket | None = None
+        self._places = PodPlaces(_PLACES)
+        self._threads = threading.Semaphore(_THREADS)
+        self._open: dict[ssl.SSLSocket, threading.Thread] = {}
+        # Those without a place yet, the oldest first, and from where they are.
+        self._strangers: dict[ssl.SSLSocket, str] = {}
+        self._trouble = TroubleLog(log, "peers.serving")
+        self._thread = threading.Thread(target=self._run, name="peers", daemon=True)
+
+    def start(self) -> None:
+        """The server listens when this returns, if the address is free."""
+        if self._text:
+            self._try_to_listen()
+            self._thread.start()
+
+    def close(self) -> None:
+        """Cuts all connections. May be called twice, or without `start`."""
+        self._stopping.set()
+        with self._lock:
+            ending = [one for one in (self._listener, *self._open) if one is not None]
+            threads = list(self._open.values())
+            for one in ending:
+                _cut(one)
+        until = time.monotonic() + _CLOSE
+        for thread in [self._thread, *threads]:
+            if thread.ident is not None:
+                thread.join(max(0.0, until - time.monotonic()))
+        if self._listener is not None:
+            self._listener.close()
+
+    @property
+    def port(self) -> int:
+        """The actual port, if the address has port 0."""
+        assert self._listener is not None
+        return int(self._listener.getsockname()[1])
+
+    def _try_to_listen(self) -> None:
+        address = ListenAddress.parse(self._text)
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        try:
+            listener = socket.create_server((address.host, address.port), family=family, backlog=_HANDSHAKES)
+        except OSError as exc:
+            remedy = "set peers.listen to an address of this node and a free port"
+            self._trouble.met("peers.not_served", address=self._text, error=reason(exc), remedy=remedy)
+            return
+        with self._lock:
+            self._listener = listener
+        self._trouble.over()
+        log.info("peers.listening", address=self._text)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            if self._listener is None:
+                if not self._stopping.wait(_AGAIN):
+                    self._try_to_listen()
+                continue
+            if not self._threads.acquire(timeout=1.0):  # the kernel keeps the next ones waiting
+                continue
+            try:
+                plain, address = self._listener.accept()
+            except OSError as exc:
+                self._threads.release()
+                if not self._stopping.wait(1.0):
+                    log.warning("peers.accept_failed", error=reason(exc))
+                continue
+            self._admit(plain, str(address[0]))
+
+    def _admit(self, plain: socket.socket, host: str) -> None:
+        """The connection has one of the threads, which is given back at its end."""
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self._threads.release)
+            on_failure.callback(plain.close)
+            try:
+                context = self._certificates.current().server
+                plain.settimeout(_HANDSHAKE)
+                secured = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+                on_failure.callback(secured.close)
+                threading.Thread(target=self._serve, args=(secured, host), name="peer", daemon=True).start()
+            except WrongState as exc:
+                text, _, remedy = str(exc).partition("; ")
+                self._trouble.met("peers.no_certificate", error=text, remedy=remedy)
+                return
+            except (OSError, RuntimeError) as exc:  # gone already; no more threads
+                log.warning("peers.dropped", host=host, error=str(exc))
+                return
+            self._trouble.over()
+            on_failure.pop_all()
+
+    def _serve(self, secured: ssl.SSLSocket, host: str) -> None:
+        try:
+            if self._enter(secured, host):
+                secured.do_handshake()
+                self._serve_node(TlsLink(secured, named_node(secured.getpeercert(), host)), secured)
+        except (OSError, PermissionRefused) as exc:
+            log.warning("peers.refused", host=host, error=reason(exc) if isinstance(exc, OSError) else str(exc))
+        finally:
+            with self._lock:  # nobody cuts a connection that has got its descriptor's number afterwards
+                self._strangers.pop(secured, None)
+                self._open.pop(secured, None)
+                secured.close()
+            self._threads.release()
+
+    def _enter(self, secured: ssl.SSLSocket, host: str) -> bool:
+        """False if the server is closing. Cuts the oldest stranger of the address that has most, if there are too many, so that
+        nobody keeps the nodes out by holding them all."""
+        with self._lock:
+            if len(self._strangers) >= _HANDSHAKES:
+                most, _ = Counter(self._strangers.values()).most_common(1)[0]
+                oldest = next(one for one, at in self._strangers.items() if at == most)
+                del self._strangers[oldest]
+                _cut(oldest)
+            self._open[secured], self._strangers[secured] = threading.current_thread(), host
+            return not self._stopping.is_set()
+
+    def _serve_node(self, link: TlsLink, secured: ssl.SSLSocket) -> None:
+        try:
+            with self._places.held(link.peer):
+                with self._lock:
+                    self._strangers.pop(secured, None)
+                self._answer(link)
+        except ResourceExhausted as exc:
+            log.warning("peers.no_place", node=link.peer, error=str(exc))
+            link.refuse(exc)
+            link.close()
+
+    def _answer(self, link: TlsLink) -> None:
+        """Never raises. The connection has its place until the peer has read its error."""
+        try:
+            link.send({"ready": True}, _FIRST)
+            self._handle(link)
+        except ShimError as exc:
+            log.warning("peers.failed", node=link.peer, kind=exc.kind.value, error=str(exc))
+            link.refuse(exc)
+        except Exception:
+            log.exception("peers.crashed", node=link.peer)  # nothing above this thread would log it
+            link.refuse(InternalError("an internal error; the log of virtshim there has the details"))
+        link.close()
+
+
+def _cut(one: socket.socket) -> None:
+    """Wakes its thread. Below TLS, whose own shutdown would let that thread's next write out in plain text."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(one, socket.SHUT_RDWR)
