@@ -13,6 +13,7 @@ from guest import answers
 from imageserver import Registry, push_container_disk, registry, serve_directory
 from leaks import Snapshot
 from node import Node, free_cidr, state_key
+from peer_nodes import PeerNodes
 from podclient import PodClient, wait_until
 from running_vm import RunningVm, Vm
 
@@ -27,7 +28,12 @@ def node_root() -> Iterator[str]:
 
 
 @pytest.fixture(scope="package")
-def node(node_root: str) -> Iterator[Node]:
+def peer_nodes(node_root: str) -> PeerNodes:
+    return PeerNodes(node_root)
+
+
+@pytest.fixture(scope="package")
+def node(node_root: str, peer_nodes: PeerNodes) -> Iterator[Node]:
     """One node for all tests here. After the last one, `virtshim down` must leave the machine as it was before the
     first."""
     before = Snapshot.take()
@@ -38,7 +44,7 @@ def node(node_root: str) -> Iterator[Node]:
     )
     config += "[cri]\npod_commands = 60\n"  # one test runs more at once than a pod should
     config += "[vm]\nagent_timeout = 900\n"  # a real distribution boots for minutes under emulation
-    config += state_key(node_root)
+    config += state_key(node_root) + peer_nodes.settings("here")
     if other := os.environ.get("VIRTSHIM_TEST_VIRTIOFSD"):
         config += f'[shares]\nvirtiofsd = "{other}"\n'
     node = Node(f"{node_root}/n", pod_cidr=free_cidr(), config=config)

@@ -45,6 +45,8 @@ class FakeHypervisor:
         self.full: set[uuid.UUID] = set()
         self.saved: dict[str, uuid.UUID] = {}
         self.restored: list[uuid.UUID] = []
+        # VMs whose QEMU waits for a guest of another node.
+        self.awaiting: set[uuid.UUID] = set()
         self.why_not = ""
         # The machine type of a new VM; an upgraded QEMU has another one.
         self.machine_type = "pc-q35-7.2"
@@ -121,6 +123,23 @@ class FakeHypervisor:
                 raise WrongState(f"the saved state in {memory} is not that of VM {domain}")
             self.restored.append(domain)
         self._change(domain, PowerState(Power.PAUSED))
+
+    def await_memory(self, domain: uuid.UUID, container: ContainerId, theirs: str, moved: Mapping[str, str]) -> None:
+        """Counts as no boot."""
+        self._reach("await memory")
+        with self._lock:
+            there = self._ours(domain)
+            if there is None or not self._is_of(domain, container):
+                raise NotFound(f"no VM {domain}")
+            if there.state.is_on:
+                raise WrongState(f"VM {domain} is running already")
+            if str(domain) not in theirs:
+                raise WrongState(f"the definition is not that of VM {domain}")
+            self.awaiting.add(domain)
+        self._change(domain, PowerState(Power.PAUSED))
+
+    def accept_disks(self, domain: uuid.UUID, container: ContainerId, their_images: str, images: str) -> None:
+        self._reach("accept disks")
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
         self._reach("shut down")

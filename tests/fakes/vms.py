@@ -46,6 +46,10 @@ class FakeVms(FakeHypervisor):
         super().restore(domain, container, memory, moved)
         self._take_network(domain)
 
+    def await_memory(self, domain: uuid.UUID, container: ContainerId, theirs: str, moved: Mapping[str, str]) -> None:
+        super().await_memory(domain, container, theirs, moved)
+        self._take_network(domain)
+
     def _take_network(self, domain: uuid.UUID) -> None:
         spec = self.spec(domain)
         if self.cgroups is None or not spec.fetch_key:

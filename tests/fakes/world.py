@@ -35,6 +35,7 @@ from fakes.guests import FakeEntrypointListeners, FakeGuests, FakeTerminationFil
 from fakes.images import FakeImageFiles
 from fakes.journal import Journal, watched
 from fakes.kubelet_volumes import FakeKubeletVolumes
+from fakes.memory_streams import FakeMemoryStreams
 from fakes.networks import FakePodNetworks
 from fakes.readings import FakeReadings
 from fakes.resizing import FakeResizing
@@ -66,8 +67,12 @@ from virtshim.model.sizing import NodeHardware
 from virtshim.moves.files import SavedVmFiles
 from virtshim.moves.fingerprints import Fingerprint
 from virtshim.moves.ports import SavedVms
+from virtshim.peers.certificates import PeerFiles
+from virtshim.peers.client import PeerClient
+from virtshim.peers.ports import Peers
 from virtshim.store.copies import ImageNoteFiles
 from virtshim.store.records import SqliteRecords
+from virtshim.system.live import Live
 from virtshim.vm.ports import VmControl, VmPausing
 
 IMAGE = "registry.test/vm/guest:1"
@@ -127,6 +132,7 @@ class Outside:
     journal: Journal = field(default_factory=Journal)
     pausing: VmPausing | None = None  # the VMs, unless a test says otherwise
     control: VmControl | None = None  # the same
+    peers: Peers = field(default_factory=lambda: PeerClient(PeerFiles("", "", ""), Live({})))
     screenshots: FakeScreenshots = field(default_factory=FakeScreenshots)
     # How often something beside a guest wrote to its disk, by the disk's path in the pod.
     written: dict[str, int] = field(default_factory=dict)
@@ -137,6 +143,7 @@ class Outside:
         self.vms = FakeVms(self.clock)
         self.vms.variables = self.disks.variables
         self.vms.cgroups = self.cgroups
+        self.memory_streams = FakeMemoryStreams(self.vms)
         self.readings = FakeReadings(self.vms, self.clock.now_ns)
         self.resizing = FakeResizing(self.vms)
         self.seeds = FakeGuestSeeds(self.disks)
@@ -221,6 +228,7 @@ class World:
                 streaming=out.streaming,
                 cluster=out.cluster,
                 pod_events=watched("pod_events", out.pod_events, journal),
+                peers=out.peers,
             ),
         )
 
@@ -233,6 +241,7 @@ class World:
             resizing=watched("resizing", out.resizing, journal, ("memory_in_use",)),
             unplugging=watched("vms", out.vms, journal),
             pausing=watched("vms", out.pausing or out.vms, journal),
+            streams=watched("streams", out.memory_streams, journal),
             control=watched("vms", out.control or out.vms, journal, ("on_agent",)),
             cgroups=watched("cgroups", out.cgroups, journal),
             screenshots=out.screenshots,

@@ -17,6 +17,7 @@ from virtshim.volumes.empty_disks import EmptyDisk
 # `annotations.parse` makes a VmOptions.
 
 STATE_VOLUME_ANNOTATION: Final = "virtshim.io/state-volume"
+RESTORE_FROM_ANNOTATION: Final = "virtshim.io/restore-from"
 
 # Of a VM, including those that are plugged in later: 60 commands at once, 40 with input.
 MAX_EXEC_PORTS = 120
@@ -51,6 +52,8 @@ class VmOptions:
     save_on_stop: bool = False
     # The mount path of the volume that the VM is copied to when its pod has stopped, which the guest does not see. "" for none.
     state_volume: str = ""
+    # The node that the VM is to come from, "" for none.
+    restore_from: str = ""
     # Whether a root disk on a volume is replaced if the image is another one.
     replace_root_disk: bool = False
 

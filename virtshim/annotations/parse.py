@@ -20,6 +20,7 @@ from virtshim.annotations.hardware import ANNOTATIONS
 from virtshim.annotations.options import (
     MAX_EXEC_PORTS,
     MAX_NIC_QUEUES,
+    RESTORE_FROM_ANNOTATION,
     STATE_VOLUME_ANNOTATION,
     Reader,
     VmOptions,
@@ -30,7 +31,7 @@ from virtshim.annotations.profiles import PROFILE_ANNOTATION
 from virtshim.model.errors import InvalidRequest
 from virtshim.model.hardware import HardwareOptions
 from virtshim.model.sandbox import BY_POD_NAME
-from virtshim.model.text import parse_bytes
+from virtshim.model.text import is_node_name, parse_bytes
 from virtshim.model.vm import CpuModel, DiskBus
 from virtshim.model.yaml_text import MAX_TEXT_BYTES
 from virtshim.volumes import empty_disks, memory_volumes
@@ -269,6 +270,12 @@ def _state_volume(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, state_volume=mount_path(text))
 
 
+def _restore_from(options: VmOptions, text: str) -> VmOptions:
+    if text and not is_node_name(text):
+        raise InvalidRequest(f"{shown(text)} is not the name of a node; write the one that `kubectl get nodes` shows")
+    return dataclasses.replace(options, restore_from=text)
+
+
 def _without_vm(options: VmOptions, annotations: Mapping[str, str]) -> Iterator[str]:
     """Faults of annotations that only a VM with a name of its own can have, and of those that it cannot have."""
     disk = annotations.get(_ROOT_DISK, "")
@@ -287,6 +294,13 @@ def _without_vm(options: VmOptions, annotations: Mapping[str, str]) -> Iterator[
         yield (
             f"annotation {STATE_VOLUME_ANNOTATION}: the state of a TPM cannot be copied to a volume; remove the TPM "
             "(virtshim.io/tpm), or this"
+        )
+    if options.restore_from and not options.vm:
+        yield f"annotation {RESTORE_FROM_ANNOTATION}: it needs {VM_ANNOTATION}, which names the VM; write that, or remove this"
+    if options.restore_from and options.state_volume:
+        yield (
+            f"annotation {RESTORE_FROM_ANNOTATION}: {STATE_VOLUME_ANNOTATION} brings the VM to other nodes already; remove "
+            "one of them"
         )
 
 
@@ -378,6 +392,7 @@ _READERS: Final[Mapping[str, Reader]] = {
     VM_ANNOTATION: _vm,
     ON_STOP_ANNOTATION: _on_stop,
     STATE_VOLUME_ANNOTATION: _state_volume,
+    RESTORE_FROM_ANNOTATION: _restore_from,
     ON_CHANGE: _on_image_change,
     SHARED_ANNOTATION: _kubelet_volumes,
     empty_disks.ANNOTATION: _empty_disks,

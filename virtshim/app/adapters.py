@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from virtshim.attach.console import Attachments, ConsoleAttach, ConsoleSizes
 from virtshim.attach.entrypoint import EntrypointAttach
@@ -46,6 +48,8 @@ from virtshim.model.sizing import NodeHardware
 from virtshim.moves.files import SavedVmFiles
 from virtshim.moves.ports import SavedVms
 from virtshim.peers.certificates import PeerFiles
+from virtshim.peers.client import PeerClient
+from virtshim.peers.ports import PeerLink, Peers
 from virtshim.peers.server import PeerServer, by_operation
 from virtshim.pods.cgroups import VmCgroupClient
 from virtshim.pods.networks import PodNetworkClient
@@ -62,6 +66,7 @@ from virtshim.streaming.room import StreamLimits
 from virtshim.streaming.server import StreamingServer
 from virtshim.system import machine
 from virtshim.system.clock import Clock, SystemClock
+from virtshim.system.live import Live
 from virtshim.vm import qemu_process
 from virtshim.vm.connection import Connection
 from virtshim.vm.control import LibvirtControl, LibvirtPorts, LibvirtUnplugging
@@ -69,11 +74,13 @@ from virtshim.vm.domain_xml import NodeProfile
 from virtshim.vm.driver import LibvirtHypervisor
 from virtshim.vm.firmware import first_uefi, tpm_state_directory
 from virtshim.vm.inventory import LibvirtInventory
+from virtshim.vm.memory_streams import LibvirtMemoryStreams
 from virtshim.vm.node_profile import group_of_vms, libvirt_uri, node_profile, own_groups
 from virtshim.vm.pause import LibvirtPausing
 from virtshim.vm.ports import (
     CheckpointFiles,
     Hypervisor,
+    MemoryStreams,
     Screenshots,
     VmControl,
     VmPausing,
@@ -103,6 +110,7 @@ class VmParts:
     resizing: VmResizing
     unplugging: VmUnplugging
     pausing: VmPausing
+    streams: MemoryStreams
     control: VmControl
     cgroups: VmCgroups
     screenshots: Screenshots
@@ -160,12 +168,13 @@ class DeviceParts:
 
 @dataclass(frozen=True, slots=True)
 class NetworkParts:
-    """The pods' networks, the clients that stream, and the API server."""
+    """The pods' networks, the clients that stream, the API server, and other nodes."""
 
     pods: KnownNetworks
     streaming: Streaming
     cluster: ClusterObjects
     pod_events: PodEvents
+    peers: Peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +204,7 @@ class RealParts:
     images: ImageFileStore
     cluster: KubeObjects
     pod_events: KubeEvents
+    peer_addresses: Live[Mapping[str, str]]
 
     def use(self, settings: Settings) -> None:
         """What of the settings is theirs and may change while they work."""
@@ -202,6 +212,7 @@ class RealParts:
         self.server.allow(stream_limits(settings))
         self.cluster.use(settings.kubernetes.kubeconfig)
         self.pod_events.use(settings.kubernetes.kubeconfig)
+        self.peer_addresses.now = settings.peers.addresses
 
     def wait(self) -> None:
         """Until libvirt and tapmanager answer: they may still be starting. Raises ShimError if they do not."""
@@ -259,6 +270,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     images = ImageFileStore(layout.images, image_settings(settings), partial(_readers, connection))
     stack.callback(streaming.stop)
     cluster, events = _cluster(settings, clock, stack)
+    addresses: Live[Mapping[str, str]] = Live(settings.peers.addresses)
     adapters = Adapters(
         records=records,
         clock=clock,
@@ -269,6 +281,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
             resizing=LibvirtResizing(connection, profile),
             unplugging=LibvirtUnplugging(connection, profile, hypervisor.watching),
             pausing=LibvirtPausing(connection, profile),
+            streams=LibvirtMemoryStreams(connection, profile),
             control=control,
             cgroups=VmCgroupClient(tapmanager, own=own_groups(settings)),
             screenshots=VncScreenshots(screens),
@@ -288,7 +301,13 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         devices=DeviceParts(
             host=node_devices(settings, stack), drivers=DeviceDriverClient(tapmanager), errors=AerCounts(HostFiles())
         ),
-        network=NetworkParts(pods=networks, streaming=streaming, cluster=cluster, pod_events=events),
+        network=NetworkParts(
+            pods=networks,
+            streaming=streaming,
+            cluster=cluster,
+            pod_events=events,
+            peers=PeerClient(peer_files(settings), addresses),
+        ),
     )
     return RealParts(
         adapters=adapters,
@@ -300,6 +319,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         images=images,
         cluster=cluster,
         pod_events=events,
+        peer_addresses=addresses,
     )
 
 
@@ -398,8 +418,8 @@ def peer_files(settings: Settings) -> PeerFiles:
     return PeerFiles(own.certificate, own.key, own.ca)
 
 
-def peer_server(settings: Settings) -> PeerServer:
-    return PeerServer(settings.peers.listen, peer_files(settings), by_operation({}))
+def peer_server(settings: Settings, handlers: Mapping[str, Callable[[PeerLink, dict[str, Any]], None]]) -> PeerServer:
+    return PeerServer(settings.peers.listen, peer_files(settings), by_operation(handlers))
 
 
 def image_settings(settings: Settings) -> ImageSettings:

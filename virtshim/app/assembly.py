@@ -50,9 +50,11 @@ from virtshim.metrics.start_ups import StartUps
 from virtshim.model.ids import ImageDigest, SandboxId
 from virtshim.model.layout import admin_socket
 from virtshim.moves.ports import SavedVms
+from virtshim.moves.receiving import ReceiveVm
 from virtshim.moves.renewing import RenewVm, VmStates
 from virtshim.moves.restoring import RestoreVm
 from virtshim.moves.saving import SaveVm
+from virtshim.moves.sending import Departures, SendVm
 from virtshim.pods.node_status import NodeStatus
 from virtshim.pods.remove_sandbox import RemoveSandbox
 from virtshim.pods.run_sandbox import RunSandbox
@@ -91,6 +93,8 @@ class App:
     live: LiveSettings
     operator: OperatorServicer
     starts: Starts
+    receiving: ReceiveVm
+    sending: SendVm
 
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
@@ -129,7 +133,7 @@ class App:
         records.set_node_fact("boot", boot)
 
     def close(self) -> None:
-        for part in (self.devices.releases, self.guest_set_up, self.entrypoints, self.freezer):
+        for part in (self.receiving, self.devices.releases, self.guest_set_up, self.entrypoints, self.freezer):
             part.close()
 
     @contextlib.contextmanager
@@ -178,11 +182,13 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         clock=a.clock,
         layout=settings.layout(),
         node=_node(settings, a, runner, parts.devices),
-        run_sandbox=_run_sandbox(settings, live, a, stamps, locks, starting.ups),
+        run_sandbox=_run_sandbox(settings, live, a, stamps, locks, starting.ups, receiving=states.receiving),
         stop_sandbox=stop_sandbox,
         remove_sandbox=_remove_sandbox(a, images, stop_sandbox, remove_container, starting.ups),
-        create_container=create_container(settings, live, a, images, stamps, exits, starting.ups),
-        start_container=_start_container(live, exits, guest, starting, states.restoring),
+        create_container=create_container(
+            settings, live, a, images, stamps, exits, starting.ups, receiving=states.receiving
+        ),
+        start_container=_start_container(live, exits, guest, starting, states.receiving),
         stop_container=stop_container,
         checkpoint_container=_checkpoints(settings, a, locks, freezer),
         remove_container=remove_container,
@@ -211,6 +217,14 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         live=live,
         operator=operator_servicer(live, a, services, images, freezer, exits, starting.ups),
         starts=starting,
+        receiving=states.receiving,
+        sending=SendVm(
+            departures=states.departures,
+            streams=a.vm.streams,
+            places=a.files.disk_places,
+            layout=settings.layout(),
+            alone=stop_container.instead_of_stops,
+        ),
     )
 
 
@@ -234,7 +248,7 @@ def _container_parts(settings: Settings, a: Adapters, locks: PodLocks) -> Contai
 
 
 def _start_container(
-    live: LiveSettings, exits: ExitRecorder, guest: GuestFollowers, starting: Starts, restoring: RestoreVm
+    live: LiveSettings, exits: ExitRecorder, guest: GuestFollowers, starting: Starts, receiving: ReceiveVm
 ) -> StartContainer:
     return StartContainer(
         records=exits.records,
@@ -245,13 +259,13 @@ def _start_container(
         exits=exits,
         sizes=live.sizes,
         starts=starting,
-        restoring=restoring,
+        receiving=receiving,
     )
 
 
 def _vm_images(vms: SavedVms) -> frozenset[ImageDigest]:
     """Raises InternalError for an unreadable record, because its image is not known."""
-    return frozenset(vm.image for vm in vms.all(strict=True))
+    return frozenset(vm.image for vm in vms.all(strict=True) if vm.departure is None)
 
 
 def _states(
@@ -270,6 +284,7 @@ def _states(
         locks=exits.locks,
         limits=live.saved,
         state_volumes=volumes,
+        streams=a.vm.streams,
         layout=settings.layout(),
     )
     restoring = RestoreVm(
@@ -285,7 +300,18 @@ def _states(
         layout=settings.layout(),
         state_volumes=volumes,
     )
-    return VmStates(saving, restoring, RenewVm(saving, restoring, live.sizes))
+    receiving = ReceiveVm(
+        peers=a.network.peers,
+        vms=a.files.vms,
+        streams=a.vm.streams,
+        places=a.files.disk_places,
+        disks=a.files.disks,
+        exits=exits,
+        restoring=restoring,
+        layout=settings.layout(),
+    )
+    departures = Departures(saving, a.files.disks)
+    return VmStates(saving, restoring, RenewVm(saving, restoring, live.sizes), receiving, departures)
 
 
 def _exits(a: Adapters, locks: PodLocks, parts: ContainerParts) -> ExitRecorder:
@@ -470,7 +496,13 @@ def _watch(
 
 
 def _run_sandbox(
-    settings: Settings, live: LiveSettings, a: Adapters, stamps: Stamps, locks: PodLocks, start_ups: StartUps
+    settings: Settings,
+    live: LiveSettings,
+    a: Adapters,
+    stamps: Stamps,
+    locks: PodLocks,
+    start_ups: StartUps,
+    receiving: ReceiveVm,
 ) -> RunSandbox:
     return RunSandbox(
         records=a.records,
@@ -486,6 +518,7 @@ def _run_sandbox(
         start_ups=start_ups,
         vms=a.files.vms,
         state_volumes=state_volumes(settings, live, a),
+        receiving=receiving,
     )
 
 

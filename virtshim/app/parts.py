@@ -38,6 +38,7 @@ from virtshim.model.container import Container
 from virtshim.model.ids import ContainerId
 from virtshim.moves.keeping import LastingVms
 from virtshim.moves.ports import StateVolumes
+from virtshim.moves.receiving import ReceiveVm
 from virtshim.moves.state_volume import StateVolumeFiles
 from virtshim.pods.events import EventBroadcaster, RecordChanges
 from virtshim.pods.inspection import Inspection
@@ -66,6 +67,8 @@ def create_container(
     stamps: Stamps,
     exits: ExitRecorder,
     start_ups: StartUps,
+    *,
+    receiving: ReceiveVm,
 ) -> CreateContainer:
     """With all that it does, in order."""
     locks, devices, volumes = exits.locks, exits.parts.devices, exits.parts.volumes
@@ -110,6 +113,7 @@ def create_container(
             ),
             vms=a.files.vms,
             state_volumes=state_volumes(settings, live, a),
+            receiving=receiving,
             locks=exits.locks,
             run_commands=live.run_commands,
         ),

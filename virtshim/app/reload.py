@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -45,7 +45,6 @@ class LiveSettings:
     pinned_images: Live[Sequence[str]]
     image_watermarks: Live[Watermarks]
     saved: Live[SavedLimits]
-    peer_addresses: Live[Mapping[str, str]]
     others: list[Callable[[Settings], None]] = field(default_factory=list)
     """Of parts that hold settings of their own."""
 
@@ -64,7 +63,6 @@ class LiveSettings:
             Live(settings.images.pinned),
             Live(_watermarks(settings)),
             Live(_saved(settings)),
-            Live(settings.peers.addresses),
         )
 
     def use(self, settings: Settings) -> None:
@@ -80,7 +78,6 @@ class LiveSettings:
         self.pinned_images.now = settings.images.pinned
         self.image_watermarks.now = _watermarks(settings)
         self.saved.now = _saved(settings)
-        self.peer_addresses.now = settings.peers.addresses
         for use in self.others:
             use(settings)
 

@@ -42,7 +42,11 @@ def serve(settings: Settings, file: str | None = None) -> None:
             # Modules and records live on: without them a full garbage collection does not show in a list's answer time.
             gc.freeze()
             heap.return_freed_memory()
-            server, operator, peers = app.server(settings), app.operator_server(settings), peer_server(settings)
+            server, operator, peers = (
+                app.server(settings),
+                app.operator_server(settings),
+                peer_server(settings, app.sending.handlers),
+            )
             with app.watching(), contextlib.closing(peers):
                 server.start()
                 operator.start()

@@ -113,8 +113,8 @@ class CheckpointContainer:
             container = existing_container(self._records, wanted.id)
             if container.status.checkpointing:
                 raise Aborted(f"an earlier checkpoint of container {container.id} is not yet cleaned up; try again")
-            if container.status.saving:
-                raise Aborted(f"container {container.id} is being saved; its next pod continues with it")
+            if container.unusable:
+                raise Aborted(f"container {container.id} {container.unusable}")
             if not container.is_running:
                 raise WrongState(
                     f"container {container.id} is {container.phase.value}: only a running container has state"

@@ -127,7 +127,7 @@ def _refuse_unless_running(container: Container) -> None:
         )
     if container.status.paused:  # kubelet ignores a probe that gets this error, but counts a timeout as a failed probe
         raise WrongState(f"container {container.id.short} is paused by an operator; `virtshim resume` resumes it")
-    if container.status.saving:
-        raise WrongState(f"the guest of container {container.id.short} stands still because its memory is being saved")
+    if container.unusable:
+        raise WrongState(f"the guest of container {container.id.short} {container.unusable}")
     if container.status.frozen and not container.status.checkpointing:
         raise WrongState(f"the file systems of container {container.id.short} are frozen; `virtshim thaw` thaws them")

@@ -21,10 +21,11 @@ from virtshim.disks.ports import RootDisks
 from virtshim.images.service import ImageService
 from virtshim.model.container import Container, ContainerConfig, ContainerPhase, ContainerSpec, ContainerStatus
 from virtshim.model.errors import Aborted, AlreadyExists, ResourceExhausted, Unavailable, WrongState
-from virtshim.model.ids import ContainerId
+from virtshim.model.ids import ContainerId, ImageDigest
 from virtshim.model.image import Image, ImageConfig
 from virtshim.model.sandbox import Sandbox, disk_name, owner_of, vm_disk_name, vm_name, vm_uuid
 from virtshim.moves.ports import SavedVms, StateVolumes
+from virtshim.moves.receiving import ReceiveVm
 from virtshim.moves.values import Brought, OnVolume, VmRecord, with_nics, without_foreign_macs
 from virtshim.store.ports import Records
 from virtshim.system.clock import Stamps
@@ -90,6 +91,7 @@ class ContainerRecords:
     uids: VmUids
     vms: SavedVms
     state_volumes: StateVolumes
+    receiving: ReceiveVm
     locks: PodLocks
     # Whether commands run in the guest if the pod's annotations do not say.
     run_commands: Live[bool]
@@ -101,6 +103,7 @@ class ContainerRecords:
         with self._vm_held(admitted):
             brought = self._bring_state(admitted)
             with self.images.pinned(admitted.config.image, admitted.volumes) as image, self.uids.free() as uid:
+                self._expect(admitted, image.digest)
                 container = self._new(admitted, image, uid)
                 self._refuse_taken_uuid(admitted, ended)
                 # From now on the record reserves the image, the devices, and the VM that outlives its pods.
@@ -123,6 +126,16 @@ class ContainerRecords:
         self._with_uuid_of(admitted)  # refuses a VM that runs
         vm = f"{key.namespace}/{vm_name(admitted.options.vm, key)}/{admitted.name.name}"
         return self.state_volumes.bring(admitted.state_volume, disk, vm)
+
+    def _expect(self, admitted: Admitted, image: ImageDigest) -> None:
+        """Prepares for a VM that comes from another node. Refuses a pod whose VM is there."""
+        if disk := _vm_disk(admitted):
+            self._with_uuid_of(admitted)  # refuses a VM that runs
+            if node := admitted.options.restore_from:
+                key = admitted.sandbox.key
+                self.receiving.expect(key, vm_name(admitted.options.vm, key), admitted.name.name, node, image)
+            else:
+                self.receiving.not_expected(disk)
 
     @contextlib.contextmanager
     def _vm_held(self, admitted: Admitted) -> Iterator[None]:
@@ -180,6 +193,7 @@ class ContainerRecords:
             vm=vm_name(options.vm, sandbox.key),
             save_on_stop=options.save_on_stop,
             state_volume=admitted.state_volume,
+            restore_from=options.restore_from,
         )
         return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 

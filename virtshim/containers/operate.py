@@ -276,8 +276,8 @@ class VmActions:
                 )
             if container.status.renewing:
                 raise Aborted(f"container {container.id.short} is getting a new QEMU; try again later")
-            if container.status.saving:
-                raise WrongState(f"container {container.id} is being saved; its next pod continues with it")
+            if container.unusable:
+                raise WrongState(f"container {container.id.short} {container.unusable}")
             if container.status.checkpointing:
                 raise Aborted(
                     f"a checkpoint of container {container.id.short} is being written, which pauses the VM; try again later"

@@ -65,6 +65,9 @@ class ExitRecorder:
         found = self.records.containers.get(container)
         if found is None or not found.is_running:
             return found
+        message = message or self.kill_reasons.get(container, "")
+        if found.status.moved_to and not message:  # it runs until somebody ends it
+            return found
         domain = found.domain_uuid
         state = self.parts.hypervisor.power(domain)
         if not state.has_ended:
@@ -77,7 +80,6 @@ class ExitRecorder:
                 *_not_given(found.granted),
             )
             return self._standing(found, (stalled, *wrong) if stalled else wrong)
-        message = message or self.kill_reasons.get(container, "")
         now, oom_killed = self.clock.now_ns(), self._oom_killed(found, state)
         vm = exit_of(state, now, message, oom_killed=oom_killed, stop_asked=found.status.stop_asked)
         found = self._noted(found, state, vm)
@@ -185,6 +187,9 @@ def _not_given(granted: GrantedDevices) -> tuple[Trouble, ...]:
 
 def how_it_ended(container: Container, vm: Exit) -> Exit:
     """If the command's end is recorded, it decides, and the VM's end does not matter. Pure."""
+    if container.status.moved_to:
+        message = f"the virtual machine moved to node {container.status.moved_to}, where it runs on"
+        return Exit(143, ExitReason.MOVED, vm.finished_at, message)
     return dataclasses.replace(container.status.ending, finished_at=vm.finished_at) if container.status.ending else vm
 
 

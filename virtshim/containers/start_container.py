@@ -18,7 +18,7 @@ from virtshim.model.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.model.errors import ShimError, WrongState
 from virtshim.model.sandbox import Sandbox
 from virtshim.model.sizing import NodeLimits
-from virtshim.moves.restoring import RestoreVm
+from virtshim.moves.receiving import ReceiveVm
 from virtshim.pods.lookup import existing_container
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
@@ -40,7 +40,7 @@ class StartContainer:
     exits: ExitRecorder
     sizes: Live[NodeLimits]
     starts: Starts
-    restoring: RestoreVm
+    receiving: ReceiveVm
 
     def start(self, wanted: Container) -> None:
         """Returns when QEMU runs. The log file exists by then; the container's command starts later. A failed start
@@ -61,11 +61,11 @@ class StartContainer:
                 with self._step(observed.Step.VOLUMES, container):
                     self.parts.volumes.start(container, sandbox)
                 with self._step(observed.Step.LIBVIRT, container):
-                    container = self.restoring.start(container)
+                    container = self.receiving.start(container, sandbox)
                 self.records.containers.replace(container)
                 may_have_run = True
-                container = self.restoring.go_on(container)
-                if container.status.known_as is None:
+                container = self.receiving.go_on(container)
+                if container.status.known_as is None and not container.status.arriving:
                     self.starts.boots.began(container)
                 self.guest.follow(container)
             except Exception as exc:  # any error: no VM may stay on while its record says that it never started
@@ -128,7 +128,7 @@ class StartContainer:
             undo.add("network", lambda: self.parts.cgroups.start_failed(container.sandbox_id, self.parts.timeout))
             undo.add("volumes", lambda: self.parts.volumes.end(container))
             if container.spec.vm and not may_have_run:
-                undo.add("state", lambda: self.restoring.give_back(container) if undo.clean else None)
+                undo.add("state", lambda: self.receiving.give_back(container) if undo.clean else None)
             undo.add("domain", lambda: self.parts.hypervisor.destroy(domain, container.id))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -57,8 +58,10 @@ class _Stop:
     signalled: bool = False
     # The agent cannot pass on signals, or knows no command: only the power button is left.
     only_button: bool = False
-    # An operator saves or renews the VM. If that fails, the guest runs on.
-    by_operator: Action | None = None
+    # Saves, renews or moves the VM instead, for an operator or another node. If that fails, the guest runs on.
+    instead: Callable[[], None] | None = None
+    # Whether the container runs on when `instead` has succeeded.
+    runs_on: bool = False
 
 
 class StopContainer:
@@ -119,13 +122,23 @@ class StopContainer:
             raise WrongState(
                 f"the guest of container {container.id.short} has not begun to boot its kernel: there is nothing to save"
             )
+        if action is Action.RENEW:
+            self.instead_of_stops(container, lambda: self._states.renewing.renew(container, limit), runs_on=True)
+        else:
+            self.instead_of_stops(
+                container, lambda: self._states.saving.save(container, limit, by_operator=True), runs_on=False
+            )
+        self._releases.try_to_finish(container.id)
+
+    def instead_of_stops(self, container: Container, act: Callable[[], None], *, runs_on: bool = True) -> None:
+        """Calls `act`. A stop that comes meanwhile waits for it, at most for its own grace period. `runs_on`: whether the
+        container has to be stopped even if `act` succeeds."""
         with self._lock:
             if container.id in self._stops:
                 raise WrongState(f"container {container.id.short} is being stopped")
-            mine = _Stop(self._clock.monotonic() + limit, limit, by_operator=action)
+            mine = _Stop(self._clock.monotonic(), 0.0, instead=act, runs_on=runs_on)
             self._stops[container.id] = mine
         self._lead(container, mine)
-        self._releases.try_to_finish(container.id)
 
     def after_command(self, container: Container, grace: float) -> None:
         """Like `stop`, for a container whose command has a recorded end. A stop that is under way keeps its own grace
@@ -174,13 +187,13 @@ class StopContainer:
             mine = None if running is not None else self._stops.setdefault(container.id, _Stop(until, grace))
         if mine is not None:
             self._lead(container, mine)
-        elif running is not None and running.by_operator is not None:
+        elif running is not None and running.instead is not None:
             if not self._clock.wait(running.done, grace):
                 log.info("vm.destroy", container=container.id.short, grace_s=grace)
                 self._exits.note_kill(container.id, f"killed: its memory was still being written after {grace:g} s")
                 self._hypervisor.destroy(container.domain_uuid, container.id)  # which ends the save, too
                 running.done.wait()
-            if running.error is not None or running.by_operator is Action.RENEW:
+            if running.error is not None or running.runs_on:
                 self._stop(container, max(0.0, until - self._clock.monotonic()))
         elif running is not None:
             running.done.wait()
@@ -205,10 +218,8 @@ class StopContainer:
 
     def _lead(self, container: Container, stop: _Stop) -> None:
         try:
-            if stop.by_operator is Action.RENEW:
-                self._states.renewing.renew(container, stop.grace)
-            elif stop.by_operator is not None:
-                self._states.saving.save(container, stop.grace, by_operator=True)
+            if stop.instead is not None:
+                stop.instead()
             else:
                 self._shut_down(container, stop)
         except Exception as exc:
@@ -221,6 +232,8 @@ class StopContainer:
 
     def _shut_down(self, container: Container, stop: _Stop) -> None:
         message = ""
+        if self._is_elsewhere(container):
+            return
         if stop.grace and self._is_saved(container, stop):
             return
         if stop.grace and self._boots.is_before_kernel(container):
@@ -242,6 +255,17 @@ class StopContainer:
             self._unplug.before_kill(container, message)
             self._hypervisor.destroy(container.domain_uuid, container.id)
         self._settled(container, message)
+
+    def _is_elsewhere(self, container: Container) -> bool:
+        """Whether its guest was not here, and the container has ended."""
+        found = self._records.containers.get(container.id)
+        if found is None or not (found.status.moved_to or self._states.receiving.awaits(found)):
+            return False
+        message = "killed: the virtual machine had not arrived from its other node"
+        self._exits.note_kill(container.id, message)
+        self._hypervisor.destroy(container.domain_uuid, container.id)
+        self._settled(container, message)
+        return True
 
     def _is_saved(self, container: Container, stop: _Stop) -> bool:
         """Whether its guest's memory was to be saved, and is, and its VM has ended."""

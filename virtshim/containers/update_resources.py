@@ -75,8 +75,8 @@ class UpdateContainerResources:
                 raise WrongState(
                     f"container {container.id} is {container.phase.value}: only a created or running one can be resized"
                 )
-            if container.status.saving:
-                raise Aborted(f"container {container.id} is being saved; try again later")
+            if container.unusable:
+                raise Aborted(f"container {container.id} {container.unusable}")
             self._finish(container, cancelled)
             container = existing_container(self.records, wanted.id)
             if merged(container.resources, resources) != container.resources:
@@ -87,7 +87,7 @@ class UpdateContainerResources:
         `resize`."""
         with self.locks.held_while_waiting(wanted.sandbox_id) as cancelled:
             container = self.records.containers.get(wanted.id)
-            if container is not None and container.phase in _RESIZABLE and not container.status.saving:
+            if container is not None and container.phase in _RESIZABLE and not container.unusable:
                 self._finish(container, cancelled)
 
     def _finish(self, container: Container, cancelled: threading.Event) -> None:

@@ -145,7 +145,7 @@ class EntrypointRunner:
     def _step(self, container: Container, state: _FollowState) -> float:
         """Returns the seconds to wait before the next poll."""
         now = self._clock.monotonic()
-        stands = container.status.paused or container.status.saving
+        stands = container.status.paused or container.unusable
         if stands:
             state.stand_still(now)
         state.looked = now
@@ -172,7 +172,7 @@ class EntrypointRunner:
             )
         except (DeadlineExceeded, Unavailable, Aborted) as exc:
             status = (self._running(container.id) or container).status
-            paused = status.paused or status.saving
+            paused = status.paused or status.saving or status.arriving
             if left > _AGENT_SLICE or isinstance(exc, Aborted) or paused:
                 raise
             why = f"{exc} (waited {patience:g} s, vm.agent_timeout)"
@@ -245,7 +245,8 @@ class GuestFollowers:
     def follow(self, container: Container) -> None:
         """Returns at once."""
         self.entrypoints.follow(container)
-        self.set_up.follow(container)
+        if not container.status.arriving:  # the event of its resumption begins the set-up
+            self.set_up.follow(container)
 
 
 def _began_as(container: Container, user: ProcessUser) -> Container:

@@ -196,8 +196,8 @@ class GuestFreezer:
         with self._locks.held(found.sandbox_id):
             found = self._records.containers.get(container)
             if found is not None:
-                if frozen and found.status.saving:
-                    raise Aborted(f"container {container.short} is being saved")
+                if frozen and found.unusable:
+                    raise Aborted(f"container {container.short} {found.unusable}")
                 self._records.containers.replace(
                     Container(found.spec, dataclasses.replace(found.status, frozen=frozen))
                 )

@@ -53,6 +53,7 @@ class ExitReason(enum.Enum):
     OOM_KILLED = "OOMKilled"
     START_ERROR = "StartError"
     SAVED = "Saved"
+    MOVED = "Moved"
     UNKNOWN = "Unknown"
 
 
@@ -210,6 +211,8 @@ class ContainerSpec:
     save_on_stop: bool = False
     # The path on the node of the volume that its VM is copied to, "" for none.
     state_volume: str = ""
+    # The node that its VM is to come from, "" for none.
+    restore_from: str = ""
     # The image of the container; None in records of versions that only stored the image's disk.
     image_id: ImageId | None = None
 
@@ -261,6 +264,8 @@ class ContainerStatus:
     known_as: ContainerId | None = None
     # Whether its VM was restored and may still be paused.
     arriving: bool = False
+    # The node that its VM has moved to, "" for none. The VM is off here, and the container runs until it is stopped.
+    moved_to: str = ""
     # What is wrong while it runs, each kind once. Each was reported in its log before it was recorded here.
     troubles: tuple[Trouble, ...] = ()
 
@@ -410,6 +415,14 @@ class Container:
     def with_saving(self, *, saving: bool, renewing: bool = False) -> Container:
         return self._with(saving=saving, renewing=renewing)
 
+    def moved(self, node: str) -> Container:
+        """Stays `saving`, so that nobody takes the VM for one that runs or has ended."""
+        return self._with(moved_to=node, saving=True)
+
+    def awaited(self) -> Container:
+        """Its guest is on its way from another node."""
+        return self._with(arriving=True)
+
     def arrived(self) -> Container:
         return self._with(arriving=False)
 
@@ -418,6 +431,15 @@ class Container:
         return self._with(
             known_as=known_as, command_begun=command_begun, user=user, arriving=True, saving=False, renewing=False
         )
+
+    @property
+    def unusable(self) -> str:
+        """Why nobody may act on its guest now, "" if that is not so."""
+        if self.status.moved_to:
+            return f"has moved to node {self.status.moved_to}"
+        if self.status.saving:
+            return "is being saved or moved; try again later"
+        return "is arriving from another node; try again later" if self.status.arriving else ""
 
     @property
     def guest_id(self) -> ContainerId:

@@ -14,9 +14,11 @@ import structlog
 from virtshim.model.container import Container, Exit, ExitReason
 from virtshim.model.errors import Aborted, DeadlineExceeded, NotFound, ResourceExhausted, ShimError, Unavailable
 from virtshim.model.sizing import NodeLimits
+from virtshim.moves.receiving import ReceiveVm
 from virtshim.moves.restoring import RestoreVm, continuing
 from virtshim.moves.saving import SaveVm, saved_exit
-from virtshim.moves.values import SavedState
+from virtshim.moves.sending import Departures
+from virtshim.moves.values import Departure, SavedState
 from virtshim.system.live import Live
 
 log = structlog.get_logger(__name__)
@@ -111,29 +113,38 @@ class VmStates:
     saving: SaveVm
     restoring: RestoreVm
     renewing: RenewVm
+    receiving: ReceiveVm
+    departures: Departures
 
     def finish_leftover(self, container: Container) -> None:
-        """Finishes a save or restore that another process began. Does nothing if this process is at it."""
-        if container.status.renewing:
+        """Finishes a save, restore or move that another process began. Does nothing if this process is at it."""
+        if container.status.moved_to:
+            self.departures.finish(container)
+        elif container.status.renewing:
             self.renewing.finish_leftover(container)
         elif container.status.saving:
             self.saving.finish_leftover(container)
         elif container.status.arriving:
-            with self.restoring.locks.held(container.sandbox_id):
-                now = self.restoring.records.containers.get(container.id)
-                if now is not None and now.is_running:
-                    self.restoring.go_on(now)
+            self.receiving.finish_leftover(container)
 
     def reconcile(self, *, rebooted: bool) -> None:
         """Makes containers' records agree with VMs' records. Called at the start, before the repairs. The VMs' records decide,
         because they are on disk before a guest runs; a container's record may be older, or rebuilt from a copy."""
         containers = {one.id: one for one in self.restoring.records.containers.all()}
         for vm in self.restoring.vms.all():
-            if (state := vm.saved) is None:
-                continue
-            for one in containers.values():
-                if one.spec.pod_disk == vm.disk and one.is_running:
-                    self._agree(one, state, rebooted=rebooted)
+            users = [one for one in containers.values() if one.spec.pod_disk == vm.disk and one.is_running]
+            for one in users:
+                if vm.departure is not None:
+                    self._agree_moved(one, vm.departure, rebooted=rebooted)
+                elif vm.saved is not None:
+                    self._agree(one, vm.saved, rebooted=rebooted)
+
+    def _agree_moved(self, container: Container, departure: Departure, *, rebooted: bool) -> None:
+        if not container.status.moved_to:
+            self.restoring.records.containers.replace(container.moved(departure.node))
+        self.departures.finish(container)
+        if rebooted:  # its pod's network is gone
+            self.saving.exits.record_if_ended(container.id, "the node was restarted")
 
     def _agree(self, container: Container, state: SavedState, *, rebooted: bool) -> None:
         records = self.restoring.records.containers

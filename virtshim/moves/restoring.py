@@ -143,6 +143,8 @@ class RestoreVm:
         """For a container that is CREATED in its record while its VM is on. Returns the container as RUNNING: it booted, or
         it took the saved state. Returns None if its VM must not run, because the state still counts."""
         vm = self.vms.get(container.spec.pod_disk) if container.spec.vm else None
+        if vm is not None and not vm.is_here:
+            return None
         state = vm.saved if vm is not None else None
         running = container.running(self.clock.now_ns())
         if state is None:

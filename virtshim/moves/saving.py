@@ -8,6 +8,7 @@ the save before the first step, so that the next process either finishes the sav
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.live import Live
 from virtshim.system.locks import PodLocks
-from virtshim.vm.ports import Hypervisor, VmPausing
+from virtshim.vm.ports import Hypervisor, MemoryStreams, VmPausing
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +59,7 @@ class SaveVm:
     locks: PodLocks
     limits: Live[SavedLimits]
     state_volumes: StateVolumes
+    streams: MemoryStreams
     layout: Layout
     # The bytes that each save under way may still write.
     _under_way: dict[ContainerId, int] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class SaveVm:
             self.go_on(container)
         self._refuse_without_room(container, vm)
         self._sync(container, min(_SYNC, timeout / 2))
-        self._begin(container, renewing=renewing)
+        self.begin(container, renewing=renewing)
         try:
             return self._write(container, vm.disk, until, by_operator=by_operator, renewing=renewing, hurry=hurry)
         except ShimError:
@@ -227,8 +229,9 @@ class SaveVm:
         except ShimError as exc:
             log.info("vm.not_synced", container=container.id.short, why=str(exc))
 
-    def _begin(self, container: Container, *, renewing: bool) -> None:
-        """Notes in the record that the guest may be paused. Raises Aborted if another action on the guest is under way."""
+    def begin(self, container: Container, *, renewing: bool = False) -> None:
+        """Notes in the record that the guest may be paused. The caller holds `alone`. Raises Aborted if another action on the
+        guest is under way."""
         disk = container.spec.pod_disk
         with self.locks.held(container.sandbox_id), self.locks.held_for_all(owner_of(disk)):
             found = self.records.containers.get(container.id)
@@ -276,27 +279,9 @@ class SaveVm:
     ) -> SavedState:
         """Writes the VM's record, which makes the state count. Nobody else can end this container, or start the VM's next one,
         while the caller holds both locks."""
-        now, vm = self.records.containers.get(container.id), self.vm(container)
-        if now is None or not now.is_running or not now.status.saving:
-            raise Aborted(f"container {container.id} ended while its memory was written")
-        if now.status.ending is not None and now.status.ending.reason is not ExitReason.SAVED:
-            raise Aborted(f"container {container.id} is ending")
-        if self.hypervisor.power(container.domain_uuid).power is not Power.PAUSED:
-            raise Aborted(f"the guest of container {container.id} was resumed while its memory was written")
-        state = SavedState(
-            container=container.id,
-            sandbox=container.sandbox_id,
-            saved_at=self.clock.now_ns(),
-            bytes=self.vms.finish(disk),
-            known_as=now.guest_id,
-            command_begun=now.status.command_begun,
-            read_to=self.logs.read_to(container.id),
-            user=now.status.user,
-            by_operator=by_operator,
-            renewing=renewing,
-            disks=disks,
-            addresses=vm.addresses,
-            directories=directories_of(self.layout, container.id, disk),
+        now, vm = self.stopped(container), self.vm(container)
+        state = dataclasses.replace(
+            self.left_by(now, vm), bytes=self.vms.finish(disk), by_operator=by_operator, renewing=renewing, disks=disks
         )
         try:
             self.vms.put(vm.with_state(state))
@@ -309,6 +294,33 @@ class SaveVm:
         if not renewing:  # within the lock: whoever finds a QEMU that was killed meanwhile must not call it crashed
             self.records.containers.replace(now.with_ending(saved_exit(state)))
         return state
+
+    def stopped(self, container: Container) -> Container:
+        """The record of a container whose guest stands still to be saved or moved. Raises Aborted if anything has changed that.
+        The caller holds the locks of pod and VM."""
+        now = self.records.containers.get(container.id)
+        if now is None or not now.is_running or not now.status.saving:
+            raise Aborted(f"container {container.id} ended while its memory was written")
+        if now.status.ending is not None and now.status.ending.reason is not ExitReason.SAVED:
+            raise Aborted(f"container {container.id} is ending")
+        if self.hypervisor.power(container.domain_uuid).power is not Power.PAUSED:
+            raise Aborted(f"the guest of container {container.id} was resumed while its memory was written")
+        return now
+
+    def left_by(self, container: Container, vm: VmRecord) -> SavedState:
+        """What the container leaves to the next one, without its memory and its disks."""
+        return SavedState(
+            container=container.id,
+            sandbox=container.sandbox_id,
+            saved_at=self.clock.now_ns(),
+            bytes=0,
+            known_as=container.guest_id,
+            command_begun=container.status.command_begun,
+            read_to=self.logs.read_to(container.id),
+            user=container.status.user,
+            addresses=vm.addresses,
+            directories=directories_of(self.layout, container.id, vm.disk),
+        )
 
     def end(self, container: Container, state: SavedState) -> None:
         """Ends the VM whose state counts."""
@@ -324,10 +336,12 @@ class SaveVm:
             found, vm = self.records.containers.get(container.id), self.vm(container)
             if found is None or not found.is_running or not found.status.saving:
                 return
-            if vm.state_left_by(container.id) is not None:
+            if vm.state_left_by(container.id) is not None or not vm.is_here:
                 raise InternalError(
                     f"the state of virtual machine {container.spec.vm} may count; its guest stays paused"
                 )
+            with contextlib.suppress(ShimError):  # the guest of a move whose process was killed; else there is none
+                self.streams.cancel(container.domain_uuid, container.id)
             self.pausing.resume(container.domain_uuid, container.id)
             self.records.containers.replace(found.with_saving(saving=False))
             self.vms.discard(vm.disk)

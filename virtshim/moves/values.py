@@ -89,6 +89,28 @@ class OnVolume:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """Of a VM that another node has, and this one is to get. `node`: the other one's name."""
+
+    node: str
+    # The random name of the last attempt, "" before the first one.
+    move: str = ""
+    # What the guest was like when all of it was on this node's disk. From then on, only the other node knows whether the guest
+    # may run here.
+    state: SavedState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Of a VM that has moved to another node: it never runs here again, unless it comes back. `at`: nanoseconds since the
+    epoch."""
+
+    node: str
+    move: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
 class VmRecord:
     """`disk`: the name of its root disk, which is the identity. `macs`: of its NICs, by the name of the interface in the
     pod. `addresses`: those that its last pod had there, as CIDRs."""
@@ -108,6 +130,13 @@ class VmRecord:
     volume: OnVolume = OnVolume()
     # What this node does not have of the VM, because it ran elsewhere. "" once a container's log says so.
     lost: str = ""
+    # Neither is set if the VM is here.
+    arrival: Arrival | None = None
+    departure: Departure | None = None
+
+    @property
+    def is_here(self) -> bool:
+        return self.arrival is None and self.departure is None
 
     @property
     def readable(self) -> str:

@@ -28,6 +28,7 @@ from virtshim.model.sandbox import (
 from virtshim.model.sizing import may_want_queues
 from virtshim.model.vm import DiskBus
 from virtshim.moves.ports import SavedVms, StateVolumes
+from virtshim.moves.receiving import ReceiveVm
 from virtshim.pods.ports import AttachRequest, PodNetworks
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock, Stamps
@@ -56,6 +57,7 @@ class RunSandbox:
     start_ups: StartUps
     vms: SavedVms
     state_volumes: StateVolumes
+    receiving: ReceiveVm
 
     def run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
         """Returns the id of a READY sandbox. A repeat of a finished call returns the first id. The same name with a
@@ -129,6 +131,8 @@ class RunSandbox:
             if options.state_volume:  # the guest has these MACs on every node
                 self.state_volumes.check()
                 macs = {**macs, **self.state_volumes.macs(sandbox.key.namespace, vm)}
+            if options.restore_from:
+                macs = {**macs, **self.receiving.macs(sandbox.key, vm, options.restore_from)}
             ask = AttachRequest(
                 sandbox=sandbox.id,
                 pod=sandbox.key,

@@ -18,13 +18,21 @@ from typing import Any, TypeVar
 import libvirt
 import structlog
 
-from virtshim.model.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound, ShimError, WrongState
+from virtshim.model.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    ShimError,
+    WrongState,
+)
 from virtshim.model.ids import ContainerId
 from virtshim.model.vm import OwnedDomain, PowerState, VmSpec
 from virtshim.vm import cpu_query, domain_xml, ownership
 from virtshim.vm.bounded import BoundedCalls, EarlyCalls
 from virtshim.vm.connection import Connection
-from virtshim.vm.disk_chains import hand_over_images, refuse_changed, volumes_handed_over
+from virtshim.vm.disk_chains import hand_over_images, move_images, refuse_changed, volumes_handed_over
 from virtshim.vm.domain_xml import NodeProfile
 from virtshim.vm.elements import disk, hostdev
 from virtshim.vm.elements.processors import DomainType
@@ -48,7 +56,7 @@ from virtshim.vm.firmware import (
 from virtshim.vm.power import ABSENT, power_of
 from virtshim.vm.qemu_output import QemuOutput
 from virtshim.vm.qemu_process import log_directory, pid_directory, remove_logs, state_directory
-from virtshim.vm.restored_xml import restored_xml
+from virtshim.vm.restored_xml import arriving_xml, restored_xml
 from virtshim.vm.statistics import AgentArrivals, BusyVms
 from virtshim.vm.xml_text import parsed
 
@@ -142,6 +150,22 @@ class LibvirtHypervisor:
             conn.restoreFlags(memory, restored_xml(saved, own, moved), libvirt.VIR_DOMAIN_SAVE_PAUSED)
 
         self._run(domain, container, load)
+
+    def await_memory(self, domain: uuid.UUID, container: ContainerId, theirs: str, moved: Mapping[str, str]) -> None:
+        def launch(conn: libvirt.virConnect, found: libvirt.virDomain) -> None:
+            own = found.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
+            conn.createXML(arriving_xml(theirs, own, moved), libvirt.VIR_DOMAIN_START_PAUSED)
+
+        self._run(domain, container, launch)
+
+    def accept_disks(self, domain: uuid.UUID, container: ContainerId, their_images: str, images: str) -> None:
+        with self._connection.using(f"check the disks of VM {domain}") as conn:
+            for file in disk.qcow2_files_in(self._find(conn, domain, container).XMLDesc()):
+                try:
+                    move_images(file.path, their_images, images)
+                except OSError as exc:
+                    raise InternalError(f"the header of {file.path} cannot be written: {exc.strerror}") from exc
+                refuse_changed(file)
 
     def _run(
         self,

@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from virtshim.model.cgroup import CgroupLimits
@@ -30,6 +31,15 @@ class Hypervisor(Protocol):
         QEMU has read it; the VM is paused. `moved`: directories of the container that was saved, and those that this
         container has in their place. WrongState if the state is another VM's, or does not fit the definition. After an
         error the VM is off, or `destroy` ends it."""
+
+    def await_memory(self, domain: uuid.UUID, container: ContainerId, theirs: str, moved: Mapping[str, str]) -> None:
+        """Starts a VM that is defined and off, for a guest of another node. Returns when QEMU waits for the guest's memory
+        (`MemoryStreams.receive`); the VM is paused. `theirs`: what `MemoryStreams.definition` said there. `moved`: as for
+        `restore`. WrongState if the two definitions cannot be one VM."""
+
+    def accept_disks(self, domain: uuid.UUID, container: ContainerId, their_images: str, images: str) -> None:
+        """For disks that came from another node, where images are below `their_images`; here they are below `images`. Raises
+        WrongState if a disk's header still names other files than the definition."""
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
         """Presses the ACPI power button. No error if the VM is off or gone. Waits at most seconds for a VM that hangs."""
@@ -153,6 +163,46 @@ class VmPausing(Protocol):
         """Writes memory and devices of a VM that we paused to the new file `path`, as `virsh save` does. Only root may read
         the file. The VM stays paused. DeadlineExceeded if it takes longer than `timeout`, or `hurry` is set; Aborted if the VM
         ends meanwhile; then no file is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """`stopped`: little of the memory is left, and the guest stands still. `done`: all of the memory is in the pipe, or in QEMU.
+    `sent`, `left`: bytes. `failed`: why, "" if it has not failed."""
+
+    stopped: bool = False
+    done: bool = False
+    sent: int = 0
+    left: int = 0
+    failed: str = ""
+
+
+class MemoryStreams(Protocol):
+    """Moves a guest's memory out of a QEMU and into another one. Errors: as Hypervisor; DeadlineExceeded if QEMU does not
+    answer."""
+
+    def definition(self, domain: uuid.UUID, container: ContainerId) -> str:
+        """The definition of a running VM, for `Hypervisor.await_memory`; without secrets."""
+
+    def blockers(self, domain: uuid.UUID, container: ContainerId) -> tuple[str, ...]:
+        """What QEMU cannot move of this VM, in its own words."""
+
+    def send(self, domain: uuid.UUID, container: ContainerId, pipe: int) -> None:
+        """Begins to write memory and devices to the descriptor `pipe`; `state` says how far it is. A running guest runs on until
+        little is left. Then it is stopped, and QEMU waits for `go_on`. After a failure QEMU resumes a guest that it has
+        stopped."""
+
+    def go_on(self, domain: uuid.UUID, container: ContainerId) -> None:
+        """Writes the rest of a `send` that has stopped the guest."""
+
+    def receive(self, domain: uuid.UUID, container: ContainerId, pipe: int) -> None:
+        """Begins to read what `send` wrote. The VM stays paused."""
+
+    def state(self, domain: uuid.UUID, container: ContainerId) -> StreamState:
+        """Of the last `send` or `receive`."""
+
+    def cancel(self, domain: uuid.UUID, container: ContainerId) -> None:
+        """Ends a `send` that is under way. No error if there is none."""
 
 
 class CheckpointFiles(Protocol):

@@ -1,20 +1,25 @@
-"""The definition that a saved VM continues with. Pure: equal texts give equal bytes.
+"""The definition that a saved VM, or one from another node, continues with. Pure: equal texts give equal bytes.
 
 libvirt compares it with the saved one: what the guest sees must be the same (machine type, CPU, memory, addresses, ports that
 were plugged in), so that comes from the saved definition. What belongs to the container comes from its own definition: the
 owner mark, the limits, the user, the disks' files, vmwrapper's environment. Paths of the earlier container become those of
 this one.
+
+The definition of another node is not trusted: a taken-over node must not get its peers to open files or devices. So nothing may
+be in it that the container's own definition does not have, except what only the guest sees.
 """
 
 from __future__ import annotations
 
 import copy
+import posixpath
 from collections.abc import Mapping
 from typing import Final
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element, SubElement
 
 from virtshim.model.errors import WrongState
-from virtshim.vm.xml_text import parsed, text_of
+from virtshim.model.text import escaped
+from virtshim.vm.xml_text import QEMU_NAMESPACE, parsed, text_of
 
 # Elements of the domain that the container's own definition replaces.
 _OWN: Final = ("metadata", "title", "cputune", "memtune", "numatune", "blkiotune", "resource", "seclabel")
@@ -22,6 +27,27 @@ _OWN: Final = ("metadata", "title", "cputune", "memtune", "numatune", "blkiotune
 _BEHIND: Final = ("memory", "os", "features", "cpu", "clock", "devices")
 # What the guest's NICs look like. vmwrapper is told by its environment.
 _OF_GUEST: Final = frozenset({"VIRTSHIM_NICS", "VIRTSHIM_NIC_MODEL"})
+# Programs and firmware, where each node has its own.
+_OF_NODE: Final = ("devices/emulator", "os/loader")
+# How QEMU waits for a guest's memory; not for its next start.
+_INCOMING: Final = ("-incoming", "defer")
+# What only the guest sees: where its devices are, how it is built, what was plugged into it while it ran.
+_OF_GUEST_ALONE: Final = frozenset(
+    (
+        "address",
+        "alias",
+        "controller",
+        "currentMemory",
+        "feature",
+        "memory",
+        "model",
+        "target",
+        "topology",
+        "type",
+        "vcpu",
+        "vcpus",
+    )
+)
 
 
 def restored_xml(saved: str, own: str, moved: Mapping[str, str]) -> str:
@@ -38,6 +64,63 @@ def restored_xml(saved: str, own: str, moved: Mapping[str, str]) -> str:
     _replace_disks(result, mine)
     _replace_environment(result, mine)
     return text_of(result)
+
+
+def arriving_xml(theirs: str, own: str, moved: Mapping[str, str]) -> str:
+    """The definition of a VM whose memory is about to arrive. `theirs`: the one that it has on the other node. Raises WrongState
+    if the two cannot be one VM."""
+    result, mine = _parsed(restored_xml(theirs, own, moved)), _parsed(own)
+    for place in _OF_NODE:
+        for element, here in zip(result.iterfind(place), mine.iterfind(place), strict=False):
+            element.text = here.text
+    _refuse_foreign(result, mine, tuple(moved.values()))
+    commandline = result.find("{*}commandline")
+    if commandline is not None:
+        for value in _INCOMING:
+            SubElement(commandline, f"{{{QEMU_NAMESPACE}}}arg", value=value)
+    return text_of(result)
+
+
+def _refuse_foreign(result: Element, mine: Element, directories: tuple[str, ...]) -> None:
+    """`directories`: those of the container's own files, where ports that were plugged in have their sockets."""
+    own = {_features(element) for element in mine.iter()}
+    for element in result.iter():
+        if _features(element) not in own and not _is_of_guest(element, directories):
+            raise _foreign(f"<{element.tag}> {' '.join((*element.attrib.values(), element.text or ''))}")
+    for kind in {element.tag for element in mine.iterfind("devices/*")} - {"controller", "channel"}:
+        if len(result.findall(f"devices/{kind}")) > len(mine.findall(f"devices/{kind}")):
+            raise _foreign(f"more devices <{kind}>")
+
+
+def _features(element: Element) -> tuple[str, frozenset[tuple[str, str]], str]:
+    return element.tag, frozenset(element.attrib.items()), element.text or ""
+
+
+def _is_of_guest(element: Element, directories: tuple[str, ...]) -> bool:
+    values = [*element.attrib.values(), element.text or ""]
+    match element.tag:
+        case "domain":
+            return element.keys() <= {"id", "type"}
+        case "channel":
+            return element.attrib == {"type": "unix"}
+        case "source":
+            path = element.get("path", "")
+            return element.attrib == {"mode": "bind", "path": path} and _is_below(path, directories)
+        case tag if tag.endswith("}env"):
+            return element.get("name") in _OF_GUEST
+        case tag:
+            return tag in _OF_GUEST_ALONE and not any("/" in value for value in values)
+
+
+def _is_below(path: str, directories: tuple[str, ...]) -> bool:
+    return posixpath.normpath(path) == path and any(path.startswith(f"{one}/") for one in directories)
+
+
+def _foreign(what: str) -> WrongState:
+    return WrongState(
+        f"the virtual machine's definition on the other node has {escaped(what, 200)}, which its pod on this node does not have; "
+        "give both pods the same volumes, devices and annotations"
+    )
 
 
 def _parsed(text: str) -> Element:
@@ -115,6 +198,8 @@ def _replace_environment(result: Element, mine: Element) -> None:
         return
     seen = {element.get("name"): element for element in saved.iterfind("{*}env")}
     for element in seen.values():
+        saved.remove(element)
+    for element in saved.findall("{*}arg"):
         saved.remove(element)
     wanted = [element for element in own.iterfind("{*}env") if element.get("name") not in _OF_GUEST]
     wanted += [element for name, element in seen.items() if name in _OF_GUEST]

@@ -1,0 +1,300 @@
+"""A running VM moves to another node: exactly one guest runs, and its disk goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.moving import DISK, NAMED, Node, two_nodes
+from fakes.waiting import eventually
+
+from virtshim.model.container import ContainerPhase
+from virtshim.model.errors import NotFound, Unavailable, WrongState
+from virtshim.model.vm import Power
+from virtshim.peers.certificates import PeerFiles
+from virtshim.peers.client import PeerClient
+from virtshim.system.live import Live
+
+FROM_HERE = {**NAMED, "virtshim.io/restore-from": "here"}
+FROM_THERE = {**NAMED, "virtshim.io/restore-from": "there"}
+DISK_BYTES = b"a guest's files" * 200_000  # some blocks, and a part of one
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
+    with two_nodes(tmp_path) as both:
+        yield both
+
+
+def expected(there: Node, number: int = 1):
+    """The replacement pod's container, which has been created."""
+    return there.create(number, FROM_HERE, content=b"a new disk")
+
+
+def runs_here_alone(here: Node, container, there: Node, other) -> bool:
+    return here.power(container) is Power.RUNNING and there.power(other) is not Power.RUNNING
+
+
+def test_the_guest_runs_on_the_other_node_with_its_disk(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    there.world.start(new)
+    there.until_here(new)
+    assert there.power(new) is Power.RUNNING
+    assert there.disk.read_bytes() == DISK_BYTES
+    assert there.world.outside.vms.domains[there.world.domain(new)].boots == 0
+    eventually(lambda: here.power(old) is Power.OFF)
+
+
+def test_the_container_on_the_first_node_runs_until_its_pod_is_deleted(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    there.world.start(new)
+    there.until_here(new)
+    eventually(lambda: here.power(old) is Power.OFF)
+    here.world.app.events.changed(here.world.domain(old))
+    assert here.phase(old) is ContainerPhase.RUNNING
+    here.world.stop(old, 30)
+    ended = here.world.container(old).exit
+    assert ended is not None
+    assert (ended.code, ended.reason.value) == (143, "Moved")
+    assert "moved to node there" in ended.message
+
+
+def test_a_reboot_ends_the_container_of_a_guest_that_has_moved(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    there.world.start(new)
+    there.until_here(new)
+    eventually(lambda: here.power(old) is Power.OFF)
+    here.restart(rebooted=True)
+    ended = here.world.container(old).exit
+    assert ended is not None
+    assert ended.reason.value == "Moved"
+
+
+def test_the_first_node_keeps_no_disk_and_refuses_pods_that_do_not_name_the_other_node(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    there.world.start(new)
+    there.until_here(new)
+    eventually(lambda: DISK not in here.world.outside.disks.pod_disks)
+    here.world.stop(old, 30)
+    here.world.remove_sandbox(here.world.container(old).sandbox_id)
+    with pytest.raises(WrongState, match="has moved to node there; to bring it back, give the pod the annotation"):
+        here.create(2)
+
+
+def test_a_guest_comes_back(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    there.world.start(new)
+    there.until_here(new)
+    eventually(lambda: here.power(old) is Power.OFF)
+    here.world.stop(old, 30)
+    here.world.remove_sandbox(here.world.container(old).sandbox_id)
+    back = here.create(2, FROM_THERE, content=b"")
+    here.world.start(back)
+    here.until_here(back)
+    assert here.power(back) is Power.RUNNING
+    assert here.disk.read_bytes() == DISK_BYTES
+    eventually(lambda: there.power(new) is Power.OFF)
+
+
+def test_a_pod_that_names_a_node_starts_a_vm_that_is_here_already(nodes):
+    here, there = nodes
+    here.run(DISK_BYTES)
+    new = expected(there)
+    there.world.start(new)
+    there.until_here(new)
+    there.world.stop(new, 30)
+    again = there.create_in(there.world.container(new).sandbox_id, attempt=1)
+    there.world.start(again)
+    assert there.power(again) is Power.RUNNING
+    assert there.disk.read_bytes() == DISK_BYTES
+
+
+def test_if_qemu_cannot_use_the_memory_the_guest_runs_on_where_it_was(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    there.world.outside.memory_streams.refuses_memory = True
+    there.world.start(new)
+    there.until_ended(new)
+    ended = there.world.container(new).exit
+    assert ended is not None
+    assert "did not arrive" in ended.message
+    assert "Invalid argument" in ended.message
+    eventually(lambda: not here.world.container(old).status.saving)
+    assert here.power(old) is Power.RUNNING
+    assert here.world.outside.vms.domains[here.world.domain(old)].boots == 1
+
+    there.world.outside.memory_streams.refuses_memory = False
+    again = there.create_in(there.world.container(new).sandbox_id, attempt=1, content=b"")
+    there.world.start(again)
+    there.until_here(again)
+    assert there.disk.read_bytes() == DISK_BYTES
+    eventually(lambda: here.power(old) is Power.OFF)
+
+
+def test_if_the_answer_is_lost_the_other_node_asks_again(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    lost = []
+
+    def lose_first(way: str, told) -> bool:
+        is_answer = way == "send" and told.get("outcome") == "yes" and not lost
+        lost.extend([told] if is_answer else [])
+        return is_answer
+
+    here.cut = lose_first
+    there.world.start(new)
+    there.until_here(new)
+    assert lost
+    assert there.power(new) is Power.RUNNING
+    eventually(lambda: here.power(old) is Power.OFF)
+
+
+def test_a_guest_that_has_arrived_waits_until_the_first_node_answers(nodes):
+    here, there = nodes
+    here.run(DISK_BYTES)
+    new = expected(there)
+    here.cut = lambda way, told: "outcome" in told or told.get("do") == "outcome"
+    there.world.start(new)
+    eventually(lambda: here.vm is not None and here.vm.departure is not None)
+    there.restart()
+    assert there.power(new) is Power.PAUSED
+    assert there.phase(new) is ContainerPhase.RUNNING
+    here.cut = lambda way, told: False
+    there.world.app.watch.look()
+    there.until_here(new)
+    assert there.power(new) is Power.RUNNING
+
+
+def test_if_the_first_node_never_learns_of_the_arrival_the_guest_runs_on_there(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    here.cut = lambda way, told: way == "receive" and "arrived" in told
+    there.world.start(new)
+    there.until_ended(new)
+    assert "has broken the move off" in there.world.container(new).exit.message
+    eventually(lambda: not here.world.container(old).status.saving)
+    assert runs_here_alone(here, old, there, new)
+
+
+def test_a_daemon_that_is_started_again_ends_an_arrival_that_was_under_way(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    there.world.outside.vms.on_power_event(lambda _domain: None)
+    here.cut = lambda way, told: "blocks" in told
+    there.world.start(new)
+    there.until_ended(new)
+    there.restart()
+    assert there.power(new) is not Power.RUNNING
+    assert runs_here_alone(here, old, there, new)
+
+
+def test_a_first_node_that_is_killed_after_its_decision_ends_its_qemu(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    here.world.outside.vms.why_not = ""
+    here.cut = lambda way, told: told.get("outcome") == "yes"
+    there.world.start(new)
+    eventually(lambda: here.vm is not None and here.vm.departure is not None)
+    here.cut = lambda way, told: False
+    here.restart()
+    there.until_here(new)
+    assert here.power(old) is Power.OFF
+    assert here.phase(old) is ContainerPhase.RUNNING
+    assert there.power(new) is Power.RUNNING
+
+
+def test_a_container_that_is_stopped_before_its_guest_arrives_leaves_it_where_it_was(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    here.cut = lambda way, told: way == "receive" and "arrived" in told
+    there.world.start(new)
+    there.world.stop(new, 30)
+    assert there.phase(new) is ContainerPhase.EXITED
+    eventually(lambda: not here.world.container(old).status.saving)
+    assert runs_here_alone(here, old, there, new)
+
+
+def test_a_pod_without_the_annotation_gives_a_failed_move_up(nodes):
+    here, there = nodes
+    here.run(DISK_BYTES)
+    new = expected(there)
+    there.world.outside.memory_streams.refuses_memory = True
+    there.world.start(new)
+    there.until_ended(new)
+    there.world.remove_sandbox(there.world.container(new).sandbox_id)
+    fresh = there.create(2, content=b"a new disk")
+    there.world.start(fresh)
+    assert there.power(fresh) is Power.RUNNING
+    assert there.vm is not None
+    assert there.vm.is_here
+
+
+def test_nobody_can_use_a_guest_that_has_moved(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    there.world.start(new)
+    there.until_here(new)
+    eventually(lambda: here.power(old) is Power.OFF)
+    with pytest.raises(WrongState, match="has moved to node there"):
+        here.world.app.operator.services.actions.pause(here.world.container(old))
+
+
+def test_a_vm_that_qemu_cannot_move_is_refused_with_qemus_reason(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    here.world.outside.memory_streams.blocked = ("a device forbids it",)
+    with pytest.raises(WrongState, match="node here: QEMU cannot move virtual machine db: a device forbids it"):
+        there.world.start(new)
+    assert runs_here_alone(here, old, there, new)
+
+
+def test_a_vm_that_does_not_run_is_refused(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    here.world.stop(old)
+    with pytest.raises(WrongState, match="node here: virtual machine default/db/vm does not run there"):
+        there.world.start(new)
+
+
+def test_a_vm_that_the_named_node_does_not_know_is_refused(nodes):
+    _, there = nodes
+    with pytest.raises(NotFound, match="node here: virtual machine default/db is not on this node"):
+        there.create(1, FROM_HERE)
+
+
+def test_a_node_that_cannot_be_reached_makes_the_pod_wait(nodes):
+    here, there = nodes
+    here.run(DISK_BYTES)
+    here.stop_serving()
+    with pytest.raises(Unavailable, match="node here: .* cannot be reached"):
+        there.create(1, FROM_HERE)
+    assert not there.world.records.sandboxes.all()
+
+
+def test_a_node_without_a_certificate_says_so(tmp_path):
+    with two_nodes(tmp_path) as (here, there):
+        here.run(DISK_BYTES)
+        there.world.outside.peers = PeerClient(PeerFiles("", "", ""), Live({}))
+        there.restart()
+        with pytest.raises(WrongState, match=r"peers\.certificate"):
+            there.create(1, FROM_HERE)

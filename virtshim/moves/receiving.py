@@ -1,0 +1,443 @@
+"""Takes a running VM over from another node.
+
+QEMU starts here before the guest stops there, and waits for the memory. When all of the VM is on this node's disk, the record
+says so. From then on, only the other node knows whether the guest may run here. If its answer is lost, the guest waits, and this
+node asks again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import dataclasses
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+from pydantic import ValidationError
+
+from virtshim.containers.record_exit import ExitRecorder
+from virtshim.disks.ports import DiskPlaces, RootDisks
+from virtshim.model.container import Container, Exit, ExitReason
+from virtshim.model.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    ShimError,
+    Unavailable,
+    WrongState,
+)
+from virtshim.model.hardware import places_from_bytes
+from virtshim.model.ids import ContainerId, ImageDigest
+from virtshim.model.layout import Layout, directories_of
+from virtshim.model.sandbox import PodKey, Sandbox, owner_of, vm_disk_name
+from virtshim.model.text import escaped
+from virtshim.moves.disk_passes import DiskReceiver
+from virtshim.moves.ports import SavedVms
+from virtshim.moves.restoring import RestoreVm, continuing
+from virtshim.moves.sending import ANSWER, IDLE, LONGEST_PASS, STATE, SYNC
+from virtshim.moves.values import Arrival, SavedState, VmRecord
+from virtshim.peers.ports import PeerLink, Peers
+from virtshim.system.threads import ContainerThreads
+from virtshim.vm.ports import MemoryStreams
+
+log = structlog.get_logger(__name__)
+
+# Seconds to reach another node, and until this node asks again.
+_CONNECT: Final = 5.0
+_AGAIN: Final = 2.0
+# Seconds between two looks at QEMU's progress.
+_LOOK: Final = 0.02
+# No guest has more memory.
+_MOST_MEMORY: Final = 1 << 44
+_FAILED_CODE: Final = 1
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A link to the other node, and what it said. `closing`: closes the link."""
+
+    link: PeerLink
+    move: str
+    images: str
+    has_disk: bool
+    closing: contextlib.ExitStack
+
+
+@dataclass(slots=True)
+class ReceiveVm:
+    peers: Peers
+    vms: SavedVms
+    streams: MemoryStreams
+    places: DiskPlaces
+    disks: RootDisks
+    exits: ExitRecorder
+    restoring: RestoreVm
+    layout: Layout
+    _opened: dict[ContainerId, _Opened] = field(default_factory=dict)
+    _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("arrival"))
+
+    def close(self) -> None:
+        """Breaks moves off that are under way. The next process ends them."""
+        self._threads.closing.set()
+        for opened in list(self._opened.values()):
+            opened.link.close()
+        self._threads.close()
+
+    def awaits(self, container: Container) -> bool:
+        """Whether the container's guest has not arrived yet."""
+        vm = self.vms.get(container.spec.pod_disk) if container.spec.vm else None
+        return container.status.arriving and vm is not None and vm.arrival is not None
+
+    # --- before the VM is asked for
+
+    def macs(self, pod: PodKey, vm: str, node: str) -> Mapping[str, str]:
+        """Those of the VM's NICs, by the interface in the pod."""
+        known = [one for one in self.vms.all() if (one.namespace, one.name) == (pod.namespace, vm)]
+        if any(one.is_here for one in known):
+            return {}
+        return _macs(self._ask(node, {"do": "describe", "namespace": pod.namespace, "vm": vm}))
+
+    def expect(self, pod: PodKey, vm: str, container: str, node: str, image: ImageDigest) -> None:
+        """Makes a record of a VM that is to come from `node`, unless it is here. The caller holds the VM's lock. Raises
+        WrongState if the VM's disk is not based on `image`."""
+        disk = vm_disk_name(pod.namespace, vm, container)
+        known = self._settled(self.vms.get(disk))
+        if known is not None and known.is_here:
+            return
+        self.disks.delete_pod_disks(owner_of(disk))  # a part of a disk that did not arrive
+        asked = {"namespace": pod.namespace, "vm": vm, "container": container}
+        answer = self._ask(node, {"do": "describe", **asked})
+        if (theirs := answer.get("image")) != image.value:
+            raise WrongState(
+                f"the disk of virtual machine {vm} on node {node} is based on image {escaped(str(theirs), 100)}, and this pod "
+                f"has {image.value}; name the image by its digest"
+            )
+        self.vms.put(
+            VmRecord(
+                disk=disk,
+                namespace=pod.namespace,
+                name=vm,
+                container=container,
+                image=image,
+                created_at=self.restoring.clock.now_ns(),
+                macs=_macs(answer),
+                arrival=Arrival(node),
+            )
+        )
+        try:
+            places = base64.b64decode(str(answer.get("places", "")), validate=True)
+        except (binascii.Error, ValueError) as exc:
+            raise InvalidRequest(f"node {node}: sent no proper addresses of devices") from exc
+        self.places.keep(disk, places_from_bytes(places))
+
+    def not_expected(self, disk: str) -> None:
+        """For a pod that does not want the VM from another node. Raises WrongState if the VM is there."""
+        known = self._settled(self.vms.get(disk))
+        if known is None or known.is_here:
+            return
+        if known.departure is not None:
+            raise WrongState(
+                f"virtual machine {known.readable} has moved to node {known.departure.node}; to bring it back, give the pod the "
+                f"annotation virtshim.io/restore-from: {known.departure.node}; to start it anew, run `virtshim vms rm "
+                f"{known.namespace}/{known.name}` on this node"
+            )
+        self.disks.delete_pod_disks(owner_of(disk))  # a part of a disk that did not arrive
+        self.vms.forget(disk)
+
+    def _settled(self, known: VmRecord | None) -> VmRecord | None:
+        """Learns whether a VM is here that arrived whole. Raises ShimError while nobody knows."""
+        if known is None or known.arrival is None or known.arrival.state is None:
+            return known
+        if self._counts(known, known.arrival):
+            now = dataclasses.replace(
+                known, arrival=None, lost="its container was stopped before the guest could run here"
+            )
+        else:
+            now = dataclasses.replace(known, arrival=Arrival(known.arrival.node))
+        self.vms.put(now)
+        return now
+
+    # --- the start
+
+    def start(self, container: Container, sandbox: Sandbox) -> Container:
+        """Starts the container's VM. If the VM is on another node, QEMU waits for the guest. Returns the container as RUNNING.
+        The caller records it, then calls `go_on`."""
+        vm = self.vms.get(container.spec.pod_disk) if container.spec.vm else None
+        if vm is None or vm.arrival is None:
+            return self.restoring.start(container)
+        with contextlib.ExitStack() as closing:
+            move = secrets.token_hex(16)
+            link = closing.enter_context(self.peers.connect(vm.arrival.node, _CONNECT))
+            link.send({"do": "move", "move": move, **_named(vm)}, ANSWER)
+            told = link.receive(2 * ANSWER)
+            _refuse_other_macs(vm, sandbox, told)
+            theirs, images, directories = told.get("definition"), told.get("images"), _paths(told.get("directories"))
+            if not isinstance(theirs, str) or not isinstance(images, str) or not directories:
+                raise InvalidRequest(f"node {link.peer}: sent no proper definition of the virtual machine")
+            moved = dict(zip(directories, directories_of(self.layout, container.id, vm.disk), strict=False))
+            has_disk = told.get("has_disk") is True
+            if has_disk == (container.granted.root_volume is not None):
+                raise WrongState(
+                    f"the root disk of virtual machine {vm.readable} is a volume on one of the two nodes alone; give both pods "
+                    "the same volumes"
+                )
+            self.vms.put(dataclasses.replace(vm, arrival=Arrival(vm.arrival.node, move)))
+            self.restoring.hypervisor.await_memory(container.domain_uuid, container.id, theirs, moved)
+            self._opened[container.id] = _Opened(link, move, images, has_disk, closing.pop_all())
+        return container.running(self.restoring.clock.now_ns()).awaited()
+
+    def give_back(self, container: Container) -> None:
+        """After a failed start."""
+        if (opened := self._opened.pop(container.id, None)) is not None:
+            opened.closing.close()
+        self.restoring.give_back(container)
+
+    def go_on(self, container: Container) -> Container:
+        """Lets a restored guest run, or follows one that arrives. Returns the container as recorded."""
+        if (opened := self._opened.get(container.id)) is None:
+            return self.restoring.go_on(container)
+        self._threads.start(container.id, lambda: self._arrive(container, opened))
+        return container
+
+    def finish_leftover(self, container: Container) -> None:
+        """For a VM whose arrival another process followed, or this one cannot finish."""
+        vm = self.vms.get(container.spec.pod_disk)
+        if self._threads.thread(container.id) is not None:
+            return
+        if vm is None or vm.arrival is None:
+            with self.restoring.locks.held(container.sandbox_id):
+                now = self.restoring.records.containers.get(container.id)
+                if now is not None and now.is_running:
+                    self.restoring.go_on(now)
+        elif vm.arrival.state is None:
+            self._fail(container, "virtshim was restarted while it arrived")
+        else:
+            self._decide(container, vm, vm.arrival)
+
+    # --- below: the thread of one arrival
+
+    def _arrive(self, container: Container, opened: _Opened) -> None:
+        try:
+            with opened.closing:
+                self._receive(container, opened)
+        except ShimError as exc:
+            log.warning("vm.not_arrived", container=container.id.short, error=str(exc))
+            self._after_error(container, str(exc))
+        except Exception as exc:  # the edge of the thread: nobody else would end the container
+            log.exception("vm.arrival.crashed", container=container.id.short)
+            self._after_error(container, f"{type(exc).__name__}; virtshim's log has the details")
+        finally:
+            self._opened.pop(container.id, None)
+
+    def _receive(self, container: Container, opened: _Opened) -> None:
+        link, disk = opened.link, self.layout.pod_disk(container.spec.pod_disk)
+        link.send({"ready": True}, ANSWER)
+        with contextlib.ExitStack() as parts:
+            root = parts.enter_context(contextlib.closing(DiskReceiver(disk))) if opened.has_disk else None
+            told = self._passes(link, root)
+            if told.get("memory") is not True:
+                raise InvalidRequest(f"node {link.peer}: sent neither a disk nor memory")
+            with self._memory(container, opened) as memory:
+                told = self._passes(link, root)
+                state = _state(link, told)
+                memory()
+            self._until_read(container)
+            if root is not None:
+                self.restoring.hypervisor.accept_disks(
+                    container.domain_uuid, container.id, opened.images, self.layout.images
+                )
+                root.sync()
+        with self.restoring.locks.held_for_all(owner_of(container.spec.pod_disk)):
+            vm = self._record(container)
+            if vm.arrival is None or vm.arrival.move != opened.move:
+                raise WrongState("another attempt has begun to move the virtual machine here")
+            vm = dataclasses.replace(vm, arrival=dataclasses.replace(vm.arrival, state=state))
+            self.vms.put(vm)
+        link.send({"arrived": True}, ANSWER)
+        answer = link.receive(SYNC)
+        if answer.get("outcome") != "yes":
+            raise InvalidRequest(f"node {link.peer}: sent no proper outcome of the move")
+        self._take(container)
+
+    def _passes(self, link: PeerLink, root: DiskReceiver | None) -> dict[str, Any]:
+        """Receives passes of the disk. Returns the first message that announces none."""
+        while "blocks" in (told := link.receive(LONGEST_PASS)):
+            if root is None:
+                raise InvalidRequest(f"node {link.peer}: sent a disk that is on a volume")
+            root.receive(link, told, IDLE)
+            root.sync()  # so that little is left to be written while the guest stands still
+        return told
+
+    @contextlib.contextmanager
+    def _memory(self, container: Container, opened: _Opened) -> Iterator[Callable[[], None]]:
+        """Pumps the guest's memory into QEMU, on a link of its own. Yields what waits for its end."""
+        errors: list[Exception] = []
+
+        def pump() -> None:
+            try:
+                with self._into_qemu(container) as pipe:
+                    link.receive_file(pipe, _MOST_MEMORY, LONGEST_PASS)
+            except Exception as exc:  # noqa: BLE001  passed on
+                errors.append(exc)
+
+        def finished() -> None:
+            thread.join()
+            if errors:
+                raise errors[0]
+
+        with self.peers.connect(opened.link.peer, _CONNECT) as link:
+            link.send({"do": "memory", "move": opened.move}, ANSWER)
+            thread = threading.Thread(target=pump, name="memory", daemon=True)
+            thread.start()
+            try:
+                yield finished
+            finally:
+                if sys.exc_info()[0] is not None:  # the other node may never end the stream
+                    link.close()
+                thread.join()
+
+    @contextlib.contextmanager
+    def _into_qemu(self, container: Container) -> Iterator[int]:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        try:
+            try:
+                self.streams.receive(container.domain_uuid, container.id, read)
+            finally:
+                os.close(read)
+            yield write
+        finally:
+            os.close(write)
+
+    def _until_read(self, container: Container) -> None:
+        clock = self.restoring.clock
+        until = clock.monotonic() + SYNC
+        while not (state := self.streams.state(container.domain_uuid, container.id)).done:
+            if state.failed:
+                raise InternalError(state.failed)
+            if clock.monotonic() > until:
+                raise DeadlineExceeded(f"QEMU did not read the guest's memory within {SYNC:g} s")
+            clock.wait(self._threads.closing, _LOOK)
+            if self._threads.closing.is_set():
+                raise Unavailable("virtshim is stopping")
+
+    # --- the outcome
+
+    def _after_error(self, container: Container, why: str) -> None:
+        """Ends the container, unless its guest may have to run here: then asks until the other node says so."""
+        while not self._threads.closing.is_set():
+            try:
+                vm = self.vms.get(container.spec.pod_disk)
+                if vm is None or vm.arrival is None:
+                    return
+                if vm.arrival.state is None:
+                    self._fail(container, why)
+                else:
+                    self._decide(container, vm, vm.arrival)
+                return
+            except ShimError as exc:
+                log.warning("vm.arrival.undecided", container=container.id.short, error=str(exc))
+            now = self.restoring.records.containers.get(container.id)
+            if now is None or not now.is_running:  # the VM's next container asks
+                return
+            self.restoring.clock.wait(self._threads.closing, _AGAIN)
+
+    def _decide(self, container: Container, vm: VmRecord, arrival: Arrival) -> None:
+        if self._counts(vm, arrival):
+            self._take(container)
+        else:
+            self._fail(container, f"node {arrival.node} has broken the move off")
+
+    def _counts(self, vm: VmRecord, arrival: Arrival) -> bool:
+        """Whether the guest may run here. Raises Unavailable while nobody knows."""
+        outcome = self._ask(arrival.node, {"do": "outcome", "move": arrival.move, **_named(vm)}).get("outcome")
+        if outcome not in ("yes", "no"):
+            raise Unavailable(
+                f"node {arrival.node} has not decided yet whether virtual machine {vm.readable} has moved"
+            )
+        return bool(outcome == "yes")
+
+    def _take(self, container: Container) -> None:
+        """The guest is this node's."""
+        restoring = self.restoring
+        with restoring.locks.held(container.sandbox_id):
+            now = restoring.records.containers.get(container.id)
+            runs = now is not None and now.is_running
+            with restoring.locks.held_for_all(owner_of(container.spec.pod_disk)):
+                vm = self._record(container)
+                if vm.arrival is None or (state := vm.arrival.state) is None:
+                    return
+                lost = "" if runs else "its container was stopped before the guest could run here"
+                saved = dataclasses.replace(state, taken_by=container.id) if runs else None
+                self.vms.put(dataclasses.replace(vm, arrival=None, saved=saved, lost=lost))
+            if now is None or not runs:
+                return
+            if now.spec.command:  # its output goes on where it was read to
+                restoring.logs.entrypoints.write(now.id, (), state.read_to)
+            now = continuing(now, state)
+            restoring.records.containers.replace(now)
+            restoring.keep_copy(now)
+            restoring.go_on(now)
+        self.exits.record_if_ended(container.id)
+
+    def _fail(self, container: Container, why: str) -> None:
+        """Ends a container whose guest does not run here."""
+        vm = self._record(container)
+        if vm.arrival is not None:
+            self.vms.put(dataclasses.replace(vm, arrival=Arrival(vm.arrival.node)))
+        message = f"the virtual machine did not arrive from its other node: {why}"
+        self.exits.begin_end(container.id, Exit(_FAILED_CODE, ExitReason.ERROR, self.restoring.clock.now_ns(), message))
+        self.restoring.hypervisor.destroy(container.domain_uuid, container.id)
+        self.exits.record_if_ended(container.id)
+
+    def _record(self, container: Container) -> VmRecord:
+        vm = self.vms.get(container.spec.pod_disk)
+        if vm is None:
+            raise NotFound(f"the record of virtual machine {container.spec.vm} is gone")
+        return vm
+
+    def _ask(self, node: str, question: Mapping[str, object]) -> dict[str, Any]:
+        with self.peers.connect(node, _CONNECT) as link:
+            link.send(question, ANSWER)
+            return link.receive(ANSWER)
+
+
+def _named(vm: VmRecord) -> dict[str, str]:
+    return {"namespace": vm.namespace, "vm": vm.name, "container": vm.container}
+
+
+def _macs(answer: Mapping[str, Any]) -> Mapping[str, str]:
+    found = answer.get("macs")
+    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+        raise InvalidRequest("the other node sent no proper MACs of the virtual machine")
+    return found
+
+
+def _refuse_other_macs(vm: VmRecord, sandbox: Sandbox, told: Mapping[str, Any]) -> None:
+    """QEMU keeps the MACs of the stream, whatever they are here."""
+    theirs = _macs(told)
+    for nic in sandbox.network.interfaces if sandbox.network else ():
+        if not nic.function and theirs.get(nic.name, nic.mac) != nic.mac:
+            raise WrongState(
+                f"the NIC {nic.name} of virtual machine {vm.readable} has the MAC {theirs[nic.name]}, and this node's network "
+                f"insists on {nic.mac}; its frames would be dropped"
+            )
+
+
+def _paths(found: object) -> list[str]:
+    """Empty if they are none."""
+    return found if isinstance(found, list) and all(isinstance(one, str) and one for one in found) else []
+
+
+def _state(link: PeerLink, told: dict[str, Any]) -> SavedState:
+    try:
+        return STATE.validate_json(str(told.get("state", "")))[0]
+    except (ValidationError, InvalidRequest, ValueError) as exc:
+        raise InvalidRequest(f"node {link.peer}: sent no proper state of the guest") from exc
