@@ -41,6 +41,7 @@ EXAMPLES = {
     "virtshim.io/vm": "by-pod-name",
     "virtshim.io/on-stop": "shutdown",
     "virtshim.io/state-volume": "/state",
+    "virtshim.io/restore-from": "node1",
     "virtshim.io/root-disk-on-image-change": "replace",
     "virtshim.io/kubelet-volumes": "shared",
     "virtshim.io/disks": "scratch: {size: 10Gi, mountPath: /var/scratch}",
@@ -63,7 +64,10 @@ EXAMPLES = {
 }
 
 # What an annotation needs beside it.
-BESIDE = {"virtshim.io/state-volume": {"virtshim.io/vm": "by-pod-name", "virtshim.io/on-stop": "save"}}
+BESIDE = {
+    "virtshim.io/state-volume": {"virtshim.io/vm": "by-pod-name", "virtshim.io/on-stop": "save"},
+    "virtshim.io/restore-from": {"virtshim.io/vm": "db"},
+}
 
 
 def pages() -> dict[str, str]:

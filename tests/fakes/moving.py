@@ -58,7 +58,7 @@ class Node:
         self.use(self.world.recovered(rebooted=rebooted))
 
     def _handle(self, link: PeerLink) -> None:
-        by_operation(self.world.app.sending.handlers)(_Cuttable(link, lambda way, told: self.cut(way, told)))
+        by_operation(self.world.app.sending.handlers)(_Cuttable(link, self))
 
     # --- pods of the VM
 
@@ -112,11 +112,11 @@ class Node:
 
 
 class _Cuttable:
-    """A link that breaks at messages of the test's choice."""
+    """A link that breaks where its node says so."""
 
-    def __init__(self, link: PeerLink, cut: Callable[[str, Mapping[str, Any]], bool]) -> None:
+    def __init__(self, link: PeerLink, node: Node) -> None:
         self._link = link
-        self._cut = cut
+        self._node = node
         self.peer = link.peer
 
     def send(self, message: Mapping[str, object], timeout: float) -> None:
@@ -129,7 +129,7 @@ class _Cuttable:
         return found
 
     def _check(self, way: str, message: Mapping[str, Any]) -> None:
-        if self._cut(way, message):
+        if self._node.cut(way, message):
             self._link.close()
             raise Unavailable(f"node {self.peer}: closed the connection")
 

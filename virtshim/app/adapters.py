@@ -298,16 +298,8 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         ),
         files=_files(settings, images),
         volumes=_volumes(settings, connection, stack),
-        devices=DeviceParts(
-            host=node_devices(settings, stack), drivers=DeviceDriverClient(tapmanager), errors=AerCounts(HostFiles())
-        ),
-        network=NetworkParts(
-            pods=networks,
-            streaming=streaming,
-            cluster=cluster,
-            pod_events=events,
-            peers=PeerClient(peer_files(settings), addresses),
-        ),
+        devices=_devices(settings, tapmanager, stack),
+        network=NetworkParts(networks, streaming, cluster, events, PeerClient(peer_files(settings), addresses)),
     )
     return RealParts(
         adapters=adapters,
@@ -320,6 +312,12 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         cluster=cluster,
         pod_events=events,
         peer_addresses=addresses,
+    )
+
+
+def _devices(settings: Settings, tapmanager: TapmanagerConnection, stack: contextlib.ExitStack) -> DeviceParts:
+    return DeviceParts(
+        host=node_devices(settings, stack), drivers=DeviceDriverClient(tapmanager), errors=AerCounts(HostFiles())
     )
 
 

@@ -159,9 +159,8 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     """Connects services to ports; nothing runs yet."""
     a = adapters
     live = LiveSettings.from_settings(settings)
-    locks, runner = PodLocks(), repair_runner()
+    locks, runner, starting = PodLocks(), repair_runner(), starts(a)
     stamps = Stamps(a.clock, a.records.newest_stamp())
-    starting = starts(a)
     images = ImageService(
         a.records, a.files.images, a.files.image_notes, a.clock, live.pinned_images, partial(_vm_images, a.files.vms)
     )
@@ -174,9 +173,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     guest = GuestFollowers(_entrypoints(live, a, stop_container, exits, guest_set_up), guest_set_up)
     guest_set_up.on_end(guest.entrypoints.follow)
     stop_sandbox = _stop_sandbox(a, exits, stop_container, states.saving)
-    remove_container = RemoveContainer(
-        records=a.records, clock=a.clock, locks=locks, parts=parts, images=images, guests=a.guest.agents
-    )
+    remove_container = RemoveContainer(a.records, a.clock, locks, parts, images, a.guest.agents)
     services = Services(
         records=a.records,
         clock=a.clock,
@@ -201,12 +198,13 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         update_sandbox_resources=UpdateSandboxResources(a.records, locks, live.sizes),
     )
     repairs = _repairs(a, exits, guest, services, states)
-    gc = ImageGc(images, a.records, a.clock, live.image_watermarks)
     return App(
         adapters=a,
         services=services,
         images=images,
-        recovery=recovery(repairs, runner, a.vm.inventory, a.files.copies, gc, live.reconcile_interval),
+        recovery=recovery(
+            repairs, runner, a.vm.inventory, a.files.copies, _gc(a, images, live), live.reconcile_interval
+        ),
         events=VmEvents(a.records, exits),
         watch=_watch(a, exits, services.checkpoint_container, freezer, guest_set_up, states),
         entrypoints=guest.entrypoints,
@@ -218,13 +216,21 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         operator=operator_servicer(live, a, services, images, freezer, exits, starting.ups),
         starts=starting,
         receiving=states.receiving,
-        sending=SendVm(
-            departures=states.departures,
-            streams=a.vm.streams,
-            places=a.files.disk_places,
-            layout=settings.layout(),
-            alone=stop_container.instead_of_stops,
-        ),
+        sending=_sending(settings, a, states, stop_container),
+    )
+
+
+def _gc(a: Adapters, images: ImageService, live: LiveSettings) -> ImageGc:
+    return ImageGc(images, a.records, a.clock, live.image_watermarks)
+
+
+def _sending(settings: Settings, a: Adapters, states: VmStates, stop_container: StopContainer) -> SendVm:
+    return SendVm(
+        departures=states.departures,
+        streams=a.vm.streams,
+        places=a.files.disk_places,
+        layout=settings.layout(),
+        alone=stop_container.instead_of_stops,
     )
 
 

@@ -125,7 +125,7 @@ def _write(pipe: int, data: bytes) -> None:
         left = left[os.write(pipe, left) :]
 
 
-class _Helper(threading.Thread):
+class _PipeThread(threading.Thread):
     """Works at one end of a pipe."""
 
     def __init__(self, work: Callable[[int], None], pipe: int) -> None:
@@ -151,11 +151,11 @@ def _beside(work: Callable[[int], None], *, writes: bool) -> Iterator[int]:
     """Yields one end of a pipe, while `work` writes to the other one, or reads from it. Raises what `work` raises."""
     read, write = os.pipe2(os.O_CLOEXEC)
     own, its = (read, write) if writes else (write, read)
-    helper = _Helper(work, its)
+    thread = _PipeThread(work, its)
     try:
         yield own
     finally:
         os.close(own)
-        helper.join()
-        if helper.error is not None:
-            raise helper.error
+        thread.join()
+        if thread.error is not None:
+            raise thread.error

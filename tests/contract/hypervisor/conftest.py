@@ -28,6 +28,16 @@ def embedded() -> Iterator[tuple[libvirt.virConnect, Connected]]:
 
 @pytest.fixture(params=["fake", "test-driver", "qemu"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    yield from _world(request)
+
+
+@pytest.fixture(params=["fake", "qemu"])
+def world_with_memory(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Without libvirt's test driver, whose VMs have no memory."""
+    yield from _world(request)
+
+
+def _world(request: pytest.FixtureRequest) -> Iterator[World]:
     with tempfile.TemporaryDirectory(prefix="hv-vm-", dir="/var/tmp") as name:
         directory = Path(name)
         directory.chmod(0o711)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import libvirt
 from fakes.hypervisor import FakeHypervisor
+from fakes.memory_streams import FakeMemoryStreams
 from fakes.readings import FakeReadings
 from fakes.resizing import FakeResizing
 
@@ -27,8 +28,9 @@ from virtshim.vm.domain_xml import NodeProfile
 from virtshim.vm.driver import LibvirtHypervisor
 from virtshim.vm.elements.processors import Cgroups, DomainType
 from virtshim.vm.inventory import LibvirtInventory
+from virtshim.vm.memory_streams import LibvirtMemoryStreams
 from virtshim.vm.pause import LibvirtPausing
-from virtshim.vm.ports import Hypervisor, VmControl, VmPausing, VmReadings, VmResizing, VmUnplugging
+from virtshim.vm.ports import Hypervisor, MemoryStreams, VmControl, VmPausing, VmReadings, VmResizing, VmUnplugging
 from virtshim.vm.resize import LibvirtResizing
 from virtshim.vm.statistics import BulkStats, LibvirtReadings, Stats, VmStatistics
 
@@ -67,6 +69,7 @@ class World:
     # Adds a root port to the definition: our VMs have one for each host device only.
     add_root_port: Callable[[uuid.UUID], None]
     control: VmControl
+    streams: MemoryStreams
     # The number of queries to libvirt for statistics.
     questions: list[None] = dataclasses.field(default_factory=list)
 
@@ -121,6 +124,7 @@ def fake_world(directory: Path) -> Iterator[World]:
         plug_in,
         add_root_port=lambda domain: None,
         control=fake,
+        streams=FakeMemoryStreams(fake),
     )
     fake.close()
 
@@ -183,6 +187,7 @@ def libvirt_world(
             plug_in,
             add_root_port,
             control,
+            LibvirtMemoryStreams(connection, profile(kind)),
             questions,
         )
     finally:
@@ -190,7 +195,8 @@ def libvirt_world(
         for domain in beside.listAllDomains():
             if domain.UUIDString() not in there:
                 if domain.isActive():
-                    domain.destroy()
+                    with contextlib.suppress(libvirt.libvirtError):  # it has just ended
+                        domain.destroy()
                 domain.undefine()
 
 

@@ -286,7 +286,7 @@ def test_a_node_that_cannot_be_reached_makes_the_pod_wait(nodes):
     here, there = nodes
     here.run(DISK_BYTES)
     here.stop_serving()
-    with pytest.raises(Unavailable, match="node here: .* cannot be reached"):
+    with pytest.raises(Unavailable, match=r"node here: .* cannot be reached"):
         there.create(1, FROM_HERE)
     assert not there.world.records.sandboxes.all()
 

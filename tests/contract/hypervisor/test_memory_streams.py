@@ -1,0 +1,132 @@
+"""How every hypervisor moves a guest's memory out of a QEMU and into another one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from contract.hypervisor.worlds import WAIT_LIMIT, A, World
+from fakes.waiting import eventually
+
+from virtshim.model.errors import NotFound, ShimError, WrongState
+from virtshim.model.vm import Power
+
+
+@pytest.fixture
+def world(world_with_memory: World) -> World:
+    return world_with_memory
+
+
+@contextlib.contextmanager
+def collected(begin: Callable[[int], None]) -> Iterator[Callable[[], bytes]]:
+    """`begin` gets a pipe; yields what waits for all that comes out of it."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    found: list[bytes] = []
+
+    def collect() -> None:
+        with open(read, "rb") as source:
+            found.append(source.read())
+
+    begin(write)
+    os.close(write)
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+
+    def everything() -> bytes:
+        thread.join(WAIT_LIMIT)
+        return found[0]
+
+    yield everything
+    everything()
+
+
+def test_a_guest_goes_on_in_a_new_qemu_with_its_memory(world: World) -> None:
+    domain = world.running()
+    definition = world.streams.definition(domain, A)
+    assert not world.streams.blockers(domain, A)
+    with collected(lambda pipe: world.streams.send(domain, A, pipe)) as everything:
+        eventually(lambda: world.streams.state(domain, A).stopped)
+        assert world.hypervisor.power(domain).power is Power.PAUSED
+        world.streams.go_on(domain, A)
+        memory = everything()
+    eventually(lambda: world.streams.state(domain, A).done)
+    assert world.hypervisor.power(domain).power is Power.PAUSED
+    world.hypervisor.destroy(domain, A)
+
+    world.hypervisor.await_memory(domain, A, definition, {})
+    assert world.hypervisor.power(domain).power is Power.PAUSED
+    with contextlib.ExitStack() as open_:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        world.streams.receive(domain, A, read)
+        os.close(read)
+        with open(write, "wb") as sink:
+            open_.callback(sink.close)
+            sink.write(memory)
+    eventually(lambda: world.streams.state(domain, A).done)
+    assert world.hypervisor.power(domain).power is Power.PAUSED
+    world.pausing.resume(domain, A)
+    assert world.hypervisor.power(domain).power is Power.RUNNING
+
+
+def test_a_guest_whose_memory_was_sent_in_vain_runs_on(world: World) -> None:
+    domain = world.running()
+    with collected(lambda pipe: world.streams.send(domain, A, pipe)):
+        eventually(lambda: world.streams.state(domain, A).stopped)
+        world.streams.cancel(domain, A)
+    eventually(lambda: world.hypervisor.power(domain).power is Power.RUNNING)
+
+
+def test_a_guest_that_was_sent_to_the_end_can_run_on_too(world: World) -> None:
+    domain = world.running()
+    with collected(lambda pipe: world.streams.send(domain, A, pipe)) as everything:
+        eventually(lambda: world.streams.state(domain, A).stopped)
+        world.streams.go_on(domain, A)
+        assert everything()
+    eventually(lambda: world.streams.state(domain, A).done)
+    world.streams.cancel(domain, A)
+    world.pausing.resume(domain, A)
+    assert world.hypervisor.power(domain).power is Power.RUNNING
+
+
+def test_memory_of_something_else_is_refused_with_a_reason(world: World) -> None:
+    spec = world.spec()
+    world.hypervisor.define(spec)
+    world.hypervisor.start(spec.uuid)
+    definition = world.streams.definition(spec.uuid, A)
+    world.hypervisor.destroy(spec.uuid, A)
+    world.hypervisor.await_memory(spec.uuid, A, definition, {})
+    read, write = os.pipe2(os.O_CLOEXEC)
+    world.streams.receive(spec.uuid, A, read)
+    os.close(read)
+    with open(write, "wb") as sink:
+        sink.write(b"no memory" * 100)
+
+    def is_refused() -> bool:
+        try:
+            return world.streams.state(spec.uuid, A).failed != ""
+        except ShimError:  # QEMU has ended
+            return True
+
+    eventually(is_refused)
+
+
+def test_only_a_running_vm_has_memory(world: World) -> None:
+    spec = world.spec()
+    world.hypervisor.define(spec)
+    with pytest.raises(WrongState):
+        world.streams.blockers(spec.uuid, A)
+    with pytest.raises(NotFound):
+        world.streams.blockers(uuid.uuid4(), A)
+
+
+def test_a_definition_of_another_vm_is_refused(world: World) -> None:
+    domain = world.running()
+    definition = world.streams.definition(domain, A).replace(str(domain), str(uuid.uuid4()))
+    world.hypervisor.destroy(domain, A)
+    with pytest.raises(WrongState):
+        world.hypervisor.await_memory(domain, A, definition, {})
+    assert not world.hypervisor.power(domain).is_on
