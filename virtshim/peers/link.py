@@ -228,7 +228,7 @@ class TlsLink:
         self._is_whole = True
 
     def _fill(self, until: float) -> None:
-        self._socket.settimeout(max(0.001, until - time.monotonic()))
+        self._socket.settimeout(_left(until))
         count = self._socket.recv_into(self._raw)
         if not count:
             raise ConnectionResetError(errno.ECONNRESET, "it was closed")
@@ -236,7 +236,7 @@ class TlsLink:
 
     def _flush(self, until: float) -> None:
         if self._leaving.pending:
-            self._socket.settimeout(max(0.001, until - time.monotonic()))
+            self._socket.settimeout(_left(until))
             self._socket.sendall(self._leaving.read())
 
     @contextlib.contextmanager
@@ -269,6 +269,13 @@ def _framed(kind: bytes, message: Mapping[str, object]) -> bytes:
     if len(text) > _LONGEST[kind]:
         raise InvalidRequest(f"a message of {len(text)} bytes is too long for another node")
     return _HEAD.pack(kind, len(text)) + text
+
+
+def _left(until: float) -> float:
+    """Raises TimeoutError, also if there is always a byte more."""
+    if (left := until - time.monotonic()) <= 0:
+        raise TimeoutError("the time is over")
+    return left
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
