@@ -20,6 +20,7 @@ from net import net_rounds
 from node import Node
 from outlive import outlive_round
 from parallel_pull import parallel_pull_rounds
+from peer_stream import peer_stream_rounds
 from pod_start import one_round, vmwrapper_round
 from podclient import PodClient
 from proxy import proxy_figures
@@ -116,6 +117,11 @@ def outlive(place: Place, rounds: int, figures: Figures) -> None:
             outlive_round(place.cri, place.node, bare, place.image(place.guest), figures, number)
 
 
+def peer_stream(place: Place, rounds: int, figures: Figures) -> None:
+    del place  # no VM takes part
+    peer_stream_rounds(rounds, figures)
+
+
 def net(place: Place, rounds: int, figures: Figures) -> None:
     # Its rounds differ by a tenth, and take half a minute each.
     net_rounds(place.cri, place.node, place.image(place.guest), place.guest, 3 * rounds, figures)
@@ -123,5 +129,19 @@ def net(place: Place, rounds: int, figures: Figures) -> None:
 
 SECTIONS: dict[str, Section] = {
     one.__name__: one
-    for one in (starts, pods, sandboxes, pull, parallel_pull, scale, recover, proxy, boot, outlive, shares, net)
+    for one in (
+        starts,
+        pods,
+        sandboxes,
+        pull,
+        parallel_pull,
+        scale,
+        recover,
+        proxy,
+        boot,
+        outlive,
+        peer_stream,
+        shares,
+        net,
+    )
 }

@@ -82,7 +82,8 @@ def named_node(certificate: Mapping[str, Any] | None, whose: str) -> str:
     names = [value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "DNS"]
     if len(names) != 1 or not is_node_name(names[0]):
         raise PermissionRefused(
-            f"{whose}: a node's certificate must have one DNS name, the node's, in its subjectAltName; this one has {names[:4]}"
+            f"{whose}: a node's certificate must have one DNS name, the node's, in its subjectAltName, and this one has "
+            f"{names[:4]}; issue a new one"
         )
     return str(names[0])
 
@@ -90,9 +91,7 @@ def named_node(certificate: Mapping[str, Any] | None, whose: str) -> str:
 def read_certificate(files: PeerFiles) -> OwnCertificate:
     """Raises WrongState unless every node with this CA would accept the certificate now, as a server and as a client."""
     if not (files.certificate and files.key and files.ca):
-        raise WrongState(
-            "this node has no certificate for other nodes; set peers.certificate, peers.key and peers.ca to files"
-        )
+        raise WrongState("this node has no certificate for other nodes; set peers.certificate, peers.key and peers.ca")
     with (
         _opened("certificate", files.certificate) as certificate,
         _opened("key", files.key) as key,
@@ -105,15 +104,17 @@ def read_certificate(files: PeerFiles) -> OwnCertificate:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.check_hostname = False  # `named_node` is stricter: no wildcards, and the same for both sides
             context.verify_mode = ssl.CERT_REQUIRED
-            with _explained(f"peers.ca: {files.ca} has no usable certificate"):
+            with _explained(f"peers.ca: {files.ca} has no usable certificate", "write the CA's as PEM"):
                 context.load_verify_locations(f"/proc/self/fd/{ca}")
-            with _explained(f"peers.certificate {files.certificate} and peers.key {files.key} are no usable pair"):
+            pair = f"peers.certificate {files.certificate} and peers.key {files.key} are no usable pair"
+            with _explained(pair, "write a certificate and its key as PEM, the key without a password"):
                 # The descriptors: what was checked is what is read. A key with a password must not ask the terminal for it.
                 context.load_cert_chain(f"/proc/self/fd/{certificate}", f"/proc/self/fd/{key}", password=lambda: "")
             contexts.append(context)
     server, client = contexts
     server.num_tickets = 0  # a resumed session would not check the certificate again
-    with _explained(f"peers.certificate: other nodes would refuse {files.certificate}"):
+    refused = f"peers.certificate: other nodes would refuse {files.certificate}"
+    with _explained(refused, "renew it: the CA of peers.ca must have signed it, for clients and for servers"):
         seen = _seen_by_a_peer(server, client)
     try:
         node = named_node(seen, f"peers.certificate {files.certificate}")
@@ -143,13 +144,11 @@ def _seen_by_a_peer(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str,
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _explained(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        raise WrongState(
-            f"{what}: {reason(exc)}; the CA must have signed the node's certificate for clients and for servers"
-        ) from exc
+        raise WrongState(f"{what}: {reason(exc)}; {remedy}") from exc
 
 
 @contextlib.contextmanager

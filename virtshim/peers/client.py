@@ -32,38 +32,30 @@ class PeerClient:
             raise InvalidRequest(f"{node[:80]!r} is not the name of a node; kubectl get nodes lists them")
         own, until = self._certificates.current(), time.monotonic() + timeout
         host, port = host_and_port(self._addresses.now.get(node, node), PEER_PORT)
-        with contextlib.closing(_connected(node, host, port, own.client, until)) as secured:
-            link = TlsLink(secured, node)
+        where = f"{host} port {port}"
+        with contextlib.ExitStack() as stack:
             try:
-                link.receive(_left(until))  # the peer has verified our certificate and has a place for us
-                yield link
-            finally:
-                link.close()
-
-
-def _connected(node: str, host: str, port: int, context: ssl.SSLContext, until: float) -> ssl.SSLSocket:
-    """After the handshake, with the node that was asked for and no other, whatever the address was."""
-    where = f"{host} port {port}"
-    with contextlib.ExitStack() as on_failure:
-        try:
-            plain = on_failure.enter_context(socket.create_connection((host, port), timeout=_left(until)))
-            plain.settimeout(_left(until))
-            secured = on_failure.enter_context(context.wrap_socket(plain))
-        except ssl.SSLCertVerificationError as exc:
-            raise PermissionRefused(
-                f"node {node}: the certificate at {where} is not valid: {reason(exc)}; renew it, or correct peers.ca"
-            ) from exc
-        except OSError as exc:
-            raise Unavailable(
-                f"node {node}: {where} cannot be reached: {reason(exc)}; check that virtshim listens there (peers.listen), or "
-                "name the node's address in peers.addresses"
-            ) from exc
-        if (found := named_node(secured.getpeercert(), f"node {node} at {where}")) != node:
-            raise PermissionRefused(
-                f"node {node}: the certificate at {where} names node {found}; correct peers.addresses, DNS or the certificate"
-            )
-        on_failure.pop_all()
-        return secured
+                connected = stack.enter_context(socket.create_connection((host, port), timeout=_left(until)))
+                link = TlsLink(connected, own.client, is_server=False)
+                certificate = link.handshake(_left(until))
+            except ssl.SSLCertVerificationError as exc:
+                raise PermissionRefused(
+                    f"node {node}: the certificate at {where} is not valid: {reason(exc)}; renew it, or correct peers.ca"
+                ) from exc
+            except OSError as exc:
+                raise Unavailable(
+                    f"node {node}: {where} cannot be reached: {reason(exc)}; check that virtshim listens there "
+                    "(peers.listen), or name the node's address in peers.addresses"
+                ) from exc
+            stack.callback(link.close)
+            link.peer = named_node(certificate, f"node {node} at {where}")
+            if link.peer != node:  # whatever the address was
+                raise PermissionRefused(
+                    f"node {node}: the certificate at {where} names node {link.peer}; correct peers.addresses, DNS or the "
+                    "certificate"
+                )
+            link.receive(_left(until))  # the peer has verified our certificate and has a place for us
+            yield link
 
 
 def _left(until: float) -> float:

@@ -39,6 +39,8 @@ _MOST_TEXT: Final = 8000
 # Seconds: to send an error, and for the peer to read it.
 _REFUSE: Final = 5.0
 _LINGER: Final = 2.0
+# What TLS works on at once; it fits into a processor's cache.
+_PIECE: Final = 128 << 10
 # By kind; the classes of this module alone, because others may take more than a text.
 _CLASSES: Final = {
     one.kind.value: one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, ShimError)
@@ -48,14 +50,35 @@ _OF_CERTIFICATE: Final = ("CERT", "UNKNOWN_CA", "ACCESS_DENIED")
 
 
 class TlsLink:
-    """Implements `virtshim.peers.ports.PeerLink` on a socket after its handshake."""
+    """Implements `virtshim.peers.ports.PeerLink` on a connected socket, whose owner closes it. TLS works in memory, beside the
+    socket: Python's own TLS socket makes two system calls for each 16 KiB, and sends plain text after its shutdown."""
 
-    def __init__(self, connected: ssl.SSLSocket, peer: str) -> None:
-        self.peer = peer
+    def __init__(self, connected: socket.socket, context: ssl.SSLContext, *, is_server: bool) -> None:
+        self.peer = "?"
         self._socket = connected
+        self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._arrived, self._leaving, server_side=is_server)
+        self._raw = memoryview(bytearray(_PIECE))
         self._is_whole = True  # whether the last frame was sent to its end
         self._has_refused = False
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def handshake(self, timeout: float) -> dict[str, Any]:
+        """Comes first. Returns the peer's verified certificate, and the caller sets `peer`. Raises OSError."""
+        until = time.monotonic() + timeout
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self._flush(until)
+                self._fill(until)
+            except ssl.SSLError:
+                with contextlib.suppress(OSError):
+                    self._flush(until)  # tells the peer why
+                raise
+            else:
+                self._flush(until)
+                return self._tls.getpeercert() or {}
 
     def send(self, message: Mapping[str, object], timeout: float) -> None:
         self._send(_framed(_MESSAGE, message), timeout)
@@ -75,11 +98,10 @@ class TlsLink:
                 self._send(_framed(_ERROR, told), _REFUSE)
 
     def close(self) -> None:
-        """Ends the connection. The owner of the socket closes the descriptor."""
         with contextlib.suppress(OSError):
             if self._has_refused:
                 self._linger()
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     # --- files
 
@@ -115,7 +137,7 @@ class TlsLink:
         waiting.register(source, select.POLLIN)
         waiting.register(self._socket, select.POLLIN)
         ready = [descriptor for descriptor, _ in waiting.poll(idle * 1000)]
-        if self._socket.fileno() in ready or self._socket.pending():
+        if self._socket.fileno() in ready or self._arrived.pending or self._tls.pending():
             self._head(time.monotonic() + idle)
             raise self._malformed("a frame while it receives a file")
         if not ready:
@@ -186,19 +208,36 @@ class TlsLink:
     def _read(self, into: memoryview, until: float) -> None:
         with self._explained():
             while into:
-                self._socket.settimeout(max(0.001, until - time.monotonic()))
-                count = self._socket.recv_into(into)
-                if not count:
-                    raise Unavailable(f"node {self.peer}: closed the connection")
-                into = into[count:]
+                try:
+                    count: Any = self._tls.read(len(into), into)  # the number, because there is a buffer
+                except ssl.SSLWantReadError:
+                    self._flush(until)
+                    self._fill(until)
+                else:
+                    if not count:
+                        raise ConnectionResetError
+                    into = into[count:]
 
     def _send(self, frame: bytes | memoryview, timeout: float) -> None:
-        """Python sends what is given as a whole, or fails after `timeout`."""
         self._is_whole = False
         with self._explained():
-            self._socket.settimeout(timeout)
-            self._socket.sendall(frame)
+            until, left = time.monotonic() + timeout, memoryview(frame)
+            while left:
+                left = left[self._tls.write(left[:_PIECE]) :]
+                self._flush(until)
         self._is_whole = True
+
+    def _fill(self, until: float) -> None:
+        self._socket.settimeout(_left(until))
+        count = self._socket.recv_into(self._raw)
+        if not count:
+            raise ConnectionResetError(errno.ECONNRESET, "it was closed")
+        self._arrived.write(self._raw[:count])
+
+    def _flush(self, until: float) -> None:
+        if self._leaving.pending:
+            self._socket.settimeout(_left(until))
+            self._socket.sendall(self._leaving.read())
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -206,7 +245,7 @@ class TlsLink:
             yield
         except TimeoutError as exc:
             raise Unavailable(f"node {self.peer}: is too slow, or cannot be reached any more") from exc
-        except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as exc:
+        except (ConnectionResetError, BrokenPipeError) as exc:
             raise Unavailable(f"node {self.peer}: closed the connection") from exc
         except OSError as exc:
             if isinstance(exc, ssl.SSLError) and any(word in (exc.reason or "") for word in _OF_CERTIFICATE):
@@ -216,13 +255,12 @@ class TlsLink:
             raise Unavailable(f"node {self.peer}: the connection broke: {reason(exc)}") from exc
 
     def _linger(self) -> None:
-        """Lets the peer read the error: closing now would reset the connection if there are unread bytes. Below TLS, because its
-        own shutdown would let later writes out in plain text."""
-        until, scratch = time.monotonic() + _LINGER, bytearray(64 << 10)
-        socket.socket.shutdown(self._socket, socket.SHUT_WR)
+        """Lets the peer read the error: closing now would reset the connection if there are unread bytes."""
+        until = time.monotonic() + _LINGER
+        self._socket.shutdown(socket.SHUT_WR)
         while (left := until - time.monotonic()) > 0:
             self._socket.settimeout(left)
-            if not socket.socket.recv_into(self._socket, scratch):
+            if not self._socket.recv_into(self._raw):
                 return
 
 
@@ -231,6 +269,13 @@ def _framed(kind: bytes, message: Mapping[str, object]) -> bytes:
     if len(text) > _LONGEST[kind]:
         raise InvalidRequest(f"a message of {len(text)} bytes is too long for another node")
     return _HEAD.pack(kind, len(text)) + text
+
+
+def _left(until: float) -> float:
+    """Raises TimeoutError, also if there is always a byte more."""
+    if (left := until - time.monotonic()) <= 0:
+        raise TimeoutError("the time is over")
+    return left
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

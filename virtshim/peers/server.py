@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import threading
 import time
 from collections import Counter
@@ -73,9 +72,9 @@ class PeerServer:
         self._listener: socket.socket | None = None
         self._places = PodPlaces(_PLACES)
         self._threads = threading.Semaphore(_THREADS)
-        self._open: dict[ssl.SSLSocket, threading.Thread] = {}
+        self._open: dict[socket.socket, threading.Thread] = {}
         # Those without a place yet, the oldest first, and from where they are.
-        self._strangers: dict[ssl.SSLSocket, str] = {}
+        self._strangers: dict[socket.socket, str] = {}
         self._trouble = TroubleLog(log, "peers.serving")
         self._thread = threading.Thread(target=self._run, name="peers", daemon=True)
 
@@ -129,50 +128,43 @@ class PeerServer:
             if not self._threads.acquire(timeout=1.0):  # the kernel keeps the next ones waiting
                 continue
             try:
-                plain, address = self._listener.accept()
+                connected, address = self._listener.accept()
             except OSError as exc:
                 self._threads.release()
                 if not self._stopping.wait(1.0):
                     log.warning("peers.accept_failed", error=reason(exc))
                 continue
-            self._admit(plain, str(address[0]))
+            self._admit(connected, str(address[0]))
 
-    def _admit(self, plain: socket.socket, host: str) -> None:
+    def _admit(self, connected: socket.socket, host: str) -> None:
         """The connection has one of the threads, which is given back at its end."""
-        with contextlib.ExitStack() as on_failure:
-            on_failure.callback(self._threads.release)
-            on_failure.callback(plain.close)
-            try:
-                context = self._certificates.current().server
-                plain.settimeout(_HANDSHAKE)
-                secured = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
-                on_failure.callback(secured.close)
-                threading.Thread(target=self._serve, args=(secured, host), name="peer", daemon=True).start()
-            except WrongState as exc:
-                text, _, remedy = str(exc).partition("; ")
-                self._trouble.met("peers.no_certificate", error=text, remedy=remedy)
-                return
-            except (OSError, RuntimeError) as exc:  # gone already; no more threads
-                log.warning("peers.dropped", host=host, error=str(exc))
-                return
-            self._trouble.over()
-            on_failure.pop_all()
-
-    def _serve(self, secured: ssl.SSLSocket, host: str) -> None:
         try:
-            if self._enter(secured, host):
-                secured.do_handshake()
-                self._serve_node(TlsLink(secured, named_node(secured.getpeercert(), host)), secured)
+            threading.Thread(target=self._serve, args=(connected, host), name="peer", daemon=True).start()
+        except RuntimeError as exc:  # no more threads
+            log.warning("peers.no_thread", error=str(exc))
+            connected.close()
+            self._threads.release()
+
+    def _serve(self, connected: socket.socket, host: str) -> None:
+        try:
+            if self._enter(connected, host):
+                link = TlsLink(connected, self._certificates.current().server, is_server=True)
+                self._trouble.over()
+                link.peer = named_node(link.handshake(_HANDSHAKE), host)
+                self._serve_node(link, connected)
+        except WrongState as exc:
+            text, _, remedy = str(exc).partition("; ")
+            self._trouble.met("peers.no_certificate", error=text, remedy=remedy)
         except (OSError, PermissionRefused) as exc:
             log.warning("peers.refused", host=host, error=reason(exc) if isinstance(exc, OSError) else str(exc))
         finally:
             with self._lock:  # nobody cuts a connection that has got its descriptor's number afterwards
-                self._strangers.pop(secured, None)
-                self._open.pop(secured, None)
-                secured.close()
+                self._strangers.pop(connected, None)
+                self._open.pop(connected, None)
+                connected.close()
             self._threads.release()
 
-    def _enter(self, secured: ssl.SSLSocket, host: str) -> bool:
+    def _enter(self, connected: socket.socket, host: str) -> bool:
         """False if the server is closing. Cuts the oldest stranger of the address that has most, if there are too many, so that
         nobody keeps the nodes out by holding them all."""
         with self._lock:
@@ -181,14 +173,14 @@ class PeerServer:
                 oldest = next(one for one, at in self._strangers.items() if at == most)
                 del self._strangers[oldest]
                 _cut(oldest)
-            self._open[secured], self._strangers[secured] = threading.current_thread(), host
+            self._open[connected], self._strangers[connected] = threading.current_thread(), host
             return not self._stopping.is_set()
 
-    def _serve_node(self, link: TlsLink, secured: ssl.SSLSocket) -> None:
+    def _serve_node(self, link: TlsLink, connected: socket.socket) -> None:
         try:
             with self._places.held(link.peer):
                 with self._lock:
-                    self._strangers.pop(secured, None)
+                    self._strangers.pop(connected, None)
                 self._answer(link)
         except ResourceExhausted as exc:
             log.warning("peers.no_place", node=link.peer, error=str(exc))
@@ -210,6 +202,6 @@ class PeerServer:
 
 
 def _cut(one: socket.socket) -> None:
-    """Wakes its thread. Below TLS, whose own shutdown would let that thread's next write out in plain text."""
+    """Wakes its thread."""
     with contextlib.suppress(OSError):
-        socket.socket.shutdown(one, socket.SHUT_RDWR)
+        one.shutdown(socket.SHUT_RDWR)

@@ -19,6 +19,7 @@ from virtshim.model.hardware import Firmware
 from virtshim.model.ids import ContainerId
 from virtshim.model.layout import share_dir
 from virtshim.moves.state_volume import state_key
+from virtshim.peers.certificates import PeerFiles, read_certificate
 from virtshim.preflight import confinement, host_facts, machine, network, runtimes, virtualization
 from virtshim.preflight import node_checks as node
 from virtshim.preflight.access import UserAccount
@@ -270,6 +271,18 @@ def tapmanager(settings: Settings) -> Sequence[Finding]:
     return [network.tapmanager(socket, *host_facts.tapmanager(socket, _TAPMANAGER_LIMIT))]
 
 
+def peers(settings: Settings) -> Sequence[Finding]:
+    mine = settings.peers
+    if not mine.certificate:
+        return [ok("peers", "no VM moves to another node or from one: peers.certificate is not set")]
+    try:
+        own = read_certificate(PeerFiles(mine.certificate, mine.key, mine.ca))
+    except WrongState as exc:
+        text, _, remedy = str(exc).partition("; ")
+        return [warning("peers", text, remedy)]
+    return [network.peers(own.node, own.until - time.time(), os.uname().nodename.lower(), mine.listen)]
+
+
 def cgroups(settings: Settings) -> Sequence[Finding]:
     driver = "systemd" if systemd_cgroups(settings) else "cgroupfs"
     found = [machine.cgroups(host_facts.cgroups(), driver, systemd_runs())]
@@ -331,6 +344,7 @@ ALL: tuple[Check, ...] = (
     forwarding,
     cni,
     tapmanager,
+    peers,
     node.virtshim,
     node.shares,
     cgroups,

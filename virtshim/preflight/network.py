@@ -94,3 +94,24 @@ def tapmanager(socket: str, silence: str, trouble: str) -> Finding:
     if trouble:
         return warning("tapmanager", f"answers, but cannot make pod networks: {trouble}", "journalctl -u tapmanager")
     return ok("tapmanager", f"answers on {socket}")
+
+
+_DAY = 86400.0
+# cert-manager and kubelet renew a certificate long before.
+_SOON = 7 * _DAY
+
+
+def peers(node: str, expires_in: float, hostname: str, listen: str) -> Finding:
+    """For a certificate that other nodes accept. `node`: its name in the certificate. `expires_in`: seconds."""
+    days = f"the certificate names node {node} and is valid for {expires_in / _DAY:.0f} more days"
+    if expires_in < _SOON:
+        return warning("peers", days, "renew it: without a valid certificate no VM moves to this node or away from it")
+    if node != hostname:
+        return warning(
+            "peers",
+            f"{days}, but this machine's name is {hostname}",
+            "use a certificate with this node's name in Kubernetes; if kubelet has --hostname-override with the name in the "
+            "certificate, all is well",
+        )
+    serves = f"other nodes are served on {listen}" if listen else "no others are served (peers.listen is not set)"
+    return ok("peers", f"{serves}; {days}")

@@ -16,9 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
 from fakes.node_certificates import CLIENT, SERVER, ClusterCa
 from structlog.testing import capture_logs
 
-from virtshim.config.settings import Settings
 from virtshim.model.errors import PermissionRefused, ShimError, Unavailable, WrongState
-from virtshim.model.text import host_and_port
 from virtshim.peers.certificates import PeerFiles
 from virtshim.peers.client import PeerClient
 from virtshim.peers.ports import PeerLink
@@ -197,32 +195,3 @@ def test_a_node_is_told_that_its_certificate_is_refused(ca: ClusterCa, tmp_path:
     server.close()
     assert isinstance(told, PermissionRefused)
     assert "node two: refuses this node's certificate: tlsv1 alert unknown ca" in str(told)
-
-
-@pytest.mark.parametrize(
-    "address", ["", "a b", "10.0.0.1:", "10.0.0.1:0", "host:99999", "fd00::1", "http://a", "[x]:1"]
-)
-def test_a_bad_address_in_the_settings_is_refused_with_an_example(address: str) -> None:
-    with pytest.raises(ValueError, match=r"node7: .* is not an address: write a name or an IP address"):
-        Settings.model_validate({"peers": {"addresses": {"node7": address}}})
-
-
-def test_addresses_may_have_a_port() -> None:
-    assert [host_and_port(one, 9) for one in ("a", "a.b:1", "10.0.0.1", "[fd00::7]", "[fd00::7]:2")] == [
-        ("a", 9), ("a.b", 1), ("10.0.0.1", 9), ("fd00::7", 9), ("fd00::7", 2),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ({"listen": "0.0.0.0:10017"}, "also set peers.certificate, peers.key, peers.ca"),
-        ({"certificate": "/c", "ca": "/a"}, "also set peers.key"),
-        ({"key": "k"}, "pattern"),
-        ({"listen": "unix:/a"}, "must be an IP address and a port"),
-        ({"addresses": {"Node": "a"}}, "'Node' is not the name of a node"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(table: dict[str, object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Settings.model_validate({"peers": table})

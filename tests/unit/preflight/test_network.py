@@ -1,8 +1,11 @@
 import json
+from pathlib import Path
 
 import pytest
+from fakes.node_certificates import ClusterCa
 
-from virtshim.preflight import network
+from virtshim.config.settings import Settings
+from virtshim.preflight import checks, network
 from virtshim.preflight.finding import Level
 
 BRIDGE = {"type": "bridge", "ipam": {"type": "host-local"}}
@@ -64,3 +67,45 @@ def test_whether_a_vms_next_pod_keeps_its_addresses_depends_on_the_networks_capa
     assert able.capabilities == {"ips"}
     assert "the same addresses" in network.kept_addresses(able).text
     assert "no plugin of network n has the capability ips" in network.kept_addresses(network.Network("n", ())).text
+
+
+DAY = 86400.0
+
+
+@pytest.mark.parametrize(
+    ("node", "expires_in", "level", "text", "remedy"),
+    [
+        ("one", 90 * DAY, Level.OK, "other nodes are served on 0.0.0.0:10017; the certificate names node one and", ""),
+        ("one", 6 * DAY, Level.WARNING, "is valid for 6 more days", "renew it"),
+        ("two", 90 * DAY, Level.WARNING, "names node two", "this node's name in Kubernetes"),
+    ],
+)
+def test_a_certificate_that_soon_expires_or_names_another_machine_is_reported(
+    node: str, expires_in: float, level: Level, text: str, remedy: str
+) -> None:
+    told = network.peers(node, expires_in, "one", "0.0.0.0:10017")
+    assert (told.level, text in told.text, remedy in told.remedy) == (level, True, True)
+
+
+def test_each_trouble_with_the_certificate_for_other_nodes_is_one_finding(tmp_path: Path) -> None:
+    ca = ClusterCa(tmp_path)
+
+    def told(**table: str) -> tuple[Level, str, bool]:
+        (found,) = checks.peers(Settings.model_validate({"peers": table}))
+        return found.level, found.text, bool(found.remedy)
+
+    def files(lasts: float) -> dict[str, str]:
+        one = ca.node("one", lasts=lasts)
+        return {"certificate": one.certificate, "key": one.key, "ca": one.ca}
+
+    assert told() == (Level.OK, "no VM moves to another node or from one: peers.certificate is not set", False)
+    level, text, has_remedy = told(**files(-1))
+    assert (level, "certificate has expired" in text, has_remedy) == (Level.WARNING, True, True)
+    level, text, has_remedy = told(**{**files(90 * DAY), "key": "/none"})
+    assert (level, text, has_remedy) == (
+        Level.WARNING,
+        "peers.key: /none cannot be read: No such file or directory",
+        True,
+    )
+    level, text, _ = told(**files(3 * DAY))
+    assert (level, "is valid for 3 more days" in text) == (Level.WARNING, True)
