@@ -161,9 +161,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     live = LiveSettings.from_settings(settings)
     locks, runner, starting = PodLocks(), repair_runner(), starts(a)
     stamps = Stamps(a.clock, a.records.newest_stamp())
-    images = ImageService(
-        a.records, a.files.images, a.files.image_notes, a.clock, live.pinned_images, partial(_vm_images, a.files.vms)
-    )
+    images = _images(a, live)
     parts = _container_parts(settings, a, locks)
     exits = _exits(a, locks, parts)
     guest_set_up = _guest_set_up(live, a, exits)
@@ -218,6 +216,11 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         receiving=states.receiving,
         sending=_sending(settings, a, states, stop_container),
     )
+
+
+def _images(a: Adapters, live: LiveSettings) -> ImageService:
+    of_vms = partial(_vm_images, a.files.vms)
+    return ImageService(a.records, a.files.images, a.files.image_notes, a.clock, live.pinned_images, of_vms)
 
 
 def _gc(a: Adapters, images: ImageService, live: LiveSettings) -> ImageGc:
