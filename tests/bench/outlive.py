@@ -25,7 +25,7 @@ def outlive_round(cri: PodClient, node: Node, bare: BareLibvirt, image: str, fig
     """Both in turns; the order alternates from round to round."""
     ways: list[Callable[[], tuple[float, float]]] = [
         lambda: _ours(cri, node, image, figures),
-        lambda: _virsh(cri, node, bare, image),
+        lambda: virsh_ms(cri, node, bare, image),
     ]
     first = number % 2
     found = {at: ways[at]() for at in (first, 1 - first)}
@@ -65,8 +65,8 @@ def _agent_answers(cri: PodClient, container: str) -> None:
     assert cri.exec_sync(container, "true").exit_code == 0
 
 
-def _virsh(cri: PodClient, node: Node, bare: BareLibvirt, image: str) -> tuple[float, float]:
-    """The same domain on plain QEMU, when its guest is up."""
+def virsh_ms(cri: PodClient, node: Node, bare: BareLibvirt, image: str) -> tuple[float, float]:
+    """Milliseconds of save and restore of the same domain on plain QEMU, when its guest is up."""
     with boot_in_pod(cri, node, image, "like", {}) as (container, _):
         bare.define_like(container)
     os.truncate(bare.console_log, 0)  # a copy of the pod's

@@ -16,6 +16,7 @@ from exit_events import exit_round
 from figures import Figures
 from imageserver import serve_directory
 from many_pods import pods_rounds
+from moves import move_rounds
 from net import net_rounds
 from node import Node
 from outlive import outlive_round
@@ -117,6 +118,10 @@ def outlive(place: Place, rounds: int, figures: Figures) -> None:
             outlive_round(place.cri, place.node, bare, place.image(place.guest), figures, number)
 
 
+def moves(place: Place, rounds: int, figures: Figures) -> None:
+    move_rounds(place.image(place.guest), rounds, figures)
+
+
 def peer_stream(place: Place, rounds: int, figures: Figures) -> None:
     del place  # no VM takes part
     peer_stream_rounds(rounds, figures)
@@ -140,6 +145,7 @@ SECTIONS: dict[str, Section] = {
         proxy,
         boot,
         outlive,
+        moves,
         peer_stream,
         shares,
         net,

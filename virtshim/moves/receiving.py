@@ -54,7 +54,7 @@ log = structlog.get_logger(__name__)
 _CONNECT: Final = 5.0
 _AGAIN: Final = 2.0
 # Seconds between two looks at QEMU's progress.
-_LOOK: Final = 0.02
+_LOOK: Final = 0.005
 # No guest has more memory.
 _MOST_MEMORY: Final = 1 << 44
 _FAILED_CODE: Final = 1
@@ -374,6 +374,9 @@ class ReceiveVm:
                 vm = self._record(container)
                 if vm.arrival is None or (state := vm.arrival.state) is None:
                     return
+                if now is not None and runs:
+                    # At once: the other node's record, and this one's, say already that the guest is this node's.
+                    restoring.resume(now, vm, state)
                 lost = "" if runs else "its container was stopped before the guest could run here"
                 saved = dataclasses.replace(state, taken_by=container.id) if runs else None
                 self.vms.put(dataclasses.replace(vm, arrival=None, saved=saved, lost=lost))
@@ -384,7 +387,7 @@ class ReceiveVm:
             now = continuing(now, state)
             restoring.records.containers.replace(now)
             restoring.keep_copy(now)
-            restoring.go_on(now)
+            restoring.arrived(now)
         self.exits.record_if_ended(container.id)
 
     def _fail(self, container: Container, why: str) -> None:

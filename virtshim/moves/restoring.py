@@ -110,7 +110,12 @@ class RestoreVm:
         """Resumes a restored VM, and removes the state. Returns the container as recorded. Another process may repeat it."""
         if not container.status.arriving or container.status.saving:
             return container
-        self._resume(container)
+        vm = self.vms.get(container.spec.pod_disk)
+        self.resume(container, vm, vm.saved if vm is not None else None)
+        return self.arrived(container)
+
+    def arrived(self, container: Container) -> Container:
+        """Removes the state that a VM continues from, which runs already. Returns the container as recorded."""
         now = container.arrived()
         self.records.containers.replace(now)
         try:
@@ -121,11 +126,10 @@ class RestoreVm:
         log.info("vm.restored", container=container.id.short, vm=container.spec.vm)
         return now
 
-    def _resume(self, container: Container) -> None:
+    def resume(self, container: Container, vm: VmRecord | None, state: SavedState | None) -> None:
         """If the guest's addresses are no longer its own, its links are unplugged for a moment: without an agent, a DHCP client
         that watches its link then asks again."""
-        vm = self.vms.get(container.spec.pod_disk)
-        if vm is None or vm.saved is None or not has_new_addresses(vm.saved, vm):
+        if vm is None or state is None or not has_new_addresses(state, vm):
             self.pausing.resume(container.domain_uuid, container.id)
             return
         self._set_links(container, up=False)

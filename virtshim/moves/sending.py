@@ -55,7 +55,7 @@ _LITTLE: Final = 64 << 20
 # Seconds after which a guest is stopped that writes to its memory faster than it can be sent.
 _PATIENCE: Final = 60.0
 # Seconds between two looks at QEMU's progress.
-_LOOK: Final = 0.02
+_LOOK: Final = 0.005
 _MOVE: Final = re.compile(r"[0-9a-f]{32}")
 
 # A tuple, as `virtshim.moves.files` has it.
@@ -85,20 +85,20 @@ class Departures:
     saving: SaveVm
     disks: RootDisks
 
-    def commit(self, container: Container, node: str, move: str) -> Departure:
+    def commit(self, container: Container, node: str, move: str) -> None:
         """The guest is the other node's on return. The caller holds `SaveVm.alone`, and the guest stands still."""
         saving, disk = self.saving, container.spec.pod_disk
         with saving.locks.held(container.sandbox_id), saving.locks.held_for_all(owner_of(disk)):
-            now, vm = saving.stopped(container), saving.vm(container)
-            departure = Departure(node, move, saving.clock.now_ns())
+            saving.stopped(container)
+            vm = saving.vm(container)
             try:
-                saving.vms.put(dataclasses.replace(vm, departure=departure, saved=None))
+                saving.vms.put(
+                    dataclasses.replace(vm, departure=Departure(node, move, saving.clock.now_ns()), saved=None)
+                )
             except ShimError:
                 # It may be on disk all the same. If this fails, too, the guest stays paused: it may be the other node's.
                 saving.vms.put(vm)
                 raise
-            saving.records.containers.replace(now.moved(node))
-        return departure
 
     def finish(self, container: Container) -> None:
         """Ends QEMU, and removes the disk, which is older than the other node's. Another process may repeat it."""
@@ -109,9 +109,9 @@ class Departures:
         with saving.locks.held(container.sandbox_id):
             now = saving.records.containers.get(container.id)
             if now is not None and now.is_running:
-                saving.hypervisor.destroy(container.domain_uuid, container.id)
                 if not now.status.moved_to:
                     saving.records.containers.replace(now.moved(vm.departure.node))
+                saving.hypervisor.destroy(container.domain_uuid, container.id)
         self.disks.delete_pod_disks(owner_of(vm.disk))
         log.info("vm.moved", container=container.id.short, vm=container.spec.vm, node=vm.departure.node)
 
@@ -245,9 +245,9 @@ class SendVm:
             if not mine.taken.wait(ANSWER):
                 raise DeadlineExceeded(f"node {mine.peer} did not ask for the guest's memory")
             self._until_stopped(container, mine)
+            self.streams.go_on(domain, own)
             if disk is not None:
                 disk.send(link, IDLE)
-            self.streams.go_on(domain, own)
             self._until(container, mine, SYNC, stopped=False)
             if not mine.sent.wait(IDLE):
                 raise DeadlineExceeded(f"node {mine.peer} did not take the guest's memory")

@@ -26,6 +26,8 @@ from virtshim.vm.ports import StreamState
 
 # Bytes per second. QEMU's default of 128 MiB/s is meant for links that others use, too.
 _RATE: Final = 1 << 40
+# Milliseconds for the rest of the memory: QEMU stops the guest as soon as it expects to need no more.
+_STANDSTILL_MS: Final = 50
 _PIPE: Final = "virtshim-memory"
 _STOPPED: Final = "pre-switchover"
 _FAILED: Final = frozenset({"failed", "cancelling", "cancelled"})
@@ -50,7 +52,8 @@ class LibvirtMemoryStreams:
     def send(self, domain: uuid.UUID, container: ContainerId, pipe: int) -> None:
         wait = {"capability": "pause-before-switchover", "state": True}
         self._ask(domain, container, "migrate-set-capabilities", {"capabilities": [wait]})
-        self._ask(domain, container, "migrate-set-parameters", {"max-bandwidth": _RATE})
+        limits: dict[str, object] = {"max-bandwidth": _RATE, "downtime-limit": _STANDSTILL_MS}
+        self._ask(domain, container, "migrate-set-parameters", limits)
         self._with_pipe(domain, container, pipe, "migrate")
 
     def go_on(self, domain: uuid.UUID, container: ContainerId) -> None:

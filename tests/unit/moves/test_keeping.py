@@ -194,7 +194,7 @@ def test_a_guest_that_is_being_saved_takes_no_command_and_no_checkpoint(world: W
     gate = world.journal.hold("vms.save_memory")
     saving = Background(lambda: save(world, container))
     gate.wait()
-    with pytest.raises(WrongState, match="its memory is being saved"):
+    with pytest.raises(WrongState, match="is being saved or moved"):
         world.do.exec_command.run(world.container(container), ("true",), 1.0, threading.Event())
     with pytest.raises(Aborted, match="is being saved"):
         checkpoint(world, container)
