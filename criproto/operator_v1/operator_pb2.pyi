@@ -540,6 +540,9 @@ class LastingVm(_message.Message):
     POD_NAMESPACE_FIELD_NUMBER: _builtins.int
     POD_FIELD_NUMBER: _builtins.int
     SAVED_FIELD_NUMBER: _builtins.int
+    MOVED_TO_FIELD_NUMBER: _builtins.int
+    COMES_FROM_FIELD_NUMBER: _builtins.int
+    UNDECIDED_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     container: _builtins.str
@@ -552,6 +555,12 @@ class LastingVm(_message.Message):
     pod_sandbox_id: _builtins.str
     pod_namespace: _builtins.str
     pod: _builtins.str
+    moved_to: _builtins.str
+    """The node that it has moved to, empty: none."""
+    comes_from: _builtins.str
+    """The node that it comes from, empty: it is here."""
+    undecided: _builtins.bool
+    """All of it is here, and only the node that it comes from knows whether it may run here."""
     @_builtins.property
     def saved(self) -> Global___SavedState: ...
     def __init__(
@@ -567,10 +576,13 @@ class LastingVm(_message.Message):
         pod_namespace: _builtins.str = ...,
         pod: _builtins.str = ...,
         saved: Global___SavedState | None = ...,
+        moved_to: _builtins.str = ...,
+        comes_from: _builtins.str = ...,
+        undecided: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["saved", b"saved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["container", b"container", "container_id", b"container_id", "created_at", b"created_at", "disk_bytes", b"disk_bytes", "name", b"name", "namespace", b"namespace", "pod", b"pod", "pod_namespace", b"pod_namespace", "pod_sandbox_id", b"pod_sandbox_id", "saved", b"saved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comes_from", b"comes_from", "container", b"container", "container_id", b"container_id", "created_at", b"created_at", "disk_bytes", b"disk_bytes", "moved_to", b"moved_to", "name", b"name", "namespace", b"namespace", "pod", b"pod", "pod_namespace", b"pod_namespace", "pod_sandbox_id", b"pod_sandbox_id", "saved", b"saved", "undecided", b"undecided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -680,3 +692,28 @@ class RemoveVmRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemoveVmRequest: _TypeAlias = RemoveVmRequest  # noqa: Y015
+
+@_typing.final
+class TakeVmRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    CONTAINER_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    name: _builtins.str
+    container: _builtins.str
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        name: _builtins.str = ...,
+        container: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container", b"container", "name", b"name", "namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeVmRequest: _TypeAlias = TakeVmRequest  # noqa: Y015

@@ -130,6 +130,11 @@ class OperatorStub:
                 request_serializer=criproto_dot_operator__v1_dot_operator__pb2.RemoveVmRequest.SerializeToString,
                 response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
                 _registered_method=True)
+        self.TakeVm = channel.unary_unary(
+                '/virtshim.operator.v1.Operator/TakeVm',
+                request_serializer=criproto_dot_operator__v1_dot_operator__pb2.TakeVmRequest.SerializeToString,
+                response_deserializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer:
@@ -270,6 +275,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeVm(self, request, context):
+        """Lets a VM run here that has arrived from a node which no longer answers. If that node runs it all the same, there are two.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -366,6 +378,11 @@ def add_OperatorServicer_to_server(servicer, server):
             'RemoveVm': grpc.unary_unary_rpc_method_handler(
                     servicer.RemoveVm,
                     request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.RemoveVmRequest.FromString,
+                    response_serializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.SerializeToString,
+            ),
+            'TakeVm': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeVm,
+                    request_deserializer=criproto_dot_operator__v1_dot_operator__pb2.TakeVmRequest.FromString,
                     response_serializer=criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.SerializeToString,
             ),
     }
@@ -882,6 +899,33 @@ class Operator:
             target,
             '/virtshim.operator.v1.Operator/RemoveVm',
             criproto_dot_operator__v1_dot_operator__pb2.RemoveVmRequest.SerializeToString,
+            criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeVm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/virtshim.operator.v1.Operator/TakeVm',
+            criproto_dot_operator__v1_dot_operator__pb2.TakeVmRequest.SerializeToString,
             criproto_dot_operator__v1_dot_operator__pb2.ActionResponse.FromString,
             options,
             channel_credentials,

@@ -59,6 +59,8 @@ class OperatorStub:
     """
     RemoveVm: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RemoveVmRequest, _operator_pb2.ActionResponse]
     """Removes a VM that outlives its pods and that no pod uses: disk, firmware variables, TPM state, saved memory."""
+    TakeVm: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TakeVmRequest, _operator_pb2.ActionResponse]
+    """Lets a VM run here that has arrived from a node which no longer answers. If that node runs it all the same, there are two."""
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
     """--- looking"""
@@ -217,5 +219,13 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _grpc.ServicerContext,
     ) -> _operator_pb2.ActionResponse:
         """Removes a VM that outlives its pods and that no pod uses: disk, firmware variables, TPM state, saved memory."""
+
+    @_abc_1.abstractmethod
+    def TakeVm(
+        self,
+        request: _operator_pb2.TakeVmRequest,
+        context: _grpc.ServicerContext,
+    ) -> _operator_pb2.ActionResponse:
+        """Lets a VM run here that has arrived from a node which no longer answers. If that node runs it all the same, there are two."""
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _grpc.Server) -> None: ...

@@ -167,6 +167,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     guest_set_up = _guest_set_up(live, a, exits)
     freezer = GuestFreezer(a.records, a.guest.operations, a.clock, locks)
     states = _states(settings, live, a, exits, freezer)
+    receiving = states.receiving
     stop_container = _stop_container(a, exits, freezer, states)
     guest = GuestFollowers(_entrypoints(live, a, stop_container, exits, guest_set_up), guest_set_up)
     guest_set_up.on_end(guest.entrypoints.follow)
@@ -177,13 +178,11 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         clock=a.clock,
         layout=settings.layout(),
         node=_node(settings, a, runner, parts.devices),
-        run_sandbox=_run_sandbox(settings, live, a, stamps, locks, starting.ups, receiving=states.receiving),
+        run_sandbox=_run_sandbox(settings, live, a, stamps, locks, starting.ups, receiving=receiving),
         stop_sandbox=stop_sandbox,
         remove_sandbox=_remove_sandbox(a, images, stop_sandbox, remove_container, starting.ups),
-        create_container=create_container(
-            settings, live, a, images, stamps, exits, starting.ups, receiving=states.receiving
-        ),
-        start_container=_start_container(live, exits, guest, starting, states.receiving),
+        create_container=create_container(settings, live, a, images, stamps, exits, starting.ups, receiving=receiving),
+        start_container=_start_container(live, exits, guest, starting, receiving),
         stop_container=stop_container,
         checkpoint_container=_checkpoints(settings, a, locks, freezer),
         remove_container=remove_container,
@@ -211,9 +210,9 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         guest_set_up=guest_set_up,
         copy_watch=CopyWatch(a.records, a.volumes.kubelet, guest_set_up, a.clock),
         live=live,
-        operator=operator_servicer(live, a, services, images, freezer, exits, starting.ups),
+        operator=operator_servicer(live, a, services, images, freezer, exits, starting.ups, receiving=receiving),
         starts=starting,
-        receiving=states.receiving,
+        receiving=receiving,
         sending=_sending(settings, a, states, stop_container),
     )
 

@@ -167,6 +167,8 @@ def operator_servicer(
     freezer: GuestFreezer,
     exits: ExitRecorder,
     start_ups: StartUps,
+    *,
+    receiving: ReceiveVm,
 ) -> OperatorServicer:
     action_log = ActionLog(a.records, a.clock)
     return OperatorServicer(
@@ -193,6 +195,7 @@ def operator_servicer(
             images=images,
             inspection=Inspection(a.records, a.vm.hypervisor, services.node, start_ups),
             start_ups=start_ups,
+            receiving=receiving,
             vms=LastingVms(
                 records=a.records,
                 vms=a.files.vms,

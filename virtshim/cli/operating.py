@@ -483,6 +483,23 @@ def remove_vm(
     remove(cri_socket(socket, config), admin_socket(socket, config), name, as_json=as_json)
 
 
+@vms_app.command("take")
+def take_vm(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="a VM's name, namespace/name, or namespace/name/container"),
+    ],
+    as_json: _Json = False,
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
+    """Let a VM run here that has arrived from a node which no longer answers. First make sure that the other node is off for
+    good: it may run the VM, too."""
+    from virtshim.cli.vms import take
+
+    take(cri_socket(socket, config), admin_socket(socket, config), name, as_json=as_json)
+
+
 @operating_app.command()
 def screenshot(
     name: _Vm,

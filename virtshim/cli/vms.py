@@ -1,13 +1,14 @@
-"""`virtshim vms` lists the VMs that outlive their pods; `virtshim vms rm` removes one of them."""
+"""`virtshim vms` lists the VMs that outlive their pods; `virtshim vms rm` removes one of them, and `virtshim vms take` lets one
+run here."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from virtshim.cli.tables import age, tables_show, tables_show_json, tables_size
-from virtshim.cri.operator_client import LastingVm, SavedMemory, operating_beside
+from virtshim.cri.operator_client import LastingVm, OperatorClient, SavedMemory, operating_beside
 from virtshim.model.errors import InvalidRequest, NotFound
 from virtshim.model.text import printable_text
 
@@ -25,12 +26,28 @@ def vms(socket: str, admin: str, template: str = "", *, as_json: bool) -> None:
 
 
 def remove(socket: str, admin: str, wanted: str, *, as_json: bool) -> None:
+    _act("rm", socket, admin, wanted, OperatorClient.remove_vm, as_json=as_json)
+
+
+def take(socket: str, admin: str, wanted: str, *, as_json: bool) -> None:
+    _act("take", socket, admin, wanted, OperatorClient.take_vm, as_json=as_json)
+
+
+def _act(
+    action: str,
+    socket: str,
+    admin: str,
+    wanted: str,
+    act: Callable[[OperatorClient, LastingVm], str],
+    *,
+    as_json: bool,
+) -> None:
     with operating_beside(socket, admin) as operator:
         vm = named(wanted, operator.lasting_vms())
-        message = operator.remove_vm(vm)
+        message = act(operator, vm)
     if as_json:
         found = {"namespace": vm.namespace, "name": vm.name, "container": vm.container}
-        tables_show_json({**found, "action": "rm", "changed": True, "message": message})
+        tables_show_json({**found, "action": action, "changed": True, "message": message})
     else:
         print(printable_text(f"{vm.full_name}: {message}"))
 
@@ -54,7 +71,15 @@ def rows(found: Sequence[LastingVm], now: float) -> Iterator[tuple[str, ...]]:
     """`now`: seconds since 1970. Pure."""
     for vm in found:
         disk = tables_size(vm.disk) if vm.disk else "-"
-        yield f"{vm.namespace}/{vm.name}", vm.container, disk, vm.pod or "-", *_saved(vm.saved, now)
+        yield f"{vm.namespace}/{vm.name}", vm.container, disk, vm.pod or "-", *_state(vm, now)
+
+
+def _state(vm: LastingVm, now: float) -> tuple[str, str, str]:
+    if vm.moved_to:
+        return f"moved to {vm.moved_to}", "-", "-"
+    if vm.comes_from:
+        return f"waits for {vm.comes_from}" if vm.undecided else f"comes from {vm.comes_from}", "-", "-"
+    return _saved(vm.saved, now)
 
 
 def _saved(saved: SavedMemory | None, now: float) -> tuple[str, str, str]:
@@ -79,4 +104,7 @@ def _as_json(vm: LastingVm) -> dict[str, Any]:
         "vmId": vm.vm_id,
         "saved": saved
         and {"size": saved.bytes, "savedAt": saved.saved_at, "lapsesAt": saved.lapses_at, "taken": saved.taken},
+        "movedTo": vm.moved_to,
+        "comesFrom": vm.comes_from,
+        "undecided": vm.undecided,
     }

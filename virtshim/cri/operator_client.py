@@ -66,6 +66,10 @@ class LastingVm:
     pod_id: str
     vm_id: str
     saved: SavedMemory | None
+    # The nodes that it has moved to, and that it comes from, "" for none; and whether it waits for the latter's decision.
+    moved_to: str = ""
+    comes_from: str = ""
+    undecided: bool = False
 
     @property
     def full_name(self) -> str:
@@ -86,6 +90,9 @@ def _lasting_vm(one: operator_pb2.LastingVm) -> LastingVm:
         saved=SavedMemory(saved.bytes, saved.saved_at / 1e9, saved.lapses_at / 1e9, saved.taken)
         if one.HasField("saved")
         else None,
+        moved_to=one.moved_to,
+        comes_from=one.comes_from,
+        undecided=one.undecided,
     )
 
 
@@ -163,6 +170,12 @@ class OperatorClient:
         request = operator_pb2.RemoveVmRequest(namespace=vm.namespace, name=vm.name, container=vm.container)
         with as_shim_errors():
             return self._stub.RemoveVm(request, timeout=_ADMIN_SECONDS).message
+
+    def take_vm(self, vm: LastingVm) -> str:
+        """What came of it."""
+        request = operator_pb2.TakeVmRequest(namespace=vm.namespace, name=vm.name, container=vm.container)
+        with as_shim_errors():
+            return self._stub.TakeVm(request, timeout=_ADMIN_SECONDS).message
 
     def start_ups(self, vm: str = "") -> Sequence[operator_pb2.StartUp]:
         """`vm`: "" for all."""

@@ -25,6 +25,7 @@ from virtshim.model.container import Container
 from virtshim.model.errors import DeadlineExceeded, InvalidRequest, NotFound, WrongState
 from virtshim.model.sandbox import Sandbox
 from virtshim.moves.keeping import KnownVm, LastingVms
+from virtshim.moves.receiving import ReceiveVm
 from virtshim.pods.inspection import Inspection
 from virtshim.pods.lookup import existing_sandbox, find_container, find_sandbox, require_running
 from virtshim.store.ports import Records
@@ -58,6 +59,7 @@ class OperatorServices:
     inspection: Inspection
     start_ups: StartUps
     vms: LastingVms
+    receiving: ReceiveVm
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
@@ -189,6 +191,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         del context
         return _outcome(self.services.vms.remove(request.namespace, request.name, request.container))
 
+    def TakeVm(self, request: pb.TakeVmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
+        del context
+        return _outcome(self.services.receiving.take(request.namespace, request.name, request.container))
+
     # --- finding the VM
 
     def _vm_name(self, container: Container) -> str:
@@ -264,6 +270,10 @@ def _lasting_vm(known: KnownVm) -> pb.LastingVm:
         pod_namespace=pod.key.namespace if pod else "",
         pod=pod.key.name if pod else "",
     )
+    if vm.departure is not None:
+        made.moved_to = vm.departure.node
+    if vm.arrival is not None:
+        made.comes_from, made.undecided = vm.arrival.node, vm.arrival.state is not None
     if vm.saved is not None:
         made.saved.bytes, made.saved.saved_at = vm.saved.bytes, vm.saved.saved_at
         made.saved.lapses_at, made.saved.taken = known.lapses_at, vm.saved.taken_by is not None

@@ -108,7 +108,7 @@ class DiskReceiver:
 def _announced(told: dict[str, Any]) -> tuple[int, list[int] | None]:
     """The size of the disk, and the numbers of the blocks that follow; None if they are impossible."""
     size, blocks = told.get("size"), told.get("blocks")
-    if not isinstance(size, int) or size > _BLOCK * _MOST_BLOCKS:
+    if not isinstance(size, int) or not 0 <= size <= _BLOCK * _MOST_BLOCKS:
         return 0, None
     if not isinstance(blocks, list) or not all(isinstance(one, int) and 0 <= one * _BLOCK < size for one in blocks):
         return 0, None

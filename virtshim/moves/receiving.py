@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from virtshim.containers.record_exit import ExitRecorder
 from virtshim.disks.ports import DiskPlaces, RootDisks
+from virtshim.guest.operation import Outcome
 from virtshim.model.container import Container, Exit, ExitReason
 from virtshim.model.errors import (
     DeadlineExceeded,
@@ -58,6 +59,7 @@ _LOOK: Final = 0.005
 # No guest has more memory.
 _MOST_MEMORY: Final = 1 << 44
 _FAILED_CODE: Final = 1
+_NEVER_RAN: Final = "its container was stopped before the guest could run here"
 
 
 @dataclass(slots=True)
@@ -157,9 +159,7 @@ class ReceiveVm:
         if known is None or known.arrival is None or known.arrival.state is None:
             return known
         if self._counts(known, known.arrival):
-            now = dataclasses.replace(
-                known, arrival=None, lost="its container was stopped before the guest could run here"
-            )
+            now = dataclasses.replace(known, arrival=None, lost=_NEVER_RAN)
         else:
             now = dataclasses.replace(known, arrival=Arrival(known.arrival.node))
         self.vms.put(now)
@@ -221,6 +221,24 @@ class ReceiveVm:
             self._fail(container, "virtshim was restarted while it arrived")
         else:
             self._decide(container, vm, vm.arrival)
+
+    def take(self, namespace: str, name: str, container: str) -> Outcome:
+        """For an operator who knows that the other node is gone."""
+        disk = vm_disk_name(namespace, name, container)
+        vm = self.vms.get(disk)
+        if vm is None or vm.arrival is None:
+            raise WrongState(f"virtual machine {namespace}/{name}/{container} waits for no other node")
+        if vm.arrival.state is None:
+            raise WrongState(
+                f"not all of virtual machine {vm.readable} is on this node: it runs on node {vm.arrival.node}, or is lost with it"
+            )
+        for one in self.restoring.records.containers.all():
+            if one.spec.pod_disk == disk and one.is_running:
+                self._take(one)
+                return Outcome(changed=True, message="the guest runs here")
+        with self.restoring.locks.held_for_all(owner_of(disk)):
+            self.vms.put(dataclasses.replace(vm, arrival=None, lost=_NEVER_RAN))
+        return Outcome(changed=True, message="its next pod here boots from the disk that has arrived")
 
     # --- below: the thread of one arrival
 
@@ -377,7 +395,7 @@ class ReceiveVm:
                 if now is not None and runs:
                     # At once: the other node's record, and this one's, say already that the guest is this node's.
                     restoring.resume(now, vm, state)
-                lost = "" if runs else "its container was stopped before the guest could run here"
+                lost = "" if runs else _NEVER_RAN
                 saved = dataclasses.replace(state, taken_by=container.id) if runs else None
                 self.vms.put(dataclasses.replace(vm, arrival=None, saved=saved, lost=lost))
             if now is None or not runs:

@@ -83,6 +83,8 @@ def arriving_xml(theirs: str, own: str, moved: Mapping[str, str]) -> str:
 
 def _refuse_foreign(result: Element, mine: Element, directories: tuple[str, ...]) -> None:
     """`directories`: those of the container's own files, where ports that were plugged in have their sockets."""
+    if result.get("type") != mine.get("type"):
+        raise _foreign(f"the type {result.get('type')}")
     own = {_features(element) for element in mine.iter()}
     for element in result.iter():
         if _features(element) not in own and not _is_of_guest(element, directories):
@@ -100,7 +102,7 @@ def _is_of_guest(element: Element, directories: tuple[str, ...]) -> bool:
     values = [*element.attrib.values(), element.text or ""]
     match element.tag:
         case "domain":
-            return element.keys() <= {"id", "type"}
+            return set(element.keys()) <= {"id", "type"}
         case "channel":
             return element.attrib == {"type": "unix"}
         case "source":

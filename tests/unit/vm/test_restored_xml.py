@@ -20,7 +20,7 @@ from virtshim.vm import domain_xml
 from virtshim.vm.domain_xml import NodeProfile
 from virtshim.vm.elements.processors import Cgroups, DomainType
 from virtshim.vm.file_owner import QemuIds
-from virtshim.vm.restored_xml import restored_xml
+from virtshim.vm.restored_xml import arriving_xml, restored_xml
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "restored_xml.xml"
 NODE = NodeProfile(
@@ -114,3 +114,75 @@ def test_a_saved_definition_that_names_files_by_entities_is_refused() -> None:
     hostile = hostile.replace("<devices>", "<description>&x;</description><devices>", 1)
     with pytest.raises(WrongState, match="document type"):
         restored_xml(hostile, definition(spec("two"), 2_000_002), MOVED)
+
+
+# --- a definition from another node
+
+
+def elsewhere(text: str = "") -> str:
+    """The running VM's definition on a node whose programs are elsewhere."""
+    return (text or saved()).replace("/usr/lib/virtshim/vmwrapper", "/opt/virtshim/vmwrapper")
+
+
+def arriving(theirs: str) -> etree._Element:
+    return etree.fromstring(arriving_xml(theirs, definition(spec("two"), 2_000_002), MOVED).encode())
+
+
+def test_a_vm_that_arrives_waits_for_its_memory_with_the_programs_of_this_node() -> None:
+    root = arriving(elsewhere())
+    assert root.findtext("devices/emulator") == "/usr/lib/virtshim/vmwrapper"
+    assert [one.get("value") for one in root.iterfind("{*}commandline/{*}arg")] == ["-incoming", "defer"]
+    assert root.find("devices/channel/source[@path='/run/vm/two/exec-12.sock']") is not None
+
+
+def test_a_vm_that_has_arrived_is_saved_and_continued_like_any_other() -> None:
+    again = restored_xml(
+        etree.tostring(arriving(elsewhere()), encoding="unicode"), definition(spec("two"), 2_000_002), {}
+    )
+    assert "-incoming" not in again
+
+
+HOSTILE = {
+    "a device of the host": ("</devices>", '<hostdev mode="subsystem" type="pci"><source/></hostdev></devices>'),
+    "a shared directory": (
+        "</devices>",
+        '<filesystem type="mount"><source dir="/"/><target dir="x"/></filesystem></devices>',
+    ),
+    "a network card": ("</devices>", '<interface type="bridge"><source bridge="br0"/></interface></devices>'),
+    "a socket outside": ("/run/vm/one/exec-12.sock", "/run/docker.sock"),
+    "a socket above": ("/run/vm/one/exec-12.sock", "/run/vm/one/../../docker.sock"),
+    "a port to the network": (
+        "</devices>",
+        '<channel type="tcp"><source mode="connect" host="10.0.0.1" service="1"/><target type="virtio"/></channel></devices>',
+    ),
+    "another console log": ("/state/containers/one/console.log", "/etc/cron.d/console"),
+    "another firmware": ("<os>", '<os><loader readonly="yes" type="pflash">/etc/shadow</loader>'),
+    "a kernel": ("<os>", "<os><kernel>/etc/shadow</kernel>"),
+    "more arguments": ("<qemu:env ", '<qemu:env name="LD_PRELOAD" value="x"/><qemu:env '),
+    "an override of a device": (
+        "<qemu:property ",
+        '<qemu:property name="path" type="string" value="x"/><qemu:property ',
+    ),
+    "a second disk": (
+        "</devices>",
+        '<disk type="file"><source file="/x"/><target dev="vdz" bus="virtio"/></disk></devices>',
+    ),
+    "another domain type": ('type="kvm"', 'type="xen"'),
+    "an entity": ("<domain", '<!DOCTYPE d [<!ENTITY x SYSTEM "file:///etc/hostname">]><domain'),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_node_gets_nothing_into_the_definition(what: str) -> None:
+    before, now = HOSTILE[what]
+    theirs = elsewhere()
+    assert before in theirs, "the test changes something"
+    try:
+        root = arriving(theirs.replace(before, now, 1))
+    except WrongState:
+        return
+    own = etree.fromstring(definition(spec("two"), 2_000_002).encode())
+    assert {value for one in root.iter() for value in one.attrib.values()} - {
+        value for one in own.iter() for value in one.attrib.values()
+    } <= {"-incoming", "defer", "2", "/run/vm/two/exec-12.sock", "io.virtshim.exec.12", "connected", "channel13"}
+    assert root.get("type") == own.get("type")

@@ -1,0 +1,158 @@
+"""A disk reaches the other node in passes, and each pass sends what has changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from virtshim.model.errors import InvalidRequest, ShimError, Unavailable
+from virtshim.moves.disk_passes import DiskReceiver, DiskSender
+
+MIB = 1 << 20
+
+
+class Link:
+    """One end of a link whose other end is in this process."""
+
+    peer = "other"
+
+    def __init__(self, out: Queue[Any], into: Queue[Any]) -> None:
+        self.out = out
+        self.into = into
+
+    def send(self, message: Mapping[str, object], timeout: float) -> None:
+        self.out.put(dict(message))
+
+    def receive(self, timeout: float) -> dict[str, Any]:
+        found: dict[str, Any] = self.into.get(timeout=timeout)
+        return found
+
+    def send_file(self, source: int, idle: float) -> int:
+        total = 0
+        while data := os.read(source, 300_000):
+            self.out.put(data)
+            total += len(data)
+        self.out.put(b"")
+        return total
+
+    def receive_file(self, sink: int, most: int, idle: float) -> int:
+        total = 0
+        while data := self.into.get(timeout=idle):
+            if isinstance(data, ShimError):
+                raise data
+            left = memoryview(data)
+            while left:
+                left = left[os.write(sink, left) :]
+            total += len(data)
+        return total
+
+    def refuse(self, error: ShimError) -> None:
+        self.out.put(error)
+
+    def close(self) -> None:
+        pass
+
+
+class Move:
+    def __init__(self, directory: Path, content: bytes) -> None:
+        self.source, self.target = directory / "source", directory / "target"
+        self.source.write_bytes(content)
+        self.target.write_bytes(b"an earlier disk, which goes")
+        there, back = Queue[Any](), Queue[Any]()
+        self.ours, self.theirs = Link(there, back), Link(back, there)
+        self.sender, self.receiver = DiskSender(str(self.source)), DiskReceiver(str(self.target))
+
+    def one_pass(self) -> int:
+        """The number of bytes that were sent."""
+        sent: list[int] = []
+        thread = threading.Thread(target=lambda: sent.append(self.sender.send(self.ours, 10)))
+        thread.start()
+        self.receiver.receive(self.theirs, self.theirs.receive(10), 10)
+        thread.join()
+        return sent[0]
+
+
+@pytest.fixture
+def move(tmp_path: Path) -> Iterator[Move]:
+    made = Move(tmp_path, os.urandom(3 * MIB) + bytes(5 * MIB) + b"the last, short block")
+    with contextlib.closing(made.sender), contextlib.closing(made.receiver):
+        yield made
+
+
+def test_the_first_pass_sends_all_but_zeros(move):
+    assert move.one_pass() == 4 * MIB
+    assert move.target.read_bytes() == move.source.read_bytes()
+
+
+def test_a_later_pass_sends_only_what_has_changed(move):
+    move.one_pass()
+    with move.source.open("r+b") as file:
+        file.seek(2 * MIB + 5)
+        file.write(b"changed")
+    assert move.one_pass() == MIB
+    assert move.target.read_bytes() == move.source.read_bytes()
+    assert move.one_pass() == 0
+
+
+def test_blocks_that_became_zero_are_sent(move):
+    move.one_pass()
+    with move.source.open("r+b") as file:
+        file.write(bytes(MIB))
+    assert move.one_pass() == MIB
+    assert move.target.read_bytes() == move.source.read_bytes()
+
+
+@pytest.mark.parametrize("size", [9 * MIB + 17, MIB // 2, 0])
+def test_a_disk_that_grows_or_shrinks_meanwhile_arrives_as_it_is(move, size):
+    move.one_pass()
+    os.truncate(move.source, size)
+    move.one_pass()
+    assert move.target.read_bytes() == move.source.read_bytes()
+
+
+def test_the_file_stays_the_one_that_qemu_has_open(move):
+    before = move.target.stat().st_ino
+    move.one_pass()
+    assert move.target.stat().st_ino == before
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"size": MIB, "blocks": [1]},
+        {"size": MIB, "blocks": [-1]},
+        {"size": MIB, "blocks": [0.5]},
+        {"size": MIB, "blocks": ["0"]},
+        {"size": -1, "blocks": []},
+        {"size": 1 << 60, "blocks": []},
+        {"size": "1", "blocks": []},
+        {"size": MIB, "blocks": "0"},
+        {"blocks": [0]},
+    ],
+)
+def test_an_impossible_pass_is_refused_before_anything_is_written(move, told):
+    with pytest.raises(InvalidRequest, match="node other: sent a pass of a disk with impossible blocks"):
+        move.receiver.receive(move.theirs, told, 10)
+
+
+def test_a_pass_with_too_few_bytes_is_refused(move):
+    move.ours.send({}, 1)
+    move.theirs.receive(1)
+    move.ours.out.put(b"x" * MIB)
+    move.ours.out.put(b"")
+    with pytest.raises(InvalidRequest, match="another number of blocks"):
+        move.receiver.receive(move.theirs, {"size": 2 * MIB, "blocks": [0, 1]}, 10)
+
+
+def test_a_link_that_breaks_is_the_error(move):
+    move.ours.out.put(b"x" * MIB)
+    move.ours.refuse(Unavailable("node other: closed the connection"))
+    with pytest.raises(Unavailable):
+        move.receiver.receive(move.theirs, {"size": 2 * MIB, "blocks": [0, 1]}, 10)
