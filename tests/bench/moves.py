@@ -7,13 +7,10 @@ import contextlib
 import os
 import subprocess
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Self
 
 from bare import BareLibvirt
+from ears import TALK, Ears, console
 from figures import Figures
 from node import VIRTSHIM, Node, free_cidr
 from outlive import virsh_ms
@@ -21,10 +18,7 @@ from peer_nodes import PeerNodes
 from podclient import PodClient, container_config, pod_config
 
 _VM = {"virtshim.io/vm": "bench"}
-# The guest says something all the time.
-_TALK = "(while :; do echo . > /dev/console; usleep 2000; done) </dev/null >/dev/null 2>&1 &"
 _LIMIT = 120.0
-_TICK = 0.0005
 
 
 def move_rounds(image: str, rounds: int, figures: Figures) -> None:
@@ -64,12 +58,12 @@ def _standstill(first: tuple[PodClient, Node], second: tuple[PodClient, Node], i
     """Milliseconds between the guest's last word on one node and its first on the other."""
     pod, container = _pod(*first, image, number, _VM)
     first[0].start(container)
-    assert first[0].exec_sync(container, "sh", "-c", _TALK).exit_code == 0
+    assert first[0].exec_sync(container, "sh", "-c", TALK).exit_code == 0
     new_pod, new = _pod(*second, image, number, {**_VM, "virtshim.io/restore-from": "here"})
-    words = [_console(first[1], container), _console(second[1], new)]
-    with _Ears(words) as ears:
+    words = [console(first[1].directory, container), console(second[1].directory, new)]
+    with Ears(words) as ears:
         second[0].start(new)
-        ears.wait_for_second()
+        ears.wait_for_second(_LIMIT)
     second[0].stop(new, 0)
     for client, one in ((second[0], new_pod), (first[0], pod)):
         client.remove_pod(one)
@@ -83,45 +77,3 @@ def _pod(client: PodClient, node: Node, image: str, number: int, annotations: di
     config = pod_config("moving", f"{node.directory}/logs/moving-{number}", annotations)
     pod = client.run_pod(config)
     return pod, client.create(pod, container_config(client.pull(image)), config)
-
-
-def _console(node: Node, container: str) -> Path:
-    return Path(f"{node.directory}/state/containers/{container}/console.log")
-
-
-class _Ears:
-    """Listens to two consoles."""
-
-    def __init__(self, consoles: list[Path]) -> None:
-        self._consoles = consoles
-        self._last_of_first = 0.0
-        self._first_of_second = 0.0
-        self._heard = threading.Event()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def wait_for_second(self) -> None:
-        assert self._heard.wait(_LIMIT), "the guest says nothing on its new node"
-
-    def gap_ms(self) -> float:
-        return (self._first_of_second - self._last_of_first) * 1000
-
-    def _listen(self) -> None:
-        before = 0
-        while not self._over.is_set() and not self._heard.is_set():
-            sizes = [path.stat().st_size if path.exists() else 0 for path in self._consoles]
-            now = time.monotonic()
-            if sizes[0] != before:
-                before, self._last_of_first = sizes[0], now
-            if sizes[1]:
-                self._first_of_second = now
-                self._heard.set()
-            time.sleep(_TICK)

@@ -22,6 +22,8 @@ from virtshim.system import process
 
 _SILENT = {
     "vm.hypervisor": ("watching", "on_power_event", "trouble", "usage"),
+    "vm.streams": ("state",),
+    "guest.boot_output": ("piece",),
     "network.pods": ("trouble",),
     "network.streaming": ("refused",),
     "files.images": ("path", "filesystem_usage", "format_of"),
