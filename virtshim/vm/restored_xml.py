@@ -54,6 +54,8 @@ _OF_GUEST_ALONE: Final = frozenset(
 )
 # Of a port that was plugged in. libvirt removes the file that it finds there, whatever that is.
 _PLUGGED: Final = re.compile(r"exec-[0-9]{1,3}\.sock")
+# What libvirt leaves out of a definition for another node, and adds there itself.
+_IMPLICIT: Final = frozenset({"input"})
 # What says how a disk may be used.
 _RIGHTS: Final = ("readonly", "shareable", "transient")
 
@@ -92,7 +94,8 @@ def arriving_xml(theirs: str, own: str, moved: Mapping[str, str]) -> str:
 def _refuse_foreign(result: Element, mine: Element) -> None:
     sockets = _sockets(mine)
     has, own = Counter(_features(result)), Counter(_features(mine))
-    for (path, attributes, text), _ in ((has - own) + (own - has)).items():
+    lacks = [one for one in own - has if one[0][-1] not in _IMPLICIT]
+    for path, attributes, text in [*(has - own), *lacks]:
         if not _is_of_guest(path[-1], dict(attributes), text, sockets):
             raise _foreign(f"<{path[-1]}> {' '.join((*(value for _, value in attributes), text))}")
     rights = {_target(disk): _rights(disk) for disk in mine.iterfind("devices/disk")}

@@ -131,6 +131,11 @@ def test_a_vm_of_another_node_waits_for_its_memory_in_an_emulator_of_this_node()
     assert result.find("devices/channel/source[@path='/run/vm/two/exec-12.sock']") is not None
 
 
+def test_devices_that_libvirt_adds_itself_may_be_missing() -> None:
+    own = definition(spec("two"), 2_000_002).replace("<devices>", '<devices><input type="mouse" bus="ps2"/>', 1)
+    assert "incoming" in arriving_xml(saved(), own, MOVED)
+
+
 def test_a_vm_whose_cpu_libvirt_has_expanded_may_arrive() -> None:
     root = etree.fromstring(saved().encode())
     cpu = root.find("cpu")
