@@ -55,7 +55,7 @@ _OF_GUEST_ALONE: Final = frozenset(
 # Of a port that was plugged in. libvirt removes the file that it finds there, whatever that is.
 _PLUGGED: Final = re.compile(r"exec-[0-9]{1,3}\.sock")
 # What libvirt leaves out of a definition for another node, and adds there itself.
-_IMPLICIT: Final = frozenset({"input"})
+_IMPLICIT: Final = frozenset({"audio", "input"})
 # What says how a disk may be used.
 _RIGHTS: Final = ("readonly", "shareable", "transient")
 

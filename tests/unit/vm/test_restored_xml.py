@@ -132,7 +132,9 @@ def test_a_vm_of_another_node_waits_for_its_memory_in_an_emulator_of_this_node()
 
 
 def test_devices_that_libvirt_adds_itself_may_be_missing() -> None:
-    own = definition(spec("two"), 2_000_002).replace("<devices>", '<devices><input type="mouse" bus="ps2"/>', 1)
+    own = definition(spec("two"), 2_000_002).replace(
+        "<devices>", '<devices><input type="mouse" bus="ps2"/><audio id="1" type="none"/>', 1
+    )
     assert "incoming" in arriving_xml(saved(), own, MOVED)
 
 
