@@ -149,6 +149,7 @@ class _Cuttable:
 @contextlib.contextmanager
 def two_nodes(directory: Path) -> Iterator[tuple[Node, Node]]:
     """`here`, where the VM is, and `there`."""
+    directory.mkdir(exist_ok=True)
     ca, addresses = ClusterCa(directory), dict[str, str]()
     here, there = (Node(name, directory / name, ca, addresses) for name in ("here", "there"))
     try:

@@ -273,7 +273,7 @@ def _start_container(
 
 def _vm_images(vms: SavedVms) -> frozenset[ImageDigest]:
     """Raises InternalError for an unreadable record, because its image is not known."""
-    return frozenset(vm.image for vm in vms.all(strict=True) if vm.departure is None)
+    return frozenset(vm.image for vm in vms.all(strict=True) if not vm.has_left)
 
 
 def _states(

@@ -102,8 +102,10 @@ class ContainerRecords:
         without_devices = self.claims.end_earlier(admitted.granted, admitted.sandbox)
         with self._vm_held(admitted):
             brought = self._bring_state(admitted)
+            expected = self._expect(admitted)
             with self.images.pinned(admitted.config.image, admitted.volumes) as image, self.uids.free() as uid:
-                self._expect(admitted, image.digest)
+                if expected is not None and image.digest != expected:
+                    raise Aborted("the image changed meanwhile; repeat the call")
                 container = self._new(admitted, image, uid)
                 self._refuse_taken_uuid(admitted, ended)
                 # From now on the record reserves the image, the devices, and the VM that outlives its pods.
@@ -127,15 +129,20 @@ class ContainerRecords:
         vm = f"{key.namespace}/{vm_name(admitted.options.vm, key)}/{admitted.name.name}"
         return self.state_volumes.bring(admitted.state_volume, disk, vm)
 
-    def _expect(self, admitted: Admitted, image: ImageDigest) -> None:
-        """Prepares for a VM that comes from another node. Refuses a pod whose VM is there."""
-        if disk := _vm_disk(admitted):
-            self._with_uuid_of(admitted)  # refuses a VM that runs
-            if node := admitted.options.restore_from:
-                key = admitted.sandbox.key
-                self.receiving.expect(key, vm_name(admitted.options.vm, key), admitted.name.name, node, image)
-            else:
-                self.receiving.not_expected(disk)
+    def _expect(self, admitted: Admitted) -> ImageDigest | None:
+        """Prepares for a VM that comes from another node. Refuses a pod whose VM is there. Asks the other node, so without the
+        locks that other pods need. Returns the image that the VM is expected with."""
+        disk, key = _vm_disk(admitted), admitted.sandbox.key
+        if not disk:
+            return None
+        self._with_uuid_of(admitted)  # refuses a VM that runs
+        if not (node := admitted.options.restore_from):
+            self.receiving.not_expected(disk)
+            return None
+        with self.images.pinned(admitted.config.image) as image:
+            digest = image.digest
+        self.receiving.expect(key, vm_name(admitted.options.vm, key), admitted.name.name, node, digest)
+        return digest
 
     @contextlib.contextmanager
     def _vm_held(self, admitted: Admitted) -> Iterator[None]:

@@ -36,6 +36,8 @@ _PRESS_AGAIN = 5.0
 _SIGNAL_LIMIT = 10.0
 # The share of the grace period in which memory is saved. What does not fit is shut down in the rest.
 _SAVING = 2 / 3
+# For a move that was broken off to let the guest go on.
+_BREAKING_OFF = 5.0
 # For the last read of the termination message of a command that did not end.
 _LAST_LOOK = 1.0
 
@@ -62,6 +64,8 @@ class _Stop:
     instead: Callable[[], None] | None = None
     # Whether the container runs on when `instead` has succeeded.
     runs_on: bool = False
+    # Makes `instead` fail soon, unless it has succeeded already.
+    break_off: Callable[[], None] | None = None
 
 
 class StopContainer:
@@ -130,13 +134,20 @@ class StopContainer:
             )
         self._releases.try_to_finish(container.id)
 
-    def instead_of_stops(self, container: Container, act: Callable[[], None], *, runs_on: bool = True) -> None:
-        """Calls `act`. A stop that comes meanwhile waits for it, at most for its own grace period. `runs_on`: whether the
-        container has to be stopped even if `act` succeeds."""
+    def instead_of_stops(
+        self,
+        container: Container,
+        act: Callable[[], None],
+        break_off: Callable[[], None] | None = None,
+        *,
+        runs_on: bool = True,
+    ) -> None:
+        """Calls `act`. A stop that comes meanwhile waits for it, at most for its own grace period; with `break_off`, which makes
+        `act` fail, for a part of that. `runs_on`: whether the container has to be stopped even if `act` succeeds."""
         with self._lock:
             if container.id in self._stops:
                 raise WrongState(f"container {container.id.short} is being stopped")
-            mine = _Stop(self._clock.monotonic(), 0.0, instead=act, runs_on=runs_on)
+            mine = _Stop(self._clock.monotonic(), 0.0, instead=act, runs_on=runs_on, break_off=break_off)
             self._stops[container.id] = mine
         self._lead(container, mine)
 
@@ -188,11 +199,16 @@ class StopContainer:
         if mine is not None:
             self._lead(container, mine)
         elif running is not None and running.instead is not None:
-            if not self._clock.wait(running.done, grace):
+            if not self._gives_way(running, grace):
                 log.info("vm.destroy", container=container.id.short, grace_s=grace)
-                self._exits.note_kill(container.id, f"killed: its memory was still being written after {grace:g} s")
+                message = f"killed: its memory was still being written after {grace:g} s"
+                self._exits.note_kill(container.id, message)
                 self._hypervisor.destroy(container.domain_uuid, container.id)  # which ends the save, too
-                running.done.wait()
+                if not running.done.wait(None if running.break_off is None else _BREAKING_OFF):
+                    self._settled(
+                        container, message
+                    )  # the other node, or the disk, is slow; a stop does not wait for it
+                    return
             if running.error is not None or running.runs_on:
                 self._stop(container, max(0.0, until - self._clock.monotonic()))
         elif running is not None:
@@ -200,10 +216,22 @@ class StopContainer:
             if running.error is not None:
                 raise running.error
 
+    def _gives_way(self, running: _Stop, grace: float) -> bool:
+        """Whether what is done instead of a stop ends within the grace period. A move is broken off, because it may take hours,
+        and the guest shuts down in the rest."""
+        if running.break_off is None:
+            return self._clock.wait(running.done, grace)
+        early = grace * (1 - _SAVING)
+        if self._clock.wait(running.done, early):
+            return True
+        running.break_off()
+        return running.done.wait(min(_BREAKING_OFF, grace - early))
+
     def kill(self, container: Container, message: str) -> None:
         """Ends the VM now, even if another call is stopping it. Waits for no other stop and for no devices, so the
         caller may hold the pod's lock. It may not do so for `stop`, which may join a stop that needs the lock."""
         self._record_own_end(container)
+        self._states.receiving.break_off(container.id)
         self._unplug.before_kill(container, message)
         self._hypervisor.destroy(container.domain_uuid, container.id)
         self._settled(container, message)
@@ -259,8 +287,9 @@ class StopContainer:
     def _is_elsewhere(self, container: Container) -> bool:
         """Whether its guest was not here, and the container has ended."""
         found = self._records.containers.get(container.id)
-        if found is None or not (found.status.moved_to or self._states.receiving.awaits(found)):
+        if found is None or not self._states.is_elsewhere(found):
             return False
+        self._states.receiving.break_off(container.id)
         message = "killed: the virtual machine had not arrived from its other node"
         self._exits.note_kill(container.id, message)
         self._hypervisor.destroy(container.domain_uuid, container.id)

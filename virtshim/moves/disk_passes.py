@@ -12,21 +12,24 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted
+from virtshim.model.errors import Aborted, InternalError, InvalidRequest, ResourceExhausted
 from virtshim.peers.ports import PeerLink
 
 _BLOCK: Final = 1 << 20
 # A longer one is refused. Its list of blocks has to fit into one message.
 _MOST_BLOCKS: Final = 120_000
+# Bytes per second. A node that takes less keeps the VM from other things for too long.
+_SLOWEST: Final = 2 << 20
 _ZEROS: Final = hashlib.blake2b(bytes(_BLOCK), digest_size=16).digest()
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class DiskSender:
-    """Reads the file `path`. One thread at a time."""
+    """Reads the file `path`. One thread at a time. `broken`: ends a pass, with Aborted."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, broken: threading.Event) -> None:
         self._path = path
+        self._broken = broken
         self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         # Of each block that the other node has.
         self._sums: dict[int, bytes] = {}
@@ -41,7 +44,11 @@ class DiskSender:
             raise ResourceExhausted(f"the root disk has {size} bytes, and {_BLOCK * _MOST_BLOCKS} can be moved at most")
         blocks = [number for number, data in self._blocks(range(-(-size // _BLOCK))) if self._is_new(number, data)]
         link.send({"size": size, "blocks": blocks}, timeout)
-        with _beside(lambda pipe: self._feed(pipe, blocks), writes=True) as pipe:
+        patience = timeout + len(blocks) * _BLOCK / _SLOWEST
+        with (
+            closed_after(patience, link),
+            _beside(lambda pipe: self._feed(pipe, blocks), writes=True) as pipe,
+        ):
             return link.send_file(pipe, timeout)
 
     def _is_new(self, number: int, data: bytes) -> bool:
@@ -54,6 +61,8 @@ class DiskSender:
 
     def _blocks(self, numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]:
         for number in numbers:
+            if self._broken.is_set():
+                raise Aborted("the move was broken off")
             try:
                 yield number, os.pread(self._file, _BLOCK, number * _BLOCK)
             except OSError as exc:
@@ -103,6 +112,18 @@ class DiskReceiver:
         except OSError as exc:
             kind = ResourceExhausted if exc.errno in _FULL else InternalError
             raise kind(f"the root disk {self._path} cannot be written: {exc.strerror}") from exc
+
+
+@contextlib.contextmanager
+def closed_after(seconds: float, link: PeerLink) -> Iterator[None]:
+    """Closes the link if the block takes longer: a node that is slow at each step, but never too slow, is too slow."""
+    timer = threading.Timer(seconds, link.close)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _announced(told: dict[str, Any]) -> tuple[int, list[int] | None]:

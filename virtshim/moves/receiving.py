@@ -12,6 +12,7 @@ import binascii
 import contextlib
 import dataclasses
 import os
+import re
 import secrets
 import sys
 import threading
@@ -27,6 +28,7 @@ from virtshim.disks.ports import DiskPlaces, RootDisks
 from virtshim.guest.operation import Outcome
 from virtshim.model.container import Container, Exit, ExitReason
 from virtshim.model.errors import (
+    Aborted,
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
@@ -40,6 +42,7 @@ from virtshim.model.ids import ContainerId, ImageDigest
 from virtshim.model.layout import Layout, directories_of
 from virtshim.model.sandbox import PodKey, Sandbox, owner_of, vm_disk_name
 from virtshim.model.text import escaped
+from virtshim.model.vm import Power
 from virtshim.moves.disk_passes import DiskReceiver
 from virtshim.moves.ports import SavedVms
 from virtshim.moves.restoring import RestoreVm, continuing
@@ -60,17 +63,23 @@ _LOOK: Final = 0.005
 _MOST_MEMORY: Final = 1 << 44
 _FAILED_CODE: Final = 1
 _NEVER_RAN: Final = "its container was stopped before the guest could run here"
+# The other node may be a taken-over one: more passes over a disk than it needs, the longest state, and NICs of one VM.
+_MOST_PASSES: Final = 32
+_LONGEST_STATE: Final = 64 << 10
+_MOST_NICS: Final = 64
+_MAC: Final = re.compile("[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
 @dataclass(slots=True)
 class _Opened:
-    """A link to the other node, and what it said. `closing`: closes the link."""
+    """A link to the other node, and what it said. `closing`: closes the link. `links`: this one, and that of the memory."""
 
     link: PeerLink
     move: str
     images: str
     has_disk: bool
     closing: contextlib.ExitStack
+    links: list[PeerLink]
 
 
 @dataclass(slots=True)
@@ -89,9 +98,15 @@ class ReceiveVm:
     def close(self) -> None:
         """Breaks moves off that are under way. The next process ends them."""
         self._threads.closing.set()
-        for opened in list(self._opened.values()):
-            opened.link.close()
+        for container in list(self._opened):
+            self.break_off(container)
         self._threads.close()
+
+    def break_off(self, container: ContainerId) -> None:
+        """Ends what waits for the other node. The guest runs on there, unless all of it has arrived."""
+        if (opened := self._opened.get(container)) is not None:
+            for link in opened.links:
+                link.close()
 
     def awaits(self, container: Container) -> bool:
         """Whether the container's guest has not arrived yet."""
@@ -114,7 +129,6 @@ class ReceiveVm:
         known = self._settled(self.vms.get(disk))
         if known is not None and known.is_here:
             return
-        self.disks.delete_pod_disks(owner_of(disk))  # a part of a disk that did not arrive
         asked = {"namespace": pod.namespace, "vm": vm, "container": container}
         answer = self._ask(node, {"do": "describe", **asked})
         if (theirs := answer.get("image")) != image.value:
@@ -122,6 +136,7 @@ class ReceiveVm:
                 f"the disk of virtual machine {vm} on node {node} is based on image {escaped(str(theirs), 100)}, and this pod "
                 f"has {image.value}; name the image by its digest"
             )
+        self.disks.delete_pod_disks(owner_of(disk))  # a part of a disk that did not arrive
         self.vms.put(
             VmRecord(
                 disk=disk,
@@ -132,6 +147,8 @@ class ReceiveVm:
                 created_at=self.restoring.clock.now_ns(),
                 macs=_macs(answer),
                 arrival=Arrival(node),
+                # Until it has arrived: a node that it left to may still ask, and no other pod may start the VM anew.
+                departure=known.departure if known is not None else None,
             )
         )
         try:
@@ -159,7 +176,7 @@ class ReceiveVm:
         if known is None or known.arrival is None or known.arrival.state is None:
             return known
         if self._counts(known, known.arrival):
-            now = dataclasses.replace(known, arrival=None, lost=_NEVER_RAN)
+            now = known.arrived(None, lost=_NEVER_RAN)
         else:
             now = dataclasses.replace(known, arrival=Arrival(known.arrival.node))
         self.vms.put(now)
@@ -191,7 +208,7 @@ class ReceiveVm:
                 )
             self.vms.put(dataclasses.replace(vm, arrival=Arrival(vm.arrival.node, move)))
             self.restoring.hypervisor.await_memory(container.domain_uuid, container.id, theirs, moved)
-            self._opened[container.id] = _Opened(link, move, images, has_disk, closing.pop_all())
+            self._opened[container.id] = _Opened(link, move, images, has_disk, closing.pop_all(), [link])
         return container.running(self.restoring.clock.now_ns()).awaited()
 
     def give_back(self, container: Container) -> None:
@@ -204,21 +221,25 @@ class ReceiveVm:
         """Lets a restored guest run, or follows one that arrives. Returns the container as recorded."""
         if (opened := self._opened.get(container.id)) is None:
             return self.restoring.go_on(container)
-        self._threads.start(container.id, lambda: self._arrive(container, opened))
+        try:
+            self._threads.start(container.id, lambda: self._arrive(container, opened))
+        except RuntimeError:  # no thread; the caller ends the VM
+            self._opened.pop(container.id).closing.close()
+            raise
         return container
 
     def finish_leftover(self, container: Container) -> None:
         """For a VM whose arrival another process followed, or this one cannot finish."""
+        if container.id in self._opened or self._threads.thread(container.id) is not None:
+            return  # looked at first: what the record says afterwards is the last word of that thread
         vm = self.vms.get(container.spec.pod_disk)
-        if self._threads.thread(container.id) is not None:
-            return
         if vm is None or vm.arrival is None:
             with self.restoring.locks.held(container.sandbox_id):
                 now = self.restoring.records.containers.get(container.id)
                 if now is not None and now.is_running:
-                    self.restoring.go_on(now)
+                    self._go_on(now)
         elif vm.arrival.state is None:
-            self._fail(container, "virtshim was restarted while it arrived")
+            self._fail(container, vm.arrival.move, "virtshim was restarted while it arrived")
         else:
             self._decide(container, vm, vm.arrival)
 
@@ -237,7 +258,7 @@ class ReceiveVm:
                 self._take(one)
                 return Outcome(changed=True, message="the guest runs here")
         with self.restoring.locks.held_for_all(owner_of(disk)):
-            self.vms.put(dataclasses.replace(vm, arrival=None, lost=_NEVER_RAN))
+            self.vms.put(vm.arrived(None, lost=_NEVER_RAN))
         return Outcome(changed=True, message="its next pod here boots from the disk that has arrived")
 
     # --- below: the thread of one arrival
@@ -248,10 +269,10 @@ class ReceiveVm:
                 self._receive(container, opened)
         except ShimError as exc:
             log.warning("vm.not_arrived", container=container.id.short, error=str(exc))
-            self._after_error(container, str(exc))
+            self._after_error(container, opened.move, str(exc))
         except Exception as exc:  # the edge of the thread: nobody else would end the container
             log.exception("vm.arrival.crashed", container=container.id.short)
-            self._after_error(container, f"{type(exc).__name__}; virtshim's log has the details")
+            self._after_error(container, opened.move, f"{type(exc).__name__}; virtshim's log has the details")
         finally:
             self._opened.pop(container.id, None)
 
@@ -265,7 +286,7 @@ class ReceiveVm:
                 raise InvalidRequest(f"node {link.peer}: sent neither a disk nor memory")
             with self._memory(container, opened) as memory:
                 told = self._passes(link, root)
-                state = _state(link, told)
+                state = self._state(container, link, told)
                 memory()
             self._until_read(container)
             if root is not None:
@@ -273,26 +294,39 @@ class ReceiveVm:
                     container.domain_uuid, container.id, opened.images, self.layout.images
                 )
                 root.sync()
-        with self.restoring.locks.held_for_all(owner_of(container.spec.pod_disk)):
-            vm = self._record(container)
-            if vm.arrival is None or vm.arrival.move != opened.move:
-                raise WrongState("another attempt has begun to move the virtual machine here")
-            vm = dataclasses.replace(vm, arrival=dataclasses.replace(vm.arrival, state=state))
-            self.vms.put(vm)
+        self._has_all(container, opened.move, state)
         link.send({"arrived": True}, ANSWER)
         answer = link.receive(SYNC)
         if answer.get("outcome") != "yes":
             raise InvalidRequest(f"node {link.peer}: sent no proper outcome of the move")
         self._take(container)
 
+    def _has_all(self, container: Container, move: str, state: SavedState) -> None:
+        """Writes that all of the VM is here. Raises Aborted if it could not run here: it then runs on where it is."""
+        restoring = self.restoring
+        with (
+            restoring.locks.held(container.sandbox_id),
+            restoring.locks.held_for_all(owner_of(container.spec.pod_disk)),
+        ):
+            now, vm = restoring.records.containers.get(container.id), self._record(container)
+            if vm.arrival is None or vm.arrival.move != move:
+                raise WrongState("another attempt has begun to move the virtual machine here")
+            if now is None or not now.is_running or now.status.ending is not None:
+                raise Aborted("its container was stopped")
+            if restoring.hypervisor.power(container.domain_uuid).power is not Power.PAUSED:
+                raise Aborted("its QEMU has ended")
+            self.vms.put(dataclasses.replace(vm, arrival=dataclasses.replace(vm.arrival, state=state)))
+
     def _passes(self, link: PeerLink, root: DiskReceiver | None) -> dict[str, Any]:
         """Receives passes of the disk. Returns the first message that announces none."""
-        while "blocks" in (told := link.receive(LONGEST_PASS)):
+        for _ in range(_MOST_PASSES):
+            if "blocks" not in (told := link.receive(LONGEST_PASS)):
+                return told
             if root is None:
                 raise InvalidRequest(f"node {link.peer}: sent a disk that is on a volume")
             root.receive(link, told, IDLE)
             root.sync()  # so that little is left to be written while the guest stands still
-        return told
+        raise InvalidRequest(f"node {link.peer}: sent the disk more than {_MOST_PASSES} times")
 
     @contextlib.contextmanager
     def _memory(self, container: Container, opened: _Opened) -> Iterator[Callable[[], None]]:
@@ -305,6 +339,7 @@ class ReceiveVm:
                     link.receive_file(pipe, _MOST_MEMORY, LONGEST_PASS)
             except Exception as exc:  # noqa: BLE001  passed on
                 errors.append(exc)
+                link.close()  # so that the other node learns of it now
 
         def finished() -> None:
             thread.join()
@@ -312,6 +347,7 @@ class ReceiveVm:
                 raise errors[0]
 
         with self.peers.connect(opened.link.peer, _CONNECT) as link:
+            opened.links.append(link)
             link.send({"do": "memory", "move": opened.move}, ANSWER)
             thread = threading.Thread(target=pump, name="memory", daemon=True)
             thread.start()
@@ -321,6 +357,7 @@ class ReceiveVm:
                 if sys.exc_info()[0] is not None:  # the other node may never end the stream
                     link.close()
                 thread.join()
+                opened.links.remove(link)
 
     @contextlib.contextmanager
     def _into_qemu(self, container: Container) -> Iterator[int]:
@@ -348,15 +385,15 @@ class ReceiveVm:
 
     # --- the outcome
 
-    def _after_error(self, container: Container, why: str) -> None:
+    def _after_error(self, container: Container, move: str, why: str) -> None:
         """Ends the container, unless its guest may have to run here: then asks until the other node says so."""
         while not self._threads.closing.is_set():
             try:
                 vm = self.vms.get(container.spec.pod_disk)
                 if vm is None or vm.arrival is None:
                     return
-                if vm.arrival.state is None:
-                    self._fail(container, why)
+                if vm.arrival.move != move or vm.arrival.state is None:
+                    self._fail(container, move, why)
                 else:
                     self._decide(container, vm, vm.arrival)
                 return
@@ -371,7 +408,7 @@ class ReceiveVm:
         if self._counts(vm, arrival):
             self._take(container)
         else:
-            self._fail(container, f"node {arrival.node} has broken the move off")
+            self._fail(container, arrival.move, f"node {arrival.node} has broken the move off")
 
     def _counts(self, vm: VmRecord, arrival: Arrival) -> bool:
         """Whether the guest may run here. Raises Unavailable while nobody knows."""
@@ -397,26 +434,62 @@ class ReceiveVm:
                     restoring.resume(now, vm, state)
                 lost = "" if runs else _NEVER_RAN
                 saved = dataclasses.replace(state, taken_by=container.id) if runs else None
-                self.vms.put(dataclasses.replace(vm, arrival=None, saved=saved, lost=lost))
-            if now is None or not runs:
-                return
-            if now.spec.command:  # its output goes on where it was read to
-                restoring.logs.entrypoints.write(now.id, (), state.read_to)
-            now = continuing(now, state)
-            restoring.records.containers.replace(now)
-            restoring.keep_copy(now)
-            restoring.arrived(now)
+                self.vms.put(vm.arrived(saved, lost=lost))
+            if now is not None and runs:
+                self._go_on(now, resumed=True)
         self.exits.record_if_ended(container.id)
 
-    def _fail(self, container: Container, why: str) -> None:
-        """Ends a container whose guest does not run here."""
-        vm = self._record(container)
-        if vm.arrival is not None:
-            self.vms.put(dataclasses.replace(vm, arrival=Arrival(vm.arrival.node)))
+    def _go_on(self, container: Container, *, resumed: bool = False) -> None:
+        """Lets a guest run that is this node's. Repeatable. The caller holds the pod's lock."""
+        restoring = self.restoring
+        vm = self.vms.get(container.spec.pod_disk)
+        state = vm.saved if vm is not None else None
+        if state is not None and state.taken_by == container.id and container.status.known_as is None:
+            if container.spec.command:  # its output goes on where it was read to
+                restoring.logs.entrypoints.write(container.id, (), state.read_to)
+            container = continuing(container, state)
+            restoring.records.containers.replace(container)
+            restoring.keep_copy(container)
+        if resumed:
+            restoring.arrived(container)
+        else:
+            restoring.go_on(container)
+
+    def _fail(self, container: Container, move: str, why: str) -> None:
+        """Ends a container whose guest does not run here, and removes what has arrived, which is then in nobody's way."""
         message = f"the virtual machine did not arrive from its other node: {why}"
-        self.exits.begin_end(container.id, Exit(_FAILED_CODE, ExitReason.ERROR, self.restoring.clock.now_ns(), message))
-        self.restoring.hypervisor.destroy(container.domain_uuid, container.id)
-        self.exits.record_if_ended(container.id)
+        with self.restoring.locks.held(container.sandbox_id):
+            if self._record(container).arrival is None:  # it has arrived after all
+                return
+            how = Exit(_FAILED_CODE, ExitReason.ERROR, self.restoring.clock.now_ns(), message)
+            self.exits.begin_end(container.id, how)
+            self.restoring.hypervisor.destroy(container.domain_uuid, container.id)
+            self.exits.record_if_ended(container.id)
+            with self.restoring.locks.held_for_all(owner_of(container.spec.pod_disk)):
+                vm = self._record(container)
+                if vm.arrival is None or vm.arrival.move != move:  # a later attempt's
+                    return
+                self.disks.delete_pod_disks(owner_of(vm.disk))
+                self.vms.put(dataclasses.replace(vm, arrival=Arrival(vm.arrival.node)))
+
+    def _state(self, container: Container, link: PeerLink, told: Mapping[str, Any]) -> SavedState:
+        """What the other node knows of its guest, and nothing else: the record decides what this node does."""
+        text = str(told.get("state", ""))
+        try:
+            theirs = STATE.validate_json(text if len(text) <= _LONGEST_STATE else "")[0]
+        except (ValidationError, InvalidRequest, ValueError) as exc:
+            raise InvalidRequest(f"node {link.peer}: sent no proper state of the guest") from exc
+        return SavedState(
+            container=container.id,
+            sandbox=container.sandbox_id,
+            saved_at=self.restoring.clock.now_ns(),
+            bytes=0,
+            known_as=theirs.known_as,
+            command_begun=theirs.command_begun,
+            read_to=theirs.read_to,
+            user=theirs.user,
+            addresses=theirs.addresses,
+        )
 
     def _record(self, container: Container) -> VmRecord:
         vm = self.vms.get(container.spec.pod_disk)
@@ -436,7 +509,8 @@ def _named(vm: VmRecord) -> dict[str, str]:
 
 def _macs(answer: Mapping[str, Any]) -> Mapping[str, str]:
     found = answer.get("macs")
-    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+    are_macs = isinstance(found, dict) and all(isinstance(one, str) and _MAC.fullmatch(one) for one in found.values())
+    if not isinstance(found, dict) or not are_macs or len(found) > _MOST_NICS or any(len(name) > 15 for name in found):
         raise InvalidRequest("the other node sent no proper MACs of the virtual machine")
     return found
 
@@ -455,10 +529,3 @@ def _refuse_other_macs(vm: VmRecord, sandbox: Sandbox, told: Mapping[str, Any]) 
 def _paths(found: object) -> list[str]:
     """Empty if they are none."""
     return found if isinstance(found, list) and all(isinstance(one, str) and one for one in found) else []
-
-
-def _state(link: PeerLink, told: dict[str, Any]) -> SavedState:
-    try:
-        return STATE.validate_json(str(told.get("state", "")))[0]
-    except (ValidationError, InvalidRequest, ValueError) as exc:
-        raise InvalidRequest(f"node {link.peer}: sent no proper state of the guest") from exc

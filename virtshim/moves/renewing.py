@@ -18,7 +18,7 @@ from virtshim.moves.receiving import ReceiveVm
 from virtshim.moves.restoring import RestoreVm, continuing
 from virtshim.moves.saving import SaveVm, saved_exit
 from virtshim.moves.sending import Departures
-from virtshim.moves.values import Departure, SavedState
+from virtshim.moves.values import SavedState
 from virtshim.system.live import Live
 
 log = structlog.get_logger(__name__)
@@ -116,9 +116,14 @@ class VmStates:
     receiving: ReceiveVm
     departures: Departures
 
+    def is_elsewhere(self, container: Container) -> bool:
+        """Whether its guest has moved away, or has not arrived yet."""
+        has_moved = container.status.moved_to or self.departures.has_left(container)
+        return bool(has_moved) or self.receiving.awaits(container)
+
     def finish_leftover(self, container: Container) -> None:
         """Finishes a save, restore or move that another process began. Does nothing if this process is at it."""
-        if container.status.moved_to:
+        if container.status.moved_to or self.departures.has_left(container):
             self.departures.finish(container)
         elif container.status.renewing:
             self.renewing.finish_leftover(container)
@@ -134,17 +139,19 @@ class VmStates:
         for vm in self.restoring.vms.all():
             users = [one for one in containers.values() if one.spec.pod_disk == vm.disk and one.is_running]
             for one in users:
-                if vm.departure is not None:
-                    self._agree_moved(one, vm.departure, rebooted=rebooted)
+                if vm.departure is not None and vm.has_left:
+                    if not one.status.moved_to:
+                        self.restoring.records.containers.replace(one.moved(vm.departure.node))
                 elif vm.saved is not None:
                     self._agree(one, vm.saved, rebooted=rebooted)
+            if vm.has_left:
+                self._drop_disk(vm.disk)
 
-    def _agree_moved(self, container: Container, departure: Departure, *, rebooted: bool) -> None:
-        if not container.status.moved_to:
-            self.restoring.records.containers.replace(container.moved(departure.node))
-        self.departures.finish(container)
-        if rebooted:  # its pod's network is gone
-            self.saving.exits.record_if_ended(container.id, "the node was restarted")
+    def _drop_disk(self, disk: str) -> None:
+        try:
+            self.departures.drop_disk(disk)
+        except ShimError as exc:  # the next start repeats it
+            log.warning("vm.disk.not_dropped", disk=disk, error=str(exc))
 
     def _agree(self, container: Container, state: SavedState, *, rebooted: bool) -> None:
         records = self.restoring.records.containers

@@ -28,7 +28,7 @@ from virtshim.model.sandbox import owner_of
 from virtshim.model.vm import Power
 from virtshim.moves.fingerprints import Fingerprint
 from virtshim.moves.ports import SavedVms, StateVolumes
-from virtshim.moves.values import SavedLimits, SavedState, VmRecord
+from virtshim.moves.values import Arrival, SavedLimits, SavedState, VmRecord
 from virtshim.store.ports import Records
 from virtshim.system.clock import Clock
 from virtshim.system.live import Live
@@ -169,6 +169,9 @@ class SaveVm:
             self.vms.forget(disk)
             log.info("vm.forgotten", vm=vm.readable)
             return
+        if vm.arrival is not None:
+            self._forget_unless_used(vm, vm.arrival, is_used=is_used)
+            return
         if vm.saved is None:
             self.vms.discard(disk)
             return
@@ -185,6 +188,15 @@ class SaveVm:
                 self.vms.put(without)
             self.vms.discard(disk)
             log.info("vm.state.discarded", vm=vm.readable, saved_at=vm.saved.saved_at, used_up=is_used_up)
+
+    def _forget_unless_used(self, vm: VmRecord, arrival: Arrival, *, is_used: bool) -> None:
+        """Of a VM that did not arrive, nothing is here. The next pod that wants it asks for it again."""
+        if is_used or arrival.state is not None:
+            return
+        if vm.departure is not None:
+            self.vms.put(dataclasses.replace(vm, arrival=None))
+        else:
+            self.vms.forget(vm.disk)
 
     @contextlib.contextmanager
     def alone(self, container: ContainerId) -> Iterator[bool]:

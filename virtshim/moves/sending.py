@@ -34,7 +34,7 @@ from virtshim.model.errors import (
 from virtshim.model.layout import Layout, directories_of
 from virtshim.model.sandbox import owner_of, vm_disk_name
 from virtshim.model.text import escaped
-from virtshim.moves.disk_passes import DiskSender
+from virtshim.moves.disk_passes import DiskSender, closed_after
 from virtshim.moves.saving import SaveVm
 from virtshim.moves.values import Departure, SavedState, VmRecord, unsavable
 from virtshim.peers.ports import PeerLink
@@ -49,6 +49,8 @@ SYNC: Final = 60.0
 IDLE: Final = 20.0
 # Seconds for one pass over a disk, during which nothing of the memory is sent.
 LONGEST_PASS: Final = 600.0
+# Seconds for a guest's memory, and what is left of its disk. The guest stands still for the last part of this.
+_STANDS_STILL: Final = 300.0
 # Passes over a disk while the guest runs. They end as soon as one of them sent little: bytes.
 _PASSES: Final = 5
 _LITTLE: Final = 64 << 20
@@ -63,19 +65,26 @@ STATE: Final[TypeAdapter[tuple[SavedState]]] = TypeAdapter(tuple[SavedState])
 
 
 class AloneWithVm(Protocol):
-    def __call__(self, container: Container, act: Callable[[], None]) -> None:
-        """Calls `act`, while stops of the container wait, at most for their grace period."""
+    def __call__(self, container: Container, act: Callable[[], None], break_off: Callable[[], None]) -> None:
+        """Calls `act`, while stops of the container wait, at most for their grace period. `break_off`: makes `act` fail soon."""
 
 
 @dataclass(slots=True)
 class _Move:
-    """A move that is under way. `memory`: where its memory can be read, -1 before and after."""
+    """A move that is under way. `memory`: where its memory can be read, -1 before and after. `links`: those that it uses."""
 
     peer: str
+    links: list[PeerLink]
     memory: int = -1
+    broken: threading.Event = field(default_factory=threading.Event)
     taken: threading.Event = field(default_factory=threading.Event)
     sent: threading.Event = field(default_factory=threading.Event)
     error: ShimError | None = None
+
+    def break_off(self) -> None:
+        self.broken.set()
+        for link in self.links:
+            link.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +109,30 @@ class Departures:
                 saving.vms.put(vm)
                 raise
 
+    def has_left(self, container: Container) -> bool:
+        """Whether the container's guest is another node's, whatever the container's record says."""
+        vm = self.saving.vms.get(container.spec.pod_disk) if container.status.saving else None
+        return vm is not None and vm.has_left
+
     def finish(self, container: Container) -> None:
         """Ends QEMU, and removes the disk, which is older than the other node's. Another process may repeat it."""
         saving = self.saving
-        vm = saving.vm(container)
-        if vm.departure is None:
-            return
         with saving.locks.held(container.sandbox_id):
-            now = saving.records.containers.get(container.id)
-            if now is not None and now.is_running:
+            vm, now = saving.vm(container), saving.records.containers.get(container.id)
+            if vm.departure is not None and vm.has_left and now is not None and now.is_running:
                 if not now.status.moved_to:
                     saving.records.containers.replace(now.moved(vm.departure.node))
-                saving.hypervisor.destroy(container.domain_uuid, container.id)
-        self.disks.delete_pod_disks(owner_of(vm.disk))
-        log.info("vm.moved", container=container.id.short, vm=container.spec.vm, node=vm.departure.node)
+                if saving.hypervisor.power(container.domain_uuid).is_on:
+                    saving.hypervisor.destroy(container.domain_uuid, container.id)
+                    log.info("vm.moved", container=container.id.short, vm=vm.readable, node=vm.departure.node)
+        self.drop_disk(vm.disk)
+
+    def drop_disk(self, disk: str) -> None:
+        """Removes the disk of a VM that has left. The lock keeps the VM from coming back meanwhile, with another disk."""
+        with self.saving.locks.held_for_all(owner_of(disk)):
+            vm = self.saving.vms.get(disk)
+            if vm is not None and vm.has_left:
+                self.disks.delete_pod_disks(owner_of(disk))
 
 
 @dataclass(slots=True)
@@ -153,12 +172,13 @@ class SendVm:
 
     def outcome(self, link: PeerLink, asked: dict[str, Any]) -> None:
         """Whether a move counts. "no" is the last word: the move never counts later."""
-        vm, move = self._record(asked, may_be_gone=True), _text(asked, "move")
+        move = _text(asked, "move")
+        with self._lock:  # before the record is read: a move that ends in between has written it
+            is_under_way = move in self._moves
+        vm = self._record(asked, may_be_gone=True)
         if vm.departure is not None and vm.departure.move == move:
             link.send({"outcome": "yes" if vm.departure.node == link.peer else "no"}, ANSWER)
             return
-        with self._lock:
-            is_under_way = move in self._moves
         link.send({"outcome": "later" if is_under_way else "no"}, ANSWER)
 
     def memory(self, link: PeerLink, asked: dict[str, Any]) -> None:
@@ -168,6 +188,7 @@ class SendVm:
             if found is None or found.peer != link.peer or found.memory < 0 or found.taken.is_set():
                 raise NotFound("no such move waits for its memory to be taken")
             pipe = os.dup(found.memory)
+            found.links.append(link)
             found.taken.set()
         try:
             link.send_file(pipe, LONGEST_PASS)
@@ -185,24 +206,26 @@ class SendVm:
             raise InvalidRequest("a move has no proper name")
         vm = self._record(asked)
         container = self._running(vm)
-        self.alone(container, lambda: self._give(link, container, vm, move))
+        mine = _Move(link.peer, [link])
+        self.alone(container, lambda: self._give(link, container, vm, move, mine), mine.break_off)
 
     # --- below: the move
 
-    def _give(self, link: PeerLink, container: Container, vm: VmRecord, move: str) -> None:
+    def _give(self, link: PeerLink, container: Container, vm: VmRecord, move: str, mine: _Move) -> None:
         saving = self.saving
-        with saving.alone(container.id) as is_alone, self._under_way(move, link.peer) as mine:
+        with saving.alone(container.id) as is_alone, self._under_way(move, mine):
             if not is_alone:
                 raise Aborted(f"container {container.id.short} is being saved or moved already")
             self._refuse_unmovable(container)
             link.send(self._definition(container, vm), ANSWER)
             link.receive(QEMU_STARTS)
-            with self._root_disk(container) as disk:
+            with self._root_disk(container, mine) as disk:
                 self._first_passes(link, disk)
                 saving.begin(container)
                 try:
-                    self._send_rest(link, container, disk, mine)
-                    self._confirmed(link, container)
+                    with closed_after(_STANDS_STILL, link):
+                        self._send_rest(link, container, disk, mine)
+                        self._confirmed(link, container)
                     self.departures.commit(container, link.peer, move)
                 except BaseException:
                     with contextlib.suppress(ShimError):
@@ -223,12 +246,12 @@ class SendVm:
         }
 
     @contextlib.contextmanager
-    def _root_disk(self, container: Container) -> Iterator[DiskSender | None]:
+    def _root_disk(self, container: Container, mine: _Move) -> Iterator[DiskSender | None]:
         """None if it is on a volume, which the other node has, too."""
         if container.granted.root_volume is not None:
             yield None
             return
-        with contextlib.closing(DiskSender(self.layout.pod_disk(container.spec.pod_disk))) as disk:
+        with contextlib.closing(DiskSender(self.layout.pod_disk(container.spec.pod_disk), mine.broken)) as disk:
             yield disk
 
     def _first_passes(self, link: PeerLink, disk: DiskSender | None) -> None:
@@ -313,13 +336,17 @@ class SendVm:
             raise WrongState(f"QEMU cannot move virtual machine {spec.vm}: {escaped('; '.join(blockers), 400)}")
 
     @contextlib.contextmanager
-    def _under_way(self, move: str, peer: str) -> Iterator[_Move]:
+    def _under_way(self, move: str, mine: _Move) -> Iterator[None]:
         with self._lock:
             if move in self._moves:
                 raise Aborted("this move is under way already")
-            mine = self._moves[move] = _Move(peer)
+            self._moves[move] = mine
         try:
-            yield mine
+            yield
+        except BaseException:
+            for link in mine.links[1:]:  # whoever takes the memory gets no more of it; the first one is told why
+                link.close()
+            raise
         finally:
             with self._lock:
                 del self._moves[move]

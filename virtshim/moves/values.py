@@ -130,13 +130,18 @@ class VmRecord:
     volume: OnVolume = OnVolume()
     # What this node does not have of the VM, because it ran elsewhere. "" once a container's log says so.
     lost: str = ""
-    # Neither is set if the VM is here.
+    # Neither is set if the VM is here; both, while it is to come back.
     arrival: Arrival | None = None
     departure: Departure | None = None
 
     @property
     def is_here(self) -> bool:
         return self.arrival is None and self.departure is None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it is another node's, and no pod here has asked for it since."""
+        return self.departure is not None and self.arrival is None
 
     @property
     def readable(self) -> str:
@@ -156,6 +161,10 @@ class VmRecord:
     def forgotten(self) -> VmRecord:
         """Before the files are removed: what is left of them is older than any copy on a volume."""
         return dataclasses.replace(self, saved=None, volume=OnVolume(published_at=1))
+
+    def arrived(self, state: SavedState | None, *, lost: str) -> VmRecord:
+        """From now on it is here."""
+        return dataclasses.replace(self, arrival=None, departure=None, saved=state, lost=lost)
 
     def booted(self) -> VmRecord:
         """Without a state, and with nothing left to say about one."""

@@ -5,15 +5,17 @@ were plugged in), so that comes from the saved definition. What belongs to the c
 owner mark, the limits, the user, the disks' files, vmwrapper's environment. Paths of the earlier container become those of
 this one.
 
-The definition of another node is not trusted: a taken-over node must not get its peers to open files or devices. So nothing may
-be in it that the container's own definition does not have, except what only the guest sees.
+The definition of another node is not trusted: a taken-over node must not get its peers to open files or devices, or to run a
+QEMU that is not confined. So it must have all that the container's own definition has, at the same place, and nothing more,
+except what only the guest sees.
 """
 
 from __future__ import annotations
 
 import copy
-import posixpath
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Final
 from xml.etree.ElementTree import Element, SubElement
 
@@ -37,6 +39,7 @@ _OF_GUEST_ALONE: Final = frozenset(
         "address",
         "alias",
         "controller",
+        "cpu",
         "currentMemory",
         "feature",
         "memory",
@@ -46,8 +49,15 @@ _OF_GUEST_ALONE: Final = frozenset(
         "type",
         "vcpu",
         "vcpus",
+        "vendor",
     )
 )
+# Of a port that was plugged in. libvirt removes the file that it finds there, whatever that is.
+_PLUGGED: Final = re.compile(r"exec-[0-9]{1,3}\.sock")
+# What libvirt leaves out of a definition for another node, and adds there itself.
+_IMPLICIT: Final = frozenset({"audio", "input"})
+# What says how a disk may be used.
+_RIGHTS: Final = ("readonly", "shareable", "transient")
 
 
 def restored_xml(saved: str, own: str, moved: Mapping[str, str]) -> str:
@@ -73,7 +83,7 @@ def arriving_xml(theirs: str, own: str, moved: Mapping[str, str]) -> str:
     for place in _OF_NODE:
         for element, here in zip(result.iterfind(place), mine.iterfind(place), strict=False):
             element.text = here.text
-    _refuse_foreign(result, mine, tuple(moved.values()))
+    _refuse_foreign(result, mine)
     commandline = result.find("{*}commandline")
     if commandline is not None:
         for value in _INCOMING:
@@ -81,41 +91,57 @@ def arriving_xml(theirs: str, own: str, moved: Mapping[str, str]) -> str:
     return text_of(result)
 
 
-def _refuse_foreign(result: Element, mine: Element, directories: tuple[str, ...]) -> None:
-    """`directories`: those of the container's own files, where ports that were plugged in have their sockets."""
+def _refuse_foreign(result: Element, mine: Element) -> None:
     if result.get("type") != mine.get("type"):
         raise _foreign(f"the type {result.get('type')}")
-    own = {_features(element) for element in mine.iter()}
-    for element in result.iter():
-        if _features(element) not in own and not _is_of_guest(element, directories):
-            raise _foreign(f"<{element.tag}> {' '.join((*element.attrib.values(), element.text or ''))}")
-    for kind in {element.tag for element in mine.iterfind("devices/*")} - {"controller", "channel"}:
-        if len(result.findall(f"devices/{kind}")) > len(mine.findall(f"devices/{kind}")):
-            raise _foreign(f"more devices <{kind}>")
+    sockets = _sockets(mine)
+    has, own = Counter(_features(result)), Counter(_features(mine))
+    lacks = [one for one in own - has if one[0][-1] not in _IMPLICIT]
+    for path, attributes, text in [*(has - own), *lacks]:
+        if not _is_of_guest(path[-1], dict(attributes), text, sockets):
+            raise _foreign(f"<{path[-1]}> {' '.join((*(value for _, value in attributes), text))}")
+    rights = {_target(disk): _rights(disk) for disk in mine.iterfind("devices/disk")}
+    for disk in result.iterfind("devices/disk"):
+        if _rights(disk) != rights[_target(disk)]:
+            raise _foreign(f"other rights to the disk {_target(disk)}")
 
 
-def _features(element: Element) -> tuple[str, frozenset[tuple[str, str]], str]:
-    return element.tag, frozenset(element.attrib.items()), element.text or ""
+_Feature = tuple[tuple[str, ...], frozenset[tuple[str, str]], str]
 
 
-def _is_of_guest(element: Element, directories: tuple[str, ...]) -> bool:
-    values = [*element.attrib.values(), element.text or ""]
-    match element.tag:
+def _features(element: Element, above: tuple[str, ...] = ()) -> Iterator[_Feature]:
+    """Each element by its place, without the order."""
+    path = (*above, element.tag)
+    yield path, frozenset(element.attrib.items()), element.text or ""
+    for child in element:
+        yield from _features(child, path)
+
+
+def _rights(disk: Element) -> list[str]:
+    return [name for name in _RIGHTS if disk.find(name) is not None]
+
+
+def _sockets(mine: Element) -> str:
+    """The directory of the container's sockets, where ports that were plugged in have theirs."""
+    paths = [element.get("path", "") for element in mine.iterfind("devices/channel/source")]
+    return paths[0].rpartition("/")[0] if paths else ""
+
+
+def _is_of_guest(tag: str, attributes: Mapping[str, str], text: str, sockets: str) -> bool:
+    match tag:
         case "domain":
-            return set(element.keys()) <= {"id", "type"}
+            return attributes.keys() <= {"id", "type"}
         case "channel":
-            return element.attrib == {"type": "unix"}
+            return attributes == {"type": "unix"}
         case "source":
-            path = element.get("path", "")
-            return element.attrib == {"mode": "bind", "path": path} and _is_below(path, directories)
+            path = attributes.get("path", "")
+            directory, _, name = path.rpartition("/")
+            is_port = directory == sockets and _PLUGGED.fullmatch(name) is not None
+            return attributes == {"mode": "bind", "path": path} and is_port
         case tag if tag.endswith("}env"):
-            return element.get("name") in _OF_GUEST
+            return attributes.get("name") in _OF_GUEST
         case tag:
-            return tag in _OF_GUEST_ALONE and not any("/" in value for value in values)
-
-
-def _is_below(path: str, directories: tuple[str, ...]) -> bool:
-    return posixpath.normpath(path) == path and any(path.startswith(f"{one}/") for one in directories)
+            return tag in _OF_GUEST_ALONE and not any("/" in value for value in (*attributes.values(), text))
 
 
 def _foreign(what: str) -> WrongState:
@@ -154,7 +180,7 @@ def _moved(value: str, moved: Mapping[str, str]) -> str:
 
 def _refuse_larger(saved: Element, own: Element) -> None:
     """The pod's limits would end a guest that has more memory than they allow."""
-    has, may = (int(one.findtext("currentMemory") or one.findtext("memory") or 0) for one in (saved, own))
+    has, may = (_memory(one) for one in (saved, own))
     if has > may:
         raise WrongState(
             f"the saved guest has {has >> 10} MiB of memory, and the pod has {may >> 10} MiB; raise the pod's memory limit, or "
@@ -162,10 +188,20 @@ def _refuse_larger(saved: Element, own: Element) -> None:
         )
 
 
+def _memory(root: Element) -> int:
+    """KiB, as libvirt writes it."""
+    found = root.find("currentMemory")
+    found = root.find("memory") if found is None else found
+    text = "" if found is None else found.text or ""
+    if found is None or found.get("unit", "KiB") != "KiB" or not re.fullmatch("[0-9]{1,15}", text):
+        raise WrongState("the saved definition has no size of its memory in KiB")
+    return int(text)
+
+
 def _replace_all(result: Element, mine: Element, name: str) -> None:
     for element in result.findall(name):
         result.remove(element)
-    at = next(index for index, element in enumerate(result) if element.tag in _BEHIND)
+    at = next((index for index, element in enumerate(result) if element.tag in _BEHIND), 0)
     if name == "seclabel":
         at = len(result)
     for offset, element in enumerate(mine.findall(name)):

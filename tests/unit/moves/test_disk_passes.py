@@ -67,7 +67,7 @@ class Move:
         self.target.write_bytes(b"an earlier disk, which goes")
         there, back = Queue[Any](), Queue[Any]()
         self.ours, self.theirs = Link(there, back), Link(back, there)
-        self.sender, self.receiver = DiskSender(str(self.source)), DiskReceiver(str(self.target))
+        self.sender, self.receiver = DiskSender(str(self.source), threading.Event()), DiskReceiver(str(self.target))
 
     def one_pass(self) -> int:
         """The number of bytes that were sent."""

@@ -116,29 +116,100 @@ def test_a_saved_definition_that_names_files_by_entities_is_refused() -> None:
         restored_xml(hostile, definition(spec("two"), 2_000_002), MOVED)
 
 
-# --- a definition from another node
-
-
-def elsewhere(text: str = "") -> str:
-    """The running VM's definition on a node whose programs are elsewhere."""
-    return (text or saved()).replace("/usr/lib/virtshim/vmwrapper", "/opt/virtshim/vmwrapper")
+# --- a VM that is about to arrive from another node
 
 
 def arriving(theirs: str) -> etree._Element:
     return etree.fromstring(arriving_xml(theirs, definition(spec("two"), 2_000_002), MOVED).encode())
 
 
-def test_a_vm_that_arrives_waits_for_its_memory_with_the_programs_of_this_node() -> None:
-    root = arriving(elsewhere())
-    assert root.findtext("devices/emulator") == "/usr/lib/virtshim/vmwrapper"
-    assert [one.get("value") for one in root.iterfind("{*}commandline/{*}arg")] == ["-incoming", "defer"]
-    assert root.find("devices/channel/source[@path='/run/vm/two/exec-12.sock']") is not None
+def test_a_vm_of_another_node_waits_for_its_memory_in_an_emulator_of_this_node() -> None:
+    theirs = saved().replace("/usr/lib/virtshim/vmwrapper", "/opt/vmwrapper")
+    result = arriving(theirs)
+    assert result.findtext("devices/emulator") == "/usr/lib/virtshim/vmwrapper"
+    assert [one.get("value") for one in result.iterfind("{*}commandline/{*}arg")] == ["-incoming", "defer"]
+    assert result.find("devices/channel/source[@path='/run/vm/two/exec-12.sock']") is not None
+
+
+def test_devices_that_libvirt_adds_itself_may_be_missing() -> None:
+    own = definition(spec("two"), 2_000_002).replace(
+        "<devices>", '<devices><input type="mouse" bus="ps2"/><audio id="1" type="none"/>', 1
+    )
+    assert "incoming" in arriving_xml(saved(), own, MOVED)
+
+
+def test_a_vm_whose_cpu_libvirt_has_expanded_may_arrive() -> None:
+    root = etree.fromstring(saved().encode())
+    cpu = root.find("cpu")
+    for name in list(cpu.attrib):
+        del cpu.attrib[name]
+    cpu.attrib.update({"mode": "custom", "match": "exact", "check": "full"})
+    etree.SubElement(cpu, "model", fallback="forbid").text = "EPYC"
+    etree.SubElement(cpu, "vendor").text = "AMD"
+    etree.SubElement(cpu, "feature", policy="require", name="x2apic")
+    assert arriving(etree.tostring(root, encoding="unicode")).findtext("cpu/model") == "EPYC"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "devices/emulator",  # libvirt would run QEMU without vmwrapper, which confines it
+        "{*}commandline",  # vmwrapper would not know how to confine it
+        "devices/disk/readonly",
+        "devices/panic",
+    ],
+)
+def test_a_definition_of_another_node_that_lacks_something_is_refused(place: str) -> None:
+    root = etree.fromstring(saved().encode())
+    found = root.find(place)
+    found.getparent().remove(found)
+    with pytest.raises(WrongState, match="its pod on this node"):
+        arriving(etree.tostring(root, encoding="unicode"))
+
+
+def test_a_definition_of_another_node_cannot_have_its_parts_in_other_places() -> None:
+    root = etree.fromstring(saved().encode())
+    emulator = root.find("devices/emulator")
+    root.find("devices/disk").append(emulator)
+    with pytest.raises(WrongState, match="its pod on this node"):
+        arriving(etree.tostring(root, encoding="unicode"))
+
+
+def test_a_definition_of_another_node_cannot_make_another_disk_the_one_that_is_only_read() -> None:
+    root = etree.fromstring(saved().encode())
+    disks = root.findall("devices/disk")
+    disks[0].append(disks[1].find("readonly"))
+    with pytest.raises(WrongState, match="other rights to the disk"):
+        arriving(etree.tostring(root, encoding="unicode"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/state/vms/x/vm.json",  # libvirt would remove the file, as root
+        "/state/containers/two/record.json",
+        "/run/vm/two/../../vm.sock",
+        "/run/vm/two/agent.sock",
+        "/state/containers/two/exec-1.sock",
+    ],
+)
+def test_a_port_from_another_node_has_its_socket_beside_those_of_the_container(path: str) -> None:
+    directories = {**MOVED, "/state/vms/x": "/state/vms/x"}
+    theirs = saved().replace("/run/vm/one/exec-12.sock", path)
+    with pytest.raises(WrongState, match="its pod on this node does not have"):
+        arriving_xml(theirs, definition(spec("two"), 2_000_002), directories)
+
+
+@pytest.mark.parametrize("memory", ['<memory unit="GiB">1000</memory>', "<memory>much</memory>", ""])
+def test_a_definition_whose_memory_cannot_be_compared_is_refused(memory: str) -> None:
+    theirs = saved().replace('<memory unit="KiB">131072</memory>', memory)
+    assert theirs != saved()
+    with pytest.raises(WrongState, match="memory in KiB"):
+        arriving(theirs)
 
 
 def test_a_vm_that_has_arrived_is_saved_and_continued_like_any_other() -> None:
-    again = restored_xml(
-        etree.tostring(arriving(elsewhere()), encoding="unicode"), definition(spec("two"), 2_000_002), {}
-    )
+    again = restored_xml(etree.tostring(arriving(saved()), encoding="unicode"), definition(spec("two"), 2_000_002), {})
     assert "-incoming" not in again
 
 
@@ -175,7 +246,7 @@ HOSTILE = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_node_gets_nothing_into_the_definition(what: str) -> None:
     before, now = HOSTILE[what]
-    theirs = elsewhere()
+    theirs = saved()
     assert before in theirs, "the test changes something"
     try:
         root = arriving(theirs.replace(before, now, 1))
