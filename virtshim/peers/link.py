@@ -49,6 +49,17 @@ _CLASSES: Final = {
 _OF_CERTIFICATE: Final = ("CERT", "UNKNOWN_CA", "ACCESS_DENIED")
 
 
+# A node that is gone is noticed within 20 s, however long the wait for its next frame may be.
+_OPTIONS: Final = (
+    ((socket.IPPROTO_TCP, socket.TCP_NODELAY), 1),
+    ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 5),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 5),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 3),
+    ((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT), 20_000),
+)
+
+
 class TlsLink:
     """Implements `virtshim.peers.ports.PeerLink` on a connected socket, whose owner closes it. TLS works in memory, beside the
     socket: Python's own TLS socket makes two system calls for each 16 KiB, and sends plain text after its shutdown."""
@@ -65,7 +76,8 @@ class TlsLink:
     def handshake(self, timeout: float) -> dict[str, Any]:
         """Comes first. Returns the peer's verified certificate, and the caller sets `peer`. Raises OSError."""
         until = time.monotonic() + timeout
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option, value in _OPTIONS:
+            self._socket.setsockopt(*option, value)
         while True:
             try:
                 self._tls.do_handshake()
