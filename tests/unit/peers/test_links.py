@@ -20,7 +20,6 @@ from virtshim.model.errors import (
     ResourceExhausted,
     ShimError,
     Unavailable,
-    Unimplemented,
 )
 from virtshim.peers.client import PeerClient
 from virtshim.peers.ports import PeerLink
@@ -272,13 +271,6 @@ def test_the_first_message_chooses_the_operation(serve: Serve) -> None:
             link.send(first, WAIT)
             with pytest.raises(InvalidRequest, match=r"do: there is no operation .*; this node knows look, move"):
                 link.receive(WAIT)
-
-
-def test_a_node_without_operations_says_so(serve: Serve) -> None:
-    with serve(by_operation({})).connect("two", WAIT) as link:
-        link.send({"do": "move"}, WAIT)
-        with pytest.raises(Unimplemented, match="node two: "):
-            link.receive(WAIT)
 
 
 def test_a_node_that_is_down_is_unavailable_with_its_address_and_the_remedy(serve: Serve) -> None:

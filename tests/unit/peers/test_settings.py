@@ -7,7 +7,6 @@ from fakes.node_certificates import ClusterCa
 
 from virtshim.app.adapters import peer_files, peer_server
 from virtshim.config.settings import Settings
-from virtshim.model.errors import Unimplemented
 from virtshim.model.text import host_and_port
 from virtshim.peers.client import PeerClient
 from virtshim.system.live import Live
@@ -15,23 +14,22 @@ from virtshim.system.live import Live
 pytestmark = pytest.mark.outlive
 
 
-def test_a_node_with_certificate_and_address_serves_others_and_offers_no_operation_yet(ca: ClusterCa) -> None:
+def test_a_node_with_certificate_and_address_serves_others_with_its_operations(ca: ClusterCa) -> None:
     theirs = ca.node("two")
     table = {"listen": "127.0.0.1:0", "certificate": theirs.certificate, "key": theirs.key, "ca": theirs.ca}
     settings = Settings.model_validate({"peers": table})
     assert peer_files(settings) == theirs
-    server = peer_server(settings)
+    server = peer_server(settings, {"greet": lambda link, asked: link.send({"hello": asked["name"]}, 30)})
     server.start()
     client = PeerClient(ca.node("one"), Live({"two": f"127.0.0.1:{server.port}"}))
     with client.connect("two", 30) as link:
-        link.send({"do": "move"}, 30)
-        with pytest.raises(Unimplemented, match="node two: "):
-            link.receive(30)
+        link.send({"do": "greet", "name": "one"}, 30)
+        assert link.receive(30) == {"hello": "one"}
     server.close()
 
 
 def test_a_node_without_these_settings_starts_and_stops_all_the_same() -> None:
-    server = peer_server(Settings())
+    server = peer_server(Settings(), {})
     server.start()
     server.close()
 
