@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 
+import grpc
 import pytest
-from guest import BOOT
-from node import Node, free_cidr, state_key
+import uefi_disk
+from fakes.background import Background
+from guest import BOOT, ping
+from imageserver import serve_directory
+from node import VIRTSHIM, Node, free_cidr, state_key
 from podclient import PodClient, log_lines, wait_for_log, wait_until
-from test_outlive import COUNTER, Pods
+from test_outlive import COUNTER, DEBIAN_BOOT, ONLINE, Pods
+from test_uefi import RESETS
 
 from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.outlive]
 
 VM = {"virtshim.io/vm": "traveller"}
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 @pytest.fixture
@@ -45,7 +52,7 @@ def test_a_running_guest_moves_to_another_node_and_back(cri, node, image_url, th
     here.next(VM)
     here.start()
     wait_for_log(here.log, "count-3", BOOT)
-    boot = here.run("cat", "/proc/sys/kernel/random/boot_id")
+    boot = here.run("cat", BOOT_ID)
     here.run("sh", "-c", "echo in-memory-only > /tmp/note; echo on-disk > /root/note; sync")
 
     away = Pods(client, other, f"{image_url}/guest.qcow2", "traveller", **options)
@@ -53,7 +60,7 @@ def test_a_running_guest_moves_to_another_node_and_back(cri, node, image_url, th
     away.start()
     reached = int(log_lines(here.log)[-1].removeprefix("count-"))
     wait_for_log(away.log, f"count-{reached + 4}", 120)
-    assert away.run("cat", "/proc/sys/kernel/random/boot_id") == boot
+    assert away.run("cat", BOOT_ID) == boot
     assert away.run("cat", "/tmp/note", "/root/note") == "in-memory-only\non-disk\n"
     assert not node.qemu_pids()
     assert cri.status(here.container).state == pb.CONTAINER_RUNNING
@@ -66,3 +73,97 @@ def test_a_running_guest_moves_to_another_node_and_back(cri, node, image_url, th
     wait_until(lambda: client.status(away.container).state == pb.CONTAINER_EXITED, 60, "the command ends")
     assert client.status(away.container).exit_code == 5
     away.end()
+
+
+class Journey:
+    """A VM's pod on each of two nodes."""
+
+    def __init__(self, here: Pods, away: Pods, annotations: dict[str, str]) -> None:
+        self.here, self.away = here, away
+        self._annotations = annotations
+
+    def begin(self) -> str:
+        """Returns the boot id, once the agent answers."""
+        self.here.next(self._annotations)
+        self.here.start()
+        return self.here.run("cat", BOOT_ID)
+
+    def go(self, boot: str, patience: float = 120) -> None:
+        self.away.next({**self._annotations, "virtshim.io/restore-from": "here"})
+        self.away.start()
+        wait_until(lambda: self._has_arrived(boot), patience, "the guest runs on the other node")
+        assert not self.here.node.qemu_pids()
+
+    def _has_arrived(self, boot: str) -> bool:
+        try:
+            return self.away.run("cat", BOOT_ID) == boot
+        except grpc.RpcError:
+            return False
+
+    def end(self) -> None:
+        self.here.remove()
+        for pods in (self.away, self.here):
+            pods.config.annotations["virtshim.io/vm"] = "traveller"
+        self.away.end()
+        command = [*VIRTSHIM, "vms", "rm", "--socket", self.here.node.socket, "default/traveller"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def journey(cri, node, there):
+    def make(image: str, annotations: dict[str, str], **options) -> Journey:
+        other, client = there
+        here, away = Pods(cri, node, image, "traveller", **options), Pods(client, other, image, "traveller", **options)
+        return Journey(here, away, {**VM, **annotations})
+
+    return make
+
+
+@pytest.mark.full
+def test_uefi_tpm_a_resize_and_plugged_ports_move_along(guest_image, tmp_path, journey):
+    uefi_disk.make(guest_image, tmp_path / "uefi.qcow2")
+    more = {
+        "virtshim.io/firmware": "uefi",
+        "virtshim.io/tpm": "true",
+        "virtshim.io/max-vcpus": "3",
+        "virtshim.io/max-memory": "384Mi",
+        "virtshim.io/exec-ports": "2",
+    }
+    with serve_directory(tmp_path) as url:
+        trip = journey(f"{url.removeprefix('http://')}/uefi.qcow2", more, memory=256 << 20)
+    boot = trip.begin()
+    here = trip.here
+    resources = pb.LinuxContainerResources(memory_limit_in_bytes=320 << 20, cpu_quota=200_000, cpu_period=100_000)
+    request = pb.UpdateContainerResourcesRequest(container_id=here.container, linux=resources)
+    here.cri.runtime.UpdateContainerResources(request, timeout=60)
+    at_once = [Background(lambda: here.run("sleep", "3")) for _ in range(3)]  # more than it has ports
+    for one in at_once:
+        one.done()
+    resets, processors = here.run("sh", "-c", RESETS), here.run("sh", "-c", f"{ONLINE}; nproc")
+    trip.away.options["memory"] = 320 << 20  # as the pod's template has it by then
+    trip.go(boot)
+    assert trip.away.run("sh", "-c", RESETS) == resets, "the TPM was not reset"
+    assert trip.away.run("nproc") == processors == "2\n"
+    trip.end()
+
+
+@pytest.mark.full
+@pytest.mark.debian
+@pytest.mark.timeout(2 * DEBIAN_BOOT)
+def test_a_busy_debian_moves_with_its_disk_and_gets_the_new_address(image_url, journey):
+    once = {"VirtletCloudInitUserData": 'runcmd: ["echo ran >> /var/lib/boots"]\n'}
+    trip = journey(f"{image_url}/debian.qcow2", once, memory=512 << 20)
+    boot = trip.begin()
+    wait = "until [ -e /run/cloud-init/result.json ]; do sleep 0.5; done"
+    assert trip.here.cri.exec_sync(trip.here.container, "sh", "-c", wait, timeout=DEBIAN_BOOT).exit_code == 0
+    write = "dd if=/dev/urandom of=/var/tmp/busy bs=1M count=4 conv=fsync; sleep 0.2"
+    busy = f"(while :; do {write}; done) >/dev/null 2>&1 </dev/null &"
+    trip.here.run("sh", "-c", busy)
+    trip.go(boot, 600)
+    assert trip.away.run("cat", "/var/lib/boots") == "ran\n"
+    wait_until(
+        lambda: ping(trip.away.cri.pod_status(trip.away.pod).network.ip), 120, "Debian has the new pod's address"
+    )
+    assert trip.away.run("sh", "-c", "cmp /var/tmp/busy /var/tmp/busy && dmesg | grep -c 'I/O error' || true") == "0\n"
+    trip.end()
