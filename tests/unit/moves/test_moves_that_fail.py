@@ -263,6 +263,34 @@ def test_a_container_that_is_stopped_before_all_is_written_leaves_the_guest_wher
     assert there.power(new) is not Power.RUNNING
 
 
+def test_an_operator_cannot_take_a_guest_that_runs_on_on_the_other_node(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    here.cut = lambda way, told: (way == "receive" and "arrived" in told) or told.get("do") == "outcome"
+    there.world.start(new)
+    eventually(lambda: there.vm.arrival.state is not None and runs_on(here, old))
+    there.restart()
+    here.cut = lambda way, told: False
+    with pytest.raises(WrongState, match="node here answers, and runs"):
+        there.world.app.receiving.take("default", "db", "vm")
+    assert there.power(new) is not Power.RUNNING
+
+
+def test_an_operator_takes_a_guest_whose_other_node_is_gone(nodes):
+    here, there = nodes
+    here.run(DISK_BYTES)
+    new = expected(there)
+    here.cut = lambda way, told: told.get("outcome") == "yes" or told.get("do") == "outcome"
+    there.world.start(new)
+    eventually(lambda: here.vm.departure is not None and there.vm.arrival.state is not None)
+    here.stop_serving()
+    there.restart()
+    assert there.power(new) is Power.PAUSED
+    there.world.app.receiving.take("default", "db", "vm")
+    assert there.power(new) is Power.RUNNING
+
+
 def test_other_pods_do_not_wait_for_a_node_that_is_slow_to_answer(nodes):
     here, there = nodes
     here.run(DISK_BYTES)
