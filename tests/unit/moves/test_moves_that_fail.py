@@ -17,6 +17,7 @@ from fakes.waiting import eventually
 
 from virtshim.model.container import ContainerPhase
 from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted, WrongState
+from virtshim.model.sandbox import vm_disk_name
 from virtshim.model.vm import Power
 from virtshim.peers.ports import PeerLink
 
@@ -185,6 +186,25 @@ def test_a_stop_breaks_off_a_move_that_takes_long_and_the_guest_shuts_down(nodes
     ended = here.world.container(old).exit
     assert ended is not None
     assert (ended.code, ended.message) == (143, "the guest shut down because the container was stopped")
+
+
+def test_more_moves_to_a_node_than_it_has_connections_for_are_refused_before_they_begin(nodes):
+    here, there = nodes
+    names = ("a", "b", "c")
+    for number, name in enumerate(names):
+        disk = Path(here.world.settings.layout().pod_disk(vm_disk_name("default", name, "vm")))
+        here.world.start(here.world.create(here.pod(number, {"virtshim.io/vm": name})))
+        disk.write_bytes(DISK_BYTES)
+    with contextlib.ExitStack() as links:
+        asked = []
+        for number, name in enumerate(names):
+            link = links.enter_context(there.world.outside.peers.connect("here", 5))
+            link.send({"do": "move", "move": f"{number:032}", **NAME, "vm": name}, 5)
+            asked.append(link)
+        assert asked[0].receive(10)["definition"]
+        assert asked[1].receive(10)["definition"]
+        with pytest.raises(ResourceExhausted, match="2 virtual machines are moving to node there already"):
+            asked[2].receive(10)
 
 
 # --- the other node
