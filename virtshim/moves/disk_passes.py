@@ -42,7 +42,11 @@ class DiskSender:
         size = os.fstat(self._file).st_size
         if size > _BLOCK * _MOST_BLOCKS:
             raise ResourceExhausted(f"the root disk has {size} bytes, and {_BLOCK * _MOST_BLOCKS} can be moved at most")
-        blocks = [number for number, data in self._blocks(range(-(-size // _BLOCK))) if self._is_new(number, data)]
+        count = -(-size // _BLOCK)
+        self._sums = {
+            number: found for number, found in self._sums.items() if number < count
+        }  # the rest was cut off there
+        blocks = [number for number, data in self._blocks(range(count)) if self._is_new(number, data)]
         link.send({"size": size, "blocks": blocks}, timeout)
         patience = timeout + len(blocks) * _BLOCK / _SLOWEST
         with (
@@ -102,8 +106,7 @@ class DiskReceiver:
                 data = source.read(_BLOCK)
                 if len(data) < _BLOCK:
                     return  # the link has broken, and says so
-                at = number * _BLOCK
-                os.pwrite(self._file, data[: size - at], at)
+                _write_at(self._file, data[: size - number * _BLOCK], number * _BLOCK)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -144,6 +147,14 @@ def _write(pipe: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(pipe, left) :]
+
+
+def _write_at(file: int, data: bytes, at: int) -> None:
+    """All of it: a file system that is about to be full takes a part without an error."""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(file, left, at)
+        left, at = left[written:], at + written
 
 
 class _PipeThread(threading.Thread):

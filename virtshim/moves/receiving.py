@@ -33,6 +33,7 @@ from virtshim.model.errors import (
     InternalError,
     InvalidRequest,
     NotFound,
+    PermissionRefused,
     ShimError,
     Unavailable,
     WrongState,
@@ -244,7 +245,7 @@ class ReceiveVm:
             self._decide(container, vm, vm.arrival)
 
     def take(self, namespace: str, name: str, container: str) -> Outcome:
-        """For an operator who knows that the other node is gone."""
+        """For an operator who knows that the other node is gone. Refused if that node answers that it has the guest."""
         disk = vm_disk_name(namespace, name, container)
         vm = self.vms.get(disk)
         if vm is None or vm.arrival is None:
@@ -253,6 +254,9 @@ class ReceiveVm:
             raise WrongState(
                 f"not all of virtual machine {vm.readable} is on this node: it runs on node {vm.arrival.node}, or is lost with it"
             )
+        with contextlib.suppress(Unavailable, PermissionRefused, NotFound):
+            if not self._counts(vm, vm.arrival):
+                raise WrongState(f"node {vm.arrival.node} answers, and runs virtual machine {vm.readable}")
         for one in self.restoring.records.containers.all():
             if one.spec.pod_disk == disk and one.is_running:
                 self._take(one)

@@ -28,6 +28,7 @@ from virtshim.model.errors import (
     InternalError,
     InvalidRequest,
     NotFound,
+    ResourceExhausted,
     ShimError,
     WrongState,
 )
@@ -51,6 +52,8 @@ IDLE: Final = 20.0
 LONGEST_PASS: Final = 600.0
 # Seconds for a guest's memory, and what is left of its disk. The guest stands still for the last part of this.
 _STANDS_STILL: Final = 300.0
+# Moves to one node: each has two of the connections that a node may have here, so more would break each other off.
+_MOST_AT_ONCE: Final = 2
 # Passes over a disk while the guest runs. They end as soon as one of them sent little: bytes.
 _PASSES: Final = 5
 _LITTLE: Final = 64 << 20
@@ -340,6 +343,10 @@ class SendVm:
         with self._lock:
             if move in self._moves:
                 raise Aborted("this move is under way already")
+            if sum(one.peer == mine.peer for one in self._moves.values()) >= _MOST_AT_ONCE:
+                raise ResourceExhausted(
+                    f"{_MOST_AT_ONCE} virtual machines are moving to node {mine.peer} already; wait until one has arrived"
+                )
             self._moves[move] = mine
         try:
             yield

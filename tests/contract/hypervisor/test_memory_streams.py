@@ -7,6 +7,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from contract.hypervisor.worlds import WAIT_LIMIT, A, World
@@ -78,6 +79,18 @@ def test_a_guest_whose_memory_was_sent_in_vain_runs_on(world: World) -> None:
         eventually(lambda: world.streams.state(domain, A).stopped)
         world.streams.cancel(domain, A)
     eventually(lambda: world.hypervisor.power(domain).power is Power.RUNNING)
+
+
+def test_a_guest_whose_memory_was_sent_in_vain_can_be_saved(world: World, tmp_path: Path) -> None:
+    domain = world.running()
+    with collected(lambda pipe: world.streams.send(domain, A, pipe)):
+        eventually(lambda: world.streams.state(domain, A).stopped)
+        world.streams.cancel(domain, A)
+    eventually(lambda: world.hypervisor.power(domain).power is Power.RUNNING)
+    world.pausing.pause(domain, A)
+    world.pausing.save_memory(domain, str(tmp_path / "memory"), 60.0, A)
+    world.pausing.resume(domain, A)
+    assert (tmp_path / "memory").stat().st_size
 
 
 def test_a_guest_that_was_sent_to_the_end_can_run_on_too(world: World) -> None:

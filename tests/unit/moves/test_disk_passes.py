@@ -156,3 +156,20 @@ def test_a_link_that_breaks_is_the_error(move):
     move.ours.refuse(Unavailable("node other: closed the connection"))
     with pytest.raises(Unavailable):
         move.receiver.receive(move.theirs, {"size": 2 * MIB, "blocks": [0, 1]}, 10)
+
+
+def test_a_disk_that_shrinks_and_has_its_content_again_arrives_as_it_is(move):
+    content = move.source.read_bytes()
+    move.one_pass()
+    os.truncate(move.source, MIB // 2)
+    move.one_pass()
+    move.source.write_bytes(content)
+    move.one_pass()
+    assert move.target.read_bytes() == content
+
+
+def test_a_block_of_which_a_full_file_system_takes_a_part_arrives_whole(move, monkeypatch):
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, bytes(data)[:300_000], at))
+    move.one_pass()
+    assert move.target.read_bytes() == move.source.read_bytes()

@@ -17,6 +17,7 @@ from fakes.waiting import eventually
 
 from virtshim.model.container import ContainerPhase
 from virtshim.model.errors import InternalError, InvalidRequest, ResourceExhausted, WrongState
+from virtshim.model.sandbox import vm_disk_name
 from virtshim.model.vm import Power
 from virtshim.peers.ports import PeerLink
 
@@ -187,6 +188,25 @@ def test_a_stop_breaks_off_a_move_that_takes_long_and_the_guest_shuts_down(nodes
     assert (ended.code, ended.message) == (143, "the guest shut down because the container was stopped")
 
 
+def test_more_moves_to_a_node_than_it_has_connections_for_are_refused_before_they_begin(nodes):
+    here, there = nodes
+    names = ("a", "b", "c")
+    for number, name in enumerate(names):
+        disk = Path(here.world.settings.layout().pod_disk(vm_disk_name("default", name, "vm")))
+        here.world.start(here.world.create(here.pod(number, {"virtshim.io/vm": name})))
+        disk.write_bytes(DISK_BYTES)
+    with contextlib.ExitStack() as links:
+        asked = []
+        for number, name in enumerate(names):
+            link = links.enter_context(there.world.outside.peers.connect("here", 5))
+            link.send({"do": "move", "move": f"{number:032}", **NAME, "vm": name}, 5)
+            asked.append(link)
+        assert asked[0].receive(10)["definition"]
+        assert asked[1].receive(10)["definition"]
+        with pytest.raises(ResourceExhausted, match="2 virtual machines are moving to node there already"):
+            asked[2].receive(10)
+
+
 # --- the other node
 
 
@@ -261,6 +281,34 @@ def test_a_container_that_is_stopped_before_all_is_written_leaves_the_guest_wher
     gate.open()
     eventually(lambda: runs_on(here, old))
     assert there.power(new) is not Power.RUNNING
+
+
+def test_an_operator_cannot_take_a_guest_that_runs_on_on_the_other_node(nodes):
+    here, there = nodes
+    old = here.run(DISK_BYTES)
+    new = expected(there)
+    here.cut = lambda way, told: (way == "receive" and "arrived" in told) or told.get("do") == "outcome"
+    there.world.start(new)
+    eventually(lambda: there.vm.arrival.state is not None and runs_on(here, old))
+    there.restart()
+    here.cut = lambda way, told: False
+    with pytest.raises(WrongState, match="node here answers, and runs"):
+        there.world.app.receiving.take("default", "db", "vm")
+    assert there.power(new) is not Power.RUNNING
+
+
+def test_an_operator_takes_a_guest_whose_other_node_is_gone(nodes):
+    here, there = nodes
+    here.run(DISK_BYTES)
+    new = expected(there)
+    here.cut = lambda way, told: told.get("outcome") == "yes" or told.get("do") == "outcome"
+    there.world.start(new)
+    eventually(lambda: here.vm.departure is not None and there.vm.arrival.state is not None)
+    here.stop_serving()
+    there.restart()
+    assert there.power(new) is Power.PAUSED
+    there.world.app.receiving.take("default", "db", "vm")
+    assert there.power(new) is Power.RUNNING
 
 
 def test_other_pods_do_not_wait_for_a_node_that_is_slow_to_answer(nodes):
