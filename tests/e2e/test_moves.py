@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
 import grpc
@@ -11,7 +10,7 @@ import uefi_disk
 from fakes.background import Background
 from guest import BOOT, ping
 from imageserver import serve_directory
-from node import VIRTSHIM, Node, free_cidr, state_key
+from node import Node, free_cidr, state_key
 from podclient import PodClient, log_lines, wait_for_log, wait_until
 from test_outlive import COUNTER, DEBIAN_BOOT, ONLINE, Pods
 from test_uefi import RESETS
@@ -39,46 +38,19 @@ def there(node, node_root, peer_nodes) -> Iterator[tuple[Node, PodClient]]:
         other.down()
 
 
-def test_a_running_guest_moves_to_another_node_and_back(cri, node, image_url, there):
-    other, client = there
-    options = {
-        "command": (
-            "/bin/sh",
-            "-c",
-            f"{COUNTER.replace('while sleep 1', 'while sleep 1 && [ ! -e /tmp/end ]')}; exit 5",
-        )
-    }
-    here = Pods(cri, node, f"{image_url}/guest.qcow2", "traveller", **options)
-    here.next(VM)
-    here.start()
-    wait_for_log(here.log, "count-3", BOOT)
-    boot = here.run("cat", BOOT_ID)
-    here.run("sh", "-c", "echo in-memory-only > /tmp/note; echo on-disk > /root/note; sync")
-
-    away = Pods(client, other, f"{image_url}/guest.qcow2", "traveller", **options)
-    away.next({**VM, "virtshim.io/restore-from": "here"})
-    away.start()
-    reached = int(log_lines(here.log)[-1].removeprefix("count-"))
-    wait_for_log(away.log, f"count-{reached + 4}", 120)
-    assert away.run("cat", BOOT_ID) == boot
-    assert away.run("cat", "/tmp/note", "/root/note") == "in-memory-only\non-disk\n"
-    assert not node.qemu_pids()
-    assert cri.status(here.container).state == pb.CONTAINER_RUNNING
-    wait_until(other.qemu_pids, 1, "QEMU runs there")
-    here.cri.stop(here.container, 30)
-    status = cri.status(here.container)
-    assert (status.exit_code, status.reason) == (143, "Moved"), status
-    here.remove()
-    away.run("touch", "/tmp/end")
-    wait_until(lambda: client.status(away.container).state == pb.CONTAINER_EXITED, 60, "the command ends")
-    assert client.status(away.container).exit_code == 5
-    away.end()
+class Traveller(Pods):
+    def has(self, boot: str) -> bool:
+        """Whether the guest runs here."""
+        try:
+            return self.run("cat", BOOT_ID) == boot
+        except grpc.RpcError:
+            return False
 
 
 class Journey:
     """A VM's pod on each of two nodes."""
 
-    def __init__(self, here: Pods, away: Pods, annotations: dict[str, str]) -> None:
+    def __init__(self, here: Traveller, away: Traveller, annotations: dict[str, str]) -> None:
         self.here, self.away = here, away
         self._annotations = annotations
 
@@ -91,33 +63,55 @@ class Journey:
     def go(self, boot: str, patience: float = 120) -> None:
         self.away.next({**self._annotations, "virtshim.io/restore-from": "here"})
         self.away.start()
-        wait_until(lambda: self._has_arrived(boot), patience, "the guest runs on the other node")
+        wait_until(lambda: self.away.has(boot), patience, "the guest runs on the other node")
         assert not self.here.node.qemu_pids()
 
-    def _has_arrived(self, boot: str) -> bool:
-        try:
-            return self.away.run("cat", BOOT_ID) == boot
-        except grpc.RpcError:
-            return False
-
     def end(self) -> None:
-        self.here.remove()
-        for pods in (self.away, self.here):
-            pods.config.annotations["virtshim.io/vm"] = "traveller"
         self.away.end()
-        command = [*VIRTSHIM, "vms", "rm", "--socket", self.here.node.socket, "default/traveller"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        self.here.end()
 
 
 @pytest.fixture
 def journey(cri, node, there):
     def make(image: str, annotations: dict[str, str], **options) -> Journey:
         other, client = there
-        here, away = Pods(cri, node, image, "traveller", **options), Pods(client, other, image, "traveller", **options)
+        here, away = (
+            Traveller(cri, node, image, "traveller", **options),
+            Traveller(client, other, image, "traveller", **options),
+        )
         return Journey(here, away, {**VM, **annotations})
 
     return make
+
+
+def test_a_running_guest_moves_to_another_node_and_back(image_url, journey):
+    until = f"{COUNTER.replace('while sleep 1', 'while sleep 1 && [ ! -e /tmp/end ]')}; exit 5"
+    trip = journey(f"{image_url}/guest.qcow2", {}, command=("/bin/sh", "-c", until))
+    boot = trip.begin()
+    here, away = trip.here, trip.away
+    wait_for_log(here.log, "count-3", BOOT)
+    here.run("sh", "-c", "echo in-memory-only > /tmp/note; echo on-disk > /root/note; sync")
+    trip.go(boot)
+    reached = int(log_lines(here.log)[-1].removeprefix("count-"))
+    wait_for_log(away.log, f"count-{reached + 4}", 60)
+    first = next(int(line.removeprefix("count-")) for line in log_lines(away.log) if line.startswith("count-"))
+    assert first == reached + 1, "no output is lost or doubled"
+    assert away.run("cat", "/tmp/note", "/root/note") == "in-memory-only\non-disk\n"
+    wait_until(lambda: ping(away.cri.pod_status(away.pod).network.ip), 60, "the guest has the new pod's address")
+    assert here.cri.status(here.container).state == pb.CONTAINER_RUNNING
+    here.cri.stop(here.container, 30)
+    status = here.cri.status(here.container)
+    assert (status.exit_code, status.reason) == (143, "Moved"), status
+    here.remove()
+
+    here.next({**VM, "virtshim.io/restore-from": "there"})
+    here.start()
+    wait_until(lambda: here.has(boot), 120, "the guest is back")
+    assert here.run("cat", "/tmp/note", "/root/note") == "in-memory-only\non-disk\n"
+    here.run("touch", "/tmp/end")
+    wait_until(lambda: here.cri.status(here.container).state == pb.CONTAINER_EXITED, 60, "the command ends")
+    assert here.cri.status(here.container).exit_code == 5
+    trip.end()
 
 
 @pytest.mark.full
