@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 from tapmanager import protocol
 from vmwrapper import __main__ as wrapper
 from vmwrapper import bundle
+from vmwrapper.confine import kernel, seccomp
 
 SANDBOX = "ab" * 32
 KEY = "cd" * 32
@@ -260,6 +262,53 @@ def test_python_parses_no_literals_of_the_modules(program: str) -> None:
     assert len(text) < 200_000
 
 
+def test_qemu_is_confined_while_tapmanager_works(
+    program: str, qemu: str, tapmanager: Callable[..., Tapmanager]
+) -> None:
+    seen: list[str] = []
+
+    def slow(conn: socket.socket, request: dict[str, object]) -> None:
+        pid, _, _ = struct.unpack("3i", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        until = time.monotonic() + 10
+        while "NoNewPrivs:\t1" not in Path(f"/proc/{pid}/status").read_text() and time.monotonic() < until:
+            os.sched_yield()
+        seen.append(Path(f"/proc/{pid}/status").read_text())
+        taps(conn, request)
+
+    there = tapmanager(slow)
+    env = {"VIRTSHIM_SANDBOX": SANDBOX, "VIRTSHIM_FETCH_KEY": KEY, "VIRTSHIM_TAPMANAGER": there.path}
+    done = run(program, ARGS, VIRTSHIM_EMULATOR=qemu, VIRTSHIM_CONFINE="seccomp", **env)
+    assert done.returncode == 0, done.stderr
+    assert "NoNewPrivs:\t1" in seen[0]
+
+
+def test_a_vm_that_cannot_be_confined_does_not_start_and_does_not_ask_again(
+    program: str, qemu: str, tapmanager: Callable[..., Tapmanager]
+) -> None:
+    def without_prctl() -> None:
+        kernel.forbid_new_privileges()
+        seccomp.install(seccomp.program((157,), {}))
+
+    there = tapmanager(hangs_up)
+    env = {"VIRTSHIM_SANDBOX": SANDBOX, "VIRTSHIM_FETCH_KEY": KEY, "VIRTSHIM_TAPMANAGER": there.path}
+    done = subprocess.run(
+        [program, *ARGS],
+        env={"PATH": "/usr/bin:/bin", "VIRTSHIM_EMULATOR": qemu, "VIRTSHIM_CONFINE": "landlock,seccomp", **env},
+        capture_output=True, text=True, timeout=30, check=False, preexec_fn=without_prctl,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, len(there.requests)) == (1, "", 1)
+    assert done.stderr.endswith(
+        "QEMU cannot be confined: Operation not permitted; see libvirt.confine in virtshim's config\n"
+    )
+
+
+def test_a_confined_process_may_reach_tapmanager_again(program: str, tapmanager: Callable[..., Tapmanager]) -> None:
+    there = tapmanager(hangs_up, taps)
+    env = {"VIRTSHIM_SANDBOX": SANDBOX, "VIRTSHIM_FETCH_KEY": KEY, "VIRTSHIM_TAPMANAGER": there.path}
+    done = run(program, ARGS, VIRTSHIM_EMULATOR="/bin/true", VIRTSHIM_CONFINE="landlock,seccomp", **env)
+    assert (len(there.requests), done.stderr) == (2, "")
+
+
 def test_a_malformed_json_answer_is_reported_in_one_line(
     program: str, qemu: str, tapmanager: Callable[..., Tapmanager]
 ) -> None:
@@ -291,6 +340,7 @@ def test_vmwrapper_imports_only_a_few_fast_modules(program: str) -> None:
         "json.decoder",
         "re",
         "enum",
+        "select",
         "selectors",
         "collections",
         "contextlib",
