@@ -92,11 +92,9 @@ class TapHandover:
         Raises TapmanagerError (not-found) for an unknown sandbox."""
         placement = dataclasses.replace(placement, open_until=_since_boot() + _START_TIME, taken_by="")
         with self._locks.holding(sandbox, until):
-            entry = self._ledger.read(sandbox)
-            if entry is None:
+            if self._ledger.read(sandbox) is None:
                 raise TapmanagerError("not-found", f"sandbox {sandbox} has no network; delete the pod to recreate it")
-            # The record need not survive a power cut, which also ends the QEMU.
-            self._ledger.write(dataclasses.replace(entry, placement=placement), survives_power_cuts=False)
+            self._ledger.place(sandbox, placement)
             self._vm_uids[sandbox] = placement.uid
 
     def disarm(self, sandbox: str, until: float) -> None:
@@ -104,8 +102,7 @@ class TapHandover:
         with self._locks.holding(sandbox, until):
             entry = self._ledger.read(sandbox)
             if entry is not None and entry.placement.open_until:
-                closed = dataclasses.replace(entry.placement, open_until=0)
-                self._ledger.write(dataclasses.replace(entry, placement=closed), survives_power_cuts=False)
+                self._ledger.place(sandbox, dataclasses.replace(entry.placement, open_until=0))
 
     @property
     def vm_uids(self) -> frozenset[int]:
@@ -123,9 +120,9 @@ class TapHandover:
         if placement.taken_by or _since_boot() >= placement.open_until:
             why = "is not open: its key is good for one start by virtshim"
             raise TapmanagerError("permission", f"the network of sandbox {entry.pod.sandbox} {why}")
-        taken = dataclasses.replace(entry, placement=dataclasses.replace(placement, taken_by=process))
-        self._ledger.write(taken, survives_power_cuts=False)
-        return taken
+        taken = dataclasses.replace(placement, taken_by=process)
+        self._ledger.place(entry.pod.sandbox, taken)
+        return dataclasses.replace(entry, placement=taken)
 
     def _unlocked(self, sandbox: str, key: str) -> Entry:
         entry = self._ledger.read(sandbox)

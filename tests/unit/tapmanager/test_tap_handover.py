@@ -39,7 +39,7 @@ def nic(number: int, *, many: bool) -> Nic:
 class World:
     def __init__(self, folder: Path) -> None:
         self.vhost = FakeVhostNet()
-        self.ledger = Ledger(str(folder))
+        self.ledger = Ledger(str(folder), f"{folder}-placements")
         self.ledger.prepare()
         self.taps = TapHandover(self.ledger, KeyedLocks(), os.geteuid(), self.vhost)  # type: ignore[arg-type]
         self.given: list[int] = []
