@@ -40,6 +40,7 @@ _MODULES = {
     "vmwrapper.calls": "vmwrapper.calls",
     "vmwrapper.__main__": "vmwrapper.__main__",
 }
+_OLDEST_PYTHON = (3, 10)
 _PACKAGES = ("tapmanager", "vmwrapper", "vmwrapper.confine")
 _SCRIPT = """\
 #!/usr/bin/python3 -IS
@@ -57,6 +58,9 @@ SOURCES = {sources!r}
 if COMPILED_FOR == MAGIC_NUMBER:
     CODE = marshal.loads(a2b_base64(COMPILED))
 else:
+    if sys.version_info < {oldest!r}:
+        sys.exit("virtshim vmwrapper: cannot start the virtual machine: /usr/bin/python3 is Python %d.%d, and vmwrapper needs "
+                 "Python {oldest[0]}.{oldest[1]} or newer" % sys.version_info[:2])
     import zlib
     CODE = marshal.loads(zlib.decompress(a2b_base64(SOURCES)))
 
@@ -85,12 +89,13 @@ main()
 """
 
 
-def build(magic: bytes = importlib.util.MAGIC_NUMBER) -> bytes:
-    """The whole file. `magic`: that of the Python for the compiled code."""
+def build(magic: bytes = importlib.util.MAGIC_NUMBER, oldest: tuple[int, int] = _OLDEST_PYTHON) -> bytes:
+    """The whole file. `magic`: that of the Python for the compiled code. `oldest`: the first Python that can run the sources."""
     sources = {name: _source(where) for name, where in _MODULES.items()}
     compiled = {name: compile(source, name, "exec", dont_inherit=True) for name, source in sources.items()}
     return _SCRIPT.format(
         magic=magic,
+        oldest=oldest,
         compiled=_text(_marshalled(compiled)),
         sources=_text(zlib.compress(_marshalled(sources))),
         packages=_PACKAGES,

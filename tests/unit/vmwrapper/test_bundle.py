@@ -255,6 +255,16 @@ def test_a_python_of_another_version_compiles_the_sources(
     assert "virtio-net-pci" in done.stdout, done.stderr
 
 
+def test_a_python_that_is_too_old_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "vmwrapper"
+    path.write_bytes(bundle.build(magic=b"\0\0\r\n", oldest=(3, 99)))
+    path.chmod(0o755)
+    done = run(str(path), [], VIRTSHIM_EMULATOR="/bin/true")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "/usr/bin/python3 is Python 3." in done.stderr
+    assert "needs Python 3.99 or newer" in done.stderr
+
+
 def test_python_parses_no_literals_of_the_modules(program: str) -> None:
     """At each start Python parses the whole file, and long literals with escapes take it longer than running the modules."""
     text = Path(program).read_text()
